@@ -7,7 +7,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use http::Response;
+use http::{HeaderName, HeaderValue, Response};
 use pin_project_lite::pin_project;
 
 use crate::{
@@ -38,6 +38,8 @@ pin_project! {
     {
         #[pin]
         state: State<F, B, E>,
+        // The key header of the request, if the response repeats it.
+        echo: Option<Box<(HeaderName, HeaderValue)>>,
     }
 }
 
@@ -60,6 +62,7 @@ impl<F, B: http_body::Body + 'static, E: 'static> ResponseFuture<F, B, E> {
     pub(crate) fn pass_through(inner: F, strip: bool) -> Self {
         Self {
             state: State::PassThrough { inner, strip },
+            echo: None,
         }
     }
 
@@ -68,13 +71,23 @@ impl<F, B: http_body::Body + 'static, E: 'static> ResponseFuture<F, B, E> {
             state: State::Rejected {
                 res: Some(Box::new(res)),
             },
+            echo: None,
         }
     }
 
     pub(crate) fn execution(execution: Detachable<Result<Response<Body<B>>, E>>) -> Self {
         Self {
             state: State::Execution { execution },
+            echo: None,
         }
+    }
+}
+
+impl<F, B: http_body::Body + 'static, E: 'static> ResponseFuture<F, B, E> {
+    /// Repeats this header in the response.
+    pub(crate) fn with_echo(mut self, echo: Option<(HeaderName, HeaderValue)>) -> Self {
+        self.echo = echo.map(Box::new);
+        self
     }
 }
 
@@ -87,19 +100,28 @@ where
     type Output = Result<Response<Body<B>>, E>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.project().state.project() {
+        let this = self.project();
+        let res = match this.state.project() {
             StateProj::PassThrough { inner, strip } => {
                 let mut res = ready!(inner.poll(cx))?;
                 if *strip {
                     strip_control_headers(res.headers_mut());
                 }
-                Poll::Ready(Ok(res.map(Body::original)))
+                return Poll::Ready(Ok(res.map(Body::original)));
             }
-            StateProj::Rejected { res } => Poll::Ready(Ok(*res
+            StateProj::Rejected { res } => Ok(*res
                 .take()
-                .expect("a future is not polled after it is ready"))),
-            StateProj::Execution { execution } => Pin::new(execution).poll(cx),
-        }
+                .expect("a future is not polled after it is ready")),
+            StateProj::Execution { execution } => ready!(Pin::new(execution).poll(cx)),
+        };
+        let Some(echo) = this.echo.take() else {
+            return Poll::Ready(res);
+        };
+        Poll::Ready(res.map(|mut res| {
+            let (name, line) = *echo;
+            res.headers_mut().insert(name, line);
+            res
+        }))
     }
 }
 

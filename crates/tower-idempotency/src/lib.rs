@@ -188,6 +188,7 @@ pub use self::{
     record::{NeedsAttention, RecordError, replayed_by_default},
     request::{
         fingerprint::{ACTING_HEADERS, FingerprintBy, original_path_and_query},
+        json_fingerprint::JsonFingerprint,
         key::{IDEMPOTENCY_KEY, IdempotencyKey, KeySyntax},
         principal::Principal,
         rules::{KeyReuse, KeyScope, MissingKey},

@@ -77,8 +77,9 @@ impl IdempotencyLayer {
     /// an ID, in their order. For [`Principal::credentials`](crate::Principal::credentials), the value is that of
     /// `Authorization`; use [`key_id`](Self::key_id) for other credentials.
     ///
-    /// The list is empty if the ID also depends on the host ([`with_host_in_scope`](Self::with_host_in_scope)) or on the
-    /// body ([`KeyReuse::Separate`](crate::KeyReuse::Separate)), or if no source takes that number of values.
+    /// The list is empty if the ID also depends on the host ([`with_host_in_scope`](Self::with_host_in_scope)), on the endpoint
+    /// ([`with_endpoint_in_scope`](Self::with_endpoint_in_scope)) or on the body
+    /// ([`KeyReuse::Separate`](crate::KeyReuse::Separate)), or if no source takes that number of values.
     ///
     /// # Errors
     ///
@@ -89,7 +90,8 @@ impl IdempotencyLayer {
             .key_rules
             .validate(key.to_owned())
             .map_err(key_error)?;
-        if rules.host_in_scope || rules.key_reuse == KeyReuse::Separate {
+        let is_of_request = rules.host_in_scope || rules.endpoint_in_scope;
+        if is_of_request || rules.key_reuse == KeyReuse::Separate {
             return Ok(Vec::new());
         }
         let mut scope = fingerprint::new_scope(rules.secret.as_ref(), &rules.namespace);

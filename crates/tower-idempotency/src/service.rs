@@ -17,6 +17,7 @@ use crate::{
         shared::Context,
     },
     future::ResponseFuture,
+    request::echoed_key,
     response::reject::into_response,
 };
 
@@ -63,12 +64,15 @@ where
             return ResponseFuture::pass_through(inner, !nested);
         }
         let (head, body) = req.into_parts();
+        let echo = echoed_key(&self.context.config.request, &head.headers);
         match admit(&self.context, &head) {
             Admission::PassThrough => {
                 let req = Request::from_parts(head, body);
                 ResponseFuture::pass_through(call_unchanged(&mut self.inner, req), !nested)
             }
-            Admission::Rejected(response) => ResponseFuture::rejected(into_response(*response)),
+            Admission::Rejected(response) => {
+                ResponseFuture::rejected(into_response(*response)).with_echo(echo)
+            }
             Admission::Execute(arrival) => {
                 // The service that is ready must be the one that is called. The clone becomes ready next time.
                 // https://docs.rs/tower/latest/tower/trait.Service.html#be-careful-when-cloning-inner-services
@@ -81,6 +85,7 @@ where
                     body,
                     arrival,
                 ))
+                .with_echo(echo)
             }
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! Tests without a socket run on a paused clock, so that no timeout passes because of a slow machine.
 
+mod acp;
 mod auto_traits;
 mod axum_and_hyper;
 mod bodies;

@@ -51,6 +51,7 @@ enum Shape {
     Problem,
     Stripe,
     Idempo,
+    Acp,
     Custom,
 }
 
@@ -181,15 +182,23 @@ fn table(preset: Preset) -> Row {
             error: Shape::Idempo,
             ..recommended
         },
+        Preset::Acp => Row {
+            syntax: table(Preset::Stripe).syntax,
+            methods: vec!["POST"],
+            missing_key: (400, 0),
+            error: Shape::Acp,
+            ..recommended
+        },
         other => panic!("a preset without a row: {other:?}"),
     }
 }
 
-const PRESETS: [Preset; 4] = [
+const PRESETS: [Preset; 5] = [
     Preset::Recommended,
     Preset::Ietf,
     Preset::Stripe,
     Preset::Idempo,
+    Preset::Acp,
 ];
 
 // ---- Observation of a layer ----
@@ -485,6 +494,10 @@ impl Layers {
                 assert!(body["error"]["message"].is_string());
                 Shape::Idempo
             }
+            Some("application/json") if body["type"] == "invalid_request" => {
+                assert_eq!(body["code"], "malformed_key");
+                Shape::Acp
+            }
             Some("application/json") => {
                 assert_eq!(body["error"]["type"], "idempotency_error");
                 Shape::Stripe
@@ -569,7 +582,7 @@ async fn recorded_statuses_match_column() {
     let all: Vec<u16> = (200..600).collect();
     for preset in PRESETS {
         let (highest, not): (u16, &[u16]) = match preset {
-            Preset::Recommended => (499, &[403, 408, 424, 425, 429]),
+            Preset::Recommended | Preset::Acp => (499, &[403, 408, 424, 425, 429]),
             Preset::Ietf => (599, &[408, 425, 429, 503]),
             Preset::Stripe => (599, &[403, 429]),
             _ => (499, &[425, 429]),

@@ -12,6 +12,7 @@ use crate::{
     record::replayed_by_default,
     request,
     request::fingerprint::FingerprintBy,
+    request::json_fingerprint::JsonFingerprint,
     request::key::{IDEMPOTENCY_KEY, KeyRules, KeySyntax},
     request::principal::Principal,
     request::rules::{KeyFrom, KeyReuse, MissingKey},
@@ -24,20 +25,22 @@ use crate::{
 
 /// Preset of the settings. Each setting can be changed afterwards.
 ///
-/// | setting | `Recommended` | `Ietf` | `Stripe` | `Idempo` |
-/// |---|---|---|---|---|
-/// | header | `Idempotency-Key` | same | same | the same, else `X-Idempotency-Key` |
-/// | [key syntax](KeySyntax) | `Lenient` | `Strict` | `Verbatim` | `Unquoted` |
-/// | key length in bytes | 1 to 255 | 1 to 1,024 | 1 to 255 | 1 or more |
-/// | methods | all but GET, HEAD, OPTIONS, TRACE, QUERY | POST, PATCH | POST | all but GET, HEAD, OPTIONS |
-/// | [principal](Principal) | all credentials | same | same | `Authorization` alone |
-/// | key of another request | 422 | 422 | 400 | a separate request |
-/// | duplicate during the execution | 409, `Retry-After: 1` | same | same | 429, `Retry-After: 2` |
-/// | recorded statuses | 2xx to 4xx but 403, 408, 424, 425, 429 and \[1\] | 2xx to 5xx but 408, 425, 429, 503 and \[1\] | all but 403, 429 and \[1\] | 2xx to 4xx but 425, 429 |
-/// | too large or streamed | tombstone | tombstone | tombstone | release |
-/// | retention | 24 h | 24 h | 24 h | 30 s |
-/// | replay marker | `Idempotent-Replayed: true` | none | as `Recommended` | none |
-/// | errors | problem+json | problem+json | `{"error":{..}}` | `{"ok":false,"error":{..}}` |
+/// | setting | `Recommended` | `Ietf` | `Stripe` | `Idempo` | `Acp` |
+/// |---|---|---|---|---|---|
+/// | header | `Idempotency-Key` | same | same | the same, else `X-Idempotency-Key` | the same, and in each response |
+/// | [key syntax](KeySyntax) | `Lenient` | `Strict` | `Verbatim` | `Unquoted` | `Verbatim` |
+/// | key length in bytes | 1 to 255 | 1 to 1,024 | 1 to 255 | 1 or more | 1 to 255 |
+/// | request without a key | as without the layer | same | same | same | 400 |
+/// | methods | all but GET, HEAD, OPTIONS, TRACE, QUERY | POST, PATCH | POST | all but GET, HEAD, OPTIONS | POST |
+/// | body of a retry | the same bytes | same | same | same | the same JSON, numbers by value |
+/// | [principal](Principal) | all credentials | same | same | `Authorization` alone | as `Recommended`; also the endpoint |
+/// | key of another request | 422 | 422 | 400 | a separate request | 422 |
+/// | duplicate during the execution | 409, `Retry-After: 1` | same | same | 429, `Retry-After: 2` | as `Recommended` |
+/// | recorded statuses | 2xx to 4xx but 403, 408, 424, 425, 429 and \[1\] | 2xx to 5xx but 408, 425, 429, 503 and \[1\] | all but 403, 429 and \[1\] | 2xx to 4xx but 425, 429 | as `Recommended` |
+/// | too large or streamed | tombstone | tombstone | tombstone | release | tombstone |
+/// | retention | 24 h | 24 h | 24 h | 30 s | 24 h |
+/// | replay marker | `Idempotent-Replayed: true` | none | as `Recommended` | none | as `Recommended` |
+/// | errors | problem+json | problem+json | `{"error":{..}}` | `{"ok":false,"error":{..}}` | `{"type":.., "code":.., "message":..}` |
 ///
 /// \[1\]: 401, 406, 407, 411, 412, 413, 415, 416, 417, 421, 423, 426, 428 and 431, which reject the form of a request. No
 /// preset records 307 and 308. The [setter](crate::IdempotencyLayer::with_recorded_statuses) gives the reasons.
@@ -63,6 +66,18 @@ pub enum Preset {
     Stripe,
     /// Settings of the Ruby gem idempo.
     Idempo,
+    /// Settings that agents of the Agentic Commerce Protocol expect: section 6 of its RFC "Agentic Checkout" and section 5 of
+    /// "Delegate Payment", in the version of 2026-04-17.
+    ///
+    /// - A POST without a key gets 400 `idempotency_key_required`.
+    /// - A key belongs to its caller and its endpoint: on another path it is another key.
+    /// - Bodies are compared as JSON: `1.0` equals `1`, the order of members does not count, and `null` differs from an absent
+    ///   member.
+    /// - A duplicate during the execution gets 409 `idempotency_in_flight`, and another body gets 422 `idempotency_conflict`.
+    ///
+    /// Two settings are stricter than the protocol. A 4xx that a retry may correct, such as 429, is not recorded. The query, the
+    /// media type and the [`ACTING_HEADERS`](crate::ACTING_HEADERS) are part of the fingerprint.
+    Acp,
 }
 
 impl Preset {
@@ -72,6 +87,7 @@ impl Preset {
             Self::Ietf => ietf(),
             Self::Stripe => stripe(),
             Self::Idempo => idempo(),
+            Self::Acp => acp(),
         }
     }
 }
@@ -101,9 +117,11 @@ fn recommended() -> Config {
             },
             key_check: None,
             missing_key: MissingKey::PassThrough,
+            echo_key: false,
             namespace: Arc::from(""),
             secret: None,
             host_in_scope: false,
+            endpoint_in_scope: false,
             principal: Principal::credentials(),
             fingerprint: FingerprintBy::raw_body(),
             key_reuse: KeyReuse::Refuse(StatusCode::UNPROCESSABLE_ENTITY),
@@ -235,6 +253,31 @@ fn idempo() -> Config {
         execution: execution::rules::Rules {
             concurrent_requests: ConcurrentRequests::TooManyRequests,
             ..base.execution
+        },
+        ..base
+    }
+}
+
+fn acp() -> Config {
+    let base = recommended();
+    let by = JsonFingerprint::new().numbers_by_value();
+    Config {
+        request: request::rules::Rules {
+            methods: Arc::new(|method| method == Method::POST),
+            key_rules: KeyRules {
+                syntax: KeySyntax::Verbatim,
+                min: 1,
+                max: 255,
+            },
+            missing_key: MissingKey::Reject,
+            echo_key: true,
+            endpoint_in_scope: true,
+            fingerprint: FingerprintBy::json(by),
+            ..base.request
+        },
+        response: response::rules::Rules {
+            error_response: ErrorResponse::Custom(Arc::new(problem::acp)),
+            ..base.response
         },
         ..base
     }

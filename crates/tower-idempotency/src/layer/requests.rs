@@ -159,6 +159,17 @@ impl IdempotencyLayer {
     pub fn with_missing_key(self, missing: MissingKey) -> Self {
         self.set(|config| config.request.missing_key = missing)
     }
+
+    /// Sets whether responses repeat the header that carried the key, as the Agentic Commerce Protocol demands. Default: `false`.
+    ///
+    /// The line is repeated as the client sent it, in first responses, replays and errors of the layer, unless the key is
+    /// malformed. It replaces a header of the same name that the handler has set.
+    ///
+    /// A key is a secret of its caller: with `true`, logs of response headers and caches between client and service see it
+    /// too.
+    pub fn with_key_echo(self, echo: bool) -> Self {
+        self.set(|config| config.request.echo_key = echo)
+    }
 }
 
 /// Fingerprint and principal: which requests are the same request.
@@ -237,6 +248,17 @@ impl IdempotencyLayer {
     /// ```
     pub fn with_host_in_scope(self, host_in_scope: bool) -> Self {
         self.set(|config| config.request.host_in_scope = host_in_scope)
+    }
+
+    /// Sets whether the endpoint of the request, its method and path, is part of the scope of its key. Default: `false`.
+    ///
+    /// The same key on two endpoints is then two operations, and both execute. Without it, the second one gets 422 `key-reused`.
+    /// The path is the one that the client sent, byte for byte and without the query. So `/pay` and `/pay/` are two endpoints,
+    /// even if one handler serves both: a client that retries under the other path executes again.
+    ///
+    /// If you change it, no record is found any more: retries execute again.
+    pub fn with_endpoint_in_scope(self, endpoint_in_scope: bool) -> Self {
+        self.set(|config| config.request.endpoint_in_scope = endpoint_in_scope)
     }
 
     /// Sets the parts of a request that form its fingerprint. Default: [`FingerprintBy::raw_body`].

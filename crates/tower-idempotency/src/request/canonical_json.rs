@@ -3,18 +3,22 @@
 use std::borrow::Cow;
 
 use serde::de::IgnoredAny;
+use smallvec::SmallVec;
+
+use crate::request::json_fingerprint::{JsonFingerprint, Token};
 
 /// Returns the canonical form of a JSON document.
 ///
 /// Two documents have the same form exactly if they differ only in white space, in the order of members and in the escapes
-/// of strings. Numbers keep their spelling: `1` is not `1.0`.
+/// of strings. Numbers keep their spelling, unless `by` compares their values. Members that `by` leaves out do not count.
 ///
-/// Returns `None` if the bytes are not JSON, exceed a limit, name a member twice or contain half a surrogate pair. The caller
-/// then uses the bytes themselves.
+/// Returns `None` if the bytes are not JSON, exceed a limit, name a member twice or contain half a surrogate pair. Names that
+/// differ only in their letter case count as one: parsers of some languages ignore the case, and the last member wins there.
+/// The caller then uses the bytes themselves.
 ///
 /// The form is not JSON, and a client may send the same bytes as a body. A digest must therefore include which of the two
 /// it contains.
-pub(crate) fn canonical_form(bytes: &[u8]) -> Option<Vec<u8>> {
+pub(crate) fn canonical_form(bytes: &[u8], by: &JsonFingerprint) -> Option<Vec<u8>> {
     if bytes.len() > MAX_BYTES {
         return None;
     }
@@ -24,7 +28,13 @@ pub(crate) fn canonical_form(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut outline = Outline::default();
     outline.add(text, 0, MAX_DEPTH)?;
     let mut form = Vec::with_capacity(bytes.len() + bytes.len() / 4);
-    outline.write(text, Position::default(), &mut form)?;
+    let left_out = by.pointers().iter().map(|pointer| &**pointer).collect();
+    let writer = Writer {
+        text,
+        outline: &outline,
+        numbers_by_value: by.is_by_value(),
+    };
+    writer.write(Position::default(), &left_out, &mut form)?;
     Some(form)
 }
 
@@ -97,10 +107,7 @@ impl<'a> Outline<'a> {
         }
 
         self.open[first..].sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        if self.open[first..]
-            .windows(2)
-            .any(|pair| pair[0].name == pair[1].name)
-        {
+        if has_duplicates(&self.open[first..]) {
             return None;
         }
         let start = u32::try_from(self.members.len()).ok()?;
@@ -118,41 +125,65 @@ impl<'a> Outline<'a> {
             objects: u32::try_from(self.objects.len()).ok()?,
         })
     }
+}
 
-    /// Writes the value at `from`. Returns the position after the value.
+/// The rests of the pointers whose first tokens lead to a value.
+type Pointers<'a> = SmallVec<[&'a [Token]; 2]>;
+
+/// Returns the rests of the pointers after a step, or `None` if one of them ends there.
+fn step<'a>(pointers: &Pointers<'a>, is_step: impl Fn(&Token) -> bool) -> Option<Pointers<'a>> {
+    let mut rests = Pointers::new();
+    for pointer in pointers {
+        match pointer.split_first() {
+            Some((token, [])) if is_step(token) => return None,
+            Some((token, rest)) if is_step(token) => rests.push(rest),
+            Some(_) | None => {}
+        }
+    }
+    Some(rests)
+}
+
+/// Writes the form of a document whose outline is complete.
+struct Writer<'a> {
+    text: &'a str,
+    outline: &'a Outline<'a>,
+    numbers_by_value: bool,
+}
+
+impl Writer<'_> {
+    /// Writes the value at `from`, without the values at `left_out`. Returns the position after the value.
     ///
     /// The first byte of a value is its type. Strings and numbers continue with their length. Lists and objects end with a
-    /// byte that is not a type. So no two documents have the same form.
-    fn write(&self, text: &str, from: Position, form: &mut Vec<u8>) -> Option<Position> {
+    /// byte that is not a type. So no two documents have the same form, unless they differ in values that are left out. An item
+    /// that is left out leaves a byte: the others keep their places.
+    fn write(
+        &self,
+        from: Position,
+        left_out: &Pointers<'_>,
+        form: &mut Vec<u8>,
+    ) -> Option<Position> {
+        let text = self.text;
         let at = skip_whitespace(text, usize::try_from(from.at).ok()?);
         let end = match byte_at(text, at)? {
             b'{' => {
-                let object = self.objects.get(usize::try_from(from.objects).ok()?)?;
+                let object = self
+                    .outline
+                    .objects
+                    .get(usize::try_from(from.objects).ok()?)?;
                 let (start, end) = object.members;
                 let members = usize::try_from(start).ok()?..usize::try_from(end).ok()?;
                 form.push(b'{');
-                for member in self.members.get(members)? {
+                for member in self.outline.members.get(members)? {
+                    let Some(inside) = step(left_out, |token| token.is_member(&member.name)) else {
+                        continue;
+                    };
                     write_bytes(b'"', member.name.as_bytes(), form);
-                    self.write(text, member.value, form)?;
+                    self.write(member.value, &inside, form)?;
                 }
                 form.push(b'}');
                 return Some(object.end);
             }
-            b'[' => {
-                form.push(b'[');
-                let mut position = Position {
-                    at: u32::try_from(skip_whitespace(text, at + 1)).ok()?,
-                    ..from
-                };
-                while byte_at(text, usize::try_from(position.at).ok()?)? != b']' {
-                    position = self.write(text, position, form)?;
-                    let next = skip_separator(text, usize::try_from(position.at).ok()?)?;
-                    position.at = u32::try_from(next).ok()?;
-                }
-                form.push(b']');
-                position.at += 1;
-                return Some(position);
-            }
+            b'[' => return self.write_list(at, from, left_out, form),
             b'"' => {
                 let end = string_end(text, at)?;
                 write_bytes(b'"', unescape(&text[at..end])?.as_bytes(), form);
@@ -164,7 +195,12 @@ impl<'a> Outline<'a> {
             }
             _ => {
                 let end = scalar_end(text, at)?;
-                write_bytes(b'#', text.as_bytes().get(at..end)?, form);
+                let number = text.get(at..end)?;
+                if self.numbers_by_value {
+                    write_bytes(b'#', number::value(number)?.as_bytes(), form);
+                } else {
+                    write_bytes(b'#', number.as_bytes(), form);
+                }
                 end
             }
         };
@@ -173,6 +209,59 @@ impl<'a> Outline<'a> {
             ..from
         })
     }
+
+    fn write_list(
+        &self,
+        at: usize,
+        from: Position,
+        left_out: &Pointers<'_>,
+        form: &mut Vec<u8>,
+    ) -> Option<Position> {
+        let text = self.text;
+        form.push(b'[');
+        let mut position = Position {
+            at: u32::try_from(skip_whitespace(text, at + 1)).ok()?,
+            ..from
+        };
+        let mut index = 0;
+        while byte_at(text, usize::try_from(position.at).ok()?)? != b']' {
+            let written = form.len();
+            let inside = step(left_out, |token| token.is_item(index));
+            position = self.write(position, inside.as_ref().unwrap_or(&Pointers::new()), form)?;
+            if inside.is_none() {
+                form.truncate(written);
+                form.push(LEFT_OUT);
+            }
+            let next = skip_separator(text, usize::try_from(position.at).ok()?)?;
+            position.at = u32::try_from(next).ok()?;
+            index += 1;
+        }
+        form.push(b']');
+        position.at += 1;
+        Some(position)
+    }
+}
+
+/// The form of an item that is left out.
+const LEFT_OUT: u8 = b'-';
+
+/// Returns `true` if two of the sorted members have the same name, or names that differ only in their letter case.
+fn has_duplicates(members: &[Member<'_>]) -> bool {
+    if members.windows(2).any(|pair| pair[0].name == pair[1].name) {
+        return true;
+    }
+    let has_case = |byte: u8| byte.is_ascii_uppercase() || !byte.is_ascii();
+    if !members
+        .iter()
+        .any(|member| member.name.bytes().any(has_case))
+    {
+        return false;
+    }
+    // Both ways: the long s and the Kelvin sign are equal to s and k in one of them alone.
+    let fold = |member: &Member<'_>| member.name.to_uppercase().to_lowercase();
+    let mut folded: Vec<String> = members.iter().map(fold).collect();
+    folded.sort_unstable();
+    folded.windows(2).any(|pair| pair[0] == pair[1])
 }
 
 fn write_bytes(tag: u8, bytes: &[u8], form: &mut Vec<u8>) {
@@ -243,7 +332,11 @@ const MAX_BYTES: usize = 1024 * 1024;
 /// Deepest nesting of arrays and objects. Each level takes space on the stack.
 const MAX_DEPTH: usize = 64;
 
+mod number;
+
 #[cfg(test)]
 mod fuzz;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod value_tests;

@@ -7,6 +7,7 @@ use http::{HeaderName, HeaderValue, Uri, header, request, uri::Authority};
 use crate::{
     digest::{EntryId, FieldDigest, Secret, VERSION},
     request::credentials::add_header,
+    request::json_fingerprint::JsonFingerprint,
     request::key::RequestKey,
     request::{canonical_json, multipart},
     store::{Fingerprint, KeyId},
@@ -40,7 +41,7 @@ pub struct FingerprintBy {
 enum FingerprintMethod {
     RawBody,
     HeadOnly,
-    CanonicalJson,
+    Json(JsonFingerprint),
     Multipart,
     Custom(Arc<CustomFn>),
 }
@@ -120,11 +121,20 @@ impl FingerprintBy {
     ///
     /// Numbers keep their spelling: `1` is not `1.0`. The bytes of the body are used if:
     /// - its media type or its syntax is not that of JSON;
-    /// - it names a member twice;
+    /// - it names a member twice, or in two letter cases;
     /// - it is nested deeper than 64 levels or longer than 1 MiB.
     #[must_use]
     pub fn canonical_json() -> Self {
-        Self::with_method(FingerprintMethod::CanonicalJson)
+        Self::json(JsonFingerprint::new())
+    }
+
+    /// Like [`canonical_json`](Self::canonical_json), with numbers by value or without some members, as `by` says.
+    ///
+    /// The bytes of the body are used in the same cases. With numbers by value, they are also used if a power of ten does not
+    /// fit into 64 bits.
+    #[must_use]
+    pub fn json(by: JsonFingerprint) -> Self {
+        Self::with_method(FingerprintMethod::Json(by))
     }
 
     /// Like [`raw_body`](Self::raw_body), but ignores the boundary of a `multipart/form-data` body (RFC 7578).
@@ -191,6 +201,30 @@ impl FingerprintBy {
         }
     }
 
+    /// Returns the name of the part that the body has in the fingerprint, for policies.
+    pub(crate) fn body_name(&self) -> &'static str {
+        match &self.method {
+            FingerprintMethod::RawBody => "bytes",
+            FingerprintMethod::HeadOnly => "none",
+            FingerprintMethod::Json(_) => "json",
+            FingerprintMethod::Multipart => "form",
+            FingerprintMethod::Custom(_) => "service",
+        }
+    }
+
+    /// Returns the comparison of JSON bodies.
+    pub(crate) fn json_comparison(&self) -> Option<&JsonFingerprint> {
+        match &self.method {
+            FingerprintMethod::Json(by) => Some(by),
+            _ => None,
+        }
+    }
+
+    /// Returns the headers that count.
+    pub(crate) fn headers(&self) -> &[HeaderName] {
+        &self.headers
+    }
+
     /// Returns `true` if the body is not a part of the fingerprint.
     pub(crate) const fn is_head_only(&self) -> bool {
         matches!(self.method, FingerprintMethod::HeadOnly)
@@ -223,17 +257,20 @@ impl FingerprintBy {
             hash.field(b"rewritten").field(path.as_bytes());
         }
         self.add_headers(head, &mut hash);
-        match self.method {
+        match &self.method {
             FingerprintMethod::RawBody => hash.field(b"raw").field(body),
             FingerprintMethod::HeadOnly => hash.field(b"head"),
-            FingerprintMethod::CanonicalJson => {
+            FingerprintMethod::Json(by) => {
                 let is_json = media_type.is_some_and(|media_type| {
                     media_type.ends_with("/json") || media_type.ends_with("+json")
                 });
                 match is_json
-                    .then(|| canonical_json::canonical_form(body))
+                    .then(|| canonical_json::canonical_form(body, by))
                     .flatten()
                 {
+                    Some(canonical) if by.is_by_value() => {
+                        hash.field(b"json by value").field(&canonical)
+                    }
                     Some(canonical) => hash.field(b"json").field(&canonical),
                     None => hash.field(b"raw").field(body),
                 }
@@ -273,7 +310,7 @@ impl fmt::Debug for FingerprintBy {
         f.write_str(match &self.method {
             FingerprintMethod::RawBody => "raw_body",
             FingerprintMethod::HeadOnly => "head_only",
-            FingerprintMethod::CanonicalJson => "canonical_json",
+            FingerprintMethod::Json(_) => "canonical_json",
             FingerprintMethod::Multipart => "multipart",
             FingerprintMethod::Custom(_) => "custom",
         })
@@ -359,7 +396,7 @@ pub fn original_path_and_query(head: &request::Parts) -> &str {
 }
 
 /// Returns the URI that the client sent.
-fn original_uri(head: &request::Parts) -> &Uri {
+pub(super) fn original_uri(head: &request::Parts) -> &Uri {
     #[cfg(feature = "axum")]
     let uri = head
         .extensions

@@ -3,6 +3,7 @@
 pub(crate) mod canonical_json;
 mod credentials;
 pub(crate) mod fingerprint;
+pub(crate) mod json_fingerprint;
 pub(crate) mod key;
 mod multipart;
 pub(crate) mod principal;
@@ -12,13 +13,15 @@ pub(crate) mod rules;
 
 use std::borrow::Cow;
 
-use http::{HeaderMap, HeaderName, Method, Version, header, request};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header, request};
 
 use crate::{
     digest::{FieldDigest, ScopedKey, VERSION},
     error::{Error, ErrorKind},
     request::{
-        fingerprint::{entry_id, host, media_type, new_scope, original_path_and_query},
+        fingerprint::{
+            entry_id, host, media_type, new_scope, original_path_and_query, original_uri,
+        },
         key::{KeyError, RequestKey},
         principal::{Identity, PrincipalError},
         rules::{KeyFrom, KeyReuse, KeyScope, MissingKey, Rules},
@@ -51,6 +54,30 @@ pub(crate) fn has_key_header(rules: &Rules, headers: &HeaderMap) -> bool {
     }
 }
 
+/// Returns the line of the key header that the response repeats, or `None` if it repeats none. A key that the layer rejects is
+/// not repeated.
+pub(crate) fn echoed_key(rules: &Rules, headers: &HeaderMap) -> Option<(HeaderName, HeaderValue)> {
+    let KeyFrom::Header { name, alias } = &rules.key_from else {
+        return None;
+    };
+    if !rules.echo_key {
+        return None;
+    }
+    let name = [Some(name), alias.as_ref()]
+        .into_iter()
+        .flatten()
+        .find(|name| headers.contains_key(*name))?;
+    let mut lines = headers.get_all(name).iter();
+    let line = lines.next()?;
+    if lines.next().is_some() || rules.key_rules.parse(line.as_bytes()).is_err() {
+        return None;
+    }
+    let mut line = line.clone();
+    // Logs of the response must not contain it either.
+    line.set_sensitive(true);
+    Some((name.clone(), line))
+}
+
 /// Reason why the layer does not cover a request.
 #[derive(Clone, Copy)]
 pub(crate) enum PassReason {
@@ -74,22 +101,33 @@ impl PassReason {
     }
 }
 
+/// Returns `true` if the layer covers requests with this method.
+pub(crate) fn is_method_covered(rules: &Rules, method: &Method) -> bool {
+    // Independent of the settings: the response to HEAD has no body to record.
+    method != Method::HEAD
+        && (rules.methods)(method)
+        && !(method == Method::CONNECT && is_key_optional(rules))
+}
+
+/// Returns `true` if the client decides if its request is protected: the service neither demands nor makes the key.
+fn is_key_optional(rules: &Rules) -> bool {
+    rules.missing_key == MissingKey::PassThrough && matches!(rules.key_from, KeyFrom::Header { .. })
+}
+
 /// Returns the reason why the layer does not cover the request, or `None` if it does. The key is not considered.
 pub(crate) fn pass_reason(rules: &Rules, head: &request::Parts) -> Option<PassReason> {
-    // Independent of the settings: the response to HEAD has no body to record.
-    if head.method == Method::HEAD || !(rules.methods)(&head.method) {
+    let is_connect =
+        head.method == Method::CONNECT && is_key_optional(rules) && (rules.methods)(&head.method);
+    if !is_connect && !is_method_covered(rules, &head.method) {
         return Some(PassReason::Method);
     }
     if rules.skip.as_ref().is_some_and(|skip| skip(head)) {
         return Some(PassReason::Skip);
     }
-    // The service demands or makes the key. The client does not decide if its request is protected.
-    let is_key_optional = rules.missing_key == MissingKey::PassThrough
-        && matches!(rules.key_from, KeyFrom::Header { .. });
-    if !is_key_optional {
+    if !is_key_optional(rules) {
         return None;
     }
-    if head.method == Method::CONNECT {
+    if is_connect {
         return Some(PassReason::Connect);
     }
     if is_upgrade(head) {
@@ -204,7 +242,7 @@ pub(crate) fn key_error(error: KeyError) -> Error {
     }
 }
 
-fn missing_key(rules: &Rules) -> Error {
+pub(crate) fn missing_key(rules: &Rules) -> Error {
     let detail = match &rules.key_from {
         KeyFrom::Header { name, .. } => {
             format!("expected an idempotency key in the header {name}, found none").into()
@@ -241,6 +279,12 @@ pub(crate) fn scope_key(
     }
     if rules.host_in_scope {
         hash.field(b"host").field(&host(head));
+    }
+    if rules.endpoint_in_scope {
+        let path = original_uri(head).path();
+        hash.field(b"endpoint")
+            .field(head.method.as_str().as_bytes())
+            .field(path.as_bytes());
     }
     let id = entry_id(hash, key, rules.key_reuse == KeyReuse::Separate);
     Ok((ScopedKey { id, scope }, identity))

@@ -247,6 +247,42 @@ impl Principal {
         Self(vec![Source::Both(Arc::new((self, other)))])
     }
 
+    /// Returns the kinds of the sources, for policies.
+    pub(crate) fn kinds(&self) -> Vec<&'static str> {
+        let kind = |source: &Source| match source {
+            Source::Unscoped => "all",
+            Source::Credentials => "credentials",
+            Source::Header(_) => "header",
+            Source::Cookie(_) => "cookie",
+            Source::Extension(_) | Source::Custom(_) => "service",
+            Source::Both(_) => "both",
+        };
+        self.0.iter().map(kind).collect()
+    }
+
+    /// Returns `true` if a request may have no principal, and is then rejected.
+    pub(crate) fn can_be_missing(&self) -> bool {
+        let mut sources = self.0.iter();
+        let is_required =
+            |source: &Source| matches!(source, Source::Extension(_) | Source::Both(_));
+        !self
+            .0
+            .iter()
+            .any(|source| matches!(source, Source::Unscoped))
+            && sources.any(is_required)
+    }
+
+    /// Returns `true` if a request may name two principals in one header or cookie, and is then rejected.
+    pub(crate) fn can_be_ambiguous(&self) -> bool {
+        self.0.iter().any(|source| match source {
+            Source::Credentials | Source::Cookie(_) => true,
+            Source::Both(both) => both.0.can_be_ambiguous() || both.1.can_be_ambiguous(),
+            Source::Unscoped | Source::Header(_) | Source::Extension(_) | Source::Custom(_) => {
+                false
+            }
+        })
+    }
+
     /// Adds the principal of this request to the digest of its scope, to which the key is then added.
     pub(crate) fn add_to_scope(
         &self,

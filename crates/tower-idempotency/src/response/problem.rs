@@ -1,4 +1,6 @@
-//! Renders errors: RFC 9457 problem details, and the bodies of the `Stripe` and `Idempo` presets.
+//! Renders errors: RFC 9457 problem details, and the bodies of the presets `Stripe`, `Idempo` and `Acp`.
+
+use std::borrow::Cow;
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
@@ -61,6 +63,33 @@ pub(crate) fn stripe(error: &Error) -> Response<Bytes> {
 /// Renders the body that the Ruby gem idempo sends.
 pub(crate) fn idempo(error: &Error) -> Response<Bytes> {
     let body = json!({ "ok": false, "error": { "message": error.detail() } });
+    response(error, "application/json", body.to_string())
+}
+
+/// Renders the flat body of the Agentic Commerce Protocol (RFC "Agentic Checkout", section 6.4).
+///
+/// It has no other members: its schema permits none. The statuses 503 and 429 are temporary, and have its type for that.
+pub(crate) fn acp(error: &Error) -> Response<Bytes> {
+    let (error_type, code) = match error.kind() {
+        ErrorKind::MissingKey => ("invalid_request", Cow::Borrowed("idempotency_key_required")),
+        ErrorKind::InProgress => ("invalid_request", Cow::Borrowed("idempotency_in_flight")),
+        ErrorKind::KeyReused => ("invalid_request", Cow::Borrowed("idempotency_conflict")),
+        kind => {
+            let error_type = match kind {
+                ErrorKind::StoreUnavailable
+                | ErrorKind::Overloaded
+                | ErrorKind::Draining
+                | ErrorKind::CallerLimit => "service_unavailable",
+                ErrorKind::PrincipalMissing
+                | ErrorKind::UnfinishedTransaction
+                | ErrorKind::OutcomeUnknown
+                | ErrorKind::ResponseNotRetained => "processing_error",
+                _ => "invalid_request",
+            };
+            (error_type, Cow::Owned(kind.code().replace('-', "_")))
+        }
+    };
+    let body = json!({ "type": error_type, "code": code, "message": error.detail() });
     response(error, "application/json", body.to_string())
 }
 
@@ -134,6 +163,7 @@ mod tests {
         );
         insta::assert_snapshot!(text(&stripe(&error)), @r#"{"error":{"code":"key-reused","message":"the key was used with another request","type":"idempotency_error"}}"#);
         insta::assert_snapshot!(text(&idempo(&error)), @r#"{"error":{"message":"the key was used with another request"},"ok":false}"#);
+        insta::assert_snapshot!(text(&acp(&error)), @r#"{"code":"idempotency_conflict","message":"the key was used with another request","type":"invalid_request"}"#);
     }
 
     #[test]

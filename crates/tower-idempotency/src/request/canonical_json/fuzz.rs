@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    tests::{assert_different, assert_same},
+    tests::{assert_different, assert_same, canonical_form},
     *,
 };
 use crate::{

@@ -1,5 +1,10 @@
 use super::*;
 
+/// Returns the form with numbers by their spelling, and without pointers.
+pub(super) fn canonical_form(bytes: &[u8]) -> Option<Vec<u8>> {
+    super::canonical_form(bytes, &JsonFingerprint::new())
+}
+
 pub(super) fn form(text: &str) -> Option<Vec<u8>> {
     canonical_form(text.as_bytes())
 }

@@ -209,6 +209,11 @@ pub async fn read(res: Response) -> Answer {
     }
 }
 
+/// The examples of the guide to descriptions, which run as this crate's doc tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/guide/describing-the-api.md")]
+pub struct DescribingTheApi;
+
 /// The examples of the documents for people, which run as this crate's doc tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]

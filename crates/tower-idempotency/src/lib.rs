@@ -157,6 +157,7 @@ mod limits;
 pub mod metrics;
 mod operator;
 mod panics;
+pub mod policy;
 #[cfg(test)]
 mod random;
 #[cfg(feature = "rate")]
@@ -185,6 +186,7 @@ pub use self::{
     future::ResponseFuture,
     layer::IdempotencyLayer,
     lease::Lease,
+    policy::Policy,
     record::{NeedsAttention, RecordError, replayed_by_default},
     request::{
         fingerprint::{ACTING_HEADERS, FingerprintBy, original_path_and_query},

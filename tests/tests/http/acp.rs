@@ -155,7 +155,7 @@ async fn equal_json_is_same_request() {
 
 // S-952
 #[tokio::test(start_paused = true)]
-async fn duplicate_in_flight_is_told_when_to_retry() {
+async fn duplicate_in_flight_gets_retry_after() {
     bounded(async {
         let gate = Gate::shut();
         let held = gate.clone();

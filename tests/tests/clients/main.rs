@@ -3,6 +3,8 @@
 //! Each sends an order whose connection breaks while the handler runs, one whose response is lost, and one under a key of the
 //! caller that it uses again. Effects are counted at the handler.
 
+mod openapi;
+
 use std::{
     path::Path,
     process::{Command, Stdio},
@@ -146,13 +148,19 @@ fn program(interpreter: impl AsRef<std::ffi::OsStr>, name: &str) -> Command {
     command
 }
 
-/// Returns a program for Python with the SDK of Stripe and requests.
-fn python(name: &str) -> Command {
+/// Returns an interpreter of Python with the packages of the tests.
+fn python_interpreter() -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/python-clients");
     let script = script.to_str().expect("a path in UTF-8");
     let interpreter = run(script, [""; 0]);
     let interpreter = interpreter.unwrap_or_else(|error| panic!("stripe is needed: {error}"));
-    program(String::from_utf8(interpreter).expect("a path").trim(), name)
+    let interpreter = String::from_utf8(interpreter).expect("a path");
+    interpreter.trim().to_owned()
+}
+
+/// Returns a program for Python with the SDK of Stripe and requests.
+fn python(name: &str) -> Command {
+    program(python_interpreter(), name)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -143,23 +143,17 @@ impl Components {
             });
             headers.insert(marker.name.clone(), header);
         }
-        if let Some(name) = policy
-            .key
-            .header
-            .as_ref()
-            .filter(|_| policy.key.is_repeated)
-        {
-            let header = json!({
-                "description": "The key of the request.",
-                "schema": { "type": "string" },
-            });
-            headers.insert(name.clone(), header);
-        }
+        headers.extend(repeated_key(policy));
         headers
     }
 
     /// Returns the response for the errors of one status: a description, headers, and a body for each media type.
-    pub(super) fn error_response(&mut self, document: &Value, errors: &[&ErrorPolicy]) -> Value {
+    pub(super) fn error_response(
+        &mut self,
+        policy: &Policy,
+        document: &Value,
+        errors: &[&ErrorPolicy],
+    ) -> Value {
         let mut titles: Vec<&str> = errors.iter().map(|error| error.title).collect();
         titles.dedup();
         let mut response = json!({ "description": titles.join("; ") });
@@ -196,6 +190,9 @@ impl Components {
                 json!({ "type": "string" }),
             );
         }
+        if let Some((name, header)) = repeated_key(policy) {
+            response["headers"][name] = header;
+        }
         response
     }
 
@@ -218,6 +215,16 @@ impl Components {
         });
         self.refer(document, "schemas", "IdempotencyProblem", schema)
     }
+}
+
+/// Returns the header that repeats the key, if responses have it. An error about the key itself lacks it.
+fn repeated_key(policy: &Policy) -> Option<(String, Value)> {
+    let name = policy.key.header.as_ref()?;
+    let header = json!({
+        "description": "The key of the request.",
+        "schema": { "type": "string" },
+    });
+    policy.key.is_repeated.then(|| (name.clone(), header))
 }
 
 fn reference(section: &str, name: &str) -> Value {

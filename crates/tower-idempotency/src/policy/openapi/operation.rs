@@ -128,7 +128,7 @@ fn add_errors(
         by_status.entry(error.status).or_default().push(error);
     }
     for (status, errors) in by_status {
-        let response = components.error_response(document, &errors);
+        let response = components.error_response(policy, document, &errors);
         let (status, range) = (status.to_string(), format!("{}XX", status / 100));
         let existing = [&*status, &*range, "default"]
             .into_iter()

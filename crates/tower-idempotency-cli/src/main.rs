@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     // An error of the command line ends the process with 2.
     let cli = Cli::parse();
     let cli = match cli.command {
-        Command::Proxy(args) => return proxy::main(args, cli.global.store),
+        Command::Proxy(args) => return proxy::main(args, cli.global.store, cli.global.json),
         command => Cli { command, ..cli },
     };
     let runtime = tokio::runtime::Builder::new_current_thread()

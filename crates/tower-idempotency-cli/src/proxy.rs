@@ -1,9 +1,10 @@
 //! `idempotency proxy`: runs the proxy of one configuration file.
 
 use std::{
+    fs,
     io::{self, IsTerminal},
     net::SocketAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
@@ -16,10 +17,13 @@ use tower_idempotency_proxy::{Config, ConfigError, Proxy, ProxyHandle};
 const WRONG_CONFIG: u8 = 2;
 
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// The configuration file. SIGHUP reads it again.
-    #[arg(long, value_name = "FILE")]
-    config: PathBuf,
+    #[arg(long, value_name = "FILE", required = true)]
+    config: Option<PathBuf>,
     /// The address for clients, in place of the one in the file.
     #[arg(long, value_name = "ADDRESS", env = "IDEMPOTENCY_PROXY_LISTEN")]
     listen: Option<SocketAddr>,
@@ -28,10 +32,69 @@ pub(crate) struct Args {
     check: bool,
 }
 
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Print the policy of each route: what a client has to know to send keys and to retry
+    Policy(PolicyArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct PolicyArgs {
+    /// The configuration file
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Print this OpenAPI document (3.0 or 3.1, JSON) with the policies in it
+    #[arg(long, value_name = "FILE")]
+    openapi: Option<PathBuf>,
+    /// The host of the requests in the document, for routes that have one
+    #[arg(long, value_name = "HOST", default_value = "", requires = "openapi")]
+    host: String,
+}
+
+impl PolicyArgs {
+    /// Returns the text to print.
+    fn run(&self, store: Option<&str>, is_json: bool) -> Result<String, String> {
+        let named =
+            |file: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
+        // The policy does not depend on the store, so none is needed.
+        let config = Config::load(&self.config, Some(store.unwrap_or("memory")));
+        let config = config.map_err(|error| named(&self.config, &error))?;
+        if let Some(file) = &self.openapi {
+            let text = fs::read(file).map_err(|error| named(file, &error))?;
+            let document = serde_json::from_slice(&text);
+            let mut document =
+                document.map_err(|error| named(file, &format_args!("no JSON: {error}")))?;
+            let described = config.describe(&mut document, &self.host);
+            described.map_err(|error| named(file, &error))?;
+            return Ok(format!("{document:#}\n"));
+        }
+        let policies = config
+            .policies()
+            .map_err(|error| named(&self.config, &error))?;
+        let mut output = String::new();
+        for (route, policy) in policies {
+            output.push_str(&match policy {
+                _ if is_json => format!(
+                    "{}\n",
+                    serde_json::json!({ "route": route, "policy": policy })
+                ),
+                Some(policy) => format!("route {route}\n{policy}\n\n"),
+                None => format!("route {route}\nnot protected\n\n"),
+            });
+        }
+        Ok(output)
+    }
+}
+
 impl Args {
+    /// Returns the file of the configuration. It is missing only if there is a subcommand.
+    fn config(&self) -> &Path {
+        self.config.as_deref().unwrap_or(Path::new(""))
+    }
+
     /// Reads the configuration. `store` is the URL of the store, in place of the one in the file.
     fn load(&self, store: Option<&str>) -> Result<Config, ConfigError> {
-        let config = Config::load(&self.config, store)?;
+        let config = Config::load(self.config(), store)?;
         Ok(match self.listen {
             Some(address) => config.with_listen_address(address),
             None => config,
@@ -39,11 +102,20 @@ impl Args {
     }
 }
 
-pub(crate) fn main(args: Args, store: Option<String>) -> ExitCode {
+pub(crate) fn main(args: Args, store: Option<String>, is_json: bool) -> ExitCode {
+    if let Some(Command::Policy(policy)) = &args.command {
+        return match policy.run(store.as_deref(), is_json) {
+            Ok(output) => {
+                print!("{output}");
+                ExitCode::SUCCESS
+            }
+            Err(error) => fail(&error, WRONG_CONFIG),
+        };
+    }
     let config = match args.load(store.as_deref()) {
         Ok(config) => config,
         Err(error) => {
-            let error = format!("{}: {error}", args.config.display());
+            let error = format!("{}: {error}", args.config().display());
             return fail(&error, WRONG_CONFIG);
         }
     };

@@ -62,7 +62,7 @@ fn respond(shared: &Shared, req: &Request<Incoming>) -> Response<Full<Bytes>> {
             response(StatusCode::OK, format, (shared.metrics)())
         }
         "/policy" => {
-            let policy = shared.live.load().config.to_json();
+            let policy = shared.live.load().policy();
             response(StatusCode::OK, "application/json", policy.to_string())
         }
         _ => {

@@ -6,7 +6,8 @@ use http::{HeaderName, Method, Request, StatusCode, Version, header};
 use rustls::ServerConfig;
 use tower_idempotency::{
     ConcurrentRequests as Concurrent, ExecutionFailure, FingerprintBy, IDEMPOTENCY_KEY,
-    Idempotency, IdempotencyLayer, KeySyntax, MissingKey, OrphanPolicy, Preset, Principal, Ttl,
+    Idempotency, IdempotencyLayer, JsonFingerprint, KeySyntax, MemoryStore, MissingKey,
+    OrphanPolicy, Policy, Principal, Ttl,
 };
 use tower_idempotency_any::AnyStore;
 use tower_layer::Layer;
@@ -29,15 +30,10 @@ pub(crate) struct Layers(Vec<(PresetName, IdempotencyLayer)>);
 
 impl Layers {
     pub(crate) fn new(store: &AnyStore) -> Self {
-        let presets = [
-            (PresetName::Recommended, Preset::Recommended),
-            (PresetName::Ietf, Preset::Ietf),
-            (PresetName::Stripe, Preset::Stripe),
-        ];
+        let presets = PresetName::ALL.into_iter();
         Self(
             presets
-                .into_iter()
-                .map(|(name, preset)| (name, store.layer(preset)))
+                .map(|name| (name, store.layer(name.preset())))
                 .collect(),
         )
     }
@@ -67,6 +63,8 @@ pub(crate) struct Route {
     pub(crate) counters: RouteCounters,
     key_header: HeaderName,
     rule: RouteMatch,
+    /// The policy of the layer in `service`.
+    policy: Option<Policy>,
     pub(crate) service: RouteService,
 }
 
@@ -109,17 +107,19 @@ impl Live {
                 tunnels: tunnels.clone(),
             };
             let service = UpstreamService(Arc::new(forwarding));
-            let service = match route.mode {
-                Mode::Off => RouteService::Unprotected(service),
+            let (service, policy) = match route.mode {
+                Mode::Off => (RouteService::Unprotected(service), None),
                 Mode::Enforce => {
                     let layer = layer(layers.get(route.preset), &config, route)?;
-                    RouteService::Protected(layer.layer(service))
+                    let policy = layer.policy();
+                    (RouteService::Protected(layer.layer(service)), Some(policy))
                 }
             };
             routes.push(Route {
                 counters: RouteCounters::new(&rule.to_string()),
                 key_header: key_header(route),
                 rule,
+                policy,
                 service,
             });
         }
@@ -136,6 +136,33 @@ impl Live {
             tls,
             pools,
         })
+    }
+}
+
+impl Live {
+    /// Returns the settings, and the policy of each route.
+    pub(crate) fn policy(&self) -> serde_json::Value {
+        let mut settings = self.config.to_json();
+        let routes = self.routes.iter();
+        settings["policies"] = routes
+            .map(|route| serde_json::json!({ "route": route.rule.to_string(), "policy": route.policy }))
+            .collect();
+        settings
+    }
+}
+
+/// Returns the policy of a route, or `None` if it is not protected.
+pub(crate) fn policy(
+    config: &Settings,
+    route: &RouteConfig,
+) -> Result<Option<Policy>, ConfigError> {
+    match route.mode {
+        Mode::Off => Ok(None),
+        Mode::Enforce => {
+            // The settings do not depend on the store.
+            let base = IdempotencyLayer::with_preset(MemoryStore::new(), route.preset.preset());
+            Ok(Some(layer(base, config, route)?.policy()))
+        }
     }
 }
 
@@ -214,10 +241,6 @@ fn layer(
             limits.max_request_bytes.bytes(),
             limits.max_response_bytes.bytes(),
         )
-        .with_missing_key(match route.missing_key {
-            MissingKeyName::Pass => MissingKey::PassThrough,
-            MissingKeyName::Reject => MissingKey::Reject,
-        })
         .with_orphan_policy(match route.orphans {
             OrphansName::Refuse => OrphanPolicy::Refuse,
             OrphansName::TakeOver => OrphanPolicy::TakeOver,
@@ -227,6 +250,12 @@ fn layer(
             UnknownOutcome::Hold => ExecutionFailure::Orphan,
             UnknownOutcome::Free => ExecutionFailure::Release,
         });
+    if let Some(missing_key) = route.missing_key {
+        layer = layer.with_missing_key(match missing_key {
+            MissingKeyName::Pass => MissingKey::PassThrough,
+            MissingKeyName::Reject => MissingKey::Reject,
+        });
+    }
     let ttl = |duration: &toml::Spanned<crate::config::HumanDuration>| {
         let ttl = Ttl::try_from(duration.get_ref().get());
         ttl.map_err(|error| ConfigError::without_line(error.to_string()))
@@ -268,11 +297,16 @@ fn identify(
     let mut layer = base
         .with_namespace(identity.namespace.as_str())
         .with_host_in_scope(route.host_in_scope)
-        .with_fingerprint(match route.fingerprint {
-            RequestIdentity::RawBody => FingerprintBy::raw_body(),
-            RequestIdentity::CanonicalJson => FingerprintBy::canonical_json(),
-            RequestIdentity::Multipart => FingerprintBy::multipart(),
-        });
+        .with_fingerprint(
+            match route.fingerprint.unwrap_or(route.preset.fingerprint()) {
+                RequestIdentity::JsonByValue => {
+                    FingerprintBy::json(JsonFingerprint::new().numbers_by_value())
+                }
+                RequestIdentity::RawBody => FingerprintBy::raw_body(),
+                RequestIdentity::CanonicalJson => FingerprintBy::canonical_json(),
+                RequestIdentity::Multipart => FingerprintBy::multipart(),
+            },
+        );
     if let Some(secret) = &identity.secret {
         let keyed = layer.with_secret(secret.expose());
         layer = keyed.map_err(|error| ConfigError::without_line(error.to_string()))?;

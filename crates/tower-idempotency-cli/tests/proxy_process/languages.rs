@@ -102,6 +102,44 @@ fn check(upstream: &Program) {
         "{retry:?}"
     );
     assert_eq!(count(), 21);
+    check_conformance(&proxy);
+    // One for each key of the rows that are judged, as in front of an upstream in Rust.
+    assert_eq!(count(), 21 + EXECUTIONS);
+}
+
+/// The executions of `idempotency conform` without the rows of another path and another method.
+const EXECUTIONS: usize = 8;
+
+/// Runs all rows for which the example has a route.
+fn check_conformance(proxy: &Process) {
+    let output = Command::new(env!("CARGO_BIN_EXE_idempotency"))
+        .args(["conform", &format!("http://{}/orders", proxy.address)])
+        .arg("--header=authorization: Bearer a")
+        .arg("--other-header=authorization: Bearer b")
+        .args(["--require-key", "--strict-keys", "--timeout=60s", "--json"])
+        .env_remove("IDEMPOTENCY_STORE")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let (stdout, stderr) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert!(output.status.success(), "{stdout}{stderr}");
+    let rows: Vec<serde_json::Value> = stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let with = |verdict: &str| {
+        let rows = rows.iter().filter(|row| row["verdict"] == verdict);
+        rows.map(|row| row["row"].as_str().unwrap())
+            .collect::<Vec<_>>()
+    };
+    assert!(with("does not hold").is_empty(), "{stdout}");
+    let mut unjudged = with("not judged");
+    // Duplicates may all be replays.
+    unjudged.retain(|row| *row != "concurrent-409");
+    assert_eq!(unjudged, ["other-path", "other-method"], "{stdout}");
 }
 
 #[test]

@@ -54,6 +54,77 @@ fn wrong_configuration_is_rejected_with_line() {
     assert_eq!(output.status.code(), Some(2));
 }
 
+/// Neither the store nor an upstream is needed for a policy.
+#[test]
+fn policy_of_each_route_is_printed() {
+    let scratch = Scratch::new();
+    let (file, document) = (scratch.file("proxy.toml"), scratch.file("openapi.json"));
+    let address = "127.0.0.1:1".parse().unwrap();
+    fs::write(
+        &file,
+        config("redis://:hush@127.0.0.1:1", address, "retention = \"2h\""),
+    )
+    .unwrap();
+    let policy = |arguments: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_idempotency"));
+        command
+            .args(["proxy", "policy", "--config"])
+            .arg(&file)
+            .args(arguments);
+        let output = command.env_remove("IDEMPOTENCY_STORE").output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (
+            output.status.code(),
+            text(output.stdout),
+            text(output.stderr),
+        )
+    };
+    let (code, text, _) = policy(&[]);
+    assert_eq!(code, Some(0));
+    assert!(
+        text.contains("route ") && text.contains("for 7200s") && !text.contains("hush"),
+        "{text}"
+    );
+    let (_, lines, _) = policy(&["--json"]);
+    let routes: Vec<serde_json::Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert!(
+        routes
+            .iter()
+            .any(|route| route["policy"]["retention"] == 7_200),
+        "{lines}"
+    );
+
+    let original = r#"{"openapi":"3.0.3","info":{"title":"a","version":"1"},"paths":{"/orders":{"post":{"responses":{}}}}}"#;
+    fs::write(&document, original).unwrap();
+    let openapi = ["--openapi", document.to_str().unwrap()];
+    let (code, described, _) = policy(&openapi);
+    assert_eq!(code, Some(0));
+    let described: serde_json::Value = serde_json::from_str(&described).unwrap();
+    let responses = &described["paths"]["/orders"]["post"]["responses"];
+    assert_eq!(
+        responses["422"]["$ref"],
+        "#/components/responses/Idempotency422"
+    );
+    assert_eq!(fs::read_to_string(&document).unwrap(), original);
+
+    for (text, expected) in [
+        ("openapi: 3.0.3", "no JSON"),
+        ("{\"swagger\":\"2.0\"}", "expected an OpenAPI document"),
+    ] {
+        fs::write(&document, text).unwrap();
+        let (code, out, error) = policy(&openapi);
+        assert!(
+            code == Some(2) && out.is_empty() && error.contains(expected),
+            "{error}"
+        );
+    }
+    let (code, _, error) = policy(&["--host", "a.example"]);
+    assert!(code == Some(2) && error.contains("--openapi"), "{error}");
+}
+
 #[test]
 fn terminated_proxy_finishes_open_requests() {
     let scratch = Scratch::new();

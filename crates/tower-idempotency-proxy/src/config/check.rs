@@ -137,7 +137,7 @@ impl Route {
             let message = format!("unknown_statuses are 5xx, found {status}");
             return check.fail(&self.unknown_statuses.span(), message);
         }
-        if self.mode == Mode::Off && self.missing_key == MissingKeyName::Reject {
+        if self.mode == Mode::Off && self.missing_key == Some(MissingKeyName::Reject) {
             let message = "missing_key = \"reject\" has no effect with mode = \"off\"";
             return check.fail(&self.path.span(), message);
         }

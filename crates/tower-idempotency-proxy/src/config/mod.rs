@@ -8,8 +8,10 @@ mod values;
 
 use std::{collections::BTreeMap, fs, net::SocketAddr, path::Path};
 
+use http::Method;
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
+use tower_idempotency::Policy;
 
 pub use self::error::ConfigError;
 pub(crate) use self::{
@@ -20,7 +22,10 @@ pub(crate) use self::{
     },
     values::{Duration as HumanDuration, Secret, Size},
 };
-use crate::route::{HostPattern, PathPattern};
+use crate::{
+    route::{HostPattern, PathPattern},
+    routes,
+};
 
 /// The configuration of a proxy.
 ///
@@ -172,10 +177,8 @@ pub(crate) struct Route {
     pub(crate) key_syntax: Option<KeySyntaxName>,
     #[serde(default)]
     pub(crate) host_in_scope: bool,
-    #[serde(default)]
-    pub(crate) fingerprint: RequestIdentity,
-    #[serde(default)]
-    pub(crate) missing_key: MissingKeyName,
+    pub(crate) fingerprint: Option<RequestIdentity>,
+    pub(crate) missing_key: Option<MissingKeyName>,
     pub(crate) concurrent_requests: Option<ConcurrentRequests>,
     pub(crate) retention: Option<Spanned<HumanDuration>>,
     pub(crate) lease: Option<Spanned<HumanDuration>>,
@@ -244,11 +247,103 @@ impl Config {
         self.0.store_url()
     }
 
+    /// Returns the policy of each route in the order of the file, with the requests of the route. Routes that are not protected
+    /// have none.
+    ///
+    /// A running proxy shows the same on its admin port.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] if a duration is longer than a store accepts.
+    pub fn policies(&self) -> Result<Vec<(String, Option<Policy>)>, ConfigError> {
+        let routes = self.0.route.iter();
+        routes
+            .map(|route| Ok((route.rule().to_string(), routes::policy(&self.0, route)?)))
+            .collect()
+    }
+
+    /// Adds the policies of the routes to an OpenAPI document of the upstreams, as [`Policy::describe`] does.
+    ///
+    /// The first route that gets all requests of an operation decides. Paths begin with the path of the first server in the
+    /// document. `host` is the host of the requests, for routes that have one.
+    ///
+    /// ```
+    /// use serde_json::json;
+    /// use tower_idempotency_proxy::Config;
+    ///
+    /// let config = Config::from_toml(
+    ///     r#"
+    ///     listen = { address = "127.0.0.1:8080" }
+    ///     store = { url = "memory" }
+    ///     upstream.app = { url = "http://127.0.0.1:3000" }
+    ///     [[route]]
+    ///     path = "/v1/charges/**"
+    ///     upstream = "app"
+    ///     "#,
+    /// )?;
+    /// let mut document = json!({
+    ///     "openapi": "3.1.0",
+    ///     "info": { "title": "Charges", "version": "1" },
+    ///     "servers": [{ "url": "https://api.example/v1" }],
+    ///     "paths": { "/charges": { "post": {} }, "/refunds": { "post": {} } },
+    /// });
+    /// config.describe(&mut document, "")?;
+    /// assert!(document["paths"]["/charges"]["post"]["x-idempotency"].is_object());
+    /// assert!(document["paths"]["/refunds"]["post"]["x-idempotency"].is_null());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// An error of [`policies`](Self::policies), or with the text of [`DescribeError`](tower_idempotency::policy::DescribeError)
+    /// if the document cannot be described. The document is then unchanged.
+    pub fn describe(
+        &self,
+        document: &mut serde_json::Value,
+        host: &str,
+    ) -> Result<(), ConfigError> {
+        let rules: Vec<_> = self.0.route.iter().map(Route::rule).collect();
+        let base = base_path(document);
+        let route_of = |path: &str, method: &Method| {
+            let segments = base.split('/').chain(path.split('/'));
+            let segments: Vec<_> = segments
+                .filter(|segment| !segment.is_empty())
+                .map(str::to_owned)
+                .collect();
+            rules
+                .iter()
+                .position(|rule| rule.is_match(method, host, &segments))
+        };
+        let mut described = document.clone();
+        for (index, (_, policy)) in self.policies()?.into_iter().enumerate() {
+            if let Some(policy) = policy {
+                let is_covered =
+                    |path: &str, method: &Method| route_of(path, method) == Some(index);
+                let result = policy.describe(&mut described, is_covered);
+                result.map_err(|error| ConfigError::without_line(error.to_string()))?;
+            }
+        }
+        *document = described;
+        Ok(())
+    }
+
     /// Returns the settings as JSON, with their defaults and without secrets.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
         self.0.to_json()
     }
+}
+
+/// Returns the path of the first server of an OpenAPI document.
+fn base_path(document: &serde_json::Value) -> String {
+    let url = document
+        .pointer("/servers/0/url")
+        .and_then(serde_json::Value::as_str);
+    let url = url.unwrap_or_default();
+    let behind_scheme = url.split_once("://").map_or(url, |(_, rest)| {
+        rest.find('/').map_or("", |path| &rest[path..])
+    });
+    behind_scheme.to_owned()
 }
 
 impl Settings {

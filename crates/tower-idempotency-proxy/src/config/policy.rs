@@ -7,6 +7,8 @@ use serde::{
     de::{Error, MapAccess, Visitor},
 };
 
+use tower_idempotency::Preset;
+
 use super::values::{Duration, Header};
 
 /// The protection of a route.
@@ -26,6 +28,28 @@ pub(crate) enum PresetName {
     Recommended,
     Ietf,
     Stripe,
+    Acp,
+}
+
+impl PresetName {
+    pub(crate) const ALL: [Self; 4] = [Self::Recommended, Self::Ietf, Self::Stripe, Self::Acp];
+
+    pub(crate) fn preset(self) -> Preset {
+        match self {
+            Self::Recommended => Preset::Recommended,
+            Self::Ietf => Preset::Ietf,
+            Self::Stripe => Preset::Stripe,
+            Self::Acp => Preset::Acp,
+        }
+    }
+
+    /// Returns the comparison of retries unless the route sets another one.
+    pub(crate) fn fingerprint(self) -> RequestIdentity {
+        match self {
+            Self::Acp => RequestIdentity::JsonByValue,
+            Self::Recommended | Self::Ietf | Self::Stripe => RequestIdentity::RawBody,
+        }
+    }
 }
 
 /// The syntax of the key header.
@@ -39,20 +63,19 @@ pub(crate) enum KeySyntaxName {
 }
 
 /// The parts of a request that must be equal in its retries.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum RequestIdentity {
-    #[default]
     RawBody,
     CanonicalJson,
+    JsonByValue,
     Multipart,
 }
 
 /// The treatment of a request without a key.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum MissingKeyName {
-    #[default]
     Pass,
     Reject,
 }

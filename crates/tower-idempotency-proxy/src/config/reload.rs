@@ -23,7 +23,7 @@ impl Route {
             "key_header": self.key_header,
             "key_syntax": self.key_syntax,
             "host_in_scope": self.host_in_scope,
-            "fingerprint": self.fingerprint,
+            "fingerprint": self.fingerprint.unwrap_or(self.preset.fingerprint()),
         })
     }
 }

@@ -22,6 +22,10 @@ async fn get(address: std::net::SocketAddr, path: &str) -> crate::harness::Reply
     .await
 }
 
+fn body(reply: &str) -> &str {
+    reply.split_once("\r\n\r\n").unwrap().1
+}
+
 #[tokio::test]
 async fn admin_port_shows_health_and_policy() {
     let upstream = Upstream::start(|_| Script::create()).await;
@@ -32,7 +36,20 @@ async fn admin_port_shows_health_and_policy() {
     for path in ["/healthz", "/readyz", "/metrics"] {
         assert_eq!(get(admin, path).await.status(), 200, "{path}");
     }
-    let policy = get(admin, "/policy").await.0;
+    let shown = get(admin, "/policy").await;
+    let json: serde_json::Value = serde_json::from_str(body(&shown.0)).unwrap();
+    let expected: Vec<_> = Config::from_toml(&text)
+        .unwrap()
+        .policies()
+        .unwrap()
+        .into_iter()
+        .map(|(route, policy)| serde_json::json!({ "route": route, "policy": policy }))
+        .collect();
+    assert_eq!(json["policies"], serde_json::Value::from(expected));
+    assert_eq!(json["policies"][0]["policy"], serde_json::Value::Null);
+    assert_eq!(json["policies"][1]["policy"]["retention"], 7_200);
+    assert_eq!(json["policies"][1]["policy"]["failure"], "needs-attention");
+    let policy = shown.0;
     assert!(
         policy.contains("\"retention\":\"2h\"") && policy.contains("\"unknown\":\"attention\""),
         "{policy}"
@@ -45,6 +62,73 @@ async fn admin_port_shows_health_and_policy() {
     );
     // The port for clients has none of these pages.
     assert_eq!(get(proxy.address, "/healthz").await.status(), 201);
+}
+
+/// A reload changes the policy that the admin port shows, and the layer with it.
+#[tokio::test]
+async fn policy_follows_reload() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let text = config(upstream.address, "", "");
+    let proxy = Served::start(&text).await;
+    let shown = async || -> serde_json::Value {
+        let page = get(proxy.admin.unwrap(), "/policy").await;
+        serde_json::from_str(body(&page.0)).unwrap()
+    };
+    let without_key =
+        "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+    for (line, is_required, status) in [("", false, 201), ("missing_key = \"reject\"", true, 400)] {
+        let config = config(upstream.address, "", line);
+        proxy.handle.reload(Config::from_toml(&config)).unwrap();
+        let policy = &shown().await["policies"][1]["policy"];
+        assert_eq!(policy["key"]["is_required"], is_required);
+        let answer = exchange(proxy.address, without_key.to_owned()).await;
+        assert_eq!(answer.status(), status);
+    }
+}
+
+#[tokio::test]
+async fn acp_route_follows_protocol() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let text = config(upstream.address, "", "preset = \"acp\"");
+    let proxy = Served::start(&text).await;
+    let send = async |path: &str, key: &str, body: &str| {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\n{key}"
+        );
+        let request = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
+        exchange(proxy.address, request).await
+    };
+    let key = "idempotency-key: k\r\n";
+    let missing = send("/checkout_sessions", "", "{}").await;
+    assert!(
+        missing.status() == 400 && missing.0.contains("idempotency_key_required"),
+        "{}",
+        missing.0
+    );
+    let first = send("/checkout_sessions", key, r#"{"a":1,"b":2}"#).await;
+    assert!(first.status() == 201 && !first.is_replay(), "{}", first.0);
+    assert!(
+        first.0.to_lowercase().contains("idempotency-key: k"),
+        "{}",
+        first.0
+    );
+    assert!(
+        send("/checkout_sessions", key, r#"{"b":2.0,"a":1}"#)
+            .await
+            .is_replay()
+    );
+    let conflict = send("/checkout_sessions", key, r#"{"a":1,"b":3}"#).await;
+    assert!(
+        conflict.status() == 422 && conflict.0.contains("idempotency_conflict"),
+        "{}",
+        conflict.0
+    );
+    assert!(
+        !send("/checkout_sessions/1", key, r#"{"a":1,"b":2}"#)
+            .await
+            .is_replay()
+    );
+    assert_eq!(upstream.effects(), 2);
 }
 
 #[tokio::test]

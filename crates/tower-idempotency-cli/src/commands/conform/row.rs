@@ -95,8 +95,8 @@ pub(super) const ROWS: &[Row] = &[
     row(
         "other-body",
         Must,
-        "draft 2.7; S-038",
-        "\"Idempotency Key MUST not be reused across different payloads of this operation.\"",
+        "draft 2.2; S-038",
+        "\"The idempotency key MUST be unique and MUST NOT be reused with another request with a different request payload.\"",
     ),
     row(
         "other-body-422",

@@ -167,6 +167,8 @@ fn cors_headers_follow_settings() {
 }
 
 // S-958
+/// The part of a preflight that needs no browser. A page of another origin that sends the key with `fetch` sends the same
+/// preflight, and reads the marker from the response only if it is exposed.
 #[tokio::test]
 async fn preflight_permits_key_and_marker_is_exposed() {
     let marker = (

@@ -221,7 +221,8 @@ impl Policy {
     /// The JSON schema of a policy (draft 2020-12).
     pub const SCHEMA: &str = include_str!("policy.schema.json");
 
-    /// Returns `true` if requests with this method are protected.
+    /// Returns `true` if requests with this method are protected. A method outside the list in [`methods`](Self::methods) counts
+    /// as not protected, although the layer may protect it.
     #[must_use]
     pub fn covers(&self, method: &Method) -> bool {
         self.methods

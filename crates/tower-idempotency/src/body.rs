@@ -1,6 +1,7 @@
 //! The body of requests and responses that pass through the layer.
 
 pub(crate) mod chunks;
+pub(crate) mod watch;
 
 use std::{
     fmt,
@@ -16,6 +17,8 @@ use bytes::{Buf, Bytes};
 use http::HeaderMap;
 use http_body::{Frame, SizeHint};
 use pin_project_lite::pin_project;
+
+use self::watch::Watch;
 
 pin_project! {
     /// A request or response body that passed through the layer.
@@ -40,6 +43,8 @@ pin_project! {
         Original { #[pin] body: B },
         // The original body. Sets `aborted` if it fails, or if it ends while `remaining` bytes are missing.
         Monitored { #[pin] body: B, remaining: u64, aborted: Arc<AtomicBool> },
+        // The original body, of which an observer sees each frame.
+        Watched { #[pin] body: B, watch: Option<Box<dyn Watch>> },
         // `max_chunk` is the size of the largest frame in bytes.
         Buffered { data: Bytes, max_chunk: usize, trailers: Option<Box<HeaderMap>> },
         // Buffering stopped early: the buffered data, then the rest as it arrives.
@@ -65,6 +70,17 @@ impl<B: http_body::Body> Body<B> {
                 remaining: expected,
                 aborted,
             },
+        }
+    }
+
+    /// Creates the original body, whose frames `watch` sees.
+    pub(crate) fn watched(body: B, watch: Box<dyn Watch>) -> Self {
+        let mut watch = Some(watch);
+        if body.is_end_stream() {
+            end_watch(&mut watch, true);
+        }
+        Self {
+            inner: Inner::Watched { body, watch },
         }
     }
 
@@ -139,6 +155,26 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
                 }
                 frame
             }
+            InnerProj::Watched { mut body, watch } => {
+                let frame = poll_bytes(body.as_mut(), cx);
+                match &frame {
+                    Poll::Ready(Some(Ok(frame))) => {
+                        if let (Some(data), Some(observer)) = (frame.data_ref(), watch.as_mut())
+                            && !observer.saw(data)
+                        {
+                            *watch = None;
+                        }
+                        // A server does not poll again after the last frame.
+                        if watch.is_some() && body.is_end_stream() {
+                            end_watch(watch, true);
+                        }
+                    }
+                    Poll::Ready(Some(Err(_))) => end_watch(watch, false),
+                    Poll::Ready(None) => end_watch(watch, true),
+                    Poll::Pending => {}
+                }
+                frame
+            }
             InnerProj::Buffered {
                 data,
                 max_chunk,
@@ -182,7 +218,9 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
 
     fn is_end_stream(&self) -> bool {
         match &self.inner {
-            Inner::Original { body } | Inner::Monitored { body, .. } => body.is_end_stream(),
+            Inner::Original { body }
+            | Inner::Monitored { body, .. }
+            | Inner::Watched { body, .. } => body.is_end_stream(),
             Inner::Buffered { data, trailers, .. } => data.is_empty() && trailers.is_none(),
             Inner::Prefixed { prefix, rest } => prefix.is_empty() && rest.is_end_stream(),
             // The server must poll to learn that bytes are missing.
@@ -197,7 +235,9 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
 
     fn size_hint(&self) -> SizeHint {
         match &self.inner {
-            Inner::Original { body } | Inner::Monitored { body, .. } => body.size_hint(),
+            Inner::Original { body }
+            | Inner::Monitored { body, .. }
+            | Inner::Watched { body, .. } => body.size_hint(),
             Inner::Buffered {
                 data,
                 trailers: None,
@@ -233,7 +273,9 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
 impl<B: http_body::Body> fmt::Debug for Body<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.inner {
-            Inner::Original { .. } | Inner::Monitored { .. } => "Body::Original",
+            Inner::Original { .. } | Inner::Monitored { .. } | Inner::Watched { .. } => {
+                "Body::Original"
+            }
             Inner::Buffered { .. } => "Body::Buffered",
             Inner::Prefixed { .. } => "Body::Prefixed",
             Inner::Failed { .. } => "Body::Failed",
@@ -251,6 +293,12 @@ fn poll_bytes<B: http_body::Body>(
             frame.map(|frame| frame.map_data(|mut data| data.copy_to_bytes(data.remaining())))
         })
     })
+}
+
+fn end_watch(watch: &mut Option<Box<dyn Watch>>, is_complete: bool) {
+    if let Some(observer) = watch.take() {
+        observer.ended(is_complete);
+    }
 }
 
 fn at_least(lower: u64) -> SizeHint {

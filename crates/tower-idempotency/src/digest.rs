@@ -43,6 +43,16 @@ impl fmt::Debug for Secret {
 /// Scope of the service itself: executions without an HTTP request.
 pub(crate) const SERVICE_SCOPE: ScopeDigest = ScopeDigest::from_bytes([0; 16]);
 
+/// Scope of all observed requests. Stores account for them as one caller, so they evict no entries of enforced requests.
+pub(crate) const OBSERVED_SCOPE: ScopeDigest = ScopeDigest::from_bytes([0xff; 16]);
+
+/// Returns the ID under which a request is observed. It is the ID of no enforced request.
+pub(crate) fn observed_id(id: &KeyId) -> KeyId {
+    let mut hash = FieldDigest::new(None);
+    hash.field(b"observed").field(VERSION).field(id.as_bytes());
+    KeyId::from_bytes(hash.finish())
+}
+
 /// Key of a request in the scope of its caller.
 pub(crate) struct ScopedKey {
     pub(crate) id: EntryId,
@@ -108,6 +118,11 @@ impl FieldDigest {
     /// Adds a number as one field.
     pub(crate) fn number(&mut self, number: usize) -> &mut Self {
         self.field(VarInt::new(number).as_bytes())
+    }
+
+    /// Adds a part of the last field of a digest. The caller adds the length of the field after its last part.
+    pub(crate) fn append(&mut self, bytes: &[u8]) {
+        self.update(bytes);
     }
 
     fn update(&mut self, bytes: &[u8]) {

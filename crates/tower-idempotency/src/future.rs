@@ -11,7 +11,9 @@ use http::{HeaderName, HeaderValue, Response};
 use pin_project_lite::pin_project;
 
 use crate::{
-    body::Body, execution::detach::Detachable, response::directives::strip_control_headers,
+    body::Body,
+    execution::{detach::Detachable, observe::ObservedCall},
+    response::directives::strip_control_headers,
 };
 
 pin_project! {
@@ -51,7 +53,7 @@ pin_project! {
         B: 'static,
         E: 'static,
     {
-        PassThrough { #[pin] inner: F, strip: bool },
+        PassThrough { #[pin] inner: F, strip: bool, observed: Option<ObservedCall> },
         Rejected { res: Option<Box<Response<Body<B>>>> },
         Execution { execution: Detachable<Result<Response<Body<B>>, E>> },
     }
@@ -60,8 +62,17 @@ pin_project! {
 impl<F, B: http_body::Body + 'static, E: 'static> ResponseFuture<F, B, E> {
     /// Returns the future of a request that the inner service handles. If `strip`, removes the control headers.
     pub(crate) fn pass_through(inner: F, strip: bool) -> Self {
+        Self::observed(inner, strip, None)
+    }
+
+    /// Like [`pass_through`](Self::pass_through), with an observer of the call.
+    pub(crate) fn observed(inner: F, strip: bool, observed: Option<ObservedCall>) -> Self {
         Self {
-            state: State::PassThrough { inner, strip },
+            state: State::PassThrough {
+                inner,
+                strip,
+                observed,
+            },
             echo: None,
         }
     }
@@ -102,12 +113,32 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let res = match this.state.project() {
-            StateProj::PassThrough { inner, strip } => {
-                let mut res = ready!(inner.poll(cx))?;
+            StateProj::PassThrough {
+                inner,
+                strip,
+                observed,
+            } => {
+                let result = ready!(match observed {
+                    Some(call) => call.poll(|| inner.poll(cx)),
+                    None => inner.poll(cx),
+                });
+                let mut res = match result {
+                    Ok(res) => res,
+                    Err(error) => {
+                        if let Some(call) = observed.take() {
+                            call.failed();
+                        }
+                        return Poll::Ready(Err(error));
+                    }
+                };
+                let watch = observed.take().and_then(|call| call.responded(&res));
                 if *strip {
                     strip_control_headers(res.headers_mut());
                 }
-                return Poll::Ready(Ok(res.map(Body::original)));
+                return Poll::Ready(Ok(res.map(|body| match watch {
+                    Some(watch) => Body::watched(body, watch),
+                    None => Body::original(body),
+                })));
             }
             StateProj::Rejected { res } => Ok(*res
                 .take()

@@ -142,6 +142,7 @@ mod config;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod digest;
+mod enforcement;
 mod error;
 mod execution;
 #[cfg(feature = "axum")]
@@ -181,6 +182,7 @@ pub use self::tiered::Tiered;
 pub use self::{
     body::Body,
     config::preset::Preset,
+    enforcement::{Enforcement, EnforcementSwitch, Rollout},
     error::{ConfigError, Error, ErrorKind},
     execution::rules::{ConcurrentRequests, ExecutionFailure, StoreFailure},
     future::ResponseFuture,

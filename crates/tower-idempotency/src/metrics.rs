@@ -189,6 +189,43 @@ const METRICS: &[Metric] = &[
     )
     .by("reason", &["method", "skip", "connect", "upgrade", "grpc"]),
     Metric::counter(
+        "idempotency_unsafe_requests_total",
+        "Requests with an unsafe method, by their protection.",
+    )
+    .by(
+        "coverage",
+        &[
+            "keyed", "derived", "no_key", "method", "skip", "connect", "upgrade", "grpc", "off",
+        ],
+    ),
+    Metric::counter(
+        "idempotency_observed_total",
+        "Observed requests, by the treatment that they would get.",
+    )
+    .by(
+        "outcome",
+        &[
+            "fresh",
+            "would_replay",
+            "would_mismatch",
+            "would_conflict",
+            "would_refuse_retry",
+            "would_refuse_key",
+            "would_exceed",
+            "no_key",
+            "not_judged",
+        ],
+    ),
+    Metric::counter(
+        "idempotency_observed_differs_total",
+        "Observed retries whose response is not the one that a replay would be.",
+    )
+    .by("part", &["status", "body"]),
+    Metric::counter(
+        "idempotency_enforcement_changed_total",
+        "Changes of the enforcement at run time.",
+    ),
+    Metric::counter(
         "idempotency_anonymous_total",
         "Requests with a key and without credentials, which share one scope.",
     ),

@@ -11,14 +11,17 @@ use tower_service::Service;
 
 use crate::{
     body::Body,
+    enforcement::Enforcement,
     execution::{
-        admission::{Admission, admit, is_keyless, is_nested},
+        admission::{Admission, admit, count_keyless, enforcement, is_keyless, is_nested},
         http::execute_request,
+        observe::observe,
         shared::Context,
     },
     future::ResponseFuture,
     request::echoed_key,
     response::reject::into_response,
+    telemetry::{Coverage, unsafe_request},
 };
 
 /// Executes each keyed request once and answers every retry with the recorded response.
@@ -59,11 +62,37 @@ where
 
     fn call(&mut self, req: Request<B>) -> Self::Future {
         let nested = is_nested(req.extensions());
-        if is_keyless(&self.context, req.headers()) {
+        let is_keyless = is_keyless(&self.context, req.headers());
+        if is_keyless && req.method().is_safe() {
             let inner = call_unchanged(&mut self.inner, req);
             return ResponseFuture::pass_through(inner, !nested);
         }
         let (head, body) = req.into_parts();
+        match enforcement(&self.context, &head) {
+            Enforcement::Enforce if is_keyless => {
+                count_keyless(&self.context, &head);
+                let req = Request::from_parts(head, body);
+                let inner = call_unchanged(&mut self.inner, req);
+                return ResponseFuture::pass_through(inner, !nested);
+            }
+            Enforcement::Enforce => {}
+            Enforcement::Observe => {
+                let (watch, call) = observe(&self.context, &head, &body);
+                let req = Request::from_parts(head, body);
+                let inner = match watch {
+                    Some(watch) => self.inner.call(req.map(|body| Body::watched(body, watch))),
+                    None => call_unchanged(&mut self.inner, req),
+                };
+                return ResponseFuture::observed(inner, !nested, call);
+            }
+            Enforcement::Off => {
+                self.context.shared.registration.at_request();
+                unsafe_request(&head.method, Coverage::Off);
+                let req = Request::from_parts(head, body);
+                let inner = call_unchanged(&mut self.inner, req);
+                return ResponseFuture::pass_through(inner, !nested);
+            }
+        }
         let echo = echoed_key(&self.context.config.request, &head.headers);
         match admit(&self.context, &head) {
             Admission::PassThrough => {

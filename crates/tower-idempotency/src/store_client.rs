@@ -104,6 +104,11 @@ impl StoreClient {
         }
     }
 
+    /// Returns `true` if the store is in the memory of this process and replies at once.
+    pub(crate) fn replies_at_once(&self) -> bool {
+        matches!(self.target, Target::Memory(_))
+    }
+
     /// Draws the token of a new claim.
     pub(crate) fn new_token(&self) -> Result<Token, StoreError> {
         match &self.target {

@@ -54,6 +54,13 @@ macro_rules! observe {
     };
 }
 
+mod observed;
+
+pub(crate) use self::observed::{
+    Coverage, Key, Observed, enforcement_changed, observed, observed_at, observed_difference,
+    unsafe_request,
+};
+
 /// Registers the metrics when a layer is created, and again at its first request: the recorder may be installed in between.
 pub(crate) struct Registration {
     #[cfg(feature = "metrics")]

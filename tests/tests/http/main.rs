@@ -18,6 +18,8 @@ mod gem;
 mod hostile;
 mod keys;
 mod multipart;
+mod observe;
+mod observe_wire;
 mod openapi;
 mod passing;
 mod policy;

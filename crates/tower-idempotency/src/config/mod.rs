@@ -5,6 +5,7 @@ pub(crate) mod preset;
 use std::fmt;
 
 use crate::{
+    enforcement::EnforcementSwitch,
     execution, limits,
     request::{self, LeaseTerms},
     response,
@@ -18,6 +19,7 @@ pub(crate) struct Config {
     pub(crate) response: response::rules::Rules,
     pub(crate) execution: execution::rules::Rules,
     pub(crate) limits: limits::Rules,
+    pub(crate) enforcement: EnforcementSwitch,
 }
 
 impl Config {
@@ -43,6 +45,7 @@ impl Config {
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config")
+            .field("enforcement", &self.enforcement)
             .field("missing_key", &self.request.missing_key)
             .field("principal", &self.request.principal)
             .field("key_reuse", &self.request.key_reuse)

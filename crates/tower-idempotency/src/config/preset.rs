@@ -6,6 +6,7 @@ use http::{HeaderName, HeaderValue, Method, StatusCode};
 
 use crate::{
     config::Config,
+    enforcement::EnforcementSwitch,
     execution,
     execution::rules::{ConcurrentRequests, StoreFailure},
     limits,
@@ -167,6 +168,7 @@ fn recommended() -> Config {
             #[cfg(feature = "rate")]
             fresh_keys: None,
         },
+        enforcement: EnforcementSwitch::default(),
     }
 }
 

@@ -7,6 +7,7 @@ use tokio::task::yield_now;
 
 use crate::{
     digest::ScopedKey,
+    enforcement::Enforcement,
     error::Error,
     execution::{
         Execution,
@@ -17,9 +18,10 @@ use crate::{
     },
     lease::Lease,
     limits::{AdmissionError, Caller, InFlightPermit},
+    panics::catch_setting_panic,
     record::Traceparent,
     request::{
-        build_claim, find_key, has_key_header,
+        build_claim, caller_scope, find_key, has_key_header,
         key::RequestKey,
         pass_reason,
         principal::{Identity, PrincipalError},
@@ -31,7 +33,7 @@ use crate::{
         store_unavailable, without_trailers,
     },
     store::{KeyId, Token},
-    telemetry,
+    telemetry::{self, Coverage},
 };
 
 /// Decision about a request, made from its head.
@@ -58,7 +60,7 @@ pub(crate) fn is_nested(extensions: &Extensions) -> bool {
 }
 
 /// Returns `true` if an outer layer already holds a lease for the same key. A key of this layer's own is protected here.
-fn has_outer_lease(extensions: &Extensions, key: &RequestKey) -> bool {
+pub(super) fn has_outer_lease(extensions: &Extensions, key: &RequestKey) -> bool {
     let outer = extensions.get::<Lease>();
     outer.is_some_and(|outer| outer.0.grant.key.as_ref() == Some(key))
 }
@@ -71,18 +73,41 @@ pub(crate) fn is_keyless(context: &Context, headers: &HeaderMap) -> bool {
         && !has_key_header(rules, headers)
 }
 
+/// Counts a request that carries no key and needs none, by the reason why it is not protected.
+pub(crate) fn count_keyless(context: &Context, head: &request::Parts) {
+    context.shared.registration.at_request();
+    let rules = &context.config.request;
+    let reason = catch_setting_panic("with_skip", || pass_reason(rules, head)).flatten();
+    let coverage = reason.map_or(Coverage::NoKey, Coverage::from);
+    telemetry::unsafe_request(&head.method, coverage);
+}
+
+/// Returns the enforcement of a request. Only a rollout to a share of the callers depends on the caller. A caller that the
+/// layer would reject belongs to the rest.
+pub(crate) fn enforcement(context: &Context, head: &request::Parts) -> Enforcement {
+    let rollout = context.config.enforcement.get();
+    rollout.of_all().unwrap_or_else(|| {
+        let rules = &context.config.request;
+        let caller = catch_setting_panic("with_principal", || caller_scope(rules, head)).flatten();
+        caller.map_or(rollout.rest(), |caller| rollout.of(&caller))
+    })
+}
+
 /// Decides about a request from its head, without waiting.
 pub(crate) fn admit(context: &Context, head: &request::Parts) -> Admission {
     context.shared.registration.at_request();
     let config = &*context.config;
     if let Some(reason) = pass_reason(&config.request, head) {
+        telemetry::unsafe_request(&head.method, reason.into());
         if has_key_header(&config.request, &head.headers) {
             telemetry::passed_through(reason.name());
         }
         return Admission::PassThrough;
     }
     let rejected = |error: &Error| Admission::Rejected(Box::new(reject(&config.response, error)));
-    let key = match find_key(&config.request, head) {
+    let found = find_key(&config.request, head);
+    telemetry::unsafe_request(&head.method, Coverage::of_key(&found));
+    let key = match found {
         Ok(Some(key)) if !has_outer_lease(&head.extensions, &key) => key,
         Ok(_) => return Admission::PassThrough,
         Err(error) => return rejected(&error),

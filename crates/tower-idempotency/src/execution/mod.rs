@@ -16,6 +16,7 @@ pub(crate) mod detach;
 pub(crate) mod finish;
 pub(crate) mod handler;
 pub(crate) mod http;
+pub(crate) mod observe;
 pub(crate) mod reconcile;
 mod respond;
 pub(crate) mod rules;

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::{
     config::Config,
-    execution::waiters::Waiters,
+    execution::{observe::Observer, waiters::Waiters},
     lease::renewer::Renewer,
     limits::Limits,
     request::recent::RecentRequests,
@@ -23,6 +23,7 @@ pub(crate) struct Shared {
     pub(crate) recent_requests: RecentRequests,
     pub(crate) registration: Registration,
     pub(crate) warnings: Warnings,
+    pub(crate) observer: Arc<Observer>,
     pub(crate) unread_replays: Arc<UnreadReplays>,
     /// Host name and process id, for operators.
     pub(crate) owner: &'static str,
@@ -45,6 +46,7 @@ impl Shared {
             recent_requests: RecentRequests::default(),
             registration: Registration::new(),
             warnings: Warnings::default(),
+            observer: Arc::default(),
             unread_replays: Arc::default(),
             owner: owner(),
         })

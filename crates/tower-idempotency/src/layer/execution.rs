@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::{
+    enforcement::EnforcementSwitch,
     execution::rules::{ConcurrentRequests, ExecutionFailure, StoreFailure},
     layer::IdempotencyLayer,
     store::{OrphanPolicy, Ttl},
@@ -96,6 +97,22 @@ impl IdempotencyLayer {
     /// applies to [`OrphanPolicy::Refuse`] too.
     pub fn with_orphan_retention(self, retention: Ttl) -> Self {
         self.set(|config| config.execution.orphan_retention = Some(retention))
+    }
+}
+
+/// Enforcement.
+impl IdempotencyLayer {
+    /// Sets whether the layer enforces, observes or is off, or the switch that decides this while the service runs. Default:
+    /// [`Enforcement::Enforce`](crate::Enforcement::Enforce).
+    ///
+    /// Clones of the layer share the switch. Give the clone of a route its own, to switch that route alone.
+    /// [`run_once`](Self::run_once), [`take_over`](Self::take_over) and [`drain`](Self::drain) ignore the enforcement.
+    ///
+    /// With [`Enforcement::Observe`](crate::Enforcement::Observe), the layer counts the treatment that each request would get in
+    /// `idempotency_observed_total`, under IDs of its own. A request that would need more store calls or memory than the bound
+    /// for observations is counted as `not_judged`. If the setting stays at `Observe` or `Off`, every retry executes again.
+    pub fn with_enforcement(self, enforcement: impl Into<EnforcementSwitch>) -> Self {
+        self.set(|config| config.enforcement = enforcement.into())
     }
 }
 

@@ -48,6 +48,8 @@ enum FingerprintMethod {
 
 type CustomFn = dyn Fn(&request::Parts, &[u8]) -> Vec<u8> + Send + Sync;
 
+pub(crate) mod observed;
+
 /// Request headers that name the account, tenant or user on whose behalf a shared token acts. Part of every fingerprint
 /// unless [`FingerprintBy::with_headers`] replaces them.
 ///
@@ -243,27 +245,13 @@ impl FingerprintBy {
             self.add_headers(head, &mut hash);
             return Fingerprint::from_bytes(hash.finish());
         }
-        let (original, path) = (original_path_and_query(head), path_and_query(&head.uri));
         let media_type = media_type(head);
-        hash.field(head.method.as_str().as_bytes())
-            .field(original.as_bytes())
-            .field(
-                media_type
-                    .as_ref()
-                    .map_or(&b""[..], |media_type| media_type.as_bytes()),
-            );
-        // The handler sees this path: it may name the tenant that the original path does not name.
-        if path != original {
-            hash.field(b"rewritten").field(path.as_bytes());
-        }
-        self.add_headers(head, &mut hash);
+        self.add_head(head, media_type.as_deref(), &mut hash);
         match &self.method {
             FingerprintMethod::RawBody => hash.field(b"raw").field(body),
             FingerprintMethod::HeadOnly => hash.field(b"head"),
             FingerprintMethod::Json(by) => {
-                let is_json = media_type.is_some_and(|media_type| {
-                    media_type.ends_with("/json") || media_type.ends_with("+json")
-                });
+                let is_json = media_type.is_some_and(|media_type| is_json(&media_type));
                 match is_json
                     .then(|| canonical_json::canonical_form(body, by))
                     .flatten()
@@ -276,7 +264,7 @@ impl FingerprintBy {
                 }
             }
             FingerprintMethod::Multipart => {
-                let is_form = media_type.is_some_and(|it| it == "multipart/form-data");
+                let is_form = media_type.is_some_and(|it| it == FORM);
                 match is_form
                     .then(|| multipart::parts(&head.headers, body))
                     .flatten()
@@ -291,6 +279,19 @@ impl FingerprintBy {
             FingerprintMethod::Custom(_) => unreachable!("returned above"),
         };
         Fingerprint::from_bytes(hash.finish())
+    }
+
+    /// Adds the parts of the head that form the fingerprint.
+    fn add_head(&self, head: &request::Parts, media_type: Option<&str>, hash: &mut FieldDigest) {
+        let (original, path) = (original_path_and_query(head), path_and_query(&head.uri));
+        hash.field(head.method.as_str().as_bytes())
+            .field(original.as_bytes())
+            .field(media_type.unwrap_or_default().as_bytes());
+        // The handler sees this path: it may name the tenant that the original path does not name.
+        if path != original {
+            hash.field(b"rewritten").field(path.as_bytes());
+        }
+        self.add_headers(head, hash);
     }
 
     /// Adds the headers of the list that the request has.
@@ -424,6 +425,12 @@ pub(super) fn host(head: &request::Parts) -> Vec<u8> {
         Ok(authority) => authority.host().to_ascii_lowercase().into_bytes(),
         Err(_) => header.to_ascii_lowercase(),
     }
+}
+
+const FORM: &str = "multipart/form-data";
+
+fn is_json(media_type: &str) -> bool {
+    media_type.ends_with("/json") || media_type.ends_with("+json")
 }
 
 /// Returns the type and subtype in lower case, without parameters.

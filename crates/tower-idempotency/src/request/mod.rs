@@ -26,7 +26,8 @@ use crate::{
         principal::{Identity, PrincipalError},
         rules::{KeyFrom, KeyReuse, KeyScope, MissingKey, Rules},
     },
-    store::{Claim, Fingerprint, KeyId, OrphanPolicy, StoreError, Token, Ttl},
+    store::{Claim, Fingerprint, KeyId, OrphanPolicy, ScopeDigest, StoreError, Token, Ttl},
+    telemetry,
 };
 
 /// Terms of the lease that a claim requests.
@@ -175,6 +176,31 @@ fn is_grpc(head: &request::Parts) -> bool {
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('+'))
                 && !media_type.ends_with("+json")
         })
+}
+
+/// Returns the digest by which stores and limits account for the caller, or `None` if the layer would reject the caller.
+pub(crate) fn caller_scope(rules: &Rules, head: &request::Parts) -> Option<ScopeDigest> {
+    scope_key(rules, head, &RequestKey::Derived)
+        .ok()
+        .map(|(scoped, _)| scoped.scope)
+}
+
+impl telemetry::Key for RequestKey {
+    fn is_derived(&self) -> bool {
+        *self == Self::Derived
+    }
+}
+
+impl From<PassReason> for telemetry::Coverage {
+    fn from(reason: PassReason) -> Self {
+        match reason {
+            PassReason::Method => Self::Method,
+            PassReason::Skip => Self::Skip,
+            PassReason::Connect => Self::Connect,
+            PassReason::Upgrade => Self::Upgrade,
+            PassReason::Grpc => Self::Grpc,
+        }
+    }
 }
 
 /// Returns the key, or `None` if the request has no key and needs none.
@@ -344,19 +370,32 @@ fn new_life(token: &Token) -> Fingerprint {
 ///
 /// Omits what may contain secrets or personal data: the query, and the values of parameters in the path.
 fn operation(head: &request::Parts) -> Box<str> {
-    const MAX: usize = 128;
+    operation_within(head, MAX_OPERATION).into()
+}
+
+fn operation_within(head: &request::Parts, max: usize) -> String {
     let path = route(head);
     let method = head.method.as_str();
     let mut operation = String::with_capacity(method.len() + 1 + path.len());
     operation.push_str(method);
     operation.push(' ');
     operation.push_str(path);
-    if operation.len() > MAX {
-        let boundary = (0..=MAX).rev().find(|at| operation.is_char_boundary(*at));
+    if operation.len() > max {
+        let boundary = (0..=max).rev().find(|at| operation.is_char_boundary(*at));
         operation.truncate(boundary.unwrap_or(0));
     }
+    operation
+}
+
+/// Returns the operation of an observed request, so that operators distinguish its entry from those of executions.
+pub(crate) fn observed_operation(head: &request::Parts) -> Box<str> {
+    let mut operation = String::from(OBSERVED);
+    operation.push_str(&operation_within(head, MAX_OPERATION - OBSERVED.len()));
     operation.into()
 }
+
+const OBSERVED: &str = "observed ";
+const MAX_OPERATION: usize = 128;
 
 fn route(head: &request::Parts) -> &str {
     #[cfg(feature = "axum")]

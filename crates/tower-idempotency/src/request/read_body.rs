@@ -142,7 +142,7 @@ pub(crate) fn expected_length(headers: &HeaderMap, body: &impl http_body::Body) 
 }
 
 /// Returns the lower bound of the length that the headers and the body state.
-fn announced_length(headers: &HeaderMap, body: &impl http_body::Body) -> u64 {
+pub(crate) fn announced_length(headers: &HeaderMap, body: &impl http_body::Body) -> u64 {
     content_length(headers)
         .unwrap_or(0)
         .max(body.size_hint().lower())

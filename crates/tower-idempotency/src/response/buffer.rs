@@ -174,7 +174,7 @@ enum Step<B: http_body::Body> {
     Stop(TombstoneReason),
 }
 
-fn is_event_stream(headers: &HeaderMap) -> bool {
+pub(crate) fn is_event_stream(headers: &HeaderMap) -> bool {
     let name = "text/event-stream";
     headers.get(header::CONTENT_TYPE).is_some_and(|value| {
         value

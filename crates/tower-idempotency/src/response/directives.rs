@@ -75,6 +75,16 @@ pub(crate) fn take_directive(head: &mut response::Parts, default: Ttl, max: Ttl)
     }
 }
 
+/// Returns the directive of the response, which does not change.
+pub(crate) fn read_directive<B>(res: &Response<B>, default: Ttl, max: Ttl) -> Directive {
+    let mut copy = Response::new(());
+    if has_control_headers(res.headers()) || !res.extensions().is_empty() {
+        Directives::of(res).restore(&mut copy);
+    }
+    let (mut head, ()) = copy.into_parts();
+    take_directive(&mut head, default, max)
+}
+
 /// Copy of the control headers and extensions of a response.
 pub(crate) struct Directives {
     headers: [Option<HeaderValue>; 2],

@@ -1,0 +1,277 @@
+//! Verdict of an observed request, and the store calls beside it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use http::StatusCode;
+use tokio::runtime::Handle;
+
+use super::{
+    outcome::{Earlier, Ended, Kind, Seen},
+    request::Pending,
+};
+use crate::{
+    digest::{OBSERVED_SCOPE, observed_id},
+    execution::{observe::observer::CallPermit, rules::ExecutionFailure, shared::Context},
+    panics::catch_setting_panic,
+    request::key::RequestKey,
+    response::rules::Unrecordable,
+    store::{Acquired, Claim, KeyId, LeaseRef, OrphanPolicy, StoreError, Ttl},
+    store_client::{AcquireReply, CompleteOutcome},
+    telemetry::{self, Observed},
+};
+
+/// A request that passes through and is judged. The request side and the response side share it.
+pub(crate) struct Observation {
+    pub(super) context: Arc<Context>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    verdict: Option<Verdict>,
+    ended: Option<Ended>,
+}
+
+/// The result of an acquire that concerns the response.
+enum Verdict {
+    /// The request would be executed.
+    Fresh(LeaseRef),
+    /// The request would get this response.
+    Replay(KeyId, Seen),
+}
+
+impl Observation {
+    pub(super) fn new(context: &Arc<Context>) -> Arc<Self> {
+        Arc::new(Self {
+            context: Arc::clone(context),
+            state: Mutex::default(),
+        })
+    }
+
+    /// Judges a request whose body is complete: at once if that needs no wait, else in a task.
+    pub(super) fn judge(self: &Arc<Self>, pending: Pending) {
+        let shared = &self.context.shared;
+        if shared.store.replies_at_once() && !pending.fingerprint.is_buffered() {
+            let Some(claim) = self.claim(pending) else {
+                return telemetry::observed(Observed::NotJudged);
+            };
+            if let Some(reply) = shared.store.acquire_now(&claim) {
+                self.decide(&claim, reply.acquired);
+                return self.end_if_known();
+            }
+            return telemetry::observed(Observed::NotJudged);
+        }
+        let (Some(permit), Ok(runtime)) = (shared.observer.permit_acquire(), Handle::try_current())
+        else {
+            return telemetry::observed(Observed::NotJudged);
+        };
+        let observation = Arc::clone(self);
+        runtime.spawn(async move { observation.judge_beside(pending, permit).await });
+    }
+
+    async fn judge_beside(self: Arc<Self>, pending: Pending, permit: CallPermit) {
+        let Some(claim) = self.claim(pending) else {
+            return telemetry::observed(Observed::NotJudged);
+        };
+        let (store, timeout) = (&self.context.shared.store, self.timeout());
+        match store.acquire(&claim, timeout).await {
+            Ok(AcquireReply { acquired, .. }) => {
+                self.decide(&claim, acquired);
+                if let Some((lease, ended)) = self.take_end() {
+                    self.end(&lease, &ended).await;
+                }
+            }
+            Err(_reported) => {
+                telemetry::observed(Observed::NotJudged);
+                // The store may have granted the lease. Later retries would be judged as conflicts.
+                store.release(&claim.lease_ref(1), timeout).await;
+            }
+        }
+        drop(permit);
+    }
+
+    /// Builds the claim under an ID of its own. Returns `None` if a setting panics or the system has no randomness.
+    fn claim(&self, pending: Pending) -> Option<Claim> {
+        let (config, shared) = (&self.context.config, &self.context.shared);
+        let Pending {
+            key,
+            scoped,
+            fingerprint,
+            operation,
+            bytes,
+        } = pending;
+        let fingerprint = catch_setting_panic("with_fingerprint", || fingerprint.finish())?;
+        drop(bytes);
+        let token: Result<_, StoreError> = shared.store.new_token();
+        let lease = Ttl::try_from(config.execution.overdue_after()).unwrap_or(Ttl::MAX);
+        let claim = Claim {
+            id: observed_id(&scoped.id.of(&fingerprint)),
+            fingerprint,
+            token: token.ok()?,
+            // It is not renewed.
+            lease,
+            orphans: OrphanPolicy::TakeOver,
+            orphan_retention: lease,
+            owner: shared.owner,
+            operation,
+            scope: Some(OBSERVED_SCOPE),
+        };
+        if let RequestKey::Sent(key) = &key
+            && shared.recent_requests.has_other_principal(key, &claim)
+        {
+            shared.warnings.principal_changed(&claim.id);
+        }
+        Some(claim)
+    }
+
+    /// Judges the request by the reply of the store.
+    fn decide(&self, claim: &Claim, acquired: Acquired) {
+        let is_same = |fingerprint| claim.fingerprint == fingerprint;
+        let outcome = match acquired {
+            // Counted with its end.
+            Acquired::Granted { generation, .. } => {
+                self.lock().verdict = Some(Verdict::Fresh(claim.lease_ref(generation)));
+                return;
+            }
+            Acquired::InProgress { fingerprint, .. } if is_same(fingerprint) => {
+                Observed::WouldConflict
+            }
+            Acquired::Completed {
+                fingerprint,
+                record,
+                ..
+            } if is_same(fingerprint) => self.decide_retry(claim.id, &record),
+            Acquired::InProgress { .. }
+            | Acquired::Completed { .. }
+            | Acquired::Orphaned { .. } => Observed::WouldMismatch,
+        };
+        telemetry::observed_at(&claim.id, outcome);
+    }
+
+    fn decide_retry(&self, id: KeyId, record: &Bytes) -> Observed {
+        let codec = self.context.config.response.codec();
+        match Earlier::decode(codec, &id, record) {
+            Some(Earlier::Recorded(seen)) => {
+                self.lock().verdict = Some(Verdict::Replay(id, seen));
+                Observed::WouldReplay
+            }
+            Some(Earlier::Refused) => Observed::WouldRefuseRetry,
+            None => Observed::NotJudged,
+        }
+    }
+
+    /// Notes the end of the execution.
+    pub(super) fn ended(self: &Arc<Self>, ended: Ended) {
+        self.lock().ended = Some(ended);
+        self.end_if_known();
+    }
+
+    /// Ends the lease if the store has granted it and the execution has ended.
+    fn end_if_known(self: &Arc<Self>) {
+        let Some((lease, ended)) = self.take_end() else {
+            return;
+        };
+        let shared = &self.context.shared;
+        if ended.kind != Kind::Released {
+            let mut record = self.encode(&lease, &ended);
+            if shared
+                .store
+                .complete_now(&lease, &mut record, ended.retention)
+            {
+                return telemetry::observed_at(&lease.id, Observed::Fresh);
+            }
+        }
+        let (Some(permit), Ok(runtime)) = (shared.observer.permit_end(), Handle::try_current())
+        else {
+            return telemetry::observed_at(&lease.id, Observed::NotJudged);
+        };
+        let observation = Arc::clone(self);
+        runtime.spawn(async move {
+            observation.end(&lease, &ended).await;
+            drop(permit);
+        });
+    }
+
+    /// Returns the lease and the end of the execution, once both are known. Compares the response of a retry.
+    fn take_end(&self) -> Option<(LeaseRef, Ended)> {
+        let mut state = self.lock();
+        let ended = state.ended?;
+        let verdict = state.verdict.take()?;
+        drop(state);
+        match verdict {
+            Verdict::Fresh(lease) => Some((lease, ended)),
+            Verdict::Replay(id, first) => {
+                if let Some(difference) = first.difference(&ended.seen) {
+                    telemetry::observed_difference(&id, difference.name());
+                }
+                None
+            }
+        }
+    }
+
+    async fn end(&self, lease: &LeaseRef, ended: &Ended) {
+        let (store, timeout) = (&self.context.shared.store, self.timeout());
+        let is_ended = if ended.kind == Kind::Released {
+            store.release(lease, timeout).await
+        } else {
+            let record = self.encode(lease, ended);
+            let completed = store.complete(lease, true, &record, ended.retention, timeout);
+            // A lease is lost if the execution took longer than it lasts.
+            let completed = completed.await;
+            matches!(
+                completed,
+                CompleteOutcome::Stored | CompleteOutcome::LeaseLost
+            )
+        };
+        let outcome = if is_ended {
+            Observed::Fresh
+        } else {
+            Observed::NotJudged
+        };
+        telemetry::observed_at(&lease.id, outcome);
+    }
+
+    fn encode(&self, lease: &LeaseRef, ended: &Ended) -> Bytes {
+        ended.encode(self.context.config.response.codec(), &lease.id)
+    }
+
+    /// Returns the end of an execution that failed: by a panic, an error or a broken body.
+    pub(super) fn failure(&self, status: Option<StatusCode>) -> Ended {
+        self.end_of(
+            status,
+            match self.context.config.execution.failure() {
+                ExecutionFailure::Release => Kind::Released,
+                ExecutionFailure::Orphan | ExecutionFailure::NeedsAttention => Kind::Refused,
+            },
+        )
+    }
+
+    /// Returns the end of an execution whose response would not be recorded.
+    pub(super) fn unrecordable(&self, status: StatusCode) -> Ended {
+        self.end_of(
+            Some(status),
+            match self.context.config.response.unrecordable {
+                Unrecordable::Tombstone => Kind::Refused,
+                Unrecordable::Release => Kind::Released,
+            },
+        )
+    }
+
+    /// Returns the end of an execution without the body of its response.
+    pub(super) fn end_of(&self, status: Option<StatusCode>, kind: Kind) -> Ended {
+        Ended {
+            kind,
+            seen: Seen { status, body: None },
+            retention: self.context.config.response.retention,
+        }
+    }
+
+    fn timeout(&self) -> std::time::Duration {
+        self.context.config.execution.store_timeout
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

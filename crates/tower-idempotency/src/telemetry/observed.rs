@@ -1,0 +1,127 @@
+//! Counters of coverage and of observed requests, which show if a service is ready to be enforced.
+
+use std::fmt::Display;
+
+use http::Method;
+
+use crate::{error::Error, store::KeyId};
+
+/// The protection of an unsafe request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Coverage {
+    /// The request has a key.
+    Keyed,
+    /// The layer derives the key.
+    Derived,
+    NoKey,
+    Method,
+    Skip,
+    Connect,
+    Upgrade,
+    Grpc,
+    /// The layer is off.
+    Off,
+}
+
+impl Coverage {
+    /// Returns the coverage of a request that the layer covers, by its key.
+    pub(crate) fn of_key<K: Key>(found: &Result<Option<K>, Error>) -> Self {
+        match found {
+            Ok(Some(key)) if key.is_derived() => Self::Derived,
+            Ok(Some(_)) => Self::Keyed,
+            Ok(None) => Self::NoKey,
+            Err(error) if error.kind() == crate::error::ErrorKind::MissingKey => Self::NoKey,
+            Err(_) => Self::Keyed,
+        }
+    }
+}
+
+/// A key, from the client or derived.
+pub(crate) trait Key {
+    fn is_derived(&self) -> bool;
+}
+
+/// Counts a request with an unsafe method. Requests with other methods need no key.
+pub(crate) fn unsafe_request(method: &Method, coverage: Coverage) {
+    if method.is_safe() {
+        return;
+    }
+    // Each name is a literal: the counter of a literal allocates nothing.
+    macro_rules! count_coverage {
+        ($($coverage:ident: $name:literal,)*) => {
+            match coverage {
+                $(Coverage::$coverage => {
+                    #[cfg(feature = "metrics")]
+                    metrics::counter!("idempotency_unsafe_requests_total", "coverage" => $name).increment(1);
+                })*
+            }
+        };
+    }
+    count_coverage! {
+        Keyed: "keyed",
+        Derived: "derived",
+        NoKey: "no_key",
+        Method: "method",
+        Skip: "skip",
+        Connect: "connect",
+        Upgrade: "upgrade",
+        Grpc: "grpc",
+        Off: "off",
+    }
+}
+
+/// The treatment that an observed request would get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Observed {
+    Fresh,
+    WouldReplay,
+    WouldMismatch,
+    WouldConflict,
+    WouldRefuseRetry,
+    WouldRefuseKey,
+    WouldExceed,
+    NoKey,
+    NotJudged,
+}
+
+impl Observed {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Fresh => "fresh",
+            Self::WouldReplay => "would_replay",
+            Self::WouldMismatch => "would_mismatch",
+            Self::WouldConflict => "would_conflict",
+            Self::WouldRefuseRetry => "would_refuse_retry",
+            Self::WouldRefuseKey => "would_refuse_key",
+            Self::WouldExceed => "would_exceed",
+            Self::NoKey => "no_key",
+            Self::NotJudged => "not_judged",
+        }
+    }
+}
+
+/// Counts an observed request that has no entry.
+pub(crate) fn observed(outcome: Observed) {
+    let outcome = outcome.name();
+    tracing::debug!(outcome, "request observed");
+    count!("idempotency_observed_total", "outcome" => outcome);
+}
+
+/// Counts an observed request.
+pub(crate) fn observed_at(id: &KeyId, outcome: Observed) {
+    let outcome = outcome.name();
+    tracing::debug!(%id, outcome, "request observed");
+    count!("idempotency_observed_total", "outcome" => outcome);
+}
+
+/// Reports a retry whose response is not the one that a replay would be.
+pub(crate) fn observed_difference(id: &KeyId, part: &'static str) {
+    tracing::debug!(%id, part, "replay would differ from the response of the handler");
+    count!("idempotency_observed_differs_total", "part" => part);
+}
+
+/// Reports a change of the enforcement.
+pub(crate) fn enforcement_changed(old: impl Display, new: impl Display) {
+    tracing::warn!(%old, %new, "enforcement changed");
+    count!("idempotency_enforcement_changed_total");
+}

@@ -23,7 +23,7 @@ use crate::{
     admin,
     config::{Config, ConfigError},
     connection,
-    routes::{Layers, Live},
+    routes::{Layers, Live, report_switches},
     telemetry,
     upstream::Tunnels,
 };
@@ -260,7 +260,9 @@ impl ProxyHandle {
         let old = self.0.live.load_full();
         old.config.accepts(&config)?;
         let live = Live::new(config, &self.0.layers, &self.0.tunnels, Some(&old))?;
-        self.0.live.store(Arc::new(live));
+        let live = Arc::new(live);
+        self.0.live.store(Arc::clone(&live));
+        report_switches(&old.config, &live.config);
         Ok(())
     }
 }

@@ -20,7 +20,7 @@ use crate::{
     },
     headers::upgrade_protocol,
     route::RouteMatch,
-    telemetry::{Coverage, ResponseCounters, RouteCounters},
+    telemetry::{self, Coverage, ResponseCounters, RouteCounters},
     tls,
     upstream::{Forwarding, Pool, Tunnels, UpstreamService},
 };
@@ -63,7 +63,7 @@ pub(crate) struct Route {
     pub(crate) counters: RouteCounters,
     key_header: HeaderName,
     rule: RouteMatch,
-    /// The policy of the layer in `service`.
+    /// The policy of the layer in `service`. `None` if it is not enforced.
     policy: Option<Policy>,
     pub(crate) service: RouteService,
 }
@@ -107,12 +107,12 @@ impl Live {
                 tunnels: tunnels.clone(),
             };
             let service = UpstreamService(Arc::new(forwarding));
-            let (service, policy) = match route.mode {
+            let (service, policy) = match route.mode() {
                 Mode::Off => (RouteService::Unprotected(service), None),
-                Mode::Enforce => {
+                Mode::Enforce | Mode::Observe => {
                     let layer = layer(layers.get(route.preset), &config, route)?;
-                    let policy = layer.policy();
-                    (RouteService::Protected(layer.layer(service)), Some(policy))
+                    let policy = (route.mode() == Mode::Enforce).then(|| layer.policy());
+                    (RouteService::Protected(layer.layer(service)), policy)
                 }
             };
             routes.push(Route {
@@ -151,13 +151,13 @@ impl Live {
     }
 }
 
-/// Returns the policy of a route, or `None` if it is not protected.
+/// Returns the policy of a route, or `None` if it is not enforced.
 pub(crate) fn policy(
     config: &Settings,
     route: &RouteConfig,
 ) -> Result<Option<Policy>, ConfigError> {
-    match route.mode {
-        Mode::Off => Ok(None),
+    match route.mode() {
+        Mode::Off | Mode::Observe => Ok(None),
         Mode::Enforce => {
             // The settings do not depend on the store.
             let base = IdempotencyLayer::with_preset(MemoryStore::new(), route.preset.preset());
@@ -189,6 +189,19 @@ impl Route {
 
     pub(crate) fn is_match(&self, method: &Method, host: &str, path: &[String]) -> bool {
         self.rule.is_match(method, host, path)
+    }
+}
+
+/// Reports each route whose enforcement a reload changes.
+pub(crate) fn report_switches(old: &Settings, new: &Settings) {
+    for route in &new.route {
+        let rule = route.rule();
+        let before = old.route.iter().find(|before| before.rule() == rule);
+        if let Some(before) = before
+            && before.enforcement() != route.enforcement()
+        {
+            telemetry::switched(&rule, before.enforcement(), route.enforcement());
+        }
     }
 }
 
@@ -235,6 +248,7 @@ fn layer(
 ) -> Result<IdempotencyLayer, ConfigError> {
     let limits = &config.limits;
     let mut layer = identify(base, &config.identity, route)?
+        .with_enforcement(route.enforcement())
         .with_store_timeout(config.store.timeout.get_ref().get())
         .with_max_in_flight(*limits.max_in_flight.get_ref())
         .with_max_buffered(

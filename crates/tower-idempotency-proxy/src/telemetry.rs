@@ -1,5 +1,7 @@
 //! Events and metrics of the proxy. They contain no key, no principal, no path and no body.
 
+use std::fmt::Display;
+
 use http::StatusCode;
 use metrics::{Counter, counter, describe_counter, describe_gauge, gauge};
 
@@ -126,6 +128,11 @@ pub(crate) fn reloaded(error: Option<&dyn std::fmt::Display>) {
         }
     };
     counter!("idempotency_proxy_reloads_total", "result" => result).increment(1);
+}
+
+/// Reports a route whose enforcement has changed.
+pub(crate) fn switched(route: impl Display, old: impl Display, new: impl Display) {
+    tracing::warn!(%route, %old, %new, "enforcement of a route changed");
 }
 
 /// Counts an open connection until it is dropped.

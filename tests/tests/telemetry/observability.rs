@@ -22,11 +22,11 @@ use tests::{
 };
 use tokio::time::sleep;
 use tower_idempotency::{
-    ConcurrentRequests, IdempotencyLayer, Lease, MemoryStore, MissingKey, NeedsAttention,
-    OrphanPolicy, Principal, StoreFailure, Ttl, Unrecordable,
+    ConcurrentRequests, Enforcement, IdempotencyLayer, Lease, MemoryStore, MissingKey,
+    NeedsAttention, OrphanPolicy, Principal, StoreFailure, Ttl, Unrecordable,
     conformance::{Fault, FaultInjector, Operation},
     run_once::WorkError,
-    store::{Acquired, Fingerprint},
+    store::{Acquired, Fingerprint, Store},
     transaction::LeaseExt,
 };
 
@@ -53,7 +53,13 @@ fn keyed(key: &str, body: &'static str) -> Request<Body> {
 pub(crate) type StartFlow = fn() -> Flow;
 
 /// Every path that a request can take, each on its own layer. Each flow returns the number of its effects.
-pub(crate) const FLOWS: [(&str, StartFlow); 47] = [
+pub(crate) const FLOWS: [(&str, StartFlow); 49] = [
+    ("observed", || Box::pin(observing(MemoryStore::new()))),
+    ("observed, store down", || {
+        let store = FaultInjector::new(MemoryStore::new());
+        store.fail_all(&Fault::CallLost);
+        Box::pin(observing(store))
+    }),
     ("executed", || Box::pin(executed())),
     ("replayed", || Box::pin(replayed())),
     ("mismatch", || Box::pin(mismatch())),
@@ -597,6 +603,20 @@ async fn refused() -> u64 {
 
 // ---- Metrics ----
 
+/// A request, its retry with another response, and a mismatch, all observed.
+async fn observing(store: impl Store) -> u64 {
+    let layer = IdempotencyLayer::new(store).with_enforcement(Enforcement::Observe);
+    let (app, effects) = app(layer, async |n, req: Request<Body>| {
+        drop(axum::body::to_bytes(req.into_body(), 999).await);
+        format!("{ANSWER} {n}")
+    });
+    for body in [BODY, BODY, "another"] {
+        send(&app, keyed(KEY, body)).await;
+        sleep(Duration::from_secs(10)).await;
+    }
+    effects.count()
+}
+
 /// Runs a flow under its own recorder and a paused clock.
 pub(crate) fn counted(flow: fn() -> Flow) -> Metrics {
     observed::counted(async { _ = flow().await })
@@ -613,7 +633,8 @@ fn flow(name: &str) -> fn() -> Flow {
 /// Asserts that a flow changes exactly these counters.
 fn assert_counts(name: &str, expected: &[(&str, f64)]) {
     let mut found = counted(flow(name));
-    found.retain(|name, _| name.contains("_total"));
+    // Each unsafe request is counted by its coverage too: see the tests of coverage.
+    found.retain(|name, _| name.contains("_total") && !name.contains("unsafe_requests"));
     let expected: Metrics = expected
         .iter()
         .map(|(name, count)| (format!("idempotency_{name}"), *count))
@@ -1095,7 +1116,14 @@ fn committed_value_is_not_counted_as_replay() {
 // failure mode 122
 #[test]
 fn labels_carry_no_request_data() {
-    const LABELS: [&str; 3] = ["operation=", "reason=", "code="];
+    const LABELS: [&str; 6] = [
+        "operation=",
+        "reason=",
+        "code=",
+        "coverage=",
+        "outcome=",
+        "part=",
+    ];
     for (name, flow) in FLOWS {
         for (metric, _) in counted(flow) {
             let labels = metric.split_once('{').map_or("", |(_, labels)| labels);
@@ -1220,6 +1248,7 @@ fn usual_paths_log_no_errors() {
         let expected = !matches!(
             name,
             "executed"
+                | "observed"
                 | "replayed"
                 | "mismatch"
                 | "in progress"
@@ -1252,6 +1281,7 @@ fn every_flow_has_documented_effects() {
             | "refused"
             | "principal missing"
             | "principal ambiguous" => 0,
+            "observed" | "observed, store down" => 3,
             "takeover"
             | "refreshed token"
             | "lease lost at the end"

@@ -38,6 +38,13 @@ impl Settings {
         if self.route.is_empty() {
             return Err(ConfigError::without_line("expected at least one [[route]]"));
         }
+        let rollout = self.rollout;
+        for route in &mut self.route {
+            let mode = *route.mode.get_or_insert(rollout.mode);
+            if mode == Mode::Enforce {
+                route.share.get_or_insert(rollout.share);
+            }
+        }
         let upstreams: Vec<_> = self.upstream.keys().map(String::as_str).collect();
         for (index, route) in self.route.iter().enumerate() {
             route.check(&check, &upstreams)?;
@@ -137,7 +144,11 @@ impl Route {
             let message = format!("unknown_statuses are 5xx, found {status}");
             return check.fail(&self.unknown_statuses.span(), message);
         }
-        if self.mode == Mode::Off && self.missing_key == Some(MissingKeyName::Reject) {
+        if self.mode() != Mode::Enforce && self.share.is_some() {
+            let message = "share has no effect without mode = \"enforce\"";
+            return check.fail(&self.path.span(), message);
+        }
+        if self.mode() == Mode::Off && self.missing_key == Some(MissingKeyName::Reject) {
             let message = "missing_key = \"reject\" has no effect with mode = \"off\"";
             return check.fail(&self.path.span(), message);
         }

@@ -66,8 +66,18 @@ pub(crate) struct Settings {
     pub(crate) limits: Limits,
     #[serde(default)]
     pub(crate) drain: Drain,
+    #[serde(default)]
+    pub(crate) rollout: Rollout,
     pub(crate) upstream: BTreeMap<String, Upstream>,
     pub(crate) route: Vec<Route>,
+}
+
+/// The protection of all routes that do not set their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Rollout {
+    pub(crate) mode: Mode,
+    pub(crate) share: values::Percent,
 }
 
 /// The listener for clients.
@@ -168,8 +178,9 @@ pub(crate) struct Route {
     #[serde(default)]
     pub(crate) host: Option<HostPattern>,
     pub(crate) upstream: Spanned<String>,
-    #[serde(default)]
-    pub(crate) mode: Mode,
+    /// `None` until [`Settings::check`] sets it from `[rollout]`.
+    pub(crate) mode: Option<Mode>,
+    pub(crate) share: Option<values::Percent>,
     #[serde(default)]
     pub(crate) preset: PresetName,
     pub(crate) principal: Option<PrincipalName>,

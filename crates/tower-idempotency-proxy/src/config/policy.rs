@@ -17,6 +17,8 @@ use super::values::{Duration, Header};
 pub(crate) enum Mode {
     #[default]
     Enforce,
+    /// Counts the treatment that requests would get, and changes none.
+    Observe,
     Off,
 }
 

@@ -1,6 +1,7 @@
 //! The changes that a running proxy accepts.
 
 use serde_json::{Value, json};
+use tower_idempotency::{Enforcement, Rollout};
 
 use super::{ConfigError, Mode, Route, Settings};
 use crate::route::RouteMatch;
@@ -11,7 +12,23 @@ impl Route {
             path: self.path.get_ref().clone(),
             methods: self.methods.iter().map(|method| method.0.clone()).collect(),
             host: self.host.clone(),
-            ignores_case: self.mode != Mode::Off,
+            ignores_case: self.mode() != Mode::Off,
+        }
+    }
+
+    /// Returns the protection of the route.
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode.unwrap_or_default()
+    }
+
+    /// Returns the enforcement of the layer of the route: its share of the callers, and the others are observed.
+    pub(crate) fn enforcement(&self) -> Rollout {
+        let share = self.share.unwrap_or_default().get();
+        match self.mode() {
+            Mode::Off => Rollout::from(Enforcement::Off),
+            Mode::Observe => Rollout::from(Enforcement::Observe),
+            Mode::Enforce => Rollout::new(share, Enforcement::Enforce, Enforcement::Observe)
+                .unwrap_or_else(|_| Enforcement::Enforce.into()),
         }
     }
 
@@ -66,7 +83,7 @@ impl Settings {
             }
         }
         for (index, old) in self.route.iter().enumerate() {
-            if old.mode == Mode::Enforce {
+            if old.mode() == Mode::Enforce {
                 self.accepts_route(index, old, new)?;
             }
         }
@@ -84,7 +101,9 @@ impl Settings {
             if other != rule && (earlier.contains(&other) || !other.overlaps(&rule)) {
                 continue;
             }
-            if candidate.mode != Mode::Enforce {
+            // The operator names the route and the mode, and the records stay.
+            let is_switched = other == rule && candidate.mode() == Mode::Observe;
+            if candidate.mode() != Mode::Enforce && !is_switched {
                 return fail(format!(
                     "the route {other} would no longer protect requests of {rule}, and their retries would execute again"
                 ));

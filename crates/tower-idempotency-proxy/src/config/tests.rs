@@ -107,6 +107,22 @@ fn wrong_files_name_line_and_nearest_name() {
             "line 7: unknown setting `conect_timeout`, did you mean `connect_timeout`?",
         ),
         (
+            with_route("share = \"110%\""),
+            "line 10: `110%` is no share, expected one from \"0%\" to \"100%\"",
+        ),
+        (
+            with_route("share = 10"),
+            "line 10: expected a text in quotes",
+        ),
+        (
+            with_route("mode = \"observe\"\nshare = \"10%\""),
+            "line 8: share has no effect without mode = \"enforce\"",
+        ),
+        (
+            with_route("mode = \"obserf\""),
+            "line 10: unknown value `obserf`, did you mean `observe`?",
+        ),
+        (
             broken("upstream = \"app\"", "upstream = \"ap\""),
             "line 9: unknown upstream `ap`, did you mean `app`?",
         ),

@@ -105,6 +105,48 @@ impl Serialize for Size {
     }
 }
 
+/// A share of the callers, such as `10%`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Percent(u8);
+
+impl Percent {
+    pub(crate) fn get(self) -> u8 {
+        self.0
+    }
+}
+
+impl Default for Percent {
+    fn default() -> Self {
+        Self(100)
+    }
+}
+
+impl fmt::Display for Percent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}%", self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Percent {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)
+            .map_err(|_| D::Error::custom("expected a share in quotes, such as \"10%\""))?;
+        let number = text.strip_suffix('%').and_then(|text| text.parse().ok());
+        match number {
+            Some(percent @ 0..=100) => Ok(Self(percent)),
+            Some(_) | None => Err(D::Error::custom(format!(
+                "`{text}` is no share, expected one from \"0%\" to \"100%\""
+            ))),
+        }
+    }
+}
+
+impl Serialize for Percent {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 /// A method in capital letters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MethodName(pub(crate) Method);

@@ -6,6 +6,7 @@ mod breaks;
 mod forwarding;
 mod harness;
 mod lifecycle;
+mod observe;
 mod outcomes;
 mod protocols;
 mod smuggling;

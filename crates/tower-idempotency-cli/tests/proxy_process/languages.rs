@@ -6,6 +6,8 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
 };
 
 use tests::scratch::Scratch;
@@ -158,6 +160,88 @@ fn node_upstream_executes_once_if_node_is_installed() {
     check(&Program::start(
         Command::new("node").arg(example("orders.js")).arg("0"),
     ));
+}
+
+#[test]
+fn go_upstream_executes_once_if_go_is_installed() {
+    let Ok(version) = Command::new("go").arg("version").output() else {
+        println!("skipped: go is not installed");
+        return;
+    };
+    assert!(version.status.success());
+    let scratch = Scratch::new();
+    let program = scratch.file("orders");
+    let mut build = Command::new("go");
+    build.args(["build", "-o"]).arg(&program);
+    build.arg(example("orders.go"));
+    build.env("GOCACHE", scratch.file("cache"));
+    assert!(build.env("GO111MODULE", "off").status().unwrap().success());
+    check(&Program::start(Command::new(&program).arg("0")));
+}
+
+/// Returns the configurations in `ops/`, with their names.
+fn shipped() -> [(&'static str, String); 2] {
+    let ops = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ops");
+    let compose = fs::read_to_string(ops.join("container/proxy.toml")).unwrap();
+    let manifest = fs::read_to_string(ops.join("kubernetes/sidecar.yaml")).unwrap();
+    let (_, block) = manifest.split_once("  proxy.toml: |\n").unwrap();
+    let (block, _) = block.split_once("\n---\n").unwrap();
+    let lines = block
+        .lines()
+        .map(|line| line.strip_prefix("    ").unwrap_or(line));
+    let sidecar = lines.collect::<Vec<_>>().join("\n");
+    [("compose", compose), ("sidecar", sidecar)]
+}
+
+/// Each configuration begins with observation: both requests reach the service.
+#[test]
+fn shipped_configurations_observe() {
+    for (name, mut text) in shipped() {
+        let scratch = Scratch::new();
+        let mut command = Command::new("python3");
+        let upstream = Program::start(command.arg(example("orders.py")).arg("0"));
+        let store = format!("sqlite:{}", scratch.file("keys.db").display());
+        fs::write(scratch.file("store-url"), format!("{store}\n")).unwrap();
+        fs::write(scratch.file("secret"), "sixteen bytes or more\n").unwrap();
+        let folder = scratch.file("");
+        let folder = folder.to_str().unwrap().trim_end_matches('/');
+        for (from, to) in [
+            ("0.0.0.0:8080", "127.0.0.1:0"),
+            ("0.0.0.0:9090", "127.0.0.1:0"),
+            ("127.0.0.1:3000", &upstream.address.to_string()),
+            ("orders:3000", &upstream.address.to_string()),
+            ("redis://redis:6379/0", &store),
+            ("/run/secrets/idempotency", folder),
+        ] {
+            text = text.replace(from, to);
+        }
+        let file = scratch.file("proxy.toml");
+        fs::write(&file, &text).unwrap();
+        let proxy = Process::start(&file);
+        for order in 1..=2 {
+            let reply = post(proxy.address, "/orders", "k", "book");
+            assert_eq!((reply.status(), reply.is_replay()), (201, false), "{name}");
+            assert!(
+                reply.body().contains(&format!("\"order\": {order}")),
+                "{name}: {reply:?}"
+            );
+        }
+        // Enforced by a reload, as the guide says.
+        fs::write(
+            &file,
+            text.replace("mode = \"observe\"", "mode = \"enforce\""),
+        )
+        .unwrap();
+        proxy.signal("-HUP");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !proxy.log().contains("configuration reloaded") {
+            assert!(Instant::now() < deadline, "{name}: {}", proxy.log());
+            sleep(Duration::from_millis(20));
+        }
+        let replays =
+            [false, true].map(|_| post(proxy.address, "/orders", "k", "book").is_replay());
+        assert_eq!(replays, [false, true], "{name}");
+    }
 }
 
 #[test]

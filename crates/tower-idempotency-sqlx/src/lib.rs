@@ -58,6 +58,7 @@
 //! | `postgres` | `PostgresStore`: PostgreSQL 14 or later |
 //! | `mysql` | `MySqlStore`: MySQL 8.0, MariaDB 10.6, or later |
 //! | `sqlite` | `SqliteStore`: SQLite, compiled in |
+//! | `testing` | `testing::TemporarySqlite`: a database in a temporary file, for the tests of a service |
 //! | `tls` | TLS to the servers, with rustls and the certificates of the operating system; without this feature, connections are not encrypted |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -83,6 +84,8 @@ mod purger;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod table;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod timeout;
 mod transaction;
 

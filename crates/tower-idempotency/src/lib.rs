@@ -125,6 +125,7 @@
 //! | `metrics` | no | no counters, gauges and histograms through the `metrics` facade, as listed in `docs/operations/metrics-and-alarms.md` |
 //! | `rate` | no | no [`with_fresh_key_rate`](IdempotencyLayer::with_fresh_key_rate): callers within their share send fresh keys at any rate |
 //! | `tiered` | no | no [`Tiered`]: each replay on a server costs a round trip |
+//! | `testing` | no | no `testing`: a store that fails on request, the entries of a store, and counts of effects, for the tests of a service |
 //! | `conformance` | no | no conformance suite for implementors of a [`Store`] |
 //!
 //! # Scope of this crate
@@ -147,6 +148,8 @@ mod error;
 mod execution;
 #[cfg(feature = "axum")]
 pub mod extract;
+#[cfg(feature = "testing")]
+mod faults;
 mod future;
 #[cfg(test)]
 mod fuzz;
@@ -173,6 +176,8 @@ pub mod store;
 mod store_client;
 mod take_over;
 mod telemetry;
+#[cfg(feature = "testing")]
+pub mod testing;
 #[cfg(feature = "tiered")]
 mod tiered;
 pub mod transaction;

@@ -5,6 +5,7 @@ use http::{Response, request};
 use serde::Serialize;
 
 use crate::{
+    digest::ScopedKey,
     error::{Error, ErrorKind},
     layer::IdempotencyLayer,
     request::{
@@ -17,6 +18,11 @@ use crate::{
     },
     response::disposition,
     store::{Fingerprint, KeyId},
+};
+#[cfg(feature = "testing")]
+use crate::{
+    request::build_claim,
+    store::{Claim, Token},
 };
 
 /// Functions for operators, with the settings of the layer.
@@ -50,6 +56,17 @@ impl IdempotencyLayer {
     /// ambiguous. Also [`PrincipalMissing`](ErrorKind::PrincipalMissing) if the application's
     /// [`Principal::from_fn`](crate::Principal::from_fn) rejects the request.
     pub fn key_id(&self, head: &request::Parts, body: &[u8]) -> Result<Option<KeyId>, Error> {
+        let Some((_, scoped)) = self.scoped_key(head)? else {
+            return Ok(None);
+        };
+        let rules = &self.config.request;
+        let by = &rules.fingerprint;
+        let fingerprint = by.fingerprint(rules.secret.as_ref(), head, body);
+        Ok(Some(scoped.id.of(&fingerprint)))
+    }
+
+    /// Returns the key of a request in its scope, or `None` if the layer does not cover the request.
+    fn scoped_key(&self, head: &request::Parts) -> Result<Option<(RequestKey, ScopedKey)>, Error> {
         let rules = &self.config.request;
         if pass_reason(rules, head).is_some() {
             return Ok(None);
@@ -64,9 +81,24 @@ impl IdempotencyLayer {
                 "the closure of the application rejected the request",
             ),
         })?;
-        let by = &rules.fingerprint;
-        let fingerprint = by.fingerprint(rules.secret.as_ref(), head, body);
-        Ok(Some(scoped.id.of(&fingerprint)))
+        Ok(Some((key, scoped)))
+    }
+
+    /// Returns the claim that another process would send for a request, or `None` if the layer does not cover the request.
+    #[cfg(feature = "testing")]
+    pub(crate) fn claim_of_other_process(
+        &self,
+        head: &request::Parts,
+        body: &[u8],
+    ) -> Result<Option<Claim>, Error> {
+        let Some((key, scoped)) = self.scoped_key(head)? else {
+            return Ok(None);
+        };
+        let terms = self.config.lease_terms("another process", true);
+        let rules = &self.config.request;
+        let claim = build_claim(rules, terms, scoped, head, body, &key, |_| Token::random());
+        let failed = |error| Error::new(ErrorKind::StoreUnavailable, "no token").with_source(error);
+        claim.map(Some).map_err(failed)
     }
 
     /// Returns the IDs that the entry of a key can have, from the key and the values that identify its caller.

@@ -35,7 +35,6 @@
 mod any_store;
 pub mod cases;
 mod clock;
-mod faults;
 pub mod inspect_cases;
 mod inspect_macros;
 mod macros;
@@ -45,10 +44,11 @@ mod subject;
 pub use self::{
     any_store::AnyStore,
     clock::ManualClock,
-    faults::{Fault, FaultInjector, Hold, InjectedFault, Operation, Plan},
     runner::{Case, Threads, every_case, run},
     subject::Subject,
 };
 /// Hook of the simulation.
 #[doc(hidden)]
 pub use crate::clock::seeded::seed_jitter;
+#[doc(no_inline)]
+pub use crate::faults::{Fault, FaultInjector, Hold, InjectedFault, Operation, Plan};

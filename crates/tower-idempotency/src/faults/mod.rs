@@ -18,7 +18,13 @@ use bytes::Bytes;
 use tokio::task::yield_now;
 
 pub use self::hold::Hold;
-use crate::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Token, Ttl};
+use crate::{
+    inspect::{
+        Abilities, EntryDetails, Inspect, InspectError, Page, Query, Resolution, ResolveOutcome,
+        Seen, Summary,
+    },
+    store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Token, Ttl},
+};
 
 /// Store wrapper that injects faults into calls, and counts them.
 ///
@@ -32,8 +38,8 @@ use crate::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Token, T
 ///
 /// ```
 /// use tower_idempotency::{
-///     conformance::{Fault, FaultInjector, Operation},
 ///     store::{Acquired, Claim, Fingerprint, KeyId, MemoryStore, Store},
+///     testing::{Fault, FaultInjector, Operation},
 /// };
 ///
 /// # #[tokio::main(flavor = "current_thread")]
@@ -65,7 +71,7 @@ struct Shared<S> {
 
 /// The methods of [`Store`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(clippy::exhaustive_enums, reason = "the suite is not API-stable")]
+#[non_exhaustive]
 pub enum Operation {
     /// [`Store::acquire`].
     Acquire,
@@ -91,7 +97,7 @@ impl Operation {
 
 /// Effect on a call. `wait_for_change` cannot fail: it returns at once in place of a failure.
 #[derive(Clone, Debug)]
-#[expect(clippy::exhaustive_enums, reason = "the suite is not API-stable")]
+#[non_exhaustive]
 pub enum Fault {
     /// No fault: the call goes through.
     None,
@@ -121,7 +127,7 @@ pub enum Fault {
 
 /// Faults for all calls, such that each retried call eventually goes through.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "the suite is not API-stable")]
+#[non_exhaustive]
 pub enum Plan {
     /// No faults.
     #[default]
@@ -362,6 +368,38 @@ impl<S: Store> Store for FaultInjector<S> {
     /// Returns `None`, so that each request calls the store and meets the faults.
     fn find_completed(&self, _id: &KeyId) -> Option<Acquired> {
         None
+    }
+}
+
+/// Passes every call to the inner store: an operator meets no faults, and the calls are not counted.
+#[deny(clippy::missing_trait_methods)]
+impl<S: Inspect> Inspect for FaultInjector<S> {
+    fn abilities(&self) -> Abilities {
+        self.inner().abilities()
+    }
+
+    async fn list(&self, query: &Query) -> Result<Page, InspectError> {
+        self.inner().list(query).await
+    }
+
+    async fn get(&self, id: &KeyId) -> Result<Option<EntryDetails>, InspectError> {
+        self.inner().get(id).await
+    }
+
+    async fn summary(&self, limit: u32) -> Result<Summary, InspectError> {
+        self.inner().summary(limit).await
+    }
+
+    async fn resolve(
+        &self,
+        seen: &Seen,
+        resolution: &Resolution,
+    ) -> Result<ResolveOutcome, InspectError> {
+        self.inner().resolve(seen, resolution).await
+    }
+
+    async fn purge(&self, batch: u32) -> Result<u64, InspectError> {
+        self.inner().purge(batch).await
     }
 }
 

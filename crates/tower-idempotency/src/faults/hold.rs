@@ -11,8 +11,8 @@ use std::{fmt, pin::Pin, sync::Arc};
 ///
 /// use tokio::sync::Semaphore;
 /// use tower_idempotency::{
-///     conformance::{Fault, FaultInjector, Hold, Operation},
 ///     store::{Claim, Fingerprint, KeyId, MemoryStore, Store},
+///     testing::{Fault, FaultInjector, Hold, Operation},
 /// };
 ///
 /// # #[tokio::main(flavor = "current_thread")]

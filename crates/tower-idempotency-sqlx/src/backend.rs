@@ -4,7 +4,7 @@ use sqlx::Database;
 use tower_idempotency::store::{LeaseRef, Store, Ttl};
 
 use crate::{
-    Checkpoint, SqlError,
+    Checkpoint, LeaseStatus, SqlError,
     completer::{OrphanQuery, OrphanRow},
 };
 
@@ -81,15 +81,6 @@ pub trait Backend<D: Database>: Sized {
 
     /// Returns `true` if the error code of a commit means that nothing was committed.
     fn is_commit_rejected(code: &str) -> bool;
-}
-
-/// Status of a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LeaseStatus {
-    Held,
-    Lost,
-    /// There is no entry.
-    Absent,
 }
 
 /// Result of a checkpoint write.

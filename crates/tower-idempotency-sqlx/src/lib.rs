@@ -71,7 +71,6 @@ mod backend;
 mod completer;
 mod connection;
 mod entry;
-mod error;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod hex;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
@@ -83,27 +82,28 @@ mod postgres;
 mod purger;
 #[cfg(feature = "sqlite")]
 mod sqlite;
-mod table;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod timeout;
 mod transaction;
 
 pub use sqlx;
+#[cfg(feature = "postgres")]
+pub use tower_idempotency_sql::PostgresFence;
+pub use tower_idempotency_sql::{
+    CommitError, SqlError, TableNameError, TransactionError, TransactionErrorKind,
+};
+use tower_idempotency_sql::{LeaseStatus, Table};
 
 #[cfg(feature = "mysql")]
 pub use self::mysql::MySqlStore;
 #[cfg(feature = "postgres")]
-pub use self::postgres::{PostgresFence, PostgresStore};
+pub use self::postgres::PostgresStore;
 #[cfg(feature = "sqlite")]
 pub use self::sqlite::SqliteStore;
 pub use self::{
     backend::SqlStore,
     completer::{Completer, CompleterTask, Orphan, SweepStats},
-    error::SqlError,
     purger::Purger,
-    table::TableNameError,
-    transaction::{
-        Checkpoint, CommitError, FencedTransaction, TransactionError, TransactionErrorKind,
-    },
+    transaction::{Checkpoint, FencedTransaction},
 };

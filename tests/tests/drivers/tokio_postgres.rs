@@ -25,8 +25,9 @@ use tests::{
 };
 use tokio::{sync::Barrier, time::sleep};
 use tower_idempotency::{Lease, Ttl, transaction::NotRecordedReason};
+use tower_idempotency_sqlx::PostgresStore;
 use tower_idempotency_tokio_postgres::{
-    FencedTransaction, PostgresStore, TransactionError, TransactionErrorKind as Kind, begin,
+    FencedTransaction, TransactionError, TransactionErrorKind as Kind, begin,
 };
 
 /// A store with its table of effects, and the handlers' pool of tokio-postgres in the same database.

@@ -267,12 +267,6 @@ async fn changed(table: &impl InspectTable, id: &KeyId) -> Result<ResolveOutcome
     Ok(ResolveOutcome::Changed(entry.map(Box::new)))
 }
 
-impl From<SqlError> for InspectError {
-    fn from(error: SqlError) -> Self {
-        Self::backend(error)
-    }
-}
-
 /// Maximum number of calls for a page.
 const MAX_CALLS: usize = 16;
 /// Number of rows that a call examines, if few of them may match.

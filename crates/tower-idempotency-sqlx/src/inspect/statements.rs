@@ -9,7 +9,7 @@ use tower_idempotency::{
 };
 
 use super::{EntryRow, Position};
-use crate::table::Table;
+use crate::Table;
 
 /// The SQL of a database, where it differs.
 pub(crate) struct Dialect {

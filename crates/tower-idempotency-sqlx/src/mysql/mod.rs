@@ -16,7 +16,7 @@ use tower_idempotency::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreErr
 
 use self::statements::{OVERHEAD, Statements};
 use crate::{
-    Purger, SqlError, TableNameError,
+    Purger, SqlError, Table, TableNameError,
     connection::{
         Connections, PooledConnection,
         Priority::{self, Acquire, Maintain},
@@ -24,7 +24,6 @@ use crate::{
     },
     entry::{AcquireRow, CompleteOutcome, CompleteRow, MAX_ATTEMPTS},
     inspect::InspectStatements,
-    table::Table,
     timeout::with_timeout,
 };
 
@@ -264,7 +263,7 @@ impl Inner {
                     return Err(error.into());
                 }
             };
-            let code = crate::error::error_code(&*error);
+            let code = SqlError::code_of_sqlx(&*error);
             let is_deadlock = is_deadlock(&code);
             // After any other error than a deadlock or a lock timeout, the connection may be unusable. Its close ends
             // the transaction.

@@ -14,9 +14,9 @@ use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 use tower_idempotency::store::{Claim, LeaseRef, OrphanPolicy, Token, Ttl};
 
 use crate::{
+    Table,
     completer::{MAX_DOUBLINGS, OrphanQuery, OrphanRow},
     hex,
-    table::Table,
 };
 
 pub(super) struct Statements {

@@ -11,8 +11,8 @@ use tower_idempotency::{
 
 use super::{MySqlStore, is_deadlock};
 use crate::{
-    Checkpoint, FencedTransaction, SqlError, TransactionError,
-    backend::{Backend, CheckpointWrite, LeaseStatus, SqlStore, millis},
+    Checkpoint, FencedTransaction, LeaseStatus, SqlError, TransactionError,
+    backend::{Backend, CheckpointWrite, SqlStore, millis},
     completer::{OrphanQuery, OrphanRow},
     connection::Priority,
 };

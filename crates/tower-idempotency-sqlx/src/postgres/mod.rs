@@ -6,11 +6,11 @@ use sqlx::{
     postgres::{PgConnectOptions, PgRow},
 };
 use tower_idempotency::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl};
+use tower_idempotency_sql::PostgresFence;
 
-pub use self::fence::PostgresFence;
 use self::{notifications::Listener, statements::Statements};
 use crate::{
-    Purger, SqlError, TableNameError,
+    Purger, SqlError, Table, TableNameError,
     connection::{
         Connections,
         Priority::{self, Acquire, Maintain},
@@ -19,7 +19,6 @@ use crate::{
     entry::{AcquireRow, CompleteOutcome, CompleteRow, MAX_ATTEMPTS},
     hex,
     inspect::InspectStatements,
-    table::Table,
     timeout::with_timeout,
 };
 
@@ -231,7 +230,7 @@ impl PostgresStore {
     }
 
     fn build(settings: Settings) -> Self {
-        let statements = Statements::new(&settings.table);
+        let statements = Statements::new(&settings.table, settings.record_limit);
         let channel = statements.channel().to_owned();
         let listener = match settings.listen.clone() {
             ListenMode::SameOptions => Some(Listener::new(settings.options.clone(), channel)),
@@ -291,7 +290,7 @@ impl Inner {
                     return Err(error.into());
                 }
             };
-            let code = crate::error::error_code(&*error);
+            let code = SqlError::code_of_sqlx(&*error);
             if is_failover_error(&code) {
                 self.connections.close_idle();
                 pooled.close();
@@ -450,4 +449,4 @@ const MIGRATIONS: [&str; 3] = [
 /// Shortest wait that uses notifications. A statement takes less, unless the database is overloaded.
 const MIN_NOTIFIED_WAIT: Duration = Duration::from_millis(250);
 /// In hexadecimal digits this is twice as long, and still well below the server's limits for a message and a value.
-const MAX_RECORD_BYTES: usize = 128 << 20;
+const MAX_RECORD_BYTES: usize = PostgresFence::MAX_RECORD_BYTES;

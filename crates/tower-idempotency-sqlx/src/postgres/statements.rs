@@ -11,23 +11,24 @@ use std::sync::Arc;
 
 use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 use tower_idempotency::store::{Claim, KeyId, LeaseRef, OrphanPolicy, Token, Ttl};
+use tower_idempotency_sql::PostgresFence;
 
 use crate::{
+    Table,
     completer::{MAX_DOUBLINGS, OrphanQuery, OrphanRow},
     hex,
-    table::Table,
 };
 
 pub(super) struct Statements {
     table: String,
     channel: String,
-    /// Reads the status of the lease and marks the transaction. $1 id, $2 token.
+    /// The other statements of a handler's transaction.
+    fence: PostgresFence,
+    /// Reads the status of the lease and marks the transaction; see [`PostgresFence::lease_status_sql`].
     ///
     /// This statement and the next two run in a handler's transaction.
     pub(super) lease_status: SqlStr,
-    /// Stores the record if the token holds the entry, and notifies waiters. $1 id, $2 token, $3 record, $4 retention.
-    ///
-    /// Returns two flags: the transaction has the mark; the record is stored.
+    /// Stores the record if the token holds the entry; see [`PostgresFence::write_record_sql`].
     pub(super) write_record: SqlStr,
     /// Stores the checkpoint if the token holds the entry. $1 id, $2 token, $3 name, $4 data.
     ///
@@ -37,31 +38,16 @@ pub(super) struct Statements {
 }
 
 impl Statements {
-    pub(super) fn new(table: &Table) -> Self {
+    pub(super) fn new(table: &Table, record_limit: usize) -> Self {
+        let fence = PostgresFence::for_table(table).with_record_limit(record_limit);
         let (channel, table) = (table.name().to_owned(), table.quoted('"'));
         // Safe: the only inserted text is the name of the table, which is an identifier.
         let statement = |sql: String| AssertSqlSafe(Arc::<str>::from(sql)).into_sql_str();
-        // True in the marked transaction only: the setting ends with the transaction, however that ends.
-        let is_marked = format!("coalesce(current_setting('{MARK}', true) = 'fenced', false)");
+        let is_marked = PostgresFence::is_marked_sql();
         Self {
-            lease_status: statement(format!(
-                "select coalesce({IS_HELD}, false), set_config('{MARK}', 'fenced', true)
-from {table} e, (select {NOW} as now) clock where e.id = $1"
-            )),
-            write_record: statement(format!(
-                "with ended as (
-  update {table} e set
-    forgotten_at = now + $4,
-    completed = now,
-    record = $3,
-    checkpoint = null,
-    checkpoint_data = null
-  from (select {NOW} as now) clock where {IS_HELD} and {is_marked} returning e.id, e.awaited
-)
-select {is_marked}, ended.awaited is not null,
-  case when ended.awaited then pg_notify('{channel}', encode(ended.id, 'hex'))::text end
-from (select 1) one left join ended on true"
-            )),
+            lease_status: statement(fence.lease_status_sql().to_owned()),
+            write_record: statement(fence.write_record_sql().to_owned()),
+            fence,
             write_checkpoint: statement(format!(
                 "with before as materialized (
   select e.id, coalesce(e.checkpoint = $3 and e.checkpoint_data = $4, false) as same
@@ -75,6 +61,10 @@ select {is_marked}, written.same from (select 1) one left join written on true"
             table,
             channel,
         }
+    }
+
+    pub(super) fn fence(&self) -> &PostgresFence {
+        &self.fence
     }
 
     /// Returns the notification channel.
@@ -322,9 +312,6 @@ fn text(text: &str) -> String {
 /// the reason, and the connection stays open.
 pub(super) const PREFACE: &str =
     "set transaction isolation level read committed; set local lock_timeout = 500;";
-/// The mark of a transaction: a setting. After a savepoint, the handler's writes would belong to a subtransaction,
-/// which uses a second transaction ID.
-const MARK: &str = "tower_idempotency.transaction";
 /// The [`lease_condition`] with bound values.
 const IS_HELD: &str = "e.id = $1 and e.token = $2 and e.completed is null and e.forgotten_at > now";
 pub(super) const NOW: &str = "floor(extract(epoch from clock_timestamp()) * 1000)::bigint";

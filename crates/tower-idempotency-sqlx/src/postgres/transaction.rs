@@ -9,11 +9,12 @@ use tower_idempotency::{
     Lease,
     store::{Fingerprint, KeyId, LeaseRef, Ttl},
 };
+use tower_idempotency_sql::PostgresFence;
 
 use super::{PostgresStore, unescape::unescape};
 use crate::{
-    Checkpoint, FencedTransaction, SqlError, TransactionError,
-    backend::{Backend, CheckpointWrite, LeaseStatus, SqlStore, millis},
+    Checkpoint, FencedTransaction, LeaseStatus, SqlError, TransactionError,
+    backend::{Backend, CheckpointWrite, SqlStore, millis},
     completer::{OrphanQuery, OrphanRow},
     connection::Priority,
     hex,
@@ -68,7 +69,7 @@ impl SqlStore for PostgresStore {
 }
 
 impl Backend<Postgres> for PostgresStore {
-    const BEGIN: &'static str = "begin transaction isolation level read committed, read write";
+    const BEGIN: &'static str = PostgresFence::BEGIN;
 
     async fn record_limit(&self) -> Result<usize, SqlError> {
         Ok(self.inner.settings.record_limit)
@@ -151,13 +152,11 @@ impl Backend<Postgres> for PostgresStore {
     }
 
     fn is_missing_table(code: &str) -> bool {
-        // No such table, schema or column.
-        ["42P01", "3F000", "42703"].contains(&code)
+        PostgresFence::is_missing_table(code)
     }
 
     fn is_commit_rejected(code: &str) -> bool {
-        // A deferred constraint, or a rollback. Not 40003, which leaves the completion unknown.
-        code.starts_with("23") || code.starts_with("40") && code != "40003"
+        PostgresFence::is_commit_rejected(code)
     }
 }
 

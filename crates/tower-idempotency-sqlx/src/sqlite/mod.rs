@@ -14,7 +14,7 @@ use tower_idempotency::store::{
 
 use self::statements::Statements;
 use crate::{
-    Purger, SqlError, TableNameError,
+    Purger, SqlError, Table, TableNameError,
     backend::millis,
     connection::{
         Connections,
@@ -22,7 +22,6 @@ use crate::{
     },
     entry::{AcquireRow, CompleteOutcome, CompleteRow, MAX_ATTEMPTS},
     inspect::InspectStatements,
-    table::Table,
 };
 
 mod inspect;

@@ -3,7 +3,7 @@
 
 use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 
-use crate::{completer::MAX_DOUBLINGS, table::Table};
+use crate::{Table, completer::MAX_DOUBLINGS};
 
 pub(super) struct Statements {
     /// ?1 id, ?2 token.

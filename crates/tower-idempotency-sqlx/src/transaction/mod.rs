@@ -1,35 +1,28 @@
 use std::{
-    convert::Infallible,
     fmt,
     ops::{Deref, DerefMut},
-    panic::resume_unwind,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
-    time::Duration,
 };
 
 use http::Response;
 use serde::Serialize;
 use sqlx::{Connection as _, Database, Pool, SqlSafeStr as _, Transaction};
-use tokio::{sync::oneshot, time::sleep};
 use tower_idempotency::{
     Body, Lease,
     store::{LeaseRef, StoreError},
     transaction::{LeaseExt as _, NotRecordable, OpenTransaction, Prepared},
 };
+use tower_idempotency_sql::begin_in_task;
 
 use crate::{
-    SqlError,
-    backend::{CheckpointWrite, LeaseStatus, SqlStore},
+    CommitError, LeaseStatus, SqlError, TransactionError, TransactionErrorKind,
+    backend::{CheckpointWrite, SqlStore},
     timeout::with_timeout,
 };
 
 mod checkpoint;
-mod error;
 
-pub use self::{
-    checkpoint::Checkpoint,
-    error::{CommitError, TransactionError, TransactionErrorKind},
-};
+pub use self::checkpoint::Checkpoint;
 
 /// A handler's transaction that is fenced by its lease. It commits the handler's writes and the record together, or
 /// neither.
@@ -309,36 +302,15 @@ async fn begin<S: SqlStore>(
         }
         connection.close().await.ok();
     };
-    let grace = pool.options().get_acquire_timeout().max(MIN_BEGIN_GRACE);
-    let (caller, caller_dropped) = oneshot::channel::<Infallible>();
-    let task = tokio::spawn(async move {
-        let begin = async {
-            let statements = Some(S::BEGIN.into_sql_str());
-            let mut transaction = Transaction::begin(connection, statements).await?;
-            let status = store.lease_status(&mut transaction, &lease).await;
-            Ok((transaction, status))
-        };
-        let abandoned = async {
-            caller_dropped.await.ok();
-            sleep(grace).await;
-        };
-        tokio::select! {
-            // Polls `begin` first: a reply counts, however late it is.
-            biased;
-            begun = begin => Some(begun),
-            () = abandoned => None,
-        }
-    });
-    let result = task.await;
-    drop(caller);
-    match result {
-        Ok(begun) => begun.unwrap_or(Err(sqlx::Error::WorkerCrashed)),
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => resume_unwind(panic),
-            // The runtime shuts down.
-            Err(_) => Err(sqlx::Error::WorkerCrashed),
-        },
-    }
+    let grace = pool.options().get_acquire_timeout();
+    let begin = async move {
+        let statements = Some(S::BEGIN.into_sql_str());
+        let mut transaction = Transaction::begin(connection, statements).await?;
+        let status = store.lease_status(&mut transaction, &lease).await;
+        Ok((transaction, status))
+    };
+    let begun = begin_in_task(begin, grace).await;
+    begun.unwrap_or(Err(sqlx::Error::WorkerCrashed))
 }
 
 /// Registers the end of the transaction with the layer.
@@ -369,6 +341,18 @@ impl<S: SqlStore> DerefMut for FencedTransaction<S> {
     }
 }
 
+impl<S: SqlStore> AsRef<<S::Database as Database>::Connection> for FencedTransaction<S> {
+    fn as_ref(&self) -> &<S::Database as Database>::Connection {
+        &self.transaction
+    }
+}
+
+impl<S: SqlStore> AsMut<<S::Database as Database>::Connection> for FencedTransaction<S> {
+    fn as_mut(&mut self) -> &mut <S::Database as Database>::Connection {
+        &mut self.transaction
+    }
+}
+
 impl<S: SqlStore> fmt::Debug for FencedTransaction<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FencedTransaction")
@@ -376,7 +360,3 @@ impl<S: SqlStore> fmt::Debug for FencedTransaction<S> {
             .finish_non_exhaustive()
     }
 }
-
-/// Minimum time for which an abandoned `begin` waits for its reply. If the reply came later, the pool would lend the
-/// connection out with an open transaction.
-const MIN_BEGIN_GRACE: Duration = Duration::from_secs(5);

@@ -1,6 +1,6 @@
 use std::{error::Error, fmt};
 
-use tower_idempotency::store::StoreError;
+use tower_idempotency::{inspect::InspectError, store::StoreError};
 
 /// Failure of a database call.
 ///
@@ -46,30 +46,49 @@ impl SqlError {
         }
     }
 
-    pub(crate) fn contended() -> Self {
+    /// Returns the error of an entry that changed during every attempt.
+    #[must_use]
+    pub fn contended() -> Self {
         Self {
             kind: Kind::Contended,
         }
     }
 
     /// Returns the error of a handler's transaction that had ended before its commit.
-    pub(crate) fn transaction_ended() -> Self {
+    #[must_use]
+    pub fn transaction_ended() -> Self {
         Self {
             kind: Kind::TransactionEnded,
         }
     }
 
-    pub(crate) fn is_transaction_ended(&self) -> bool {
+    /// Returns `true` for the error of [`transaction_ended`](Self::transaction_ended).
+    #[must_use]
+    pub fn is_transaction_ended(&self) -> bool {
         matches!(self.kind, Kind::TransactionEnded)
     }
 
     /// Returns the error of a result that does not match its statement, for example from an unrelated table.
     ///
     /// `description` completes the sentence "the database returned ..".
-    pub(crate) fn unreadable(description: &'static str) -> Self {
+    #[must_use]
+    pub fn unreadable(description: &'static str) -> Self {
         Self {
             kind: Kind::Unreadable(description),
         }
+    }
+
+    /// Returns the code of an error that sqlx 0.9 reports, like [`code`](Self::code).
+    ///
+    /// The code of MySQL is the error number, because most of its errors share one SQLSTATE.
+    #[cfg(feature = "sqlx")]
+    #[must_use]
+    pub fn code_of_sqlx(reported: &dyn sqlx::error::DatabaseError) -> String {
+        #[cfg(feature = "sqlx-mysql")]
+        if let Some(error) = reported.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
+            return error.number().to_string();
+        }
+        reported.code().unwrap_or_default().into_owned()
     }
 
     /// Returns the code that the database reported: the SQLSTATE of PostgreSQL, the error number of MySQL, or the
@@ -85,11 +104,12 @@ impl SqlError {
     }
 }
 
+#[cfg(feature = "sqlx")]
 impl From<sqlx::Error> for SqlError {
     fn from(error: sqlx::Error) -> Self {
         let kind = match error {
             sqlx::Error::Database(reported) => {
-                let code = error_code(&*reported);
+                let code = Self::code_of_sqlx(&*reported);
                 let is_safe = is_safe_to_show(&code) || has_bound_values(&*reported);
                 let text = is_safe.then(|| reported.message().to_owned());
                 Kind::Reported { code, text }
@@ -101,6 +121,12 @@ impl From<sqlx::Error> for SqlError {
             other => Kind::Driver(Box::new(other)),
         };
         Self { kind }
+    }
+}
+
+impl From<SqlError> for InspectError {
+    fn from(error: SqlError) -> Self {
+        Self::backend(error)
     }
 }
 
@@ -138,28 +164,18 @@ impl Error for SqlError {
     }
 }
 
-/// Returns the code of a reported error.
-///
-/// The code of MySQL is the error number, because most of its errors share one SQLSTATE.
-pub(crate) fn error_code(reported: &dyn sqlx::error::DatabaseError) -> String {
-    #[cfg(feature = "mysql")]
-    if let Some(error) = reported.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
-        return error.number().to_string();
-    }
-    reported.code().unwrap_or_default().into_owned()
-}
-
 /// Returns `true` for an error of SQLite. All values are bound there, so no message can contain one.
+#[cfg(feature = "sqlx")]
 #[cfg_attr(
-    not(feature = "sqlite"),
+    not(feature = "sqlx-sqlite"),
     expect(unused_variables, reason = "read only with SQLite")
 )]
 fn has_bound_values(reported: &dyn sqlx::error::DatabaseError) -> bool {
-    #[cfg(feature = "sqlite")]
+    #[cfg(feature = "sqlx-sqlite")]
     return reported
         .try_downcast_ref::<sqlx::sqlite::SqliteError>()
         .is_some();
-    #[cfg(not(feature = "sqlite"))]
+    #[cfg(not(feature = "sqlx-sqlite"))]
     false
 }
 

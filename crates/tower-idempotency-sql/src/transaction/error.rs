@@ -79,7 +79,9 @@ impl TransactionError {
         }
     }
 
-    pub(crate) fn database(error: impl Into<SqlError>) -> Self {
+    /// Creates the error of a database that failed before the commit was sent, or of a transaction that had ended.
+    #[must_use]
+    pub fn database(error: impl Into<SqlError>) -> Self {
         let error = error.into();
         let kind = if error.is_transaction_ended() {
             TransactionErrorKind::Ended
@@ -92,7 +94,8 @@ impl TransactionError {
     /// Converts an error of [`Prepared::commit`](tower_idempotency::transaction::Prepared::commit).
     ///
     /// `may_be_committed` is set if the commit was sent and the database did not reject it.
-    pub(super) fn from_commit(error: StoreError, may_be_committed: bool) -> Self {
+    #[must_use]
+    pub fn from_commit(error: StoreError, may_be_committed: bool) -> Self {
         let source = match error {
             StoreError::Backend(source) => source.downcast::<SqlError>().ok().map(|it| *it),
             _ => return TransactionErrorKind::LeaseLost.into(),
@@ -103,6 +106,13 @@ impl TransactionError {
             _ => TransactionErrorKind::Database,
         };
         Self { kind, source }
+    }
+}
+
+/// Converts the failure of a call before the commit, like [`TransactionError::database`].
+impl From<SqlError> for TransactionError {
+    fn from(error: SqlError) -> Self {
+        Self::database(error)
     }
 }
 

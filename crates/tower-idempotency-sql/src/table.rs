@@ -5,13 +5,18 @@ use std::fmt;
 /// Each part is 1 to 48 of `a` to `z`, `0` to `9` and `_`, and does not begin with a digit. Statements quote the name,
 /// so it may be a reserved word.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Table {
+pub struct Table {
     schema: Option<String>,
     name: String,
 }
 
 impl Table {
-    pub(crate) fn parse(text: &str) -> Result<Self, TableNameError> {
+    /// Parses a name, such as `payments.idempotency`.
+    ///
+    /// # Errors
+    ///
+    /// If a part of the name is not 1 to 48 of `a` to `z`, `0` to `9` and `_`, or begins with a digit.
+    pub fn parse(text: &str) -> Result<Self, TableNameError> {
         let (schema, name) = match text.split_once('.') {
             Some((schema, name)) => (Some(schema), name),
             None => (None, text),
@@ -26,8 +31,11 @@ impl Table {
     }
 
     /// Parses a name without a schema, for a database that has none.
-    #[cfg(feature = "sqlite")]
-    pub(crate) fn parse_name(text: &str) -> Result<Self, TableNameError> {
+    ///
+    /// # Errors
+    ///
+    /// Those of [`parse`](Self::parse), and if there is a schema.
+    pub fn parse_name(text: &str) -> Result<Self, TableNameError> {
         let table = Self::parse(text)?;
         match table.schema {
             None => Ok(table),
@@ -36,7 +44,8 @@ impl Table {
     }
 
     /// Returns the name as it appears in statements.
-    pub(crate) fn quoted(&self, quote: char) -> String {
+    #[must_use]
+    pub fn quoted(&self, quote: char) -> String {
         match &self.schema {
             Some(schema) => format!("{quote}{schema}{quote}.{quote}{}{quote}", self.name),
             None => format!("{quote}{}{quote}", self.name),
@@ -44,13 +53,14 @@ impl Table {
     }
 
     /// Returns the name without its schema.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn name(&self) -> &str {
+    #[must_use]
+    pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the SQL of a shipped migration with this table in place of the default one.
-    pub(crate) fn in_migration(&self, sql: &str, quote: char) -> String {
+    /// Returns the SQL of a shipped migration, or of a constant statement, with this table in place of the default one.
+    #[must_use]
+    pub fn in_migration(&self, sql: &str, quote: char) -> String {
         let table = format!("{quote}{DEFAULT}{quote}");
         let index = format!("{quote}{DEFAULT}_");
         let sql = sql

@@ -1,0 +1,138 @@
+//! The operations of a driver.
+
+use tower_idempotency::store::LeaseRef;
+
+use crate::{SqlError, fence::Fence};
+
+/// An open transaction of a driver.
+///
+/// A crate for a driver implements it. Its drop rolls the transaction back, and never leaves it open on a connection that
+/// another caller gets.
+pub trait Driver: Send + Sized {
+    /// The statements.
+    type Fence: Fence;
+
+    /// The transaction or connection of the driver, on which handlers execute statements.
+    type Target: ?Sized;
+
+    /// Returns the transaction for the handler.
+    fn target(&self) -> &Self::Target;
+
+    /// Returns the transaction for the handler.
+    fn target_mut(&mut self) -> &mut Self::Target;
+
+    /// Executes the status statement.
+    fn lease_status(
+        &mut self,
+        fence: &Self::Fence,
+        lease: &LeaseRef,
+    ) -> impl Future<Output = Result<LeaseStatus, SqlError>> + Send;
+
+    /// Executes the statement that writes the record.
+    fn write_record(
+        &mut self,
+        fence: &Self::Fence,
+        write: RecordWrite<'_>,
+    ) -> impl Future<Output = Result<RecordStatus, SqlError>> + Send;
+
+    /// Commits the transaction. It must not return [`Ok`] unless the database has committed.
+    fn commit(self) -> impl Future<Output = Result<(), SqlError>> + Send;
+
+    /// Rolls the transaction back.
+    fn rollback(self) -> impl Future<Output = Result<(), SqlError>> + Send;
+}
+
+/// Status of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseStatus {
+    /// The token holds the entry.
+    Held,
+    /// Another token holds the entry, or it is completed or expired.
+    Lost,
+    /// There is no entry.
+    Absent,
+}
+
+impl LeaseStatus {
+    /// Returns the status from the first column of the row, or from [`None`] if there is no row.
+    #[must_use]
+    pub fn from_row(is_held: Option<bool>) -> Self {
+        match is_held {
+            Some(true) => Self::Held,
+            Some(false) => Self::Lost,
+            None => Self::Absent,
+        }
+    }
+}
+
+/// Result of the statement that writes the record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordStatus {
+    /// The record is written, and not yet committed.
+    Written,
+    /// The token does not hold the entry. Nothing was written.
+    LeaseLost,
+    /// The statement ran outside of the marked transaction. Nothing was written.
+    TransactionEnded,
+}
+
+impl RecordStatus {
+    /// Returns the status from the first two columns of the row.
+    #[must_use]
+    pub fn from_row(is_marked: bool, is_written: bool) -> Self {
+        match (is_marked, is_written) {
+            (false, _) => Self::TransactionEnded,
+            (true, true) => Self::Written,
+            (true, false) => Self::LeaseLost,
+        }
+    }
+}
+
+/// Parameters of the statement that writes the record.
+#[derive(Clone, Copy)]
+pub struct RecordWrite<'a> {
+    lease: &'a LeaseRef,
+    record: &'a [u8],
+    retention: i64,
+}
+
+impl<'a> RecordWrite<'a> {
+    pub(super) fn new(lease: &'a LeaseRef, record: &'a [u8], retention: i64) -> Self {
+        Self {
+            lease,
+            record,
+            retention,
+        }
+    }
+
+    /// Returns the ID of the entry.
+    #[must_use]
+    pub fn id(&self) -> &'a [u8] {
+        self.lease.id.as_bytes()
+    }
+
+    /// Returns the token of the lease.
+    #[must_use]
+    pub fn token(&self) -> &'a [u8] {
+        self.lease.token.as_bytes()
+    }
+
+    /// Returns the record.
+    #[must_use]
+    pub fn record(&self) -> &'a [u8] {
+        self.record
+    }
+
+    /// Returns the retention of the record in milliseconds.
+    #[must_use]
+    pub fn retention_millis(&self) -> i64 {
+        self.retention
+    }
+}
+
+/// Omits the values.
+impl std::fmt::Debug for RecordWrite<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RecordWrite").finish_non_exhaustive()
+    }
+}

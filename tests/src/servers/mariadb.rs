@@ -138,11 +138,14 @@ fn initialize(directory: &Path) {
         create user app@'%' identified by 'app';\n\
         grant all on *.* to app@'%' with grant option;\n";
     fs::write(directory.join("users.sql"), users).expect("a throwaway file");
+    // A server that starts deletes all temporary tables in its temporary directory, also those of other servers.
+    fs::create_dir_all(directory.join(TEMPORARY)).expect("a throwaway directory");
     give(directory, USER);
     let mut install = as_user(USER, &tool("mariadb-install-db", "mariadb-server", &[]));
     install.args(["--no-defaults", "--skip-test-db", "--skip-name-resolve"]);
     install.arg("--auth-root-authentication-method=normal");
     install.arg(format!("--datadir={}", data.display()));
+    install.arg(format!("--tmpdir={}", directory.join(TEMPORARY).display()));
     let program = install.get_program().to_str().expect("a path in UTF-8");
     // MariaDB sometimes ends with a segmentation fault here, before it serves any client.
     let mut installed = run(program, install.get_args());
@@ -164,6 +167,7 @@ fn command(directory: &Path, port: u16, settings: &[String]) -> Command {
     let at = |name: &str| directory.join(name).display().to_string();
     let own = [
         format!("datadir={}", at("data")),
+        format!("tmpdir={}", at(TEMPORARY)),
         format!("socket={}", at("socket")),
         format!("pid-file={}", at("pid")),
         format!("port={port}"),
@@ -191,3 +195,5 @@ fn is_ready(guard: &Guard) -> bool {
 }
 
 const USER: &str = "mysql";
+/// The directory for temporary tables, in that of the server.
+const TEMPORARY: &str = "tmp";

@@ -12,8 +12,10 @@ use std::{
 
 use tests::servers::{
     free_port,
+    mariadb::MariaDbServer,
     redis::{self, RedisCluster, RedisServer, Sentinel},
 };
+use tower_idempotency_sqlx::sqlx::{self, Connection as _, MySqlConnection};
 
 // ---- The guard ----
 
@@ -74,6 +76,26 @@ fn dropped_server_is_removed_with_files() {
 #[should_panic(expected = "redis-severe is not installed: install redis-server")]
 fn missing_tool_is_named_with_package() {
     let _ = tests::servers::tool("redis-severe", "redis-server", &[]);
+}
+
+// ---- MariaDB ----
+
+/// A server that starts deletes all temporary tables in its temporary directory.
+#[tokio::test]
+async fn starting_mariadb_keeps_tables_of_others() {
+    let first = MariaDbServer::start(&[]);
+    let mut connection = MySqlConnection::connect(&first.url()).await.unwrap();
+    let create = "create temporary table t (a text) engine=Aria";
+    sqlx::raw_sql(create)
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    let second = MariaDbServer::start(&[]);
+    for sql in ["insert into t values ('x')", "drop temporary table t"] {
+        let ran = sqlx::raw_sql(sql).execute(&mut connection).await;
+        assert!(ran.is_ok(), "{ran:?}");
+    }
+    drop(second);
 }
 
 // ---- Redis ----

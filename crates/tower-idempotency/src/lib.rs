@@ -194,7 +194,7 @@ pub use self::{
     layer::IdempotencyLayer,
     lease::Lease,
     policy::Policy,
-    record::{NeedsAttention, RecordError, replayed_by_default},
+    record::{ExecutionTrace, NeedsAttention, RecordError, replayed_by_default},
     request::{
         fingerprint::{ACTING_HEADERS, FingerprintBy, original_path_and_query},
         json_fingerprint::JsonFingerprint,

@@ -413,9 +413,9 @@ fn replayed<T: DeserializeOwned, E>(
 ) -> Result<Outcome<T, E>, Error> {
     let record = decode(rules, id, record)?;
     match &record {
-        Record::Tombstone { status, reason } => telemetry::tombstone(id, *status, *reason),
+        Record::Tombstone { status, reason } => telemetry::tombstone(id, *status, *reason, None),
         Record::Attention { status, attention } => {
-            telemetry::unresolved(id, *status, attention.code());
+            telemetry::unresolved(id, *status, attention.code(), None);
         }
         Record::Value(_) | Record::Response(_) => {}
     }

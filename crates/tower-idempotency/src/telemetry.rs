@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use crate::{
     error::ErrorKind,
-    record::{NeedsAttention, TombstoneReason, Traceparent},
+    record::{ExecutionTrace, NeedsAttention, TombstoneReason},
     store::{KeyId, StoreError},
 };
 
@@ -194,19 +194,27 @@ pub(crate) fn granted(id: &KeyId, generation: u64, takeover: bool) {
     }
 }
 
-/// Reports a replay. `traceparent` is that of the first execution.
+/// Records the trace of the execution in the span of the retry, and returns its ID.
+fn execution_trace_id(trace: Option<&ExecutionTrace>) -> Option<&str> {
+    let trace_id = trace?.trace_id();
+    tracing::Span::current().record("execution_trace_id", trace_id);
+    Some(trace_id)
+}
+
+/// Reports a replay. `trace` is that of the execution that produced the record.
 pub(crate) fn replayed(
     id: &KeyId,
     recorded_at: Option<SystemTime>,
-    traceparent: Option<&Traceparent>,
+    trace: Option<&ExecutionTrace>,
 ) {
+    let execution_trace_id = execution_trace_id(trace);
     // Read by subscribers only: a reading of the clock for each replay is saved without them.
     tracing::debug!(
         %id,
         age = recorded_at
             .and_then(|at| at.elapsed().ok())
             .map(tracing::field::debug),
-        execution = traceparent.map(Traceparent::as_str),
+        execution_trace_id,
         "replayed"
     );
     count!("idempotency_replayed_total");
@@ -229,14 +237,26 @@ pub(crate) fn tier_dropped(reason: &'static str, records: u64) {
     let _ = (reason, records);
 }
 
-pub(crate) fn tombstone(id: &KeyId, status: StatusCode, reason: TombstoneReason) {
-    tracing::debug!(%id, status = status.as_u16(), ?reason, "replay impossible: earlier response was not recorded");
+pub(crate) fn tombstone(
+    id: &KeyId,
+    status: StatusCode,
+    reason: TombstoneReason,
+    trace: Option<&ExecutionTrace>,
+) {
+    let execution_trace_id = execution_trace_id(trace);
+    tracing::debug!(%id, status = status.as_u16(), ?reason, execution_trace_id, "replay impossible: earlier response was not recorded");
     count!("idempotency_tombstone_replays_total");
 }
 
-pub(crate) fn unresolved(id: &KeyId, status: Option<StatusCode>, code: &str) {
+pub(crate) fn unresolved(
+    id: &KeyId,
+    status: Option<StatusCode>,
+    code: &str,
+    trace: Option<&ExecutionTrace>,
+) {
+    let execution_trace_id = execution_trace_id(trace);
     let status = status.map(|status| status.as_u16());
-    tracing::debug!(%id, status, code, "retry refused: earlier execution needs attention");
+    tracing::debug!(%id, status, code, execution_trace_id, "retry refused: earlier execution needs attention");
     count!("idempotency_unresolved_total", "reason" => code.to_owned());
 }
 

@@ -32,4 +32,5 @@ mod replay;
 mod scope;
 mod service_keys;
 mod shares;
+mod traces;
 mod world;

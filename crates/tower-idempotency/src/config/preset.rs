@@ -148,6 +148,7 @@ fn recommended() -> Config {
                     .expect("the constant is a valid header value"),
             },
             compress_above: 8 * 1024,
+            has_trace_links: false,
         },
         execution: execution::rules::Rules {
             concurrent_requests: ConcurrentRequests::Conflict,

@@ -20,7 +20,7 @@ use crate::{
     },
     lease::state::Grant,
     limits::{AdmissionError, InFlightPermit},
-    record::Traceparent,
+    record::ExecutionTrace,
     request::key::RequestKey,
     store::{Acquired, Claim, Fingerprint, KeyId, OrphanPolicy},
     store_client::{AcquireReply, CallError},
@@ -250,7 +250,7 @@ impl GrantedAttempt {
         self,
         context: &Context,
         body_aborted: Option<Arc<AtomicBool>>,
-        traceparent: Option<Traceparent>,
+        traceparent: Option<ExecutionTrace>,
     ) -> Result<Execution, AdmissionError> {
         match self.begin_now(context, body_aborted, traceparent) {
             Ok((execution, renewer_woken)) => {
@@ -274,7 +274,7 @@ impl GrantedAttempt {
         mut self,
         context: &Context,
         body_aborted: Option<Arc<AtomicBool>>,
-        traceparent: Option<Traceparent>,
+        traceparent: Option<ExecutionTrace>,
     ) -> Result<(Execution, bool), Box<(Self, AdmissionError)>> {
         let limits = &context.config.limits;
         let permit = &mut self.attempt.permit;

@@ -19,7 +19,7 @@ use crate::{
     lease::Lease,
     limits::{AdmissionError, Caller, InFlightPermit},
     panics::catch_setting_panic,
-    record::Traceparent,
+    record::ExecutionTrace,
     request::{
         build_claim, caller_scope, find_key, has_key_header,
         key::RequestKey,
@@ -233,7 +233,7 @@ pub(super) fn acquire_now(
     };
     match decide(context, caller, &id, outcome) {
         Acquired::Granted(grant) => {
-            let traceparent = Traceparent::from_headers(&head.headers);
+            let traceparent = context.config.response.trace(&head.headers);
             match grant.begin_now(context, body_aborted.clone(), traceparent) {
                 Ok((execution, false)) => Progress::Execute(execution),
                 Ok((execution, true)) => Progress::Continue(Unadmitted::Yield(execution)),
@@ -255,7 +255,7 @@ pub(super) async fn acquire(
     switch: Arc<DetachSwitch>,
     unadmitted: Unadmitted,
     body_aborted: Option<Arc<AtomicBool>>,
-    traceparent: Option<Traceparent>,
+    traceparent: Option<ExecutionTrace>,
 ) -> Result<Admitted, Box<CompleteResponse>> {
     let config = &*context.config;
     let rules = &config.response;

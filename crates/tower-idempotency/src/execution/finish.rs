@@ -212,7 +212,7 @@ impl Execution {
                 Box::pin(self.leave_orphan(report)).await
             }
             ExecutionFailure::NeedsAttention => {
-                let record = failure.into_record(self.lease.id());
+                let record = failure.into_record(self.lease.origin());
                 Box::pin(self.finish(record)).await
             }
         }

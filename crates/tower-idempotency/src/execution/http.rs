@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Request, Response, request};
 use pin_project_lite::pin_project;
 use tower_service::Service;
-use tracing::{Instrument, instrument::Instrumented};
+use tracing::{Instrument, field::Empty, instrument::Instrumented};
 
 use crate::{
     body::Body,
@@ -23,7 +23,6 @@ use crate::{
         shared::Context,
     },
     limits::Caller,
-    record::Traceparent,
     request::{
         key::{IdempotencyKey, RequestKey},
         read_body::{BodyError, ReadBody, expected_length},
@@ -66,7 +65,7 @@ where
             body,
         },
     };
-    let span = tracing::debug_span!("idempotency");
+    let span = tracing::debug_span!("idempotency", execution_trace_id = Empty);
     if span.is_disabled() {
         Detachable::new(execution)
     } else {
@@ -201,7 +200,7 @@ where
                                 Arc::clone(&switch),
                                 unadmitted,
                                 body_aborted,
-                                Traceparent::from_headers(&call.head.headers),
+                                context.config.response.trace(&call.head.headers),
                             ));
                             stage.set(Stage::Acquiring {
                                 call: Some(call),

@@ -32,9 +32,9 @@ use crate::{
     lease::state::LeaseGuard,
     limits::InFlightPermit,
     panics::{Panic, catch_panic},
-    record::{Codec, NeedsAttention},
+    record::{Codec, NeedsAttention, Origin},
     response::disposition::NotRecordedReason,
-    store::{KeyId, Ttl},
+    store::Ttl,
     telemetry,
 };
 
@@ -80,7 +80,7 @@ impl Failure {
     }
 
     /// Returns the record of a failure that an operator must resolve.
-    fn into_record(self, id: &KeyId) -> PendingRecord {
+    fn into_record(self, origin: Origin<'_>) -> PendingRecord {
         const PANICKED: NeedsAttention = NeedsAttention::new("handler-panicked");
         const FAILED: NeedsAttention = NeedsAttention::new("handler-failed");
         const BODY_FAILED: NeedsAttention = NeedsAttention::new("body-failed");
@@ -91,7 +91,7 @@ impl Failure {
         };
         PendingRecord {
             status,
-            record: Codec::encode_attention(id, status, &attention),
+            record: Codec::encode_attention(origin, status, &attention),
             retention: Ttl::MAX,
         }
     }

@@ -125,6 +125,26 @@ impl IdempotencyLayer {
     }
 }
 
+/// Traces: which execution a replay belongs to.
+impl IdempotencyLayer {
+    /// Sets if a record stores the `traceparent` of its request (W3C Trace Context), and replays link to it. Default: `false`.
+    ///
+    /// A replay then has the trace of the execution as `execution_trace_id` in its event and in the span `idempotency`, and as
+    /// the extension [`ExecutionTrace`](crate::ExecutionTrace). So has a rejection because of a tombstone or of
+    /// [`NeedsAttention`](crate::NeedsAttention). No response header carries it.
+    ///
+    /// - A malformed value is not stored, nor are several of them. Each record with a trace is 69 bytes larger.
+    /// - `run_once` has no request and stores no trace. An orphan has no record, and so no trace.
+    /// - A client chooses its `traceparent`. It can name the trace of another request, and its own retries then link to that.
+    ///   If untrusted clients reach the service, let a proxy replace the header.
+    /// - Who reads the store or the logs sees which trace a key belongs to.
+    ///
+    /// If it is set while retries reach processes without the setting, those retries have no link.
+    pub fn with_trace_links(self, has_trace_links: bool) -> Self {
+        self.set(|config| config.response.has_trace_links = has_trace_links)
+    }
+}
+
 /// Errors: the form of the responses that the layer itself creates.
 impl IdempotencyLayer {
     /// Sets the function that renders errors. Default: `application/problem+json` (RFC 9457).

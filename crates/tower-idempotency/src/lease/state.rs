@@ -19,7 +19,7 @@ use crate::{
         renewer::Renewer,
     },
     limits::{Buffer, Caller},
-    record::{Origin, Traceparent},
+    record::{ExecutionTrace, Origin},
     request::key::RequestKey,
     store::{Claim, KeyId, LeaseRef},
     store_client::StoreClient,
@@ -41,7 +41,7 @@ pub(crate) struct Grant {
     /// Set when a request body that the handler reads itself fails or ends early.
     pub(crate) body_aborted: Option<Arc<AtomicBool>>,
     /// The `traceparent` of the request, for the record.
-    pub(crate) traceparent: Option<Traceparent>,
+    pub(crate) traceparent: Option<ExecutionTrace>,
     /// Instant at which the successful `acquire` was sent.
     pub(crate) sent: Instant,
 }

@@ -4,7 +4,9 @@ use std::{borrow::Cow, fmt};
 
 use bytes::Bytes;
 
-use super::{ATTENTION, PREFIX, Record, RecordError, VERSION, error::Problem, payload};
+use super::{
+    ATTENTION, ExecutionTrace, PREFIX, Record, RecordError, VERSION, error::Problem, payload,
+};
 
 /// Failure of an execution that no retry may repeat and no program can resolve, so that an operator must.
 ///
@@ -153,6 +155,12 @@ pub(super) fn decode(rest: &Bytes) -> Result<Record, RecordError> {
             reason: Cow::Owned(reason.to_owned()),
         },
     })
+}
+
+/// Returns the trace in the bytes after the prefix of a record of this kind.
+pub(super) fn traceparent(rest: &[u8]) -> Option<ExecutionTrace> {
+    let (_, payload) = split_code(rest).ok()?;
+    payload::traceparent(payload)
 }
 
 /// Splits the bytes into the code and the payload.

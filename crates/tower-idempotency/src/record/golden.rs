@@ -84,7 +84,7 @@ fn golden() -> Vec<(&'static str, Codec, Record)> {
         value.expect("a line").set_sensitive(true);
     }
     let traced = StoredResponse {
-        traceparent: Traceparent::parse(TRACEPARENT),
+        traceparent: ExecutionTrace::parse(TRACEPARENT),
         ..response(200, &[], b"traced")
     };
     let large = response(200, &[("content-type", b"application/json")], &json(70_000));

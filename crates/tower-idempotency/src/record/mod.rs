@@ -36,10 +36,13 @@ mod headers;
 mod origin;
 mod payload;
 
-pub use self::{attention::NeedsAttention, error::RecordError, headers::replayed_by_default};
+pub use self::{
+    attention::NeedsAttention, error::RecordError, headers::replayed_by_default,
+    origin::ExecutionTrace,
+};
 pub(crate) use self::{
     headers::{PERSIST_FOR, POLICY, not_kept},
-    origin::{Origin, Traceparent},
+    origin::Origin,
     payload::MAX_LINES,
 };
 
@@ -52,7 +55,7 @@ pub(crate) struct StoredResponse {
     pub(crate) trailers: Option<HeaderMap>,
     pub(crate) recorded_at: SystemTime,
     /// The `traceparent` of the request that was executed. No replay carries it.
-    pub(crate) traceparent: Option<Traceparent>,
+    pub(crate) traceparent: Option<ExecutionTrace>,
 }
 
 /// The reason for a tombstone in place of a response.
@@ -291,6 +294,20 @@ impl Codec {
     }
 }
 
+/// Returns the trace of the execution that produced the record. `None` if it has none, or cannot be read.
+fn traceparent_in(id: &KeyId, record: &Bytes) -> Option<ExecutionTrace> {
+    let (&[version, flags, checksum @ ..], rest) = record.split_first_chunk::<PREFIX>()?;
+    if version != VERSION || u32::from_le_bytes(checksum) != self::checksum(id, flags, rest) {
+        return None;
+    }
+    match flags {
+        0 => payload::traceparent(rest),
+        DEFLATED => payload::traceparent(&deflate::inflate(rest, MAX_INFLATED_TO_TRACE).ok()?),
+        ATTENTION => attention::traceparent(rest),
+        _ => None,
+    }
+}
+
 /// Writes the checksum into a record.
 fn with_checksum(id: &KeyId, mut record: Vec<u8>) -> Bytes {
     let checksum = checksum(id, record[1], &record[PREFIX..]);
@@ -320,6 +337,8 @@ fn checksum(id: &KeyId, flags: u8, rest: &[u8]) -> u32 {
     hasher.finalize()
 }
 
+/// The limit of a layer with the default settings, for a record of a layer with other ones.
+const MAX_INFLATED_TO_TRACE: usize = 17 * 1024 * 1024;
 const VERSION: u8 = 1;
 const DEFLATED: u8 = 1;
 const ATTENTION: u8 = 2;

@@ -1,7 +1,8 @@
 //! The execution that a record belongs to.
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderName};
 
 use crate::store::KeyId;
@@ -10,7 +11,7 @@ use crate::store::KeyId;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Origin<'a> {
     pub(crate) id: &'a KeyId,
-    pub(crate) traceparent: Option<&'a Traceparent>,
+    pub(crate) traceparent: Option<&'a ExecutionTrace>,
 }
 
 impl<'a> From<&'a KeyId> for Origin<'a> {
@@ -20,11 +21,51 @@ impl<'a> From<&'a KeyId> for Origin<'a> {
     }
 }
 
-/// A well-formed `traceparent` of W3C Trace Context: version, trace id, parent id and flags in lower-case hexadecimal.
+/// Trace of the execution that produced a record: the `traceparent` of its request (W3C Trace Context, section 3.2).
+///
+/// With [`with_trace_links`](crate::IdempotencyLayer::with_trace_links) the layer stores it in the record. It then attaches it as
+/// an extension to each replay, and to each rejection because of the record. A layer outside of this one reads it there, and
+/// links the span of the retry to the execution. With `tracing-opentelemetry`:
+///
+/// ```ignore
+/// if let Some(execution) = response.extensions().get::<ExecutionTrace>() {
+///     let headers = HashMap::from([("traceparent".to_owned(), execution.as_str().to_owned())]);
+///     let context = TraceContextPropagator::new().extract(&headers);
+///     Span::current().add_link(context.span().span_context().clone());
+/// }
+/// ```
+///
+/// The client of the first request chose the value. The link is a hint and no proof.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Traceparent([u8; LENGTH]);
+pub struct ExecutionTrace([u8; LENGTH]);
 
-impl Traceparent {
+impl ExecutionTrace {
+    /// Reads the trace from a record. Returns `None` if it has none, or cannot be read. Intended for operators' tools.
+    ///
+    /// Inflates a compressed record, up to 17 MiB.
+    #[must_use]
+    pub fn in_record(id: &KeyId, record: &Bytes) -> Option<Self> {
+        super::traceparent_in(id, record)
+    }
+
+    /// Returns the `traceparent`: 55 characters, as in `00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01`.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.0).unwrap_or_default()
+    }
+
+    /// Returns the ID of the trace: 32 hexadecimal digits.
+    #[must_use]
+    pub fn trace_id(&self) -> &str {
+        &self.as_str()[TRACE_ID]
+    }
+
+    /// Returns the ID of the span that sent the request: 16 hexadecimal digits.
+    #[must_use]
+    pub fn span_id(&self) -> &str {
+        &self.as_str()[SPAN_ID]
+    }
+
     /// Returns the `traceparent` of a request if there is exactly one and it is well-formed.
     pub(crate) fn from_headers(headers: &HeaderMap) -> Option<Self> {
         let mut lines = headers.get_all(&NAME).iter();
@@ -38,7 +79,7 @@ impl Traceparent {
     /// Parses a value. Cuts what a later version adds after the flags.
     pub(super) fn parse(value: &[u8]) -> Option<Self> {
         let (first, rest) = value.split_first_chunk::<LENGTH>()?;
-        let (version, trace, parent) = (&first[..2], &first[3..35], &first[36..52]);
+        let (version, trace, parent) = (&first[..2], &first[TRACE_ID], &first[SPAN_ID]);
         let is_well_formed = first.iter().enumerate().all(|(at, byte)| match at {
             2 | 35 | 52 => *byte == b'-',
             _ => matches!(byte, b'0'..=b'9' | b'a'..=b'f'),
@@ -52,19 +93,17 @@ impl Traceparent {
             is_well_formed && may_end && version != b"ff" && !is_zero(trace) && !is_zero(parent);
         is_valid.then_some(Self(*first))
     }
-
-    pub(crate) fn as_str(&self) -> &str {
-        std::str::from_utf8(&self.0).unwrap_or_default()
-    }
 }
 
-impl fmt::Debug for Traceparent {
+impl fmt::Debug for ExecutionTrace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
 static NAME: HeaderName = HeaderName::from_static("traceparent");
+const TRACE_ID: Range<usize> = 3..35;
+const SPAN_ID: Range<usize> = 36..52;
 /// Version, trace id, parent id and flags, with a hyphen between each two.
 const LENGTH: usize = 2 + 1 + 32 + 1 + 16 + 1 + 2;
 
@@ -79,8 +118,11 @@ mod tests {
     // S-963
     #[test]
     fn malformed_traceparent_is_ignored() {
-        let parse = |value: &str| Traceparent::parse(value.as_bytes());
-        assert_eq!(parse(VALID).expect("valid").as_str(), VALID);
+        let parse = |value: &str| ExecutionTrace::parse(value.as_bytes());
+        let valid = parse(VALID).expect("valid");
+        assert_eq!(valid.as_str(), VALID);
+        assert_eq!(valid.trace_id(), "4bf92f3577b34da6a3ce929d0e0e4736");
+        assert_eq!(valid.span_id(), "00f067aa0ba902b7");
         let later = VALID.replacen("00", "01", 1);
         for value in [later.clone(), format!("{later}-more")] {
             assert_eq!(parse(&value).expect("a later version").as_str(), later);
@@ -100,10 +142,10 @@ mod tests {
             assert_eq!(parse(&value), None, "{value}");
         }
         let mut headers = HeaderMap::new();
-        assert_eq!(Traceparent::from_headers(&headers), None);
+        assert_eq!(ExecutionTrace::from_headers(&headers), None);
         headers.append(&NAME, HeaderValue::from_static(VALID));
-        assert!(Traceparent::from_headers(&headers).is_some());
+        assert!(ExecutionTrace::from_headers(&headers).is_some());
         headers.append(&NAME, HeaderValue::from_static(VALID));
-        assert_eq!(Traceparent::from_headers(&headers), None, "two lines");
+        assert_eq!(ExecutionTrace::from_headers(&headers), None, "two lines");
     }
 }

@@ -22,7 +22,7 @@ use serde::{
 use smallvec::SmallVec;
 
 use super::{
-    Origin, Record, StoredResponse, TombstoneReason, Traceparent,
+    ExecutionTrace, Origin, Record, StoredResponse, TombstoneReason,
     error::{Problem, RecordError},
     headers,
 };
@@ -76,7 +76,7 @@ pub(super) enum Kind {
 impl<'a> Payload<'a> {
     pub(super) fn new(kind: Kind, origin: Origin<'a>) -> Self {
         Self {
-            traceparent: origin.traceparent.map(Traceparent::as_str),
+            traceparent: origin.traceparent.map(ExecutionTrace::as_str),
             kind: match kind {
                 Kind::Response => "response",
                 Kind::Tombstone => "tombstone",
@@ -204,6 +204,12 @@ pub(super) fn decode_attention(payload: &[u8]) -> Result<(Option<StatusCode>, &s
     Ok((answered, required(fields.reason, "reason")?))
 }
 
+/// Returns the trace in a payload of any kind.
+pub(super) fn traceparent(payload: &[u8]) -> Option<ExecutionTrace> {
+    let trace = parse_fields(payload).ok()?.traceparent?;
+    ExecutionTrace::parse(trace.as_bytes())
+}
+
 /// Decodes any other payload. Bodies and header values share its buffer.
 pub(super) fn decode(payload: &Bytes) -> Result<Record, RecordError> {
     let fields = parse_fields(payload)?;
@@ -287,7 +293,7 @@ fn response(payload: &Bytes, fields: Payload<'_>) -> Result<StoredResponse, Reco
         // A trace that cannot be read takes nothing from the response.
         traceparent: fields
             .traceparent
-            .and_then(|trace| Traceparent::parse(trace.as_bytes())),
+            .and_then(|trace| ExecutionTrace::parse(trace.as_bytes())),
     })
 }
 

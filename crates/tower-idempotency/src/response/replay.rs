@@ -160,7 +160,8 @@ fn respond(
     is_replay: bool,
     hold: impl FnOnce(StoredResponse) -> Result<StoredResponse, AdmissionError>,
 ) -> CompleteResponse {
-    match rules.codec().decode(id, record) {
+    let mut trace = None;
+    let mut res = match rules.codec().decode(id, record) {
         Ok(Record::Response(stored)) => match hold(stored) {
             Ok(stored) if is_replay => replayed_response(rules, id, stored),
             Ok(stored) => stored_response(stored),
@@ -168,7 +169,8 @@ fn respond(
         },
         Ok(Record::Tombstone { status, reason }) => {
             if is_replay {
-                telemetry::tombstone(id, status, reason);
+                trace = rules.trace_in_record(id, record);
+                telemetry::tombstone(id, status, reason, trace.as_ref());
             }
             let reason = match reason {
                 TombstoneReason::TooLarge => "was too large and was not recorded",
@@ -184,7 +186,8 @@ fn respond(
         }
         Ok(Record::Attention { status, attention }) => {
             if is_replay {
-                telemetry::unresolved(id, status, attention.code());
+                trace = rules.trace_in_record(id, record);
+                telemetry::unresolved(id, status, attention.code(), trace.as_ref());
             }
             reject(rules, &needs_attention(attention.code()).with_entry(id))
         }
@@ -197,13 +200,21 @@ fn respond(
             telemetry::bad_record(id, &error);
             reject(rules, &unreadable_record(error).with_entry(id))
         }
+    };
+    if let Some(trace) = trace {
+        res.extensions_mut().insert(trace);
     }
+    res
 }
 
 /// Returns the response, marked and counted as a replay.
 fn replayed_response(rules: &Rules, id: &KeyId, stored: StoredResponse) -> CompleteResponse {
-    telemetry::replayed(id, Some(stored.recorded_at), stored.traceparent.as_ref());
+    let trace = stored.traceparent.filter(|_| rules.has_trace_links);
+    telemetry::replayed(id, Some(stored.recorded_at), trace.as_ref());
     let mut res = stored_response(stored);
+    if let Some(trace) = trace {
+        res.extensions_mut().insert(trace);
+    }
     if let Some((name, value)) = rules.replay_marker.clone() {
         res.headers_mut().insert(name, value);
     }

@@ -3,10 +3,15 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Response, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 
 use super::problem;
-use crate::{error::Error, panics::catch_setting_panic, record::Codec, store::Ttl};
+use crate::{
+    error::Error,
+    panics::catch_setting_panic,
+    record::{Codec, ExecutionTrace},
+    store::{KeyId, Ttl},
+};
 
 /// Treatment of a response that cannot be recorded.
 ///
@@ -47,9 +52,28 @@ pub(crate) struct Rules {
     pub(crate) replay_marker: Option<(HeaderName, HeaderValue)>,
     pub(crate) error_response: ErrorResponse,
     pub(crate) compress_above: usize,
+    pub(crate) has_trace_links: bool,
 }
 
 impl Rules {
+    /// Returns the trace to store in the record of a request with these headers.
+    pub(crate) fn trace(&self, headers: &HeaderMap) -> Option<ExecutionTrace> {
+        if self.has_trace_links {
+            ExecutionTrace::from_headers(headers)
+        } else {
+            None
+        }
+    }
+
+    /// Returns the trace of the execution that produced the record.
+    pub(crate) fn trace_in_record(&self, id: &KeyId, record: &Bytes) -> Option<ExecutionTrace> {
+        if self.has_trace_links {
+            ExecutionTrace::in_record(id, record)
+        } else {
+            None
+        }
+    }
+
     /// Returns the codec that encodes and decodes the records of this layer.
     pub(crate) fn codec(&self) -> Codec {
         Codec {

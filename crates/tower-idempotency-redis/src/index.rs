@@ -60,6 +60,15 @@ impl Indexes {
         }
     }
 
+    /// Returns the number of the index with this key.
+    pub(crate) fn find(&self, key: &str) -> Option<u16> {
+        let number = match self {
+            Self::One(_) => 0,
+            Self::OfSlots(_) => slot(key),
+        };
+        self.at(number).iter().any(|it| it == key).then_some(number)
+    }
+
     /// Returns the number of the indexes that have this entry.
     pub(crate) fn number_of(&self, entry: &str) -> u16 {
         match self {
@@ -145,11 +154,20 @@ mod tests {
             for key in indexes.at(n) {
                 assert_eq!(slot(&key), n, "{key}");
                 assert!(key.len() < 40, "{key}");
+                assert_eq!(indexes.find(&key), Some(n));
             }
         }
         let entry = format!("idempotency:{}", "6f".repeat(32));
         for key in indexes.of(&entry) {
             assert_eq!(slot(&key), slot(&entry));
+        }
+        for other in [
+            "idempotency:~leases",
+            "idempotency:{0}~orphans",
+            "other:{0}~leases",
+            &entry,
+        ] {
+            assert_eq!(indexes.find(other), None, "{other}");
         }
     }
 

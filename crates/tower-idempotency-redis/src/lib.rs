@@ -61,6 +61,7 @@ pub use redis;
 
 pub use self::{
     error::{ConnectError, ConnectErrorKind},
+    inspect::IndexRepair,
     options::{Eviction, RedisOptions},
     store::RedisStore,
 };

@@ -39,7 +39,7 @@ pub(crate) struct Cluster {
 }
 
 /// A host and a port.
-type Address = (String, u16);
+pub(super) type Address = (String, u16);
 
 impl Cluster {
     /// Creates a cluster from a connection to its nodes, which must not follow redirections by itself. `first` and `others`
@@ -64,6 +64,47 @@ impl Cluster {
     pub(crate) async fn send(&self, deadline: Instant, command: &Cmd) -> RedisResult<Value> {
         let call = |nodes| self.send_and_follow(nodes, deadline, command);
         self.nodes.call(deadline, call).await
+    }
+
+    /// Returns the addresses of the masters that have slots.
+    pub(crate) async fn masters(&self, deadline: Instant) -> RedisResult<Vec<Address>> {
+        let mut command = redis::cmd("CLUSTER");
+        command.arg("SLOTS");
+        let reply = self.send(deadline, &command).await?;
+        let mut masters = Vec::new();
+        // Each range has its first and last slot, its master and its replicas. A node has its host, port, ID and more.
+        for range in redis::from_redis_value::<Vec<Vec<Value>>>(reply)? {
+            let master = range.into_iter().nth(2).unwrap_or(Value::Nil);
+            let master: Vec<Value> = redis::from_redis_value(master)?;
+            let mut parts = master.into_iter();
+            let mut part = || parts.next().unwrap_or(Value::Nil);
+            let host: Option<String> = redis::from_redis_value(part())?;
+            let port: u16 = redis::from_redis_value(part())?;
+            let address = parse_address(
+                &format!("{}:{port}", host.unwrap_or_default()),
+                self.common_host.as_deref(),
+            );
+            let unknown = (
+                ErrorKind::Client,
+                "a master of the cluster has no known address",
+            );
+            let address = address.ok_or(unknown)?;
+            if !masters.contains(&address) {
+                masters.push(address);
+            }
+        }
+        Ok(masters)
+    }
+
+    /// Sends a command to this node.
+    pub(crate) async fn send_to(
+        &self,
+        node: &Address,
+        deadline: Instant,
+        command: &Cmd,
+    ) -> RedisResult<Value> {
+        let node = self.connection_to(node.clone());
+        node.call(deadline, |it| send(it, command)).await
     }
 
     /// Sends a command, follows redirections, and sends it again after errors that may be temporary.

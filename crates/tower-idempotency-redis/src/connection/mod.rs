@@ -17,6 +17,15 @@ pub(crate) use self::reconnect::ReconnectingConnection;
 #[cfg(feature = "deadpool")]
 use self::reconnect::requires_reconnect;
 
+/// A server that has keys.
+pub(crate) enum Node {
+    /// The only server, or the primary that sentinels report.
+    Only,
+    /// A master of a cluster, by host and port.
+    #[cfg(feature = "cluster")]
+    Master((String, u16)),
+}
+
 /// A way to send commands to the server.
 ///
 /// Futures of the less common variants are boxed: getting a connection from a pool takes 14 KiB.
@@ -58,6 +67,37 @@ impl Link {
             }
             #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => Box::pin(cluster.send(deadline, command)).await,
+        }
+    }
+
+    /// Returns the servers that have the keys: each master of a cluster, or the only server.
+    pub(crate) async fn masters(
+        &self,
+        #[cfg_attr(not(feature = "cluster"), expect(unused_variables))] deadline: Instant,
+    ) -> RedisResult<Vec<Node>> {
+        match self {
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => {
+                let masters = Box::pin(cluster.masters(deadline)).await?;
+                Ok(masters.into_iter().map(Node::Master).collect())
+            }
+            _ => Ok(vec![Node::Only]),
+        }
+    }
+
+    /// Sends a command to this server, whatever its keys are.
+    pub(crate) async fn send_to(
+        &self,
+        node: &Node,
+        deadline: Instant,
+        command: &Cmd,
+    ) -> RedisResult<Value> {
+        match (self, node) {
+            #[cfg(feature = "cluster")]
+            (Self::Cluster(cluster), Node::Master(address)) => {
+                Box::pin(cluster.send_to(address, deadline, command)).await
+            }
+            _ => self.send(deadline, command).await,
         }
     }
 

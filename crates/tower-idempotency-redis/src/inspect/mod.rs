@@ -4,6 +4,7 @@
 //! runs one script under the condition that nothing has changed since.
 
 mod entry;
+mod repair;
 mod walk;
 
 use redis::Value;
@@ -15,6 +16,7 @@ use tower_idempotency::{
     store::{Fingerprint, KeyId, StoreError, Token},
 };
 
+pub use self::repair::IndexRepair;
 use self::{
     entry::RawEntry,
     walk::{Position, Walk},
@@ -140,7 +142,10 @@ impl Inner {
         limit: u32,
     ) -> Result<Count, InspectError> {
         let limit = u64::from(limit);
-        let max_examined = limit.saturating_mul(4).saturating_add(1024);
+        // Each index counts, also without members.
+        let max_examined = limit
+            .saturating_mul(4)
+            .saturating_add(1024 + u64::from(indexes.len()));
         let mut walk = Walk::new(self, indexes, state, Position::FIRST).await?;
         let mut value = 0;
         loop {

@@ -58,6 +58,15 @@ impl Table {
         &self.name
     }
 
+    /// Returns the name of the audit table.
+    #[must_use]
+    pub fn audit(&self) -> Self {
+        Self {
+            schema: self.schema.clone(),
+            name: format!("{}_audit", self.name),
+        }
+    }
+
     /// Returns the SQL of a shipped migration, or of a constant statement, with this table in place of the default one.
     #[must_use]
     pub fn in_migration(&self, sql: &str, quote: char) -> String {

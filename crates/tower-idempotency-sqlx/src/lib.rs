@@ -67,6 +67,8 @@
     allow(dead_code, reason = "only the stores use the shared code")
 )]
 
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod audit;
 mod backend;
 mod completer;
 mod connection;

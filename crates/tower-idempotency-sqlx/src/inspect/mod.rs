@@ -147,7 +147,12 @@ pub(crate) async fn list(table: &impl InspectTable, query: &Query) -> Result<Pag
     let mut entries = Vec::new();
     for call in 0..MAX_CALLS {
         // One more row than fits in the page shows that there is a next page. Further calls mean that few rows match.
-        let batch = if is_filtered || call > 0 { BATCH } else { 0 }.max(limit + 1);
+        let batch = if is_filtered {
+            BATCH
+        } else {
+            BATCH.min((limit + 1) << call)
+        };
+        let batch = batch.max(limit + 1);
         let sql = statements.scan(order, after.as_ref(), batch);
         let rows = with_timeout(table.read_rows(sql)).await?;
         let is_last = rows.len() < batch;

@@ -10,11 +10,13 @@ use super::{
 };
 use crate::{
     SqlError,
-    connection::Priority::Acquire,
+    audit::{AuditTable, implement_audit},
+    connection::Priority::{Acquire, Maintain},
     inspect::{Dialect, EntryRow, InspectStatements, InspectTable, implement_inspect},
 };
 
 implement_inspect!(MySqlStore);
+implement_audit!(MySqlStore);
 
 pub(super) fn dialect() -> Dialect {
     Dialect {
@@ -75,6 +77,33 @@ impl InspectTable for Inner {
         let row = rows.first().ok_or(SqlError::unreadable("no count"))?;
         let deleted: i64 = row.try_get(0)?;
         Ok(deleted == 1)
+    }
+}
+
+impl AuditTable for Inner {
+    fn append(&self, line: &str) -> String {
+        let (table, line) = (
+            self.settings.table.audit().quoted('`'),
+            bytes(line.as_bytes()),
+        );
+        format!("insert into {table} (line) values (convert({line} using utf8mb4));")
+    }
+
+    fn create(&self) -> String {
+        let table = self.settings.table.audit().quoted('`');
+        format!(
+            "create table if not exists {table} (
+  n bigint not null auto_increment primary key, at timestamp(3) not null default current_timestamp(3),
+  line longtext character set utf8mb4 not null);"
+        )
+    }
+
+    fn is_missing(error: &SqlError) -> bool {
+        error.code() == Some("1146")
+    }
+
+    async fn execute(&self, sql: String) -> Result<(), SqlError> {
+        self.query(Maintain, sql).await.map(drop)
     }
 }
 

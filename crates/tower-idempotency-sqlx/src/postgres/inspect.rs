@@ -10,12 +10,14 @@ use super::{
 };
 use crate::{
     SqlError,
-    connection::Priority::Acquire,
+    audit::{AuditTable, implement_audit},
+    connection::Priority::{Acquire, Maintain},
     hex,
     inspect::{Dialect, EntryRow, InspectStatements, InspectTable, implement_inspect},
 };
 
 implement_inspect!(PostgresStore);
+implement_audit!(PostgresStore);
 
 pub(super) fn dialect() -> Dialect {
     let clock = format!("(select {NOW} as now) clock");
@@ -87,6 +89,32 @@ with resolved as ({delete} returning awaited)
 select case when awaited then pg_notify('{channel}', '{id}')::text end from resolved;"
         );
         Ok(!self.query(Acquire, sql).await?.is_empty())
+    }
+}
+
+impl AuditTable for Inner {
+    fn append(&self, line: &str) -> String {
+        let (table, line) = (
+            self.settings.table.audit().quoted('"'),
+            bytes(line.as_bytes()),
+        );
+        format!("insert into {table} (line) values (convert_from({line}, 'UTF8'));")
+    }
+
+    fn create(&self) -> String {
+        let table = self.settings.table.audit().quoted('"');
+        format!(
+            "create table if not exists {table} (
+  n bigint generated always as identity primary key, at timestamptz not null default clock_timestamp(), line text not null);"
+        )
+    }
+
+    fn is_missing(error: &SqlError) -> bool {
+        error.code() == Some("42P01")
+    }
+
+    async fn execute(&self, sql: String) -> Result<(), SqlError> {
+        self.query(Maintain, sql).await.map(drop)
     }
 }
 

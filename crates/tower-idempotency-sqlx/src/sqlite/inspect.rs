@@ -6,12 +6,14 @@ use tower_idempotency::{inspect::State, store::KeyId};
 use super::{Inner, SqliteStore, statements::NOW};
 use crate::{
     SqlError,
+    audit::{AuditTable, implement_audit},
     connection::{Connections, Priority::Acquire},
     hex,
     inspect::{Dialect, EntryRow, InspectStatements, InspectTable, implement_inspect},
 };
 
 implement_inspect!(SqliteStore);
+implement_audit!(SqliteStore);
 
 pub(super) fn dialect() -> Dialect {
     Dialect {
@@ -67,6 +69,33 @@ impl InspectTable for Inner {
     async fn delete(&self, _id: &KeyId, delete: String) -> Result<bool, SqlError> {
         let rows = fetch(&self.writer, format!("{delete} returning 1"), None).await?;
         Ok(!rows.is_empty())
+    }
+}
+
+impl AuditTable for Inner {
+    fn append(&self, line: &str) -> String {
+        let (table, line) = (
+            self.settings.table.audit().quoted('"'),
+            hex::encode(line.as_bytes()),
+        );
+        format!("insert into {table} (line) values (cast(x'{line}' as text))")
+    }
+
+    fn create(&self) -> String {
+        let table = self.settings.table.audit().quoted('"');
+        format!(
+            "create table if not exists {table} (n integer primary key autoincrement, \
+             at text not null default (strftime('%Y-%m-%dT%H:%M:%fZ')), line text not null)"
+        )
+    }
+
+    /// SQLite has no code of its own for this error.
+    fn is_missing(error: &SqlError) -> bool {
+        error.code() == Some("1")
+    }
+
+    async fn execute(&self, sql: String) -> Result<(), SqlError> {
+        fetch(&self.writer, sql, None).await.map(drop)
     }
 }
 

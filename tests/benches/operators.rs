@@ -1,0 +1,374 @@
+//! Listings and summaries of stores with 1,000,000 entries, and the costs of the indexes of Redis.
+//!
+//! A page has 50 entries. The times are those of one call after another, through the store: the first page of each state, and
+//! pages that follow it. `index` compares requests on a Redis store with and without its indexes, in turn: the calls and the
+//! microseconds that the server counts, and the time that the client measures.
+//!
+//! ```sh
+//! cargo bench -p tests --bench operators                   # all
+//! cargo bench -p tests --bench operators -- sqlite cluster # some of: postgres, mariadb, sqlite, redis, cluster, index
+//! ```
+
+use std::{
+    env,
+    time::{Duration, Instant},
+};
+
+use tests::{
+    scratch::Scratch,
+    servers::{
+        mariadb::MariaDbServer,
+        postgres::PostgresServer,
+        redis::{RedisCluster, RedisServer},
+    },
+    sql,
+};
+use tokio::{runtime::Runtime, task::JoinSet, time::sleep};
+use tower_idempotency::{
+    NeedsAttention,
+    inspect::{Inspect, InspectError, Query, Resolution, State},
+    store::{Store, Ttl},
+};
+use tower_idempotency_redis::{RedisOptions, RedisStore};
+use tower_idempotency_sqlx::sqlx::{self, AssertSqlSafe, Connection};
+
+/// Settings that the command line chooses.
+#[derive(Clone, Copy)]
+struct Scale {
+    entries: u32,
+    /// Number of measured pages of each kind.
+    pages: usize,
+    /// Number of repetitions of each measurement.
+    repetitions: usize,
+}
+
+fn main() {
+    let args: Vec<_> = env::args().skip(1).collect();
+    let scale = if args.iter().any(|arg| arg == "--bench") {
+        Scale {
+            entries: 1_000_000,
+            pages: 200,
+            repetitions: 3,
+        }
+    } else {
+        Scale {
+            entries: 2_000,
+            pages: 5,
+            repetitions: 1,
+        }
+    };
+    let names: Vec<_> = args.iter().filter(|arg| !arg.starts_with('-')).collect();
+    let is_chosen = |name: &str| names.is_empty() || names.iter().any(|it| *it == name);
+    let runtime = Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        if is_chosen("postgres") {
+            Box::pin(postgres(scale)).await;
+        }
+        if is_chosen("mariadb") {
+            Box::pin(mariadb(scale)).await;
+        }
+        if is_chosen("sqlite") {
+            Box::pin(sqlite(scale)).await;
+        }
+        if is_chosen("redis") {
+            let server = RedisServer::start(&[]);
+            let store = options()
+                .connect(&server.url())
+                .await
+                .expect("the server runs");
+            Box::pin(redis("redis", &store, scale)).await;
+        }
+        if is_chosen("cluster") {
+            let cluster = RedisCluster::start();
+            let store = options().connect_cluster(cluster.urls()).await;
+            Box::pin(redis("cluster", &store.expect("the cluster runs"), scale)).await;
+        }
+        if is_chosen("index") {
+            Box::pin(index(scale)).await;
+        }
+    });
+}
+
+/// Measures the listings of each state, and the summary.
+async fn measure(name: &str, store: &impl Inspect, scale: Scale) {
+    for state in State::ALL {
+        if !store.abilities().can_list(state) {
+            continue;
+        }
+        let first = Query::new(state);
+        for repetition in 0..scale.repetitions {
+            let mut times = [Vec::new(), Vec::new()];
+            for _ in 0..scale.pages {
+                let (_, took) = timed(page(store, first.clone())).await;
+                times[0].push(took);
+            }
+            let mut query = first.clone();
+            for _ in 0..scale.pages {
+                let (next, took) = timed(page(store, query)).await;
+                times[1].push(took);
+                query = next;
+            }
+            for (kind, times) in ["first page", "next pages"].iter().zip(&mut times) {
+                times.sort();
+                let at = |percent: usize| millis(times[(times.len() - 1) * percent / 100]);
+                println!(
+                    "{name}: {state}, {kind}, run {}: p50 {:.2} ms, p99 {:.2} ms",
+                    repetition + 1,
+                    at(50),
+                    at(99)
+                );
+            }
+        }
+    }
+    for limit in [1_000, 100_000] {
+        let mut times = Vec::new();
+        for _ in 0..scale.repetitions.max(3) {
+            times.push(timed(store.summary(limit)).await.1);
+        }
+        times.sort();
+        println!(
+            "{name}: summary of {limit}: median {:.1} ms",
+            millis(times[times.len() / 2])
+        );
+    }
+}
+
+/// Reads a page of 50 entries. A call may return fewer, although more follow. Returns the query of the next page.
+async fn page(store: &impl Inspect, mut query: Query) -> Result<Query, InspectError> {
+    let mut missing = 50;
+    loop {
+        let page = store.list(&query.clone().with_limit(missing)).await?;
+        missing -= page.entries.len() as u16;
+        let has_more = page.next.is_some();
+        query = query.with_page(page.next);
+        if missing == 0 || !has_more {
+            return Ok(query);
+        }
+    }
+}
+
+async fn timed<T, E: std::fmt::Debug>(call: impl Future<Output = Result<T, E>>) -> (T, Duration) {
+    let start = Instant::now();
+    let result = Box::pin(call).await.expect("the store replies");
+    (result, start.elapsed())
+}
+
+fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+// ---- SQL ----
+
+/// Of 2,000 entries, one each is in progress, an orphan, expired and needing attention. The other ones are completed.
+async fn postgres(scale: Scale) {
+    let server = PostgresServer::start(&[]);
+    let store = sql::postgres(&server, "tower_idempotency").await;
+    let mut admin = sqlx::PgConnection::connect(&server.url())
+        .await
+        .expect("the server runs");
+    let fill = format!(
+        r"insert into tower_idempotency
+  (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, completed, owner, operation, record)
+select sha256(n::text::bytea), substring(sha256(n::text::bytea) from 1 for 16), sha256('fingerprint'), 1,
+  case n % {SHARE} when 0 then now + 6000000 + n else now - 600000 - n end, 3600000,
+  case n % {SHARE} when 0 then now + 9600000 + n when 1 then now + 3000000 - n when 2 then now - 1000 - n else now + 86400000 + n end,
+  now - 900000, case when n % {SHARE} > 2 then now - n end, 'host-1:4711', 'POST /orders/' || n,
+  case when n % {SHARE} = 3 then '\x0102000000000161'::bytea when n % {SHARE} > 3 then '\x0100000000007061'::bytea end
+from generate_series(1, {}) n, (select floor(extract(epoch from clock_timestamp()) * 1000)::bigint as now) clock;
+vacuum analyze tower_idempotency",
+        scale.entries
+    );
+    for statement in fill.split(";\n") {
+        let filled = sqlx::raw_sql(AssertSqlSafe(statement.to_owned()))
+            .execute(&mut admin)
+            .await;
+        filled.expect("the server runs");
+    }
+    measure("postgres", &store, scale).await;
+}
+
+async fn mariadb(scale: Scale) {
+    let server = MariaDbServer::start(&[]);
+    let store = sql::mariadb(&server, "tower_idempotency").await;
+    let mut admin = sqlx::MySqlConnection::connect(&server.url())
+        .await
+        .expect("the server runs");
+    let now = "(timestampdiff(microsecond, '1970-01-01', utc_timestamp(3)) div 1000)";
+    let fill = format!(
+        "insert into tower_idempotency
+  (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, completed, owner, operation, record)
+select unhex(sha2(seq, 256)), unhex(md5(seq)), unhex(sha2('fingerprint', 256)), 1,
+  if(seq % {SHARE} = 0, {now} + 6000000 + seq, {now} - 600000 - seq), 3600000,
+  case seq % {SHARE} when 0 then {now} + 9600000 + seq when 1 then {now} + 3000000 - seq when 2 then {now} - 1000 - seq
+    else {now} + 86400000 + seq end,
+  {now} - 900000, if(seq % {SHARE} > 2, {now} - seq, null), 'host-1:4711', concat('POST /orders/', seq),
+  case when seq % {SHARE} = 3 then x'0102000000000161' when seq % {SHARE} > 3 then x'0100000000007061' end
+from seq_1_to_{};
+analyze table tower_idempotency",
+        scale.entries
+    );
+    let filled = sqlx::raw_sql(AssertSqlSafe(fill)).execute(&mut admin).await;
+    filled.expect("the server runs");
+    measure("mariadb", &store, scale).await;
+}
+
+async fn sqlite(scale: Scale) {
+    let scratch = Scratch::new();
+    let store = sql::sqlite(&scratch).await;
+    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    let mut admin = sqlx::SqliteConnection::connect(&url).await.expect("a file");
+    let now = "cast((julianday('now') - 2440587.5) * 86400000 as integer)";
+    let fill = format!(
+        "insert into tower_idempotency
+  (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, completed, owner, operation, record)
+with recursive n (n) as (select 1 union all select n + 1 from n where n < {})
+select randomblob(32), randomblob(16), randomblob(32), 1,
+  iif(n % {SHARE} = 0, {now} + 6000000 + n, {now} - 600000 - n), 3600000,
+  case n % {SHARE} when 0 then {now} + 9600000 + n when 1 then {now} + 3000000 - n when 2 then {now} - 1000 - n
+    else {now} + 86400000 + n end,
+  {now} - 900000, iif(n % {SHARE} > 2, {now} - n, null), 'host-1:4711', 'POST /orders/' || n,
+  case when n % {SHARE} = 3 then x'0102000000000161' when n % {SHARE} > 3 then x'0100000000007061' end
+from n; analyze",
+        scale.entries
+    );
+    let filled = sqlx::raw_sql(AssertSqlSafe(fill)).execute(&mut admin).await;
+    filled.expect("a file");
+    measure("sqlite", &store, scale).await;
+}
+
+/// One of so many entries has each of the rarer states.
+const SHARE: u32 = 2_000;
+
+// ---- Redis ----
+
+fn options() -> RedisOptions {
+    RedisOptions::new().with_timeout(Duration::from_secs(20))
+}
+
+/// Fills the store: one of 20 entries is an orphan, one needs attention, and 18 are in progress. The indexes have all of them.
+async fn redis(name: &str, store: &RedisStore, scale: Scale) {
+    let mut workers = JoinSet::new();
+    for worker in 0..CONCURRENT {
+        let store = store.clone();
+        workers.spawn(async move {
+            for n in (worker..scale.entries).step_by(CONCURRENT as usize) {
+                let mut claim = sql::claim();
+                claim.owner = "host-1:4711";
+                claim.operation = "POST /orders".into();
+                claim.lease = match n % 20 {
+                    0 => Ttl::from_millis(1),
+                    _ => Ttl::from_secs(36_000),
+                };
+                store.acquire(&claim).await.expect("the server runs");
+                if n % 20 == 1 {
+                    let attention =
+                        Resolution::NeedsAttention(NeedsAttention::new("refund-failed"));
+                    let (record, retention) = attention.record(&claim.id).expect("a record");
+                    let lease = claim.lease_ref(1);
+                    store
+                        .complete(&lease, record, retention)
+                        .await
+                        .expect("the server runs");
+                }
+            }
+        });
+    }
+    while let Some(ended) = workers.join_next().await {
+        ended.expect("no panic");
+    }
+    sleep(Duration::from_millis(10)).await;
+    measure(name, store, scale).await;
+}
+
+const CONCURRENT: u32 = 128;
+
+/// Compares fresh keys and replays on a store with indexes and on one without, in turn.
+async fn index(scale: Scale) {
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    let mut sides = Vec::new();
+    for has_indexes in [true, false] {
+        let options = options().with_indexes(has_indexes);
+        let store = options
+            .with_prefix(&format!("{has_indexes}:"))
+            .connect(&url)
+            .await;
+        sides.push((has_indexes, store.expect("the server runs")));
+    }
+    let rounds = scale.pages / 5;
+    let mut fresh = [Vec::new(), Vec::new()];
+    let mut replays = [Vec::new(), Vec::new()];
+    let mut counted = [[Counted::default(); 2]; 2];
+    for round in 0..rounds * scale.repetitions {
+        // Each side is the first one in half of the rounds.
+        for side in [round % 2, 1 - round % 2] {
+            let store = &sides[side].1;
+            let claims: Vec<_> = (0..PER_ROUND).map(|_| sql::claim()).collect();
+            let before = Counted::of(&server);
+            let start = Instant::now();
+            for claim in &claims {
+                store.acquire(claim).await.expect("the server runs");
+                let (lease, record) = (claim.lease_ref(1), b"\x01\x00\0\0\0\0".to_vec());
+                let completed = store
+                    .complete(&lease, record.into(), Ttl::from_secs(60))
+                    .await;
+                completed.expect("the server runs");
+            }
+            fresh[side].push(start.elapsed() / PER_ROUND);
+            let between = Counted::of(&server);
+            let start = Instant::now();
+            for claim in &claims {
+                store.acquire(claim).await.expect("the server runs");
+            }
+            replays[side].push(start.elapsed() / PER_ROUND);
+            let after = Counted::of(&server);
+            counted[side][0].add(before, between);
+            counted[side][1].add(between, after);
+        }
+    }
+    for (kind, times, at) in [("fresh key", &mut fresh, 0), ("replay", &mut replays, 1)] {
+        for (side, times) in times.iter_mut().enumerate() {
+            times.sort();
+            let counted = counted[side][at];
+            let requests = (rounds * scale.repetitions) as f64 * f64::from(PER_ROUND);
+            println!(
+                "index {}: {kind}: {:.2} calls, {:.2} us of the server, median {:.1} us",
+                if sides[side].0 { "on" } else { "off" },
+                counted.calls as f64 / requests,
+                counted.micros as f64 / requests,
+                times[times.len() / 2].as_secs_f64() * 1e6,
+            );
+        }
+    }
+}
+
+/// Calls of scripts, and the microseconds that they took, by the count of the server.
+#[derive(Clone, Copy, Default)]
+struct Counted {
+    calls: u64,
+    micros: u64,
+}
+
+impl Counted {
+    fn of(server: &RedisServer) -> Self {
+        let stats = server.command(&["INFO", "commandstats"]);
+        let line = stats
+            .lines()
+            .find(|line| line.starts_with("cmdstat_evalsha:"));
+        let field = |name: &str| {
+            let (_, rest) = line?.split_once(name)?;
+            rest.split(',').next()?.trim().parse().ok()
+        };
+        Self {
+            calls: field("calls=").unwrap_or_default(),
+            micros: field("usec=").unwrap_or_default(),
+        }
+    }
+
+    fn add(&mut self, before: Self, after: Self) {
+        self.calls += after.calls - before.calls;
+        self.micros += after.micros - before.micros;
+    }
+}
+
+const PER_ROUND: u32 = 200;

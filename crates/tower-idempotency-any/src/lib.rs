@@ -53,5 +53,5 @@ mod store;
 
 pub use self::{
     error::{OpenError, OpenErrorKind},
-    store::{AnyStore, Purger},
+    store::{AnyStore, IndexRepair, Purger},
 };

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use tower_idempotency::{
     IdempotencyLayer, MemoryStore, Preset,
     inspect::{
-        Abilities, EntryDetails, Inspect, InspectError, Page, Query, Resolution, ResolveOutcome,
-        Seen, Summary,
+        Abilities, EntryDetails, Inspect, InspectError, InspectErrorKind, Page, Query, Resolution,
+        ResolveOutcome, Seen, Summary,
     },
     store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl},
 };
@@ -125,6 +125,107 @@ impl AnyStore {
             Backend::Redis(_) => Purger::default(),
             #[cfg(feature = "dynamodb")]
             Backend::DynamoDb(_) => Purger::default(),
+        }
+    }
+}
+
+/// Operations for operators beyond [`Inspect`].
+impl AnyStore {
+    /// Repairs the indexes from which a Redis store lists its entries. Returns `None` for the other stores, whose databases
+    /// maintain the indexes. Calls `progress` after each group of keys.
+    ///
+    /// This reads **all keys** of all Redis servers. See `RedisStore::repair_indexes`.
+    ///
+    /// # Errors
+    ///
+    /// Those of `RedisStore::repair_indexes`.
+    ///
+    /// # Cancellation
+    ///
+    /// If the future is dropped, the indexes are repaired in part.
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(
+            unused_variables,
+            unused_mut,
+            clippy::unused_async,
+            reason = "only Redis needs repairs"
+        )
+    )]
+    pub async fn repair_indexes(
+        &self,
+        mut progress: impl FnMut(&IndexRepair) + Send,
+    ) -> Result<Option<IndexRepair>, InspectError> {
+        match &self.0 {
+            #[cfg(feature = "redis")]
+            Backend::Redis(store) => {
+                let repaired = store
+                    .repair_indexes(|repair| progress(&repair.into()))
+                    .await?;
+                Ok(Some((&repaired).into()))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Returns `true` if the store has an audit table: [`append_audit_line`](Self::append_audit_line) then appends to it.
+    #[must_use]
+    pub fn has_audit_table(&self) -> bool {
+        matches!(self.name(), "postgres" | "mysql" | "sqlite")
+    }
+
+    /// Appends a line to the audit table of a SQL store, and creates the table if it is missing. The table is
+    /// `tower_idempotency_audit`.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](InspectErrorKind::Unsupported) if the store has no such table, and
+    /// [`Backend`](InspectErrorKind::Backend) if the database failed. The line may be appended nevertheless.
+    ///
+    /// # Cancellation
+    ///
+    /// If the future is dropped, the line may be appended.
+    pub async fn append_audit_line(&self, line: &str) -> Result<(), InspectError> {
+        match &self.0 {
+            #[cfg(feature = "postgres")]
+            Backend::Postgres(store) => Ok(Box::pin(store.append_audit_line(line)).await?),
+            #[cfg(feature = "mysql")]
+            Backend::MySql(store) => Ok(Box::pin(store.append_audit_line(line)).await?),
+            #[cfg(feature = "sqlite")]
+            Backend::Sqlite(store) => Ok(Box::pin(store.append_audit_line(line)).await?),
+            _ => {
+                let _ = line;
+                Err(InspectError::new(InspectErrorKind::Unsupported))
+            }
+        }
+    }
+}
+
+/// Progress and result of [`AnyStore::repair_indexes`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct IndexRepair {
+    /// Number of keys of the servers at the beginning. Other programs may have some of them.
+    pub keys: u64,
+    /// Number of keys that were examined. A server may return a key more than once.
+    pub examined: u64,
+    /// Number of entries that their index did not have.
+    pub added: u64,
+    /// Number of members of the indexes whose entry does not exist, or has another state.
+    pub removed: u64,
+    /// Number of entries that were left out, because their slot was being moved to another node.
+    pub skipped: u64,
+}
+
+#[cfg(feature = "redis")]
+impl From<&tower_idempotency_redis::IndexRepair> for IndexRepair {
+    fn from(repair: &tower_idempotency_redis::IndexRepair) -> Self {
+        Self {
+            keys: repair.keys,
+            examined: repair.examined,
+            added: repair.added,
+            removed: repair.removed,
+            skipped: repair.skipped,
         }
     }
 }

@@ -20,6 +20,7 @@ pub(crate) struct AuditedChange {
 impl AuditedChange {
     /// Writes the intent, and waits until it is on the disk. The caller changes nothing if this fails.
     pub(crate) fn begin(
+        path: &Path,
         args: &ChangeArgs,
         what: &str,
         id: Option<&str>,
@@ -28,20 +29,11 @@ impl AuditedChange {
         let refused = |error: io::Error| {
             Failure::failed(format!(
                 "cannot write the audit log {}, so nothing was changed: {error}",
-                args.audit.display()
+                path.display()
             ))
         };
-        let file = open(&args.audit).map_err(refused)?;
-        let line = json!({
-            "at": time(SystemTime::now()),
-            "line": "intent",
-            "actor": args.actor,
-            "source": "cli",
-            "what": what,
-            "why": args.reason,
-            "id": id,
-            "before": before,
-        });
+        let file = open(path).map_err(refused)?;
+        let line = intent(args, what, id, before);
         let mut change = Self { file, line };
         change.append().map_err(refused)?;
         Ok(change)
@@ -49,10 +41,7 @@ impl AuditedChange {
 
     /// Writes the outcome. If this fails, the change may have taken effect, and the log shows the intent alone.
     pub(crate) fn finish(mut self, outcome: &str, after: Value) -> Result<(), Failure> {
-        self.line["at"] = json!(time(SystemTime::now()));
-        self.line["line"] = json!("outcome");
-        self.line["outcome"] = json!(outcome);
-        self.line["after"] = after;
+        into_outcome(&mut self.line, outcome, after);
         self.append().map_err(|error| {
             Failure::failed(format!(
                 "the outcome is \"{outcome}\", but the audit log cannot be written: {error}"
@@ -66,6 +55,28 @@ impl AuditedChange {
         self.file.write_all(line.as_bytes())?;
         self.file.sync_all()
     }
+}
+
+/// Returns the line that comes before the change.
+pub(crate) fn intent(args: &ChangeArgs, what: &str, id: Option<&str>, before: &Value) -> Value {
+    json!({
+        "at": time(SystemTime::now()),
+        "line": "intent",
+        "actor": args.actor,
+        "source": "cli",
+        "what": what,
+        "why": args.reason,
+        "id": id,
+        "before": before,
+    })
+}
+
+/// Makes it the line that comes after the change.
+pub(crate) fn into_outcome(line: &mut Value, outcome: &str, after: Value) {
+    line["at"] = json!(time(SystemTime::now()));
+    line["line"] = json!("outcome");
+    line["outcome"] = json!(outcome);
+    line["after"] = after;
 }
 
 fn open(path: &Path) -> io::Result<File> {

@@ -1,6 +1,10 @@
 //! The command line.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    path::PathBuf,
+    time::Duration,
+};
 
 use clap::{Parser, Subcommand};
 use tower_idempotency::inspect::State;
@@ -9,6 +13,7 @@ use crate::{
     commands::{
         check, completions, conform, export, find, list, purge, resolve, show, stats, watch,
     },
+    failure::Failure,
     proxy,
 };
 
@@ -80,8 +85,17 @@ pub(crate) struct ChangeArgs {
     pub(crate) reason: String,
 
     /// The file to which the audit lines are appended. Nothing is changed without a line
-    #[arg(long, env = "IDEMPOTENCY_AUDIT", value_name = "FILE")]
-    pub(crate) audit: PathBuf,
+    #[arg(
+        long,
+        env = "IDEMPOTENCY_AUDIT",
+        value_name = "FILE",
+        required_unless_present = "audit_table"
+    )]
+    pub(crate) audit: Option<PathBuf>,
+
+    /// Append the audit lines to a table of the SQL store, tower_idempotency_audit. With --audit, to both
+    #[arg(long, env = "IDEMPOTENCY_AUDIT_TABLE")]
+    pub(crate) audit_table: bool,
 
     /// The operator, in the audit log
     #[arg(long, env = "USER", value_name = "NAME", default_value = "unknown")]
@@ -90,6 +104,27 @@ pub(crate) struct ChangeArgs {
     /// Do not ask for confirmation
     #[arg(long)]
     pub(crate) yes: bool,
+}
+
+/// Asks for a confirmation, unless `--yes` gives it.
+pub(crate) fn confirm(has_yes: bool) -> Result<(), Failure> {
+    if has_yes {
+        return Ok(());
+    }
+    if !io::stdin().is_terminal() {
+        return Err(Failure::usage(
+            "expected --yes, because there is no terminal to ask",
+        ));
+    }
+    eprint!("Type yes to go on: ");
+    io::stderr().flush()?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer)?;
+    if answer.trim() == "yes" {
+        Ok(())
+    } else {
+        Err(Failure::usage("not confirmed, so nothing was changed"))
+    }
 }
 
 /// Parses the name of a state. `attention` is another name of `needs-attention`.
@@ -111,4 +146,4 @@ Exit codes:
   3  there is no such entry
   4  the entry has changed since it was seen; nothing was changed
   5  there are entries (list --fail-if-any)
-  6  the store does not list this state";
+  6  the store does not list this state, or does not need this command";

@@ -14,6 +14,8 @@ use crate::{
 
 pub(crate) struct Context {
     pub(crate) store: Inspector,
+    /// The same store, for what [`Inspector`] cannot do.
+    pub(crate) any: AnyStore,
     /// The name of the store, such as `postgres`.
     pub(crate) name: &'static str,
     pub(crate) output: Output,
@@ -39,7 +41,8 @@ impl Context {
         })?;
         Ok(Self {
             name: store.name(),
-            store: Inspector::new(store),
+            store: Inspector::new(store.clone()),
+            any: store,
             output: Output::new(global),
             timeout: global.timeout,
         })

@@ -3,12 +3,14 @@
 //! Each command is a module of [`commands`]. To add one, add a variant to [`Command`] and to [`run`](commands::run).
 
 mod audit;
+mod change;
 mod cli;
 mod commands;
 mod context;
 mod failure;
 mod lookup;
 mod output;
+mod progress;
 mod proxy;
 
 use std::process::ExitCode;
@@ -27,6 +29,7 @@ fn main() -> ExitCode {
         Command::Proxy(args) => return proxy::main(args, cli.global.store, cli.global.json),
         command => Cli { command, ..cli },
     };
+    log_events();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
@@ -47,4 +50,16 @@ fn main() -> ExitCode {
         Exit::BrokenPipe => ExitCode::SUCCESS,
         exit => ExitCode::from(exit.code()),
     }
+}
+
+/// Prints the events of the process to standard error, from the level in `IDEMPOTENCY_LOG` on. Default: none.
+fn log_events() {
+    let Ok(filter) = tracing_subscriber::EnvFilter::try_from_env("IDEMPOTENCY_LOG") else {
+        return;
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
 }

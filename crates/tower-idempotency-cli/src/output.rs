@@ -5,6 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use console::{Alignment, Term, measure_text_width, pad_str};
 use serde_json::{Value, json};
 use tower_idempotency::inspect::{Entry, State};
 
@@ -14,6 +15,8 @@ use crate::cli::Global;
 pub(crate) struct Output {
     pub(crate) is_json: bool,
     has_color: bool,
+    /// The columns of the terminal, if standard output is one.
+    columns: Option<usize>,
 }
 
 impl Output {
@@ -22,6 +25,9 @@ impl Output {
         Self {
             is_json: global.json,
             has_color: !global.no_color && !is_disabled && io::stdout().is_terminal(),
+            columns: Term::stdout()
+                .size_checked()
+                .map(|(_, columns)| usize::from(columns)),
         }
     }
 
@@ -35,17 +41,22 @@ impl Output {
         writeln!(out, "{line}")
     }
 
-    /// Prints a table whose columns are as wide as their cells. The last column is not padded.
+    /// Prints a table whose columns are as wide as their cells. The last column is not padded. On a terminal, the widest cells
+    /// are cut so that each row is one line.
     pub(crate) fn table(&self, head: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
         let width = |column: usize| {
-            let cells = rows.iter().map(|row| row[column].chars().count());
+            let cells = rows.iter().map(|row| measure_text_width(&row[column]));
             cells.chain([head[column].len()]).max().unwrap_or_default()
         };
-        let widths: Vec<_> = (0..head.len()).map(width).collect();
+        let mut widths: Vec<_> = (0..head.len()).map(width).collect();
+        if let Some(columns) = self.columns {
+            fit(&mut widths, columns);
+        }
         let line = |cells: Vec<&str>| {
             let padded = cells.iter().zip(&widths);
-            let padded = padded.map(|(cell, width)| format!("{cell:width$}"));
-            padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+            let padded = padded
+                .map(|(cell, width)| pad_str(cell, *width, Alignment::Left, Some("\u{2026}")));
+            padded.collect::<Vec<_>>().join(GAP).trim_end().to_owned()
         };
         self.line(&self.bold(&line(head.to_vec())))?;
         for row in rows {
@@ -73,6 +84,20 @@ impl Output {
         }
     }
 }
+
+/// Makes the widest columns narrower until the table fits, but none narrower than a short ID.
+fn fit(widths: &mut [usize], columns: usize) {
+    let gaps = GAP.len() * widths.len().saturating_sub(1);
+    while widths.iter().sum::<usize>() + gaps > columns {
+        match widths.iter_mut().max() {
+            Some(widest) if *widest > MIN_WIDTH => *widest -= 1,
+            _ => return,
+        }
+    }
+}
+
+const GAP: &str = "  ";
+const MIN_WIDTH: usize = 8;
 
 /// Returns the text without control characters. A client chooses the operation, and a terminal obeys them.
 pub(crate) fn printable(text: &str) -> String {
@@ -161,6 +186,20 @@ mod tests {
             assert_eq!(duration(Duration::from_secs(seconds)), text);
         }
         assert_eq!(duration(Duration::from_millis(7)), "7ms");
+    }
+
+    #[test]
+    fn widest_columns_are_cut_to_fit() {
+        for (widths, columns, expected) in [
+            (&[8, 20, 4][..], 40, &[8, 20, 4][..]),
+            (&[8, 60, 4], 40, &[8, 24, 4]),
+            (&[8, 60, 60], 40, &[8, 14, 14]),
+            (&[8, 60, 60], 10, &[8, 8, 8]),
+        ] {
+            let mut fitted = widths.to_vec();
+            fit(&mut fitted, columns);
+            assert_eq!(fitted, expected, "{widths:?} in {columns}");
+        }
     }
 
     #[test]

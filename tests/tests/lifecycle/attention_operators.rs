@@ -98,7 +98,7 @@ fn documented(document: &str, language: &str, words: &str) -> String {
 }
 
 fn statement(words: &str) -> String {
-    let docs = include_str!("../../../docs/operations/needs-attention.md");
+    let docs = include_str!("../../../docs/operations/by-hand.md");
     documented(docs, "sql", words).replace("tower_idempotency", TABLE)
 }
 
@@ -301,7 +301,7 @@ async fn operators_resolve_attention_in_redis() {
     let leased = store.acquire(&leased.expect("randomness")).await;
     assert!(matches!(leased, Ok(Acquired::Granted { .. })));
 
-    let docs = include_str!("../../../docs/operations/needs-attention.md");
+    let docs = include_str!("../../../docs/operations/by-hand.md");
     let [find, retry] = ["Find", "Retry"].map(|words| documented(docs, "lua", words));
     let eval = |code: &str, key: &str| server.command(&["EVAL", code, "1", key]);
     let keys = server.command(&["KEYS", "idempotency:[0-9a-f]*"]);

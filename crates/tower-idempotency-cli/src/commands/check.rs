@@ -1,21 +1,59 @@
 //! `idempotency check`.
 
-use std::time::Instant;
+use std::{path::PathBuf, time::Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tower_idempotency::inspect::{Inspect as _, State};
+use tower_idempotency_any::IndexRepair;
 
 use super::stats::states;
 use crate::{
+    change::Change,
+    cli::{ChangeArgs, confirm},
     context::Context,
     failure::{Exit, Failure},
+    progress::Progress,
 };
 
 /// Check that the store can be reached and read, and print what it lists
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    /// Repair the indexes from which Redis lists entries: add entries that are missing, remove members without an entry. This
+    /// reads all keys of all servers, as no other command does. The other stores need no repair
+    #[arg(long)]
+    repair: bool,
 
-pub(crate) async fn run(context: &Context, _args: &Args) -> Result<Exit, Failure> {
+    /// The reason of the repair. The audit log records it
+    #[arg(
+        long,
+        value_name = "TEXT",
+        requires = "repair",
+        required_if_eq("repair", "true")
+    )]
+    reason: Option<String>,
+
+    /// The file to which the audit lines of the repair are appended
+    #[arg(
+        long,
+        env = "IDEMPOTENCY_AUDIT",
+        value_name = "FILE",
+        required_if_eq("repair", "true")
+    )]
+    audit: Option<PathBuf>,
+
+    /// The operator, in the audit log
+    #[arg(long, env = "USER", value_name = "NAME", default_value = "unknown")]
+    actor: String,
+
+    /// Do not ask for confirmation
+    #[arg(long, requires = "repair")]
+    yes: bool,
+}
+
+pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    if args.repair {
+        return repair(context, args).await;
+    }
     let start = Instant::now();
     context.call(context.store.summary(1)).await?;
     let took = start.elapsed();
@@ -43,5 +81,65 @@ pub(crate) async fn run(context: &Context, _args: &Args) -> Result<Exit, Failure
         ("needs purging", yes(abilities.can_purge())),
         ("summary took", format!("{} ms", took.as_millis())),
     ])?;
+    Ok(Exit::Done)
+}
+
+async fn repair(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    let output = &context.output;
+    if context.name != "redis" {
+        let message = format!("the {} store maintains its indexes itself", context.name);
+        return Err(Failure::new(Exit::NotKept, message));
+    }
+    eprintln!(
+        "This reads all keys of all servers of the store. Other clients are served more slowly meanwhile."
+    );
+    confirm(args.yes)?;
+    let change = ChangeArgs {
+        reason: args.reason.clone().unwrap_or_default(),
+        audit: args.audit.clone(),
+        audit_table: false,
+        actor: args.actor.clone(),
+        yes: args.yes,
+    };
+    let change = Change::begin(context, &change, "repair", None, &Value::Null).await?;
+    let progress = Progress::new("keys examined", Some(0));
+    let show = |repair: &IndexRepair| {
+        // Keys that arrive meanwhile are examined too.
+        progress.set_total(repair.keys.max(repair.examined));
+        progress.set(repair.examined);
+    };
+    let repaired = context.any.repair_indexes(show).await;
+    drop(progress);
+    let repair = match repaired {
+        Ok(repair) => repair.unwrap_or_default(),
+        Err(error) => {
+            let failure = Failure::from(error);
+            let outcome = format!("failed: {failure}");
+            change.finish(&outcome, Value::Null).await?;
+            return Err(failure);
+        }
+    };
+    let counts = json!({
+        "examined": repair.examined,
+        "added": repair.added,
+        "removed": repair.removed,
+        "skipped": repair.skipped,
+    });
+    change.finish("applied", counts.clone()).await?;
+    if output.is_json {
+        output.json(&counts)?;
+        return Ok(Exit::Done);
+    }
+    output.pairs(&[
+        ("keys examined", repair.examined.to_string()),
+        ("entries added", repair.added.to_string()),
+        ("members removed", repair.removed.to_string()),
+    ])?;
+    if repair.skipped > 0 {
+        let skipped = repair.skipped;
+        output.line(&format!(
+            "{skipped} entries were left out, because their slots are being moved: repeat the repair afterwards"
+        ))?;
+    }
     Ok(Exit::Done)
 }

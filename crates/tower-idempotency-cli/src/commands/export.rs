@@ -8,6 +8,7 @@ use crate::{
     context::Context,
     failure::{Exit, Failure},
     output::entry_json,
+    progress::Progress,
 };
 
 /// Print all entries as JSON, one object on each line
@@ -32,10 +33,14 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     } else {
         args.states.clone()
     };
+    let progress = Progress::beside_output("entries exported");
+    let mut exported = 0;
     for state in selected {
         let mut query = args.filters.apply(Query::new(state)).with_limit(500);
         loop {
             let page = context.call(context.store.list(&query)).await?;
+            exported += page.entries.len() as u64;
+            progress.set(exported);
             for entry in &page.entries {
                 if !args.with_records {
                     context.output.json(&entry_json(entry))?;

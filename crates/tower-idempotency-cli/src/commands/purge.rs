@@ -4,10 +4,11 @@ use serde_json::{Value, json};
 use tower_idempotency::inspect::Inspect as _;
 
 use crate::{
-    audit::AuditedChange,
+    change::Change,
     cli::ChangeArgs,
     context::Context,
     failure::{Exit, Failure},
+    progress::Progress,
 };
 
 /// Delete entries that have expired. They count as absent before, so this only saves space
@@ -34,7 +35,9 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     if !args.change.yes {
         return Err(Failure::usage("expected --yes"));
     }
-    let change = AuditedChange::begin(&args.change, "purge", None, &json!({"max": args.max}))?;
+    let before = json!({"max": args.max});
+    let change = Change::begin(context, &args.change, "purge", None, &before).await?;
+    let progress = Progress::new("entries deleted", None);
     let mut deleted = 0;
     while deleted < args.max {
         let rest = u32::try_from(args.max - deleted).unwrap_or(u32::MAX);
@@ -42,17 +45,22 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
         match context.call(context.store.purge(batch)).await {
             Ok(count) => {
                 deleted += count;
+                progress.set(deleted);
                 if count < u64::from(batch) {
                     break;
                 }
             }
             Err(failure) => {
-                change.finish(&format!("failed: {failure}"), json!({"deleted": deleted}))?;
+                let outcome = format!("failed: {failure}");
+                change.finish(&outcome, json!({"deleted": deleted})).await?;
                 return Err(failure);
             }
         }
     }
-    change.finish("applied", json!({"deleted": deleted}))?;
+    drop(progress);
+    change
+        .finish("applied", json!({"deleted": deleted}))
+        .await?;
     let output = &context.output;
     if output.is_json {
         let line: Value = json!({"deleted": deleted});

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{self, IsTerminal as _, Write as _},
+    io::{self, IsTerminal as _},
     path::PathBuf,
     time::Duration,
 };
@@ -18,8 +18,8 @@ use tower_idempotency::{
 };
 
 use crate::{
-    audit::AuditedChange,
-    cli::ChangeArgs,
+    change::Change,
+    cli::{self, ChangeArgs},
     context::Context,
     failure::{Exit, Failure},
     lookup,
@@ -109,25 +109,28 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     }
     confirm(args, entry)?;
     let id = entry.id().to_hex();
-    let change = AuditedChange::begin(&args.change, name, Some(&id), &entry_json(entry))?;
+    let before = entry_json(entry);
+    let change = Change::begin(context, &args.change, name, Some(id.clone()), &before).await?;
     let resolved = context
         .call(context.store.resolve(&seen, &resolution))
         .await;
     let outcome = match resolved {
         Ok(outcome) => outcome,
         Err(failure) => {
-            change.finish(&format!("unknown: {failure}"), Value::Null)?;
+            change
+                .finish(&format!("unknown: {failure}"), Value::Null)
+                .await?;
             return Err(failure);
         }
     };
     let after = outcome.entry().map_or(Value::Null, entry_json);
     match outcome {
         ResolveOutcome::Applied(after_entry) => {
-            change.finish("applied", after)?;
+            change.finish("applied", after).await?;
             report(context, name, &id, after_entry.as_deref(), args.decision)
         }
         ResolveOutcome::Changed(entry) => {
-            change.finish("changed", after)?;
+            change.finish("changed", after).await?;
             changed(context, entry.as_deref())
         }
     }
@@ -167,13 +170,8 @@ fn changed(context: &Context, present: Option<&Entry>) -> Result<Exit, Failure> 
 
 /// Asks for a confirmation, unless `--yes` gives it.
 fn confirm(args: &Args, entry: &Entry) -> Result<(), Failure> {
-    if args.change.yes {
-        return Ok(());
-    }
-    if !io::stdin().is_terminal() {
-        return Err(Failure::usage(
-            "expected --yes, because there is no terminal to ask",
-        ));
+    if args.change.yes || !io::stdin().is_terminal() {
+        return cli::confirm(args.change.yes);
     }
     eprintln!(
         "{} has been {} for {}: {}",
@@ -183,15 +181,7 @@ fn confirm(args: &Args, entry: &Entry) -> Result<(), Failure> {
         or_dash(&entry.operation)
     );
     eprintln!("{}", consequence(args.decision));
-    eprint!("Type yes to go on: ");
-    io::stderr().flush()?;
-    let mut answer = String::new();
-    io::stdin().read_line(&mut answer)?;
-    if answer.trim() == "yes" {
-        Ok(())
-    } else {
-        Err(Failure::usage("not confirmed, so nothing was changed"))
-    }
+    cli::confirm(false)
 }
 
 /// Returns a sentence about the requests after the decision.

@@ -5,7 +5,7 @@ use std::{fs, io::Write as _, path::PathBuf};
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use serde_json::{Value, json};
 use tower_idempotency::{
-    NeedsAttention,
+    ExecutionTrace, NeedsAttention,
     inspect::{Entry, EntryDetails, IdPrefix, Resolution, State},
 };
 
@@ -82,6 +82,9 @@ pub(crate) fn print(context: &Context, details: &EntryDetails) -> Result<(), Fai
             .record_bytes
             .map(|it| ("record", format!("{it} bytes"))),
     );
+    if let Some(trace) = trace(details) {
+        pairs.push(("trace", trace.trace_id().to_owned()));
+    }
     if details.has_checkpoint {
         pairs.push((
             "checkpoint",
@@ -105,11 +108,17 @@ pub(crate) fn details_json(details: &EntryDetails, with_record: bool) -> Value {
     let record = details.record.as_deref();
     let attention = record.and_then(NeedsAttention::in_record);
     value["reason"] = json!(attention.map(|attention| attention.reason().to_owned()));
+    value["traceparent"] = json!(trace(details).map(|trace| trace.as_str().to_owned()));
     value["has_checkpoint"] = json!(details.has_checkpoint);
     if with_record {
         value["record"] = json!(record.map(|record| BASE64.encode(record)));
     }
     value
+}
+
+/// Returns the trace of the execution, if the service stores traces.
+fn trace(details: &EntryDetails) -> Option<ExecutionTrace> {
+    ExecutionTrace::in_record(details.entry.id(), details.record.as_ref()?)
 }
 
 /// Returns a sentence about the next request with the key.

@@ -1,8 +1,15 @@
 //! Without an audit line nothing is changed.
 
-use tests::scratch::Scratch;
+use std::{fs, thread, time::Duration};
+
+use tests::{
+    proxy::{Fault, Proxy, Then},
+    scratch::Scratch,
+    servers::{mariadb::MariaDbServer, postgres::PostgresServer, redis::RedisServer},
+};
 use tower_idempotency::inspect::{Inspect, State};
 use tower_idempotency_any::AnyStore;
+use tower_idempotency_sqlx::sqlx::{self, Connection as _, Row as _};
 
 use crate::{run_in, scenario::Keys};
 
@@ -59,7 +66,7 @@ async fn change_needs_reason_log_and_confirmation() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn log_has_failed_outcome() {
-    let server = tests::servers::redis::RedisServer::start(&[]);
+    let server = RedisServer::start(&[]);
     let store = AnyStore::open(&server.url())
         .await
         .expect("the server runs");
@@ -75,9 +82,225 @@ async fn log_has_failed_outcome() {
     let ran = run_in(&scratch.file(""), &url, &args);
     assert_eq!(ran.code, 1, "{ran:?}");
     assert!(!ran.err.contains("hush"), "{ran:?}");
-    let log = std::fs::read_to_string(scratch.file("log")).expect("the log");
+    let log = fs::read_to_string(scratch.file("log")).expect("the log");
     let lines: Vec<_> = log.lines().collect();
     assert_eq!(lines.len(), 2, "{log}");
     assert!(lines[0].contains("\"line\":\"intent\""), "{log}");
     assert!(lines[1].contains("\"outcome\":\"unknown: "), "{log}");
+}
+
+/// The store dies between the intent and the outcome: the log has both, and the second one says that it is unknown.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn store_that_dies_leaves_unknown_outcome() {
+    let statement = "with resolved as";
+    for (fault, state) in [
+        (Fault::request(statement), State::Orphaned),
+        (Fault::reply_to(statement), State::Completed),
+    ] {
+        let mut server = PostgresServer::start(&[]);
+        let direct = server.url();
+        let store = AnyStore::open(&direct).await.expect("the server runs");
+        let keys = Keys::create(&store).await;
+        drop(store);
+        let proxy = Proxy::start(server.address());
+        let url = direct.replace(&server.address().to_string(), &proxy.address().to_string());
+        let scratch = Scratch::new();
+        proxy.once(fault, Then::Hang);
+        let resolve = [
+            "resolve",
+            "bbbbbbbb",
+            "complete",
+            "--status",
+            "201",
+            "--reason",
+            "x",
+            "--audit",
+            "log",
+            "--yes",
+            "--timeout",
+            "5s",
+        ];
+        let ran = thread::scope(|scope| {
+            let tool = scope.spawn(|| run_in(&scratch.file(""), &url, &resolve));
+            while proxy.hits() == 0 && !tool.is_finished() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            server.kill();
+            tool.join().expect("the tool ends")
+        });
+        assert_eq!((proxy.hits(), ran.code), (1, 1), "{ran:?}");
+        let log = fs::read_to_string(scratch.file("log")).expect("the log");
+        let lines: Vec<_> = log.lines().collect();
+        assert_eq!(lines.len(), 2, "{log}");
+        assert!(lines[0].contains("\"line\":\"intent\""), "{log}");
+        assert!(lines[1].contains("\"outcome\":\"unknown: "), "{log}");
+        // The present state tells which it is.
+        server.restart();
+        let shown = run_in(
+            &scratch.file(""),
+            &direct,
+            &["show", &keys.orphaned.id.to_hex()],
+        );
+        assert!(shown.out.contains(state.name()), "{shown:?}");
+    }
+}
+
+/// Returns the lines of the audit table.
+async fn table_lines(url: &str) -> Vec<String> {
+    let select = "select line from tower_idempotency_audit order by n";
+    match url.split(':').next() {
+        Some("postgres") => {
+            let mut connection = sqlx::PgConnection::connect(url).await.expect("a server");
+            let rows = sqlx::query(select).fetch_all(&mut connection).await;
+            rows.expect("a table")
+                .iter()
+                .map(|row| row.get(0))
+                .collect()
+        }
+        Some("mysql") => {
+            let mut connection = sqlx::MySqlConnection::connect(url).await.expect("a server");
+            let rows = sqlx::query(select).fetch_all(&mut connection).await;
+            rows.expect("a table")
+                .iter()
+                .map(|row| row.get(0))
+                .collect()
+        }
+        _ => {
+            let mut connection = sqlx::SqliteConnection::connect(url).await.expect("a file");
+            let rows = sqlx::query(select).fetch_all(&mut connection).await;
+            rows.expect("a table")
+                .iter()
+                .map(|row| row.get(0))
+                .collect()
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn table_has_lines_of_file() {
+    let scratch = Scratch::new();
+    let (postgres, mariadb) = (PostgresServer::start(&[]), MariaDbServer::start(&[]));
+    let sqlite = format!("sqlite:{}", scratch.file("keys.db").display());
+    for url in [postgres.url(), mariadb.url(), sqlite] {
+        let store = AnyStore::open(&url).await.expect("the server runs");
+        Keys::create(&store).await;
+        let scratch = Scratch::new();
+        // The reason has every kind of quote, and letters of other encodings.
+        let reason = "ticket '17' \"x\" `y` \\ \n; drop table t; -- caf\u{e9} \u{1f4a3}";
+        let change = ["--reason", reason, "--audit-table", "--yes"];
+        let ran = run_in(
+            &scratch.file(""),
+            &url,
+            &[
+                &["resolve", "bbbbbbbb", "free", "--audit", "log"],
+                &change[..],
+            ]
+            .concat(),
+        );
+        assert_eq!(ran.code, 0, "{ran:?}");
+        let log = fs::read_to_string(scratch.file("log")).expect("the log");
+        let mut lines = table_lines(&url).await;
+        let without_time = |line: &str| line.replace(&line[..line.find("before").unwrap_or(0)], "");
+        for (of_file, of_table) in log.lines().zip(&lines) {
+            assert_eq!(without_time(of_file), without_time(of_table));
+        }
+        assert_eq!((log.lines().count(), lines.len()), (2, 2), "{lines:?}");
+        // Without a file.
+        let resolve = ["resolve", "cccccccc", "free"];
+        let ran = run_in(&scratch.file(""), &url, &[&resolve, &change[..]].concat());
+        assert_eq!(ran.code, 0, "{ran:?}");
+        lines = table_lines(&url).await;
+        assert_eq!(lines.len(), 4, "{lines:?}");
+        assert!(lines[3].contains("\"outcome\":\"applied\""), "{lines:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_resolved_without_line_in_table() {
+    let server = PostgresServer::start(&[]);
+    let store = AnyStore::open(&server.url())
+        .await
+        .expect("the server runs");
+    let keys = Keys::create(&store).await;
+    let mut admin = sqlx::PgConnection::connect(&server.url())
+        .await
+        .expect("a server");
+    let operator =
+        "create role operator login; grant select, update, delete on tower_idempotency to operator";
+    sqlx::raw_sql(operator)
+        .execute(&mut admin)
+        .await
+        .expect("a role");
+    let url = format!("postgres://operator@{}/postgres", server.address());
+    let scratch = Scratch::new();
+    let change = ["--reason", "x", "--audit-table", "--yes"];
+    let resolve = [&["resolve", "bbbbbbbb", "free"], &change[..]].concat();
+    let ran = run_in(&scratch.file(""), &url, &resolve);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains("nothing was changed"), "{ran:?}");
+    let found = store.get(&keys.orphaned.id).await.expect("the server runs");
+    assert_eq!(found.map(|it| it.entry.state()), Some(State::Orphaned));
+    // With a table that another operator has created, the right to append is enough.
+    let ran = run_in(
+        &scratch.file(""),
+        &server.url(),
+        &[&["resolve", "cccccccc", "free"], &change[..]].concat(),
+    );
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let grant = "grant insert on tower_idempotency_audit to operator";
+    sqlx::raw_sql(grant)
+        .execute(&mut admin)
+        .await
+        .expect("a right");
+    let ran = run_in(&scratch.file(""), &url, &resolve);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    // Redis has no table.
+    let redis = RedisServer::start(&[]);
+    let store = AnyStore::open(&redis.url()).await.expect("the server runs");
+    let keys = Keys::create(&store).await;
+    let ran = run_in(&scratch.file(""), &redis.url(), &resolve);
+    assert_eq!(ran.code, 2, "{ran:?}");
+    assert!(ran.err.contains("expected --audit FILE"), "{ran:?}");
+    assert!(
+        store
+            .get(&keys.orphaned.id)
+            .await
+            .expect("the server runs")
+            .is_some()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_are_events() {
+    let scratch = Scratch::new();
+    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    let store = AnyStore::open(&url).await.expect("a file");
+    Keys::create(&store).await;
+    let tool = env!("CARGO_BIN_EXE_idempotency");
+    let ran = std::process::Command::new(tool)
+        .args([
+            "resolve",
+            "bbbbbbbb",
+            "free",
+            "--reason",
+            "ticket 17",
+            "--yes",
+        ])
+        .args(["--store", &url, "--audit", "log", "--actor", "alice"])
+        .env("IDEMPOTENCY_LOG", "info")
+        .current_dir(scratch.file(""))
+        .output()
+        .expect("the tool runs");
+    let events = String::from_utf8_lossy(&ran.stderr);
+    let of_audit: Vec<_> = events
+        .lines()
+        .filter(|line| line.contains("tower_idempotency::audit"))
+        .collect();
+    assert_eq!(of_audit.len(), 2, "{events}");
+    assert!(of_audit[0].contains("why=\"ticket 17\""), "{events}");
+    assert!(of_audit[1].contains("outcome=\"applied\""), "{events}");
+    assert!(
+        of_audit.iter().all(|line| line.contains("actor=\"alice\"")),
+        "{events}"
+    );
 }

@@ -4,7 +4,13 @@ use std::process::{Command, Stdio};
 
 use tests::{
     scratch::Scratch,
-    servers::{free_port, postgres::PostgresServer, redis::RedisServer},
+    servers::{
+        dynamodb::{StandIn, shared},
+        free_port,
+        mariadb::MariaDbServer,
+        postgres::PostgresServer,
+        redis::RedisServer,
+    },
 };
 
 use crate::run;
@@ -51,6 +57,7 @@ fn stores_that_are_down_are_one_sentence() {
         format!("redis://:hush@127.0.0.1:{port}/0"),
         format!("redis+cluster://:hush@127.0.0.1:{port}"),
         "sqlite:/no/such/directory/keys.db".to_owned(),
+        format!("dynamodb://hush?endpoint=http://127.0.0.1:{port}"),
     ] {
         assert_fails(&url, &["stats"], 1, "cannot use the ");
     }
@@ -69,6 +76,26 @@ fn refused_connections_are_one_sentence() {
     assert_fails(&url, &["stats"], 1, "cannot use the postgres store");
     let url = format!("{}?sslmode=require", postgres.url());
     assert_fails(&url, &["stats"], 1, "cannot use the postgres store");
+    let mariadb = MariaDbServer::start(&[]);
+    let url = format!("mysql://app:hush@{}/app", mariadb.address());
+    assert_fails(&url, &["stats"], 1, "cannot use the mysql store");
+    let url = format!("{}?ssl-mode=REQUIRED", mariadb.url());
+    assert_fails(&url, &["stats"], 1, "cannot use the mysql store");
+}
+
+#[test]
+fn unknown_certificates_are_one_sentence() {
+    let redis = RedisServer::start_with_tls();
+    assert_fails(
+        &redis.tls_url(),
+        &["stats"],
+        1,
+        "cannot use the redis store",
+    );
+    let dynamodb = shared(StandIn::Dynoxide);
+    // The server speaks no TLS.
+    let url = format!("dynamodb://keys?endpoint=https://{}", dynamodb.address());
+    assert_fails(&url, &["stats"], 1, "cannot use the dynamodb store");
 }
 
 #[test]
@@ -100,17 +127,27 @@ fn empty_listing_has_own_exit_code() {
 #[test]
 fn closed_output_ends_quietly() {
     let tool = env!("CARGO_BIN_EXE_idempotency");
-    let line = format!("{tool} man | head -n 1; echo \"${{PIPESTATUS[0]}}\"");
-    let ran = Command::new("bash")
-        .args(["-c", &line])
-        .stdin(Stdio::null())
-        .output();
-    let ran = ran.expect("bash");
-    assert!(ran.stderr.is_empty(), "{ran:?}");
-    assert!(
-        String::from_utf8_lossy(&ran.stdout).ends_with("0\n"),
-        "{ran:?}"
-    );
+    let scratch = Scratch::new();
+    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    for arguments in [
+        "man",
+        "completions bash",
+        "list orphaned",
+        "watch --interval 100ms",
+        "export",
+    ] {
+        // The reader has ended before the tool writes.
+        let line = format!("{tool} {arguments} | true; echo \"${{PIPESTATUS[0]}}\"");
+        let ran = Command::new("bash")
+            .args(["-c", &line])
+            .env("IDEMPOTENCY_STORE", &url)
+            .stdin(Stdio::null())
+            .output();
+        let ran = ran.expect("bash");
+        assert!(ran.stderr.is_empty(), "{arguments}: {ran:?}");
+        let out = String::from_utf8_lossy(&ran.stdout);
+        assert!(out.ends_with("0\n"), "{arguments}: {ran:?}");
+    }
 }
 
 #[test]
@@ -123,4 +160,14 @@ fn completions_are_scripts() {
     let script = run("", &["completions", "bash"]).out;
     let parsed = Command::new("bash").args(["-n", "-c", &script]).status();
     assert!(parsed.expect("bash").success());
+    // These need not be installed.
+    for shell in ["zsh", "fish"] {
+        let scratch = Scratch::new();
+        let file = scratch.file("script");
+        std::fs::write(&file, run("", &["completions", shell]).out).expect("a file");
+        match Command::new(shell).arg("-n").arg(&file).status() {
+            Ok(parsed) => assert!(parsed.success(), "{shell}"),
+            Err(_) => println!("{shell} is not installed"),
+        }
+    }
 }

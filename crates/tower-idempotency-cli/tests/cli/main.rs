@@ -1,9 +1,13 @@
 //! The tool as a process, on every store.
 
 mod audit;
+mod calls;
+mod document;
 mod errors;
+mod repair;
 mod scenario;
 mod stores;
+mod terminal;
 
 use std::{
     io::Write as _,
@@ -11,12 +15,22 @@ use std::{
     process::{Command, Stdio},
 };
 
+use tests::servers::redis::RedisCluster;
+
 /// The output of a command, and its exit code.
 #[derive(Debug)]
 struct Ran {
     code: i32,
     out: String,
     err: String,
+}
+
+/// Returns the URL of a cluster.
+fn cluster_url(cluster: &RedisCluster) -> String {
+    let nodes = cluster.urls();
+    let nodes = nodes.iter().map(|url| url.trim_start_matches("redis://"));
+    let nodes: Vec<_> = nodes.map(|node| node.trim_end_matches("/0")).collect();
+    format!("redis+cluster://{}", nodes.join(","))
 }
 
 /// Runs the tool. Its input is no terminal.
@@ -29,6 +43,11 @@ fn run_in(directory: &Path, store: &str, args: &[&str]) -> Ran {
     command.current_dir(directory).args(args);
     command.env("IDEMPOTENCY_STORE", store);
     command.env("USER", "alice").env_remove("IDEMPOTENCY_AUDIT");
+    // The SDK of DynamoDB looks for credentials only here.
+    command
+        .env("AWS_ACCESS_KEY_ID", "hush-id")
+        .env("AWS_SECRET_ACCESS_KEY", "hush");
+    command.env("AWS_REGION", "us-east-1");
     command.stdin(Stdio::piped());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("the tool starts");

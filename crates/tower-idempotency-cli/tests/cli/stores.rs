@@ -3,13 +3,17 @@
 use tests::{
     scratch::Scratch,
     servers::{
+        dynamodb::{StandIn, shared},
         mariadb::MariaDbServer,
         postgres::PostgresServer,
         redis::{RedisCluster, RedisServer},
     },
 };
 
-use crate::scenario::{resolve_changed_entry, settle_every_kind};
+use crate::{
+    cluster_url,
+    scenario::{resolve_changed_entry, settle_every_kind},
+};
 
 /// Runs the session, and compares it with the snapshot. Stores with the same abilities have the same one.
 async fn check(url: &str, snapshot: &str) {
@@ -55,12 +59,20 @@ async fn redis() {
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_cluster() {
     let cluster = RedisCluster::start();
-    let nodes: Vec<_> = cluster.urls();
-    let nodes: Vec<_> = nodes
-        .iter()
-        .map(|url| url.trim_start_matches("redis://").trim_end_matches("/0"))
-        .collect();
-    let url = format!("redis+cluster://{}", nodes.join(","));
+    let url = cluster_url(&cluster);
     check(&url, "unresolved_states").await;
     resolve_changed_entry(&url).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dynamodb() {
+    let server = shared(StandIn::Dynoxide);
+    let url = || {
+        let (table, address) = (server.new_table(), server.address());
+        // A lease of the test expires within this skew of clocks.
+        format!("dynamodb://{table}?endpoint=http://{address}&skew=100ms")
+    };
+    // The index has the code of a record, and not its size.
+    check(&url(), "unresolved_states_without_sizes").await;
+    resolve_changed_entry(&url()).await;
 }

@@ -1,0 +1,54 @@
+//! Progress of commands that take long.
+
+use std::{
+    io::{self, IsTerminal as _},
+    time::Duration,
+};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// A line on standard error that shows a growing number. Nothing is shown unless standard error is a terminal. The line is
+/// removed on drop.
+pub(crate) struct Progress(ProgressBar);
+
+impl Progress {
+    /// Creates a line for `what`, such as `entries deleted`. With a `total` it is a bar.
+    pub(crate) fn new(what: &'static str, total: Option<u64>) -> Self {
+        if !io::stderr().is_terminal() {
+            return Self(ProgressBar::hidden());
+        }
+        let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr());
+        let template = match total {
+            Some(_) => "{bar:30} {human_pos}/{human_len} {msg} ({elapsed})",
+            None => "{spinner} {human_pos} {msg} ({elapsed})",
+        };
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        bar.set_message(what);
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self(bar)
+    }
+
+    /// Creates a line for a command that prints meanwhile. Nothing is shown if both go to a terminal.
+    pub(crate) fn beside_output(what: &'static str) -> Self {
+        if io::stdout().is_terminal() {
+            return Self(ProgressBar::hidden());
+        }
+        Self::new(what, None)
+    }
+
+    pub(crate) fn set(&self, count: u64) {
+        self.0.set_position(count);
+    }
+
+    pub(crate) fn set_total(&self, total: u64) {
+        self.0.set_length(total);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}

@@ -1,0 +1,155 @@
+//! The calls that each command makes: only `check --repair` walks through the keys of a store.
+
+use std::collections::BTreeSet;
+
+use tests::{
+    dynamodb::Endpoint,
+    scratch::Scratch,
+    servers::{
+        dynamodb::{StandIn, shared},
+        redis::{Monitor, RedisCluster, RedisServer},
+    },
+};
+use tower_idempotency_any::AnyStore;
+
+use crate::{cluster_url, run_in, scenario::Keys};
+
+/// Runs each command that takes a store, with each option that changes what it reads, but not `check --repair`.
+async fn run_every_command(url: &str) {
+    let store = AnyStore::open(url).await.expect("the server runs");
+    let keys = Keys::create(&store).await;
+    let scratch = Scratch::new();
+    let directory = scratch.file("");
+    let run = |args: &[&str], code: i32| {
+        let ran = run_in(&directory, url, args);
+        assert_eq!(ran.code, code, "{args:?}: {ran:?}");
+    };
+    for state in ["in-progress", "orphaned", "attention"] {
+        for filter in [
+            &[][..],
+            &["--json"],
+            &["--limit", "1"],
+            &["--older-than", "1h"],
+            &["--operation", "POST /nowhere"],
+            &["--owner", "unknown"],
+        ] {
+            run(&[&["list", state][..], filter].concat(), 0);
+        }
+    }
+    run(&["list", "completed"], 6);
+    run(&["show", &keys.completed.id.to_hex()], 0);
+    for id in ["aaaaaaaa", "bbbbbbbb", "cccccccc"] {
+        run(&["show", id], 0);
+    }
+    run(&["show", "eeeeeeee"], 3);
+    run(&["find", "--key", "8e03978e", "--principal", "alice"], 3);
+    run(&["stats"], 0);
+    run(&["check"], 0);
+    run(&["export", "--with-records"], 0);
+    let change = ["--reason", "x", "--audit", "log", "--yes"];
+    let completed = keys.completed.id.to_hex();
+    for (id, decision) in [
+        ("aaaaaaaa", &["break-lease", "--force"][..]),
+        ("aaaaaaaa", &["retry"]),
+        ("bbbbbbbb", &["needs-attention"]),
+        ("bbbbbbbb", &["complete", "--status", "201"]),
+        ("cccccccc", &["free"]),
+        (&completed, &["delete-record", "--force"]),
+    ] {
+        run(&[&["resolve", id], decision, &change].concat(), 0);
+    }
+    run(&[&["purge"][..], &change].concat(), 6);
+    run(&["watch", "--exit-when-empty", "attention"], 0);
+}
+
+/// The commands that Redis may execute for an operator, and those with which a connection begins.
+const ALLOWED: [&str; 15] = [
+    "auth",
+    "client",
+    "cluster",
+    "config",
+    "echo",
+    "eval",
+    "evalsha",
+    "hello",
+    "info",
+    "ping",
+    "readonly",
+    "script",
+    "select",
+    "time",
+    "zrangebyscore",
+];
+
+/// Returns the names of the commands of clients. Those of the nodes among themselves are left out.
+fn names(monitor: Monitor<'_>) -> BTreeSet<String> {
+    let asked = monitor.asked().into_iter();
+    asked.map(|asked| asked.name).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_repair_scans_redis() {
+    let server = RedisServer::start(&[]);
+    let monitor = server.monitor();
+    run_every_command(&server.url()).await;
+    let seen = names(monitor);
+    let others: Vec<_> = seen
+        .iter()
+        .filter(|it| !ALLOWED.contains(&&***it))
+        .collect();
+    assert!(others.is_empty() && seen.contains("evalsha"), "{seen:?}");
+
+    let monitor = server.monitor();
+    let scratch = Scratch::new();
+    let args = [
+        "check", "--repair", "--reason", "x", "--audit", "log", "--yes",
+    ];
+    let ran = run_in(&scratch.file(""), &server.url(), &args);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(names(monitor).contains("scan"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_command_scans_cluster() {
+    let cluster = RedisCluster::start();
+    let monitors = [0, 1, 2].map(|n| cluster.node(n).monitor());
+    run_every_command(&cluster_url(&cluster)).await;
+    for monitor in monitors {
+        let seen = names(monitor);
+        let others: Vec<_> = seen
+            .iter()
+            .filter(|it| !ALLOWED.contains(&&***it))
+            .collect();
+        assert!(
+            others.is_empty() && seen.contains("zrangebyscore"),
+            "{seen:?}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_command_scans_dynamodb() {
+    let server = shared(StandIn::Dynoxide);
+    let endpoint = Endpoint::start(server.address());
+    let (table, address) = (server.new_table(), endpoint.address());
+    run_every_command(&format!("dynamodb://{table}?endpoint=http://{address}")).await;
+    let seen: BTreeSet<_> = endpoint.operations().into_iter().collect();
+    for operation in &seen {
+        assert!(
+            [
+                "CreateTable",
+                "DeleteItem",
+                "DescribeTable",
+                "DescribeTimeToLive",
+                "GetItem",
+                "PutItem",
+                "Query",
+                "UpdateItem",
+                "UpdateTimeToLive",
+            ]
+            .contains(&operation.as_str()),
+            "{seen:?}"
+        );
+    }
+    assert!(seen.contains("Query"), "{seen:?}");
+}

@@ -1,0 +1,181 @@
+//! The tool on a terminal: progress, tables that fit, colours, and the question before a change.
+
+use std::{
+    io::Write as _,
+    process::{Command, Stdio},
+};
+
+use tests::scratch::Scratch;
+use tower_idempotency::inspect::{Inspect, State};
+use tower_idempotency_any::AnyStore;
+
+use crate::{run, scenario::Keys};
+
+/// Runs a command with a terminal of this width as its input, its output and its errors. Prints what the terminal shows.
+const TERMINAL: &str = r#"
+import fcntl, os, pty, struct, sys, termios
+pid, terminal = pty.fork()
+if pid == 0:
+    fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, int(sys.argv[1]), 0, 0))
+    os.execvp(sys.argv[3], sys.argv[3:])
+os.write(terminal, sys.argv[2].encode())
+while True:
+    try:
+        shown = os.read(terminal, 65536)
+    except OSError:
+        break
+    if not shown:
+        break
+    sys.stdout.buffer.write(shown)
+sys.stdout.flush()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"#;
+
+/// Runs the tool on a terminal. Returns its exit code, and what the terminal shows.
+pub(crate) fn on_terminal(
+    columns: usize,
+    typed: &str,
+    variables: &[(&str, &str)],
+    line: &str,
+) -> (i32, String) {
+    let tool = env!("CARGO_BIN_EXE_idempotency");
+    let line = line.replace("idempotency ", &format!("{tool} "));
+    let mut command = Command::new("python3");
+    command.args([
+        "-c",
+        TERMINAL,
+        &columns.to_string(),
+        typed,
+        "bash",
+        "-c",
+        &line,
+    ]);
+    command
+        .env_remove("NO_COLOR")
+        .env("TERM", "xterm")
+        .env("USER", "alice");
+    command.envs(variables.iter().copied()).stdin(Stdio::null());
+    let output = command.output().expect("Python");
+    std::io::stderr().write_all(&output.stderr).ok();
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    (output.status.code().expect("an exit code"), shown)
+}
+
+/// Returns the text without the sequences that colour it.
+fn plain(shown: &str) -> String {
+    let mut plain = String::new();
+    let mut parts = shown.split("\x1b[");
+    plain.push_str(parts.next().unwrap_or_default());
+    for part in parts {
+        plain.push_str(part.split_once('m').map_or(part, |(_, rest)| rest));
+    }
+    plain
+}
+
+async fn store() -> (Scratch, String, Keys) {
+    let scratch = Scratch::new();
+    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    let store = AnyStore::open(&url).await.expect("a file");
+    let keys = Keys::create(&store).await;
+    (scratch, url, keys)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_fit_terminal() {
+    let (scratch, url, _) = store().await;
+    let store = AnyStore::open(&url).await.expect("a file");
+    let mut claim = tests::sql::claim();
+    // A letter of this operation takes two columns.
+    claim.operation = format!("POST /{}/{}", "long".repeat(60), "\u{8a9e}".repeat(60)).into();
+    claim.lease = tower_idempotency::Ttl::from_secs(600);
+    tower_idempotency::Store::acquire(&store, &claim)
+        .await
+        .expect("a file");
+    let url = &[("IDEMPOTENCY_STORE", url.as_str())];
+    for columns in [80, 100, 200] {
+        let (code, shown) = on_terminal(columns, "", url, "idempotency list in-progress");
+        assert_eq!(code, 0, "{shown}");
+        let shown = plain(&shown);
+        assert_eq!(shown.lines().count(), 3, "{shown}");
+        for line in shown.lines() {
+            assert!(
+                console::measure_text_width(line) <= columns,
+                "{columns}: {line}"
+            );
+        }
+        assert!(shown.contains('\u{2026}'), "{shown}");
+    }
+    // Another program gets whole cells.
+    let whole = run(url[0].1, &["list", "in-progress"]);
+    assert!(whole.out.contains(&"long".repeat(60)) && !whole.out.contains('\u{2026}'));
+    drop(scratch);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn colours_obey_no_color() {
+    let (_scratch, url, _) = store().await;
+    let store = ("IDEMPOTENCY_STORE", url.as_str());
+    let list = "idempotency list orphaned";
+    for (variables, line, has_colour) in [
+        (&[store][..], list, true),
+        (&[store, ("NO_COLOR", "")], list, true),
+        (&[store, ("NO_COLOR", "1")], list, false),
+        (&[store], "idempotency list orphaned --no-color", false),
+        (&[store], "idempotency list orphaned | cat", false),
+    ] {
+        let (code, shown) = on_terminal(100, "", variables, line);
+        assert_eq!(code, 0, "{shown}");
+        assert!(shown.contains("bbbbbbbb"), "{shown}");
+        assert_eq!(
+            shown.contains("\x1b["),
+            has_colour,
+            "{variables:?} {line}: {shown:?}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn change_asks_on_terminal() {
+    let (scratch, url, keys) = store().await;
+    let store = ("IDEMPOTENCY_STORE", url.as_str());
+    let log = scratch.file("log");
+    let line = format!(
+        "idempotency resolve bbbbbbbb free --reason x --audit {}",
+        log.display()
+    );
+    let any = AnyStore::open(&url).await.expect("a file");
+    for (typed, code) in [("no\n", 2), ("\n", 2), ("yes\n", 0)] {
+        let found = any.get(&keys.orphaned.id).await.expect("a file");
+        assert_eq!(found.map(|it| it.entry.state()), Some(State::Orphaned));
+        assert!(!log.exists());
+        let (ended, shown) = on_terminal(100, typed, &[store], &line);
+        assert_eq!(ended, code, "{shown}");
+        assert!(shown.contains("would happen twice"), "{shown}");
+        assert!(shown.contains("Type yes to go on"), "{shown}");
+    }
+    assert!(any.get(&keys.orphaned.id).await.expect("a file").is_none());
+}
+
+/// The line of a long command is shown on a terminal, and nowhere else.
+#[tokio::test(flavor = "multi_thread")]
+async fn progress_needs_terminal() {
+    let (scratch, url, _) = store().await;
+    let store = ("IDEMPOTENCY_STORE", url.as_str());
+    let file = scratch.file("out").display().to_string();
+    let change = format!("--reason x --audit {file}.log --yes");
+    let export = format!("idempotency export > {file}");
+    for line in [&export, &format!("idempotency purge {change}")] {
+        let (code, shown) = on_terminal(100, "", &[store], line);
+        assert_eq!(code, 0, "{shown}");
+        assert!(shown.contains("entries "), "{shown:?}");
+        let (code, shown) = on_terminal(100, "", &[store], &format!("{line} 2> {file}.err"));
+        assert_eq!(code, 0, "{shown}");
+        let errors = std::fs::read_to_string(format!("{file}.err")).expect("a file");
+        assert_eq!(errors, "", "{line}");
+    }
+    // On one terminal, lines of the output and a progress line would mix.
+    let (code, shown) = on_terminal(100, "", &[store], "idempotency export");
+    assert_eq!(code, 0, "{shown}");
+    assert_eq!(shown.lines().count(), 4, "{shown:?}");
+    assert!(!shown.contains("exported"), "{shown:?}");
+}

@@ -53,7 +53,14 @@ pub(crate) struct Global {
     pub(crate) no_color: bool,
 
     /// The longest time for one call of the store, or for one request of conform
-    #[arg(long, global = true, value_name = "DURATION", default_value = "10s", value_parser = humantime::parse_duration)]
+    #[arg(
+        long,
+        global = true,
+        env = "IDEMPOTENCY_TIMEOUT",
+        value_name = "DURATION",
+        default_value = "10s",
+        value_parser = humantime::parse_duration
+    )]
     pub(crate) timeout: Duration,
 }
 

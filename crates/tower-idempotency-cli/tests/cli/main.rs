@@ -43,6 +43,8 @@ fn run_in(directory: &Path, store: &str, args: &[&str]) -> Ran {
     command.current_dir(directory).args(args);
     command.env("IDEMPOTENCY_STORE", store);
     command.env("USER", "alice").env_remove("IDEMPOTENCY_AUDIT");
+    // The machine may be busy.
+    command.env("IDEMPOTENCY_TIMEOUT", "120s");
     // The SDK of DynamoDB looks for credentials only here.
     command
         .env("AWS_ACCESS_KEY_ID", "hush-id")

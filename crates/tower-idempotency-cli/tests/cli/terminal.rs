@@ -54,6 +54,7 @@ pub(crate) fn on_terminal(
         .env_remove("NO_COLOR")
         .env("TERM", "xterm")
         .env("USER", "alice");
+    command.env("IDEMPOTENCY_TIMEOUT", "120s");
     command.envs(variables.iter().copied()).stdin(Stdio::null());
     let output = command.output().expect("Python");
     std::io::stderr().write_all(&output.stderr).ok();

@@ -56,6 +56,7 @@
 //! ```
 
 mod abilities;
+mod contents;
 mod entry;
 mod error;
 mod id_prefix;
@@ -74,6 +75,7 @@ use std::{future::Future, sync::Arc};
 
 pub use self::{
     abilities::Abilities,
+    contents::RecordContents,
     entry::{Count, Entry, EntryDetails, Page, State, Summary},
     error::{InspectError, InspectErrorKind},
     id_prefix::{IdPrefix, IdPrefixError},

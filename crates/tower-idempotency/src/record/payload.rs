@@ -353,7 +353,7 @@ fn payload_error(error: &MessagePackError) -> RecordError {
 }
 
 impl TombstoneReason {
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::TooLarge => "too_large",
             Self::Streamed => "streamed",

@@ -1,0 +1,50 @@
+"use strict";
+// Live counts. Every page works without this script.
+(() => {
+  const live = document.getElementById("live");
+  const watched = document.getElementById("watch");
+  const status = document.getElementById("status");
+  const source = live || watched;
+  if (!source || !window.EventSource) return;
+  const say = (text) => { if (status && status.textContent !== text) status.textContent = text; };
+  let paused = false;
+  let latest = "";
+  let before = null;
+  const show = () => {
+    // A replaced link would lose the focus of the keyboard.
+    if (paused || !latest || live.contains(document.activeElement)) return;
+    live.innerHTML = latest;
+    latest = "";
+    say("Live");
+  };
+  const count = (html) => {
+    const part = document.createElement("template");
+    part.innerHTML = html;
+    const card = part.content.querySelector(`a[href$="state=${source.dataset.state}"] strong`);
+    return card && card.textContent;
+  };
+  const events = new EventSource(source.dataset.events);
+  events.addEventListener("counts", (event) => {
+    if (live) {
+      latest = event.data;
+      show();
+      return;
+    }
+    const now = count(event.data);
+    if (before === null) before = now;
+    else if (now !== before) say("The number of these entries has changed. Reload the page to see them.");
+  });
+  events.addEventListener("open", () => { if (live && !paused) say("Live"); });
+  events.addEventListener("error", () => say("Not live: the console does not reply."));
+  addEventListener("pagehide", () => events.close());
+  if (!live) return;
+  live.addEventListener("focusout", () => setTimeout(show));
+  const button = document.getElementById("pause");
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    paused = !paused;
+    button.setAttribute("aria-pressed", String(paused));
+    say(paused ? "Paused" : "Live");
+    show();
+  });
+})();

@@ -1,0 +1,318 @@
+//! Resolves an entry: the audit line, the conditional change, the second audit line.
+
+use std::{fmt, sync::Arc};
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Response, StatusCode};
+use serde_json::{Value, json};
+use tower_idempotency::{
+    NeedsAttention, Ttl,
+    inspect::{Entry, EntryDetails, Inspect as _, Resolution, ResolveOutcome, Seen},
+};
+
+use crate::{
+    audit::{AuditLog, Intent},
+    console::Shared,
+    describe::entry_json,
+    error::PageError,
+    params::Params,
+};
+
+/// Outcome of a resolution.
+#[derive(Debug)]
+pub(crate) struct Acted {
+    /// The entry before the change. `None` if it was absent.
+    pub(crate) before: Option<Entry>,
+    /// The entry after the change.
+    pub(crate) after: Option<Entry>,
+    pub(crate) is_applied: bool,
+}
+
+/// A decision of an operator, from a form.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) actor: Box<str>,
+    pub(crate) source: &'static str,
+    pub(crate) seen: Seen,
+    pub(crate) decision: Decision,
+    pub(crate) reason: String,
+}
+
+/// A decision without what depends on the entry.
+#[derive(Clone)]
+pub(crate) enum Decision {
+    Free,
+    Retry,
+    Complete(Box<(Response<Bytes>, Ttl)>),
+    NeedsAttention,
+    BreakLease,
+    DeleteRecord,
+}
+
+impl Decision {
+    pub(crate) const fn name(&self) -> &'static str {
+        match self {
+            Self::Free => "free",
+            Self::Retry => "retry",
+            Self::Complete(_) => "complete",
+            Self::NeedsAttention => "needs-attention",
+            Self::BreakLease => "break-lease",
+            Self::DeleteRecord => "delete-record",
+        }
+    }
+
+    /// Reads the decision of a form. The response of `complete` is in `status`, `headers`, `body` and `retention`.
+    pub(crate) fn parse(params: &Params) -> Result<Self, PageError> {
+        Ok(match params.get("how").unwrap_or_default() {
+            "free" => Self::Free,
+            "retry" => Self::Retry,
+            "complete" => Self::Complete(Box::new((response(params)?, retention(params)?))),
+            "needs-attention" => Self::NeedsAttention,
+            "break-lease" => Self::BreakLease,
+            "delete-record" => Self::DeleteRecord,
+            _ => {
+                return Err(PageError::bad_request(
+                    "Expected retry, complete, needs-attention, free, break-lease or delete-record as the decision.",
+                ));
+            }
+        })
+    }
+
+    fn resolution(&self, shared: &Shared, details: &EntryDetails, reason: &str) -> Resolution {
+        const OPERATOR: NeedsAttention = NeedsAttention::new("operator");
+        match self {
+            Self::Free => Resolution::Free,
+            Self::Retry => Resolution::Retry,
+            Self::BreakLease => Resolution::BreakLease,
+            Self::DeleteRecord => Resolution::DeleteRecord,
+            Self::Complete(answer) => Resolution::Complete {
+                record: shared
+                    .encoder()
+                    .encode_response_record(details.entry.id(), &answer.0),
+                retention: answer.1,
+            },
+            Self::NeedsAttention => {
+                let record = details.record.as_deref();
+                let present = record.and_then(NeedsAttention::in_record);
+                Resolution::NeedsAttention(present.unwrap_or(OPERATOR).with_reason(reason))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Returns `true` if a form has to confirm the decision: a handler or a client may rely on what it ends.
+pub(crate) fn needs_confirmation(decision: &str) -> bool {
+    matches!(decision, "break-lease" | "delete-record" | "free")
+}
+
+/// Reads the reason of a form.
+pub(crate) fn reason(params: &Params) -> Result<String, PageError> {
+    let reason = params.get("reason").unwrap_or_default().trim();
+    if reason.is_empty() {
+        return Err(PageError::bad_request(
+            "A reason is required. Nothing was changed.",
+        ));
+    }
+    if reason.len() > MAX_REASON {
+        return Err(PageError::bad_request(format!(
+            "Expected at most {MAX_REASON} bytes as the reason. Nothing was changed."
+        )));
+    }
+    Ok(reason.to_owned())
+}
+
+/// Resolves an entry, if it is still as it was seen. A disconnect of the browser does not interrupt it.
+pub(crate) async fn resolve(shared: &Arc<Shared>, request: Request) -> Result<Acted, PageError> {
+    let shared = Arc::clone(shared);
+    let task = tokio::spawn(async move { act(&shared, request).await });
+    task.await.unwrap_or_else(|error| {
+        Err(PageError::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            format!("The outcome is unknown, see the audit log: {error}"),
+        ))
+    })
+}
+
+async fn act(shared: &Shared, request: Request) -> Result<Acted, PageError> {
+    let Some(log) = shared.audit.clone() else {
+        return Err(PageError::forbidden(
+            "This console has no audit log, so nothing can be resolved.",
+        ));
+    };
+    let Request {
+        actor,
+        source,
+        seen,
+        decision,
+        reason,
+    } = request;
+    let details = match shared.call(shared.inspector.get(seen.id())).await? {
+        Some(details) if details.entry.seen() == &seen => details,
+        changed => {
+            return Ok(Acted {
+                before: None,
+                after: changed.map(|it| it.entry),
+                is_applied: false,
+            });
+        }
+    };
+    let resolution = decision.resolution(shared, &details, &reason);
+    if !resolution.applies_to(seen.state()) {
+        return Err(PageError::bad_request(format!(
+            "The decision {} does not apply to an entry that is {}. Nothing was changed.",
+            resolution.name(),
+            seen.state()
+        )));
+    }
+    let id = seen.id().to_hex();
+    let before = entry_json(&details.entry);
+    let who = (actor.clone(), reason.clone());
+    let change = begin(log, (actor, source, resolution.name(), reason, id, before)).await?;
+    let resolved = shared
+        .call(shared.inspector.resolve(&seen, &resolution))
+        .await;
+    shared.live.invalidate();
+    let (outcome, after) = match &resolved {
+        Ok(outcome) => {
+            let name = if outcome.is_applied() {
+                "applied"
+            } else {
+                "changed"
+            };
+            (
+                name.to_owned(),
+                outcome.entry().map_or(Value::Null, entry_json),
+            )
+        }
+        Err(error) => (format!("unknown: {}", error.message), Value::Null),
+    };
+    tracing::info!(
+        target: "tower_idempotency::audit",
+        entry = %seen.id(),
+        actor = &*who.0,
+        decision = resolution.name(),
+        reason = who.1,
+        outcome,
+        "entry resolved by an operator"
+    );
+    let written = {
+        let outcome = outcome.clone();
+        tokio::task::spawn_blocking(move || change.finish(&outcome, after)).await
+    };
+    if !matches!(written, Ok(Ok(()))) {
+        return Err(PageError::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            format!("The outcome is \"{outcome}\", but the audit log cannot be written."),
+        ));
+    }
+    let outcome = resolved?;
+    let is_applied = outcome.is_applied();
+    let (ResolveOutcome::Applied(after) | ResolveOutcome::Changed(after)) = outcome;
+    Ok(Acted {
+        before: Some(details.entry),
+        after: after.map(|entry| *entry),
+        is_applied,
+    })
+}
+
+async fn begin(
+    log: AuditLog,
+    (actor, source, decision, reason, id, before): (
+        Box<str>,
+        &'static str,
+        &'static str,
+        String,
+        String,
+        Value,
+    ),
+) -> Result<crate::audit::AuditedChange, PageError> {
+    let begun = tokio::task::spawn_blocking(move || {
+        log.begin(&Intent {
+            actor: &actor,
+            source,
+            decision,
+            reason: &reason,
+            id: Some(&id),
+            before: &before,
+        })
+    });
+    let failed = |error: String| {
+        tracing::error!(error, "audit log not written, so nothing was resolved");
+        PageError::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("Cannot write the audit log, so nothing was changed: {error}"),
+        )
+    };
+    match begun.await {
+        Ok(Ok(change)) => Ok(change),
+        Ok(Err(error)) => Err(failed(error.to_string())),
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+fn response(params: &Params) -> Result<Response<Bytes>, PageError> {
+    let status: StatusCode = params
+        .get("status")
+        .and_then(|status| status.trim().parse().ok())
+        .ok_or_else(|| {
+            PageError::bad_request(
+                "Expected a status of 200 to 599, as in 201. Nothing was changed.",
+            )
+        })?;
+    if !(200..600).contains(&status.as_u16()) {
+        return Err(PageError::bad_request(
+            "Expected a status of 200 to 599, as in 201. Nothing was changed.",
+        ));
+    }
+    let body = params.get("body").unwrap_or_default();
+    let mut response = Response::new(Bytes::copy_from_slice(body.as_bytes()));
+    *response.status_mut() = status;
+    for line in params.get("headers").unwrap_or_default().lines() {
+        let line = line.trim();
+        if line.is_empty() {
+            continue;
+        }
+        let header = line.split_once(':').and_then(|(name, value)| {
+            let name: HeaderName = name.trim().parse().ok()?;
+            let value: HeaderValue = value.trim().parse().ok()?;
+            Some((name, value))
+        });
+        let (name, value) = header.ok_or_else(|| {
+            PageError::bad_request(
+                "Expected a header on each line, as in location: /orders/1. Nothing was changed.",
+            )
+        })?;
+        response.headers_mut().append(name, value);
+    }
+    Ok(response)
+}
+
+fn retention(params: &Params) -> Result<Ttl, PageError> {
+    let text = params.get("retention").unwrap_or("24h");
+    let retention = humantime::parse_duration(text.trim()).ok();
+    retention
+        .and_then(|retention| Ttl::try_from(retention).ok())
+        .ok_or_else(|| {
+            PageError::bad_request(
+                "Expected a duration as in 24h as the retention. Nothing was changed.",
+            )
+        })
+}
+
+impl Acted {
+    pub(crate) fn json(&self) -> Value {
+        json!({
+            "outcome": if self.is_applied { "applied" } else { "changed" },
+            "before": self.before.as_ref().map(entry_json),
+            "entry": self.after.as_ref().map(entry_json),
+        })
+    }
+}
+
+const MAX_REASON: usize = 1_000;

@@ -1,0 +1,112 @@
+//! The JSON API, for scripts. Its objects are those of the tool `idempotency` with `--json`.
+
+use std::sync::Arc;
+
+use axum::{
+    body::Bytes,
+    extract::{Path, RawQuery, State},
+    response::{IntoResponse as _, Response},
+};
+use http::{HeaderMap, StatusCode, header::CONTENT_TYPE};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    act::{self, Decision},
+    console::Shared,
+    describe::{details_json, entry_json, time},
+    error::PageError,
+    guard::Visit,
+    pages::{audit_lines, entries::page, find_details, parse_id, parse_seen},
+    params::{Filters, Params},
+};
+
+fn ok(status: StatusCode, value: &Value) -> Response {
+    let json = [(CONTENT_TYPE, "application/json")];
+    (status, json, value.to_string()).into_response()
+}
+
+pub(crate) async fn summary(State(shared): State<Arc<Shared>>) -> Result<Response, PageError> {
+    let snapshot = shared.live.current(&shared).await;
+    let states = snapshot.states.as_ref();
+    let states = states.map_err(|error| PageError::new(StatusCode::BAD_GATEWAY, error))?;
+    let counts = states.iter().map(|it| {
+        let count = it
+            .count
+            .map(|it| json!({"count": it.value, "is_exact": it.is_exact}));
+        (it.state.name().to_owned(), json!(count))
+    });
+    let counts: Map<_, _> = counts.collect();
+    let value = json!({"at": time(snapshot.at), "store": shared.store_name, "states": counts});
+    Ok(ok(StatusCode::OK, &value))
+}
+
+pub(crate) async fn entries(
+    State(shared): State<Arc<Shared>>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, PageError> {
+    let filters = Filters::parse(&Params::parse(query.unwrap_or_default().as_bytes()))?;
+    let (entries, next) = page(&shared, &filters).await?;
+    let entries: Vec<_> = entries.iter().map(entry_json).collect();
+    let next = next.map(|next| next.to_string());
+    Ok(ok(
+        StatusCode::OK,
+        &json!({"entries": entries, "next": next}),
+    ))
+}
+
+pub(crate) async fn entry(
+    State(shared): State<Arc<Shared>>,
+    Path(id): Path<String>,
+) -> Result<Response, PageError> {
+    let details = find_details(&shared, &parse_id(&id)?).await?;
+    Ok(ok(StatusCode::OK, &details_json(&details)))
+}
+
+/// Resolves an entry. A JSON body cannot be sent by the form of another site without a preflight.
+pub(crate) async fn resolve(
+    State(shared): State<Arc<Shared>>,
+    visit: Visit,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, PageError> {
+    visit.check_resolve()?;
+    let media_type = headers.get(CONTENT_TYPE).map(|it| it.as_bytes());
+    if !media_type.is_some_and(|it| it.starts_with(b"application/json")) {
+        return Err(PageError::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "Expected a body of application/json. Nothing was changed.",
+        ));
+    }
+    let object: Map<String, Value> = serde_json::from_slice(&body).map_err(|_| {
+        PageError::bad_request(
+            "Expected a JSON object with seen, how and reason. Nothing was changed.",
+        )
+    })?;
+    let params = Params::from_json(&object);
+    let seen = parse_seen(params.get("seen").unwrap_or_default())?;
+    if seen.id() != &parse_id(&id)? {
+        return Err(PageError::bad_request(
+            "The value of seen is that of another entry. Nothing was changed.",
+        ));
+    }
+    let request = act::Request {
+        actor: visit.actor,
+        source: "api",
+        seen,
+        decision: Decision::parse(&params)?,
+        reason: act::reason(&params)?,
+    };
+    let acted = act::resolve(&shared, request).await?;
+    let status = if acted.is_applied {
+        StatusCode::OK
+    } else {
+        StatusCode::CONFLICT
+    };
+    Ok(ok(status, &acted.json()))
+}
+
+pub(crate) async fn audit(State(shared): State<Arc<Shared>>) -> Result<Response, PageError> {
+    let lines = audit_lines(&shared, 100).await?;
+    Ok(ok(StatusCode::OK, &json!({ "lines": lines })))
+}

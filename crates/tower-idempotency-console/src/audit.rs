@@ -1,0 +1,257 @@
+//! The audit log: two JSON lines for each change, the intent before it and the outcome after it.
+//!
+//! A program that changes an entry follows one rule: no audit line, no change. [`AuditLog::begin`] writes the intent and waits
+//! until it is on the disk. [`AuditedChange::finish`] writes the outcome. The console and the tool `idempotency` write the same
+//! lines, so they can share a file.
+//!
+//! ```
+//! use serde_json::json;
+//! use tower_idempotency_console::audit::{AuditLog, Intent};
+//!
+//! # fn main() -> std::io::Result<()> {
+//! # let path = std::env::temp_dir().join(format!("audit-example-{}", std::process::id()));
+//! let log = AuditLog::new(&path);
+//! let change = log.begin(&Intent {
+//!     actor: "alice",
+//!     source: "console",
+//!     decision: "retry",
+//!     reason: "ticket 17",
+//!     id: Some("6f1c0a2b"),
+//!     before: &json!({"state": "orphaned"}),
+//! })?;
+//! // The change is made here.
+//! change.finish("applied", json!({"state": "orphaned", "retry_allowed": true}))?;
+//!
+//! let lines = log.recent(10)?;
+//! assert_eq!(lines[0]["outcome"], "applied");
+//! assert_eq!(lines[1]["line"], "intent");
+//! # std::fs::remove_file(&path)
+//! # }
+//! ```
+//!
+//! # Members of a line
+//!
+//! | member | contents |
+//! |---|---|
+//! | `at` | time, RFC 3339 |
+//! | `line` | `intent` or `outcome` |
+//! | `actor` | the operator |
+//! | `source` | `cli`, `console` or `api` |
+//! | `what` | the decision, such as `retry`, or `purge` |
+//! | `why` | the reason |
+//! | `id` | ID of the entry, or `null` for a purge |
+//! | `before` | the entry before |
+//! | `outcome` | `applied`, `changed`, or a text that begins with `unknown` or `failed`; in the outcome line |
+//! | `after` | the entry after, or `null`; in the outcome line |
+//!
+//! A line contains no key, no principal and no response.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Read as _, Seek as _, SeekFrom, Write as _},
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use serde_json::{Value, json};
+
+use crate::describe::time;
+
+/// A file to which audit lines are appended. Its functions block the thread.
+///
+/// Several processes may append to one file. The file is opened for each change, so it can be rotated by renaming it.
+#[derive(Clone, Debug)]
+pub struct AuditLog {
+    path: PathBuf,
+}
+
+/// The intent to change an entry.
+#[derive(Clone, Copy, Debug)]
+#[expect(
+    clippy::exhaustive_structs,
+    reason = "a program that audits a change must set each member"
+)]
+pub struct Intent<'a> {
+    /// The operator.
+    pub actor: &'a str,
+    /// The program: `cli`, `console` or `api`.
+    pub source: &'a str,
+    /// The decision, such as `retry`.
+    pub decision: &'a str,
+    /// The reason that the operator gave.
+    pub reason: &'a str,
+    /// ID of the entry, if the change is about one entry.
+    pub id: Option<&'a str>,
+    /// The entry before the change.
+    pub before: &'a Value,
+}
+
+/// A change whose intent is in the log. Dropping it leaves the intent alone, which readers show as an unknown outcome.
+#[derive(Debug)]
+#[must_use = "the log has no outcome until `finish` is called"]
+pub struct AuditedChange {
+    file: File,
+    line: Value,
+}
+
+impl AuditLog {
+    /// Creates a log in this file. The first line creates the file if it is missing.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    /// Returns the path of the file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes the intent, and waits until it is on the disk. The caller changes nothing if this fails.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be opened, written or synchronized.
+    pub fn begin(&self, intent: &Intent<'_>) -> io::Result<AuditedChange> {
+        let file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&self.path)?;
+        let line = json!({
+            "at": time(SystemTime::now()),
+            "line": "intent",
+            "actor": intent.actor,
+            "source": intent.source,
+            "what": intent.decision,
+            "why": intent.reason,
+            "id": intent.id,
+            "before": intent.before,
+        });
+        let mut change = AuditedChange { file, line };
+        change.append(self.ends_within_line())?;
+        Ok(change)
+    }
+
+    /// Returns up to `limit` of the last lines, the last one first. Reads at most the last 256 KiB of the file.
+    ///
+    /// A missing file has no lines. A line that is no JSON object is left out, such as one that a full disk cut off.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read.
+    pub fn recent(&self, limit: usize) -> io::Result<Vec<Value>> {
+        let mut file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        // A device or a pipe cannot be read back.
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Ok(Vec::new());
+        }
+        file.seek(SeekFrom::Start(metadata.len().saturating_sub(TAIL)))?;
+        let mut tail = Vec::new();
+        file.take(TAIL).read_to_end(&mut tail)?;
+        let lines = tail.rsplit(|byte| *byte == b'\n');
+        let lines = lines.filter_map(|line| serde_json::from_slice::<Value>(line).ok());
+        Ok(lines.filter(Value::is_object).take(limit).collect())
+    }
+
+    /// Returns `true` if the last line has no end, because the disk was full in the middle of it.
+    fn ends_within_line(&self) -> bool {
+        let last = || -> io::Result<bool> {
+            let mut file = File::open(&self.path)?;
+            let metadata = file.metadata()?;
+            if !metadata.is_file() || metadata.len() == 0 {
+                return Ok(false);
+            }
+            file.seek(SeekFrom::End(-1))?;
+            let mut last = [0];
+            file.read_exact(&mut last)?;
+            Ok(last != *b"\n")
+        };
+        // A log that may be appended to need not be readable.
+        last().unwrap_or(false)
+    }
+}
+
+impl AuditedChange {
+    /// Writes the outcome. If this fails, the change may have taken effect, and the log shows the intent alone.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be written or synchronized.
+    pub fn finish(mut self, outcome: &str, after: Value) -> io::Result<()> {
+        self.line["at"] = json!(time(SystemTime::now()));
+        self.line["line"] = json!("outcome");
+        self.line["outcome"] = json!(outcome);
+        self.line["after"] = after;
+        self.append(false)
+    }
+
+    /// Appends the line in one write, so that lines of other processes are not mixed with it.
+    fn append(&mut self, ends_previous: bool) -> io::Result<()> {
+        let end = if ends_previous { "\n" } else { "" };
+        let line = format!("{end}{}\n", self.line);
+        self.file.write_all(line.as_bytes())?;
+        // A pipe or a terminal has no disk to wait for.
+        if self.file.metadata()?.is_file() {
+            self.file.sync_all()?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes at the end of the file that `recent` reads.
+const TAIL: u64 = 256 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn intent<'a>(reason: &'a str, before: &'a Value) -> Intent<'a> {
+        Intent {
+            actor: "alice",
+            source: "console",
+            decision: "free",
+            reason,
+            id: Some("id"),
+            before,
+        }
+    }
+
+    #[test]
+    fn line_after_partial_line_is_complete() {
+        let path = std::env::temp_dir().join(format!("audit-partial-{}", std::process::id()));
+        fs::write(&path, "{\"line\":\"intent\",\"wh").unwrap();
+        let log = AuditLog::new(&path);
+        let change = log.begin(&intent("line\nbreak", &Value::Null)).unwrap();
+        change.finish("applied", Value::Null).unwrap();
+        let lines = log.recent(10).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert_eq!(lines.len(), 2);
+        assert_eq!(lines[0]["outcome"], "applied");
+        assert_eq!(lines[1]["why"], "line\nbreak");
+    }
+
+    #[test]
+    fn recent_reads_only_tail() {
+        let path = std::env::temp_dir().join(format!("audit-tail-{}", std::process::id()));
+        let line = format!("{{\"n\":\"{}\"}}\n", "x".repeat(1000));
+        fs::write(&path, line.repeat(2000)).unwrap();
+        let lines = AuditLog::new(&path).recent(usize::MAX).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert!((200..=262).contains(&lines.len()), "{}", lines.len());
+        let missing = AuditLog::new("/no/such/file").recent(1).unwrap();
+        assert!(missing.is_empty());
+    }
+
+    #[test]
+    fn full_device_is_error() {
+        let log = AuditLog::new("/dev/full");
+        assert!(log.begin(&intent("x", &Value::Null)).is_err());
+    }
+}

@@ -1,0 +1,230 @@
+//! Charts as SVG, drawn from samples.
+
+use std::{fmt::Write as _, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::live::{POINTS, Sample};
+
+/// A chart of three lines.
+#[derive(Clone, Debug)]
+pub(crate) struct Chart {
+    pub(crate) id: &'static str,
+    pub(crate) title: &'static str,
+    pub(crate) lines: Vec<Line>,
+    /// Reason why there is no data, if there is none.
+    pub(crate) no_data: &'static str,
+    pub(crate) max: f64,
+    pub(crate) window: String,
+}
+
+/// A line of a chart. A gap in the samples is a gap in the line.
+#[derive(Clone, Debug)]
+pub(crate) struct Line {
+    pub(crate) name: &'static str,
+    /// Number of the style: each line has its own dashes.
+    pub(crate) style: usize,
+    pub(crate) path: String,
+    pub(crate) latest: String,
+    pub(crate) largest: String,
+}
+
+const WIDTH: f64 = 560.0;
+const HEIGHT: f64 = 120.0;
+const LEFT: f64 = 36.0;
+const TOP: f64 = 8.0;
+
+impl Chart {
+    /// Draws the rates of the requests: differences of totals.
+    pub(crate) fn requests(samples: &[Sample], window: Duration, has_source: bool) -> Self {
+        let period = window.as_secs_f64() / POINTS as f64;
+        let points = |at: usize| {
+            let pairs = samples.windows(2);
+            let points = pairs.map(|pair| {
+                let seconds = (pair[1].taken - pair[0].taken).as_secs_f64();
+                let rate = |from: f64, to: f64| (to - from) / seconds.max(period / 2.0) * 60.0;
+                let value = match (pair[0].totals[at], pair[1].totals[at]) {
+                    (Some(from), Some(to)) if to >= from => Some(rate(from, to)),
+                    // A counter that fell was reset.
+                    _ => None,
+                };
+                (pair[1].taken, value)
+            });
+            points.collect::<Vec<_>>()
+        };
+        let no_data = if has_source {
+            "No data yet: the first point follows after two samples."
+        } else {
+            "No data: this console has no metrics of a service."
+        };
+        let names = ["executions", "replays", "refusals"];
+        let lines = [points(0), points(1), points(2)];
+        Self::draw(
+            "requests",
+            "Requests per minute",
+            names,
+            &lines,
+            window,
+            no_data,
+        )
+    }
+
+    /// Draws the numbers of unresolved keys.
+    pub(crate) fn keys(samples: &[Sample], window: Duration) -> Self {
+        let points = |at: usize| {
+            let points = samples.iter().map(|it| (it.taken, it.keys[at]));
+            points.collect::<Vec<_>>()
+        };
+        let names = ["in progress", "orphans", "need attention"];
+        let lines = [points(0), points(1), points(2)];
+        let no_data = "No data yet: the store has not replied so far.";
+        Self::draw("keys", "Keys in the store", names, &lines, window, no_data)
+    }
+
+    fn draw(
+        id: &'static str,
+        title: &'static str,
+        names: [&'static str; 3],
+        lines: &[Vec<(Instant, Option<f64>)>; 3],
+        window: Duration,
+        no_data: &'static str,
+    ) -> Self {
+        let values = lines.iter().flatten().filter_map(|(_, value)| *value);
+        let largest = values.clone().fold(0.0, f64::max);
+        let has_data = values.count() > 0;
+        let max = nice(largest);
+        let now = Instant::now();
+        let drawn = names
+            .iter()
+            .zip(lines)
+            .enumerate()
+            .map(|(style, (name, points))| {
+                let known = points.iter().filter_map(|(_, value)| *value);
+                Line {
+                    name,
+                    style: style + 1,
+                    path: path(points, now, window, max),
+                    latest: points.last().and_then(|it| it.1).map_or_else(none, number),
+                    largest: known.reduce(f64::max).map_or_else(none, number),
+                }
+            });
+        Self {
+            id,
+            title,
+            lines: drawn.collect(),
+            no_data: if has_data { "" } else { no_data },
+            max,
+            window: humantime::format_duration(window).to_string(),
+        }
+    }
+
+    /// Returns the label of a horizontal line: the maximum, half of it, and zero.
+    pub(crate) fn label(&self, of: f64) -> String {
+        number(self.max * of)
+    }
+}
+
+fn none() -> String {
+    "no data".to_owned()
+}
+
+/// Returns the commands of an SVG path.
+fn path(points: &[(Instant, Option<f64>)], now: Instant, window: Duration, max: f64) -> String {
+    let mut path = String::new();
+    let mut previous: Option<Instant> = None;
+    let gap = window / POINTS as u32 * 5 / 2;
+    for (taken, value) in points {
+        let age = now.saturating_duration_since(*taken);
+        let Some(value) = value.filter(|_| age <= window) else {
+            previous = None;
+            continue;
+        };
+        let x = LEFT + WIDTH * (1.0 - age.as_secs_f64() / window.as_secs_f64());
+        let y = TOP + HEIGHT * (1.0 - value / max);
+        let continues = previous.is_some_and(|it| taken.saturating_duration_since(it) <= gap);
+        let command = if continues { 'L' } else { 'M' };
+        // A point without a neighbour is visible as a dot, because the line has round ends.
+        let dot = if continues { "" } else { " h0.01" };
+        let _ = write!(path, "{command}{x:.1} {y:.1}{dot} ");
+        previous = Some(*taken);
+    }
+    path
+}
+
+/// Returns the next larger of 1, 2 and 5 times a power of ten, and at least 2.
+fn nice(value: f64) -> f64 {
+    let mut step = 1.0;
+    loop {
+        for factor in [1.0, 2.0, 5.0] {
+            let candidate = step * factor;
+            if candidate >= value && candidate >= 2.0 {
+                return candidate;
+            }
+        }
+        step *= 10.0;
+    }
+}
+
+fn number(value: f64) -> String {
+    if value.fract().abs() < 0.05 || value >= 100.0 {
+        format!("{value:.0}")
+    } else {
+        format!("{value:.1}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(taken: Instant, total: Option<f64>, keys: Option<f64>) -> Sample {
+        Sample {
+            taken,
+            keys: [keys; 3],
+            totals: [total; 3],
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lines_show_rates_and_gaps() {
+        let hour = Duration::from_secs(3600);
+        let start = Instant::now();
+        let minute = |n: u64| start + Duration::from_secs(60 * n);
+        tokio::time::advance(Duration::from_secs(60 * 5)).await;
+        let samples = [
+            sample(minute(0), Some(10.0), Some(1.0)),
+            sample(minute(1), Some(40.0), None),
+            // The counter was reset.
+            sample(minute(2), Some(0.0), Some(3.0)),
+            sample(minute(3), Some(6.0), Some(4.0)),
+        ];
+        let chart = Chart::requests(&samples, hour, true);
+        assert_eq!(chart.lines[0].largest, "30");
+        assert_eq!(chart.lines[0].latest, "6");
+        assert_eq!(chart.lines[0].path.matches('M').count(), 2);
+        assert_eq!(chart.max, 50.0);
+        let chart = Chart::keys(&samples, hour);
+        assert_eq!(chart.lines[0].path.matches('M').count(), 2);
+        assert_eq!(chart.lines[0].path.matches('L').count(), 1);
+        assert!(chart.no_data.is_empty());
+    }
+
+    #[test]
+    fn missing_data_is_no_zero() {
+        let hour = Duration::from_secs(3600);
+        let samples = [sample(Instant::now(), None, None)];
+        let chart = Chart::requests(&samples, hour, false);
+        assert!(chart.no_data.starts_with("No data: "));
+        assert_eq!(chart.lines[0].latest, "no data");
+        assert!(chart.lines[0].path.is_empty());
+        let chart = Chart::keys(&samples, hour);
+        assert!(chart.no_data.starts_with("No data yet"));
+    }
+
+    #[test]
+    fn axis_ends_at_round_number() {
+        for (value, expected) in [(0.0, 2.0), (2.0, 2.0), (3.0, 5.0), (51.0, 100.0)] {
+            assert!((nice(value) - expected).abs() < f64::EPSILON, "{value}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Errors that a page or the JSON API shows.
+
+use std::{error::Error, time::Duration};
+
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use tower_idempotency::inspect::{InspectError, InspectErrorKind};
+
+/// An error as one sentence for the operator. The guard renders it as a page or as JSON.
+#[derive(Clone, Debug)]
+pub(crate) struct PageError {
+    pub(crate) status: StatusCode,
+    pub(crate) message: String,
+}
+
+impl PageError {
+    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        // A driver may report several lines. A sentence has one.
+        let message = message.into();
+        let words: Vec<_> = message.split_whitespace().collect();
+        Self {
+            status,
+            message: words.join(" "),
+        }
+    }
+
+    pub(crate) fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    pub(crate) fn not_found(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, message)
+    }
+
+    pub(crate) fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, message)
+    }
+
+    pub(crate) fn timeout(timeout: Duration) -> Self {
+        let timeout = humantime::format_duration(timeout);
+        Self::new(
+            StatusCode::GATEWAY_TIMEOUT,
+            format!("The store did not reply within {timeout}."),
+        )
+    }
+}
+
+impl From<InspectError> for PageError {
+    fn from(error: InspectError) -> Self {
+        let status = match error.kind() {
+            InspectErrorKind::Backend => StatusCode::BAD_GATEWAY,
+            InspectErrorKind::RecordTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            _ => StatusCode::BAD_REQUEST,
+        };
+        let mut message = error.to_string();
+        let mut source = error.source();
+        while let Some(error) = source {
+            let cause = error.to_string();
+            if !message.contains(&cause) {
+                message = format!("{message}: {cause}");
+            }
+            source = error.source();
+        }
+        Self::new(status, message)
+    }
+}
+
+impl IntoResponse for PageError {
+    fn into_response(self) -> Response {
+        let mut res = self.status.into_response();
+        res.extensions_mut().insert(self);
+        res
+    }
+}

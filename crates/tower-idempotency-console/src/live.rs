@@ -1,0 +1,224 @@
+//! The counts of all states: one query of the store for all browsers, and the samples of the charts.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use tokio::{
+    sync::{Mutex as AsyncMutex, watch},
+    time::{Instant, sleep},
+};
+use tower_idempotency::inspect::{Count, Inspect as _, Query, State, Summary};
+
+use crate::{console::Shared, error::PageError, metrics_text::total};
+
+/// Counts at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Snapshot {
+    taken: Instant,
+    pub(crate) at: SystemTime,
+    pub(crate) states: Result<Vec<StateCount>, String>,
+}
+
+/// A state, its entries, and the oldest of them.
+#[derive(Clone, Debug)]
+pub(crate) struct StateCount {
+    pub(crate) state: State,
+    /// `None` if the store does not list the state.
+    pub(crate) count: Option<Count>,
+    pub(crate) oldest: Option<Oldest>,
+}
+
+/// Age of the oldest listed entry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Oldest {
+    pub(crate) age: Duration,
+    /// `false` if entries beyond the first page may be older.
+    pub(crate) is_exact: bool,
+}
+
+/// A sample of the charts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sample {
+    pub(crate) taken: Instant,
+    /// In progress, orphaned and needing attention. `None` if the store failed or does not list the state.
+    pub(crate) keys: [Option<f64>; 3],
+    /// Totals of executions, replays and refusals. `None` without a source.
+    pub(crate) totals: [Option<f64>; 3],
+}
+
+/// States that the overview shows, most urgent first.
+pub(crate) const STATES: [State; 4] = [
+    State::NeedsAttention,
+    State::Orphaned,
+    State::InProgress,
+    State::Completed,
+];
+
+/// Counts beyond this number are shown as `1000+`.
+const COUNT_LIMIT: u32 = 1_000;
+/// Number of points of a chart.
+pub(crate) const POINTS: usize = 60;
+/// Largest number of browsers that watch.
+const MAX_WATCHERS: usize = 100;
+
+pub(crate) struct Live {
+    snapshot: watch::Sender<Option<Arc<Snapshot>>>,
+    query: AsyncMutex<()>,
+    is_stale: AtomicBool,
+    samples: Mutex<VecDeque<Sample>>,
+    closed: watch::Sender<bool>,
+}
+
+impl Default for Live {
+    fn default() -> Self {
+        Self {
+            snapshot: watch::Sender::new(None),
+            query: AsyncMutex::new(()),
+            is_stale: AtomicBool::new(false),
+            samples: Mutex::default(),
+            closed: watch::Sender::new(false),
+        }
+    }
+}
+
+impl Live {
+    /// Starts the task that samples the store. It ends with the router.
+    pub(crate) fn spawn(shared: &Arc<Shared>) {
+        let (weak, refresh) = (Arc::downgrade(shared), shared.refresh);
+        let period = shared.window / u32::try_from(POINTS).unwrap_or(1);
+        tokio::spawn(async move {
+            let mut sampled: Option<Instant> = None;
+            while let Some(shared) = weak.upgrade() {
+                let is_due = sampled.is_none_or(|at| at.elapsed() >= period);
+                if is_due {
+                    sampled = Some(Instant::now());
+                }
+                if is_due || shared.live.snapshot.receiver_count() > 0 {
+                    let snapshot = shared.live.current(&shared).await;
+                    if is_due {
+                        shared.live.sample(&shared, &snapshot);
+                    }
+                }
+                drop(shared);
+                sleep(refresh.min(period)).await;
+            }
+        });
+    }
+
+    /// Returns counts that are not older than the refresh period. Concurrent callers share one query.
+    pub(crate) async fn current(&self, shared: &Shared) -> Arc<Snapshot> {
+        if let Some(snapshot) = self.fresh(shared) {
+            return snapshot;
+        }
+        let _query = self.query.lock().await;
+        if let Some(snapshot) = self.fresh(shared) {
+            return snapshot;
+        }
+        self.is_stale.store(false, Ordering::Release);
+        let snapshot = Arc::new(Snapshot {
+            taken: Instant::now(),
+            at: SystemTime::now(),
+            states: count(shared).await.map_err(|error| error.message),
+        });
+        self.snapshot.send_replace(Some(Arc::clone(&snapshot)));
+        snapshot
+    }
+
+    fn fresh(&self, shared: &Shared) -> Option<Arc<Snapshot>> {
+        let snapshot = self.snapshot.borrow().clone();
+        snapshot.filter(|it| {
+            !self.is_stale.load(Ordering::Acquire) && it.taken.elapsed() < shared.refresh / 2
+        })
+    }
+
+    /// Makes the next reader query the store, after a change.
+    pub(crate) fn invalidate(&self) {
+        self.is_stale.store(true, Ordering::Release);
+    }
+
+    /// Returns a receiver of the counts and one of the end, or `None` if too many browsers watch.
+    pub(crate) fn watch(&self) -> Option<Watch> {
+        (self.snapshot.receiver_count() < MAX_WATCHERS).then(|| Watch {
+            snapshot: self.snapshot.subscribe(),
+            closed: self.closed.subscribe(),
+        })
+    }
+
+    /// Ends all event streams.
+    pub(crate) fn close(&self) {
+        self.closed.send_replace(true);
+    }
+
+    pub(crate) fn samples(&self) -> Vec<Sample> {
+        let samples = self.samples.lock();
+        let samples = samples.unwrap_or_else(PoisonError::into_inner);
+        samples.iter().copied().collect()
+    }
+
+    fn sample(&self, shared: &Shared, snapshot: &Snapshot) {
+        let value = |state| {
+            let states = snapshot.states.as_ref().ok()?;
+            let count = states.iter().find(|it| it.state == state)?.count?;
+            Some(count.value as f64)
+        };
+        let text = shared.metrics.as_ref().map(|render| render());
+        let total = |name: &str| text.as_deref().and_then(|text| total(text, name));
+        let sample = Sample {
+            taken: Instant::now(),
+            keys: [State::InProgress, State::Orphaned, State::NeedsAttention].map(value),
+            totals: [
+                "idempotency_granted_total",
+                "idempotency_replayed_total",
+                "idempotency_refused_total",
+            ]
+            .map(total),
+        };
+        let samples = self.samples.lock();
+        let mut samples = samples.unwrap_or_else(PoisonError::into_inner);
+        // One more than there are points, because a rate is the difference of two samples.
+        if samples.len() > POINTS {
+            samples.pop_front();
+        }
+        samples.push_back(sample);
+    }
+}
+
+/// Receivers of a browser.
+pub(crate) struct Watch {
+    pub(crate) snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
+    pub(crate) closed: watch::Receiver<bool>,
+}
+
+async fn count(shared: &Shared) -> Result<Vec<StateCount>, PageError> {
+    let abilities = shared.inspector.abilities();
+    let summary: Summary = shared.call(shared.inspector.summary(COUNT_LIMIT)).await?;
+    let mut states = Vec::with_capacity(STATES.len());
+    for state in STATES {
+        let count = summary.count(state);
+        let oldest = if state == State::Completed || !abilities.can_list(state) {
+            None
+        } else {
+            let page = shared
+                .call(shared.inspector.list(&Query::new(state)))
+                .await?;
+            let ages = page.entries.iter().filter(|it| it.state() == state);
+            let age = ages.map(|entry| entry.age).max();
+            age.map(|age| Oldest {
+                age,
+                is_exact: page.next.is_none(),
+            })
+        };
+        states.push(StateCount {
+            state,
+            count,
+            oldest,
+        });
+    }
+    Ok(states)
+}

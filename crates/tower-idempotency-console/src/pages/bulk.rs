@@ -1,0 +1,169 @@
+//! `/resolve`: one decision for the ticked rows of a page, each as it was seen.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::{
+    body::Bytes,
+    extract::{RawQuery, State},
+    response::Response,
+};
+use http::StatusCode;
+use tower_idempotency::inspect::{Inspect as _, Seen};
+
+use super::{Choice, Row, choice, html, label, mark, parse_seen, resolve::check_confirmation};
+use crate::{
+    act::{self, Decision},
+    console::Shared,
+    error::PageError,
+    guard::Visit,
+    params::{PAGE, Params},
+};
+
+#[derive(Template)]
+#[template(path = "bulk.html")]
+struct Confirm {
+    visit: Visit,
+    choice: Choice,
+    rows: Vec<Row>,
+    /// Ticked rows that have changed since they were seen.
+    changed: Vec<Ticked>,
+    back: String,
+}
+
+#[derive(Template)]
+#[template(path = "bulk_outcome.html")]
+struct Outcome {
+    visit: Visit,
+    choice: Choice,
+    results: Vec<Ticked>,
+    applied: usize,
+    back: String,
+}
+
+/// The result of a ticked row.
+struct Ticked {
+    id: String,
+    short: String,
+    label: &'static str,
+    mark: &'static str,
+    result: String,
+}
+
+impl Ticked {
+    fn new(seen: &Seen, result: String) -> Self {
+        let id = seen.id().to_hex();
+        Self {
+            short: id[..8].to_owned(),
+            id,
+            label: label(seen.state()),
+            mark: mark(seen.state()),
+            result,
+        }
+    }
+}
+
+/// Reads the ticked rows: 1 to 50.
+fn ticked(params: &Params) -> Result<Vec<Seen>, PageError> {
+    let mut ticked = Vec::new();
+    for seen in params.all("seen") {
+        let seen = parse_seen(seen)?;
+        if ticked.iter().all(|it: &Seen| it.id() != seen.id()) {
+            ticked.push(seen);
+        }
+    }
+    if ticked.is_empty() || ticked.len() > usize::from(PAGE) {
+        return Err(PageError::bad_request(format!(
+            "Expected 1 to {PAGE} ticked rows, found {}. Nothing was changed.",
+            ticked.len()
+        )));
+    }
+    Ok(ticked)
+}
+
+/// Returns the decision. A recorded response is for one entry.
+fn bulk_choice(params: &Params) -> Result<Choice, PageError> {
+    let choice = choice(params.get("how").unwrap_or_default());
+    choice.filter(|it| it.name != "complete").ok_or_else(|| {
+        PageError::bad_request("Expected a decision for the ticked rows. Nothing was changed.")
+    })
+}
+
+pub(crate) async fn confirm(
+    State(shared): State<Arc<Shared>>,
+    visit: Visit,
+    RawQuery(query): RawQuery,
+) -> Result<Response, PageError> {
+    visit.check_resolve()?;
+    let params = Params::parse(query.unwrap_or_default().as_bytes());
+    let choice = bulk_choice(&params)?;
+    let (mut rows, mut changed) = (Vec::new(), Vec::new());
+    for seen in ticked(&params)? {
+        let details = shared.call(shared.inspector.get(seen.id())).await?;
+        match details {
+            Some(details) if details.entry.seen() == &seen => rows.push(Row::from(&details.entry)),
+            Some(details) => {
+                let now = label(details.entry.state());
+                changed.push(Ticked::new(&seen, format!("changed: it is {now} now")));
+            }
+            None => changed.push(Ticked::new(&seen, "changed: it is absent now".to_owned())),
+        }
+    }
+    let page = Confirm {
+        choice,
+        rows,
+        changed,
+        back: params.back(),
+        visit,
+    };
+    Ok(html(StatusCode::OK, &page))
+}
+
+pub(crate) async fn resolve(
+    State(shared): State<Arc<Shared>>,
+    visit: Visit,
+    body: Bytes,
+) -> Result<Response, PageError> {
+    visit.check_resolve()?;
+    let params = Params::parse(&body);
+    let choice = bulk_choice(&params)?;
+    let ticked = ticked(&params)?;
+    let decision = Decision::parse(&params)?;
+    check_confirmation(&decision, &params)?;
+    let reason = act::reason(&params)?;
+    let (mut results, mut applied) = (Vec::new(), 0);
+    for seen in ticked {
+        let request = act::Request {
+            actor: visit.actor.clone(),
+            source: "console",
+            seen,
+            decision: decision.clone(),
+            reason: reason.clone(),
+        };
+        let result = match act::resolve(&shared, request).await {
+            Ok(acted) if acted.is_applied => {
+                applied += 1;
+                "done".to_owned()
+            }
+            Ok(acted) => {
+                let now = acted.after.map_or("absent", |entry| label(entry.state()));
+                format!("not changed: it is {now} now")
+            }
+            Err(error) => error.message,
+        };
+        results.push(Ticked::new(&seen, result));
+    }
+    let status = if applied == results.len() {
+        StatusCode::OK
+    } else {
+        StatusCode::CONFLICT
+    };
+    let page = Outcome {
+        choice,
+        results,
+        applied,
+        back: params.back(),
+        visit,
+    };
+    Ok(html(status, &page))
+}

@@ -1,0 +1,136 @@
+//! `/find`: an entry from its first digits, or from a key and its principal.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::{
+    body::Bytes,
+    extract::{RawQuery, State},
+    response::Response,
+};
+use http::StatusCode;
+use tower_idempotency::inspect::{IdPrefix, Inspect as _, State as EntryState};
+
+use super::{Row, entries, html};
+use crate::{
+    console::Shared,
+    error::PageError,
+    guard::Visit,
+    params::{Filters, Params},
+};
+
+#[derive(Template)]
+#[template(path = "find.html")]
+struct Page {
+    visit: Visit,
+    finds_keys: bool,
+    id: String,
+    rows: Vec<Row>,
+    message: String,
+}
+
+/// Shows the forms, and the entries whose ids begin with the digits.
+pub(crate) async fn form(
+    State(shared): State<Arc<Shared>>,
+    visit: Visit,
+    RawQuery(query): RawQuery,
+) -> Result<Response, PageError> {
+    let params = Params::parse(query.unwrap_or_default().as_bytes());
+    let mut page = Page {
+        visit,
+        finds_keys: shared.layer.is_some(),
+        id: params.get("id").unwrap_or_default().trim().to_owned(),
+        rows: Vec::new(),
+        message: String::new(),
+    };
+    if page.id.is_empty() {
+        return Ok(html(StatusCode::OK, &page));
+    }
+    let prefix: IdPrefix = page
+        .id
+        .parse()
+        .map_err(|_| PageError::bad_request("Expected 8 to 64 hexadecimal digits as the id."))?;
+    page.rows = rows(&shared, prefix).await?;
+    if page.rows.is_empty() {
+        let lists_all = shared.inspector.abilities().can_list(EntryState::Completed);
+        page.message = if lists_all || prefix.to_key_id().is_some() {
+            "The store has no such entry. It was deleted, or has expired.".to_owned()
+        } else {
+            "No unresolved entry has this id. This store finds a completed entry by its whole id only."
+                .to_owned()
+        };
+    }
+    let status = if page.rows.is_empty() {
+        StatusCode::NOT_FOUND
+    } else {
+        StatusCode::OK
+    };
+    Ok(html(status, &page))
+}
+
+async fn rows(shared: &Shared, prefix: IdPrefix) -> Result<Vec<Row>, PageError> {
+    if let Some(id) = prefix.to_key_id() {
+        let found = shared.call(shared.inspector.get(&id)).await?;
+        return Ok(found.iter().map(|it| Row::from(&it.entry)).collect());
+    }
+    let mut rows: Vec<Row> = Vec::new();
+    for state in EntryState::ALL {
+        if !shared.inspector.abilities().can_list(state) {
+            continue;
+        }
+        let filters = Filters {
+            id: Some(prefix),
+            ..Filters::new(state)
+        };
+        let (entries, _) = entries::page(shared, &filters).await?;
+        for entry in &entries {
+            if rows.iter().all(|row| row.id != entry.id().to_hex()) {
+                rows.push(Row::from(entry));
+            }
+        }
+    }
+    Ok(rows)
+}
+
+/// Finds the entry of a key. The key is in the body of the request, because URLs are logged.
+pub(crate) async fn find(
+    State(shared): State<Arc<Shared>>,
+    visit: Visit,
+    body: Bytes,
+) -> Result<Response, PageError> {
+    let params = Params::parse(&body);
+    let Some(layer) = &shared.layer else {
+        return Err(PageError::not_found(
+            "This console does not know the settings of the service, and finds entries by their ids only.",
+        ));
+    };
+    let Some(key) = params.get("key") else {
+        return Err(PageError::bad_request("Expected a key."));
+    };
+    let principal: Vec<&[u8]> = params.all("principal").map(str::as_bytes).collect();
+    let ids = layer.key_ids(key, &principal);
+    let ids = ids.map_err(|error| PageError::bad_request(error.to_string()))?;
+    let mut rows = Vec::new();
+    for id in &ids {
+        let found = shared.call(shared.inspector.get(id)).await?;
+        rows.extend(found.iter().map(|it| Row::from(&it.entry)));
+    }
+    let is_found = !rows.is_empty();
+    let page = Page {
+        visit,
+        finds_keys: true,
+        id: String::new(),
+        rows,
+        message: if is_found {
+            String::new()
+        } else {
+            "The store has no entry of this key and this principal.".to_owned()
+        },
+    };
+    let status = if is_found {
+        StatusCode::OK
+    } else {
+        StatusCode::NOT_FOUND
+    };
+    Ok(html(status, &page))
+}

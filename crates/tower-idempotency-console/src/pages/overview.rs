@@ -1,0 +1,158 @@
+//! `/`: counts, charts and the last resolutions.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::{extract::State, response::Response};
+use http::StatusCode;
+use serde_json::Value;
+
+use super::{audit_lines, html, label, mark};
+use crate::{
+    chart::Chart,
+    console::Shared,
+    describe::{duration, time},
+    error::PageError,
+    guard::Visit,
+    live::{Snapshot, StateCount},
+};
+
+/// The part that browsers replace when the counts change.
+#[derive(Template)]
+#[template(path = "live.html")]
+pub(crate) struct LivePart {
+    base: String,
+    at: String,
+    error: String,
+    cards: Vec<Card>,
+    charts: [Chart; 2],
+}
+
+struct Card {
+    name: &'static str,
+    label: &'static str,
+    mark: &'static str,
+    count: String,
+    oldest: String,
+    is_urgent: bool,
+}
+
+impl LivePart {
+    pub(crate) fn new(shared: &Shared, snapshot: &Snapshot, base: &str) -> Self {
+        let samples = shared.live.samples();
+        let (states, error) = match &snapshot.states {
+            Ok(states) => (&states[..], String::new()),
+            Err(error) => (&[][..], error.clone()),
+        };
+        Self {
+            base: base.to_owned(),
+            at: time(snapshot.at),
+            error,
+            cards: states.iter().map(card).collect(),
+            charts: [
+                Chart::requests(&samples, shared.window, shared.metrics.is_some()),
+                Chart::keys(&samples, shared.window),
+            ],
+        }
+    }
+}
+
+fn card(state: &StateCount) -> Card {
+    let count = match state.count {
+        None => "not listed".to_owned(),
+        Some(count) if count.is_exact => count.value.to_string(),
+        Some(count) => format!("{}+", count.value),
+    };
+    let oldest = state.oldest.map(|oldest| {
+        let age = duration(oldest.age);
+        if oldest.is_exact {
+            age
+        } else {
+            format!("{age} or more")
+        }
+    });
+    let is_unresolved = state.oldest.is_some() && state.state.name() != "in-progress";
+    Card {
+        name: state.state.name(),
+        label: label(state.state),
+        mark: mark(state.state),
+        count,
+        oldest: oldest.unwrap_or_default(),
+        is_urgent: is_unresolved,
+    }
+}
+
+/// A line of the audit log as a template shows it.
+pub(crate) struct AuditRow {
+    pub(crate) at: String,
+    pub(crate) actor: String,
+    pub(crate) what: String,
+    pub(crate) why: String,
+    pub(crate) id: String,
+    pub(crate) short: String,
+    pub(crate) outcome: String,
+    pub(crate) source: String,
+    pub(crate) before: String,
+    pub(crate) after: String,
+}
+
+impl From<&Value> for AuditRow {
+    fn from(line: &Value) -> Self {
+        let text = |value: &Value| match value.as_str() {
+            Some(text) => crate::describe::printable(text),
+            None => "–".to_owned(),
+        };
+        let id = line["id"].as_str().unwrap_or_default();
+        let is_id = id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let id = if is_id { id } else { "" };
+        let outcome = match line["line"].as_str() {
+            Some("intent") => "intent".to_owned(),
+            _ => text(&line["outcome"]),
+        };
+        let after = match (&line["after"], line["line"].as_str()) {
+            (_, Some("intent")) => "–".to_owned(),
+            (Value::Null, _) => "absent".to_owned(),
+            (after, _) => text(&after["state"]),
+        };
+        Self {
+            at: text(&line["at"]),
+            actor: text(&line["actor"]),
+            what: text(&line["what"]),
+            why: text(&line["why"]),
+            id: id.to_owned(),
+            short: id.get(..8).unwrap_or_default().to_owned(),
+            outcome,
+            source: text(&line["source"]),
+            before: text(&line["before"]["state"]),
+            after,
+        }
+    }
+}
+
+#[derive(Template)]
+#[template(path = "overview.html")]
+struct Page {
+    visit: Visit,
+    live: String,
+    audit: Vec<AuditRow>,
+    refresh: String,
+}
+
+pub(crate) async fn overview(
+    State(shared): State<Arc<Shared>>,
+    visit: Visit,
+) -> Result<Response, PageError> {
+    let snapshot = shared.live.current(&shared).await;
+    let part = LivePart::new(&shared, &snapshot, &visit.base);
+    let lines = audit_lines(&shared, 200).await?;
+    let outcomes = lines.iter().filter(|it| it["line"] == "outcome").take(5);
+    let page = Page {
+        live: part.render().map_err(|error| {
+            PageError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+        })?,
+        audit: outcomes.map(AuditRow::from).collect(),
+        refresh: humantime::format_duration(shared.refresh).to_string(),
+        visit,
+    };
+    Ok(html(StatusCode::OK, &page))
+}

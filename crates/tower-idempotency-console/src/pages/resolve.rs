@@ -1,0 +1,179 @@
+//! `/entries/{id}/resolve`: the confirmation of a decision, and its outcome.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::{
+    body::Bytes,
+    extract::{Path, RawQuery, State},
+    response::Response,
+};
+use http::StatusCode;
+use tower_idempotency::inspect::{Entry, Seen};
+
+use super::{Choice, Row, choice, choices, find_details, html, label, parse_id, parse_seen};
+use crate::{
+    act::{self, Decision},
+    console::Shared,
+    describe::next_request,
+    error::PageError,
+    filters,
+    guard::Visit,
+    params::Params,
+};
+
+#[derive(Template)]
+#[template(path = "confirm.html")]
+struct Confirm {
+    visit: Visit,
+    row: Row,
+    label: &'static str,
+    choice: Choice,
+    back: String,
+    next_request: &'static str,
+}
+
+#[derive(Template)]
+#[template(path = "outcome.html")]
+pub(crate) struct Outcome {
+    visit: Visit,
+    id: String,
+    short: String,
+    choice: Choice,
+    is_applied: bool,
+    before: Side,
+    after: Side,
+    next_request: &'static str,
+    back: String,
+}
+
+/// The entry before or after a decision.
+struct Side {
+    label: &'static str,
+    mark: &'static str,
+    generation: String,
+    since: String,
+}
+
+impl Side {
+    fn of(entry: Option<&Entry>) -> Self {
+        match entry {
+            None => Self {
+                label: "absent",
+                mark: "–",
+                generation: "–".to_owned(),
+                since: "–".to_owned(),
+            },
+            Some(entry) => {
+                let row = Row::from(entry);
+                Self {
+                    label: label(row.state),
+                    mark: row.mark,
+                    generation: row.generation.to_string(),
+                    since: row.since,
+                }
+            }
+        }
+    }
+
+    fn seen(seen: &Seen) -> Self {
+        Self {
+            label: label(seen.state()),
+            mark: super::mark(seen.state()),
+            generation: seen.generation().to_string(),
+            since: "–".to_owned(),
+        }
+    }
+}
+
+pub(crate) async fn confirm(
+    State(shared): State<Arc<Shared>>,
+    visit: Visit,
+    Path(id): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, PageError> {
+    visit.check_resolve()?;
+    let params = Params::parse(query.unwrap_or_default().as_bytes());
+    let details = find_details(&shared, &parse_id(&id)?).await?;
+    let entry = &details.entry;
+    let how = params.get("how").unwrap_or_default();
+    let applying = choices(entry.state()).into_iter().find(|it| it.name == how);
+    let Some(choice) = applying else {
+        let state = label(entry.state());
+        return Err(PageError::bad_request(format!(
+            "This decision does not apply to an entry that is {state}."
+        )));
+    };
+    let page = Confirm {
+        row: Row::from(entry),
+        label: label(entry.state()),
+        choice,
+        back: params.back(),
+        next_request: next_request(entry),
+        visit,
+    };
+    Ok(html(StatusCode::OK, &page))
+}
+
+pub(crate) async fn resolve(
+    State(shared): State<Arc<Shared>>,
+    visit: Visit,
+    Path(id): Path<String>,
+    body: Bytes,
+) -> Result<Response, PageError> {
+    visit.check_resolve()?;
+    let params = Params::parse(&body);
+    let seen = parse_seen(params.get("seen").unwrap_or_default())?;
+    if seen.id() != &parse_id(&id)? {
+        return Err(PageError::bad_request(
+            "The form is that of another entry. Nothing was changed.",
+        ));
+    }
+    let decision = Decision::parse(&params)?;
+    check_confirmation(&decision, &params)?;
+    let Some(choice) = choice(decision.name()) else {
+        return Err(PageError::bad_request("There is no such decision."));
+    };
+    let request = act::Request {
+        actor: visit.actor.clone(),
+        source: "console",
+        seen,
+        decision,
+        reason: act::reason(&params)?,
+    };
+    let acted = act::resolve(&shared, request).await?;
+    let id = seen.id().to_hex();
+    let page = Outcome {
+        short: id[..8].to_owned(),
+        id,
+        choice,
+        is_applied: acted.is_applied,
+        before: match &acted.before {
+            Some(entry) => Side::of(Some(entry)),
+            None => Side::seen(&seen),
+        },
+        after: Side::of(acted.after.as_ref()),
+        next_request: acted.after.as_ref().map_or(
+            "The next request with the key executes as the first one.",
+            next_request,
+        ),
+        back: params.back(),
+        visit,
+    };
+    let status = if acted.is_applied {
+        StatusCode::OK
+    } else {
+        StatusCode::CONFLICT
+    };
+    Ok(html(status, &page))
+}
+
+/// Returns an error unless the form confirms a decision that cannot be taken back.
+pub(crate) fn check_confirmation(decision: &Decision, params: &Params) -> Result<(), PageError> {
+    if act::needs_confirmation(decision.name()) && params.get("confirm") != Some("yes") {
+        return Err(PageError::bad_request(
+            "Tick the confirmation. Nothing was changed.",
+        ));
+    }
+    Ok(())
+}

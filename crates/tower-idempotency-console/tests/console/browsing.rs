@@ -1,0 +1,185 @@
+//! Every page, without scripts.
+
+use http::{Method, StatusCode};
+use tower_idempotency::{IdempotencyLayer, MemoryStore, Principal};
+
+use crate::harness::{Keys, Server};
+
+#[tokio::test]
+async fn every_route_has_strict_headers() {
+    let server = Server::start().await;
+    let keys = Keys::create(&server.store.store).await;
+    let id = keys.completed.id.to_hex();
+    for (path, status) in [
+        ("/".to_owned(), 200),
+        ("/?reload=1".to_owned(), 200),
+        ("/entries".to_owned(), 200),
+        ("/entries?state=completed".to_owned(), 200),
+        (format!("/entries/{id}"), 200),
+        (format!("/entries/{id}/body"), 200),
+        (format!("/entries/{id}/resolve?how=delete-record"), 200),
+        (format!("/entries/{id}/resolve?how=free"), 400),
+        ("/resolve".to_owned(), 400),
+        ("/find".to_owned(), 200),
+        ("/find?id=0123456789".to_owned(), 404),
+        ("/audit".to_owned(), 200),
+        ("/healthz".to_owned(), 200),
+        ("/assets/none.js".to_owned(), 404),
+        ("/nowhere".to_owned(), 404),
+        ("/entries/".to_owned(), 404),
+        (format!("/entries/{}", "0".repeat(64)), 404),
+        ("/api/v1/summary".to_owned(), 200),
+        ("/api/v1/entries?state=completed".to_owned(), 200),
+        (format!("/api/v1/entries/{id}"), 200),
+        ("/api/v1/audit".to_owned(), 200),
+        ("/api/v1/nowhere".to_owned(), 404),
+    ] {
+        let answer = server.get(&path).await;
+        assert_eq!(answer.status, status, "{path}: {}", answer.text);
+        let header = |name: &str| answer.headers[name].to_str().expect("text").to_owned();
+        let policy = header("content-security-policy");
+        assert!(policy.contains("default-src 'none'"), "{path}: {policy}");
+        assert!(!policy.contains("unsafe"), "{path}: {policy}");
+        assert!(
+            policy.contains("frame-ancestors 'none'"),
+            "{path}: {policy}"
+        );
+        assert_eq!(header("cache-control"), "no-store", "{path}");
+        assert_eq!(header("x-content-type-options"), "nosniff", "{path}");
+        assert_eq!(header("referrer-policy"), "same-origin", "{path}");
+        if path.starts_with("/api/") {
+            assert_eq!(header("content-type"), "application/json", "{path}");
+        } else if answer.text.starts_with("<!doctype") {
+            // No page has code or styles of its own.
+            assert!(!answer.text.contains("<style") && !answer.text.contains(" style="));
+            assert!(!answer.text.contains("<script>") && !answer.text.contains(" onclick="));
+            assert!(answer.text.contains("<html lang=\"en\">"), "{path}");
+        }
+    }
+    let wrong = server
+        .send(
+            Method::DELETE,
+            "/entries",
+            &[("sec-fetch-site", "none")],
+            "",
+        )
+        .await;
+    assert_eq!(wrong.status, StatusCode::METHOD_NOT_ALLOWED);
+}
+
+#[tokio::test]
+async fn overview_counts_each_state() {
+    let server = Server::start().await;
+    Keys::create(&server.store.store).await;
+    tokio::time::sleep(std::time::Duration::from_millis(150)).await;
+    let page = server.get("/").await.text;
+    assert_eq!(page.matches("<strong>1</strong>").count(), 4, "{page}");
+    assert!(
+        page.contains("No data: this console has no metrics of a service."),
+        "{page}"
+    );
+    assert!(page.contains("Keys in the store"), "{page}");
+    let api = server.get("/api/v1/summary").await.text;
+    for state in ["in-progress", "orphaned", "needs-attention", "completed"] {
+        let count = format!("\"{state}\":{{\"count\":1,\"is_exact\":true}}");
+        assert!(api.contains(&count), "{api}");
+    }
+}
+
+#[tokio::test]
+async fn entry_shows_record_without_body() {
+    let server = Server::start().await;
+    let keys = Keys::create(&server.store.store).await;
+    let page = server
+        .get(&format!("/entries/{}", keys.completed.id.to_hex()))
+        .await
+        .text;
+    assert!(
+        page.contains("status 201") && page.contains("/payments/7"),
+        "{page}"
+    );
+    assert!(page.contains("4 bytes") && !page.contains("paid"), "{page}");
+    let page = server
+        .get(&format!("/entries/{}", keys.attention.id.to_hex()))
+        .await
+        .text;
+    assert!(
+        page.contains("refund-failed") && page.contains("refund re_7"),
+        "{page}"
+    );
+    let page = server
+        .get(&format!("/entries/{}/body", keys.attention.id.to_hex()))
+        .await;
+    assert_eq!(page.status, 404);
+}
+
+#[tokio::test]
+async fn filters_are_links() {
+    let server = Server::start().await;
+    Keys::create(&server.store.store).await;
+    let query = "state=orphaned&operation=POST+%2Forders";
+    let page = server.get(&format!("/entries?{query}")).await.text;
+    assert_eq!(page.matches("name=\"seen\"").count(), 1, "{page}");
+    assert!(page.contains("value=\"POST /orders\""), "{page}");
+    assert!(
+        page.contains("?back=state%3Dorphaned%26operation%3DPOST%2B%252Forders"),
+        "{page}"
+    );
+    let none = server
+        .get("/entries?state=orphaned&operation=GET")
+        .await
+        .text;
+    assert!(none.contains("No entry is orphaned"), "{none}");
+    let old = server
+        .get("/entries?state=in-progress&older=10m")
+        .await
+        .text;
+    assert_eq!(old.matches("name=\"seen\"").count(), 0);
+}
+
+#[tokio::test]
+async fn entry_is_found_by_key_and_by_digits() {
+    let layer = IdempotencyLayer::new(MemoryStore::new())
+        .with_principal(Principal::authorization())
+        .with_namespace("payments");
+    let ids = layer.key_ids("key-1", &[b"Bearer hush"]).expect("a key");
+    let server = Server::start_with(std::time::Duration::ZERO, |it| it.with_layer(layer)).await;
+    let mut claim = crate::harness::claim("POST /payments");
+    claim.id = ids[0];
+    crate::harness::acquire(&server.store.store, &claim).await;
+    let hex = claim.id.to_hex();
+    let fields = [("key", "key-1"), ("principal", "Bearer hush")];
+    let found = server.post("/find", &fields).await;
+    assert_eq!(found.status, 200);
+    assert!(
+        found.text.contains(&hex) && !found.text.contains("hush"),
+        "{}",
+        found.text
+    );
+    let other = server
+        .post("/find", &[("key", "key-1"), ("principal", "Bearer x")])
+        .await;
+    assert_eq!(other.status, 404);
+    let digits = server.get(&format!("/find?id={}", &hex[..9])).await;
+    assert!(digits.text.contains(&hex), "{}", digits.text);
+    let whole = server.get(&format!("/find?id={hex}")).await;
+    assert!(whole.text.contains(&hex));
+}
+
+#[tokio::test]
+async fn assets_are_named_by_contents() {
+    let server = Server::start().await;
+    let page = server.get("/").await.text;
+    for (before, media_type) in [
+        ("href=\"./assets/", "text/css; charset=utf-8"),
+        ("src=\"./assets/", "text/javascript; charset=utf-8"),
+    ] {
+        let (_, name) = page.split_once(before).expect("an asset");
+        let name = name.split('"').next().expect("an end");
+        let asset = server.get(&format!("/assets/{name}")).await;
+        assert_eq!(asset.headers["content-type"], media_type);
+        let control = asset.headers["cache-control"].to_str().expect("text");
+        assert!(control.contains("immutable"), "{control}");
+        assert!(media_type.contains("css") || asset.text.len() < 4096);
+    }
+}

@@ -1,0 +1,290 @@
+//! A console on a socket, a store with an entry in each state, and a client.
+
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::Router;
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper_util::rt::TokioIo;
+use tests::{scratch::Scratch, sql};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::sleep,
+};
+use tower_idempotency::{
+    IdempotencyLayer, MemoryStore, NeedsAttention,
+    inspect::{
+        Abilities, EntryDetails, Inspect, InspectError, Inspector, Page, Query, Resolution,
+        ResolveOutcome, Seen, State, Summary,
+    },
+    store::{Acquired, Claim, KeyId, Store as _, Ttl},
+};
+use tower_idempotency_console::{Access, Console, audit::AuditLog};
+
+/// A store that counts summaries, and can delay each call.
+#[derive(Clone)]
+pub(crate) struct Counted {
+    pub(crate) store: MemoryStore,
+    pub(crate) summaries: Arc<AtomicUsize>,
+    pub(crate) delay: Duration,
+}
+
+impl Counted {
+    pub(crate) fn new(delay: Duration) -> Self {
+        Self {
+            store: MemoryStore::new().with_details(),
+            summaries: Arc::default(),
+            delay,
+        }
+    }
+}
+
+impl Inspect for Counted {
+    fn abilities(&self) -> Abilities {
+        self.store.abilities()
+    }
+
+    async fn list(&self, query: &Query) -> Result<Page, InspectError> {
+        self.store.list(query).await
+    }
+
+    async fn get(&self, id: &KeyId) -> Result<Option<EntryDetails>, InspectError> {
+        self.store.get(id).await
+    }
+
+    async fn summary(&self, limit: u32) -> Result<Summary, InspectError> {
+        self.summaries.fetch_add(1, Ordering::Relaxed);
+        self.store.summary(limit).await
+    }
+
+    async fn resolve(
+        &self,
+        seen: &Seen,
+        resolution: &Resolution,
+    ) -> Result<ResolveOutcome, InspectError> {
+        sleep(self.delay).await;
+        self.store.resolve(seen, resolution).await
+    }
+
+    async fn purge(&self, batch: u32) -> Result<u64, InspectError> {
+        self.store.purge(batch).await
+    }
+}
+
+/// A console under `/`, for an operator whose name and right are in the header `x-actor`.
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    pub(crate) store: Counted,
+    pub(crate) scratch: Scratch,
+}
+
+/// The entries of a store: one in each state.
+pub(crate) struct Keys {
+    pub(crate) in_progress: Claim,
+    pub(crate) orphaned: Claim,
+    pub(crate) attention: Claim,
+    pub(crate) completed: Claim,
+}
+
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) text: String,
+}
+
+/// Decides by the header `x-actor`: `read:NAME`, `resolve:NAME`, or none. `resolve:alice` if the header is missing.
+pub(crate) fn access(head: &http::request::Parts) -> Access {
+    let actor = head.headers.get("x-actor");
+    match actor
+        .map_or("resolve:alice", |it| it.to_str().expect("text"))
+        .split_once(':')
+    {
+        Some(("read", name)) => Access::read(name),
+        Some(("resolve", name)) => Access::resolve(name),
+        _ => Access::None,
+    }
+}
+
+pub(crate) async fn listen(app: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    address
+}
+
+impl Server {
+    pub(crate) async fn start() -> Self {
+        Self::start_with(Duration::ZERO, |console| console).await
+    }
+
+    /// Starts a console with changed settings, on a store that delays resolutions.
+    pub(crate) async fn start_with(
+        delay: Duration,
+        change: impl FnOnce(Console) -> Console,
+    ) -> Self {
+        let (store, scratch) = (Counted::new(delay), Scratch::new());
+        let log = AuditLog::new(scratch.file("audit.jsonl"));
+        let console = Console::new(Inspector::new(store.clone()), access)
+            .with_refresh(Duration::from_millis(100))
+            .with_title("payments")
+            .with_store_name("memory")
+            .with_audit_log(log);
+        let address = listen(change(console).into_router()).await;
+        Self {
+            address,
+            store,
+            scratch,
+        }
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.send(Method::GET, path, &[], "").await
+    }
+
+    pub(crate) async fn post(&self, path: &str, fields: &[(&str, &str)]) -> Answer {
+        let body = form(fields);
+        let headers = [
+            ("content-type", "application/x-www-form-urlencoded"),
+            ("sec-fetch-site", "same-origin"),
+        ];
+        self.send(Method::POST, path, &headers, &body).await
+    }
+
+    pub(crate) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Answer {
+        send(self.address, method, path, headers, body).await
+    }
+
+    pub(crate) async fn state(&self, id: &KeyId) -> Option<State> {
+        let details = self.store.get(id).await.expect("memory");
+        details.map(|it| it.entry.state())
+    }
+
+    pub(crate) async fn seen(&self, id: &KeyId) -> String {
+        let details = self.store.get(id).await.expect("memory").expect("an entry");
+        details.entry.seen().to_string()
+    }
+
+    pub(crate) fn audit(&self) -> Vec<String> {
+        let text = std::fs::read_to_string(self.log()).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    pub(crate) fn log(&self) -> PathBuf {
+        self.scratch.file("audit.jsonl")
+    }
+}
+
+pub(crate) fn form(fields: &[(&str, &str)]) -> String {
+    let mut form = form_urlencoded::Serializer::new(String::new());
+    form.extend_pairs(fields);
+    form.finish()
+}
+
+pub(crate) async fn send(
+    address: SocketAddr,
+    method: Method,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> Answer {
+    let stream = TcpStream::connect(address)
+        .await
+        .expect("the server listens");
+    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.expect("HTTP");
+    tokio::spawn(connection);
+    let mut req = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("host", "console.test");
+    for (name, value) in headers {
+        req = req.header(*name, *value);
+    }
+    let req = req.body(Full::new(Bytes::copy_from_slice(body.as_bytes())));
+    let res = sender.send_request(req.expect("a request")).await;
+    let (head, body) = res.expect("a response").into_parts();
+    let body = body.collect().await.expect("a body").to_bytes();
+    Answer {
+        status: head.status,
+        headers: head.headers,
+        text: String::from_utf8_lossy(&body).into_owned(),
+    }
+}
+
+pub(crate) fn claim(operation: &str) -> Claim {
+    let mut claim = sql::claim();
+    claim.owner = "host-1:4711";
+    claim.operation = operation.into();
+    claim.lease = Ttl::from_secs(600);
+    claim
+}
+
+/// Creates an orphan.
+pub(crate) async fn orphan(store: &MemoryStore, operation: &str) -> Claim {
+    let mut claim = claim(operation);
+    claim.lease = Ttl::from_millis(1);
+    acquire(store, &claim).await;
+    sleep(Duration::from_millis(20)).await;
+    claim
+}
+
+pub(crate) async fn acquire(store: &MemoryStore, claim: &Claim) {
+    let acquired = store.acquire(claim).await.expect("memory");
+    assert!(matches!(acquired, Acquired::Granted { .. }), "{acquired:?}");
+}
+
+/// Completes an entry with a response.
+pub(crate) async fn complete(store: &MemoryStore, claim: &Claim, response: http::Response<Bytes>) {
+    let layer = IdempotencyLayer::new(MemoryStore::new());
+    let record = layer.encode_response_record(&claim.id, &response);
+    let lease = claim.lease_ref(1);
+    let stored = store.complete(&lease, record, Ttl::from_secs(600));
+    stored.await.expect("memory");
+}
+
+/// Ends an entry so that it needs attention.
+pub(crate) async fn attention(store: &MemoryStore, claim: &Claim, reason: &str) {
+    let attention = NeedsAttention::new("refund-failed").with_reason(reason);
+    let record = Resolution::NeedsAttention(attention).record(&claim.id);
+    let (record, retention) = record.expect("it stores a record");
+    let lease = claim.lease_ref(1);
+    let stored = store.complete(&lease, record, retention);
+    stored.await.expect("memory");
+}
+
+impl Keys {
+    pub(crate) async fn create(store: &MemoryStore) -> Self {
+        let keys = Self {
+            in_progress: claim("POST /payments"),
+            orphaned: orphan(store, "POST /orders").await,
+            attention: claim("POST /refunds"),
+            completed: claim("POST /payments"),
+        };
+        for claim in [&keys.in_progress, &keys.attention, &keys.completed] {
+            acquire(store, claim).await;
+        }
+        attention(store, &keys.attention, "refund re_7").await;
+        let response = http::Response::builder()
+            .status(201)
+            .header("location", "/payments/7");
+        let response = response.body(Bytes::from("paid")).expect("a response");
+        complete(store, &keys.completed, response).await;
+        keys
+    }
+}

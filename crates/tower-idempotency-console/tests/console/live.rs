@@ -1,0 +1,146 @@
+//! Live counts, and calls of the store.
+
+use std::{
+    sync::Arc,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    net::TcpStream,
+    time::{sleep, timeout},
+};
+
+use crate::harness::{Keys, Server};
+
+const LONG: Duration = Duration::from_secs(60);
+
+async fn watch(server: &Server) -> BufReader<TcpStream> {
+    let mut stream = TcpStream::connect(server.address)
+        .await
+        .expect("it listens");
+    let request = b"GET /events HTTP/1.1\r\nhost: x\r\n\r\n";
+    stream.write_all(request).await.expect("a connection");
+    BufReader::new(stream)
+}
+
+/// Reads until a line contains the text. Returns `false` at the end of the stream.
+async fn read_until(reader: &mut BufReader<TcpStream>, text: &str) -> bool {
+    let read = async {
+        let mut line = String::new();
+        while reader.read_line(&mut line).await.expect("a connection") > 0 {
+            if line.contains(text) {
+                return true;
+            }
+            line.clear();
+        }
+        false
+    };
+    timeout(LONG, read).await.expect("an event")
+}
+
+#[tokio::test]
+async fn browsers_share_one_query() {
+    let server = Server::start_with(Duration::ZERO, |console| {
+        console.with_refresh(Duration::from_millis(400))
+    })
+    .await;
+    let mut browsers = Vec::new();
+    for _ in 0..40 {
+        browsers.push(watch(&server).await);
+    }
+    for browser in &mut browsers {
+        assert!(read_until(browser, "event: counts").await);
+    }
+    Keys::create(&server.store.store).await;
+    for browser in &mut browsers {
+        assert!(read_until(browser, "<strong>1</strong>").await);
+    }
+    // Each event is one query, whatever the number of browsers is. Each browser got at least two events.
+    let queries = server.store.summaries.load(Ordering::Relaxed);
+    assert!(queries >= 2, "{queries}");
+    let events = 40 * 2;
+    assert!(
+        queries < events,
+        "{queries} queries for at least {events} events"
+    );
+    // Without browsers only the samples of the chart remain, one a minute.
+    drop(browsers);
+    sleep(Duration::from_secs(2)).await;
+    let before = server.store.summaries.load(Ordering::Relaxed);
+    sleep(Duration::from_secs(2)).await;
+    let after = server.store.summaries.load(Ordering::Relaxed);
+    assert!(after - before <= 1, "{}", after - before);
+}
+
+#[tokio::test]
+async fn watchers_are_limited() {
+    let server = Server::start().await;
+    let mut browsers = Vec::new();
+    for _ in 0..100 {
+        let mut browser = watch(&server).await;
+        assert!(read_until(&mut browser, "200 OK").await);
+        browsers.push(browser);
+    }
+    let mut refused = watch(&server).await;
+    assert!(read_until(&mut refused, "503").await);
+}
+
+#[tokio::test]
+async fn shutdown_ends_streams() {
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let server = Server::start_with(Duration::ZERO, |console| {
+        console.with_shutdown(async move {
+            stopped.await.ok();
+        })
+    })
+    .await;
+    let mut browser = watch(&server).await;
+    assert!(read_until(&mut browser, "event: counts").await);
+    stop.send(()).expect("the console waits");
+    let ended = async {
+        let mut line = String::new();
+        // The last chunk of a response has the length 0.
+        while reader_line(&mut browser, &mut line).await != "0\r\n" {}
+    };
+    timeout(LONG, ended).await.expect("the stream ends");
+}
+
+async fn reader_line(reader: &mut BufReader<TcpStream>, line: &mut String) -> String {
+    line.clear();
+    let read = reader.read_line(line).await.expect("a connection");
+    assert!(read > 0, "the response ends before the connection");
+    line.clone()
+}
+
+#[tokio::test]
+async fn metrics_are_drawn() {
+    let granted = Arc::new(AtomicU64::new(10));
+    let source = Arc::clone(&granted);
+    let server = Server::start_with(Duration::ZERO, move |console| {
+        console
+            .with_chart_window(Duration::from_secs(60))
+            .with_metrics(move || {
+                // Each sample sees ten more executions.
+                let n = source.fetch_add(10, Ordering::Relaxed);
+                format!(
+                    "idempotency_granted_total {n}\nidempotency_refused_total{{code=\"a\"}} 1\n"
+                )
+            })
+    })
+    .await;
+    let drawn = async {
+        loop {
+            let page = server.get("/").await.text;
+            if page.contains("Requests per minute, last 1m") {
+                return page;
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let page = timeout(LONG, drawn).await.expect("two samples");
+    assert!(page.contains("replays: latest no data"), "{page}");
+    assert!(page.contains("refusals: latest 0"), "{page}");
+    assert!(!page.contains("executions: latest no data"), "{page}");
+}

@@ -1,0 +1,468 @@
+//! Decisions: conditional, audited, once.
+
+use std::{fs, time::Duration};
+
+use http::Method;
+use tokio::{task::JoinSet, time::timeout};
+use tower_idempotency::{
+    inspect::{Inspect as _, State},
+    store::{Acquired, Claim, Store as _, Ttl},
+};
+use tower_idempotency_console::audit::AuditLog;
+
+use crate::harness::{Keys, Server, form, orphan, send};
+
+fn fields<'a>(seen: &'a str, how: &'a str) -> Vec<(&'a str, &'a str)> {
+    vec![
+        ("seen", seen),
+        ("how", how),
+        ("reason", "ticket 17"),
+        ("confirm", "yes"),
+    ]
+}
+
+/// Returns a claim of the same request, which takes an orphan over.
+fn retry(claim: &Claim) -> Claim {
+    let mut retry = tests::sql::duplicate(claim);
+    retry.lease = Ttl::from_secs(600);
+    retry
+}
+
+#[tokio::test]
+async fn each_decision_has_its_effect() {
+    for (how, state, expected) in [
+        ("retry", State::Orphaned, Some(State::Orphaned)),
+        ("free", State::Orphaned, None),
+        (
+            "needs-attention",
+            State::Orphaned,
+            Some(State::NeedsAttention),
+        ),
+        ("complete", State::NeedsAttention, Some(State::Completed)),
+        ("free", State::NeedsAttention, None),
+        ("break-lease", State::InProgress, Some(State::Orphaned)),
+        ("delete-record", State::Completed, None),
+    ] {
+        let server = Server::start().await;
+        let keys = Keys::create(&server.store.store).await;
+        let claim = match state {
+            State::Orphaned => &keys.orphaned,
+            State::NeedsAttention => &keys.attention,
+            State::InProgress => &keys.in_progress,
+            _ => &keys.completed,
+        };
+        let (id, seen) = (claim.id.to_hex(), server.seen(&claim.id).await);
+        let confirm = server
+            .get(&format!("/entries/{id}/resolve?how={how}"))
+            .await;
+        assert!(confirm.text.contains(&seen), "{how}: {}", confirm.text);
+        assert!(confirm.text.contains("Afterwards:"), "{how}");
+        let mut form = fields(&seen, how);
+        form.extend([
+            ("status", "201"),
+            ("headers", "location: /o/1"),
+            ("body", "settled"),
+        ]);
+        form.push(("back", "state=orphaned&owner=h"));
+        let done = server.post(&format!("/entries/{id}/resolve"), &form).await;
+        assert_eq!(done.status, 200, "{how}: {}", done.text);
+        assert!(
+            done.text.contains("entries?state=orphaned&#38;owner=h"),
+            "{}",
+            done.text
+        );
+        assert_eq!(server.state(&claim.id).await, expected, "{how}");
+        let lines = server.audit();
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        for (line, kind) in lines.iter().zip(["\"intent\"", "\"outcome\""]) {
+            let part = format!("\"line\":{kind}");
+            assert!(
+                line.contains(&part) && line.contains("\"actor\":\"alice\""),
+                "{line}"
+            );
+            assert!(
+                line.contains("\"why\":\"ticket 17\"") && !line.contains("settled"),
+                "{line}"
+            );
+        }
+        let audit = server.get("/audit").await.text;
+        assert!(audit.contains(&id) && audit.contains("applied"), "{audit}");
+        if how == "complete" {
+            let page = server.get(&format!("/entries/{id}/body")).await;
+            assert_eq!(page.text, "settled");
+        }
+        if how == "retry" {
+            let mut retry = tests::sql::duplicate(claim);
+            retry.orphans = tower_idempotency::OrphanPolicy::Refuse;
+            let acquired = server.store.store.acquire(&retry).await.expect("memory");
+            assert!(
+                matches!(acquired, Acquired::Granted { takeover: true, .. }),
+                "{acquired:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn stale_decision_shows_conflict() {
+    let server = Server::start().await;
+    let keys = Keys::create(&server.store.store).await;
+    let id = keys.orphaned.id.to_hex();
+    let seen = server.seen(&keys.orphaned.id).await;
+    let taken = server.store.store.acquire(&retry(&keys.orphaned)).await;
+    assert!(matches!(taken, Ok(Acquired::Granted { generation: 2, .. })));
+    let answer = server
+        .post(&format!("/entries/{id}/resolve"), &fields(&seen, "free"))
+        .await;
+    assert_eq!(answer.status, 409);
+    assert!(
+        answer.text.contains("Nothing was changed"),
+        "{}",
+        answer.text
+    );
+    assert!(answer.text.contains("◆ orphaned") && answer.text.contains("▶ in progress"));
+    let object = format!(r#"{{"seen":"{seen}","how":"free","reason":"x"}}"#);
+    let json = [("content-type", "application/json")];
+    let path = format!("/api/v1/entries/{id}/resolve");
+    let answer = server.send(Method::POST, &path, &json, &object).await;
+    assert_eq!(answer.status, 409);
+    assert!(
+        answer.text.contains("\"outcome\":\"changed\""),
+        "{}",
+        answer.text
+    );
+    assert_eq!(
+        server.state(&keys.orphaned.id).await,
+        Some(State::InProgress)
+    );
+    assert!(server.audit().is_empty(), "nothing was intended");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_of_32_concurrent_decisions_applies() {
+    let server = Server::start_with(Duration::from_millis(50), |console| console).await;
+    let claim = orphan(&server.store.store, "POST /orders").await;
+    let (id, seen) = (claim.id.to_hex(), server.seen(&claim.id).await);
+    let mut operators = JoinSet::new();
+    for n in 0..32 {
+        let (address, path) = (server.address, format!("/entries/{id}/resolve"));
+        let how = if n % 2 == 0 {
+            "retry"
+        } else {
+            "needs-attention"
+        };
+        let body = form(&fields(&seen, how));
+        operators.spawn(async move {
+            let actor = format!("resolve:operator-{n}");
+            let headers = [("x-actor", &*actor), ("sec-fetch-site", "same-origin")];
+            send(address, Method::POST, &path, &headers, &body)
+                .await
+                .status
+        });
+    }
+    let statuses = operators.join_all().await;
+    assert_eq!(
+        statuses.iter().filter(|it| it.as_u16() == 200).count(),
+        1,
+        "{statuses:?}"
+    );
+    assert_eq!(
+        statuses.iter().filter(|it| it.as_u16() == 409).count(),
+        31,
+        "{statuses:?}"
+    );
+    let lines = server.audit();
+    let applied = lines
+        .iter()
+        .filter(|it| it.contains("\"outcome\":\"applied\""))
+        .count();
+    assert_eq!(applied, 1, "{lines:?}");
+    let intents = lines
+        .iter()
+        .filter(|it| it.contains("\"line\":\"intent\""))
+        .count();
+    assert_eq!(intents * 2, lines.len(), "{lines:?}");
+}
+
+#[tokio::test]
+async fn nothing_is_resolved_without_audit_line() {
+    for path in ["/dev/full", "/no/such/directory/audit.jsonl", "."] {
+        let server = Server::start_with(Duration::ZERO, |console| {
+            console.with_audit_log(AuditLog::new(path))
+        })
+        .await;
+        let keys = Keys::create(&server.store.store).await;
+        for (claim, how) in [
+            (&keys.orphaned, "retry"),
+            (&keys.orphaned, "free"),
+            (&keys.in_progress, "break-lease"),
+            (&keys.completed, "delete-record"),
+        ] {
+            let (id, seen) = (claim.id.to_hex(), server.seen(&claim.id).await);
+            let answer = server
+                .post(&format!("/entries/{id}/resolve"), &fields(&seen, how))
+                .await;
+            assert_eq!(answer.status, 503, "{path} {how}: {}", answer.text);
+            assert!(
+                answer.text.contains("nothing was changed"),
+                "{}",
+                answer.text
+            );
+            let bulk = server.post("/resolve", &fields(&seen, how)).await;
+            assert_eq!(bulk.status, 409, "{path} {how}");
+            assert_eq!(server.seen(&claim.id).await, seen, "{path} {how}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn form_needs_reason_and_confirmation() {
+    let server = Server::start().await;
+    let keys = Keys::create(&server.store.store).await;
+    let (id, seen) = (
+        keys.orphaned.id.to_hex(),
+        server.seen(&keys.orphaned.id).await,
+    );
+    let other = server.seen(&keys.attention.id).await;
+    let long = "x".repeat(1001);
+    for (form, expected) in [
+        (
+            vec![("seen", &*seen), ("how", "retry")],
+            "reason is required",
+        ),
+        (
+            vec![("seen", &seen), ("how", "retry"), ("reason", "  ")],
+            "reason is required",
+        ),
+        (
+            vec![("seen", &seen), ("how", "retry"), ("reason", &long)],
+            "at most 1000 bytes",
+        ),
+        (
+            vec![("seen", &seen), ("how", "free"), ("reason", "x")],
+            "Tick the confirmation",
+        ),
+        (
+            vec![("seen", &seen), ("how", "explode"), ("reason", "x")],
+            "as the decision",
+        ),
+        (
+            vec![("seen", "x"), ("how", "retry"), ("reason", "x")],
+            "which entry was seen",
+        ),
+        (
+            vec![("seen", &other), ("how", "retry"), ("reason", "x")],
+            "another entry",
+        ),
+        (
+            vec![
+                ("seen", &seen),
+                ("how", "break-lease"),
+                ("reason", "x"),
+                ("confirm", "yes"),
+            ],
+            "does not apply",
+        ),
+        (
+            vec![("seen", &seen), ("how", "complete"), ("reason", "x")],
+            "Expected a status",
+        ),
+        (
+            vec![
+                ("seen", &seen),
+                ("how", "complete"),
+                ("reason", "x"),
+                ("status", "101"),
+            ],
+            "Expected a status",
+        ),
+        (
+            vec![
+                ("seen", &seen),
+                ("how", "complete"),
+                ("reason", "x"),
+                ("status", "201"),
+                ("headers", "x"),
+            ],
+            "Expected a header",
+        ),
+        (
+            vec![
+                ("seen", &seen),
+                ("how", "complete"),
+                ("reason", "x"),
+                ("status", "201"),
+                ("retention", "x"),
+            ],
+            "Expected a duration",
+        ),
+    ] {
+        let answer = server.post(&format!("/entries/{id}/resolve"), &form).await;
+        assert_eq!(answer.status, 400, "{form:?}");
+        assert!(answer.text.contains(expected), "{form:?}: {}", answer.text);
+    }
+    assert_eq!(server.seen(&keys.orphaned.id).await, seen);
+    assert!(server.audit().is_empty());
+}
+
+#[tokio::test]
+async fn ticked_rows_are_resolved_as_seen() {
+    let server = Server::start().await;
+    let store = &server.store.store;
+    let mut claims = Vec::new();
+    for n in 0..4 {
+        claims.push(orphan(store, &format!("POST /{n}")).await);
+    }
+    let mut form = vec![("how", "retry"), ("reason", "ticket 17")];
+    let mut seen = Vec::new();
+    for claim in &claims {
+        seen.push(server.seen(&claim.id).await);
+    }
+    form.extend(seen[..3].iter().map(|seen| ("seen", &**seen)));
+    let confirm = server
+        .get(&format!("/resolve?{}", crate::harness::form(&form)))
+        .await;
+    assert_eq!(
+        confirm.text.matches("name=\"seen\"").count(),
+        3,
+        "{}",
+        confirm.text
+    );
+    // One of them is taken over in the meantime.
+    let taken = store.acquire(&retry(&claims[1])).await;
+    assert!(matches!(taken, Ok(Acquired::Granted { .. })));
+    let confirm = server
+        .get(&format!("/resolve?{}", crate::harness::form(&form)))
+        .await;
+    assert_eq!(
+        confirm.text.matches("name=\"seen\"").count(),
+        2,
+        "{}",
+        confirm.text
+    );
+    assert!(
+        confirm.text.contains("1 ticked rows have changed"),
+        "{}",
+        confirm.text
+    );
+    let done = server.post("/resolve", &form).await;
+    assert_eq!(done.status, 409);
+    assert!(done.text.contains("2 of 3 done"), "{}", done.text);
+    assert!(
+        done.text.contains("not changed: it is in progress now"),
+        "{}",
+        done.text
+    );
+    for (n, expected) in [(0, true), (1, false), (2, true), (3, false)] {
+        let details = store
+            .get(&claims[n].id)
+            .await
+            .expect("memory")
+            .expect("an entry");
+        assert_eq!(details.entry.retry_allowed, expected, "{n}");
+    }
+    assert_eq!(server.audit().len(), 4);
+}
+
+#[tokio::test]
+async fn more_than_50_rows_are_refused() {
+    let server = Server::start().await;
+    let mut seen = Vec::new();
+    for n in 0..51 {
+        let claim = crate::harness::claim(&format!("POST /{n}"));
+        crate::harness::acquire(&server.store.store, &claim).await;
+        seen.push(server.seen(&claim.id).await);
+    }
+    let mut form = vec![("how", "break-lease"), ("reason", "x"), ("confirm", "yes")];
+    form.extend(seen.iter().map(|seen| ("seen", &**seen)));
+    let answer = server.post("/resolve", &form).await;
+    assert_eq!(answer.status, 400, "{}", answer.text);
+    assert!(answer.text.contains("found 51"), "{}", answer.text);
+    let none = server.post("/resolve", &form[..3]).await;
+    assert_eq!(none.status, 400);
+    assert!(server.audit().is_empty());
+}
+
+#[tokio::test]
+async fn disconnect_leaves_whole_audit_trail() {
+    let server = Server::start_with(Duration::from_millis(500), |console| console).await;
+    let claim = orphan(&server.store.store, "POST /orders").await;
+    let (id, seen) = (claim.id.to_hex(), server.seen(&claim.id).await);
+    let path = format!("/entries/{id}/resolve");
+    let body = form(&fields(&seen, "free"));
+    let sent = tokio::spawn({
+        let address = server.address;
+        async move { send(address, Method::POST, &path, &[], &body).await }
+    });
+    let intent = async {
+        while server.audit().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(60), intent)
+        .await
+        .expect("an intent");
+    sent.abort();
+    let outcome = async {
+        while server.audit().len() < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(60), outcome)
+        .await
+        .expect("an outcome");
+    assert_eq!(server.state(&claim.id).await, None);
+}
+
+#[tokio::test]
+async fn hung_store_leaves_unknown_outcome() {
+    let server = Server::start_with(Duration::from_secs(3600), |console| {
+        console.with_store_timeout(Duration::from_millis(500))
+    })
+    .await;
+    let claim = orphan(&server.store.store, "POST /orders").await;
+    let (id, seen) = (claim.id.to_hex(), server.seen(&claim.id).await);
+    let answer = server
+        .post(&format!("/entries/{id}/resolve"), &fields(&seen, "free"))
+        .await;
+    assert_eq!(answer.status, 504, "{}", answer.text);
+    let log = fs::read_to_string(server.log()).expect("the log");
+    assert!(log.contains("\"outcome\":\"unknown: "), "{log}");
+}
+
+#[tokio::test]
+async fn api_resolves_with_json() {
+    let server = Server::start().await;
+    let keys = Keys::create(&server.store.store).await;
+    let id = keys.orphaned.id.to_hex();
+    let entry = server.get(&format!("/api/v1/entries/{id}")).await.text;
+    let (_, seen) = entry.split_once("\"seen\":\"").expect("a member");
+    let seen = seen.split('"').next().expect("an end");
+    let path = format!("/api/v1/entries/{id}/resolve");
+    let object = format!(r#"{{"seen":"{seen}","how":"retry","reason":"ticket 17"}}"#);
+    // A form of another site can send these media types without a preflight.
+    for media_type in [
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data",
+    ] {
+        let headers = [("content-type", media_type)];
+        let answer = server.send(Method::POST, &path, &headers, &object).await;
+        assert_eq!(answer.status, 415, "{media_type}");
+    }
+    let json = [("content-type", "application/json")];
+    for wrong in ["", "[]", "{", "{}"] {
+        let answer = server.send(Method::POST, &path, &json, wrong).await;
+        assert_eq!(answer.status, 400, "{wrong}");
+    }
+    assert!(server.audit().is_empty());
+    let answer = server.send(Method::POST, &path, &json, &object).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    assert!(
+        answer.text.contains("\"retry_allowed\":true"),
+        "{}",
+        answer.text
+    );
+    let audit = server.get("/api/v1/audit").await.text;
+    assert!(audit.contains("\"source\":\"api\""), "{audit}");
+}

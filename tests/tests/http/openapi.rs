@@ -11,7 +11,10 @@ fn policy() -> Policy {
 }
 
 fn document(version: &str, paths: Value) -> Value {
-    json!({ "openapi": version, "info": { "title": "t", "version": "1" }, "paths": paths })
+    let info = json!({ "title": "t", "version": "1" });
+    let mut document = json!({ "openapi": version, "info": info });
+    document["paths"] = paths;
+    document
 }
 
 fn described(policy: &Policy, mut document: Value) -> Value {

@@ -1,8 +1,7 @@
 //! Benchmarks of whole requests, as ratios to the same axum router without the layer, in one run.
 //!
-//! Each round runs every variant once, in turn, so that other load on the machine affects all variants alike. The
-//! result is the median over the rounds. A request is a POST with a 1 KiB JSON body. The handler parses it and
-//! responds with 1 KiB of JSON.
+//! Each round runs every variant once, so that other load affects all alike. The result is the median over the rounds. A
+//! request is a POST of 1 KiB of JSON. The handler parses it and responds with 1 KiB of JSON.
 //!
 //! ```sh
 //! cargo bench -p tower-idempotency --bench requests            # everything
@@ -32,7 +31,7 @@ use tokio::{
     runtime::Runtime,
 };
 use tower::{Service, ServiceExt};
-use tower_idempotency::{IdempotencyLayer, MemoryStore};
+use tower_idempotency::{Enforcement, IdempotencyLayer, MemoryStore};
 
 #[derive(Clone, Serialize, Deserialize)]
 struct Order {
@@ -102,6 +101,18 @@ fn keyed(store: MemoryStore) -> [Variant; 3] {
         Variant::new("bare axum", bare(), Key::Fresh),
         Variant::new("fresh key", app.clone(), Key::Fresh),
         Variant::new("replay", app, Key::Same),
+    ]
+}
+
+/// Returns variants without protection: without the layer, and with a layer that is off or observes.
+fn observed(store: &impl Fn() -> MemoryStore) -> Vec<Variant> {
+    let layer = IdempotencyLayer::new(store()).with_enforcement(Enforcement::Observe);
+    let observing = routes().layer(layer).with_state(());
+    vec![
+        Variant::new("no-op layer", with_noop_layer(), Key::Fresh),
+        Variant::new("observed, fresh key", observing.clone(), Key::Fresh),
+        Variant::new("observed, the same key", observing.clone(), Key::Same),
+        Variant::new("observed, no key", observing, Key::None),
     ]
 }
 
@@ -363,6 +374,11 @@ fn main() {
             &mut variants,
             size(1, 2_000, 30),
         );
+    }
+    if wants("observed") {
+        let sizes = size(1, 2_000, 60);
+        compare("observed, one task", &runtime, &mut observed(&big), sizes);
+        socket(&runtime, size(64, 100, 60), &mut observed(&big));
     }
     if wants("socket") {
         let full = protected(MemoryStore::new());

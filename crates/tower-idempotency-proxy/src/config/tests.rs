@@ -112,7 +112,7 @@ fn wrong_files_name_line_and_nearest_name() {
         ),
         (
             with_route("share = 10"),
-            "line 10: expected a text in quotes",
+            "line 10: expected a share in quotes, such as \"10%\"",
         ),
         (
             with_route("mode = \"observe\"\nshare = \"10%\""),

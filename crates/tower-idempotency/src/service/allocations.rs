@@ -6,7 +6,7 @@ use http::Request;
 use tokio::runtime::{Builder, Runtime};
 use tower::{ServiceExt, layer::layer_fn, util::MapRequest};
 
-use crate::{IdempotencyLayer, MemoryStore};
+use crate::{Enforcement, IdempotencyLayer, MemoryStore};
 
 fn routes() -> Router {
     let handler = async |body: Bytes| {
@@ -56,6 +56,16 @@ fn requests_allocate_little_beyond_axum() {
     // axum boxes the body of each response that is not its own.
     assert_eq!(passed, passed_by_noop + 1, "no key");
 
+    let observing = |enforcement| {
+        let layer = IdempotencyLayer::new(MemoryStore::new()).with_enforcement(enforcement);
+        routes().layer(layer).with_state(())
+    };
+    for enforcement in [Enforcement::Off, Enforcement::Observe] {
+        let app = observing(enforcement);
+        assert_eq!(fewest(&runtime, &app, |_| None), passed, "{enforcement}");
+    }
+    let observed = fewest(&runtime, &observing(Enforcement::Observe), fresh);
+
     let executed = fewest(&runtime, &app, fresh);
     let executed_bare = fewest(&runtime, &bare, fresh);
     assert!(
@@ -65,5 +75,12 @@ fn requests_allocate_little_beyond_axum() {
 
     let replayed = fewest(&runtime, &app, same);
     assert!(replayed < executed_bare, "{replayed}, {executed_bare} bare");
-    println!("no key {passed}, fresh {executed}, replay {replayed}, bare {executed_bare}");
+    // The observation, its watches of both bodies, axum's box of the request, the record, and the table of the store.
+    assert!(
+        observed <= passed + 10,
+        "{observed}, {passed} without a key"
+    );
+    println!(
+        "observed {observed}, no key {passed}, fresh {executed}, replay {replayed}, bare {executed_bare}"
+    );
 }

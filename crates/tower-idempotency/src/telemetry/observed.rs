@@ -84,34 +84,50 @@ pub(crate) enum Observed {
     NotJudged,
 }
 
-impl Observed {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Fresh => "fresh",
-            Self::WouldReplay => "would_replay",
-            Self::WouldMismatch => "would_mismatch",
-            Self::WouldConflict => "would_conflict",
-            Self::WouldRefuseRetry => "would_refuse_retry",
-            Self::WouldRefuseKey => "would_refuse_key",
-            Self::WouldExceed => "would_exceed",
-            Self::NoKey => "no_key",
-            Self::NotJudged => "not_judged",
+/// Each name is a literal: the counter of a literal allocates nothing.
+macro_rules! name_outcomes {
+    ($($outcome:ident: $name:literal,)*) => {
+        impl Observed {
+            const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$outcome => $name,)*
+                }
+            }
+
+            fn count(self) {
+                match self {
+                    $(Self::$outcome => {
+                        #[cfg(feature = "metrics")]
+                        metrics::counter!("idempotency_observed_total", "outcome" => $name).increment(1);
+                    })*
+                }
+            }
         }
-    }
+    };
 }
 
-/// Counts an observed request that has no entry.
+name_outcomes! {
+    Fresh: "fresh",
+    WouldReplay: "would_replay",
+    WouldMismatch: "would_mismatch",
+    WouldConflict: "would_conflict",
+    WouldRefuseRetry: "would_refuse_retry",
+    WouldRefuseKey: "would_refuse_key",
+    WouldExceed: "would_exceed",
+    NoKey: "no_key",
+    NotJudged: "not_judged",
+}
+
+/// Reports an observed request that has no entry.
 pub(crate) fn observed(outcome: Observed) {
-    let outcome = outcome.name();
-    tracing::debug!(outcome, "request observed");
-    count!("idempotency_observed_total", "outcome" => outcome);
+    tracing::debug!(outcome = outcome.name(), "request observed");
+    outcome.count();
 }
 
-/// Counts an observed request.
+/// Reports an observed request.
 pub(crate) fn observed_at(id: &KeyId, outcome: Observed) {
-    let outcome = outcome.name();
-    tracing::debug!(%id, outcome, "request observed");
-    count!("idempotency_observed_total", "outcome" => outcome);
+    tracing::debug!(%id, outcome = outcome.name(), "request observed");
+    outcome.count();
 }
 
 /// Reports a retry whose response is not the one that a replay would be.

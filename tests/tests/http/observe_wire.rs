@@ -1,5 +1,7 @@
 //! Observation on the wire: the same bytes as without it, for requests and responses of each form.
 
+#![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
+
 use std::{future::pending, sync::Arc, time::Duration};
 
 use axum::{

@@ -1,6 +1,6 @@
 //! The store `dynamodb://TABLE?endpoint=URL&skew=DURATION`. Creates the table if it is missing.
 
-use std::env;
+use std::{env, time::Duration};
 
 use aws_config::{BehaviorVersion, Region, SdkConfig};
 use tower_idempotency_dynamodb::{
@@ -11,8 +11,11 @@ use tower_idempotency_dynamodb::{
 
 use crate::OpenError;
 
-pub(crate) async fn open(url: &str) -> Result<DynamoDbStore, OpenError> {
-    let address = Address::parse(url)?;
+pub(crate) async fn open(url: &str, timeout: Option<Duration>) -> Result<DynamoDbStore, OpenError> {
+    let mut address = Address::parse(url)?;
+    if let Some(timeout) = timeout {
+        address.options = address.options.with_timeout(timeout);
+    }
     let sdk = load_config(address.endpoint).await;
     let store = address.options.store(&Client::new(&sdk), address.table);
     let created = store.create_table().await;
@@ -75,8 +78,6 @@ async fn load_config(endpoint: Option<&str>) -> SdkConfig {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

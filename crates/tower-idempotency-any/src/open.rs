@@ -1,5 +1,7 @@
 //! Opens the store of a URL.
 
+use std::time::Duration;
+
 use tower_idempotency::MemoryStore;
 
 use crate::{AnyStore, OpenError, OpenErrorKind};
@@ -18,6 +20,28 @@ impl AnyStore {
     ///
     /// If the future is dropped, each migration was applied as a whole or not at all.
     pub async fn open(url: &str) -> Result<Self, OpenError> {
+        Self::open_within(url, None).await
+    }
+
+    /// Opens the store like [`open`](Self::open), with a timeout for each call of a Redis or DynamoDB store. SQL stores have
+    /// timeouts of their own.
+    ///
+    /// Intended for programs of operators, which may wait for longer than a request. In a layer, set the timeout with
+    /// [`with_store_timeout`](tower_idempotency::IdempotencyLayer::with_store_timeout) too. With a timeout that is too short, each
+    /// call fails.
+    ///
+    /// # Errors
+    ///
+    /// Like [`open`](Self::open).
+    ///
+    /// # Cancellation
+    ///
+    /// Like [`open`](Self::open).
+    pub async fn open_with_timeout(url: &str, timeout: Duration) -> Result<Self, OpenError> {
+        Self::open_within(url, Some(timeout)).await
+    }
+
+    async fn open_within(url: &str, timeout: Option<Duration>) -> Result<Self, OpenError> {
         let scheme = match url.split_once(':') {
             Some((scheme, _)) => scheme,
             None if url == "memory" => return Ok(MemoryStore::new().into()),
@@ -26,17 +50,17 @@ impl AnyStore {
         };
         match scheme {
             "memory" => Err(OpenError::url("memory without a colon")),
-            "redis" => open_redis(url).await,
-            "redis+cluster" => open_redis_cluster(url, "redis").await,
+            "redis" => open_redis(url, timeout).await,
+            "redis+cluster" => open_redis_cluster(url, "redis", timeout).await,
             "rediss" | "rediss+cluster" if cfg!(not(feature = "tls")) => {
                 Err(not_built(scheme, "tls"))
             }
-            "rediss" => open_redis(url).await,
-            "rediss+cluster" => open_redis_cluster(url, "rediss").await,
+            "rediss" => open_redis(url, timeout).await,
+            "rediss+cluster" => open_redis_cluster(url, "rediss", timeout).await,
             "postgres" | "postgresql" => open_postgres(url).await,
             "mysql" | "mariadb" => open_mysql(url).await,
             "sqlite" => open_sqlite(url).await,
-            "dynamodb" => open_dynamodb(url).await,
+            "dynamodb" => open_dynamodb(url, timeout).await,
             // Anything before a colon may be a password, unless it has the form of a scheme.
             scheme if is_scheme(scheme) && url.contains("://") => Err(unknown(scheme)),
             _ => Err(unknown("another text")),
@@ -66,25 +90,37 @@ fn is_scheme(text: &str) -> bool {
 }
 
 #[cfg(feature = "redis")]
-async fn open_redis(url: &str) -> Result<AnyStore, OpenError> {
-    let connected = tower_idempotency_redis::RedisStore::connect(url).await;
+async fn open_redis(url: &str, timeout: Option<Duration>) -> Result<AnyStore, OpenError> {
+    let connected = redis_options(timeout).connect(url).await;
     let form = "redis://:PASSWORD@HOST:PORT/DB";
     Ok(connected.map_err(|error| redis_error(&error, form))?.into())
 }
 
 /// Connects to a cluster. The URL is `redis+cluster://HOST:PORT,HOST:PORT`, and `scheme` that of the nodes.
 #[cfg(feature = "redis")]
-async fn open_redis_cluster(url: &str, scheme: &str) -> Result<AnyStore, OpenError> {
+async fn open_redis_cluster(
+    url: &str,
+    scheme: &str,
+    timeout: Option<Duration>,
+) -> Result<AnyStore, OpenError> {
     let Some((_, nodes)) = url.split_once("://") else {
         return Err(OpenError::url(
             "nodes, as in redis+cluster://HOST:PORT,HOST:PORT",
         ));
     };
     let nodes = nodes.split(',').map(|node| format!("{scheme}://{node}"));
-    let options = tower_idempotency_redis::RedisOptions::new();
-    let connected = options.connect_cluster(nodes).await;
+    let connected = redis_options(timeout).connect_cluster(nodes).await;
     let form = "redis+cluster://HOST:PORT,HOST:PORT";
     Ok(connected.map_err(|error| redis_error(&error, form))?.into())
+}
+
+#[cfg(feature = "redis")]
+fn redis_options(timeout: Option<Duration>) -> tower_idempotency_redis::RedisOptions {
+    let options = tower_idempotency_redis::RedisOptions::new();
+    match timeout {
+        Some(timeout) => options.with_timeout(timeout),
+        None => options,
+    }
 }
 
 /// Returns the error of a store that did not connect. The source of an invalid address may quote the address.
@@ -98,12 +134,12 @@ fn redis_error(error: &tower_idempotency_redis::ConnectError, form: &str) -> Ope
 }
 
 #[cfg(not(feature = "redis"))]
-async fn open_redis(_: &str) -> Result<AnyStore, OpenError> {
+async fn open_redis(_: &str, _: Option<Duration>) -> Result<AnyStore, OpenError> {
     Err(not_built("redis", "redis"))
 }
 
 #[cfg(not(feature = "redis"))]
-async fn open_redis_cluster(_: &str, _: &str) -> Result<AnyStore, OpenError> {
+async fn open_redis_cluster(_: &str, _: &str, _: Option<Duration>) -> Result<AnyStore, OpenError> {
     Err(not_built("redis", "redis"))
 }
 
@@ -158,11 +194,13 @@ async fn open_sqlite(_: &str) -> Result<AnyStore, OpenError> {
 }
 
 #[cfg(feature = "dynamodb")]
-async fn open_dynamodb(url: &str) -> Result<AnyStore, OpenError> {
-    crate::dynamodb::open(url).await.map(AnyStore::from)
+async fn open_dynamodb(url: &str, timeout: Option<Duration>) -> Result<AnyStore, OpenError> {
+    crate::dynamodb::open(url, timeout)
+        .await
+        .map(AnyStore::from)
 }
 
 #[cfg(not(feature = "dynamodb"))]
-async fn open_dynamodb(_: &str) -> Result<AnyStore, OpenError> {
+async fn open_dynamodb(_: &str, _: Option<Duration>) -> Result<AnyStore, OpenError> {
     Err(not_built("dynamodb", "dynamodb"))
 }

@@ -30,7 +30,11 @@ impl Context {
                 "expected a store: set --store or IDEMPOTENCY_STORE",
             ));
         };
-        let opened = timeout(global.timeout, Box::pin(AnyStore::open(url))).await;
+        let opened = timeout(
+            global.timeout,
+            Box::pin(AnyStore::open_with_timeout(url, global.timeout)),
+        )
+        .await;
         let opened = opened.map_err(|_| no_reply(global.timeout))?;
         let store = opened.map_err(|error| {
             let exit = match error.kind() {

@@ -8,7 +8,6 @@ use tests::{
     servers::{mariadb::MariaDbServer, postgres::PostgresServer, redis::RedisServer},
 };
 use tower_idempotency::inspect::{Inspect, State};
-use tower_idempotency_any::AnyStore;
 use tower_idempotency_sqlx::sqlx::{self, Connection as _, Row as _};
 
 use crate::{run_in, scenario::Keys};
@@ -17,7 +16,7 @@ use crate::{run_in, scenario::Keys};
 async fn nothing_is_resolved_without_audit_line() {
     let scratch = Scratch::new();
     let url = format!("sqlite:{}", scratch.file("keys.db").display());
-    let store = AnyStore::open(&url).await.expect("a file");
+    let store = crate::open(&url).await.expect("a file");
     let keys = Keys::create(&store).await;
     // The device is always full. The others cannot be opened.
     for audit in ["/dev/full", "/no/such/directory/audit.jsonl", "."] {
@@ -47,7 +46,7 @@ async fn nothing_is_resolved_without_audit_line() {
 async fn change_needs_reason_log_and_confirmation() {
     let scratch = Scratch::new();
     let url = format!("sqlite:{}", scratch.file("keys.db").display());
-    let store = AnyStore::open(&url).await.expect("a file");
+    let store = crate::open(&url).await.expect("a file");
     let keys = Keys::create(&store).await;
     for (args, expected) in [
         (&["--audit", "log", "--yes"][..], "--reason"),
@@ -67,9 +66,7 @@ async fn change_needs_reason_log_and_confirmation() {
 #[tokio::test(flavor = "multi_thread")]
 async fn log_has_failed_outcome() {
     let server = RedisServer::start(&[]);
-    let store = AnyStore::open(&server.url())
-        .await
-        .expect("the server runs");
+    let store = crate::open(&server.url()).await.expect("the server runs");
     Keys::create(&store).await;
     // The user may read, and the script that resolves is refused.
     server.command(&[
@@ -99,7 +96,7 @@ async fn store_that_dies_leaves_unknown_outcome() {
     ] {
         let mut server = PostgresServer::start(&[]);
         let direct = server.url();
-        let store = AnyStore::open(&direct).await.expect("the server runs");
+        let store = crate::open(&direct).await.expect("the server runs");
         let keys = Keys::create(&store).await;
         drop(store);
         let proxy = Proxy::start(server.address());
@@ -182,7 +179,7 @@ async fn table_has_lines_of_file() {
     let (postgres, mariadb) = (PostgresServer::start(&[]), MariaDbServer::start(&[]));
     let sqlite = format!("sqlite:{}", scratch.file("keys.db").display());
     for url in [postgres.url(), mariadb.url(), sqlite] {
-        let store = AnyStore::open(&url).await.expect("the server runs");
+        let store = crate::open(&url).await.expect("the server runs");
         Keys::create(&store).await;
         let scratch = Scratch::new();
         // The reason has every kind of quote, and letters of other encodings.
@@ -218,9 +215,7 @@ async fn table_has_lines_of_file() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_resolved_without_line_in_table() {
     let server = PostgresServer::start(&[]);
-    let store = AnyStore::open(&server.url())
-        .await
-        .expect("the server runs");
+    let store = crate::open(&server.url()).await.expect("the server runs");
     let keys = Keys::create(&store).await;
     let mut admin = sqlx::PgConnection::connect(&server.url())
         .await
@@ -256,7 +251,7 @@ async fn nothing_is_resolved_without_line_in_table() {
     assert_eq!(ran.code, 0, "{ran:?}");
     // Redis has no table.
     let redis = RedisServer::start(&[]);
-    let store = AnyStore::open(&redis.url()).await.expect("the server runs");
+    let store = crate::open(&redis.url()).await.expect("the server runs");
     let keys = Keys::create(&store).await;
     let ran = run_in(&scratch.file(""), &redis.url(), &resolve);
     assert_eq!(ran.code, 2, "{ran:?}");
@@ -274,7 +269,7 @@ async fn nothing_is_resolved_without_line_in_table() {
 async fn changes_are_events() {
     let scratch = Scratch::new();
     let url = format!("sqlite:{}", scratch.file("keys.db").display());
-    let store = AnyStore::open(&url).await.expect("a file");
+    let store = crate::open(&url).await.expect("a file");
     Keys::create(&store).await;
     let tool = env!("CARGO_BIN_EXE_idempotency");
     let ran = std::process::Command::new(tool)

@@ -10,13 +10,12 @@ use tests::{
         redis::{Monitor, RedisCluster, RedisServer},
     },
 };
-use tower_idempotency_any::AnyStore;
 
 use crate::{cluster_url, run_in, scenario::Keys};
 
 /// Runs each command that takes a store, with each option that changes what it reads, but not `check --repair`.
 async fn run_every_command(url: &str) {
-    let store = AnyStore::open(url).await.expect("the server runs");
+    let store = crate::open(url).await.expect("the server runs");
     let keys = Keys::create(&store).await;
     let scratch = Scratch::new();
     let directory = scratch.file("");

@@ -13,9 +13,11 @@ use std::{
     io::Write as _,
     path::Path,
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use tests::servers::redis::RedisCluster;
+use tower_idempotency_any::{AnyStore, OpenError};
 
 /// The output of a command, and its exit code.
 #[derive(Debug)]
@@ -31,6 +33,11 @@ fn cluster_url(cluster: &RedisCluster) -> String {
     let nodes = nodes.iter().map(|url| url.trim_start_matches("redis://"));
     let nodes: Vec<_> = nodes.map(|node| node.trim_end_matches("/0")).collect();
     format!("redis+cluster://{}", nodes.join(","))
+}
+
+/// Opens a store that waits for a busy machine.
+async fn open(url: &str) -> Result<AnyStore, OpenError> {
+    AnyStore::open_with_timeout(url, Duration::from_secs(120)).await
 }
 
 /// Runs the tool. Its input is no terminal.

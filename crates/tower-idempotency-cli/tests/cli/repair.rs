@@ -2,13 +2,12 @@
 
 use tests::{
     scratch::Scratch,
-    servers::redis::{RedisCluster, RedisServer},
+    servers::redis::{RedisCluster, RedisServer, UNHURRIED},
 };
 use tower_idempotency::{
     inspect::{Inspect, State},
     store::{Claim, Store, Ttl},
 };
-use tower_idempotency_any::AnyStore;
 use tower_idempotency_redis::{RedisOptions, RedisStore};
 
 use crate::{Ran, cluster_url, run, run_in, scenario::Keys};
@@ -40,7 +39,7 @@ fn repair(url: &str) -> Ran {
 
 /// Returns the numbers of entries that the store lists: in progress, orphaned, needing attention.
 async fn listed(url: &str) -> [u64; 3] {
-    let store = AnyStore::open(url).await.expect("the server runs");
+    let store = crate::open(url).await.expect("the server runs");
     let summary = store.summary(10_000).await.expect("the server runs");
     [State::InProgress, State::Orphaned, State::NeedsAttention]
         .map(|state| summary.count(state).expect("it is listed").value)
@@ -62,9 +61,11 @@ async fn acquire_unindexed(store: &RedisStore, count: usize) -> Vec<Claim> {
 async fn repair_adds_and_removes_on_redis() {
     let server = RedisServer::start(&[]);
     let url = server.url();
-    let store = AnyStore::open(&url).await.expect("the server runs");
+    let store = crate::open(&url).await.expect("the server runs");
     let keys = Keys::create(&store).await;
-    let without = RedisOptions::new().with_indexes(false);
+    let without = RedisOptions::new()
+        .with_indexes(false)
+        .with_timeout(UNHURRIED);
     let without = without.connect(&url).await.expect("the server runs");
     acquire_unindexed(&without, 700).await;
     // Keys of other programs, and of a store whose prefix begins with that of this one.
@@ -108,9 +109,11 @@ async fn repair_adds_and_removes_on_redis() {
 async fn repair_adds_and_removes_in_cluster() {
     let cluster = RedisCluster::start();
     let url = cluster_url(&cluster);
-    let store = AnyStore::open(&url).await.expect("the cluster runs");
+    let store = crate::open(&url).await.expect("the cluster runs");
     Keys::create(&store).await;
-    let without = RedisOptions::new().with_indexes(false);
+    let without = RedisOptions::new()
+        .with_indexes(false)
+        .with_timeout(UNHURRIED);
     let without = without.connect_cluster(cluster.urls()).await;
     let without = without.expect("the cluster runs");
     let claims = acquire_unindexed(&without, 300).await;
@@ -133,7 +136,7 @@ async fn repair_adds_and_removes_in_cluster() {
 async fn repair_keeps_unreadable_entries() {
     let server = RedisServer::start(&[]);
     let url = server.url();
-    let store = AnyStore::open(&url).await.expect("the server runs");
+    let store = crate::open(&url).await.expect("the server runs");
     let keys = Keys::create(&store).await;
     let key = format!("idempotency:{}", keys.in_progress.id.to_hex());
     server.command(&["HSET", &key, "s", "X"]);

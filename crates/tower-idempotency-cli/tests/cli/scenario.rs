@@ -112,7 +112,7 @@ fn plain(text: &str) -> String {
 
 /// Settles a key of each kind. Returns what the operator typed and read.
 pub(crate) async fn settle_every_kind(url: &str) -> String {
-    let store = AnyStore::open(url).await.expect("the server runs");
+    let store = crate::open(url).await.expect("the server runs");
     let keys = Keys::create(&store).await;
     let mut session = Session {
         store: url,
@@ -192,7 +192,7 @@ pub(crate) async fn settle_every_kind(url: &str) -> String {
 
 /// Returns an entry as it was seen, changes it, and resolves what was seen.
 pub(crate) async fn resolve_changed_entry(url: &str) {
-    let store = AnyStore::open(url).await.expect("the server runs");
+    let store = crate::open(url).await.expect("the server runs");
     let keys = Keys::create(&store).await;
     let scratch = Scratch::new();
     let id = keys.orphaned.id.to_hex();

@@ -7,7 +7,6 @@ use std::{
 
 use tests::scratch::Scratch;
 use tower_idempotency::inspect::{Inspect, State};
-use tower_idempotency_any::AnyStore;
 
 use crate::{run, scenario::Keys};
 
@@ -76,7 +75,7 @@ fn plain(shown: &str) -> String {
 async fn store() -> (Scratch, String, Keys) {
     let scratch = Scratch::new();
     let url = format!("sqlite:{}", scratch.file("keys.db").display());
-    let store = AnyStore::open(&url).await.expect("a file");
+    let store = crate::open(&url).await.expect("a file");
     let keys = Keys::create(&store).await;
     (scratch, url, keys)
 }
@@ -84,7 +83,7 @@ async fn store() -> (Scratch, String, Keys) {
 #[tokio::test(flavor = "multi_thread")]
 async fn tables_fit_terminal() {
     let (scratch, url, _) = store().await;
-    let store = AnyStore::open(&url).await.expect("a file");
+    let store = crate::open(&url).await.expect("a file");
     let mut claim = tests::sql::claim();
     // A letter of this operation takes two columns.
     claim.operation = format!("POST /{}/{}", "long".repeat(60), "\u{8a9e}".repeat(60)).into();
@@ -144,7 +143,7 @@ async fn change_asks_on_terminal() {
         "idempotency resolve bbbbbbbb free --reason x --audit {}",
         log.display()
     );
-    let any = AnyStore::open(&url).await.expect("a file");
+    let any = crate::open(&url).await.expect("a file");
     for (typed, code) in [("no\n", 2), ("\n", 2), ("yes\n", 0)] {
         let found = any.get(&keys.orphaned.id).await.expect("a file");
         assert_eq!(found.map(|it| it.entry.state()), Some(State::Orphaned));

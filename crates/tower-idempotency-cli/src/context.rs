@@ -30,9 +30,10 @@ impl Context {
                 "expected a store: set --store or IDEMPOTENCY_STORE",
             ));
         };
+        // The store reports its timeout first: it knows the reason.
         let opened = timeout(
             global.timeout,
-            Box::pin(AnyStore::open_with_timeout(url, global.timeout)),
+            Box::pin(AnyStore::open_with_timeout(url, global.timeout * 9 / 10)),
         )
         .await;
         let opened = opened.map_err(|_| no_reply(global.timeout))?;

@@ -17,7 +17,8 @@ use crate::run;
 
 /// Asserts that the command fails with this code and one sentence.
 fn assert_fails(store: &str, args: &[&str], code: i32, expected: &str) {
-    let ran = run(store, args);
+    // The client of Redis connects again until the timeout.
+    let ran = run(store, &[args, &["--timeout", "20s"]].concat());
     assert_eq!(ran.code, code, "{store}: {ran:?}");
     assert!(ran.out.is_empty(), "{ran:?}");
     assert!(ran.err.contains(expected), "{ran:?}");

@@ -159,7 +159,7 @@ fn millis(duration: Duration) -> f64 {
 
 // ---- SQL ----
 
-/// Of 2,000 entries, one each is in progress, an orphan, expired and needing attention. The other ones are completed.
+/// Fills a table: of 2,000 entries, one each is in progress, an orphan, expired and needing attention. The others are completed.
 async fn postgres(scale: Scale) {
     let server = PostgresServer::start(&[]);
     let store = sql::postgres(&server, "tower_idempotency").await;
@@ -236,7 +236,7 @@ from n; analyze",
     measure("sqlite", &store, scale).await;
 }
 
-/// One of so many entries has each of the rarer states.
+/// Number of entries of which one has each of the rarer states.
 const SHARE: u32 = 2_000;
 
 // ---- Redis ----

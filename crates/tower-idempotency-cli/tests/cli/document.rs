@@ -70,7 +70,7 @@ fn type_commands(url: &str, heading: &str) {
 
 async fn settle_in_three_commands(url: &str) {
     let store = crate::open(url).await.expect("the server runs");
-    let long = Ttl::from_secs(600);
+    let long = Ttl::from_secs(36_000);
     let state = async |claim: &Claim| {
         let found = store.get(&claim.id).await.expect("the store replies");
         found.map(|it| it.entry.state())

@@ -50,7 +50,7 @@ async fn acquire_unindexed(store: &RedisStore, count: usize) -> Vec<Claim> {
     let mut claims = Vec::new();
     for _ in 0..count {
         let mut claim = tests::sql::claim();
-        claim.lease = Ttl::from_secs(600);
+        claim.lease = Ttl::from_secs(36_000);
         store.acquire(&claim).await.expect("the server runs");
         claims.push(claim);
     }

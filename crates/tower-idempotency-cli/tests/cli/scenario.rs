@@ -29,7 +29,7 @@ fn claim(n: u8) -> Claim {
     claim.id = KeyId::from_bytes(id);
     claim.owner = "host-1:4711";
     claim.operation = format!("POST /orders/{n:x}").into();
-    claim.lease = Ttl::from_secs(600);
+    claim.lease = Ttl::from_secs(36_000);
     claim
 }
 
@@ -64,7 +64,7 @@ impl Keys {
         completed.expect("the store replies");
         let lease = keys.completed.lease_ref(1);
         let record = b"\x01\x00\0\0\0\0".to_vec().into();
-        let completed = store.complete(&lease, record, Ttl::from_secs(600)).await;
+        let completed = store.complete(&lease, record, Ttl::from_secs(36_000)).await;
         completed.expect("the store replies");
         // Longer than the clock skew of DynamoDB.
         sleep(Duration::from_millis(300)).await;
@@ -151,7 +151,7 @@ pub(crate) async fn settle_every_kind(url: &str) -> String {
     assert_eq!(retried.code, 0, "{retried:?}");
     let mut retry = sql::duplicate(&keys.orphaned);
     retry.orphans = OrphanPolicy::Refuse;
-    retry.lease = Ttl::from_secs(600);
+    retry.lease = Ttl::from_secs(36_000);
     let acquired = store.acquire(&retry).await.expect("the store replies");
     let takeover = Acquired::Granted {
         generation: 2,
@@ -200,7 +200,7 @@ pub(crate) async fn resolve_changed_entry(url: &str) {
     let (_, seen) = shown.out.split_once("\"seen\":\"").expect("a member");
     let (seen, _) = seen.split_once('"').expect("a string");
     let mut retry = sql::duplicate(&keys.orphaned);
-    retry.lease = Ttl::from_secs(600);
+    retry.lease = Ttl::from_secs(36_000);
     let taken = store.acquire(&retry).await;
     assert!(matches!(taken, Ok(Acquired::Granted { generation: 2, .. })));
     let args = [

@@ -226,3 +226,20 @@ pub struct Deploying;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/guide/testing.md")]
 pub struct TestingHandlers;
+
+/// The READMEs of the crates that have examples, as registries show them.
+#[cfg(doctest)]
+#[doc = include_str!("../../crates/tower-idempotency/README.md")]
+pub struct ReadmeOfLayer;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../crates/tower-idempotency-redis/README.md")]
+pub struct ReadmeOfRedis;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../crates/tower-idempotency-sqlx/README.md")]
+pub struct ReadmeOfSqlx;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../crates/tower-idempotency-dynamodb/README.md")]
+pub struct ReadmeOfDynamoDb;

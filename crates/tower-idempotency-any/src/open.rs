@@ -145,10 +145,10 @@ async fn open_redis_cluster(_: &str, _: &str, _: Option<Duration>) -> Result<Any
 
 #[cfg(feature = "postgres")]
 async fn open_postgres(url: &str) -> Result<AnyStore, OpenError> {
-    use tower_idempotency_sqlx::PostgresStore;
-    // The error of an invalid URL quotes parts of it.
+    // Apart from the connection: an invalid URL is an error of another kind.
     let form = "a URL of the form postgres://USER:PASSWORD@HOST/DATABASE";
-    let store = PostgresStore::from_url(url).map_err(|_| OpenError::url(form))?;
+    let store =
+        tower_idempotency_sqlx::PostgresStore::from_url(url).map_err(|_| OpenError::url(form))?;
     let migrated = store.migrate().await;
     migrated.map_err(|error| OpenError::unusable("postgres", &error))?;
     Ok(store.into())
@@ -161,10 +161,10 @@ async fn open_postgres(_: &str) -> Result<AnyStore, OpenError> {
 
 #[cfg(feature = "mysql")]
 async fn open_mysql(url: &str) -> Result<AnyStore, OpenError> {
-    use tower_idempotency_sqlx::MySqlStore;
-    // The error of an invalid URL quotes parts of it.
+    // Apart from the connection: an invalid URL is an error of another kind.
     let form = "a URL of the form mysql://USER:PASSWORD@HOST/DATABASE";
-    let store = MySqlStore::from_url(url).map_err(|_| OpenError::url(form))?;
+    let store =
+        tower_idempotency_sqlx::MySqlStore::from_url(url).map_err(|_| OpenError::url(form))?;
     let migrated = store.migrate().await;
     migrated.map_err(|error| OpenError::unusable("mysql", &error))?;
     Ok(store.into())
@@ -177,14 +177,12 @@ async fn open_mysql(_: &str) -> Result<AnyStore, OpenError> {
 
 #[cfg(feature = "sqlite")]
 async fn open_sqlite(url: &str) -> Result<AnyStore, OpenError> {
-    use tower_idempotency_sqlx::SqliteStore;
     let path = url.strip_prefix("sqlite:").unwrap_or_default();
     if path.is_empty() {
         return Err(OpenError::url("a path after sqlite:, as in sqlite:keys.db"));
     }
-    let store = SqliteStore::new(path);
-    let migrated = store.migrate().await;
-    migrated.map_err(|error| OpenError::unusable("sqlite", &error))?;
+    let connected = tower_idempotency_sqlx::SqliteStore::connect(url).await;
+    let store = connected.map_err(|error| OpenError::unusable("sqlite", &error))?;
     Ok(store.into())
 }
 

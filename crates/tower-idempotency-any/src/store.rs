@@ -9,7 +9,7 @@ use tower_idempotency::{
         Abilities, EntryDetails, Inspect, InspectError, InspectErrorKind, Page, Query, Resolution,
         ResolveOutcome, Seen, Summary,
     },
-    store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl},
+    store::{Acquired, CheckError, Claim, KeyId, LeaseRef, Store, StoreError, Ttl},
 };
 #[cfg(feature = "dynamodb")]
 use tower_idempotency_dynamodb::DynamoDbStore;
@@ -256,6 +256,10 @@ impl Store for AnyStore {
 
     async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
         with_store!(self, store => store.wait_for_change(id, timeout).await);
+    }
+
+    async fn check(&self) -> Result<(), CheckError> {
+        with_store!(self, store => store.check().await)
     }
 }
 

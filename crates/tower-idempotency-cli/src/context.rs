@@ -3,7 +3,10 @@
 use std::{future::Future, time::Duration};
 
 use tokio::time::timeout;
-use tower_idempotency::inspect::{InspectError, Inspector};
+use tower_idempotency::{
+    Store as _,
+    inspect::{InspectError, Inspector},
+};
 use tower_idempotency_any::{AnyStore, OpenErrorKind};
 
 use crate::{
@@ -51,6 +54,14 @@ impl Context {
             output: Output::new(global),
             timeout: global.timeout,
         })
+    }
+
+    /// Checks the store, within the timeout.
+    pub(crate) async fn check(&self) -> Result<(), Failure> {
+        match timeout(self.timeout, Box::pin(self.any.check())).await {
+            Ok(checked) => checked.map_err(|error| Failure::failed(error.to_string())),
+            Err(_) => Err(no_reply(self.timeout)),
+        }
     }
 
     /// Makes a call, within the timeout.

@@ -43,6 +43,7 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod check;
 mod clock;
 mod error;
 mod expression;

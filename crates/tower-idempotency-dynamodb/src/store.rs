@@ -9,7 +9,7 @@ use aws_sdk_dynamodb::{
 use bytes::Bytes;
 use tokio::time::sleep;
 use tower_idempotency::store::{
-    Acquired, Claim, KeyId, LeaseRef, OrphanPolicy, Store, StoreError, Token, Ttl,
+    Acquired, CheckError, Claim, KeyId, LeaseRef, OrphanPolicy, Store, StoreError, Token, Ttl,
 };
 
 use crate::{
@@ -277,6 +277,10 @@ impl Store for DynamoDbStore {
         );
         write.await?;
         Ok(())
+    }
+
+    async fn check(&self) -> Result<(), CheckError> {
+        self.check_table().await
     }
 
     /// Waits for the timeout: DynamoDB sends no notifications, so waiters poll.

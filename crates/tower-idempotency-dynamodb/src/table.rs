@@ -107,7 +107,7 @@ impl Inner {
         }
     }
 
-    async fn describe(&self) -> Result<Option<TableDescription>, DynamoDbError> {
+    pub(crate) async fn describe(&self) -> Result<Option<TableDescription>, DynamoDbError> {
         let describe = self.admin_client.describe_table().table_name(&self.table);
         match Box::pin(describe.send()).await {
             Ok(described) => match described.table {
@@ -122,7 +122,7 @@ impl Inner {
     }
 
     /// Checks that the table has the key and the index of this store.
-    fn check_schema(&self, table: &TableDescription) -> Result<(), DynamoDbError> {
+    pub(crate) fn check_schema(&self, table: &TableDescription) -> Result<(), DynamoDbError> {
         let keys = table.key_schema().iter();
         let keys: Vec<_> = keys.map(KeySchemaElement::attribute_name).collect();
         let is_binary = |it: &AttributeDefinition| {
@@ -141,7 +141,7 @@ impl Inner {
     }
 
     /// Returns `true` if the service deletes expired items.
-    async fn is_ttl_enabled(&self) -> Result<bool, DynamoDbError> {
+    pub(crate) async fn is_ttl_enabled(&self) -> Result<bool, DynamoDbError> {
         let describe = self
             .admin_client
             .describe_time_to_live()

@@ -7,12 +7,16 @@ use std::{
 
 use redis::{ErrorKind, RedisError, RetryMethod, Value};
 use tokio::time::Instant;
+use tower_idempotency::store::{
+    CheckError, CheckErrorKind, Claim, Fingerprint, KeyId, Store, StoreError, Token, Ttl,
+};
 
 use crate::{
     connection::Link,
     error::{ConnectError, ConnectErrorKind},
     options::Eviction,
     scripts::Scripts,
+    store::RedisStore,
 };
 
 /// Checks the version, role and eviction policy of each node, and loads the scripts. Returns `true` if a node evicts
@@ -44,6 +48,51 @@ pub(crate) async fn check_server(
     }
     Ok(is_evicting)
 }
+
+/// Checks the server as at the connection, and acquires and releases the lease of a random key.
+pub(crate) async fn check_store(store: &RedisStore) -> Result<(), CheckError> {
+    let inner = &store.inner;
+    // An operator sees the policy even if the options accept it.
+    let (link, deadline) = (&inner.lease_link, inner.deadline());
+    let checked = check_server(link, deadline, &inner.scripts, Eviction::Refuse).await;
+    checked.map_err(|error| check_error(&error))?;
+    // Shows rights on commands and keys, and that the server accepts writes.
+    let probed = probe(store).await;
+    probed.map_err(|error| CheckError::unreachable(&error, RIGHTS))
+}
+
+fn check_error(error: &ConnectError) -> CheckError {
+    let remedy = match error.kind() {
+        ConnectErrorKind::Address | ConnectErrorKind::Unreachable => {
+            return CheckError::unreachable(error, REACHABLE);
+        }
+        ConnectErrorKind::Unusable => {
+            "connect to a primary of Redis 5 or later on which the user may run scripts"
+        }
+        ConnectErrorKind::EvictionPolicy => {
+            "set maxmemory-policy to noeviction, because an evicted lease lets a request execute twice"
+        }
+    };
+    CheckError::new(CheckErrorKind::Unsafe, error.to_string(), remedy)
+}
+
+/// Acquires and releases the lease of a random key. The entry expires two seconds later if the release fails.
+async fn probe(store: &RedisStore) -> Result<(), StoreError> {
+    let (first, second) = (Token::random()?, Token::random()?);
+    let mut id = [0; 32];
+    id[..16].copy_from_slice(first.as_bytes());
+    id[16..].copy_from_slice(second.as_bytes());
+    let mut claim = Claim::new(KeyId::from_bytes(id), Fingerprint::from_bytes(id))?;
+    claim.lease = Ttl::from_secs(1);
+    claim.orphan_retention = Ttl::from_secs(1);
+    store.acquire(&claim).await?;
+    store.release(&claim.lease_ref(1)).await
+}
+
+const REACHABLE: &str =
+    "check the address, the credentials and the network, and that the server runs";
+const RIGHTS: &str =
+    "permit the user to run EVALSHA, and to read and write the keys with the prefix of the store";
 
 /// Periodic check of the eviction policy, which an operator may change while the store is in use.
 pub(crate) struct EvictionWatch {

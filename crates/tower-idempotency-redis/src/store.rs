@@ -6,7 +6,8 @@ use bytes::Bytes;
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, ToRedisArgs, Value};
 use tokio::time::Instant;
 use tower_idempotency::store::{
-    Acquired, Claim, Fingerprint, KeyId, LeaseRef, OrphanPolicy, Store, StoreError, Token, Ttl,
+    Acquired, CheckError, Claim, Fingerprint, KeyId, LeaseRef, OrphanPolicy, Store, StoreError,
+    Token, Ttl,
 };
 
 use crate::{
@@ -15,7 +16,7 @@ use crate::{
     notifications::Notifications,
     options::{Eviction, RedisOptions, ReplicaWait},
     scripts::{Script, ScriptForm, Scripts},
-    server_check::{EvictionWatch, evicting_error},
+    server_check::{EvictionWatch, check_store, evicting_error},
 };
 
 /// A store of leases and records in Redis or Valkey, for any number of processes.
@@ -201,6 +202,10 @@ impl Store for RedisStore {
             Err(StoreError::LeaseLost) => Ok(()),
             result => result,
         }
+    }
+
+    async fn check(&self) -> Result<(), CheckError> {
+        check_store(self).await
     }
 
     async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {

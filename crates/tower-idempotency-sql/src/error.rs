@@ -15,11 +15,16 @@ pub struct SqlError {
 
 #[derive(Debug)]
 enum Kind {
-    Reported { code: String, text: Option<String> },
+    Reported {
+        code: String,
+        text: Option<String>,
+    },
     Driver(Box<dyn Error + Send + Sync>),
     Contended,
     TransactionEnded,
     Unreadable(&'static str),
+    /// A setting that the store refuses, as a sentence.
+    Refused(String),
 }
 
 impl SqlError {
@@ -43,6 +48,14 @@ impl SqlError {
     pub fn from_driver(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
             kind: Kind::Driver(error.into()),
+        }
+    }
+
+    /// Creates the error of a setting that the store refuses. `sentence` is the whole message.
+    #[must_use]
+    pub fn refused(sentence: impl Into<String>) -> Self {
+        Self {
+            kind: Kind::Refused(sentence.into()),
         }
     }
 
@@ -97,9 +110,11 @@ impl SqlError {
     pub fn code(&self) -> Option<&str> {
         match &self.kind {
             Kind::Reported { code, .. } => Some(code),
-            Kind::Driver(_) | Kind::Contended | Kind::TransactionEnded | Kind::Unreadable(_) => {
-                None
-            }
+            Kind::Driver(_)
+            | Kind::Contended
+            | Kind::TransactionEnded
+            | Kind::Unreadable(_)
+            | Kind::Refused(_) => None,
         }
     }
 }
@@ -147,6 +162,7 @@ impl fmt::Display for SqlError {
             Kind::Driver(_) => f.write_str("the call to the database failed"),
             Kind::Contended => f.write_str("the entry changed during every attempt"),
             Kind::TransactionEnded => f.write_str("the transaction had already ended"),
+            Kind::Refused(sentence) => f.write_str(sentence),
             Kind::Unreadable(description) => write!(f, "the database returned {description}"),
         }
     }
@@ -159,7 +175,8 @@ impl Error for SqlError {
             Kind::Reported { .. }
             | Kind::Contended
             | Kind::TransactionEnded
-            | Kind::Unreadable(_) => None,
+            | Kind::Unreadable(_)
+            | Kind::Refused(_) => None,
         }
     }
 }

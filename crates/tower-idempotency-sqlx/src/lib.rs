@@ -8,8 +8,7 @@
 //! use tower_idempotency::IdempotencyLayer;
 //! use tower_idempotency_sqlx::PostgresStore;
 //!
-//! let store = PostgresStore::from_url("postgres://app@localhost/app")?;
-//! store.migrate().await?;
+//! let store = PostgresStore::connect("postgres://app@localhost/app").await?;
 //! let purger = store.spawn_purger(Duration::from_secs(60)); // runs until the drop of `purger`
 //! # std::mem::forget(purger);
 //! let layer = IdempotencyLayer::new(store);
@@ -70,6 +69,8 @@
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod audit;
 mod backend;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod check;
 mod completer;
 mod connection;
 mod entry;

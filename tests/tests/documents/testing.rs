@@ -56,7 +56,7 @@ fn run_tests(folder: &Path) -> Output {
 }
 
 #[test]
-fn tests_of_the_guide_pass() {
+fn guide_project_passes_its_tests() {
     let output = run_tests(&project("guide-payments", &block("rust")));
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
@@ -69,7 +69,7 @@ fn tests_of_the_guide_pass() {
 
 /// The effect is outside of the transaction.
 #[test]
-fn tests_of_the_guide_fail_without_transaction() {
+fn guide_project_fails_without_transaction() {
     let source = block("rust");
     let broken = source.replace(
         ".bind(cents).execute(&mut *tx)",
@@ -91,7 +91,8 @@ fn tests_of_the_guide_fail_without_transaction() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(!output.status.success(), "{text}");
     assert!(
-        text.contains("handler_without_its_lease_does_not_pay ... FAILED"),
+        text.contains("handler_without_its_lease_does_not_pay ... FAILED")
+            && text.contains("left: 2\n right: 1"),
         "{text}{}",
         String::from_utf8_lossy(&output.stderr)
     );

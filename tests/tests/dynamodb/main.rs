@@ -1,5 +1,6 @@
 //! The DynamoDB store on dynoxide.
 
+mod checks;
 mod conformance;
 mod costs;
 mod faults;

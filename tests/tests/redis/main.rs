@@ -1,5 +1,6 @@
 //! The Redis store on real servers.
 
+mod checks;
 mod conformance;
 mod conformance_cluster;
 mod conformance_links;

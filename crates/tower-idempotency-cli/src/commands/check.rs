@@ -15,7 +15,7 @@ use crate::{
     progress::Progress,
 };
 
-/// Check that the store can be reached and read, and print what it lists
+/// Check that the store has all that it needs, and print what it lists
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Repair the indexes from which Redis lists entries: add entries that are missing, remove members without an entry. This
@@ -54,6 +54,7 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     if args.repair {
         return repair(context, args).await;
     }
+    context.check().await?;
     let start = Instant::now();
     context.call(context.store.summary(1)).await?;
     let took = start.elapsed();

@@ -5,7 +5,9 @@ use sqlx::{
     AssertSqlSafe, Postgres, Row,
     postgres::{PgConnectOptions, PgRow},
 };
-use tower_idempotency::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl};
+use tower_idempotency::store::{
+    Acquired, CheckError, Claim, KeyId, LeaseRef, Store, StoreError, Ttl,
+};
 use tower_idempotency_sql::PostgresFence;
 
 use self::{notifications::Listener, statements::Statements};
@@ -22,6 +24,7 @@ use crate::{
     timeout::with_timeout,
 };
 
+mod check;
 mod fence;
 mod inspect;
 mod notifications;
@@ -104,13 +107,35 @@ impl PostgresStore {
         })
     }
 
-    /// Creates a store from a URL such as `postgres://user:password@host/database`, like [`new`](Self::new).
+    /// Connects to the server of a URL such as `postgres://user:password@host/database`, and creates or migrates the table.
+    ///
+    /// The store is then ready. To change settings first, use [`from_url`](Self::from_url), the setters, and
+    /// [`migrate`](Self::migrate), which waits without a timeout.
+    ///
+    /// # Errors
+    ///
+    /// If the URL is invalid, or if the server cannot be reached or reports an error.
+    ///
+    /// # Cancellation
+    ///
+    /// Like [`migrate`](Self::migrate).
+    pub async fn connect(url: &str) -> Result<Self, SqlError> {
+        let store = Self::from_url(url)?;
+        store.migrate().await?;
+        Ok(store)
+    }
+
+    /// Creates a store from a URL, like [`new`](Self::new). Does not connect yet.
     ///
     /// # Errors
     ///
     /// If the URL is invalid.
     pub fn from_url(url: &str) -> Result<Self, SqlError> {
-        Ok(Self::new(url.parse::<PgConnectOptions>()?))
+        // The error of the driver quotes parts of the URL.
+        let options = url
+            .parse()
+            .map_err(|_| SqlError::refused("expected a URL of the form postgres://USER:PASSWORD@HOST/DATABASE"))?;
+        Ok(Self::new(options))
     }
 
     /// Sets the table, such as `payments.idempotency`. Default: `tower_idempotency` in the schema of the connection.
@@ -372,6 +397,9 @@ impl Store for PostgresStore {
         let sql = self.inner.statements.release(lease);
         self.inner.query(Acquire, sql).await?;
         Ok(())
+    }
+    async fn check(&self) -> Result<(), CheckError> {
+        self.check_server().await
     }
 
     async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {

@@ -9,7 +9,7 @@ use sqlx::{
     },
 };
 use tower_idempotency::store::{
-    Acquired, Claim, KeyId, LeaseRef, OrphanPolicy, Store, StoreError, Token, Ttl,
+    Acquired, CheckError, Claim, KeyId, LeaseRef, OrphanPolicy, Store, StoreError, Token, Ttl,
 };
 
 use self::statements::Statements;
@@ -24,6 +24,7 @@ use crate::{
     inspect::InspectStatements,
 };
 
+mod check;
 mod inspect;
 mod statements;
 mod transaction;
@@ -63,6 +64,29 @@ struct Settings {
 }
 
 impl SqliteStore {
+    /// Opens the file of a URL such as `sqlite:keys.db`, creates it if it is missing, and creates or migrates the table.
+    ///
+    /// The store is then ready. To change settings first, use [`new`](Self::new), the setters and [`migrate`](Self::migrate).
+    ///
+    /// # Errors
+    ///
+    /// If the URL is invalid, if the database is in memory, or if the file cannot be opened or written.
+    ///
+    /// # Cancellation
+    ///
+    /// Like [`migrate`](Self::migrate).
+    pub async fn connect(url: &str) -> Result<Self, SqlError> {
+        let options = url.parse::<SqliteConnectOptions>();
+        // The error of the driver quotes parts of the URL.
+        let options = options.map_err(|_| SqlError::refused("expected a URL of the form sqlite:PATH"))?;
+        let options = options
+            .create_if_missing(true)
+            .synchronous(SqliteSynchronous::Full);
+        let store = Self::with_options(options);
+        store.migrate().await?;
+        Ok(store)
+    }
+
     /// Creates a store in the file at `path`. Does not open the file yet.
     ///
     /// The file is created if it is missing. [`migrate`](Self::migrate) creates the table.
@@ -77,7 +101,7 @@ impl SqliteStore {
     /// Creates a store in the file of `options`, which is opened with these options and in WAL mode.
     ///
     /// `synchronous` below `FULL` is faster, but loses the last leases and records if the machine crashes. A database
-    /// in memory does not work, because each connection would have a database of its own. Use
+    /// in memory is refused by [`migrate`](Self::migrate), because each connection would have a database of its own. Use
     /// [`MemoryStore`](tower_idempotency::MemoryStore) instead.
     #[must_use]
     pub fn with_options(options: SqliteConnectOptions) -> Self {
@@ -117,12 +141,15 @@ impl SqliteStore {
     ///
     /// # Errors
     ///
-    /// If the file cannot be opened or written.
+    /// If the file cannot be opened or written, or if the database is in memory or has no path.
     ///
     /// # Cancellation
     ///
     /// If the future is dropped, each migration was applied as a whole or not at all.
     pub async fn migrate(&self) -> Result<(), SqlError> {
+        if self.inner.is_in_memory().await? {
+            return Err(SqlError::refused(format!("{IN_MEMORY}: {NAME_A_FILE}")));
+        }
         for migration in MIGRATIONS {
             let sql = self.inner.settings.table.in_migration(migration, '"');
             // The migration reads before it writes, so it needs the write lock from the beginning.
@@ -344,6 +371,10 @@ impl Store for SqliteStore {
             fetch_row(writer, Acquire, release).await?;
         }
         Ok(())
+    }
+
+    async fn check(&self) -> Result<(), CheckError> {
+        self.check_file().await
     }
 
     /// Waits for the whole `timeout`: SQLite does not notify other processes, so waiters poll.

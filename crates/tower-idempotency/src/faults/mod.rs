@@ -23,7 +23,7 @@ use crate::{
         Abilities, EntryDetails, Inspect, InspectError, Page, Query, Resolution, ResolveOutcome,
         Seen, Summary,
     },
-    store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Token, Ttl},
+    store::{Acquired, CheckError, Claim, KeyId, LeaseRef, Store, StoreError, Token, Ttl},
 };
 
 /// Store wrapper that injects faults into calls, and counts them.
@@ -368,6 +368,11 @@ impl<S: Store> Store for FaultInjector<S> {
     /// Returns `None`, so that each request calls the store and meets the faults.
     fn find_completed(&self, _id: &KeyId) -> Option<Acquired> {
         None
+    }
+
+    /// Checks the inner store. Meets no faults and is not counted.
+    async fn check(&self) -> Result<(), CheckError> {
+        self.inner().check().await
     }
 }
 

@@ -7,12 +7,14 @@ use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 
+mod check;
 pub(crate) mod erased;
 mod ids;
 pub(crate) mod memory;
 mod ttl;
 
 pub use self::{
+    check::{CheckError, CheckErrorKind},
     ids::{Fingerprint, KeyId, KeyIdError, ScopeDigest, Token},
     memory::{MemoryFull, MemoryStore},
     ttl::{Ttl, TtlError},
@@ -141,6 +143,21 @@ pub trait Store: Send + Sync + 'static {
         let _ = id;
         None
     }
+
+    /// Checks that the backend has all that the store needs: table, indexes, rights and settings. Default: `Ok`.
+    ///
+    /// A service calls it once, at its start. The layer never does. A store without a check of its own returns `Ok`.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError`]: the first problem in one sentence, with its remedy.
+    ///
+    /// # Cancellation
+    ///
+    /// A store may acquire and release the lease of a random key. If the future is dropped, that entry expires.
+    fn check(&self) -> impl Future<Output = Result<(), CheckError>> + Send {
+        std::future::ready(Ok(()))
+    }
 }
 
 impl<S: Store> Store for Arc<S> {
@@ -173,6 +190,10 @@ impl<S: Store> Store for Arc<S> {
 
     fn find_completed(&self, id: &KeyId) -> Option<Acquired> {
         (**self).find_completed(id)
+    }
+
+    async fn check(&self) -> Result<(), CheckError> {
+        (**self).check().await
     }
 }
 

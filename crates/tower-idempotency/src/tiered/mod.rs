@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use self::tier::{Kept, Tier};
 use crate::{
     record::is_replayable,
-    store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl},
+    store::{Acquired, CheckError, Claim, KeyId, LeaseRef, Store, StoreError, Ttl},
     telemetry,
 };
 
@@ -216,6 +216,10 @@ impl<S: Store> Store for Tiered<S> {
 
     async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
         self.store.wait_for_change(id, timeout).await;
+    }
+
+    async fn check(&self) -> Result<(), CheckError> {
+        self.store.check().await
     }
 
     fn find_completed(&self, id: &KeyId) -> Option<Acquired> {

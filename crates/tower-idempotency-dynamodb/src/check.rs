@@ -1,0 +1,64 @@
+//! The check of a table.
+
+use tower_idempotency::store::{
+    CheckError, CheckErrorKind, Claim, Fingerprint, KeyId, Store, StoreError, Token, Ttl,
+};
+
+use crate::{
+    error::{DynamoDbError, DynamoDbErrorKind},
+    store::DynamoDbStore,
+};
+
+impl DynamoDbStore {
+    /// Checks the table, its index and its TTL, and acquires and releases the lease of a random key.
+    pub(crate) async fn check_table(&self) -> Result<(), CheckError> {
+        let inner = &*self.inner;
+        let incomplete = |problem| CheckError::new(CheckErrorKind::Incomplete, problem, CREATE);
+        let Some(table) = inner.describe().await.map_err(|error| failed(&error))? else {
+            return Err(incomplete(format!(
+                "the table {:?} is missing",
+                inner.table
+            )));
+        };
+        inner.check_schema(&table).map_err(|error| failed(&error))?;
+        if !inner
+            .is_ttl_enabled()
+            .await
+            .map_err(|error| failed(&error))?
+        {
+            return Err(incomplete(format!(
+                "the table {:?} has no TTL on the attribute ttl, so it grows without end",
+                inner.table
+            )));
+        }
+        let probed = self.probe().await;
+        probed.map_err(|error| CheckError::unreachable(&error, RIGHTS))
+    }
+
+    /// Acquires and releases the lease of a random key. The entry expires after two seconds if the release fails.
+    async fn probe(&self) -> Result<(), StoreError> {
+        let (first, second) = (Token::random()?, Token::random()?);
+        let mut id = [0; 32];
+        id[..16].copy_from_slice(first.as_bytes());
+        id[16..].copy_from_slice(second.as_bytes());
+        let mut claim = Claim::new(KeyId::from_bytes(id), Fingerprint::from_bytes(id))?;
+        claim.lease = Ttl::from_secs(1);
+        claim.orphan_retention = Ttl::from_secs(1);
+        self.acquire(&claim).await?;
+        self.release(&claim.lease_ref(1)).await
+    }
+}
+
+fn failed(error: &DynamoDbError) -> CheckError {
+    let (kind, remedy) = match error.kind() {
+        DynamoDbErrorKind::Refused => (CheckErrorKind::Denied, RIGHTS),
+        DynamoDbErrorKind::Unusable => (CheckErrorKind::Incomplete, CREATE),
+        _ => (CheckErrorKind::Unreachable, REACHABLE),
+    };
+    CheckError::new(kind, error.to_string(), remedy)
+}
+
+const CREATE: &str = "call `create_table`, or create the table as in docs/stores/dynamodb.md";
+const RIGHTS: &str = "check the credentials and the clock, and permit GetItem, PutItem, UpdateItem, DeleteItem, Query, \
+                      DescribeTable and DescribeTimeToLive";
+const REACHABLE: &str = "check the endpoint, the region and the network";

@@ -1,0 +1,78 @@
+//! Problems that the check of a store finds, as sentences.
+
+use tower_idempotency::store::{CheckError, CheckErrorKind};
+
+use crate::SqlError;
+
+/// Columns of the table that all stores have.
+pub(crate) const COLUMNS: [&str; 14] = [
+    "id",
+    "token",
+    "fingerprint",
+    "generation",
+    "lease_ends",
+    "keep",
+    "forgotten_at",
+    "created",
+    "completed",
+    "owner",
+    "operation",
+    "checkpoint",
+    "checkpoint_data",
+    "record",
+];
+
+/// Indexes of the table: the name, or its end.
+pub(crate) const INDEXES: [&str; 3] = ["forgotten_at", "orphans", "attention"];
+
+/// Reason for which a store has no database in memory.
+pub(crate) const IN_MEMORY: &str = "the database is in memory or in an unnamed file, so each connection would have a \
+                                    database of its own";
+pub(crate) const NAME_A_FILE: &str = "name a file, or use MemoryStore";
+
+/// Part of the database that is missing.
+pub(crate) enum Missing<'a> {
+    Table,
+    /// A column or an index: `column id`.
+    Part(&'a str),
+    /// A right on the table: `insert`.
+    Right(&'a str),
+    /// Writes, because the server is a replica or read-only.
+    Writes,
+}
+
+impl Missing<'_> {
+    /// Returns the error for this table.
+    pub(crate) fn in_table(&self, table: &str) -> CheckError {
+        match self {
+            Self::Table => CheckError::new(
+                CheckErrorKind::Incomplete,
+                format!("the table {table} is missing or not visible to the user"),
+                "call `migrate`, or execute the files in `migrations`",
+            ),
+            Self::Part(part) => CheckError::new(
+                CheckErrorKind::Incomplete,
+                format!("the table {table} has no {part}"),
+                "call `migrate`, or execute the files in `migrations`",
+            ),
+            Self::Right(right) => CheckError::new(
+                CheckErrorKind::Denied,
+                format!("the user may not {right} in the table {table}"),
+                "grant select, insert, update and delete on the table",
+            ),
+            Self::Writes => CheckError::new(
+                CheckErrorKind::Unsafe,
+                "the database accepts no writes",
+                "connect to the primary, and to a database that is not read-only",
+            ),
+        }
+    }
+}
+
+/// Returns the error of a check that failed for another reason.
+pub(crate) fn failed(error: &SqlError) -> CheckError {
+    CheckError::unreachable(
+        error,
+        "check the address, the credentials and the network, and that the server runs",
+    )
+}

@@ -1,0 +1,271 @@
+//! The text of each check and of each refused constructor. None contains a password.
+
+use tests::{
+    scratch::Scratch,
+    servers::{free_port, mariadb, postgres},
+};
+use tower_idempotency::store::{CheckErrorKind, Store};
+use tower_idempotency_sqlx::{
+    MySqlStore, PostgresStore, SqliteStore,
+    sqlx::{
+        self, MySqlPool, PgPool, SqlitePool, mysql::MySqlConnectOptions,
+        postgres::PgConnectOptions, sqlite::SqliteConnectOptions,
+    },
+};
+
+const SECRET: &str = "open-sesame";
+const MIGRATE: &str = "call `migrate`, or execute the files in `migrations`";
+const GRANT: &str = "grant select, insert, update and delete on the table";
+const REACH: &str = "check the address, the credentials and the network, and that the server runs";
+
+/// Returns the text of the problem, and its kind.
+async fn problem(store: &impl Store) -> (String, CheckErrorKind) {
+    let error = store.check().await.expect_err("a problem");
+    let text = error.to_string();
+    for shown in [&text, &format!("{error:?}")] {
+        assert!(!shown.contains(SECRET), "{shown}");
+    }
+    (text, error.kind())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_check_names_missing_parts() {
+    use CheckErrorKind::{Denied, Incomplete};
+
+    let url = postgres::shared().url();
+    let pool = PgPool::connect(&url).await.unwrap();
+    let run = async |sql: &'static str| sqlx::raw_sql(sql).execute(&pool).await.map(drop);
+    let store = PostgresStore::from_url(&url)
+        .unwrap()
+        .with_table("checks")
+        .unwrap();
+    let missing = "the table \"checks\" is missing or not visible to the user";
+    assert_eq!(
+        problem(&store).await,
+        (format!("{missing}: {MIGRATE}"), Incomplete)
+    );
+
+    store.migrate().await.unwrap();
+    store.check().await.unwrap();
+    for index in ["forgotten_at", "orphans", "attention"] {
+        sqlx::raw_sql(sqlx::AssertSqlSafe(format!("drop index checks_{index}")))
+            .execute(&pool)
+            .await
+            .unwrap();
+        let missing = format!("the table \"checks\" has no index {index}: {MIGRATE}");
+        assert_eq!(problem(&store).await, (missing, Incomplete));
+        if index == "forgotten_at" {
+            run("create index checks_forgotten_at on checks (forgotten_at, id)")
+                .await
+                .unwrap();
+        } else {
+            store.migrate().await.unwrap();
+        }
+        store.check().await.unwrap();
+    }
+
+    run("create role checks_reader login; grant select, insert, delete on checks to checks_reader")
+        .await
+        .unwrap();
+    let reader = url
+        .parse::<PgConnectOptions>()
+        .unwrap()
+        .username("checks_reader");
+    let reader = PostgresStore::new(reader.password(SECRET))
+        .with_table("checks")
+        .unwrap();
+    let denied = format!("the user may not update in the table \"checks\": {GRANT}");
+    assert_eq!(problem(&reader).await, (denied, Denied));
+    run("grant update on checks to checks_reader")
+        .await
+        .unwrap();
+    reader.check().await.unwrap();
+
+    run("alter table checks drop column awaited").await.unwrap();
+    let missing = format!("the table \"checks\" has no column awaited: {MIGRATE}");
+    assert_eq!(problem(&store).await, (missing, Incomplete));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mariadb_check_names_missing_parts() {
+    use CheckErrorKind::{Denied, Incomplete};
+
+    let url = mariadb::shared().url();
+    let store = MySqlStore::from_url(&url)
+        .unwrap()
+        .with_table("checks")
+        .unwrap();
+    let missing = "the table `checks` is missing or not visible to the user";
+    assert_eq!(
+        problem(&store).await,
+        (format!("{missing}: {MIGRATE}"), Incomplete)
+    );
+
+    store.migrate().await.unwrap();
+    store.check().await.unwrap();
+    let pool = MySqlPool::connect(&url).await.unwrap();
+    sqlx::raw_sql("drop index orphans on checks")
+        .execute(&pool)
+        .await
+        .unwrap();
+    let missing = format!("the table `checks` has no index orphans: {MIGRATE}");
+    assert_eq!(problem(&store).await, (missing, Incomplete));
+    store.migrate().await.unwrap();
+    store.check().await.unwrap();
+
+    let created = "create user checks_reader@'%' identified by 'open-sesame';
+                   grant select, insert, update on app.checks to checks_reader@'%'";
+    if sqlx::raw_sql(created).execute(&pool).await.is_ok() {
+        let reader = url
+            .parse::<MySqlConnectOptions>()
+            .unwrap()
+            .username("checks_reader");
+        let reader = MySqlStore::new(reader.password(SECRET))
+            .with_table("checks")
+            .unwrap();
+        let denied = format!("the user may not delete in the table `checks`: {GRANT}");
+        assert_eq!(problem(&reader).await, (denied, Denied));
+    } else {
+        panic!("the user of the tests may create users");
+    }
+
+    sqlx::raw_sql("alter table checks drop column owner")
+        .execute(&pool)
+        .await
+        .unwrap();
+    let missing = format!("the table `checks` has no column of this version: {MIGRATE}");
+    assert_eq!(problem(&store).await, (missing, Incomplete));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sqlite_check_names_missing_parts() {
+    use CheckErrorKind::{Incomplete, Unsafe};
+
+    let scratch = Scratch::new();
+    let path = scratch.file("checks.db");
+    let store = SqliteStore::new(&path);
+    let table = "the table \"tower_idempotency\"";
+    let missing = format!("{table} is missing or not visible to the user: {MIGRATE}");
+    assert_eq!(problem(&store).await, (missing, Incomplete));
+
+    store.migrate().await.unwrap();
+    store.check().await.unwrap();
+    let options = SqliteConnectOptions::new().filename(&path);
+    let pool = SqlitePool::connect_with(options.clone()).await.unwrap();
+    let run = async |sql: &'static str| sqlx::raw_sql(sql).execute(&pool).await.unwrap();
+    run("drop index tower_idempotency_attention").await;
+    let missing = format!("{table} has no index attention: {MIGRATE}");
+    assert_eq!(problem(&store).await, (missing, Incomplete));
+    store.migrate().await.unwrap();
+    run("alter table tower_idempotency drop column checkpoint_data").await;
+    let missing = format!("{table} has no column checkpoint_data: {MIGRATE}");
+    assert_eq!(problem(&store).await, (missing, Incomplete));
+    run("alter table tower_idempotency add column checkpoint_data blob").await;
+    store.check().await.unwrap();
+
+    let read_only = SqliteStore::with_options(options.read_only(true));
+    let remedy = "connect to the primary, and to a database that is not read-only";
+    let refused = format!("the database accepts no writes: {remedy}");
+    assert_eq!(problem(&read_only).await, (refused, Unsafe));
+}
+
+/// Each connection would have a database of its own, and execute the same request once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sqlite_refuses_databases_in_memory() {
+    let refused = "the database is in memory or in an unnamed file, so each connection would have a database of its own: \
+                   name a file, or use MemoryStore";
+    for url in [
+        "sqlite::memory:",
+        "sqlite://:memory:",
+        "sqlite:",
+        "sqlite:keys?mode=memory",
+        "sqlite:keys?mode=memory&cache=shared",
+    ] {
+        let error = SqliteStore::connect(url).await.expect_err(url);
+        assert_eq!(error.to_string(), refused, "{url}");
+    }
+    for path in ["", ":memory:", "file::memory:", "file:keys?mode=memory"] {
+        let store = SqliteStore::new(path);
+        assert_eq!(
+            store.migrate().await.expect_err(path).to_string(),
+            refused,
+            "{path}"
+        );
+        let found = problem(&store).await;
+        assert_eq!(
+            found,
+            (refused.to_owned(), CheckErrorKind::Unsafe),
+            "{path}"
+        );
+    }
+    assert!(
+        !std::path::Path::new("keys").exists()
+            && !std::path::Path::new("file:keys?mode=memory").exists()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn store_that_connects_is_ready() {
+    let scratch = Scratch::new();
+    let url = format!("sqlite:{}", scratch.file("ready.db").display());
+    SqliteStore::connect(&url)
+        .await
+        .unwrap()
+        .check()
+        .await
+        .unwrap();
+    let postgres = PostgresStore::connect(&postgres::shared().url())
+        .await
+        .unwrap();
+    postgres.check().await.unwrap();
+    let mariadb = MySqlStore::connect(&mariadb::shared().url()).await.unwrap();
+    mariadb.check().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unreachable_server_is_named_without_password() {
+    let port = free_port();
+    let url = format!("postgres://app:{SECRET}@127.0.0.1:{port}/app");
+    let (text, kind) = problem(&PostgresStore::from_url(&url).unwrap()).await;
+    let failed = "the call to the database failed (";
+    assert!(
+        text.starts_with(failed) && text.ends_with(&format!("): {REACH}")),
+        "{text}"
+    );
+    assert_eq!(kind, CheckErrorKind::Unreachable);
+    let url = format!("mysql://app:{SECRET}@127.0.0.1:{port}/app");
+    let (text, kind) = problem(&MySqlStore::from_url(&url).unwrap()).await;
+    assert!(
+        text.starts_with(failed) && text.ends_with(&format!("): {REACH}")),
+        "{text}"
+    );
+    assert_eq!(kind, CheckErrorKind::Unreachable);
+}
+
+#[tokio::test]
+async fn invalid_url_is_not_quoted() {
+    let of_postgres = [
+        PostgresStore::from_url("postgres://app:open-sesame@host:no-port/app").unwrap_err(),
+        PostgresStore::connect("open-sesame").await.unwrap_err(),
+    ];
+    let of_mysql = [
+        MySqlStore::from_url("mysql://app:open-sesame@host:no-port/app").unwrap_err(),
+        MySqlStore::connect("open-sesame").await.unwrap_err(),
+    ];
+    let of_sqlite = [SqliteStore::connect("sqlite:keys.db?open-sesame=1")
+        .await
+        .unwrap_err()];
+    for (errors, form) in [
+        (&of_postgres[..], "postgres://USER:PASSWORD@HOST/DATABASE"),
+        (&of_mysql[..], "mysql://USER:PASSWORD@HOST/DATABASE"),
+        (&of_sqlite[..], "sqlite:PATH"),
+    ] {
+        for error in errors {
+            assert_eq!(
+                error.to_string(),
+                format!("expected a URL of the form {form}")
+            );
+            assert!(!format!("{error:?}").contains(SECRET), "{error:?}");
+        }
+    }
+}

@@ -9,6 +9,7 @@ mod connections;
 mod costs;
 mod cut_off;
 mod deadlocks;
+mod golden_rows;
 mod inspect;
 mod migrations;
 mod purging;

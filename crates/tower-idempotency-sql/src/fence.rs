@@ -96,9 +96,9 @@ impl PostgresFence {
     pub const LEASE_STATUS: &str = concat!(
         "select coalesce(",
         is_held!(),
-        ", false), set_config('",
+        ", false) as is_held, set_config('",
         mark!(),
-        "', 'fenced', true)\nfrom \"tower_idempotency\" e, ",
+        "', 'fenced', true) as mark\nfrom \"tower_idempotency\" e, ",
         clock!(),
         " where e.id = $1"
     );
@@ -122,8 +122,8 @@ impl PostgresFence {
 )
 select ",
         is_marked!(),
-        ", ended.awaited is not null,
-  case when ended.awaited then pg_notify('tower_idempotency', encode(ended.id, 'hex'))::text end
+        " as is_marked, ended.awaited is not null as is_written,
+  case when ended.awaited then pg_notify('tower_idempotency', encode(ended.id, 'hex'))::text end as notified
 from (select 1) one left join ended on true"
     );
 
@@ -162,8 +162,8 @@ from (select 1) one left join ended on true"
     ///
     /// Parameters: `$1` is [`LeaseRef::id`](tower_idempotency::store::LeaseRef), `$2` its token, both `bytea`.
     ///
-    /// Returns no row if there is no entry. Otherwise it returns one row. Its first column is a `boolean`: the lease is
-    /// held. The second column has no meaning. The table is missing if the code of the error
+    /// Returns no row if there is no entry. Otherwise it returns one row. Its first column, `is_held`, is a
+    /// `boolean`: the lease is held. The second column has no meaning. The table is missing if the code of the error
     /// [is one of a missing table](Self::is_missing_table).
     #[must_use]
     pub fn lease_status_sql(&self) -> &str {
@@ -177,9 +177,9 @@ from (select 1) one left join ended on true"
     ///
     /// Returns one row. Its first two columns are of type `boolean`, and the third has no meaning:
     ///
-    /// 1. The statement was executed in the marked transaction. If it is false, the handler has ended the transaction
+    /// 1. `is_marked`: the statement was executed in the marked transaction. If it is false, the handler has ended the transaction
     ///    with a statement of its own, and nothing was written.
-    /// 2. The record is written. If it is false, the lease is lost.
+    /// 2. `is_written`: the record is written. If it is false, the lease is lost.
     #[must_use]
     pub fn write_record_sql(&self) -> &str {
         &self.write_record

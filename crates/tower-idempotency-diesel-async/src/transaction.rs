@@ -1,0 +1,187 @@
+//! The transaction of an owned connection.
+
+use std::{fmt, ops::DerefMut, time::Duration};
+
+use diesel::{
+    QueryableByName, sql_query,
+    sql_types::{BigInt, Binary, Bool},
+};
+use diesel_async::{
+    AnsiTransactionManager, AsyncPgConnection, RunQueryDsl as _, TransactionManager as _,
+};
+use tokio::{runtime::Handle, time::timeout};
+use tower_idempotency::{Lease, store::LeaseRef};
+use tower_idempotency_sql::{
+    Driver, LeaseStatus, PostgresFence, RecordStatus, RecordWrite, SqlError, TransactionError,
+};
+
+use crate::error::sql_error;
+
+// The statements below bind and read what this version documents.
+const _: () = assert!(PostgresFence::VERSION == 1);
+
+/// A handler's transaction of diesel-async that is fenced by its lease.
+///
+/// [`begin`] begins one. It derefs to [`AsyncPgConnection`]: execute queries on `&mut *tx`.
+pub type FencedTransaction<C> = tower_idempotency_sql::FencedTransaction<OpenTransaction<C>>;
+
+/// An owner of a connection: an object of a pool, or a `Box` of a connection.
+pub trait PgConnectionOwner: DerefMut<Target = AsyncPgConnection> + Send + 'static {}
+
+impl<C: DerefMut<Target = AsyncPgConnection> + Send + 'static> PgConnectionOwner for C {}
+
+/// Begins a handler's transaction that is fenced by its lease; see [`FencedTransaction`].
+///
+/// `fence` is `&store`. `connection` is not in a transaction, and is connected to the database that has the store's
+/// table. The transaction is at READ COMMITTED, regardless of the connection's default. At a higher level, a renewal of
+/// the lease on another connection would make the commit fail.
+///
+/// # Errors
+///
+/// [`LeaseLost`](tower_idempotency_sql::TransactionErrorKind::LeaseLost) if the lease is no longer held,
+/// [`NoEntry`](tower_idempotency_sql::TransactionErrorKind::NoEntry) if the connection's database has no such entry, and
+/// [`Database`](tower_idempotency_sql::TransactionErrorKind::Database), also if there is no table, or if the connection is
+/// in a transaction.
+///
+/// # Cancellation
+///
+/// If the future is dropped, a task rolls the transaction back, or the pool closes the connection.
+pub async fn begin<C: PgConnectionOwner>(
+    fence: impl Into<PostgresFence>,
+    lease: &Lease,
+    mut connection: C,
+) -> Result<FencedTransaction<C>, TransactionError> {
+    let fence = fence.into();
+    let begun =
+        AnsiTransactionManager::begin_transaction_sql(&mut *connection, PostgresFence::BEGIN);
+    begun.await.map_err(sql_error)?;
+    let open = OpenTransaction(Some(connection));
+    FencedTransaction::begin(fence, lease, open).await
+}
+
+/// An open transaction of an owned connection. Its drop rolls back in a task.
+pub struct OpenTransaction<C: PgConnectionOwner>(Option<C>);
+
+#[derive(QueryableByName)]
+struct StatusRow {
+    #[diesel(sql_type = Bool)]
+    is_held: bool,
+}
+
+#[derive(QueryableByName)]
+struct WriteRow {
+    #[diesel(sql_type = Bool)]
+    is_marked: bool,
+    #[diesel(sql_type = Bool)]
+    is_written: bool,
+}
+
+impl<C: PgConnectionOwner> Driver for OpenTransaction<C> {
+    type Fence = PostgresFence;
+    type Target = AsyncPgConnection;
+
+    fn target(&self) -> &AsyncPgConnection {
+        self.0.as_deref().expect(OWNED)
+    }
+
+    fn target_mut(&mut self) -> &mut AsyncPgConnection {
+        self.0.as_deref_mut().expect(OWNED)
+    }
+
+    async fn lease_status(
+        &mut self,
+        fence: &PostgresFence,
+        lease: &LeaseRef,
+    ) -> Result<LeaseStatus, SqlError> {
+        let status = sql_query(fence.lease_status_sql())
+            .bind::<Binary, _>(lease.id.as_bytes().as_slice())
+            .bind::<Binary, _>(lease.token.as_bytes().as_slice());
+        let rows: Vec<StatusRow> = status.load(self.target_mut()).await.map_err(sql_error)?;
+        Ok(LeaseStatus::from_row(
+            rows.into_iter().next().map(|row| row.is_held),
+        ))
+    }
+
+    async fn write_record(
+        &mut self,
+        fence: &PostgresFence,
+        write: RecordWrite<'_>,
+    ) -> Result<RecordStatus, SqlError> {
+        let connection = self.target_mut();
+        // The commit would only release the savepoint, and succeed.
+        if depth(connection) != Some(1) {
+            return Err(SqlError::from_driver(
+                "a nested transaction is open, or the connection has failed",
+            ));
+        }
+        let written = sql_query(fence.write_record_sql())
+            .bind::<Binary, _>(write.id())
+            .bind::<Binary, _>(write.token())
+            .bind::<Binary, _>(write.record())
+            .bind::<BigInt, _>(write.retention_millis());
+        let row: WriteRow = written.get_result(connection).await.map_err(sql_error)?;
+        Ok(RecordStatus::from_row(row.is_marked, row.is_written))
+    }
+
+    async fn commit(mut self) -> Result<(), SqlError> {
+        let committed = AnsiTransactionManager::commit_transaction(self.target_mut()).await;
+        // A connection whose commit failed is not in a transaction, or is closed.
+        drop(self.0.take());
+        committed.map_err(sql_error)
+    }
+
+    async fn rollback(mut self) -> Result<(), SqlError> {
+        let rolled_back = roll_back(self.target_mut()).await;
+        drop(self.0.take());
+        rolled_back
+    }
+}
+
+/// Rolls back the transaction and those that are nested in it.
+async fn roll_back(connection: &mut AsyncPgConnection) -> Result<(), SqlError> {
+    while let Some(before) = depth(connection) {
+        AnsiTransactionManager::rollback_transaction(connection)
+            .await
+            .map_err(sql_error)?;
+        if depth(connection) >= Some(before) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Returns 1 in a transaction, a higher number in a nested one, and [`None`] outside of any.
+fn depth(connection: &mut AsyncPgConnection) -> Option<u32> {
+    let status = AnsiTransactionManager::transaction_manager_status_mut(connection);
+    Some(status.transaction_depth().ok()??.get())
+}
+
+impl<C: PgConnectionOwner> Drop for OpenTransaction<C> {
+    fn drop(&mut self) {
+        let Some(mut connection) = self.0.take() else {
+            return;
+        };
+        // Without a runtime, the connection is closed with its transaction.
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        runtime.spawn(async move {
+            // A pool closes a connection that is still in a transaction.
+            match timeout(ROLLBACK_TIMEOUT, roll_back(&mut connection)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(error = %error, "rollback failed"),
+                Err(elapsed) => tracing::debug!(error = %elapsed, "rollback failed"),
+            }
+        });
+    }
+}
+
+impl<C: PgConnectionOwner> fmt::Debug for OpenTransaction<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenTransaction").finish_non_exhaustive()
+    }
+}
+
+const OWNED: &str = "the connection is owned until the end";
+/// The time that a task waits for the reply to a rollback.
+const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);

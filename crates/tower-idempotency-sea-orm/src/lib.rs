@@ -1,0 +1,204 @@
+//! Exactly-once handlers with [SeaORM](sea_orm) 2, for the PostgreSQL store of `tower-idempotency-sqlx`.
+//!
+//! The store uses connections of its own. The handler's transaction runs on a [`DatabaseConnection`] to the database of
+//! the store. [`begin`] fences it by the lease, and [`commit`](tower_idempotency_sql::FencedTransaction::commit) commits
+//! the handler's writes and the record together, or neither.
+//!
+//! ```no_run
+//! use http::Response;
+//! use tower_idempotency::{Body, Lease};
+//! use tower_idempotency_sea_orm::{
+//!     begin, sea_orm::{ConnectionTrait, DatabaseConnection, DatabaseTransaction, DbErr},
+//! };
+//! use tower_idempotency_sqlx::PostgresStore;
+//!
+//! type Failure = Box<dyn std::error::Error + Send + Sync>;
+//!
+//! // Functions of the application keep their signatures.
+//! async fn debit(tx: &DatabaseTransaction) -> Result<(), DbErr> {
+//!     tx.execute_unprepared("update accounts set amount = amount - 7").await?;
+//!     Ok(())
+//! }
+//!
+//! async fn pay(store: PostgresStore, db: DatabaseConnection, lease: Lease) -> Result<Response<Body<String>>, Failure> {
+//!     let tx = begin(&store, &lease, &db).await?;
+//!     debit(&tx).await?;
+//!     Ok(tx.commit(Response::new("paid".to_owned())).await?)
+//! }
+//! ```
+//!
+//! # Closures
+//!
+//! `db.transaction(..)` commits after its closure has returned. A response that the closure returns may then belong to a
+//! commit that the database refuses. Use [`begin`] for the outer transaction. Nested transactions, also those of
+//! closures, are savepoints in it: end them before the commit.
+//!
+//! # Limits
+//!
+//! Checkpoints need `PostgresStore::begin`, with the pool of
+//! [`get_postgres_connection_pool`](DatabaseConnection::get_postgres_connection_pool). SeaORM 1 uses sqlx 0.8, and is not
+//! supported by this crate.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+pub use sea_orm;
+use sea_orm::{
+    AccessMode, ConnectionTrait, DatabaseConnection, DatabaseTransaction, DbBackend, DbErr,
+    IsolationLevel, QueryResult, RuntimeErr, SqlxError, Statement, TransactionTrait as _, Value,
+};
+use std::{sync::Arc, time::Duration};
+use tower_idempotency::{Lease, store::LeaseRef};
+pub use tower_idempotency_sql::{
+    CommitError, PostgresFence, SqlError, TransactionError, TransactionErrorKind,
+};
+use tower_idempotency_sql::{Driver, LeaseStatus, RecordStatus, RecordWrite, begin_in_task};
+
+// The statements below bind and read what this version documents.
+const _: () = assert!(PostgresFence::VERSION == 1);
+
+/// A handler's transaction of SeaORM that is fenced by its lease.
+///
+/// [`begin`] begins one. It derefs to [`DatabaseTransaction`]: pass `&*tx` where SeaORM expects a connection.
+pub type FencedTransaction = tower_idempotency_sql::FencedTransaction<OpenTransaction>;
+
+/// Begins a handler's transaction that is fenced by its lease; see [`FencedTransaction`].
+///
+/// `fence` is `&store`. `db` belongs to the handler, and connects to the database that has the store's table. The
+/// transaction is at READ COMMITTED, regardless of the connection's default. At a higher level, a renewal of the lease
+/// on another connection would make the commit fail.
+///
+/// # Errors
+///
+/// [`LeaseLost`](TransactionErrorKind::LeaseLost) if the lease is no longer held,
+/// [`NoEntry`](TransactionErrorKind::NoEntry) if the connection's database has no such entry, and
+/// [`Database`](TransactionErrorKind::Database), also if `db` is not PostgreSQL.
+///
+/// # Cancellation
+///
+/// If the future is dropped, nothing happens. If the transaction begins within 30 seconds all the same, a task rolls it
+/// back.
+///
+/// # Panics
+///
+/// Panics outside of a tokio runtime.
+pub async fn begin(
+    fence: impl Into<PostgresFence>,
+    lease: &Lease,
+    db: &DatabaseConnection,
+) -> Result<FencedTransaction, TransactionError> {
+    let fence = fence.into();
+    if db.get_database_backend() != DbBackend::Postgres {
+        let error = SqlError::from_driver("expected a connection to PostgreSQL, found another");
+        return Err(error.into());
+    }
+    let db = db.clone();
+    let begun = async move {
+        let level = Some(IsolationLevel::ReadCommitted);
+        db.begin_with_config(level, Some(AccessMode::ReadWrite))
+            .await
+    };
+    let begun = begin_in_task(begun, BEGIN_GRACE).await;
+    let transaction = begun
+        .unwrap_or_else(|| Err(DbErr::Custom("the runtime shuts down".to_owned())))
+        .map_err(sql_error)?;
+    FencedTransaction::begin(fence, lease, OpenTransaction(transaction)).await
+}
+
+/// An open transaction of a connection.
+#[derive(Debug)]
+pub struct OpenTransaction(DatabaseTransaction);
+
+impl OpenTransaction {
+    async fn query_one(
+        &self,
+        statement: &str,
+        values: impl IntoIterator<Item = Value>,
+    ) -> Result<Option<QueryResult>, SqlError> {
+        let statement = Statement::from_sql_and_values(DbBackend::Postgres, statement, values);
+        self.0.query_one_raw(statement).await.map_err(sql_error)
+    }
+}
+
+impl Driver for OpenTransaction {
+    type Fence = PostgresFence;
+    type Target = DatabaseTransaction;
+
+    fn target(&self) -> &DatabaseTransaction {
+        &self.0
+    }
+
+    fn target_mut(&mut self) -> &mut DatabaseTransaction {
+        &mut self.0
+    }
+
+    async fn lease_status(
+        &mut self,
+        fence: &PostgresFence,
+        lease: &LeaseRef,
+    ) -> Result<LeaseStatus, SqlError> {
+        let values = [bytes(lease.id.as_bytes()), bytes(lease.token.as_bytes())];
+        let row = self.query_one(fence.lease_status_sql(), values).await?;
+        let is_held = row.map(|row| row.try_get_by_index(0)).transpose();
+        Ok(LeaseStatus::from_row(is_held.map_err(sql_error)?))
+    }
+
+    async fn write_record(
+        &mut self,
+        fence: &PostgresFence,
+        write: RecordWrite<'_>,
+    ) -> Result<RecordStatus, SqlError> {
+        let values = [
+            bytes(write.id()),
+            bytes(write.token()),
+            bytes(write.record()),
+            write.retention_millis().into(),
+        ];
+        let row = self.query_one(fence.write_record_sql(), values).await?;
+        let row = row.ok_or_else(|| SqlError::unreadable("no row"))?;
+        let is_marked = row.try_get_by_index(0).map_err(sql_error)?;
+        let is_written = row.try_get_by_index(1).map_err(sql_error)?;
+        Ok(RecordStatus::from_row(is_marked, is_written))
+    }
+
+    async fn commit(self) -> Result<(), SqlError> {
+        // If a nested transaction is still open, SeaORM's commit only releases its savepoint, and succeeds. This
+        // statement commits. It also begins an empty transaction, which SeaORM then ends.
+        let committed = self.0.execute_unprepared("commit and chain").await;
+        committed.map_err(sql_error)?;
+        // If this fails, the pool closes the connection.
+        self.0.commit().await.ok();
+        Ok(())
+    }
+
+    async fn rollback(self) -> Result<(), SqlError> {
+        self.0.rollback().await.map_err(sql_error)
+    }
+}
+
+fn bytes(bytes: &[u8]) -> Value {
+    bytes.into()
+}
+
+/// Converts an error of the driver. Of an error that the server reports, it stores no message that may quote values.
+fn sql_error(error: DbErr) -> SqlError {
+    let (DbErr::Conn(cause) | DbErr::Exec(cause) | DbErr::Query(cause)) = &error else {
+        return SqlError::from_driver(error);
+    };
+    let RuntimeErr::SqlxError(cause) = cause else {
+        return SqlError::from_driver(error);
+    };
+    match &**cause {
+        SqlxError::Database(reported) => {
+            let code = reported.code().unwrap_or_default();
+            SqlError::from_reported(&code, reported.message())
+        }
+        // The driver's message may quote the value.
+        SqlxError::ColumnDecode { .. } | SqlxError::Decode(_) => {
+            SqlError::unreadable("a value of an unexpected type")
+        }
+        _ => SqlError::from_driver(Arc::clone(cause)),
+    }
+}
+
+/// The acquire timeout of a pool of SeaORM by default.
+const BEGIN_GRACE: Duration = Duration::from_secs(30);

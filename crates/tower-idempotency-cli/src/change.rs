@@ -1,6 +1,7 @@
 //! A change and its audit: events always, and lines in a file, in a table or in both.
 
 use serde_json::Value;
+use tower_idempotency_console::audit::into_outcome;
 
 use crate::{
     audit::{self, AuditedChange},
@@ -36,19 +37,14 @@ impl<'a> Change<'a> {
             );
             return Err(Failure::usage(message));
         }
+        let intent = audit::intent(args, what, id.as_deref(), before);
         let file = match &args.audit {
-            Some(path) => Some(AuditedChange::begin(
-                path,
-                args,
-                what,
-                id.as_deref(),
-                before,
-            )?),
+            Some(path) => Some(AuditedChange::begin(path, &intent)?),
             None => None,
         };
         let mut line = None;
         if args.audit_table {
-            let intent = audit::intent(args, what, id.as_deref(), before);
+            let intent = intent.to_line();
             let text = intent.to_string();
             let appended = context.any.append_audit_line(&text);
             context.call(appended).await.map_err(|failure| {
@@ -80,7 +76,7 @@ impl<'a> Change<'a> {
             None => Ok(()),
         };
         if let Some(mut line) = self.line {
-            audit::into_outcome(&mut line, outcome, after);
+            into_outcome(&mut line, outcome, after);
             let text = line.to_string();
             let appended = self.context.any.append_audit_line(&text);
             self.context.call(appended).await.map_err(|failure| {

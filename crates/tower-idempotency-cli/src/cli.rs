@@ -11,7 +11,7 @@ use tower_idempotency::inspect::State;
 
 use crate::{
     commands::{
-        check, completions, conform, export, find, list, purge, resolve, show, stats, watch,
+        check, completions, conform, export, find, list, purge, resolve, serve, show, stats, watch,
     },
     failure::Failure,
     proxy,
@@ -76,6 +76,7 @@ pub(crate) enum Command {
     Watch(watch::Args),
     Check(check::Args),
     Export(export::Args),
+    Serve(serve::Args),
     Conform(conform::Args),
     /// Runs a reverse proxy that sends each request with an Idempotency-Key to its upstream once
     Proxy(proxy::Args),

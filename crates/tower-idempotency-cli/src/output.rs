@@ -1,13 +1,11 @@
 //! Text tables and JSON.
 
-use std::{
-    io::{self, IsTerminal as _, Write as _},
-    time::{Duration, SystemTime},
-};
+use std::io::{self, IsTerminal as _, Write as _};
 
 use console::{Alignment, Term, measure_text_width, pad_str};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tower_idempotency::inspect::{Entry, State};
+pub(crate) use tower_idempotency_console::describe::{duration, entry_json, printable, time};
 
 use crate::cli::Global;
 
@@ -99,64 +97,12 @@ fn fit(widths: &mut [usize], columns: usize) {
 const GAP: &str = "  ";
 const MIN_WIDTH: usize = 8;
 
-/// Returns the text without control characters. A client chooses the operation, and a terminal obeys them.
-pub(crate) fn printable(text: &str) -> String {
-    let is_plain = |c: char| {
-        !c.is_control() && !matches!(c, '\u{200e}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
-    let plain = |c| if is_plain(c) { c } else { '\u{fffd}' };
-    text.chars().map(plain).collect()
-}
-
 /// Returns the text, or `-` if it is empty.
 pub(crate) fn or_dash(text: &str) -> String {
     match text {
         "" => "-".to_owned(),
         text => printable(text),
     }
-}
-
-/// Returns the two largest units of a duration, such as `3h 12m`.
-pub(crate) fn duration(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    let units = [
-        (seconds / 86_400, "d"),
-        (seconds / 3600 % 24, "h"),
-        (seconds / 60 % 60, "m"),
-        (seconds % 60, "s"),
-    ];
-    let mut parts = units.iter().skip_while(|(count, _)| *count == 0).take(2);
-    match (parts.next(), parts.next()) {
-        (None, _) => format!("{}ms", duration.as_millis()),
-        (Some((count, unit)), Some((second, next))) if *second > 0 => {
-            format!("{count}{unit} {second}{next}")
-        }
-        (Some((count, unit)), _) => format!("{count}{unit}"),
-    }
-}
-
-pub(crate) fn time(time: SystemTime) -> String {
-    humantime::format_rfc3339_millis(time).to_string()
-}
-
-/// Returns the JSON object of an entry. Its members never change their meaning.
-pub(crate) fn entry_json(entry: &Entry) -> Value {
-    json!({
-        "id": entry.id().to_hex(),
-        "state": entry.state().name(),
-        "generation": entry.generation(),
-        "owner": &*entry.owner,
-        "operation": &*entry.operation,
-        "since": time(entry.since),
-        "age_ms": u64::try_from(entry.age.as_millis()).unwrap_or(u64::MAX),
-        "lease_expires": entry.lease_expires.map(time),
-        "expires": entry.expires.map(time),
-        "attention_code": entry.attention_code.as_deref(),
-        "retry_allowed": entry.retry_allowed,
-        "record_bytes": entry.record_bytes,
-        "problem": entry.problem.as_deref(),
-        "seen": entry.seen().to_string(),
-    })
 }
 
 /// Returns the detail that matters most in this state.
@@ -174,21 +120,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_have_two_units() {
-        for (seconds, text) in [
-            (1, "1s"),
-            (61, "1m 1s"),
-            (3600, "1h"),
-            (3661, "1h 1m"),
-            (90_000, "1d 1h"),
-            (86_400 * 400, "400d"),
-        ] {
-            assert_eq!(duration(Duration::from_secs(seconds)), text);
-        }
-        assert_eq!(duration(Duration::from_millis(7)), "7ms");
-    }
-
-    #[test]
     fn widest_columns_are_cut_to_fit() {
         for (widths, columns, expected) in [
             (&[8, 20, 4][..], 40, &[8, 20, 4][..]),
@@ -200,14 +131,5 @@ mod tests {
             fit(&mut fitted, columns);
             assert_eq!(fitted, expected, "{widths:?} in {columns}");
         }
-    }
-
-    #[test]
-    fn control_characters_are_not_printed() {
-        assert_eq!(
-            printable("a\x1b[2Jb\n\u{202e}c"),
-            "a\u{fffd}[2Jb\u{fffd}\u{fffd}c"
-        );
-        assert_eq!(printable("POST /café"), "POST /café");
     }
 }

@@ -206,6 +206,11 @@ async fn act(shared: &Shared, request: Request) -> Result<Acted, PageError> {
         tokio::task::spawn_blocking(move || change.finish(&outcome, after)).await
     };
     if !matches!(written, Ok(Ok(()))) {
+        tracing::error!(
+            entry = %seen.id(),
+            outcome,
+            "outcome of a resolution not written to the audit log"
+        );
         return Err(PageError::new(
             StatusCode::INTERNAL_SERVER_ERROR,
             format!("The outcome is \"{outcome}\", but the audit log cannot be written."),

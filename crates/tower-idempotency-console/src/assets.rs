@@ -1,4 +1,4 @@
-//! The style sheet and the script. Their names contain a digest, so browsers may store them for a year.
+//! The style sheet, the script and the icon. Their names contain a digest, so browsers may store them for a year.
 
 use std::{fmt::Write as _, sync::OnceLock};
 
@@ -13,6 +13,7 @@ use crate::error::PageError;
 
 const STYLE: &str = include_str!("../assets/console.css");
 const SCRIPT: &str = include_str!("../assets/console.js");
+const ICON: &str = include_str!("../assets/icon.svg");
 
 pub(crate) fn style_name() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
@@ -22,6 +23,11 @@ pub(crate) fn style_name() -> &'static str {
 pub(crate) fn script_name() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
     NAME.get_or_init(|| name(SCRIPT, "js"))
+}
+
+pub(crate) fn icon_name() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| name(ICON, "svg"))
 }
 
 fn name(contents: &str, extension: &str) -> String {
@@ -38,6 +44,8 @@ pub(crate) async fn asset(Path(name): Path<String>) -> Result<Response, PageErro
         ("text/css; charset=utf-8", STYLE)
     } else if name == script_name() {
         ("text/javascript; charset=utf-8", SCRIPT)
+    } else if name == icon_name() {
+        ("image/svg+xml", ICON)
     } else {
         return Err(PageError::not_found("There is no such file."));
     };

@@ -86,6 +86,31 @@ pub struct Intent<'a> {
     pub before: &'a Value,
 }
 
+impl Intent<'_> {
+    /// Returns the line that comes before the change, for a log that is not a file.
+    #[must_use]
+    pub fn to_line(&self) -> Value {
+        json!({
+            "at": time(SystemTime::now()),
+            "line": "intent",
+            "actor": self.actor,
+            "source": self.source,
+            "what": self.decision,
+            "why": self.reason,
+            "id": self.id,
+            "before": self.before,
+        })
+    }
+}
+
+/// Changes the line of an intent into the line that comes after the change.
+pub fn into_outcome(line: &mut Value, outcome: &str, after: Value) {
+    line["at"] = json!(time(SystemTime::now()));
+    line["line"] = json!("outcome");
+    line["outcome"] = json!(outcome);
+    line["after"] = after;
+}
+
 /// A change whose intent is in the log. Dropping it leaves the intent alone, which readers show as an unknown outcome.
 #[derive(Debug)]
 #[must_use = "the log has no outcome until `finish` is called"]
@@ -117,17 +142,10 @@ impl AuditLog {
             .create(true)
             .append(true)
             .open(&self.path)?;
-        let line = json!({
-            "at": time(SystemTime::now()),
-            "line": "intent",
-            "actor": intent.actor,
-            "source": intent.source,
-            "what": intent.decision,
-            "why": intent.reason,
-            "id": intent.id,
-            "before": intent.before,
-        });
-        let mut change = AuditedChange { file, line };
+        let mut change = AuditedChange {
+            file,
+            line: intent.to_line(),
+        };
         change.append(self.ends_within_line())?;
         Ok(change)
     }
@@ -183,10 +201,7 @@ impl AuditedChange {
     ///
     /// The file cannot be written or synchronized.
     pub fn finish(mut self, outcome: &str, after: Value) -> io::Result<()> {
-        self.line["at"] = json!(time(SystemTime::now()));
-        self.line["line"] = json!("outcome");
-        self.line["outcome"] = json!(outcome);
-        self.line["after"] = after;
+        into_outcome(&mut self.line, outcome, after);
         self.append(false)
     }
 

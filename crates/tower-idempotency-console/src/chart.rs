@@ -166,7 +166,7 @@ fn nice(value: f64) -> f64 {
 }
 
 fn number(value: f64) -> String {
-    if value.fract().abs() < 0.05 || value >= 100.0 {
+    if value >= 9.95 || (value - value.round()).abs() < 0.05 {
         format!("{value:.0}")
     } else {
         format!("{value:.1}")

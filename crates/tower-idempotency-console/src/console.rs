@@ -24,7 +24,7 @@ pub struct Console {
     shutdown: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
-/// What all requests have in common.
+/// State of the console, which all requests share.
 pub(crate) struct Shared {
     pub(crate) inspector: Inspector,
     pub(crate) access: Hook,

@@ -37,6 +37,7 @@ pub(crate) struct Visit {
     pub(crate) store: String,
     pub(crate) style: &'static str,
     pub(crate) script: &'static str,
+    pub(crate) icon: &'static str,
     /// Seconds after which a page without scripts reloads. 0 for never.
     pub(crate) reload: u32,
 }
@@ -116,6 +117,7 @@ pub(crate) async fn guard(
         store: shared.store_name.clone(),
         style: assets::style_name(),
         script: assets::script_name(),
+        icon: assets::icon_name(),
         reload: if reload { seconds.max(1) } else { 0 },
     };
     let res = if is_allowed {

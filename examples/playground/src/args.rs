@@ -5,8 +5,8 @@ use std::{path::PathBuf, time::Duration};
 use axum::http::HeaderName;
 use clap::{Parser, ValueEnum};
 use tower_idempotency::{
-    ConcurrentRequests, ExecutionFailure, IdempotencyLayer, MissingKey, OrphanPolicy, Preset,
-    Principal, Ttl,
+    ConcurrentRequests, ExecutionFailure, IdempotencyLayer, MemoryStore, MissingKey, OrphanPolicy,
+    Preset, Principal, Ttl,
 };
 use tower_idempotency_any::AnyStore;
 
@@ -113,17 +113,23 @@ impl Args {
         }
     }
 
-    /// Creates the layer on the selected store. The error is a sentence for the user.
-    pub(crate) async fn layer(&self) -> Result<IdempotencyLayer, String> {
+    /// Opens the selected store, and creates the layer on it. The error is a sentence for the user.
+    pub(crate) async fn open(&self) -> Result<(AnyStore, IdempotencyLayer), String> {
         let preset = match self.preset {
             PresetName::Recommended => Preset::Recommended,
             PresetName::Ietf => Preset::Ietf,
             PresetName::Stripe => Preset::Stripe,
             PresetName::Idempo => Preset::Idempo,
         };
-        let store = AnyStore::open(&self.store).await;
-        let layer = store.map_err(|error| error.to_string())?.layer(preset);
-        Ok(self.apply_options(layer))
+        let store = match self.store.as_str() {
+            // The page shows the operation of each key.
+            "memory" => MemoryStore::new().with_details().into(),
+            url => AnyStore::open(url)
+                .await
+                .map_err(|error| error.to_string())?,
+        };
+        let layer = self.apply_options(store.layer(preset));
+        Ok((store, layer))
     }
 
     fn apply_options(&self, mut layer: IdempotencyLayer) -> IdempotencyLayer {
@@ -201,7 +207,7 @@ mod tests {
             ),
         ] {
             let args = Args::parse_from(["playground", "--store", store]);
-            let refusal = args.layer().await.expect_err("no such store");
+            let refusal = args.open().await.map(|_| ()).expect_err("no such store");
             assert!(refusal.starts_with(sentence), "{refusal}");
             assert!(!refusal.contains("hush"), "{refusal}");
         }

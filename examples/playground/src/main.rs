@@ -12,6 +12,7 @@ use clap::Parser;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::{net::TcpListener, sync::Notify, time::timeout};
 use tower_idempotency::IdempotencyLayer;
+use tower_idempotency_any::AnyStore;
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use self::{args::Args, effects::Effects};
@@ -19,6 +20,7 @@ use self::{args::Args, effects::Effects};
 mod args;
 mod effects;
 mod metrics;
+mod page;
 mod routes;
 
 #[tokio::main]
@@ -36,14 +38,14 @@ async fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let layer = match args.layer().await {
-        Ok(layer) => layer,
+    let (store, layer) = match args.open().await {
+        Ok(opened) => opened,
         Err(sentence) => {
             eprintln!("error: {sentence}");
             return ExitCode::from(2);
         }
     };
-    match serve(&args, layer, recorder).await {
+    match serve(&args, store, layer, recorder).await {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -56,6 +58,7 @@ async fn main() -> ExitCode {
 /// Serves until a stop signal arrives. Returns `true` if all connections and executions have finished.
 async fn serve(
     args: &Args,
+    store: AnyStore,
     layer: IdempotencyLayer,
     recorder: PrometheusHandle,
 ) -> io::Result<bool> {
@@ -66,13 +69,24 @@ async fn serve(
     };
     // Registers before the ready line is printed: a signal without a handler ends the process immediately.
     let asked_to_stop = stop_signal()?;
-    let app = routes::app(layer.clone(), Arc::new(effects)).merge(metrics::routes(recorder));
     let listener = TcpListener::bind(&args.listen)
         .await
         .map_err(|error| with_context(&format!("cannot listen on {}", args.listen), &error))?;
-    let url = format!("http://{}", listener.local_addr()?);
+    let address = listener.local_addr()?;
+    let url = format!("http://{address}");
 
-    let stop = Arc::new(Notify::new());
+    let (stop, stop_console) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let console = page::console(
+        store,
+        layer.clone(),
+        recorder.clone(),
+        address.ip(),
+        Arc::clone(&stop_console),
+    );
+    let app = routes::app(layer.clone(), Arc::new(effects))
+        .merge(metrics::routes(recorder))
+        .merge(page::routes())
+        .merge(console);
     let stopped = Arc::clone(&stop);
     // Sends each chunk immediately, without waiting for the acknowledgement of the previous one.
     let listener = listener.tap_io(|stream| {
@@ -88,6 +102,7 @@ async fn serve(
 
     asked_to_stop.await;
     stop.notify_one();
+    stop_console.notify_one();
     eprintln!(
         "stopping; running requests have up to {:?} to finish",
         GRACE * 2
@@ -95,6 +110,7 @@ async fn serve(
     let closed = timeout(GRACE, server).await.is_ok();
     // The server does not wait for executions whose clients have disconnected.
     let ended = layer.drain(GRACE).await;
+    std::fs::remove_file(page::audit_file()).ok();
     eprintln!("{}", stop_message(closed, ended, layer.in_flight()));
     Ok(closed && ended)
 }
@@ -146,7 +162,7 @@ fn start() -> u128 {
 fn commands_to_try(url: &str, start: u128, another_request: &str) -> String {
     format!(
         "\
-try:
+open {url}/ in a browser, or try:
   curl -i -d tea    -H 'Idempotency-Key: \"order-{start:x}\"' {url}/orders   # is executed
   curl -i -d tea    -H 'Idempotency-Key: \"order-{start:x}\"' {url}/orders   # a retry: the same response, replayed
   curl -i -d coffee -H 'Idempotency-Key: \"order-{start:x}\"' {url}/orders   # another request under the key: {another_request}
@@ -187,7 +203,7 @@ mod tests {
             ("idempo", "201"),
         ] {
             let args = Args::parse_from(["playground", "--preset", preset]);
-            let layer = args.layer().await.expect("a store in memory");
+            let (_, layer) = args.open().await.expect("a store in memory");
             let app = routes::app(layer, Arc::default());
             let lines = commands_to_try("", 0xc0_ffee, args.another_request());
             let orders: Vec<_> = lines.lines().filter(|it| it.contains("/orders")).collect();

@@ -33,6 +33,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", conflicts_with = "principal")]
     principal_file: Option<PathBuf>,
 
+    #[command(flatten)]
+    identity: Identity,
+}
+
+/// Settings of the service on which the id of an entry depends.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Identity {
     /// The principal of the service: credentials, authorization, unscoped, header:NAME or cookie:NAME
     #[arg(long, default_value = "credentials", value_name = "SOURCE", value_parser = principal)]
     principal_from: Principal,
@@ -46,17 +53,25 @@ pub(crate) struct Args {
     secret_file: Option<PathBuf>,
 }
 
+impl Identity {
+    /// Creates a layer with these settings.
+    pub(crate) fn layer(&self) -> Result<IdempotencyLayer, Failure> {
+        let mut layer =
+            IdempotencyLayer::new(MemoryStore::new()).with_principal(self.principal_from.clone());
+        if let Some(namespace) = &self.namespace {
+            layer = layer.with_namespace(namespace.as_str());
+        }
+        if let Some(path) = &self.secret_file {
+            let secret = read(path)?;
+            let with_secret = layer.with_secret(secret);
+            layer = with_secret.map_err(|error| Failure::usage(error.to_string()))?;
+        }
+        Ok(layer)
+    }
+}
+
 pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
-    let mut layer =
-        IdempotencyLayer::new(MemoryStore::new()).with_principal(args.principal_from.clone());
-    if let Some(namespace) = &args.namespace {
-        layer = layer.with_namespace(namespace.as_str());
-    }
-    if let Some(path) = &args.secret_file {
-        let secret = read(path)?;
-        let with_secret = layer.with_secret(secret);
-        layer = with_secret.map_err(|error| Failure::usage(error.to_string()))?;
-    }
+    let layer = args.identity.layer()?;
     let key = match (&args.key, &args.key_file) {
         (Some(key), _) => key.clone(),
         (None, Some(path)) => text(path)?,

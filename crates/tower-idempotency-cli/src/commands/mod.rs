@@ -8,6 +8,7 @@ pub(crate) mod find;
 pub(crate) mod list;
 pub(crate) mod purge;
 pub(crate) mod resolve;
+pub(crate) mod serve;
 pub(crate) mod show;
 pub(crate) mod stats;
 pub(crate) mod watch;
@@ -39,6 +40,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Watch(args) => watch::run(&context, &args).await,
         Command::Check(args) => check::run(&context, &args).await,
         Command::Export(args) => export::run(&context, &args).await,
+        Command::Serve(args) => serve::run(&context, &args, &global).await,
         Command::Conform(_) | Command::Proxy(_) | Command::Completions(_) | Command::Man => {
             Ok(Exit::Done)
         }

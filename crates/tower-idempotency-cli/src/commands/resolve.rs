@@ -16,6 +16,7 @@ use tower_idempotency::{
     inspect::{Entry, IdPrefix, Inspect as _, Resolution, ResolveOutcome, Seen},
     store::KeyId,
 };
+use tower_idempotency_console::describe::consequence;
 
 use crate::{
     change::Change,
@@ -84,6 +85,19 @@ enum Decision {
     DeleteRecord,
 }
 
+impl Decision {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Free => "free",
+            Self::Retry => "retry",
+            Self::Complete => "complete",
+            Self::NeedsAttention => "needs-attention",
+            Self::BreakLease => "break-lease",
+            Self::DeleteRecord => "delete-record",
+        }
+    }
+}
+
 pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let details = lookup::find(context, &args.id).await?;
     let entry = &details.entry;
@@ -104,7 +118,7 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     if needs_force && !args.force {
         return Err(Failure::usage(format!(
             "{name} needs --force: {}",
-            consequence(args.decision)
+            consequence(args.decision.name())
         )));
     }
     confirm(args, entry)?;
@@ -149,7 +163,7 @@ fn report(
         output.json(&json!({"outcome": "applied", "what": name, "id": id, "entry": after}))?;
     } else {
         output.line(&format!("{name}: applied to {id}"))?;
-        output.line(consequence(decision))?;
+        output.line(consequence(decision.name()))?;
     }
     Ok(Exit::Done)
 }
@@ -180,28 +194,8 @@ fn confirm(args: &Args, entry: &Entry) -> Result<(), Failure> {
         duration(entry.age),
         or_dash(&entry.operation)
     );
-    eprintln!("{}", consequence(args.decision));
+    eprintln!("{}", consequence(args.decision.name()));
     cli::confirm(false)
-}
-
-/// Returns a sentence about the requests after the decision.
-const fn consequence(decision: Decision) -> &'static str {
-    match decision {
-        Decision::Free => {
-            "The next request with the key executes as the first one: an effect that did happen would happen twice."
-        }
-        Decision::Retry => {
-            "The next equal request executes once more, whatever the orphan policy is, and its handler sees a takeover."
-        }
-        Decision::Complete => "Each retry gets this response from now on.",
-        Decision::NeedsAttention => "Each retry is rejected with the code from now on.",
-        Decision::BreakLease => {
-            "The handler is not stopped and may still have an effect, but its response is not recorded. The entry is an orphan."
-        }
-        Decision::DeleteRecord => {
-            "The next request with the key executes again, although an execution has had its effect."
-        }
-    }
 }
 
 fn resolution(args: &Args, id: &KeyId) -> Result<Resolution, Failure> {

@@ -6,14 +6,15 @@ use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use serde_json::{Value, json};
 use tower_idempotency::{
     ExecutionTrace, NeedsAttention,
-    inspect::{Entry, EntryDetails, IdPrefix, Resolution, State},
+    inspect::{EntryDetails, IdPrefix, State},
 };
+use tower_idempotency_console::describe;
 
 use crate::{
     context::Context,
     failure::{Exit, Failure},
     lookup,
-    output::{duration, entry_json, or_dash, printable, time},
+    output::{duration, or_dash, printable, time},
 };
 
 /// Show an entry, and the decisions that apply to it
@@ -97,19 +98,19 @@ pub(crate) fn print(context: &Context, details: &EntryDetails) -> Result<(), Fai
     pairs.push(("seen", entry.seen().to_string()));
     output.pairs(&pairs)?;
     output.line("")?;
-    output.line(next_request(entry))?;
-    output.line(&format!("decisions: {}", decisions(entry.state())))?;
+    output.line(describe::next_request(entry))?;
+    output.line(&format!(
+        "decisions: {}",
+        describe::decisions(entry.state()).join(", ")
+    ))?;
     Ok(())
 }
 
 /// Returns the entry with its record as an object. The record is in base64.
 pub(crate) fn details_json(details: &EntryDetails, with_record: bool) -> Value {
-    let mut value = entry_json(&details.entry);
+    let mut value = describe::details_json(details);
     let record = details.record.as_deref();
-    let attention = record.and_then(NeedsAttention::in_record);
-    value["reason"] = json!(attention.map(|attention| attention.reason().to_owned()));
     value["traceparent"] = json!(trace(details).map(|trace| trace.as_str().to_owned()));
-    value["has_checkpoint"] = json!(details.has_checkpoint);
     if with_record {
         value["record"] = json!(record.map(|record| BASE64.encode(record)));
     }
@@ -119,38 +120,4 @@ pub(crate) fn details_json(details: &EntryDetails, with_record: bool) -> Value {
 /// Returns the trace of the execution, if the service stores traces.
 fn trace(details: &EntryDetails) -> Option<ExecutionTrace> {
     ExecutionTrace::in_record(details.entry.id(), details.record.as_ref()?)
-}
-
-/// Returns a sentence about the next request with the key.
-pub(crate) fn next_request(entry: &Entry) -> &'static str {
-    match entry.state() {
-        State::InProgress => "A retry waits or is rejected while the lease lasts.",
-        State::Orphaned if entry.retry_allowed => {
-            "The next equal request executes once more, whatever the orphan policy is."
-        }
-        State::Orphaned => {
-            "A retry executes again under the policy that takes over, and is rejected under the policy that refuses."
-        }
-        State::NeedsAttention => "Each retry is rejected until an operator resolves the entry.",
-        State::Completed => "Each retry gets the recorded response.",
-        _ => "A retry may be rejected: this version cannot read the entry.",
-    }
-}
-
-fn decisions(state: State) -> String {
-    let attention = Resolution::NeedsAttention(NeedsAttention::new("code"));
-    let complete = Resolution::Complete {
-        record: bytes::Bytes::new(),
-        retention: tower_idempotency::Ttl::MAX,
-    };
-    let all = [
-        Resolution::Free,
-        Resolution::Retry,
-        complete,
-        attention,
-        Resolution::BreakLease,
-        Resolution::DeleteRecord,
-    ];
-    let names = all.iter().filter(|it| it.applies_to(state));
-    names.map(Resolution::name).collect::<Vec<_>>().join(", ")
 }

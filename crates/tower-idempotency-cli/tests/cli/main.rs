@@ -6,6 +6,7 @@ mod document;
 mod errors;
 mod repair;
 mod scenario;
+mod serve;
 mod stores;
 mod terminal;
 

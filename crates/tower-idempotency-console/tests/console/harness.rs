@@ -1,5 +1,7 @@
 //! A console on a socket, a store with an entry in each state, and a client.
 
+#![allow(dead_code, reason = "the tests with a browser use a part")]
+
 use std::{
     net::SocketAddr,
     path::PathBuf,

@@ -1,0 +1,266 @@
+//! `serve` as a process.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::TcpStream,
+    os::unix::net::UnixStream,
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use tests::scratch::Scratch;
+use tower_idempotency::inspect::{Inspect as _, State};
+use tower_idempotency_any::AnyStore;
+
+use crate::{run_in, scenario::Keys};
+
+/// A running console. Killed when it is dropped.
+struct Served {
+    child: Child,
+    at: String,
+}
+
+impl Served {
+    fn start(directory: &Path, store: &str, args: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_idempotency"));
+        command.current_dir(directory).arg("serve").args(args);
+        if !args.contains(&"--unix-socket") {
+            command.args(["--listen", "127.0.0.1:0"]);
+        }
+        command.env("IDEMPOTENCY_STORE", store).env("USER", "alice");
+        command
+            .env_remove("IDEMPOTENCY_AUDIT")
+            .env_remove("RUST_LOG");
+        command.stdin(Stdio::null()).stderr(Stdio::null());
+        let mut child = command
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the tool starts");
+        let mut line = String::new();
+        let stdout = child.stdout.take().expect("a pipe");
+        BufReader::new(stdout).read_line(&mut line).expect("a line");
+        let at = line
+            .trim_end()
+            .strip_prefix("listening on ")
+            .expect("an address");
+        let at = at.trim_start_matches("http://").to_owned();
+        Self { child, at }
+    }
+
+    /// Sends a request, and returns the response.
+    fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> String {
+        let host = if headers.to_ascii_lowercase().contains("host:") {
+            String::new()
+        } else {
+            format!("host: {}\r\n", self.at)
+        };
+        let length = body.len();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\n{host}{headers}connection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        let mut response = Vec::new();
+        if let Some(path) = self.at.strip_prefix("unix:") {
+            let mut stream = UnixStream::connect(path).expect("it listens");
+            stream.write_all(request.as_bytes()).expect("a connection");
+            stream.read_to_end(&mut response).expect("a response");
+        } else {
+            let mut stream = TcpStream::connect(&self.at).expect("it listens");
+            stream.write_all(request.as_bytes()).expect("a connection");
+            stream.read_to_end(&mut response).expect("a response");
+        }
+        String::from_utf8_lossy(&response).into_owned()
+    }
+
+    fn get(&self, path: &str, headers: &str) -> String {
+        self.send("GET", path, headers, "")
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+async fn store(scratch: &Scratch) -> (String, AnyStore, Keys) {
+    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    let store = AnyStore::open(&url).await.expect("a file");
+    let keys = Keys::create(&store).await;
+    (url, store, keys)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn loopback_console_resolves() {
+    let scratch = Scratch::new();
+    let (url, store, keys) = store(&scratch).await;
+    let served = Served::start(scratch.path(), &url, &["--audit", "log"]);
+    let page = served.get("/", "");
+    assert!(
+        page.starts_with("HTTP/1.1 200 ") && page.contains("keys in sqlite"),
+        "{page}"
+    );
+    let id = keys.orphaned.id.to_hex();
+    let entry = served.get(&format!("/api/v1/entries/{id}"), "");
+    let (_, seen) = entry.split_once("\"seen\":\"").expect("a member");
+    let seen = seen.split('"').next().expect("an end");
+    let body = format!("{{\"seen\":\"{seen}\",\"how\":\"free\",\"reason\":\"ticket 17\"}}");
+    let path = format!("/api/v1/entries/{id}/resolve");
+    let json = "content-type: application/json\r\n";
+    // A page of another site whose name leads to loopback.
+    let rebound = served.send("POST", &path, &format!("{json}host: evil.test\r\n"), &body);
+    assert!(rebound.starts_with("HTTP/1.1 421 "), "{rebound}");
+    let read = served.get("/api/v1/summary", "host: evil.test:7480\r\n");
+    assert!(read.starts_with("HTTP/1.1 421 "), "{read}");
+    let found = store.get(&keys.orphaned.id).await.expect("a file");
+    assert_eq!(found.map(|it| it.entry.state()), Some(State::Orphaned));
+    let done = served.send("POST", &path, json, &body);
+    assert!(done.starts_with("HTTP/1.1 200 "), "{done}");
+    assert!(
+        store
+            .get(&keys.orphaned.id)
+            .await
+            .expect("a file")
+            .is_none()
+    );
+    let log = std::fs::read_to_string(scratch.file("log")).expect("the log");
+    assert!(
+        log.contains("\"actor\":\"alice\"") && log.lines().count() == 2,
+        "{log}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn token_is_needed_for_each_page() {
+    let scratch = Scratch::new();
+    let (url, _, keys) = store(&scratch).await;
+    std::fs::write(scratch.file("token"), "0123456789abcdef\n").expect("a file");
+    let served = Served::start(
+        scratch.path(),
+        &url,
+        &["--audit", "log", "--token-file", "token"],
+    );
+    for headers in [
+        "",
+        "authorization: Bearer 0123456789abcdee\r\n",
+        "authorization: Bearer\r\n",
+        "authorization: Basic !\r\n",
+        // bob:wrong
+        "authorization: Basic Ym9iOndyb25n\r\n",
+        "authorization: Digest 0123456789abcdef\r\n",
+    ] {
+        for path in [
+            "/",
+            "/entries",
+            "/api/v1/summary",
+            "/assets/x.js",
+            "/events",
+        ] {
+            let refused = served.get(path, headers);
+            assert!(
+                refused.starts_with("HTTP/1.1 401 "),
+                "{path} {headers}: {refused}"
+            );
+            assert!(refused.contains("www-authenticate: Basic"), "{refused}");
+        }
+    }
+    let by_token = served.get("/", "authorization: Bearer 0123456789abcdef\r\n");
+    assert!(by_token.starts_with("HTTP/1.1 200 "), "{by_token}");
+    // bob:0123456789abcdef
+    let bob = "authorization: Basic Ym9iOjAxMjM0NTY3ODlhYmNkZWY=\r\n";
+    let page = served.get("/", bob);
+    assert!(
+        page.starts_with("HTTP/1.1 200 ") && page.contains("bob"),
+        "{page}"
+    );
+    let path = format!("/entries/{}/resolve?how=retry", keys.orphaned.id.to_hex());
+    assert!(served.get(&path, bob).starts_with("HTTP/1.1 200 "));
+    assert!(served.get("/healthz", "").starts_with("HTTP/1.1 200 "));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unix_socket_is_private() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let scratch = Scratch::new();
+    let (url, _, keys) = store(&scratch).await;
+    let socket = scratch.file("s").display().to_string();
+    let args = ["--read-only", "--unix-socket", &socket];
+    let served = Served::start(scratch.path(), &url, &args);
+    let mode = std::fs::metadata(&socket)
+        .expect("a socket")
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let page = served.get("/", "host: console\r\n");
+    assert!(
+        page.starts_with("HTTP/1.1 200 ") && page.contains("(uid "),
+        "{page}"
+    );
+    let path = format!("/entries/{}/resolve?how=retry", keys.orphaned.id.to_hex());
+    assert!(
+        served
+            .get(&path, "host: console\r\n")
+            .starts_with("HTTP/1.1 403 ")
+    );
+    // It is in use, and afterwards the file of a killed process is replaced.
+    let ran = run_in(
+        scratch.path(),
+        &url,
+        &["serve", "--read-only", "--unix-socket", &socket],
+    );
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains("another process listens"), "{ran:?}");
+    drop(served);
+    let again = Served::start(scratch.path(), &url, &args);
+    assert!(
+        again
+            .get("/", "host: console\r\n")
+            .starts_with("HTTP/1.1 200 ")
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unsafe_settings_are_refused() {
+    let scratch = Scratch::new();
+    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    std::fs::write(scratch.file("short"), "0123456789\n").expect("a file");
+    for (args, expected) in [
+        (
+            &["--listen", "0.0.0.0:0", "--read-only"][..],
+            "is not loopback",
+        ),
+        (&["--listen", "[::]:0", "--read-only"], "is not loopback"),
+        (&["--listen", "127.0.0.1:0"], "--audit"),
+        (
+            &["--read-only", "--token-file", "short"],
+            "at least 16 characters",
+        ),
+        (
+            &["--listen", "127.0.0.1:0", "--unix-socket", "s"],
+            "cannot be used with",
+        ),
+    ] {
+        let ran = run_in(scratch.path(), &url, &[&["serve"], args].concat());
+        assert_eq!(ran.code, 2, "{ran:?}");
+        assert!(ran.err.contains(expected), "{ran:?}");
+        assert!(!ran.err.contains("0123456789\n"), "{ran:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn signal_ends_console_with_open_stream() {
+    let scratch = Scratch::new();
+    let (url, _, _) = store(&scratch).await;
+    let mut served = Served::start(scratch.path(), &url, &["--read-only"]);
+    let mut stream = TcpStream::connect(&served.at).expect("it listens");
+    let request = format!("GET /events HTTP/1.1\r\nhost: {}\r\n\r\n", served.at);
+    stream.write_all(request.as_bytes()).expect("a connection");
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    reader.read_line(&mut line).expect("a line");
+    assert!(line.starts_with("HTTP/1.1 200 "), "{line}");
+    let pid = served.child.id().to_string();
+    let killed = Command::new("kill").args(["-TERM", &pid]).status();
+    assert!(killed.expect("kill").success());
+    assert!(served.child.wait().expect("a child").success());
+}

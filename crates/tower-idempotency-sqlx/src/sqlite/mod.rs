@@ -16,6 +16,7 @@ use self::statements::Statements;
 use crate::{
     Purger, SqlError, Table, TableNameError,
     backend::millis,
+    check::{IN_MEMORY, NAME_A_FILE},
     connection::{
         Connections,
         Priority::{self, Acquire, Maintain},

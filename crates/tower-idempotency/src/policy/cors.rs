@@ -24,8 +24,6 @@ impl IdempotencyLayer {
     /// one: a preflight has no key, and its response must not be recorded.
     ///
     /// ```
-    /// use axum::{Router, routing::post};
-    /// use http::{Method, header};
     /// use tower_idempotency::{IdempotencyLayer, MemoryStore};
     ///
     /// let layer = IdempotencyLayer::new(MemoryStore::new());

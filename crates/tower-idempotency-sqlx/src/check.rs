@@ -2,6 +2,7 @@
 
 use tower_idempotency::store::{CheckError, CheckErrorKind};
 
+#[cfg(any(feature = "mysql", feature = "postgres"))]
 use crate::SqlError;
 
 /// Columns of the table that all stores have.
@@ -26,8 +27,10 @@ pub(crate) const COLUMNS: [&str; 14] = [
 pub(crate) const INDEXES: [&str; 3] = ["forgotten_at", "orphans", "attention"];
 
 /// Reason for which a store has no database in memory.
+#[cfg(feature = "sqlite")]
 pub(crate) const IN_MEMORY: &str = "the database is in memory or in an unnamed file, so each connection would have a \
                                     database of its own";
+#[cfg(feature = "sqlite")]
 pub(crate) const NAME_A_FILE: &str = "name a file, or use MemoryStore";
 
 /// Part of the database that is missing.
@@ -36,6 +39,7 @@ pub(crate) enum Missing<'a> {
     /// A column or an index: `column id`.
     Part(&'a str),
     /// A right on the table: `insert`.
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
     Right(&'a str),
     /// Writes, because the server is a replica or read-only.
     Writes,
@@ -55,6 +59,7 @@ impl Missing<'_> {
                 format!("the table {table} has no {part}"),
                 "call `migrate`, or execute the files in `migrations`",
             ),
+            #[cfg(any(feature = "mysql", feature = "postgres"))]
             Self::Right(right) => CheckError::new(
                 CheckErrorKind::Denied,
                 format!("the user may not {right} in the table {table}"),
@@ -70,6 +75,7 @@ impl Missing<'_> {
 }
 
 /// Returns the error of a check that failed for another reason.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) fn failed(error: &SqlError) -> CheckError {
     CheckError::unreachable(
         error,

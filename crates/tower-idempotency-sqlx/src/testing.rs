@@ -35,7 +35,8 @@ use crate::{SqlError, SqliteStore};
 /// let (layer, pool) = (IdempotencyLayer::new(database.store()), database.pool());
 /// sqlx::raw_sql("create table payments (cents integer)").execute(&pool).await?;
 /// for _ in 0..2 {
-///     let work = async |lease| pay(database.clone(), lease).await.map_err(WorkError::from);
+///     let database = database.clone();
+///     let work = async move |lease| pay(database, lease).await.map_err(WorkError::from);
 ///     layer.run_once("message-42", "invoice 7", work).await?;
 /// }
 /// let payments: i64 = sqlx::query_scalar("select count(*) from payments").fetch_one(&pool).await?;

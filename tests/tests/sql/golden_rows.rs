@@ -15,11 +15,11 @@ fn claim(id: u8) -> Claim {
         KeyId::from_bytes([id; 32]),
         Fingerprint::from_bytes([0xf0; 32]),
     )
-    .unwrap()
+    .expect("the database works")
 }
 
 async fn reads_rows(store: &impl Store) {
-    let completed = store.acquire(&claim(1)).await.unwrap();
+    let completed = store.acquire(&claim(1)).await.expect("the database works");
     let Acquired::Completed {
         fingerprint,
         record,
@@ -38,7 +38,7 @@ async fn reads_rows(store: &impl Store) {
         )
     );
 
-    let in_progress = store.acquire(&claim(2)).await.unwrap();
+    let in_progress = store.acquire(&claim(2)).await.expect("the database works");
     assert!(
         matches!(in_progress, Acquired::InProgress { .. }),
         "{in_progress:?}"
@@ -49,14 +49,14 @@ async fn reads_rows(store: &impl Store) {
     store
         .renew(&held.lease_ref(1), Ttl::from_secs(60))
         .await
-        .unwrap();
+        .expect("the database works");
     store
         .complete(&held.lease_ref(1), "late".into(), Ttl::from_secs(60))
         .await
-        .unwrap();
+        .expect("the database works");
 
     for (id, generation) in [(3, 4), (4, 3)] {
-        let taken_over = store.acquire(&claim(id)).await.unwrap();
+        let taken_over = store.acquire(&claim(id)).await.expect("the database works");
         assert_eq!(
             taken_over,
             Acquired::Granted {

@@ -372,7 +372,7 @@ pub(crate) async fn lost_lease_begins_nothing<D: Handlers>() {
     ] {
         let (app, _) = bank.serve(move |bank: Bank<D>, lease, n| async move {
             bank.books.admin(theft).await;
-            let error = bank.charged(&lease, n).await.err().expect("no lease");
+            let error = bank.charged(&lease, n).await.expect_err("no lease");
             if theft.starts_with("alter") {
                 bank.books
                     .admin("alter table {table}_away rename to {table}")

@@ -3,6 +3,7 @@
 #[macro_use]
 mod suite;
 mod diesel;
+mod faults;
 mod fleet;
 mod sea_orm;
 

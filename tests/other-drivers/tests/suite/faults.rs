@@ -1,0 +1,90 @@
+//! The tests of every driver whose connection is cut.
+
+use std::{sync::Arc, time::Duration};
+
+use http::StatusCode;
+use other_drivers::Handlers;
+use tests::{
+    few_or,
+    gate::within,
+    post,
+    proxy::{Fault, Proxy, Then},
+    send,
+    servers::postgres,
+};
+
+use crate::suite::{Bank, assert_charged_once, charge, order};
+
+/// Opens a bank whose handlers use a pool behind a proxy. The store connects directly.
+async fn behind_proxy<D: Handlers>(test: &str) -> (Bank<D>, Arc<Proxy>) {
+    let proxy = Proxy::start(postgres::shared().address());
+    let url = format!("postgres://app@{}/postgres", proxy.address());
+    let bank = Bank::with_pool(test, D::pool(&url, 4)).await;
+    (bank, Arc::new(proxy))
+}
+
+/// The reply is lost, and the layer queries the store: the client receives the committed response.
+pub(crate) async fn lost_commit_reply_is_looked_up<D: Handlers>() {
+    let (bank, proxy) = behind_proxy::<D>("lost_reply").await;
+    let (app, executions) = bank.serve(charge);
+    proxy.once(Fault::reply_to(D::COMMIT), Then::Cut);
+    let first = send(&app, order()).await;
+    assert_eq!(proxy.hits(), 1);
+    assert_charged_once(&bank, &app, &first).await;
+    assert_eq!(executions.count(), 1);
+}
+
+/// The commit never arrives: nothing is committed, and the retry executes.
+pub(crate) async fn lost_commit_commits_nothing<D: Handlers>() {
+    // The other statement writes the record.
+    for (needle, kind) in [(D::COMMIT, "Unknown"), ("{\"execution\":", "Database")] {
+        let test = format!("lost_{}", kind.to_lowercase());
+        let (bank, proxy) = behind_proxy::<D>(&test).await;
+        let (app, executions) = bank.serve(charge);
+        proxy.once(Fault::request(needle), Then::Cut);
+        let first = send(&app, order()).await;
+        assert_eq!((first.text(), proxy.hits()), (kind, 1), "{first:?}");
+        assert_eq!(bank.count().await, 0, "{kind}");
+        let retry = send(&app, order()).await;
+        assert_charged_once(&bank, &app, &retry).await;
+        assert_eq!(executions.count(), 2);
+    }
+}
+
+/// The connection is cut after each number of bytes, from its start to the commit: one effect and one response for each key.
+pub(crate) async fn cut_at_any_byte_has_one_effect<D: Handlers>() {
+    let (bank, proxy) = behind_proxy::<D>("any_byte").await;
+    let (app, _) = bank.serve(charge);
+    let before = proxy.counts().up;
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    let bytes = usize::try_from(proxy.counts().up - before).expect("few");
+    let (mut keys, mut refused) = (1, 0);
+    for cut in (1..=bytes).step_by(few_or(53, 1)) {
+        // Each trial begins with a new connection.
+        let url = format!("postgres://app@{}/postgres", proxy.address());
+        let bank = Bank {
+            books: bank.books.clone(),
+            pool: D::pool(&url, 1),
+        };
+        let (app, _) = bank.serve(charge);
+        let hits = proxy.hits();
+        proxy.once(Fault::AfterBytes(cut as u64), Then::Cut);
+        let request = || post("/orders", &format!("cut-{cut}"), "tea");
+        let first = within(Duration::from_secs(60), async {
+            loop {
+                let answer = send(&app, request()).await;
+                if answer.status == StatusCode::CREATED {
+                    break answer;
+                }
+                refused += 1;
+            }
+        })
+        .await;
+        assert_eq!(proxy.hits(), hits + 1, "the connection was cut at {cut}");
+        let retry = send(&app, request()).await;
+        assert!(retry.is_replay() && retry.body == first.body, "{retry:?}");
+        keys += 1;
+        assert_eq!(bank.count().await, keys, "cut at {cut} of {bytes}");
+    }
+    assert!(refused > 0, "cuts are visible");
+}

@@ -47,10 +47,11 @@
 //! A line contains no key, no principal and no response.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{File, OpenOptions, TryLockError},
     io::{self, Read as _, Seek as _, SeekFrom, Write as _},
     path::{Path, PathBuf},
-    time::SystemTime,
+    thread,
+    time::{Duration, SystemTime},
 };
 
 use serde_json::{Value, json};
@@ -138,15 +139,15 @@ impl AuditLog {
     ///
     /// The file cannot be opened, written or synchronized.
     pub fn begin(&self, intent: &Intent<'_>) -> io::Result<AuditedChange> {
-        let file = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&self.path)?;
+        let options = || OpenOptions::new().create(true).append(true).clone();
+        // A log that may be appended to need not be readable.
+        let file = options().read(true).open(&self.path);
+        let file = file.or_else(|_| options().open(&self.path))?;
         let mut change = AuditedChange {
             file,
             line: intent.to_line(),
         };
-        change.append(self.ends_within_line())?;
+        change.append()?;
         Ok(change)
     }
 
@@ -175,23 +176,6 @@ impl AuditLog {
         let lines = lines.filter_map(|line| serde_json::from_slice::<Value>(line).ok());
         Ok(lines.filter(Value::is_object).take(limit).collect())
     }
-
-    /// Returns `true` if the last line has no end, because the disk was full in the middle of it.
-    fn ends_within_line(&self) -> bool {
-        let last = || -> io::Result<bool> {
-            let mut file = File::open(&self.path)?;
-            let metadata = file.metadata()?;
-            if !metadata.is_file() || metadata.len() == 0 {
-                return Ok(false);
-            }
-            file.seek(SeekFrom::End(-1))?;
-            let mut last = [0];
-            file.read_exact(&mut last)?;
-            Ok(last != *b"\n")
-        };
-        // A log that may be appended to need not be readable.
-        last().unwrap_or(false)
-    }
 }
 
 impl AuditedChange {
@@ -202,19 +186,53 @@ impl AuditedChange {
     /// The file cannot be written or synchronized.
     pub fn finish(mut self, outcome: &str, after: Value) -> io::Result<()> {
         into_outcome(&mut self.line, outcome, after);
-        self.append(false)
+        self.append()
     }
 
-    /// Appends the line in one write, so that lines of other processes are not mixed with it.
-    fn append(&mut self, ends_previous: bool) -> io::Result<()> {
-        let end = if ends_previous { "\n" } else { "" };
+    /// Appends the line under a lock of the file, so that lines of other processes are not mixed with it.
+    fn append(&mut self) -> io::Result<()> {
+        self.lock()?;
+        let written = self.write();
+        self.file.unlock().ok();
+        written
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        let is_file = self.file.metadata()?.is_file();
+        let end = if is_file && self.ends_within_line() {
+            "\n"
+        } else {
+            ""
+        };
         let line = format!("{end}{}\n", self.line);
         self.file.write_all(line.as_bytes())?;
         // A pipe or a terminal has no disk to wait for.
-        if self.file.metadata()?.is_file() {
+        if is_file {
             self.file.sync_all()?;
         }
         Ok(())
+    }
+
+    /// Waits for another process that writes a line, for at most five seconds.
+    fn lock(&self) -> io::Result<()> {
+        for _ in 0..500 {
+            match self.file.try_lock() {
+                Ok(()) => return Ok(()),
+                Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(10)),
+                // A file system without locks.
+                Err(TryLockError::Error(_)) => return Ok(()),
+            }
+        }
+        let message = "another process holds the lock of the audit log";
+        Err(io::Error::new(io::ErrorKind::TimedOut, message))
+    }
+
+    /// Returns `true` if the last line has no end, because the disk was full in the middle of it.
+    fn ends_within_line(&mut self) -> bool {
+        let mut last = [0];
+        let read = self.file.seek(SeekFrom::End(-1));
+        let read = read.and_then(|_| self.file.read_exact(&mut last));
+        read.is_ok() && last != *b"\n"
     }
 }
 
@@ -250,6 +268,27 @@ mod tests {
         assert_eq!(lines.len(), 2);
         assert_eq!(lines[0]["outcome"], "applied");
         assert_eq!(lines[1]["why"], "line\nbreak");
+    }
+
+    #[test]
+    fn lines_of_several_writers_never_mix() {
+        let path = std::env::temp_dir().join(format!("audit-writers-{}", std::process::id()));
+        let log = AuditLog::new(&path);
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..25 {
+                        let before = json!("x".repeat(3_000));
+                        let change = log.begin(&intent("x", &before)).unwrap();
+                        change.finish("applied", Value::Null).unwrap();
+                    }
+                });
+            }
+        });
+        let text = fs::read_to_string(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let lines = text.lines().map(serde_json::from_str::<Value>);
+        assert_eq!(lines.map(Result::unwrap).count(), 400);
     }
 
     #[test]

@@ -132,9 +132,9 @@ impl PostgresStore {
     /// If the URL is invalid.
     pub fn from_url(url: &str) -> Result<Self, SqlError> {
         // The error of the driver quotes parts of the URL.
-        let options = url
-            .parse()
-            .map_err(|_| SqlError::refused("expected a URL of the form postgres://USER:PASSWORD@HOST/DATABASE"))?;
+        let options = url.parse().map_err(|_| {
+            SqlError::refused("expected a URL of the form postgres://USER:PASSWORD@HOST/DATABASE")
+        })?;
         Ok(Self::new(options))
     }
 

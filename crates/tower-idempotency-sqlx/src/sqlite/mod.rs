@@ -79,7 +79,8 @@ impl SqliteStore {
     pub async fn connect(url: &str) -> Result<Self, SqlError> {
         let options = url.parse::<SqliteConnectOptions>();
         // The error of the driver quotes parts of the URL.
-        let options = options.map_err(|_| SqlError::refused("expected a URL of the form sqlite:PATH"))?;
+        let options =
+            options.map_err(|_| SqlError::refused("expected a URL of the form sqlite:PATH"))?;
         let options = options
             .create_if_missing(true)
             .synchronous(SqliteSynchronous::Full);

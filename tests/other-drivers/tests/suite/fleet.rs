@@ -96,7 +96,7 @@ async fn each_key_has_one_effect<D: Handlers>() {
             history.problems = &["503"];
             let sums = history.sums();
             assert_eq!(sums.strikes, load.blows, "{sums}");
-            assert_eq!(history.doubles(), Vec::<String>::new(), "{sums}");
+            assert_eq!(history.excess_effects(), Vec::<String>::new(), "{sums}");
             assert_eq!(history.contradictions(), Vec::<String>::new(), "{sums}");
             assert_eq!(history.effects.len(), sums.keys, "{sums}");
             assert_eq!(

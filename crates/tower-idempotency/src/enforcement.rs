@@ -111,6 +111,15 @@ impl Rollout {
         }
     }
 
+    /// Returns the share of the callers, in percent, whose requests are enforced.
+    pub(crate) fn enforced_percent(self) -> u8 {
+        let parts = [(self.share, self.percent), (self.rest, 100 - self.percent)];
+        let enforced = parts
+            .iter()
+            .filter(|(part, _)| *part == Enforcement::Enforce);
+        enforced.map(|(_, percent)| percent).sum()
+    }
+
     /// Returns the enforcement of one caller.
     pub(crate) fn of(self, caller: &ScopeDigest) -> Enforcement {
         // A digest, so each of its bytes is as good as the others.
@@ -274,6 +283,22 @@ mod tests {
             error.to_string(),
             "expected a share of at most 100 percent, found 101"
         );
+    }
+
+    #[test]
+    fn enforced_percent_counts_both_parts() {
+        use Enforcement::{Enforce, Observe, Off};
+        for (percent, share, rest, expected) in [
+            (100, Enforce, Off, 100),
+            (10, Enforce, Observe, 10),
+            (10, Observe, Enforce, 90),
+            (0, Enforce, Observe, 0),
+            (30, Enforce, Enforce, 100),
+            (30, Off, Observe, 0),
+        ] {
+            let rollout = Rollout::new(percent, share, rest).expect("a share");
+            assert_eq!(rollout.enforced_percent(), expected, "{rollout}");
+        }
     }
 
     #[test]

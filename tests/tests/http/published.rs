@@ -8,7 +8,10 @@ use tests::{
     wire::{H1, Server},
 };
 use tower_http::cors::CorsLayer;
-use tower_idempotency::{IdempotencyLayer, KeyScope, MemoryStore, MissingKey, Preset, Principal};
+use tower_idempotency::{
+    Enforcement, EnforcementSwitch, IdempotencyLayer, KeyScope, MemoryStore, MissingKey, Preset,
+    Principal, Rollout,
+};
 
 const PATH: &str = "/.well-known/idempotency-policy";
 
@@ -164,6 +167,19 @@ fn cors_headers_follow_settings() {
         .with_key_from(KeyScope::EachCaller, |_| None);
     assert_eq!(names(&of_service.cors().allow), [""; 0]);
     assert_eq!(names(&of_service.cors().expose), ["retry-after", "link"]);
+}
+
+#[tokio::test]
+async fn policy_reports_share_that_is_enforced() {
+    let switch = EnforcementSwitch::default();
+    let layer = layer().with_enforcement(&switch);
+    assert_eq!(layer.policy().enforced_percent, 100);
+    switch.set(Enforcement::Observe);
+    assert_eq!(layer.policy().enforced_percent, 0);
+    let text = layer.policy().to_string();
+    assert!(text.contains("in force: for 0 % of the callers"), "{text}");
+    switch.set(Rollout::new(5, Enforcement::Enforce, Enforcement::Off).expect("a share"));
+    assert_eq!(layer.policy().enforced_percent, 5);
 }
 
 // S-958

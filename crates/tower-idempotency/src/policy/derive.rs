@@ -63,6 +63,7 @@ fn policy(config: &Config) -> Policy {
             .map(str::to_owned)
             .collect(),
         has_exceptions: request.skip.is_some(),
+        enforced_percent: config.enforcement.get().enforced_percent(),
         scope: ScopePolicy {
             callers: request.principal.kinds(),
             is_shared: matches!(

@@ -41,6 +41,13 @@ impl fmt::Display for Policy {
                 ""
             }
         )?;
+        if self.enforced_percent < 100 {
+            writeln!(
+                f,
+                "in force: for {} % of the callers",
+                self.enforced_percent
+            )?;
+        }
         let scope = &self.scope;
         write!(f, "another key for: ")?;
         let callers = if scope.is_shared {

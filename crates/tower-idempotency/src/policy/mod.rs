@@ -48,6 +48,9 @@ pub struct Policy {
     /// `true` if some requests with these methods are not protected, as [`with_skip`](crate::IdempotencyLayer::with_skip)
     /// decides.
     pub has_exceptions: bool,
+    /// The share of the callers, in percent, for which the layer enforced the policy when it was derived. 0 if it observed, or was
+    /// off: see [`Enforcement`](crate::Enforcement).
+    pub enforced_percent: u8,
     /// The callers and endpoints for which a key is another key.
     pub scope: ScopePolicy,
     /// The parts of a request that must be equal in a retry.

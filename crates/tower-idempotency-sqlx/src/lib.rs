@@ -91,12 +91,14 @@ mod timeout;
 mod transaction;
 
 pub use sqlx;
+use tower_idempotency_sql::LeaseStatus;
 #[cfg(feature = "postgres")]
 pub use tower_idempotency_sql::PostgresFence;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+use tower_idempotency_sql::Table;
 pub use tower_idempotency_sql::{
     CommitError, SqlError, TableNameError, TransactionError, TransactionErrorKind,
 };
-use tower_idempotency_sql::{LeaseStatus, Table};
 
 #[cfg(feature = "mysql")]
 pub use self::mysql::MySqlStore;

@@ -26,9 +26,9 @@ pub type FencedTransaction<'a> = tower_idempotency_sql::FencedTransaction<Client
 ///
 /// # Errors
 ///
-/// [`LeaseLost`](TransactionErrorKind::LeaseLost) if the lease is no longer held,
-/// [`NoEntry`](TransactionErrorKind::NoEntry) if the client's database has no such entry, and
-/// [`Database`](TransactionErrorKind::Database).
+/// [`LeaseLost`](tower_idempotency_sql::TransactionErrorKind::LeaseLost) if the lease is no longer held,
+/// [`NoEntry`](tower_idempotency_sql::TransactionErrorKind::NoEntry) if the client's database has no such entry, and
+/// [`Database`](tower_idempotency_sql::TransactionErrorKind::Database).
 ///
 /// # Cancellation
 ///

@@ -1,0 +1,66 @@
+//! Checks that the body of a protected gRPC call is exactly one message.
+
+#[cfg(feature = "grpc")]
+use super::{not_unary, read_body::body_incomplete};
+use crate::{error::Error, request::rules::Rules};
+#[cfg(feature = "grpc")]
+use crate::{
+    grpc::{GrpcMethods, MessageReader, RequestShape, Side},
+    telemetry,
+};
+
+/// Check of the messages in a request body.
+#[cfg(feature = "grpc")]
+pub(super) struct MessageCheck {
+    reader: MessageReader,
+    methods: GrpcMethods,
+}
+
+#[cfg(feature = "grpc")]
+impl MessageCheck {
+    /// Creates the check, or returns `None` if the request is no protected gRPC call.
+    pub(super) fn new(rules: &Rules) -> Option<Self> {
+        let methods = rules.grpc.clone()?;
+        let reader = MessageReader::default();
+        Some(Self { reader, methods })
+    }
+
+    /// Reads bytes. Returns an error if they do not belong to the first message.
+    pub(super) fn read(&mut self, data: &[u8]) -> Result<(), Error> {
+        if self.reader.read(data) {
+            return Ok(());
+        }
+        telemetry::grpc_stream(&self.methods, Side::Request);
+        let detail =
+            "expected one message in the request, found more; the method is protected as unary";
+        Err(not_unary(detail))
+    }
+
+    /// Returns an error if a body that ends here is not one message.
+    pub(super) fn end(&self) -> Result<(), Error> {
+        match self.reader.request_shape() {
+            RequestShape::Unary => Ok(()),
+            RequestShape::Truncated => Err(body_incomplete()),
+            RequestShape::Other(detail) => Err(not_unary(detail)),
+        }
+    }
+}
+
+/// No check, without the feature `grpc`.
+#[cfg(not(feature = "grpc"))]
+pub(super) enum MessageCheck {}
+
+#[cfg(not(feature = "grpc"))]
+impl MessageCheck {
+    pub(super) fn new(_: &Rules) -> Option<Self> {
+        None
+    }
+
+    pub(super) fn read(&mut self, _: &[u8]) -> Result<(), Error> {
+        match *self {}
+    }
+
+    pub(super) fn end(&self) -> Result<(), Error> {
+        match *self {}
+    }
+}

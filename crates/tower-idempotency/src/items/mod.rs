@@ -1,0 +1,500 @@
+//! Batch requests: each item runs under a key of its own.
+//!
+//! A client that sends 1,000 items in one request cannot repeat the request safely with one key alone: if the process dies in
+//! the middle, a retry repeats all items. [`IdempotencyLayer::items`] runs each item like a
+//! [`run_once`](IdempotencyLayer::run_once) of the caller, so that a retry runs only the items that are left.
+
+mod result;
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    fmt,
+    future::Future,
+    pin::pin,
+    sync::Arc,
+};
+
+use http::request;
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::task::JoinSet;
+use tracing::Instrument;
+
+use self::result::SharedResult;
+pub use self::result::{Item, ItemOutcome, ItemResult};
+use crate::{
+    config::Config,
+    digest::{FieldDigest, VERSION},
+    error::{Error, ErrorKind},
+    execution::{acquire::Attempt, detach::Detachable, shared::Context},
+    layer::IdempotencyLayer,
+    lease::Lease,
+    limits::{Caller, InFlightPermit},
+    panics::catch_panic,
+    request::{
+        find_scope,
+        fingerprint::original_path_and_query,
+        item_operation,
+        key::{IdempotencyKey, RequestKey},
+        principal::{Identity, PrincipalError},
+        validate_item_key,
+    },
+    response::reject::{admission_error, store_unavailable},
+    run_once::{self, Outcome, WorkError},
+    store::{Claim, Fingerprint, KeyId, ScopeDigest, Token},
+};
+
+/// Batches.
+impl IdempotencyLayer {
+    /// Returns the runner of the items of a batch request. `head` is the head of the request.
+    ///
+    /// The caller of the request owns the keys of the items: the layer's namespace and
+    /// [principal](Self::with_principal) apply, and so do [`with_host_in_scope`](Self::with_host_in_scope) and
+    /// [`with_endpoint_in_scope`](Self::with_endpoint_in_scope). Keys of items, of requests and of
+    /// [`run_once`](Self::run_once) never meet.
+    ///
+    /// The request may have a key of its own, or none. Call this in the handler, with a clone of the layer that wraps the
+    /// route. `head` must still have the credentials or extensions of the principal.
+    ///
+    /// # Errors
+    ///
+    /// The error with which the layer rejects a request without a valid principal:
+    /// [`PrincipalMissing`](ErrorKind::PrincipalMissing) or [`PrincipalAmbiguous`](ErrorKind::PrincipalAmbiguous). Also
+    /// `PrincipalMissing` if the head has another principal than the request, which has a key.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::convert::Infallible;
+    /// use http::Request;
+    /// use tower_idempotency::{IdempotencyLayer, MemoryStore, items::Item, run_once::WorkError};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let layer = IdempotencyLayer::new(MemoryStore::new());
+    /// let (head, ()) = Request::post("/payments/batch").header("authorization", "Bearer of-alice").body(())?.into_parts();
+    /// let batch = || ["a", "b", "a"].map(|key| Item::new(key, format!("pay {key}"), key.len())).into();
+    /// let pay = async |cents: usize, _lease| Ok::<_, WorkError<Infallible>>(cents);
+    ///
+    /// let results = layer.items(&head)?.run(batch(), pay).await?;
+    /// let statuses: Vec<_> = results.iter().map(|result| result.status().as_u16()).collect();
+    /// assert_eq!(statuses, [200, 200, 200]);
+    /// assert!(results[2].is_duplicate());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn items(&self, head: &request::Parts) -> Result<Items, Error> {
+        let context = Context::for_values(&self.config, &self.shared);
+        context.shared.registration.at_request();
+        let scope = find_scope(&context.config.request, head, false);
+        let scope = scope.map_err(|error| {
+            if matches!(error, PrincipalError::Missing(_)) {
+                context.shared.warnings.principal_missing();
+            }
+            error.into_error()
+        })?;
+        let request: Option<Lease> = head.extensions.get().cloned();
+        if let Some(lease) = &request
+            && belongs_to_other(lease, &context.config, scope.account)
+        {
+            return Err(Error::new(
+                ErrorKind::PrincipalMissing,
+                "expected the principal of the request in the head of the batch, found another one",
+            ));
+        }
+        if scope.identity == Identity::Anonymous {
+            context.shared.warnings.anonymous();
+        }
+        // As for requests, the same content for another endpoint is another item.
+        let mut fingerprint = FieldDigest::new(context.config.request.secret.as_ref());
+        fingerprint
+            .field(b"item fingerprint")
+            .field(VERSION)
+            .field(head.method.as_str().as_bytes())
+            .field(original_path_and_query(head).as_bytes());
+        Ok(Items {
+            context,
+            scope: scope.hash,
+            fingerprint,
+            account: scope.account,
+            operation: item_operation(head),
+            request,
+            max_items: MAX_ITEMS,
+            concurrency: CONCURRENCY,
+        })
+    }
+}
+
+/// Runner of the items of a batch request: see [`IdempotencyLayer::items`].
+pub struct Items {
+    context: Context,
+    /// Digest to which the key of an item is added.
+    scope: FieldDigest,
+    /// Digest of the endpoint, to which the content of an item is added.
+    fingerprint: FieldDigest,
+    account: ScopeDigest,
+    operation: Box<str>,
+    /// The lease of the batch request, if it has a key.
+    request: Option<Lease>,
+    max_items: usize,
+    concurrency: usize,
+}
+
+/// An item that is run: the first one with its key.
+struct UniqueItem<P> {
+    id: KeyId,
+    fingerprint: Fingerprint,
+    input: P,
+}
+
+/// Source of the result of an item.
+enum ResultSource<T, E> {
+    /// The run with this index.
+    Run { index: usize, is_duplicate: bool },
+    /// The item is not run.
+    Decided(Arc<SharedResult<T, E>>),
+}
+
+impl Items {
+    /// Sets the largest number of items of a batch. Default: 1,000.
+    ///
+    /// Clients choose the number of items. If it is too high, one request occupies a handler for a long time and writes that
+    /// many entries. If it is too low, clients have to split their batches.
+    #[must_use]
+    pub fn with_max_items(self, max_items: usize) -> Self {
+        Self { max_items, ..self }
+    }
+
+    /// Sets how many items of a batch run at the same time. Default: 16; 0 counts as 1.
+    ///
+    /// Each running item counts as one request in flight of its caller
+    /// ([`with_max_in_flight`](IdempotencyLayer::with_max_in_flight)). If the share of the caller is used up, fewer items run at
+    /// the same time. If it is too high, one batch delays the other requests of its caller. If it is too low, a batch takes long.
+    #[must_use]
+    pub fn with_concurrency(self, items: usize) -> Self {
+        Self {
+            concurrency: items.max(1),
+            ..self
+        }
+    }
+
+    /// Returns the ID of the entry of the item with this key, for operators.
+    ///
+    /// # Errors
+    ///
+    /// [`MalformedKey`](ErrorKind::MalformedKey) or [`KeyTooLong`](ErrorKind::KeyTooLong) if no item can have this key.
+    pub fn key_id(&self, key: impl Into<String>) -> Result<KeyId, Error> {
+        let key = validate_item_key(&self.context.config.request, key.into())?;
+        Ok(self.id_of(&key))
+    }
+
+    /// Runs `work` once for each item, and returns the results in the order of the batch. Await it before the handler returns.
+    ///
+    /// Each item runs under its own lease, like a [`run_once`](IdempotencyLayer::run_once): its value is recorded, and a later
+    /// batch with the same item gets it. `work` gets the input of the item and its lease. It returns a [`WorkError`] to release
+    /// or to hold the key. The settings that apply to `run_once` apply here. Each item runs in a task of its own, in the
+    /// span of the caller. Task-locals do not reach it.
+    ///
+    /// - **Duplicates**: two items with the same key and fingerprint are one execution, and both get its result. If the
+    ///   fingerprints differ, the first item runs and the later one is a [mismatch](Outcome::Mismatch).
+    /// - **No waiting**: an item that is running elsewhere is [in progress](Outcome::InProgress). Two batches with the same keys
+    ///   in another order cannot block each other.
+    /// - **Failures**: work that fails or panics does not affect the other items.
+    /// - **Store outage**: after the first item for which the store fails, no other item begins. They are rejected with
+    ///   [`StoreUnavailable`](ErrorKind::StoreUnavailable). Running items end.
+    /// - **Limits**: each item counts like a request of the caller. If no item is running and the limit is used up, the next item is
+    ///   rejected with [`CallerLimit`](ErrorKind::CallerLimit) or [`Overloaded`](ErrorKind::Overloaded), and so is an item beyond
+    ///   the rate of fresh keys.
+    /// - **Shutdown**: items that have not begun are rejected with [`Draining`](ErrorKind::Draining).
+    ///
+    /// # The response
+    ///
+    /// If a result is not [final](ItemResult::is_final), the layer does not record the response of the batch request: it acts as
+    /// if the response had [`Retention::NoStore`](crate::Retention::NoStore). A retry of the client then calls the handler again.
+    /// It gets the recorded values, and runs the items that are left. So let all effects of the handler happen in items. A
+    /// response that the handler commits in a [transaction](crate::transaction), or marks with
+    /// [`NeedsAttention`](crate::NeedsAttention), is recorded all the same.
+    ///
+    /// # Errors
+    ///
+    /// [`BodyTooLarge`](ErrorKind::BodyTooLarge) if the batch has more items than
+    /// [allowed](Self::with_max_items). Nothing ran.
+    ///
+    /// # Panics
+    ///
+    /// If the future is polled outside a Tokio runtime. A panic of `work` is the result of its item.
+    ///
+    /// # Cancellation
+    ///
+    /// If the future is dropped, items that are running continue in the background, and their values are recorded. The other
+    /// items do not begin. If the batch request has a key, the layer continues its handler after a disconnect, and the batch
+    /// ends as usual.
+    pub async fn run<P, T, E, W, F>(
+        &self,
+        batch: Vec<Item<P>>,
+        work: W,
+    ) -> Result<Vec<ItemResult<T, E>>, Error>
+    where
+        P: Send + 'static,
+        W: FnOnce(P, Lease) -> F + Clone + Send + 'static,
+        F: Future<Output = Result<T, WorkError<E>>> + Send + 'static,
+        T: Serialize + DeserializeOwned + Send + Sync + 'static,
+        E: Send + Sync + 'static,
+    {
+        if batch.len() > self.max_items {
+            let (max, found) = (self.max_items, batch.len());
+            let detail = format!("expected a batch of at most {max} items, found {found}");
+            return Err(Error::new(ErrorKind::BodyTooLarge, detail));
+        }
+        let unfinished = UnfinishedBatch::begin(self.request.as_ref());
+        let (sources, unique) = self.deduplicate(batch);
+        let ended = self.run_unique(unique, work).await;
+        let results: Vec<_> = sources
+            .into_iter()
+            .map(|source| match source {
+                ResultSource::Run {
+                    index,
+                    is_duplicate,
+                } => ended[index].share(is_duplicate),
+                ResultSource::Decided(result) => result.share(false),
+            })
+            .collect();
+        if results.iter().all(ItemResult::is_final) {
+            unfinished.end();
+        }
+        Ok(results)
+    }
+
+    /// Separates the items that run from duplicates, mismatches and malformed keys.
+    fn deduplicate<P, T, E>(
+        &self,
+        batch: Vec<Item<P>>,
+    ) -> (Vec<ResultSource<T, E>>, Vec<UniqueItem<P>>) {
+        let config = &self.context.config;
+        let mut sources = Vec::with_capacity(batch.len());
+        let mut unique: Vec<UniqueItem<P>> = Vec::with_capacity(batch.len());
+        let mut index_of = HashMap::with_capacity(batch.len());
+        for item in batch {
+            let key = match validate_item_key(&config.request, item.key) {
+                Ok(key) => key,
+                Err(error) => {
+                    sources.push(ResultSource::Decided(Arc::new(SharedResult::rejected(
+                        error,
+                    ))));
+                    continue;
+                }
+            };
+            let id = self.id_of(&key);
+            let fingerprint = self.fingerprint_of(&item.fingerprint);
+            sources.push(match index_of.entry(id) {
+                Entry::Vacant(vacant) => {
+                    let index = *vacant.insert(unique.len());
+                    let input = item.input;
+                    unique.push(UniqueItem {
+                        id,
+                        fingerprint,
+                        input,
+                    });
+                    ResultSource::Run {
+                        index,
+                        is_duplicate: false,
+                    }
+                }
+                Entry::Occupied(index) if unique[*index.get()].fingerprint == fingerprint => {
+                    ResultSource::Run {
+                        index: *index.get(),
+                        is_duplicate: true,
+                    }
+                }
+                Entry::Occupied(_) => {
+                    let outcome = ItemOutcome::Returned(Outcome::Mismatch);
+                    ResultSource::Decided(Arc::new(SharedResult::new(config, &id, outcome)))
+                }
+            });
+        }
+        (sources, unique)
+    }
+
+    /// Runs the items in their order, at most [`concurrency`](Self::with_concurrency) at the same time. Returns their results in
+    /// the same order.
+    async fn run_unique<P, T, E, W, F>(
+        &self,
+        unique: Vec<UniqueItem<P>>,
+        work: W,
+    ) -> Vec<Arc<SharedResult<T, E>>>
+    where
+        P: Send + 'static,
+        W: FnOnce(P, Lease) -> F + Clone + Send + 'static,
+        F: Future<Output = Result<T, WorkError<E>>> + Send + 'static,
+        T: Serialize + DeserializeOwned + Send + Sync + 'static,
+        E: Send + Sync + 'static,
+    {
+        let config = &self.context.config;
+        let caller = self.context.shared.limits.caller(self.account);
+        let ids: Vec<_> = unique.iter().map(|first| first.id).collect();
+        let mut ended: Vec<_> = ids.iter().map(|_| None).collect();
+        let mut waiting = unique.into_iter().enumerate().peekable();
+        let mut running = JoinSet::new();
+        let mut is_store_down = false;
+        loop {
+            while running.len() < self.concurrency && waiting.peek().is_some() {
+                let permit = self.admit(&caller, is_store_down);
+                if permit.as_ref().is_err_and(is_over_limit) && !running.is_empty() {
+                    // An item of this batch that ends returns its permit.
+                    break;
+                }
+                let Some((index, first)) = waiting.next() else {
+                    break;
+                };
+                match permit.and_then(|permit| self.start(permit, first, work.clone())) {
+                    // A panic is caught in the task, so that it keeps its index.
+                    Ok(item) => drop(running.spawn(
+                        async move { (index, catch_panic(pin!(item)).await) }.in_current_span(),
+                    )),
+                    Err(error) => ended[index] = Some(ItemOutcome::Rejected(error)),
+                }
+            }
+            let Some(joined) = running.join_next().await else {
+                break;
+            };
+            // A task is cancelled only if the runtime shuts down, which cancels this future too.
+            let Ok((index, result)) = joined else {
+                continue;
+            };
+            ended[index] = Some(match result {
+                Ok(Ok(outcome)) => ItemOutcome::Returned(outcome),
+                Ok(Err(error)) => {
+                    is_store_down |= is_outage(&error);
+                    ItemOutcome::Rejected(error)
+                }
+                Err(_panic) => ItemOutcome::Panicked,
+            });
+        }
+        let results = ids.iter().zip(ended);
+        let results = results.map(|(id, outcome)| {
+            let outcome = outcome.unwrap_or(ItemOutcome::Panicked);
+            Arc::new(SharedResult::new(config, id, outcome))
+        });
+        results.collect()
+    }
+
+    /// Returns the permit of an item, or the error of an item that may not begin.
+    fn admit(&self, caller: &Arc<Caller>, is_store_down: bool) -> Result<InFlightPermit, Error> {
+        let config = &self.context.config;
+        if is_store_down {
+            let source = "the store failed for another item of the batch";
+            return Err(store_unavailable(&config.response, source));
+        }
+        let max = config.limits.max_in_flight;
+        // Both permits at once, so that the item waits here and is not rejected after it was admitted.
+        let permit = Arc::clone(caller)
+            .admit(max)
+            .and_then(|mut permit| permit.begin_execution(max).map(|()| permit));
+        permit.map_err(|error| admission_error(&config.response, error))
+    }
+
+    /// Returns the future of an item. A dropped future continues in the background once it was polled.
+    fn start<P, T, E, W, F>(
+        &self,
+        permit: InFlightPermit,
+        first: UniqueItem<P>,
+        work: W,
+    ) -> Result<Detachable<Result<Outcome<T, E>, Error>>, Error>
+    where
+        P: Send + 'static,
+        W: FnOnce(P, Lease) -> F + Send + 'static,
+        F: Future<Output = Result<T, WorkError<E>>> + Send + 'static,
+        T: Serialize + DeserializeOwned + Send + 'static,
+        E: Send + 'static,
+    {
+        let (config, shared) = (&self.context.config, &self.context.shared);
+        let UniqueItem {
+            id,
+            fingerprint,
+            input,
+        } = first;
+        let caller = Arc::clone(permit.caller());
+        let token = Token::random().map_err(|error| store_unavailable(&config.response, error))?;
+        let terms = config.lease_terms(shared.owner, true);
+        let claim = Claim {
+            id,
+            fingerprint,
+            token,
+            lease: terms.ttl,
+            orphans: terms.orphan_policy,
+            orphan_retention: terms.orphan_retention,
+            owner: terms.owner,
+            operation: self.operation.clone(),
+            scope: Some(self.account),
+        };
+        let attempt = Attempt {
+            claim,
+            key: None,
+            is_nested: false,
+            permit,
+        };
+        let context = Context::for_values(config, shared);
+        let run = run_once::execute(context, attempt, move |lease| work(input, lease));
+        Ok(Detachable::armed(run, caller))
+    }
+
+    fn id_of(&self, key: &IdempotencyKey) -> KeyId {
+        let mut hash = self.scope.clone();
+        hash.field(b"item").field(key.as_bytes());
+        KeyId::from_bytes(hash.finish())
+    }
+
+    fn fingerprint_of(&self, content: &[u8]) -> Fingerprint {
+        let mut hash = self.fingerprint.clone();
+        hash.field(content);
+        Fingerprint::from_bytes(hash.finish())
+    }
+}
+
+impl fmt::Debug for Items {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Items")
+            .field("operation", &self.operation)
+            .field("max_items", &self.max_items)
+            .field("concurrency", &self.concurrency)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Returns `true` if the limits of the layer admit no more requests of the caller at the moment.
+fn is_over_limit(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::CallerLimit | ErrorKind::Overloaded)
+}
+
+/// Returns `true` if the caller of the request with this lease is not the one with this account. A middleware may have removed the
+/// credentials, and all such callers would share their items.
+fn belongs_to_other(lease: &Lease, config: &Arc<Config>, account: ScopeDigest) -> bool {
+    let grant = &lease.0.grant;
+    let is_named = matches!(grant.key, Some(RequestKey::Named(..)));
+    !is_named && Arc::ptr_eq(&grant.config, config) && grant.claim.scope != Some(account)
+}
+
+/// Returns `true` if the store did not reply. The error of an unreadable record has no delay: it concerns one item alone.
+fn is_outage(error: &Error) -> bool {
+    error.kind() == ErrorKind::StoreUnavailable && error.retry_after().is_some()
+}
+
+/// Prevents that the response of the batch request is recorded, unless the batch ends. A batch that is dropped does not end.
+struct UnfinishedBatch<'a>(Option<&'a Lease>);
+
+impl<'a> UnfinishedBatch<'a> {
+    fn begin(request: Option<&'a Lease>) -> Self {
+        if let Some(lease) = request {
+            lease.0.begin_batch();
+        }
+        Self(request)
+    }
+
+    fn end(self) {
+        if let Some(lease) = self.0 {
+            lease.0.end_batch();
+        }
+    }
+}
+
+const MAX_ITEMS: usize = 1000;
+const CONCURRENCY: usize = 16;

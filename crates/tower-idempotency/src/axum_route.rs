@@ -7,10 +7,11 @@ use axum_core::body::Body;
 use http::Request;
 use tower_service::Service;
 
-/// Calls a service that is a route of axum with a body of axum. Returns the request if the service or the body is another one.
+/// Calls a service that is a route of axum with a body of axum. Returns the request if the service or the body has another
+/// type.
 ///
-/// A route accepts every body and boxes each one that is not axum's own. That allocation, and a call through the box for each frame,
-/// would be most of the cost of the layer for a request without a key.
+/// A route accepts every body and boxes each one that is not axum's own. For a request without a key, that allocation and a
+/// boxed call for each frame would be most of the cost of the layer.
 #[expect(
     clippy::result_large_err,
     reason = "most calls return the request, and a box would cost what this saves"

@@ -43,7 +43,7 @@ pin_project! {
         Original { #[pin] body: B },
         // The original body. Sets `aborted` if it fails, or if it ends while `remaining` bytes are missing.
         Monitored { #[pin] body: B, remaining: u64, aborted: Arc<AtomicBool> },
-        // The original body, of which an observer sees each frame.
+        // The original body. An observer gets each frame.
         Watched { #[pin] body: B, watch: Option<Box<dyn Watch>> },
         // `max_chunk` is the size of the largest frame in bytes.
         Buffered { data: Bytes, max_chunk: usize, trailers: Option<Box<HeaderMap>> },
@@ -73,7 +73,7 @@ impl<B: http_body::Body> Body<B> {
         }
     }
 
-    /// Creates the original body, whose frames `watch` sees.
+    /// Creates the original body, whose frames `watch` gets.
     pub(crate) fn watched(body: B, watch: Box<dyn Watch>) -> Self {
         let mut watch = Some(watch);
         if body.is_end_stream() {
@@ -84,12 +84,12 @@ impl<B: http_body::Body> Body<B> {
         }
     }
 
-    /// Creates the body of a request: one frame, which extractors take without a copy.
+    /// Creates the body of a request: one frame, which extractors read without a copy.
     pub(crate) fn whole(data: Bytes, trailers: Option<HeaderMap>) -> Self {
         Self::in_chunks(data, usize::MAX, trailers)
     }
 
-    /// Creates the body of a response, in chunks: a server that copies what it sends copies one chunk at a time.
+    /// Creates the body of a response, in chunks, so that a server that copies sent data copies one chunk at a time.
     pub(crate) fn chunked(data: Bytes, trailers: Option<HeaderMap>) -> Self {
         Self::in_chunks(data, MAX_CHUNK, trailers)
     }
@@ -160,7 +160,7 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
                 match &frame {
                     Poll::Ready(Some(Ok(frame))) => {
                         if let (Some(data), Some(observer)) = (frame.data_ref(), watch.as_mut())
-                            && !observer.saw(data)
+                            && !observer.on_data(data)
                         {
                             *watch = None;
                         }
@@ -205,8 +205,8 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
                         remaining.map(|remaining| remaining.saturating_sub(data.len() as u64));
                     return Poll::Ready(Some(Ok(Frame::data(data))));
                 }
-                // A server that gets the error directly after the data drops both, and the head too. One more poll lets it
-                // send the data first, as it would without the layer.
+                // A server that gets the error directly after the data drops both, and the head too. One more pending poll
+                // lets the server send the data first.
                 if error.is_some() && !std::mem::replace(flushed, true) {
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
@@ -297,7 +297,7 @@ fn poll_bytes<B: http_body::Body>(
 
 fn end_watch(watch: &mut Option<Box<dyn Watch>>, is_complete: bool) {
     if let Some(observer) = watch.take() {
-        observer.ended(is_complete);
+        observer.on_end(is_complete);
     }
 }
 

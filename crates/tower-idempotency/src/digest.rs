@@ -101,7 +101,7 @@ impl FieldDigest {
     pub(crate) fn field(&mut self, bytes: &[u8]) -> &mut Self {
         const SHORT: usize = 63;
         if bytes.len() <= SHORT {
-            // In one step: each costs as much as hashing some twenty bytes.
+            // One update instead of two, because each costs as much as hashing some 20 bytes.
             let mut short = [0; 1 + SHORT];
             #[expect(clippy::cast_possible_truncation, reason = "at most 63")]
             let len = bytes.len() as u8;

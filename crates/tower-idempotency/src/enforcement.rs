@@ -54,11 +54,11 @@ impl fmt::Display for Enforcement {
     }
 }
 
-/// Enforcement of a share of the callers, and that of all others.
+/// Enforcement of a share of the callers, and of all other callers.
 ///
-/// A digest of the [principal](crate::Principal) decides if a caller belongs to the share. So all requests of one caller have one
-/// enforcement, in each process with the same namespace and secret. A larger share contains all callers of a smaller one.
-/// All callers without credentials are one caller.
+/// A digest of the [principal](crate::Principal) decides if a caller belongs to the share. So all requests of one caller
+/// have the same enforcement, in each process with the same namespace and secret. A larger share contains all callers of a
+/// smaller one. All callers without credentials are one caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rollout {
     percent: u8,
@@ -122,7 +122,7 @@ impl Rollout {
 
     /// Returns the enforcement of one caller.
     pub(crate) fn of(self, caller: &ScopeDigest) -> Enforcement {
-        // A digest, so each of its bytes is as good as the others.
+        // Any bytes of a digest are uniformly distributed.
         let [.., a, b, c, d] = *caller.as_bytes();
         if u32::from_le_bytes([a, b, c, d]) % 100 < u32::from(self.percent) {
             self.share
@@ -168,11 +168,11 @@ impl fmt::Display for Rollout {
     }
 }
 
-/// Switch of the [`Enforcement`] of one or more layers, for use while the service runs. Clones are one switch.
+/// Switch of the [`Enforcement`] of one or more layers, for use while the service runs. Clones share one state.
 ///
-/// A request is treated by the enforcement at its arrival, to its end. So a switch under load interrupts no execution, and
-/// a recorded response stays recorded. While requests are observed or off, a retry of a recorded or running request executes
-/// again. Keys that were first seen then are fresh when they are enforced.
+/// The enforcement at the arrival of a request applies to the end of that request. So a switch under load interrupts no
+/// execution, and a recorded response stays recorded. While the layer observes or is off, a retry of a recorded or running
+/// request executes again. Keys that are first used during that time count as fresh when the layer enforces again.
 ///
 /// ```
 /// use axum::{Router, body::Body, http::Request, routing::post};

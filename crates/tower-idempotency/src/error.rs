@@ -83,7 +83,7 @@ impl Error {
         self.status
     }
 
-    /// Returns a sentence for humans: what the layer expected and what it found. It never quotes data of the client or the
+    /// Returns a sentence for humans, such as the expected and the found value. It never quotes data of the client or the
     /// handler.
     #[must_use]
     pub fn detail(&self) -> &str {
@@ -99,8 +99,8 @@ impl Error {
 
     /// Returns the ID of the entry of the request, or `None` if the layer rejected the request before it knew the entry.
     ///
-    /// The problem body has its first eight digits as the member `entry`, as events do. With them an operator finds the entry
-    /// of a client's report: see [`Query::with_id_prefix`](crate::inspect::Query::with_id_prefix).
+    /// The problem body has its first eight digits as the member `entry`, as events do. With these digits an operator finds
+    /// the entry that a client reports: see [`Query::with_id_prefix`](crate::inspect::Query::with_id_prefix).
     #[must_use]
     pub fn entry(&self) -> Option<&KeyId> {
         self.entry.as_deref()
@@ -134,7 +134,7 @@ impl std::error::Error for Error {
     }
 }
 
-/// Kind of an [`Error`]. Each kind has a stable code, a status, a title and a flag that says if a retry can succeed.
+/// Kind of an [`Error`]. Each kind has a stable code, a status, a title and a flag that is set if a retry can succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -156,6 +156,9 @@ pub enum ErrorKind {
     PrincipalAmbiguous,
     /// The handler returned a success, but neither committed nor rolled back a transaction. Nothing is recorded.
     UnfinishedTransaction,
+    /// A gRPC call with a key has not exactly one message in its request. See
+    /// `GrpcMethods` (feature `grpc`).
+    NotUnary,
     /// The key was used with another request.
     KeyReused,
     /// The first request with this key is still being executed.
@@ -259,6 +262,7 @@ impl ErrorKind {
                 false,
                 "Transaction unfinished",
             ),
+            Self::NotUnary => ("not-unary", S::BAD_REQUEST, false, "Call is not unary"),
             Self::KeyReused => (
                 "key-reused",
                 S::UNPROCESSABLE_ENTITY,

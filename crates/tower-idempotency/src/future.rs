@@ -21,13 +21,13 @@ pin_project! {
     ///
     /// # Cancellation
     ///
-    /// Dropping the future before the request body is read cancels the request: nothing has happened. With
-    /// [`FingerprintBy::head_only`](crate::FingerprintBy::head_only), which leaves the body to the handler, that is before the
-    /// lease is requested.
+    /// If the future is dropped before the request body is read, the request is cancelled, and nothing has happened. With
+    /// [`FingerprintBy::head_only`](crate::FingerprintBy::head_only) the handler reads the body, and the request is
+    /// cancelled if the drop comes before the request for the lease.
     ///
-    /// If the future is dropped later, it continues in a background task. The handler runs to completion and its response is
-    /// recorded, so that a retry gets it. The task keeps the tracing span but not the task-locals that code outside the layer
-    /// has set. A handler that panics because a task-local is missing releases the key.
+    /// If the future is dropped later, it continues in a background task. The handler runs to completion and its response
+    /// is recorded, so that a retry gets it. The task has the tracing span, but not the task-locals that code outside the
+    /// layer has set. A handler that panics because a task-local is missing releases the key.
     ///
     /// # Panics
     ///

@@ -34,8 +34,7 @@
 //!   retries get 409. [`Unrecordable::Release`], the setting of [`Preset::Idempo`], changes that.
 //!
 //! If the store fails when the response is ready, the client still gets the response. The key stays blocked while the lease
-//! lasts, and the layer keeps trying to store the record for one lease from then on. If that fails too, the key becomes an
-//! orphan.
+//! lasts, and the layer retries storing the record for one lease duration. If that fails too, the key becomes an orphan.
 //!
 //! Storing delays the response by:
 //!
@@ -73,8 +72,8 @@
 //! - `X-Idempo-Policy: no-store` prevents the recording.
 //! - `X-Idempo-Persist-For-Seconds: N` sets how long the record is stored.
 //!
-//! [`Retention`] is the typed form of both. With [`NeedsAttention`], retries are rejected until an operator has checked what
-//! was done.
+//! [`Retention`] is the typed form of both. With [`NeedsAttention`], retries are rejected until an operator has resolved
+//! the failure.
 //!
 //! Request extensions, and extractors with the feature `axum`: [`IdempotencyKey`] and [`Lease`].
 //!
@@ -115,13 +114,14 @@
 //! | `Tiered` (feature `tiered`) | this one | in front of any other store: replays without a round trip |
 //! | your own | implements [`Store`], a trait of five methods | any database with conditional writes |
 //!
-//! Operators find and settle keys that are stuck with [`inspect`].
+//! Operators find and resolve stuck keys with [`inspect`].
 //!
 //! # Crate features
 //!
 //! | feature | default | without it |
 //! |---|---|---|
 //! | `axum` | yes | no extractors, and no original path of requests below `Router::nest`: nested routes with equal inner paths look like one route; operators see paths in place of routes |
+//! | `grpc` | no | no [`with_grpc`](IdempotencyLayer::with_grpc): gRPC calls pass through without protection |
 //! | `metrics` | no | no counters, gauges and histograms through the `metrics` facade, as listed in `docs/operations/metrics-and-alarms.md` |
 //! | `rate` | no | no [`with_fresh_key_rate`](IdempotencyLayer::with_fresh_key_rate): callers within their share send fresh keys at any rate |
 //! | `tiered` | no | no [`Tiered`]: each replay on a server costs a round trip |
@@ -153,7 +153,10 @@ mod faults;
 mod future;
 #[cfg(test)]
 mod fuzz;
+#[cfg(feature = "grpc")]
+mod grpc;
 pub mod inspect;
+pub mod items;
 mod layer;
 mod lease;
 mod limits;
@@ -182,6 +185,8 @@ pub mod testing;
 mod tiered;
 pub mod transaction;
 
+#[cfg(feature = "grpc")]
+pub use self::grpc::{GrpcCode, GrpcMethods, grpc_response};
 #[cfg(feature = "tiered")]
 pub use self::tiered::Tiered;
 pub use self::{

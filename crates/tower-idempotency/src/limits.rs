@@ -1,8 +1,8 @@
 //! Limits on requests in flight and on the bytes that they hold, and the share of each caller in them.
 //!
 //! All clones of a layer share its limits. A caller that holds little of a resource can use all of it. A caller that holds
-//! more leaves the last quarter to the others. One caller can therefore not use up a resource at the cost of the others, and
-//! a caller that is alone can use most of it.
+//! more must leave the last quarter to other callers. So one caller cannot use up a resource at the cost of other callers,
+//! and a single caller can use most of it.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
@@ -48,7 +48,7 @@ impl Rules {
 /// A resource that requests use up. Each has a limit of its own.
 #[derive(Clone, Copy)]
 enum Resource {
-    /// Requests that are not executed, or not yet: their body is read, they acquire a lease, or they wait for another one.
+    /// Requests that are not executing: their body is read, they acquire a lease, or they wait for another request.
     Arriving,
     /// Executions, including those in the background.
     Executing,
@@ -60,15 +60,15 @@ enum Resource {
 
 const RESOURCES: usize = 5;
 
-/// Counters of what the requests of a layer hold, in all and for each caller.
+/// Counters of the resources that the requests of a layer hold, in total and for each caller.
 #[derive(Default)]
 pub(crate) struct Limits {
     totals: Arc<Totals>,
     callers: [Mutex<Callers>; SHARDS],
 }
 
-/// The callers of one shard. Those without requests are removed from time to time, not with their last request: most
-/// callers come back.
+/// The callers of one shard. Callers without requests are removed from time to time. Most callers send further requests, so
+/// they are not removed with their last request.
 #[derive(Default)]
 struct Callers {
     by_scope: HashMap<ScopeDigest, Arc<Caller>>,
@@ -76,28 +76,29 @@ struct Callers {
     full_at: usize,
 }
 
-/// Counters of what all requests of a layer hold.
+/// Counters of the resources that all requests of a layer hold.
 #[derive(Default)]
 struct Totals {
     used: [AtomicUsize; RESOURCES],
     background_releases: AtomicUsize,
-    /// The part of `background_releases` whose first call has not been answered yet.
-    unanswered_releases: AtomicUsize,
+    /// The part of `background_releases` whose first call has no reply yet.
+    unacknowledged_releases: AtomicUsize,
     draining: AtomicBool,
     idle: Notify,
 }
 
-/// Counters of what the requests of one caller hold.
+/// Counters of the resources that the requests of one caller hold.
 pub(crate) struct Caller {
     totals: Arc<Totals>,
     #[cfg(feature = "rate")]
     scope: ScopeDigest,
     held: [AtomicUsize; RESOURCES],
-    /// Requests whose client has left.
+    /// Requests whose client has disconnected.
     detached: AtomicUsize,
 }
 
-/// Permit of one request in flight. It is held until the execution ends, also if that continues in a background task.
+/// Permit of one request in flight. It is held until the execution ends, even if the execution continues in a background
+/// task.
 pub(crate) struct InFlightPermit {
     caller: Arc<Caller>,
     /// [`Resource::Arriving`], or [`Resource::Executing`] from the execution on.
@@ -109,7 +110,7 @@ pub(crate) struct InFlightPermit {
 /// These tasks are counted separately from the requests in flight. Otherwise a store that hangs would use up all permits.
 pub(crate) struct BackgroundReleasePermit {
     totals: Arc<Totals>,
-    is_answered: bool,
+    is_acknowledged: bool,
 }
 
 /// Counts a request among the detached ones of its caller until it is dropped.
@@ -120,8 +121,8 @@ pub(crate) struct WaiterPermit(Arc<Caller>);
 
 /// Bytes of a body that count against a limit. Dropping it returns them.
 ///
-/// A small body does not count: at most [`UNCOUNTED`] bytes, and at most 1/1024 of the limit. The limit of requests in flight
-/// bounds their number. Callers that use up the bytes therefore do not keep others from small requests.
+/// A small body does not count: at most [`UNCOUNTED`] bytes, and at most 1/1024 of the limit. The limit of requests in
+/// flight bounds their number. So other callers can send small requests even if the bytes are used up.
 pub(crate) struct Buffer {
     caller: Arc<Caller>,
     resource: Resource,
@@ -135,9 +136,9 @@ pub(crate) struct Buffer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AdmissionError {
     Draining,
-    /// All callers together use up the limit.
+    /// All callers together use up the limit of requests.
     RequestLimit,
-    /// All callers together use up the limit.
+    /// All callers together use up the limit of bytes.
     ByteLimit,
     /// The caller holds more than its share of a limit that is almost used up.
     CallerLimit,
@@ -211,7 +212,7 @@ impl Totals {
         // The order matters: a request that goes on to its execution, or to a background release, is counted there first.
         self.used(Resource::Arriving).load(Ordering::SeqCst)
             + self.used(Resource::Executing).load(Ordering::SeqCst)
-            + self.unanswered_releases.load(Ordering::SeqCst)
+            + self.unacknowledged_releases.load(Ordering::SeqCst)
     }
 
     fn used(&self, resource: Resource) -> &AtomicUsize {
@@ -230,7 +231,7 @@ impl Caller {
     /// Returns a permit for one request, of at most `max` in the layer.
     pub(crate) fn admit(self: Arc<Self>, max: usize) -> Result<InFlightPermit, AdmissionError> {
         let taken = self.take(Resource::Arriving, 1, max);
-        // The request is counted before the flag is read: either it sees the drain, or the drain waits for it.
+        // Counted before the flag is read: either the request sees the drain, or the drain waits for the request.
         let is_draining = self.totals.draining.load(Ordering::SeqCst);
         let permit = taken.map(|()| {
             telemetry::in_flight(1.0);
@@ -271,7 +272,7 @@ impl Caller {
         taken.ok().map(|()| WaiterPermit(Arc::clone(self)))
     }
 
-    /// Counts a request whose client has left.
+    /// Counts a request whose client has disconnected.
     pub(crate) fn detach(self: &Arc<Self>) -> DetachedRequest {
         self.detached.fetch_add(1, Ordering::SeqCst);
         DetachedRequest(Arc::clone(self))
@@ -304,7 +305,7 @@ impl Caller {
         self.totals.used(resource).fetch_add(n, Ordering::SeqCst);
     }
 
-    fn give_back(&self, resource: Resource, n: usize) {
+    fn release(&self, resource: Resource, n: usize) {
         self.totals.used(resource).fetch_sub(n, Ordering::SeqCst);
         self.held[resource as usize].fetch_sub(n, Ordering::SeqCst);
     }
@@ -317,19 +318,23 @@ impl InFlightPermit {
 
     /// Counts the request as an execution, of at most `max` in the layer.
     ///
-    /// Half of the executions may be those of clients of one caller that have left. Beyond that, the caller gets no new one.
+    /// If disconnected clients of this caller use more than half of `max`, the caller gets no new execution.
     pub(crate) fn begin_execution(&mut self, max: usize) -> Result<(), AdmissionError> {
+        // The item of a batch counts as an execution from the start.
+        if matches!(self.stage, Resource::Executing) {
+            return Ok(());
+        }
         let caller = &self.caller;
         if caller.detached.load(Ordering::SeqCst) > max - max / 2 {
             return Err(AdmissionError::CallerLimit);
         }
         caller.take(Resource::Executing, 1, max)?;
-        caller.give_back(self.stage, 1);
+        caller.release(self.stage, 1);
         self.stage = Resource::Executing;
         Ok(())
     }
 
-    /// Returns a second permit for other background work of the same request, whatever the limit.
+    /// Returns a second permit for other background work of the same request, regardless of the limit.
     pub(crate) fn additional(&self) -> Self {
         self.caller.take_unchecked(self.stage, 1);
         telemetry::in_flight(1.0);
@@ -348,10 +353,12 @@ impl InFlightPermit {
         if !add_within(&totals.background_releases, 1, max) {
             return Err(self);
         }
-        totals.unanswered_releases.fetch_add(1, Ordering::SeqCst);
+        totals
+            .unacknowledged_releases
+            .fetch_add(1, Ordering::SeqCst);
         Ok(BackgroundReleasePermit {
             totals: Arc::clone(totals),
-            is_answered: false,
+            is_acknowledged: false,
         })
     }
 }
@@ -359,17 +366,19 @@ impl InFlightPermit {
 impl Drop for InFlightPermit {
     fn drop(&mut self) {
         telemetry::in_flight(-1.0);
-        self.caller.give_back(self.stage, 1);
+        self.caller.release(self.stage, 1);
         self.caller.totals.notify_if_idle();
     }
 }
 
 impl BackgroundReleasePermit {
-    /// Marks the first release as acknowledged or given up. A drain no longer waits for the task.
-    pub(crate) fn set_answered(&mut self) {
-        if !std::mem::replace(&mut self.is_answered, true) {
+    /// Marks the first release as acknowledged or failed. A drain no longer waits for the task.
+    pub(crate) fn set_acknowledged(&mut self) {
+        if !std::mem::replace(&mut self.is_acknowledged, true) {
             let totals = &self.totals;
-            totals.unanswered_releases.fetch_sub(1, Ordering::SeqCst);
+            totals
+                .unacknowledged_releases
+                .fetch_sub(1, Ordering::SeqCst);
             totals.notify_if_idle();
         }
     }
@@ -377,7 +386,7 @@ impl BackgroundReleasePermit {
 
 impl Drop for BackgroundReleasePermit {
     fn drop(&mut self) {
-        self.set_answered();
+        self.set_acknowledged();
         self.totals
             .background_releases
             .fetch_sub(1, Ordering::SeqCst);
@@ -392,7 +401,7 @@ impl Drop for DetachedRequest {
 
 impl Drop for WaiterPermit {
     fn drop(&mut self) {
-        self.0.give_back(Resource::Waiting, 1);
+        self.0.release(Resource::Waiting, 1);
     }
 }
 
@@ -415,15 +424,15 @@ impl Buffer {
             self.caller
                 .take_unchecked(self.resource, bytes - self.counted);
         } else if bytes < self.counted {
-            self.caller.give_back(self.resource, self.counted - bytes);
+            self.caller.release(self.resource, self.counted - bytes);
         }
         (self.len, self.counted) = (bytes, bytes);
     }
 
-    /// Returns `data`. What was reserved for them counts until the last of their slices is dropped.
+    /// Returns `data`. The reserved bytes count until the last slice of `data` is dropped.
     ///
-    /// A server holds a slice until the client has read it. At most [`UNCOUNTED`] bytes no longer count: a connection holds
-    /// as many in any case.
+    /// A server holds a slice until the client has read it. Data of at most [`UNCOUNTED`] bytes stops counting at once,
+    /// because a connection buffers as many bytes in any case.
     pub(crate) fn hold(self, data: Bytes) -> Bytes {
         if data.len() <= UNCOUNTED || self.counted == 0 {
             return data;
@@ -462,38 +471,13 @@ fn add_within(counter: &AtomicUsize, n: usize, max: usize) -> bool {
         .is_ok()
 }
 
-/// Length in bytes of the largest body that does not count, or no longer once the layer has handed it to the server.
+/// Maximum size in bytes of a body that does not count. A body of this size also stops counting when the server gets it.
 pub(crate) const UNCOUNTED: usize = 8 * 1024;
 
-/// A shard with fewer callers keeps those without requests.
+/// Minimum number of callers in a shard before those without requests are removed.
 const FULL_AT_LEAST: usize = 64;
 
 const SHARDS: usize = 16;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn scope(n: u32) -> ScopeDigest {
-        let mut bytes = [0; 16];
-        bytes[1..5].copy_from_slice(&n.to_le_bytes());
-        ScopeDigest::from_bytes(bytes)
-    }
-
-    #[test]
-    fn idle_callers_are_removed() {
-        let limits = Limits::default();
-        let known = || limits.callers[0].lock().unwrap().by_scope.len();
-        let permits: Vec<_> = (0..200)
-            .map(|n| limits.caller(scope(n)).admit(1000).unwrap())
-            .collect();
-        for n in 200..100_000 {
-            drop(limits.caller(scope(n)).admit(1000).unwrap());
-            assert!(known() <= 2 * (200 + FULL_AT_LEAST));
-        }
-        let first = limits.caller(scope(0));
-        assert!(Arc::ptr_eq(&first, permits[0].caller()), "it is in use");
-        drop(permits);
-        assert_eq!(limits.in_flight(), 0);
-    }
-}
+mod tests;

@@ -15,7 +15,7 @@
 //! The codes of [`NeedsAttention`](crate::NeedsAttention) come from handlers and are not known at the start. The two counters
 //! that have them are registered without a label.
 //!
-//! A recorder must not remove idle metrics, such as `metrics-exporter-prometheus` does with an `idle_timeout`.
+//! A recorder must not remove idle metrics, as `metrics-exporter-prometheus` does with an `idle_timeout`.
 //!
 //! # Buckets
 //!
@@ -123,7 +123,7 @@ impl Metric {
         }
     }
 
-    /// Registers the metric, and with one label if `value` is given. Changes no value that it has already.
+    /// Registers the metric, with one label if `value` is given. Does not change an existing value.
     fn register(&self, value: Option<&'static str>) {
         let labels: Vec<_> = value.map(|value| (self.label, value)).into_iter().collect();
         match self.kind {
@@ -173,6 +173,7 @@ const METRICS: &[Metric] = &[
             "principal-missing",
             "principal-ambiguous",
             "unfinished-transaction",
+            "not-unary",
             "key-reused",
             "in-progress",
             "outcome-unknown",
@@ -188,6 +189,12 @@ const METRICS: &[Metric] = &[
         "Requests with a key that the layer does not cover.",
     )
     .by("reason", &["method", "skip", "connect", "upgrade", "grpc"]),
+    #[cfg(feature = "grpc")]
+    Metric::counter(
+        "idempotency_grpc_streams_total",
+        "Calls of protected gRPC methods that are streams, by the side with several messages.",
+    )
+    .by("side", &["request", "response"]),
     Metric::counter(
         "idempotency_unsafe_requests_total",
         "Requests with an unsafe method, by their protection.",

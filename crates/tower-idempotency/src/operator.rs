@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{
     digest::ScopedKey,
-    error::{Error, ErrorKind},
+    error::Error,
     layer::IdempotencyLayer,
     request::{
         find_key, fingerprint,
@@ -21,6 +21,7 @@ use crate::{
 };
 #[cfg(feature = "testing")]
 use crate::{
+    error::ErrorKind,
     request::build_claim,
     store::{Claim, Token},
 };
@@ -29,8 +30,8 @@ use crate::{
 impl IdempotencyLayer {
     /// Returns the ID of the entry of a request, or `None` if the layer does not cover the request or needs no key for it.
     ///
-    /// The request needs what identifies its caller: the credentials, and the extensions that the authentication sets.
-    /// The body counts only with [`MissingKey::Derive`](crate::MissingKey::Derive) and
+    /// The request must identify its caller, by its credentials and by the extensions that the authentication sets. The
+    /// body counts only with [`MissingKey::Derive`](crate::MissingKey::Derive) and
     /// [`KeyReuse::Separate`](crate::KeyReuse::Separate).
     ///
     /// ```
@@ -53,8 +54,8 @@ impl IdempotencyLayer {
     /// # Errors
     ///
     /// The error with which the layer rejects the request: its key is malformed or missing, or its principal is missing or
-    /// ambiguous. Also [`PrincipalMissing`](ErrorKind::PrincipalMissing) if the application's
-    /// [`Principal::from_fn`](crate::Principal::from_fn) rejects the request.
+    /// ambiguous. Also [`PrincipalMissing`](crate::ErrorKind::PrincipalMissing) if the application's
+    /// [`Principal::from_fn`](crate::Principal::from_fn) rejects the request, with the status of its response.
     pub fn key_id(&self, head: &request::Parts, body: &[u8]) -> Result<Option<KeyId>, Error> {
         let Some((_, scoped)) = self.scoped_key(head)? else {
             return Ok(None);
@@ -74,13 +75,7 @@ impl IdempotencyLayer {
         let Some(key) = find_key(rules, head)? else {
             return Ok(None);
         };
-        let (scoped, _) = scope_key(rules, head, &key).map_err(|error| match error {
-            PrincipalError::Missing(error) | PrincipalError::Ambiguous(error) => *error,
-            PrincipalError::Rejected(_) => Error::new(
-                ErrorKind::PrincipalMissing,
-                "the closure of the application rejected the request",
-            ),
-        })?;
+        let (scoped, _) = scope_key(rules, head, &key).map_err(PrincipalError::into_error)?;
         Ok(Some((key, scoped)))
     }
 
@@ -103,19 +98,20 @@ impl IdempotencyLayer {
 
     /// Returns the IDs that the entry of a key can have, from the key and the values that identify its caller.
     ///
-    /// `principal` contains what the [principal](crate::Principal) of the layer reads: the value of a header or a cookie,
-    /// or the bytes that a closure returns. It is empty for an anonymous caller. If two sources are
+    /// `principal` contains the values that the [principal](crate::Principal) of the layer reads. A value is that of a
+    /// header or a cookie, or the bytes that a closure returns. It is empty for an anonymous caller. If two sources are
     /// [combined](crate::Principal::and), it contains the values of both. If the layer has several sources, each one gives
     /// an ID, in their order. For [`Principal::credentials`](crate::Principal::credentials), the value is that of
     /// `Authorization`; use [`key_id`](Self::key_id) for other credentials.
     ///
-    /// The list is empty if the ID also depends on the host ([`with_host_in_scope`](Self::with_host_in_scope)), on the endpoint
+    /// The list is empty if no source has that number of values. It is also empty if the ID depends on the host
+    /// ([`with_host_in_scope`](Self::with_host_in_scope)), on the endpoint
     /// ([`with_endpoint_in_scope`](Self::with_endpoint_in_scope)) or on the body
-    /// ([`KeyReuse::Separate`](crate::KeyReuse::Separate)), or if no source takes that number of values.
+    /// ([`KeyReuse::Separate`](crate::KeyReuse::Separate)).
     ///
     /// # Errors
     ///
-    /// [`MalformedKey`](ErrorKind::MalformedKey) or [`KeyTooLong`](ErrorKind::KeyTooLong) if no request can have this key.
+    /// [`MalformedKey`](crate::ErrorKind::MalformedKey) or [`KeyTooLong`](ErrorKind::KeyTooLong) if no request can have this key.
     pub fn key_ids(&self, key: &str, principal: &[&[u8]]) -> Result<Vec<KeyId>, Error> {
         let rules = &self.config.request;
         let key = rules

@@ -35,7 +35,7 @@ impl FreshKeyRate {
 
     /// Counts a fresh key of this caller. Returns the time to wait if the rate does not allow it.
     pub(crate) fn check(&self, caller: ScopeDigest) -> Result<(), Duration> {
-        // A caller whose burst is complete again needs no entry.
+        // A caller with a full burst needs no entry.
         if self.checks.fetch_add(1, Ordering::Relaxed) % CLEAN_EVERY == CLEAN_EVERY - 1 {
             self.limiter.retain_recent();
             self.limiter.shrink_to_fit();

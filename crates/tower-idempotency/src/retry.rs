@@ -102,7 +102,7 @@ pub(crate) struct LazyTimer {
 }
 
 impl LazyTimer {
-    /// Returns `Ready` once the deadline has passed. For a future that is pending.
+    /// Returns `Ready` once the deadline has passed. Call it while the future is pending.
     pub(crate) fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -116,7 +116,7 @@ impl LazyTimer {
 
     /// Like [`poll`](Self::poll), but has the future polled a second time before it creates a timer.
     ///
-    /// Servers hand over a request body that has already arrived only after they were polled for it once.
+    /// Some servers return a request body that has already arrived only at the second poll.
     pub(crate) fn poll_after_second(
         &mut self,
         cx: &mut Context<'_>,

@@ -36,14 +36,14 @@ use crate::{
 pub enum Outcome<T, E> {
     /// The work ran now and returned or committed this value.
     ///
-    /// The value is recorded. If the store is failing, the layer keeps trying to store it for one lease duration.
+    /// The value is recorded. If the store fails, the layer retries storing it for one lease duration.
     Executed(T),
     /// The work ran before and returned this value then.
     Replayed(T),
     /// The work ran before, but its value was not recorded: it was too large, or could not be serialized.
     NotRecorded,
     /// The work ran before and failed, and no operator has resolved the failure yet: see [`WorkError::NeedsAttention`].
-    /// Nothing ran now. A consumer moves the message to its dead letters.
+    /// Nothing ran now. A consumer should move the message to its dead-letter queue.
     NeedsAttention {
         /// Code of the [`NeedsAttention`] that the work returned.
         code: String,
@@ -162,19 +162,19 @@ impl IdempotencyLayer {
     /// ```
     /// # use tower_idempotency::{IdempotencyLayer, Lease, MemoryStore, OrphanPolicy, run_once::{WorkError, Outcome}};
     /// # async fn find(_order: u64) -> Result<u64, &'static str> { Ok(7) }
-    /// # async fn charge(_amount: u64, _key: String) -> Result<(), &'static str> { Err("no answer") }
+    /// # async fn charge(_amount: u64, _key: String) -> Result<(), &'static str> { Err("no response") }
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_idempotency::Error> {
     /// let once = IdempotencyLayer::new(MemoryStore::new()).with_orphan_policy(OrphanPolicy::Refuse);
     /// let pay = async |lease: Lease| {
     ///     // Nothing has happened: the next run may try.
     ///     let amount = find(42).await?;
-    ///     // A missing answer does not mean that nothing was charged. With `?` alone, the next run would charge again.
+    ///     // A missing response does not prove that nothing was charged. With `?`, the next run would charge again.
     ///     charge(amount, lease.derive("charge")).await.map_err(WorkError::Hold)?;
     ///     Ok(())
     /// };
     /// let failed: Outcome<(), &str> = once.run_once("order-42", "pay", pay).await?;
-    /// assert_eq!(failed, Outcome::Failed("no answer"));
+    /// assert_eq!(failed, Outcome::Failed("no response"));
     /// let redelivered = once.run_once("order-42", "pay", pay).await?;
     /// // `InProgress` until the lease expires, then `Orphaned`.
     /// assert!(matches!(redelivered, Outcome::InProgress { .. }));
@@ -193,10 +193,7 @@ impl IdempotencyLayer {
         T: Serialize + DeserializeOwned + Send + 'static,
         E: Send + 'static,
     {
-        let context = Context {
-            config: Arc::clone(&self.config),
-            shared: Arc::clone(&self.shared),
-        };
+        let context = Context::for_values(&self.config, &self.shared);
         context.shared.registration.at_request();
         let config = &*context.config;
         let caller = context.shared.limits.caller(SERVICE_SCOPE);
@@ -266,7 +263,7 @@ enum WorkResult<T, E> {
 }
 
 /// Acquires the lease, runs the work and finishes the lease.
-async fn execute<T, E, W, F>(
+pub(crate) async fn execute<T, E, W, F>(
     context: Context,
     attempt: Attempt,
     work: W,
@@ -373,7 +370,7 @@ impl<T, E> From<Result<T, WorkError<E>>> for WorkResult<T, E> {
     }
 }
 
-/// Returns the outcome of a run whose answer is unknown or differs from its result.
+/// Returns the outcome of a run whose recorded outcome is unknown, or differs from its own result.
 fn unconfirmed<T, E>(
     rules: &response::rules::Rules,
     id: &KeyId,

@@ -6,7 +6,7 @@ use std::{
     task::{Context as TaskContext, Poll},
 };
 
-use http::{Request, Response};
+use http::{Request, Response, request};
 use tower_service::Service;
 
 use crate::{
@@ -23,8 +23,10 @@ use crate::{
     response::reject::into_response,
     telemetry::{Coverage, unsafe_request},
 };
+#[cfg(feature = "grpc")]
+use crate::{execution::admission::count_unprotected_call, grpc::CallKind};
 
-/// Executes each keyed request once and answers every retry with the recorded response.
+/// Executes each keyed request once, and responds to every retry with the recorded response.
 ///
 /// Created by [`IdempotencyLayer`](crate::IdempotencyLayer). Works with every inner service of HTTP requests that is `Clone`
 /// and whose future is `Send + 'static`. The error type is that of the inner service, since every rejection is a response.
@@ -68,16 +70,21 @@ where
             return ResponseFuture::pass_through(inner, !nested);
         }
         let (head, body) = req.into_parts();
-        match enforcement(&self.context, &head) {
+        let Some(context) = context_of(&self.context, &head) else {
+            let req = Request::from_parts(head, body);
+            let inner = call_unchanged(&mut self.inner, req);
+            return ResponseFuture::pass_through(inner, !nested);
+        };
+        match enforcement(context, &head) {
             Enforcement::Enforce if is_keyless => {
-                count_keyless(&self.context, &head);
+                count_keyless(context, &head);
                 let req = Request::from_parts(head, body);
                 let inner = call_unchanged(&mut self.inner, req);
                 return ResponseFuture::pass_through(inner, !nested);
             }
             Enforcement::Enforce => {}
             Enforcement::Observe => {
-                let (watch, call) = observe(&self.context, &head, &body);
+                let (watch, call) = observe(context, &head, &body);
                 let req = Request::from_parts(head, body);
                 let inner = match watch {
                     Some(watch) => self.inner.call(req.map(|body| Body::watched(body, watch))),
@@ -86,15 +93,15 @@ where
                 return ResponseFuture::observed(inner, !nested, call);
             }
             Enforcement::Off => {
-                self.context.shared.registration.at_request();
+                context.shared.registration.at_request();
                 unsafe_request(&head.method, Coverage::Off);
                 let req = Request::from_parts(head, body);
                 let inner = call_unchanged(&mut self.inner, req);
                 return ResponseFuture::pass_through(inner, !nested);
             }
         }
-        let echo = echoed_key(&self.context.config.request, &head.headers);
-        match admit(&self.context, &head) {
+        let echo = echoed_key(&context.config.request, &head.headers);
+        match admit(context, &head) {
             Admission::PassThrough => {
                 let req = Request::from_parts(head, body);
                 ResponseFuture::pass_through(call_unchanged(&mut self.inner, req), !nested)
@@ -107,17 +114,28 @@ where
                 // https://docs.rs/tower/latest/tower/trait.Service.html#be-careful-when-cloning-inner-services
                 let clone = self.inner.clone();
                 let inner = std::mem::replace(&mut self.inner, clone);
-                ResponseFuture::execution(execute_request(
-                    &self.context,
-                    inner,
-                    head,
-                    body,
-                    arrival,
-                ))
-                .with_echo(echo)
+                ResponseFuture::execution(execute_request(context, inner, head, body, arrival))
+                    .with_echo(echo)
             }
         }
     }
+}
+
+/// Returns the settings that apply to the request, or `None` if it is a gRPC call that passes through.
+fn context_of<'a>(context: &'a Arc<Context>, head: &request::Parts) -> Option<&'a Arc<Context>> {
+    #[cfg(feature = "grpc")]
+    if let (Some(methods), Some(grpc_context)) = (&context.config.grpc, &context.grpc) {
+        match methods.kind_of(head) {
+            CallKind::Protected => return Some(grpc_context),
+            CallKind::Unprotected => {
+                count_unprotected_call(context, head);
+                return None;
+            }
+            CallKind::Http => {}
+        }
+    }
+    let _ = head;
+    Some(context)
 }
 
 /// Calls the inner service with the body of the client.

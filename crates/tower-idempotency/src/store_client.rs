@@ -24,8 +24,8 @@ use crate::{
 
 /// Client of the store. Cheap to clone.
 ///
-/// Calls are retried at most twice under one deadline of 2 x `timeout`, where `timeout` limits a single attempt. A store
-/// that panics has failed like any other.
+/// Calls are retried at most twice under one deadline of 2 x `timeout`, where `timeout` limits a single attempt. A panic of
+/// the store counts as a failure.
 #[derive(Clone)]
 pub(crate) struct StoreClient {
     target: Target,
@@ -143,7 +143,7 @@ impl StoreClient {
             return None;
         };
         let (sent, started) = (Instant::now(), telemetry::start());
-        // Unwind safe: the store repairs nothing after a panic, and neither does a call that is awaited.
+        // Unwind safe: a panic leaves the store in the same state as a panic in an awaited call.
         let reply = catch_unwind(AssertUnwindSafe(|| store.acquire_now(claim, sent)));
         let acquired = reply.ok()?.ok()?;
         telemetry::store_time("acquire", started);
@@ -170,7 +170,7 @@ impl StoreClient {
             telemetry::store_time("acquire", started);
             let error = match reply {
                 // The lease expired before its reply arrived, so another process may hold it. Another attempt with the same
-                // token finds out.
+                // token shows the holder.
                 Some(Ok(Acquired::Granted { .. }))
                     if budget.has_waited() && sent.elapsed() >= claim.lease.as_duration() =>
                 {
@@ -376,7 +376,7 @@ impl CallError {
     pub(crate) fn into_source(self) -> Box<dyn std::error::Error + Send + Sync> {
         match self {
             Self::Store(error) => error.into(),
-            Self::TimedOut => "the store did not answer in time".into(),
+            Self::TimedOut => "the store did not reply in time".into(),
             Self::CallerLimit { .. } => StoreError::CallerLimit.into(),
         }
     }
@@ -396,7 +396,7 @@ mod tests {
     use super::*;
     use crate::store::Fingerprint;
 
-    /// A store whose memory replies with this.
+    /// A store whose `find_completed` returns this.
     struct Remembering(fn() -> Acquired);
 
     impl Store for Remembering {

@@ -38,9 +38,9 @@ impl IdempotencyLayer {
     ///
     /// Use it to finish abandoned requests from a store's list of orphans. It is safe to call in every process at once.
     ///
-    /// `claim` names the entry: its id and fingerprint as stored, and the operation, for operators. The layer sets the other
-    /// fields, with a new token for each call. [`Lease::derive`] returns the same keys as in the first execution. The call
-    /// takes over the entry whatever the layer's orphan policy is.
+    /// `claim` contains the ID and the fingerprint of the entry, the operation for operators, and optionally the scope. The
+    /// layer sets the other fields, with a new token for each call. [`Lease::derive`] returns the same keys as in the first
+    /// execution. The call takes over the entry regardless of the layer's orphan policy.
     ///
     /// The response of `work` is treated like that of a handler. It is recorded unless its status or a control header
     /// prevents that. If it is not recorded, or `work` fails, the entry is an orphan again, unless
@@ -52,8 +52,8 @@ impl IdempotencyLayer {
     ///
     /// - [`StoreUnavailable`](crate::ErrorKind::StoreUnavailable) if no lease could be acquired.
     /// - [`Overloaded`](crate::ErrorKind::Overloaded) and [`Draining`](crate::ErrorKind::Draining), as for requests.
-    /// - [`CallerLimit`](crate::ErrorKind::CallerLimit) if calls outside HTTP, which are one caller, use up their share of a
-    ///   limit.
+    /// - [`CallerLimit`](crate::ErrorKind::CallerLimit) if the caller of the claim's scope uses up its share of a limit.
+    ///   All calls without a scope count as one caller, together with [`run_once`](Self::run_once).
     ///
     /// The work did not run now.
     ///
@@ -77,10 +77,7 @@ impl IdempotencyLayer {
         B::Error: Send,
         E: Send + 'static,
     {
-        let context = Context {
-            config: Arc::clone(&self.config),
-            shared: Arc::clone(&self.shared),
-        };
+        let context = Context::for_values(&self.config, &self.shared);
         context.shared.registration.at_request();
         let config = &*context.config;
         let rules = &config.response;
@@ -111,7 +108,7 @@ impl IdempotencyLayer {
             };
             let grant = match attempt.acquire(&context, None).await {
                 AcquireOutcome::Granted(grant) if grant.takeover => grant,
-                // There was no orphan, and the release leaves no entry behind.
+                // There was no orphan. The release deletes the new entry.
                 AcquireOutcome::Granted(grant) => {
                     grant.release_unused(&context).await;
                     return Ok(TakeOverOutcome::NoOrphan);

@@ -1,22 +1,19 @@
 //! Events and counters for operators: one event for every path of a request, and one counter with the feature `metrics`.
 //!
-//! No label and no field carries a key, a principal or a fingerprint. Events name an entry by eight hexadecimal digits of its
-//! id; labels never do. [`metrics`](crate::metrics) describes and registers what is counted here.
+//! No label and no field carries a key, a principal or a fingerprint. Events name an entry by eight hexadecimal digits of
+//! its id; labels never do. [`metrics`](crate::metrics) describes and registers the counters.
 
 #[cfg(feature = "metrics")]
 use std::sync::OnceLock;
 use std::{
     fmt::Display,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
     time::{Duration, SystemTime},
 };
 
 use http::StatusCode;
-use tokio::time::Instant;
 
+#[cfg(feature = "grpc")]
+use crate::grpc::{GrpcMethods, Side};
 use crate::{
     error::ErrorKind,
     record::{ExecutionTrace, NeedsAttention, TombstoneReason},
@@ -55,11 +52,13 @@ macro_rules! observe {
 }
 
 mod observed;
+mod warnings;
 
 pub(crate) use self::observed::{
     Coverage, Key, Observed, enforcement_changed, observed, observed_at, observed_difference,
     unsafe_request,
 };
+pub(crate) use self::warnings::{WarningLimit, Warnings};
 
 /// Registers the metrics when a layer is created, and again at its first request: the recorder may be installed in between.
 pub(crate) struct Registration {
@@ -81,106 +80,6 @@ impl Registration {
     pub(crate) fn at_request(&self) {
         #[cfg(feature = "metrics")]
         self.at_request.get_or_init(crate::metrics::register);
-    }
-}
-
-/// Warnings that a layer repeats seldom, however often their cause occurs.
-pub(crate) struct Warnings {
-    anonymous: AtomicBool,
-    principal_changed: WarningLimit,
-    principal_missing: WarningLimit,
-    unprotected: WarningLimit,
-}
-
-/// Limits a warning to one per interval, and counts its occurrences.
-pub(crate) struct WarningLimit {
-    interval: Duration,
-    state: Mutex<WarningState>,
-}
-
-struct WarningState {
-    last: Option<Instant>,
-    /// Occurrences since the last warning.
-    count: u64,
-}
-
-impl WarningLimit {
-    pub(crate) const fn new(interval: Duration) -> Self {
-        let state = WarningState {
-            last: None,
-            count: 0,
-        };
-        Self {
-            interval,
-            state: Mutex::new(state),
-        }
-    }
-
-    /// Counts an occurrence. If a warning is due, returns the number of occurrences since the last one.
-    fn count(&self) -> Option<u64> {
-        let now = Instant::now();
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.count += 1;
-        if state.last.is_some_and(|last| now - last < self.interval) {
-            return None;
-        }
-        state.last = Some(now);
-        Some(std::mem::take(&mut state.count))
-    }
-}
-
-const SECOND: Duration = Duration::from_secs(1);
-const MINUTE: Duration = Duration::from_secs(60);
-
-impl Default for Warnings {
-    fn default() -> Self {
-        Self {
-            anonymous: AtomicBool::new(false),
-            principal_changed: WarningLimit::new(MINUTE),
-            principal_missing: WarningLimit::new(MINUTE),
-            unprotected: WarningLimit::new(SECOND),
-        }
-    }
-}
-
-impl Warnings {
-    /// Reports a request with a key and without credentials.
-    pub(crate) fn anonymous(&self) {
-        if !self.anonymous.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                "request without credentials: all such callers share their keys, set a principal"
-            );
-        }
-        count!("idempotency_anonymous_total");
-    }
-
-    /// Reports a request whose key and content this process saw under another principal.
-    pub(crate) fn principal_changed(&self, id: &KeyId) {
-        if let Some(count) = self.principal_changed.count() {
-            tracing::warn!(%id, count, "same key and content seen under another principal: a retry with a refreshed token executes again");
-        }
-        count!("idempotency_principal_changed_total");
-    }
-
-    /// Reports a request without the principal that the settings require.
-    pub(crate) fn principal_missing(&self) {
-        if let Some(count) = self.principal_missing.count() {
-            tracing::error!(
-                count,
-                "principal missing: the layer is outside the authentication, requests get 500"
-            );
-        }
-    }
-
-    /// Reports an execution without a lease.
-    pub(crate) fn unprotected(&self, id: &KeyId) {
-        match self.unprotected.count() {
-            Some(count) => {
-                tracing::error!(%id, count, "executing without a lease: store failed and StoreFailure allows it");
-            }
-            None => tracing::debug!(%id, "executing without a lease"),
-        }
-        count!("idempotency_unprotected_total");
     }
 }
 
@@ -208,7 +107,7 @@ pub(crate) fn replayed(
     trace: Option<&ExecutionTrace>,
 ) {
     let execution_trace_id = execution_trace_id(trace);
-    // Read by subscribers only: a reading of the clock for each replay is saved without them.
+    // Only subscribers evaluate `age`, so a replay without them saves a reading of the clock.
     tracing::debug!(
         %id,
         age = recorded_at
@@ -228,7 +127,7 @@ pub(crate) fn tier_replay(source: &'static str) {
     count!("idempotency_tier_replays_total", "source" => source);
 }
 
-/// Counts records that a tier does not keep, or removes before their age has passed.
+/// Counts records that a tier does not store, or removes before their age has passed.
 #[cfg(feature = "tiered")]
 pub(crate) fn tier_dropped(reason: &'static str, records: u64) {
     #[cfg(feature = "metrics")]
@@ -264,6 +163,25 @@ pub(crate) fn unresolved(
 pub(crate) fn passed_through(reason: &'static str) {
     tracing::debug!(reason, "request with a key passed through");
     count!("idempotency_passed_through_total", "reason" => reason);
+}
+
+/// Reports a call of a protected gRPC method that is a stream on this side. A stream of requests was rejected. A stream of
+/// responses reached the client, and is not recorded.
+#[cfg(feature = "grpc")]
+pub(crate) fn grpc_stream(methods: &GrpcMethods, side: Side) {
+    let side_name = side.name();
+    if methods.is_first_stream(side) {
+        tracing::warn!(
+            side = side_name,
+            "several messages in a protected gRPC call: the method is a stream, or the client is faulty"
+        );
+    } else {
+        tracing::debug!(
+            side = side_name,
+            "several messages in a protected gRPC call"
+        );
+    }
+    count!("idempotency_grpc_streams_total", "side" => side_name);
 }
 
 /// Reports a [`NeedsAttention`] that has no effect. This event is its only trace.
@@ -313,7 +231,7 @@ pub(crate) struct StoreErrors(WarningLimit);
 
 impl Default for StoreErrors {
     fn default() -> Self {
-        Self(WarningLimit::new(SECOND))
+        Self(WarningLimit::new(Duration::from_secs(1)))
     }
 }
 
@@ -343,7 +261,7 @@ pub(crate) fn recorded(id: &KeyId, record: &[u8]) {
     Recorded::new(record).report(id);
 }
 
-/// The parts of a record that are reported. Made before the store takes the record.
+/// The parts of a record that are reported. Created before the record is passed to the store.
 pub(crate) struct Recorded {
     bytes: usize,
     attention: Option<NeedsAttention>,

@@ -1,32 +1,32 @@
 //! Exactly-once execution for stores that share a database with the handler: effect and record in one transaction.
 //!
 //! Between an effect and its record, a process can die or be paused past its lease. If one transaction writes both, and the
-//! lease fences that transaction, there is no such moment: the request is executed exactly once.
+//! lease fences that transaction, the request is executed exactly once.
 //!
 //! This module is for authors of stores and of drivers. Authors of handlers use the API that the store builds on it. The
-//! trait [`LeaseExt`] has what only a store needs of a lease.
+//! trait [`LeaseExt`] has the methods of a lease that only stores and drivers need.
 //!
 //! # Contract
 //!
 //! 1. [`LeaseExt::prepare`] turns a response into the record that the layer would store. If the layer would store none, it
-//!    returns the reason: roll back, and return the response all the same.
+//!    returns the reason. Then roll back, and return the response to the client.
 //! 2. In the handler's transaction, write the record to the entry of the lease with one conditional write. The condition is
 //!    that the entry is leased with [`lease_ref().token`](LeaseExt::lease_ref), expired or not. The write completes the entry like
 //!    [`Store::complete`](crate::Store::complete): token, retention, notification of waiters. If there is no such entry, the
 //!    lease is lost: roll back. Unlike `complete`, the write does *not* store the record if the entry is absent or orphaned.
 //!    Nothing is then committed under a lease that was released.
-//! 3. Do this and the commit inside [`Prepared::commit`]. It tells the layer before the commit that one is on its way, and
-//!    afterwards that it succeeded or that the lease is lost.
+//! 3. Do this and the commit inside [`Prepared::commit`]. It registers the commit with the layer before it begins, and
+//!    afterwards its success or the loss of the lease.
 //!
 //! Write the record last. Renewals and concurrent requests then wait for the commit and not for the handler. An
-//! [`acquire`](crate::Store::acquire) that meets an open transaction on its entry must wait for it to end, as conditional
-//! writes in a database do. The layer uses `acquire` to find out if a commit succeeded.
+//! [`acquire`](crate::Store::acquire) that finds an open transaction on its entry must wait for the end of that
+//! transaction, as conditional writes in a database do. The layer uses `acquire` to query if a commit succeeded.
 //!
 //! # Behavior of the layer
 //!
-//! The layer responds with the committed record, whatever the handler returns, and neither completes nor releases the lease.
-//! From the returned response it takes only headers that no replay carries, such as cookies. Middleware between the commit
-//! and the layer does not change the record.
+//! The layer responds with the committed record, even if the handler returns another response. It neither completes nor
+//! releases the lease. From the returned response it takes only headers that no replay carries, such as cookies. Middleware
+//! between the commit and the layer does not change the record.
 //!
 //! A commit is unacknowledged if its future was dropped, the handler panicked or the connection broke. The layer then queries
 //! the store and responds with the stored record. If the store cannot report it, the response is 409 `outcome-unknown`. No
@@ -50,7 +50,7 @@
 //!     // begin; insert into payments ..
 //!     let prepared = match lease.prepare("paid".into_response()).await {
 //!         Ok(prepared) => prepared,
-//!         Err(unrecorded) => return unrecorded.into_answer().into_response(),
+//!         Err(unrecorded) => return unrecorded.into_output().into_response(),
 //!     };
 //!     // update leases set record = .. where id = .. and token = .. and state = 'leased'; commit
 //!     let (lease_ref, record, retention) = (prepared.lease_ref(), prepared.record().clone(), prepared.retention());
@@ -95,7 +95,7 @@ pub use crate::response::disposition::NotRecordedReason;
 pub struct OpenTransaction(Lease);
 
 impl OpenTransaction {
-    /// Registers that the transaction was committed or rolled back, or that the handler knows of the failure to do so.
+    /// Registers that the transaction was committed or rolled back, or that the handler knows that this failed.
     pub fn end(self) {
         self.0.0.end_transaction();
     }
@@ -108,7 +108,7 @@ pub struct Prepared<T> {
     record: Bytes,
     retention: Ttl,
     status: StatusCode,
-    answer: T,
+    output: T,
 }
 
 impl<T> Prepared<T> {
@@ -116,17 +116,19 @@ impl<T> Prepared<T> {
         lease: &Lease,
         disposition: Disposition,
         status: StatusCode,
-        answer: T,
+        output: T,
     ) -> Result<Self, NotRecordable<T>> {
         match disposition {
-            Disposition::Record { record, retention } => Ok(Self {
+            Disposition::Record {
+                record, retention, ..
+            } => Ok(Self {
                 lease: lease.clone(),
                 record,
                 retention,
                 status,
-                answer,
+                output,
             }),
-            Disposition::Release(reason) => Err(NotRecordable { reason, answer }),
+            Disposition::Release(reason) => Err(NotRecordable { reason, output }),
         }
     }
 
@@ -142,7 +144,7 @@ impl<T> Prepared<T> {
         &self.record
     }
 
-    /// Returns how long the record is stored, counted from the commit.
+    /// Returns the retention of the record, counted from the commit.
     #[must_use]
     pub fn retention(&self) -> Ttl {
         self.retention
@@ -161,10 +163,14 @@ impl<T> Prepared<T> {
         let (rules, reason) = (&state.config().response, TombstoneReason::TooLarge);
         let retention = self.retention;
         let disposition = match strip_reason(state.origin(), Some(self.status), &self.record) {
-            Some(record) => Disposition::Record { record, retention },
+            Some(record) => Disposition::Record {
+                record,
+                retention,
+                class: self.status,
+            },
             None => tombstone_or_release(rules, state.origin(), self.status, reason, retention),
         };
-        Self::new(&self.lease, disposition, self.status, self.answer)
+        Self::new(&self.lease, disposition, self.status, self.output)
     }
 
     /// Begins a commit by a transaction that ends elsewhere, such as at the end of a closure.
@@ -210,7 +216,7 @@ impl<T> Prepared<T> {
             _finishing: FinishingGuard::new(&self.lease),
             lease: self.lease,
             record: self.record,
-            answer: self.answer,
+            output: self.output,
         })
     }
 
@@ -239,7 +245,7 @@ impl<T> Prepared<T> {
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped, both are stored or neither is. The layer finds out before it responds.
+    /// If the future is dropped, both are stored or neither is. The layer queries the outcome before it responds.
     pub async fn commit(
         self,
         commit: impl Future<Output = Result<(), StoreError>>,
@@ -263,7 +269,7 @@ impl<T> Prepared<T> {
             Ok(()) => {
                 state.commits.succeed(self.record);
                 state.set_finished();
-                Ok(self.answer)
+                Ok(self.output)
             }
             Err(error) => {
                 match error {
@@ -278,12 +284,12 @@ impl<T> Prepared<T> {
     }
 }
 
-/// A commit that is on its way, by a transaction that ends after the record was written: see [`Prepared::begin_commit`].
+/// A commit that has begun, in a transaction that ends after the record was written: see [`Prepared::begin_commit`].
 #[must_use = "the layer queries the store for a commit that is not acknowledged"]
 pub struct BegunCommit<T> {
     lease: Lease,
     record: Bytes,
-    answer: T,
+    output: T,
     _finishing: FinishingGuard,
 }
 
@@ -294,7 +300,7 @@ impl<T> BegunCommit<T> {
         let state = &*self.lease.0;
         state.commits.succeed(self.record);
         state.set_finished();
-        self.answer
+        self.output
     }
 }
 
@@ -307,8 +313,7 @@ impl<T> fmt::Debug for BegunCommit<T> {
     }
 }
 
-/// Marks the lease as finishing during a commit. A renewal after the commit finds no lease, which must not be reported as a
-/// loss.
+/// Marks the lease as finishing during a commit. A renewal after the commit finds no lease, and must not report a loss.
 struct FinishingGuard(Lease);
 
 impl FinishingGuard {
@@ -331,7 +336,8 @@ async fn resolve_unacknowledged_commit(
     record: &Bytes,
 ) -> Option<Result<(), StoreError>> {
     if lease.commits.is_closed() {
-        // The layer queries the store itself. A query under this token could acquire the key although no one uses it.
+        // The layer queries the store itself. A query under this token could acquire the key for an execution that has
+        // ended.
         return None;
     }
     match query_entry(lease, lease.claim()).await {
@@ -360,10 +366,10 @@ impl<T> fmt::Debug for Prepared<T> {
     }
 }
 
-/// A response that the layer would not record, and that therefore cannot be committed.
+/// A response or value that the layer does not record, and that therefore cannot be committed.
 pub struct NotRecordable<T> {
     reason: NotRecordedReason,
-    answer: T,
+    output: T,
 }
 
 impl<T> NotRecordable<T> {
@@ -373,10 +379,10 @@ impl<T> NotRecordable<T> {
         self.reason
     }
 
-    /// Returns the response, to be sent after the transaction is rolled back.
+    /// Returns the response or value. Roll the transaction back before you return it to the client.
     #[must_use]
-    pub fn into_answer(self) -> T {
-        self.answer
+    pub fn into_output(self) -> T {
+        self.output
     }
 }
 

@@ -3,7 +3,14 @@
 pub(crate) mod preset;
 
 use std::fmt;
+#[cfg(feature = "grpc")]
+use std::sync::Arc;
 
+#[cfg(feature = "grpc")]
+use http::header;
+
+#[cfg(feature = "grpc")]
+use crate::grpc::GrpcMethods;
 use crate::{
     enforcement::EnforcementSwitch,
     execution, limits,
@@ -20,6 +27,8 @@ pub(crate) struct Config {
     pub(crate) execution: execution::rules::Rules,
     pub(crate) limits: limits::Rules,
     pub(crate) enforcement: EnforcementSwitch,
+    #[cfg(feature = "grpc")]
+    pub(crate) grpc: Option<GrpcMethods>,
 }
 
 impl Config {
@@ -35,10 +44,26 @@ impl Config {
         }
     }
 
-    /// Returns how long an orphan is stored: as long as a record, unless it is set.
+    /// Returns the orphan retention: the configured one, or else the retention of records.
     pub(crate) fn orphan_retention(&self) -> Ttl {
         let orphan_retention = self.execution.orphan_retention;
         orphan_retention.unwrap_or(self.response.retention)
+    }
+
+    /// Returns the settings for gRPC calls of protected methods, or `None` if no method is protected.
+    #[cfg(feature = "grpc")]
+    pub(crate) fn for_grpc(&self) -> Option<Self> {
+        let methods = self.grpc.as_ref()?;
+        let mut config = self.clone();
+        config.request.grpc = Some(methods.clone());
+        config.response.grpc = Some(methods.clone());
+        config.response.error_response = response::rules::ErrorResponse::Grpc;
+        // A replay without its status would be another response.
+        let replayed = Arc::clone(&self.response.replayed_headers);
+        config.response.replayed_headers = Arc::new(move |name| {
+            name == header::CONTENT_TYPE || name.as_str().starts_with("grpc-") || replayed(name)
+        });
+        Some(config)
     }
 }
 

@@ -67,8 +67,8 @@ pub enum Preset {
     Stripe,
     /// Settings of the Ruby gem idempo.
     Idempo,
-    /// Settings that agents of the Agentic Commerce Protocol expect: section 6 of its RFC "Agentic Checkout" and section 5 of
-    /// "Delegate Payment", in the version of 2026-04-17.
+    /// Settings that agents of the Agentic Commerce Protocol expect, in the version of 2026-04-17. See section 6 of its RFC
+    /// "Agentic Checkout", and section 5 of "Delegate Payment".
     ///
     /// - A POST without a key gets 400 `idempotency_key_required`.
     /// - A key belongs to its caller and its endpoint: on another path it is another key.
@@ -128,6 +128,8 @@ fn recommended() -> Config {
             key_reuse: KeyReuse::Refuse(StatusCode::UNPROCESSABLE_ENTITY),
             body_limit: 2 * 1024 * 1024,
             body_timeout: Duration::from_secs(30),
+            #[cfg(feature = "grpc")]
+            grpc: None,
         },
         response: response::rules::Rules {
             retry_after: Duration::from_secs(1),
@@ -149,6 +151,8 @@ fn recommended() -> Config {
             },
             compress_above: 8 * 1024,
             has_trace_links: false,
+            #[cfg(feature = "grpc")]
+            grpc: None,
         },
         execution: execution::rules::Rules {
             concurrent_requests: ConcurrentRequests::Conflict,
@@ -170,6 +174,8 @@ fn recommended() -> Config {
             fresh_keys: None,
         },
         enforcement: EnforcementSwitch::default(),
+        #[cfg(feature = "grpc")]
+        grpc: None,
     }
 }
 

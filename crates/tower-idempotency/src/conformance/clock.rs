@@ -10,9 +10,9 @@ use std::{
 
 /// Clock that stands still until a test advances it.
 ///
-/// Intended for stores that take the time from their process. Clones share one time. With
-/// [`Subject::with_clock`](super::Subject::with_clock) the cases advance this clock instead of waiting, so they take
-/// no time and no stall of the machine can expire a lease.
+/// Intended for stores that use the clock of their process. Clones share one time. With
+/// [`Subject::with_clock`](super::Subject::with_clock) the cases advance this clock instead of waiting, so they take no
+/// time and no stall of the machine can expire a lease.
 ///
 /// # Examples
 ///

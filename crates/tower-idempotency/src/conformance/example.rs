@@ -93,7 +93,7 @@ impl Store for MapStore {
                 }
                 State::Leased { lease_expires, .. } => *lease_expires,
             };
-            // The own token comes first, because the reply that granted it may have been lost.
+            // The claim's own token comes first, because the reply that granted it may have been lost.
             if entry.token == Some(claim.token) {
                 entry.state = Entry::leased(claim, entry.generation, now).state;
                 return entry.granted();
@@ -144,7 +144,7 @@ impl Store for MapStore {
                     state: State::Completed { .. },
                     ..
                 }) => return token.map(drop).ok_or(StoreError::LeaseLost),
-                // An orphan without a holder takes the record, and so does an absent entry.
+                // An orphan without a holder accepts the record, like an absent entry.
                 Some(Entry {
                     state: State::Leased { .. },
                     ..
@@ -183,7 +183,7 @@ impl Store for MapStore {
     }
 
     async fn wait_for_change(&self, _id: &KeyId, timeout: Duration) {
-        // A store without push lets its waiters query again from time to time.
+        // A store without push lets its waiters poll.
         sleep(timeout.min(Duration::from_millis(100))).await;
     }
 }

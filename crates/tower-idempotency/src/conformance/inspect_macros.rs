@@ -2,9 +2,9 @@
 
 /// Defines a `#[test]` for every case of [`Inspect`](crate::inspect::Inspect).
 ///
-/// `store` is a closure like that of [`conformance_tests!`](crate::conformance_tests), and the options are the same. Run the
-/// cases on a store with all details. A store that lists few states, or that stores no owner and operation, skips what it
-/// cannot do.
+/// `store` is a closure like that of [`conformance_tests!`](crate::conformance_tests), and the options are the same. Run
+/// the cases on a store with all details. For a store that lists few states, or stores no owner and operation, the suite
+/// skips the other cases.
 ///
 /// ```
 /// # mod store_tests {

@@ -7,9 +7,9 @@
 /// random. The closure runs once for each test on that test's own runtime, so it can connect. The options come in this
 /// order, each with its default:
 ///
-/// - `start_paused = false`: `true` pauses tokio's clock, for stores that live in the process and use that clock. The
-///   cases that race real threads use the real clock in any case.
-/// - `unit = Duration::from_millis(50)`: the [unit](crate::conformance::Subject::with_unit) of leases and pauses.
+/// - `start_paused = false`: `true` pauses tokio's clock, for stores that live in the process and use that clock. The cases
+///   that race real threads always use the real clock.
+/// - `unit = Duration::from_millis(50)`: the [unit](crate::conformance::Subject::with_unit) of leases and waits.
 /// - `push = true`: `true` if the store [notifies waiters](crate::conformance::Subject::with_push).
 ///
 /// ```

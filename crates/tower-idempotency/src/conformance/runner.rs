@@ -24,7 +24,7 @@ pub enum Threads {
 ///
 /// # Panics
 ///
-/// If the case panics, or does not end within ten minutes of its clock.
+/// If the case panics, or if it takes longer than ten minutes of its clock.
 pub fn run(threads: Threads, case: impl Future<Output = ()>) {
     let runtime = match threads {
         Threads::One { start_paused } => Builder::new_current_thread()

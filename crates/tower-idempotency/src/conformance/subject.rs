@@ -19,9 +19,9 @@ use crate::store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, Store, StoreEr
 /// The maximum number of attempts of a call before the case fails.
 const ATTEMPTS: u32 = 8;
 
-/// The pause after the first failure of a server. Each later pause is twice as long, 6 s in all. A cluster during an
-/// election and an overloaded server do not violate the contract.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// Delay after the first failure of a server. Each later delay is twice as long, 6 s in all. A cluster during an election
+/// and an overloaded server do not violate the contract.
+const FIRST_BACKOFF: Duration = Duration::from_millis(50);
 
 /// Limit of the factor by which late trials lengthen the unit.
 const MAX_SCALE: u32 = 64;
@@ -31,8 +31,8 @@ pub(super) const LONG: Ttl = Ttl::from_secs(600);
 
 /// Store under test, with the speed of its cases.
 ///
-/// A call that fails at the backend is retried with the same token, as the layer does. A case that passes through a
-/// store that loses replies shows that a lost reply is harmless.
+/// A call that fails at the backend is retried with the same token, as the layer does. If a case passes with a fault
+/// injector that loses replies, a lost reply is harmless.
 #[derive(Debug)]
 pub struct Subject<S> {
     store: Arc<S>,
@@ -79,7 +79,7 @@ impl<S: Store> Subject<S> {
         }
     }
 
-    /// Sets the unit of leases and pauses. Default: 50 ms.
+    /// Sets the unit of leases and waits. Default: 50 ms.
     ///
     /// A short lease lasts 4 units, and a case waits 7 units for its expiry. Set the unit to a few times the duration of a
     /// call, and to more than the clock skew that the store allows. If a trial takes longer than the lease that it examines,
@@ -151,7 +151,7 @@ impl<S: Store> Subject<S> {
         &self.store
     }
 
-    /// Returns the pause of a plan, which is short compared with a unit.
+    /// Returns the delay for a plan, which is short compared with a unit.
     #[must_use]
     pub fn pause(&self) -> Duration {
         self.unit / 5
@@ -192,9 +192,9 @@ impl<S: Store> Subject<S> {
 
     /// Returns `true` if at least this many units have passed since a moment of [`elapsed`](Self::elapsed).
     ///
-    /// A period of that length that began after the moment may then have ended, so the reply of the store proves
-    /// nothing. Read the moment before the call that begins the period, and call this function after the reply under
-    /// test. A premature expiry is then never excused. A paused clock and a clock of the test are never late.
+    /// A period of that length that began after the moment may then have ended, so the reply of the store proves nothing
+    /// about expiry. Read the moment before the call that begins the period, and call this function after the reply under
+    /// test. Otherwise the case could excuse a premature expiry. A paused clock and a clock of the test are never late.
     pub(super) fn is_late(&self, since: Duration, units: u32) -> bool {
         self.elapsed() - since >= self.duration(units)
     }
@@ -335,8 +335,7 @@ impl<S: Store> Subject<S> {
 struct FailedAttempts(u32);
 
 impl FailedAttempts {
-    /// Counts a failure and waits before the next attempt: not at all after an injected fault, with backoff after a
-    /// failure of a server.
+    /// Counts a failure. Waits with backoff before the next attempt, unless a fault was injected.
     async fn wait_before_retry(&mut self, call: &str, source: &Source) {
         self.0 += 1;
         assert!(
@@ -344,7 +343,7 @@ impl FailedAttempts {
             "{call} failed {ATTEMPTS} times: {source:?}"
         );
         if !source.is::<InjectedFault>() {
-            tokio::time::sleep(FIRST_PAUSE * (1 << (self.0 - 1))).await;
+            tokio::time::sleep(FIRST_BACKOFF * (1 << (self.0 - 1))).await;
         }
     }
 }

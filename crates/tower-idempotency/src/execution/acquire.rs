@@ -64,7 +64,7 @@ pub(crate) struct GrantedAttempt {
     sent: Instant,
 }
 
-/// An attempt that failed. The store may have granted the lease all the same.
+/// An attempt that failed. The store may have granted the lease nevertheless.
 pub(crate) struct FailedAttempt {
     attempt: Attempt,
     error: CallError,
@@ -114,15 +114,16 @@ impl Attempt {
                 let waited = wait(context, &self, detach, limit, reply);
                 match Box::pin(waited).await {
                     Ok(waited) => reply = waited,
-                    // The first request was in progress, so this one must not be executed beside it, whatever the setting.
+                    // The first request was in progress. This one must not be executed concurrently, regardless of the
+                    // setting.
                     Err(error) => return self.failed(context, error, StoreFailure::Refuse),
                 }
             }
             if let Acquired::Orphaned { fingerprint, .. } = &reply.acquired
                 && self.continues_life(&reply)
             {
-                // The claim takes over the life of the entry, if the policy or an operator allows it. In the meantime another one
-                // may have done so.
+                // The claim takes over the entry and its life, if the policy or an operator allows it. Another claim may
+                // have taken it over meanwhile.
                 self.claim.fingerprint = *fingerprint;
                 let again = &context.shared.store;
                 match again.acquire(&self.claim, rules.store_timeout).await {
@@ -199,7 +200,7 @@ impl Attempt {
 }
 
 impl Attempt {
-    /// Returns the outcome of an acquire that the store did not answer, or rejected for the share of the caller.
+    /// Returns the outcome of an acquire without a reply, or of one that the store rejected for the share of the caller.
     #[cold]
     fn failed(self, context: &Context, error: CallError, policy: StoreFailure) -> AcquireOutcome {
         if let CallError::CallerLimit { may_acquire_late } = error {
@@ -226,7 +227,7 @@ impl Attempt {
 }
 
 impl AcquireOutcome {
-    /// Logs and counts why the request is not executed. A replay is logged when its record is decoded.
+    /// Logs and counts the reason why the request is not executed. A replay is logged when its record is decoded.
     pub(crate) fn log(&self, id: &KeyId) {
         match self {
             Self::Mismatch => telemetry::mismatch(id),
@@ -328,7 +329,7 @@ impl GrantedAttempt {
 }
 
 impl FailedAttempt {
-    /// Releases the lease in the background, in case that the store granted it. Returns the error.
+    /// Releases the lease in the background, in case the store granted it. Returns the error.
     pub(crate) fn release_in_background(self, context: &Context) -> CallError {
         self.attempt.release_in_background(context);
         self.error
@@ -341,7 +342,7 @@ impl FailedAttempt {
 }
 
 impl Attempt {
-    /// Releases the lease in the background, in case that the store granted it.
+    /// Releases the lease in the background, in case the store granted it.
     pub(crate) fn release_in_background(self, context: &Context) {
         let store = &context.shared.store;
         spawn_release_unacknowledged(&context.config, store, &self.claim, self.permit);

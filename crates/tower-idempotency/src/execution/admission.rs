@@ -21,7 +21,7 @@ use crate::{
     panics::catch_setting_panic,
     record::ExecutionTrace,
     request::{
-        build_claim, caller_scope, find_key, has_key_header,
+        PassReason, build_claim, caller_scope, find_key, has_key_header,
         key::RequestKey,
         pass_reason,
         principal::{Identity, PrincipalError},
@@ -35,6 +35,8 @@ use crate::{
     store::{KeyId, Token},
     telemetry::{self, Coverage},
 };
+#[cfg(feature = "grpc")]
+use crate::{grpc::GrpcMethods, request::not_unary};
 
 /// Decision about a request, made from its head.
 pub(crate) enum Admission {
@@ -42,7 +44,7 @@ pub(crate) enum Admission {
     PassThrough,
     /// The layer responds.
     Rejected(Box<CompleteResponse>),
-    /// The request is executed under a lease.
+    /// The layer acquires a lease for the request.
     Execute(Arrival),
 }
 
@@ -59,7 +61,8 @@ pub(crate) fn is_nested(extensions: &Extensions) -> bool {
     extensions.get::<Lease>().is_some()
 }
 
-/// Returns `true` if an outer layer already holds a lease for the same key. A key of this layer's own is protected here.
+/// Returns `true` if an outer layer already holds a lease for the same key. If the keys differ, this layer protects its own
+/// key.
 pub(super) fn has_outer_lease(extensions: &Extensions, key: &RequestKey) -> bool {
     let outer = extensions.get::<Lease>();
     outer.is_some_and(|outer| outer.0.grant.key.as_ref() == Some(key))
@@ -93,6 +96,16 @@ pub(crate) fn enforcement(context: &Context, head: &request::Parts) -> Enforceme
     })
 }
 
+/// Counts a call of a gRPC method that is not protected.
+#[cfg(feature = "grpc")]
+pub(crate) fn count_unprotected_call(context: &Context, head: &request::Parts) {
+    context.shared.registration.at_request();
+    telemetry::unsafe_request(&head.method, Coverage::Grpc);
+    if has_key_header(&context.config.request, &head.headers) {
+        telemetry::passed_through(PassReason::Grpc.name());
+    }
+}
+
 /// Decides about a request from its head, without waiting.
 pub(crate) fn admit(context: &Context, head: &request::Parts) -> Admission {
     context.shared.registration.at_request();
@@ -101,6 +114,9 @@ pub(crate) fn admit(context: &Context, head: &request::Parts) -> Admission {
         telemetry::unsafe_request(&head.method, reason.into());
         if has_key_header(&config.request, &head.headers) {
             telemetry::passed_through(reason.name());
+            if matches!(reason, PassReason::Grpc) {
+                context.shared.warnings.grpc_unprotected();
+            }
         }
         return Admission::PassThrough;
     }
@@ -112,6 +128,12 @@ pub(crate) fn admit(context: &Context, head: &request::Parts) -> Admission {
         Ok(_) => return Admission::PassThrough,
         Err(error) => return rejected(&error),
     };
+    #[cfg(feature = "grpc")]
+    if config.request.is_grpc()
+        && let Some(defect) = GrpcMethods::defect(head)
+    {
+        return rejected(&not_unary(defect));
+    }
     let scoped = match scope_key(&config.request, head, &key) {
         Ok((scoped, identity)) => {
             if identity == Identity::Anonymous {
@@ -248,7 +270,7 @@ pub(super) fn acquire_now(
     }
 }
 
-/// Does the work that is left until the request is admitted. The error is the response of a request that is not executed.
+/// Completes the admission of a request. The error is the response of a request that is not executed.
 pub(super) async fn acquire(
     context: Arc<Context>,
     caller: Arc<Caller>,
@@ -304,7 +326,7 @@ pub(super) async fn acquire(
     }
 }
 
-/// Decides what follows from the outcome of the acquire. A request that is not executed gets a replay or a rejection.
+/// Decides by the outcome of the acquire. A request that is not executed gets a replay or a rejection.
 fn decide(
     context: &Context,
     caller: &Arc<Caller>,

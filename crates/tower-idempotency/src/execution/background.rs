@@ -9,11 +9,11 @@ use crate::{
     store::Claim, store_client::StoreClient,
 };
 
-/// Delay before an answered release is repeated, in case that it was sent before the acquire that it revokes took effect.
-/// The delay doubles each time: four repetitions in a lease of 15 s.
+/// Delay before an acknowledged release is repeated, in case it took effect before the acquire that it revokes. The delay
+/// doubles each time: four repetitions in a lease of 15 s.
 const FIRST_REPEAT_DELAY: Duration = Duration::from_secs(1);
 
-/// Keeps trying to release the key in a background task, for one lease duration.
+/// Retries the release of the key in a background task, for one lease duration.
 pub(super) fn spawn_release(lease: &LeaseState, permit: InFlightPermit) {
     let (store, reference) = (lease.store().clone(), lease.reference);
     let (deadline, timeout) = (lease.background_deadline(), lease.store_timeout());
@@ -26,8 +26,8 @@ pub(super) fn spawn_release(lease: &LeaseState, permit: InFlightPermit) {
 /// Like [`spawn_release`], for an acquire whose outcome is unknown. The store may grant the lease after the caller has timed
 /// out, even after a first release. Repeats the release with growing delays until the lease would have expired.
 ///
-/// [`drain`](crate::IdempotencyLayer::drain) waits for the first release only. At most `max_in_flight` such tasks run at once.
-/// Beyond that, the release is sent once, and the task keeps the permit of the request.
+/// [`drain`](crate::IdempotencyLayer::drain) waits for the first release only. At most `max_in_flight` such tasks run at
+/// once. Beyond that, the release is sent once, and the task holds the permit of the request.
 pub(super) fn spawn_release_unacknowledged(
     config: &Config,
     store: &StoreClient,
@@ -49,7 +49,7 @@ pub(super) fn spawn_release_unacknowledged(
             }
         };
         store.release_until(&lease, deadline, timeout).await;
-        permit.set_answered();
+        permit.set_acknowledged();
         let mut delay = FIRST_REPEAT_DELAY;
         while Instant::now() < deadline {
             sleep_until(deadline.min(Instant::now() + jittered(delay))).await;

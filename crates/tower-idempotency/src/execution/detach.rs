@@ -18,7 +18,7 @@ use crate::{limits::Caller, telemetry};
 
 /// A future that decides if it continues when its caller drops it.
 pub(crate) trait Detach: Future + Send {
-    /// Returns the caller of the request if the future continues when it is dropped now. `None` cancels it.
+    /// Returns the caller of the request if the future continues when it is dropped now, or `None` if the drop cancels it.
     fn continues_for(&self) -> Option<&Arc<Caller>>;
 
     /// Notifies the future that it continues without its caller.
@@ -118,7 +118,7 @@ impl<F: Future + Send> Detach for Armed<F> {
     fn set_detached(&self) {}
 }
 
-/// Switch by which a request that waits for another one decides if it continues when its caller drops it.
+/// Switch of a request that waits for another request. It decides if the future continues after a drop.
 pub(crate) struct DetachSwitch {
     armed: AtomicBool,
     detached: AtomicBool,

@@ -1,4 +1,4 @@
-//! Finishes an execution: stores the record or releases the key, then returns the answer that is valid.
+//! Finishes an execution: stores the record or releases the key, then returns the result that is valid for the key.
 
 use std::future::Future;
 
@@ -60,11 +60,12 @@ impl Execution {
                     }
                     finished
                 }
-                // The effect has happened, and only this process has the response. It responds and keeps trying to store the
+                // The effect has happened, and only this process has the response. It responds, and retries storing the
                 // record. Retries get `in-progress` until the lease expires.
                 CompleteOutcome::Failed | CompleteOutcome::TooLarge { .. } => {
                     let Self { lease, permit } = self;
-                    // A renewal may have reported that another process holds the lease. This response is then not the answer.
+                    // A renewal may have reported that another process holds the lease. This response is then not the valid
+                    // one.
                     let unknown = lease.has_unacknowledged_commit() || lease.is_lost();
                     spawn_complete(&lease, lease.reference, pending, permit, !unknown);
                     if unknown {
@@ -80,8 +81,8 @@ impl Execution {
     /// Releases the key without storing a record, unless the handler committed one itself.
     pub(super) async fn release_without_record(self, reason: &'static str) -> Finished {
         match self.lease.close() {
-            CommitOutcome::NotAttempted if self.lease.must_keep_life() => {
-                // A retry takes the key at once, as after a release.
+            CommitOutcome::NotAttempted if self.lease.must_leave_orphan() => {
+                // A retry can take the key over at once.
                 self.leave_orphan(|id| telemetry::released(id, reason))
                     .await
             }
@@ -113,8 +114,8 @@ impl Execution {
         }
     }
 
-    /// Releases the key, then queries the store for a commit of the handler. In the reverse order, a commit that is still on
-    /// its way to the store could succeed after the query.
+    /// Releases the key, then queries the store for a commit of the handler. In the reverse order, a commit that has not
+    /// reached the store yet could succeed after the query.
     async fn release_and_reconcile(self, reason: &'static str) -> Finished {
         self.lease.set_finishing(true);
         let Self { lease, permit } = self;
@@ -195,9 +196,9 @@ impl Execution {
     /// Ends the lease of a failed execution as the settings say.
     pub(super) async fn fail(self, failure: Failure) -> Finished {
         match self.lease.config().execution.failure() {
-            // After a panic there is no response, so the outcome of an unacknowledged commit is of no interest.
+            // After a panic there is no response, so the outcome of an unacknowledged commit is not needed.
             ExecutionFailure::Release
-                if matches!(failure, Failure::Panic) && !self.lease.must_keep_life() =>
+                if matches!(failure, Failure::Panic) && !self.lease.must_leave_orphan() =>
             {
                 self.release(failure.name()).await;
                 Finished::Own
@@ -368,7 +369,7 @@ async fn verify_stored_record(
     }
 }
 
-/// Returns the record of the handler's commit as the answer, and counts it: no other path has counted it.
+/// Returns the record of the handler's commit as the result, and counts it, because no other path does.
 fn committed(lease: &LeaseState, record: Bytes) -> Finished {
     telemetry::recorded(lease.id(), &record);
     Finished::Committed {
@@ -377,15 +378,15 @@ fn committed(lease: &LeaseState, record: Bytes) -> Finished {
     }
 }
 
-/// Returns the answer after a lost lease. Only the stored record is valid, since all clients must get the same answer. If
-/// nothing is stored, stores the record of this execution.
+/// Returns the result after a lost lease. Only the stored record is valid, because all clients must get the same response.
+/// If nothing is stored, stores the record of this execution.
 async fn reconcile_after_lost_lease(
     lease: &LeaseGuard,
     permit: InFlightPermit,
     pending: &PendingRecord,
 ) -> Finished {
     if lease.has_unacknowledged_commit() {
-        // Does not complete: under this token, a commit that is still on its way would find its lease again.
+        // Does not complete: under this token, a commit that has not reached the store yet would find its lease again.
         return match query_entry_with_new_token(lease, permit).await {
             EntryStatus::CompletedHere(stored) | EntryStatus::Completed(stored) => {
                 Finished::Stored(stored)
@@ -422,7 +423,7 @@ async fn reconcile_after_lost_lease(
     {
         CompleteOutcome::Stored => Finished::Own,
         CompleteOutcome::LeaseLost => unknown_outcome(lease),
-        // No record is stored so far. Without this one, a retry would execute again.
+        // No record is stored so far. Without the record of this execution, a retry would execute again.
         CompleteOutcome::Failed | CompleteOutcome::TooLarge { .. } => {
             spawn_complete(lease, reference, pending.clone(), permit, false);
             unknown_outcome(lease)
@@ -440,11 +441,11 @@ fn unknown_outcome(lease: &LeaseState) -> Finished {
 
 // ---- Background work ----
 
-/// Keeps trying to store the record in a background task, for one lease duration.
+/// Retries storing the record in a background task, for one lease duration.
 ///
-/// The lease is not renewed meanwhile. Otherwise a store that renews leases but rejects records would keep the key forever.
-/// The permit makes [`drain`](crate::IdempotencyLayer::drain) wait for the task. `responded` is `true` if the client gets the
-/// response that belongs to the record.
+/// The lease is not renewed meanwhile. Otherwise a store that renews leases but rejects records would block the key
+/// forever. The permit makes [`drain`](crate::IdempotencyLayer::drain) wait for the task. `responded` is `true` if the
+/// client gets the response that belongs to the record.
 fn spawn_complete(
     lease: &LeaseGuard,
     reference: LeaseRef,

@@ -33,7 +33,7 @@ use crate::{
     telemetry,
 };
 
-/// Returns the future of a handler, or the panic of its service, which panicked before it returned a future.
+/// Returns the future of a handler, or the panic of a service that returned no future.
 pub(crate) fn call_handler<S, B>(inner: &mut S, req: Request<B>) -> Result<S::Future, Panic>
 where
     S: Service<Request<B>>,
@@ -75,7 +75,7 @@ where
 pin_project! {
     /// The future of a handler under its lease, and of the response that finishes the lease.
     ///
-    /// Written by hand: an `async` block would store the response several times. What few requests need is boxed.
+    /// Written by hand: an `async` block would store the response several times. Parts that few requests need are boxed.
     pub(crate) struct HandlerRun<F, R, E>
     where
         R: http_body::Body,
@@ -92,7 +92,7 @@ pin_project! {
     where
         R: http_body::Body,
     {
-        // `None` after completion: the destructor of the handler's future is called before the lease ends.
+        // `None` after completion, so that the handler's future is dropped before the lease ends.
         Calling { #[pin] call: Option<F>, timer: Option<telemetry::HandlerTimer> },
         // The body of the response is buffered.
         Recording { recording: Recording<R>, directives: Option<Box<Directives>> },
@@ -166,7 +166,7 @@ where
 enum Step<R: http_body::Body, E> {
     /// The body of the response is buffered.
     Record(Recording<R>, Option<Box<Directives>>),
-    /// The handler reported a commit, but returned something else.
+    /// The handler reported a commit, but returned another response or an error.
     Confirm(Result<Response<R>, E>),
     Finish(HttpOutcome<R, E>),
 }
@@ -233,10 +233,14 @@ fn begin_recording<R: http_body::Body, E>(
             return Err(Box::new(failed));
         }
     };
+    if lease.has_unfinished_batch() {
+        // Before the instructions are copied: an outer layer must not record the response either.
+        res.extensions_mut().insert(Retention::NoStore);
+    }
     // An outer layer follows the same instructions of the handler.
     let is_nested = lease.grant.is_nested;
     let directives = is_nested.then(|| Box::new(Directives::of(&res)));
-    if matches!(lease.grant.key, Some(RequestKey::Named(..))) && res.status().is_client_error() {
+    if is_named(lease) && res.status().is_client_error() {
         // Clients cannot choose another key for the corrected request.
         res.extensions_mut().insert(Retention::NoStore);
     }
@@ -258,19 +262,37 @@ fn outcome_of<R: http_body::Body, E>(
         directives.restore(&mut res);
     }
     match disposition {
+        // The body ran a batch, or the handler did not wait for one.
         Disposition::Record { record, .. }
-            if reports_failed_commit(lease, res.status(), &record) =>
+            if lease.has_unfinished_batch() && NeedsAttention::in_record(&record).is_none() =>
+        {
+            res.extensions_mut().insert(Retention::NoStore);
+            HandlerOutcome::Release(Ok(res), NotRecordedReason::NoStore.name())
+        }
+        // As for HTTP in `begin_recording`. Here the code is known.
+        Disposition::Record { class, record, .. }
+            if lease.config().response.is_grpc()
+                && is_named(lease)
+                && class.is_client_error()
+                && NeedsAttention::in_record(&record).is_none() =>
+        {
+            HandlerOutcome::Release(Ok(res), NotRecordedReason::NoStore.name())
+        }
+        Disposition::Record { class, record, .. }
+            if reports_failed_commit(lease, class, &record) =>
         {
             HandlerOutcome::Release(Ok(res), "commit_failed")
         }
-        Disposition::Record { record, .. } if reports_lost_effect(lease, res.status(), &record) => {
+        Disposition::Record { class, record, .. } if reports_lost_effect(lease, class, &record) => {
             telemetry::transaction_unfinished(lease.id());
             let rules = &lease.config().response;
             let error = unfinished_transaction().with_entry(lease.id());
             let res = into_response(reject(rules, &error));
             HandlerOutcome::Release(Ok(res), "unfinished_transaction")
         }
-        Disposition::Record { record, retention } => {
+        Disposition::Record {
+            record, retention, ..
+        } => {
             let pending = PendingRecord {
                 status: Some(res.status()),
                 record,
@@ -323,6 +345,11 @@ async fn finish<R: http_body::Body, E>(
     into_http_response(&lease.0, result, finished)
 }
 
+/// Returns `true` if the service has made the key.
+fn is_named(lease: &LeaseState) -> bool {
+    matches!(lease.grant.key, Some(RequestKey::Named(..)))
+}
+
 /// Returns `true` if the response is a 4xx after a commit that failed. The failure may be temporary, so the response is no
 /// outcome.
 fn reports_failed_commit(lease: &LeaseState, status: StatusCode, record: &[u8]) -> bool {
@@ -354,7 +381,7 @@ where
     let id = attempt.claim.id;
     context.shared.warnings.unprotected(&id);
     let ran = catch_panic(pin!(async move { inner.call(req).await })).await;
-    // The store failed, but may have granted the lease all the same. Nothing is recorded under it.
+    // The store failed, but may have granted the lease nevertheless. Nothing is recorded under it.
     attempt.release_in_background(&context);
     let res = ran.unwrap_or_else(|panic| resume_unwind(panic));
     res.map(|mut res| {

@@ -50,11 +50,13 @@ where
     R::Error: Send,
 {
     let caller = Arc::clone(arrival.permit.caller());
-    let body = if context.config.request.fingerprint.is_head_only() {
+    let rules = &context.config.request;
+    // The shape of a gRPC call is checked whatever the fingerprint is.
+    let body = if rules.fingerprint.is_head_only() && !rules.is_grpc() {
         Upload::Streamed { body: Some(body) }
     } else {
         let buffer = caller.request_bytes(context.config.limits.max_request_bytes);
-        let read = ReadBody::new(&head, body, buffer);
+        let read = ReadBody::new(rules, &head, body, buffer);
         Upload::Buffered { read }
     };
     let execution = HttpExecution {

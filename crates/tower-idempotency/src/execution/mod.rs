@@ -106,17 +106,17 @@ pub(crate) struct PendingRecord {
     pub(crate) retention: Ttl,
 }
 
-/// Result of a finished execution: the answer that is valid for this key.
+/// Result of a finished execution: the response or value that is valid for the key.
 pub(crate) enum Finished {
-    /// The handler's own output is the answer.
+    /// The handler's own output is valid.
     Own,
-    /// The record that the handler committed is the answer.
+    /// The record that the handler committed is valid.
     Committed {
         record: Bytes,
         /// `true` if the commit was acknowledged before the handler returned.
         before_return: bool,
     },
-    /// The record of another execution is the answer.
+    /// The record of another execution is valid.
     Stored(Bytes),
     /// The stored outcome is unknown. If `retryable`, a retry can get it, or executes only if nothing is stored.
     Unknown { retryable: bool },
@@ -136,11 +136,11 @@ impl Execution {
         self.conclude(ran).await
     }
 
-    /// Finishes the lease as `ran` says. Returns the output with the result.
+    /// Finishes the lease according to `ran`. Returns the output with the result.
     ///
     /// # Panics
     ///
-    /// With the panic in `ran`, after the key was treated as the settings say.
+    /// Resumes the panic in `ran`, after the key was treated as the settings say.
     pub(crate) async fn conclude<T>(self, ran: Result<HandlerOutcome<T>, Panic>) -> (T, Finished) {
         match ran {
             Ok(HandlerOutcome::Committed(output, record)) => {

@@ -62,9 +62,10 @@ async fn query(lease: &LeaseState, claim: &Claim) -> (EntryStatus, bool) {
     (status, reply.may_acquire_late)
 }
 
-/// Queries the entry of a finished lease under a new token, and releases what the query may have acquired.
+/// Queries the entry of a finished lease under a new token, and releases the lease that the query may have acquired.
 ///
-/// Under the lease's own token the query would restore the lease, and a commit that is still on its way would then succeed.
+/// Under the lease's own token the query would restore the lease, and a commit that has not reached the store yet would
+/// then succeed.
 pub(crate) async fn query_entry_with_new_token(
     lease: &LeaseState,
     permit: InFlightPermit,

@@ -1,4 +1,4 @@
-//! The response that is valid for the key, after the execution has ended.
+//! Converts the result of an execution into the response that is valid for the key.
 
 use bytes::Bytes;
 use http::{HeaderMap, Response, header};
@@ -7,7 +7,7 @@ use crate::{
     body::Body,
     execution::Finished,
     lease::state::LeaseState,
-    record::{NeedsAttention, Record, StoredResponse, not_kept},
+    record::{NeedsAttention, Record, StoredResponse, unrecorded_lines},
     response::{
         directives::strip_control_headers,
         reject::{into_response, outcome_pending, outcome_unknown, reject},
@@ -16,7 +16,7 @@ use crate::{
     telemetry,
 };
 
-/// Returns the response that is valid for the key: that of the handler, or another one.
+/// Returns the response that is valid for the key, from the handler or from the store.
 pub(super) fn into_http_response<R: http_body::Body, E>(
     lease: &LeaseState,
     result: Result<Response<Body<R>>, E>,
@@ -45,8 +45,8 @@ pub(super) fn into_http_response<R: http_body::Body, E>(
     }))
 }
 
-/// Returns the response of a handler that committed `record`, whatever the handler returned afterwards: a key has one response.
-/// Headers that are never recorded, such as session cookies, come from `res`.
+/// Returns the response of a handler that committed `record`. A key has one response, so the handler's later response does
+/// not count. Headers that are never recorded, such as session cookies, come from `res`.
 fn committed_response<R: http_body::Body>(
     lease: &LeaseState,
     record: &Bytes,
@@ -88,7 +88,7 @@ fn merge_unrecorded_headers<R: http_body::Body>(
     } = hold_executed(stored, lease.response_bytes());
     let mut unrecorded = HeaderMap::new();
     let replayed = &*lease.config().response.replayed_headers;
-    for (name, value) in not_kept(&head.headers, replayed) {
+    for (name, value) in unrecorded_lines(&head.headers, replayed) {
         unrecorded.append(name, value.clone());
     }
     unrecorded.remove(header::TRANSFER_ENCODING);

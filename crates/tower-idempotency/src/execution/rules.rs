@@ -47,8 +47,8 @@ pub enum StoreFailure {
 
 /// State in which a failed execution leaves its key.
 ///
-/// An execution fails if the handler panics, if the inner service returns an error, or if the body of the response fails
-/// before it is recorded. The effect of the execution may or may not have happened.
+/// An execution fails if the handler panics or the inner service returns an error. It also fails if the body of the
+/// response fails before it is recorded. The effect of the execution may or may not have happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExecutionFailure {

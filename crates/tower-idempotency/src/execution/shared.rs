@@ -33,6 +33,32 @@ pub(crate) struct Shared {
 pub(crate) struct Context {
     pub(crate) config: Arc<Config>,
     pub(crate) shared: Arc<Shared>,
+    /// The settings for gRPC calls of protected methods, with the same state.
+    #[cfg(feature = "grpc")]
+    pub(crate) grpc: Option<Arc<Context>>,
+}
+
+impl Context {
+    /// Returns the context of a layer for HTTP requests.
+    pub(crate) fn new(config: &Arc<Config>, shared: &Arc<Shared>) -> Self {
+        Self {
+            #[cfg(feature = "grpc")]
+            grpc: config
+                .for_grpc()
+                .map(|config| Arc::new(Self::for_values(&Arc::new(config), shared))),
+            ..Self::for_values(config, shared)
+        }
+    }
+
+    /// Returns a context for executions that record a value, not a response. It has no settings for gRPC calls.
+    pub(crate) fn for_values(config: &Arc<Config>, shared: &Arc<Shared>) -> Self {
+        Self {
+            config: Arc::clone(config),
+            shared: Arc::clone(shared),
+            #[cfg(feature = "grpc")]
+            grpc: None,
+        }
+    }
 }
 
 impl Shared {

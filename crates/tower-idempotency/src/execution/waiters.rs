@@ -75,7 +75,8 @@ pub(crate) async fn wait(
         if !notification_backoff.is_zero() {
             timeout_at(deadline, sleep(notification_backoff)).await.ok();
         }
-        // The notification is a hint. The store is queried without one too, and no later than the lease may expire.
+        // The notification is a hint. Without one, the waiter queries the store again, at the expiry of the lease at the
+        // latest.
         let listening = Instant::now();
         let poll_timeout = poll_interval
             .min(deadline.saturating_duration_since(listening))
@@ -134,7 +135,7 @@ struct Group {
     delivered: Notify,
 }
 
-/// A waiter. Dropping it removes it from its group.
+/// A waiter. Its drop removes it from the group.
 struct Waiter {
     state: Arc<Mutex<State>>,
     id: KeyId,
@@ -178,7 +179,7 @@ impl Waiters {
 }
 
 impl Waiter {
-    /// Waits for the turn of this waiter, or for the record that another one found.
+    /// Waits for the turn of this waiter, or for the record that another waiter found.
     async fn turn_or_record(&self) -> Wakeup {
         let mut delivered = pin!(self.group.delivered.notified());
         // Enabled before the check, so that no delivery between the two is missed.

@@ -1,6 +1,6 @@
 use std::{fmt, pin::Pin, sync::Arc};
 
-/// Wait of a call, until a test lets it go on: see [`Fault::HoldCall`](super::Fault::HoldCall).
+/// Makes a call wait until the test releases it: see [`Fault::HoldCall`](super::Fault::HoldCall).
 ///
 /// # Examples
 ///
@@ -45,7 +45,7 @@ pub struct Hold(Arc<dyn Fn() -> Wait + Send + Sync>);
 type Wait = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Hold {
-    /// Creates a hold. Each held call calls `wait`, and goes on when the future of its own resolves.
+    /// Creates a hold. Each held call gets a future from `wait`, and continues when that future resolves.
     pub fn new<F>(wait: impl Fn() -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = ()> + Send + 'static,

@@ -28,9 +28,15 @@ use crate::{
 
 /// Store wrapper that injects faults into calls, and counts them.
 ///
-/// The first of these that applies decides each call: the faults queued for its operation by
-/// [`enqueue`](Self::enqueue), one call each; [`fail_each`](Self::fail_each) and [`fail_all`](Self::fail_all), until
-/// [`clear_faults`](Self::clear_faults); the [script](Self::set_script); the [`Plan`]. Any other call goes through.
+/// The first of these sources that applies decides each call:
+///
+/// 1. The faults queued for its operation by [`enqueue`](Self::enqueue), one for each call.
+/// 2. The fault of [`fail_each`](Self::fail_each) or [`fail_all`](Self::fail_all), until
+///    [`clear_faults`](Self::clear_faults).
+/// 3. The [script](Self::set_script).
+/// 4. The [`Plan`].
+///
+/// Any other call reaches the store.
 ///
 /// Clones share the store, the faults and the counts.
 ///
@@ -65,7 +71,7 @@ struct Shared<S> {
     calls: [AtomicU64; Operation::ALL.len()],
     claims: Mutex<Vec<Claim>>,
     faults: Mutex<Faults>,
-    // Apart from the others, so that a script may change them.
+    // Has its own lock, so that a script may change the faults.
     script: Mutex<Option<Box<Script>>>,
 }
 
@@ -95,7 +101,7 @@ impl Operation {
     ];
 }
 
-/// Effect on a call. `wait_for_change` cannot fail: it returns at once in place of a failure.
+/// Effect on a call. `wait_for_change` cannot fail: it returns at once instead.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Fault {
@@ -138,8 +144,7 @@ pub enum Plan {
     RepliesLost,
     /// Every call is delayed before and after.
     Slow(Duration),
-    /// The calls of an operation under a token cycle through four effects: the call is lost, the reply is lost, the
-    /// call is delayed, the call goes through.
+    /// The calls of an operation under a token cycle through four effects: lost call, lost reply, delay, no fault.
     Alternating(Duration),
 }
 
@@ -219,7 +224,7 @@ impl<S> FaultInjector<S> {
         self.faults().persistent.insert(operation, fault);
     }
 
-    /// Removes all queued and persistent faults, but neither the script nor the plan. A call that hangs keeps hanging.
+    /// Removes all queued and persistent faults, but neither the script nor the plan. A call that hangs continues to hang.
     pub fn clear_faults(&self) {
         let mut faults = self.faults();
         faults.persistent.clear();
@@ -231,13 +236,13 @@ impl<S> FaultInjector<S> {
         self.faults().rewrite = Some(rewrite);
     }
 
-    /// Returns the number of calls of the operation, whatever their results.
+    /// Returns the number of calls of the operation, with any results.
     #[must_use]
     pub fn calls(&self, operation: Operation) -> u64 {
         self.shared.calls[operation as usize].load(Relaxed)
     }
 
-    /// Returns the number of calls of all operations but `wait_for_change`, whatever their results.
+    /// Returns the number of calls of all operations but `wait_for_change`, with any results.
     #[must_use]
     pub fn all_calls(&self) -> u64 {
         let all = Operation::ALL.into_iter();
@@ -376,7 +381,7 @@ impl<S: Store> Store for FaultInjector<S> {
     }
 }
 
-/// Passes every call to the inner store: an operator meets no faults, and the calls are not counted.
+/// Passes every call to the inner store: without faults and without counting it.
 #[deny(clippy::missing_trait_methods)]
 impl<S: Inspect> Inspect for FaultInjector<S> {
     fn abilities(&self) -> Abilities {

@@ -30,7 +30,7 @@ impl Abilities {
         }
     }
 
-    /// Removes owner and operation: every entry has empty ones.
+    /// Removes owner and operation. They are then empty in every entry.
     #[must_use]
     pub const fn without_details(self) -> Self {
         Self {

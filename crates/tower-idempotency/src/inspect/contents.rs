@@ -30,8 +30,8 @@ pub enum RecordContents {
 impl EntryDetails {
     /// Decodes the record. Returns `None` if the entry has none.
     ///
-    /// A compressed record is inflated to at most `max_bytes` bytes, and is [unreadable](RecordContents::Unreadable) beyond
-    /// them. So a record of another process cannot take more memory.
+    /// A compressed record is inflated to at most `max_bytes` bytes, which limits the memory. A larger record is
+    /// [unreadable](RecordContents::Unreadable).
     ///
     /// ```
     /// use bytes::Bytes;

@@ -121,8 +121,8 @@ pub struct Entry {
     pub owner: Box<str>,
     /// Operation: method and route, or `run_once`. Empty if the store does not store it.
     pub operation: Box<str>,
-    /// Beginning of the state: the first lease on the key if the entry is in progress, the expiry of the lease of an orphan,
-    /// the completion of an entry with a record.
+    /// Beginning of the state. For an entry in progress, this is the first lease on the key. For an orphan, it is the
+    /// expiry of the lease. For an entry with a record, it is the completion.
     pub since: SystemTime,
     /// Time from `since` until now, by the clock of the store.
     pub age: Duration,
@@ -134,7 +134,7 @@ pub struct Entry {
     pub attention_code: Option<Box<str>>,
     /// `true` if an operator has allowed a retry of this orphan, which no request has used yet.
     pub retry_allowed: bool,
-    /// Size of the record in bytes. `None` without a record, or if the listing cannot tell.
+    /// Size of the record in bytes. `None` without a record, or if the listing does not contain the size.
     pub record_bytes: Option<u64>,
     /// Reason why the entry is unreadable. Never quotes its contents.
     pub problem: Option<Box<str>>,
@@ -159,7 +159,7 @@ impl Entry {
         }
     }
 
-    /// Creates an entry of which the store can read nothing. For implementors. [`Seen::version_of_parts`] computes a version.
+    /// Creates an entry that the store cannot read. For implementors. [`Seen::version_of_parts`] computes a version.
     #[must_use]
     pub fn unreadable(id: KeyId, version: u64, problem: impl Into<Box<str>>) -> Self {
         Self {

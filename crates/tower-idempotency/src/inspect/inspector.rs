@@ -6,7 +6,7 @@ use super::{
 };
 use crate::store::KeyId;
 
-/// Any store that implements [`Inspect`], without its type: for programs that open a store by its URL. Clones share it.
+/// A store of any type that implements [`Inspect`], for programs that open a store by its URL. Clones share it.
 #[derive(Clone)]
 pub struct Inspector(Arc<dyn ErasedInspect>);
 

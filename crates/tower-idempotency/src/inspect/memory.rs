@@ -1,7 +1,7 @@
 //! Operations for operators on the store for a single process.
 //!
-//! The store keeps leases and records in separate orders, so a listing of unresolved entries reads no other records. Records
-//! that need attention are stored for [`Ttl::MAX`], so they are the last in their order.
+//! Leases and records have separate orders, so a listing of leases or orphans reads no records. Records that need attention
+//! are stored for [`Ttl::MAX`], so they are the last in their order.
 
 use std::time::{Duration, SystemTime};
 
@@ -31,7 +31,7 @@ impl Inspect for MemoryStore {
     async fn list(&self, query: &Query) -> Result<Page, InspectError> {
         self.abilities().check(query)?;
         let moment = Moment::of(self);
-        // A position means nothing in another store, or in another process.
+        // A position is valid only in this store of this process.
         let store = format!("memory {:x}", self.instance());
         let mut position = match query.page() {
             Some(page) => parse_position(page.position(&store, query)?)
@@ -148,7 +148,8 @@ impl MemoryStore {
                 }
             }
             match next {
-                // Of two states in one order, an entry has one. The rest is the remainder of a batch.
+                // An order contains entries of two states. So a count examines more entries than it returns, up to this
+                // bound.
                 Some(next) if examined <= u64::from(limit) * 4 + 1024 => position = next,
                 Some(_) => return Count::new(value, false),
                 None => return Count::new(value, true),
@@ -225,7 +226,7 @@ fn change(id: &KeyId, resolution: &Resolution) -> Result<Change, StoreError> {
     Ok(match (resolution.record(id), resolution) {
         (Some((record, retention)), _) => Change::Complete {
             token: Token::random()?,
-            // The store drops its record under a lock. The bytes of an operator might run foreign code then.
+            // The store drops its record under a lock. A drop of the operator's `Bytes` could run foreign code there.
             record: Bytes::from(record.to_vec().into_boxed_slice()),
             retention,
         },
@@ -265,6 +266,6 @@ const FIRST: Position = Position {
 /// The maximum number of entries that are examined for a page.
 const MAX_EXAMINED: usize = 16 * 1024;
 
-/// Records that need attention expire after this time, in nanoseconds: one year less than [`Ttl::MAX`], as no process of such
-/// an age has one.
+/// Minimum time until the expiry of a record that needs attention, in nanoseconds: one year less than [`Ttl::MAX`]. It
+/// assumes that the process, and so the record, is less than a year old.
 const ATTENTION_EXPIRES: u64 = (Ttl::MAX.as_millis() - 365 * 24 * 60 * 60 * 1000) * 1_000_000;

@@ -1,16 +1,16 @@
 //! Operations for operators: list, read and resolve the entries of a store.
 //!
-//! A key can be stuck: its handler never ends, its process died and the layer refuses a takeover, or its execution
-//! [needs attention](crate::NeedsAttention). [`Inspect`] finds such an entry on every store, and [`Inspect::resolve`] settles
-//! it. The layer uses [`Store`](crate::Store) alone and cannot call this trait. Use it in another program, with other
-//! rights on the store: a decision of an operator is the only act that may end or replace the history of a key.
+//! A key can be stuck: its handler never ends, its process died and the layer refuses a takeover, or its execution [needs
+//! attention](crate::NeedsAttention). [`Inspect`] finds such an entry on every store, and [`Inspect::resolve`] resolves it.
+//! The layer uses only [`Store`](crate::Store), and cannot call this trait. Use the trait in another program with other
+//! rights on the store, because only an operator may replace or delete the outcome of a key.
 //!
 //! An operator takes three steps:
 //!
 //! 1. Find the entry: [`Inspect::list`] by state, [`IdempotencyLayer::key_id`](crate::IdempotencyLayer::key_id) from a
 //!    request, or [`Query::with_id_prefix`] from the eight digits in an event or in a client's report.
-//! 2. Read it with [`Inspect::get`], and find out what the execution did.
-//! 3. [Resolve](Inspect::resolve) it under the condition that it is still as it was [`Seen`].
+//! 2. Read it with [`Inspect::get`], and determine the effect of the execution.
+//! 3. [Resolve](Inspect::resolve) it, on the condition that it has not changed since it was [`Seen`].
 //!
 //! # States and resolutions
 //!
@@ -47,7 +47,7 @@
 //! let page = store.list(&Query::new(State::Orphaned).with_operation("POST /pay")).await?;
 //! let entry = &page.entries[0];
 //! assert_eq!((entry.id(), entry.age), (&claim.id, Duration::from_secs(1)));
-//! // The operator has found out that nothing was charged.
+//! // The operator has checked that nothing was charged.
 //! let outcome = store.resolve(entry.seen(), &Resolution::Free).await?;
 //! assert!(outcome.is_applied());
 //! assert!(store.get(&claim.id).await?.is_none());
@@ -90,7 +90,7 @@ use crate::store::KeyId;
 
 /// Access to the entries of a store for operators.
 ///
-/// A store implements it beside [`Store`](crate::Store); a store without it still works under the layer.
+/// A store implements it in addition to [`Store`](crate::Store). The layer does not need it.
 ///
 /// # Contract
 ///
@@ -101,22 +101,22 @@ use crate::store::KeyId;
 ///    entries than the limit, or none, and a [`PageToken`] to continue. A state that no index covers is left out of the
 ///    [`Abilities`].
 /// 2. **A listing misses no entry.** An entry that has the state from the first page to the last is on at least one page,
-///    unless its place moves backwards in the meantime, as when its lease is shortened. No page has an entry twice. Two pages
-///    may have the same entry if it changed between them. The order is the store's own; if possible, the oldest entry
-///    comes first.
-/// 3. **An entry that cannot be read is listed**, with [`State::Unreadable`], in each listing that meets it, whatever the
-///    filters are. Examples are a later format, a damaged row, and a record for which [`State::of_record`] returns this
+///    unless its position moves backwards. A position moves backwards if the lease is shortened. No page has an entry
+///    twice. Two pages may have the same entry if it changed between them. The order is the store's own; if possible, the
+///    oldest entry comes first.
+/// 3. **An entry that cannot be read is listed**, with [`State::Unreadable`], in each listing that reads it, regardless of
+///    the filters. Examples are a later format, a damaged row, and a record for which [`State::of_record`] returns this
 ///    state: it is listed with the completed entries. [`get`](Inspect::get) returns its bytes if possible.
 /// 4. **Expiry is checked at every access**, by the clock of the backend, as for [`Store`](crate::Store). An expired entry
 ///    is not listed and not resolved. Ages and times are by the same clock, and never negative.
-/// 5. **`resolve` is one conditional write.** It may read the entry before. The condition covers all that
-///    [`Seen`] identifies: the state at this moment, the generation, and the token and lease expiry from which its
-///    [version](Seen::version) was computed. If several calls resolve one entry as it was seen once, at most one applies.
-/// 6. **Each resolution that leaves the entry stores a new token**, which no execution holds: one of [`Token::retry_allowed`]
-///    for [`Retry`](Resolution::Retry), else one of [`Token::random`]. All rules of the store contract then hold
-///    unchanged: the former lease holder is replaced, and can neither renew, complete nor release. A lease that was broken
-///    never completes the entry. Rule 4 of the store contract still applies to an entry without a holder: after
-///    [`Free`](Resolution::Free), or once a takeover was released without an outcome, an execution that still runs may store
+/// 5. **`resolve` is one conditional write.** It may read the entry before. The condition covers all parts of [`Seen`]: the
+///    state at this moment, the generation, and the [version](Seen::version), which was computed from the token and the
+///    lease expiry. If several calls resolve the same [`Seen`], at most one is applied.
+/// 6. **Each resolution that leaves the entry stores a new token**, which no execution holds: one of
+///    [`Token::retry_allowed`] for [`Retry`](Resolution::Retry), else one of [`Token::random`]. All rules of the store
+///    contract then hold unchanged: the former lease holder is replaced, and can neither renew, complete nor release. A
+///    lease that was broken never completes the entry. Rule 4 of the store contract still applies to an entry without a
+///    holder. After [`Free`](Resolution::Free), or after the release of a takeover, an execution that still runs may store
 ///    the first outcome.
 /// 7. **The rest of the entry stays**: generation, fingerprint, owner, operation, and the checkpoint of a transaction.
 ///    [`Complete`](Resolution::Complete) deletes the checkpoint.
@@ -133,10 +133,10 @@ use crate::store::KeyId;
 ///
 /// The orphan retention is the one that is stored with the entry, or [`DEFAULT_ORPHAN_RETENTION`] if there is none.
 ///
-/// An implementor of this trait also applies one rule in its [`Store::acquire`](crate::Store::acquire): a claim with
-/// [`OrphanPolicy::Refuse`](crate::OrphanPolicy::Refuse) takes over an orphan of the same request whose token
-/// [allows a retry](crate::store::Token::allows_retry). The takeover stores the token of the claim, so one operator's decision allows one
-/// execution. A claim with [`OrphanPolicy::Never`](crate::OrphanPolicy::Never) takes over nothing.
+/// An implementor of this trait also applies one rule in its [`Store::acquire`](crate::Store::acquire). A claim with
+/// [`OrphanPolicy::Refuse`](crate::OrphanPolicy::Refuse) takes over an orphan of the same request if its token [allows a
+/// retry](crate::store::Token::allows_retry). The takeover stores the token of the claim, so one operator's decision allows
+/// one execution. A claim with [`OrphanPolicy::Never`](crate::OrphanPolicy::Never) takes over nothing.
 ///
 /// # Cancellation
 ///

@@ -39,7 +39,7 @@ impl PageToken {
         }
     }
 
-    /// Returns the position, if the token is one of this store and this query. For implementors.
+    /// Returns the position, if the token belongs to this store and this query. For implementors.
     ///
     /// An operator can edit the text of a token, so the position can be any bytes.
     ///

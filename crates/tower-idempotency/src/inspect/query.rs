@@ -39,7 +39,7 @@ impl Query {
         }
     }
 
-    /// Selects the entries that have been in progress for longer than `expected`: their handlers never end, or are slow.
+    /// Selects the entries that have been in progress for longer than `expected`. Their handlers hang or are slow.
     pub const fn overdue(expected: Duration) -> Self {
         let mut query = Self::new(State::InProgress);
         query.older_than = Some(expected);

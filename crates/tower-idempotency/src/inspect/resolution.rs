@@ -18,13 +18,14 @@ pub enum Resolution {
     /// The execution had no effect, or the effect has been undone. Deletes the entry, as if the key had never been used.
     ///
     /// The next request with the key executes as the first one, and its handler sees no takeover. If the execution did have
-    /// an effect, it happens twice. An execution that is still running may store its outcome until then.
+    /// an effect, it happens twice. Until then, an execution that is still running may store its outcome.
     Free,
-    /// The handler may run once more, and can find out what an earlier execution did.
+    /// The handler may run once more, and can determine the effect of an earlier execution.
     ///
-    /// The next equal request takes the entry over, whatever the orphan policy of the layer is. Its handler sees a takeover.
-    /// The layer still rejects another request under the key. If that execution ends without an outcome too, the orphan
-    /// policy applies again. An execution that held the entry before can no longer complete it.
+    /// The next equal request takes the entry over, unless the orphan policy of the layer is
+    /// [`OrphanPolicy::Never`](crate::OrphanPolicy::Never). Its handler sees a takeover. The layer still rejects another
+    /// request under the key. If that execution ends without an outcome too, the orphan policy applies again. An execution
+    /// that held the entry before can no longer complete it.
     Retry,
     /// The outcome is known. Completes the entry with this record, and each retry gets it from now on.
     Complete {
@@ -49,8 +50,8 @@ pub enum Resolution {
     BreakLease,
     /// The record must not be replayed: it is wrong, cannot be read, or has to be erased. Deletes the entry.
     ///
-    /// The next request with the key executes again, although an execution has had its effect. So may an execution whose own
-    /// commit is not acknowledged yet: it finds no record, and may commit once more.
+    /// The next request with the key executes again, although an execution has had its effect. An execution whose own
+    /// commit is unacknowledged finds no record either, and may commit once more.
     DeleteRecord,
 }
 

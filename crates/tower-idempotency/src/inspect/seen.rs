@@ -44,9 +44,9 @@ impl Seen {
 
     /// Computes a version from the token that holds or completed the entry, and the expiry of its lease.
     ///
-    /// Pass the lease expiry for an [orphan](State::Orphaned) only, as the store stores it: a renewal by the lease holder
-    /// then changes the version of an orphan, and leaves that of an entry in progress. The token cannot be computed from the
-    /// version.
+    /// Pass the lease expiry for an [orphan](State::Orphaned) only, in the form in which it is stored. A renewal by the
+    /// lease holder then changes the version of an orphan, but not the version of an entry in progress. The token cannot be
+    /// computed from the version.
     #[must_use]
     pub fn version_of(token: Option<&Token>, lease_expiry: Option<u64>) -> u64 {
         let token = token.map_or(&b""[..], |token| token.as_bytes());

@@ -52,7 +52,7 @@ impl IdempotencyLayer {
     /// when it renews the lease next.
     ///
     /// If the value is too short, slow handlers cause alarms. If it is too long, an operator learns late of a handler that
-    /// hangs, and whose key stays blocked.
+    /// hangs and blocks its key.
     pub fn with_overdue_after(self, overdue_after: Duration) -> Self {
         self.set(|config| config.execution.overdue_after = Some(overdue_after))
     }
@@ -61,8 +61,8 @@ impl IdempotencyLayer {
     /// [`OrphanPolicy::TakeOver`].
     ///
     /// - [`OrphanPolicy::TakeOver`] is at-least-once: a retry executes again, and the effect may happen twice.
-    /// - [`OrphanPolicy::Refuse`] is at-most-once: retries get 409 until the orphan expires. An operator must find out what
-    ///   happened, and [resolves](crate::inspect) the entry. A failed execution leaves an orphan too, unless
+    /// - [`OrphanPolicy::Refuse`] is at-most-once: retries get 409 until the orphan expires. An operator must determine the
+    ///   outcome and [resolve](crate::inspect) the entry. A failed execution leaves an orphan too, unless
     ///   [`with_failure`](Self::with_failure) changes that.
     /// - [`OrphanPolicy::Never`] is the same, but a [retry](crate::inspect::Resolution::Retry) that an operator allows has no
     ///   effect.
@@ -73,9 +73,9 @@ impl IdempotencyLayer {
         self.set(|config| config.execution.orphan_policy = policy)
     }
 
-    /// Sets the state in which a failed execution leaves its key: after a panic of the handler, an error of the inner service,
-    /// or a response body that fails. Default: [`ExecutionFailure::Release`], and [`ExecutionFailure::Orphan`] with
-    /// [`OrphanPolicy::Refuse`].
+    /// Sets the state in which a failed execution leaves its key. Failures are a panic of the handler, an error of the
+    /// inner service, and a response body that fails. Default: [`ExecutionFailure::Release`], and
+    /// [`ExecutionFailure::Orphan`] with [`OrphanPolicy::Refuse`].
     ///
     /// For [`run_once`](Self::run_once) the setting applies to panics only. [`WorkError`](crate::run_once::WorkError) decides
     /// about errors.
@@ -89,7 +89,7 @@ impl IdempotencyLayer {
         self.set(|config| config.execution.failure = Some(failure))
     }
 
-    /// Sets how long the layer keeps an orphan. Default: the [retention](Self::with_retention) (24 h).
+    /// Sets the retention of orphans. Default: the [retention](Self::with_retention) (24 h).
     ///
     /// Each attempt to execute the orphan restarts the period. An orphan that is retried more often than this never expires.
     ///
@@ -102,15 +102,16 @@ impl IdempotencyLayer {
 
 /// Enforcement.
 impl IdempotencyLayer {
-    /// Sets whether the layer enforces, observes or is off, or the switch that decides this while the service runs. Default:
+    /// Sets the enforcement of the layer, or a switch that changes the enforcement at run time. Default:
     /// [`Enforcement::Enforce`](crate::Enforcement::Enforce).
     ///
-    /// Clones of the layer share the switch. Give the clone of a route its own, to switch that route alone.
+    /// Clones of the layer share the switch. To switch one route alone, give its clone a switch of its own.
     /// [`run_once`](Self::run_once), [`take_over`](Self::take_over) and [`drain`](Self::drain) ignore the enforcement.
     ///
-    /// With [`Enforcement::Observe`](crate::Enforcement::Observe), the layer counts the treatment that each request would get in
-    /// `idempotency_observed_total`, under IDs of its own. A request that would need more store calls or memory than the bound
-    /// for observations is counted as `not_judged`. If the setting stays at `Observe` or `Off`, every retry executes again.
+    /// With [`Enforcement::Observe`](crate::Enforcement::Observe), the layer counts the treatment that each request would
+    /// get in `idempotency_observed_total`, under separate IDs. It counts a request as `not_judged` if the observation
+    /// would need more store calls or memory than its limit. If the setting stays at `Observe` or `Off`, every retry
+    /// executes again.
     pub fn with_enforcement(self, enforcement: impl Into<EnforcementSwitch>) -> Self {
         self.set(|config| config.enforcement = enforcement.into())
     }

@@ -55,11 +55,12 @@ impl IdempotencyLayer {
         self.set(|config| config.response.collect_timeout = timeout)
     }
 
-    /// Sets how many requests may arrive, and how many may be executed, at the same time. Default: 10,000 each.
+    /// Sets how many requests may be arriving, and how many may be executing, at the same time. Default: 10,000 each.
     ///
-    /// A request arrives while its body is read, while it acquires its lease and while it waits for another one. Replays and
-    /// rejected duplicates only arrive. An execution counts until it ends, also after its client has disconnected. If
-    /// more than half of the executions are those of disconnected clients of one caller, this caller gets no new ones.
+    /// A request is arriving while its body is read, while it acquires its lease, and while it waits for another request.
+    /// Replays and rejected duplicates are never executing. An execution counts until it ends, even after its client has
+    /// disconnected. If the disconnected clients of one caller use more than half of the limit of executions, that caller
+    /// gets no new executions.
     ///
     /// The limits apply to this layer and all its clones, and every caller has a share in each limit:
     /// - A caller that holds at most an eighth can use all of it.
@@ -78,7 +79,7 @@ impl IdempotencyLayer {
         self.set(|config| config.limits.max_in_flight = requests)
     }
 
-    /// Sets how many fresh keys each caller may send per second, and how many at once after a pause. Default: no limit.
+    /// Sets how many fresh keys each caller may send per second, and how many in a burst. Default: no limit.
     ///
     /// A key is fresh if its request is executed and is no takeover. Replays and other duplicates are not limited, and
     /// neither are [`run_once`](Self::run_once) and [`take_over`](Self::take_over). A request beyond the rate gets 429

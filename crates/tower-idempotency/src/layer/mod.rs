@@ -33,7 +33,7 @@ mod responses;
 ///
 /// # Timeouts
 ///
-/// Place a timeout inside the layer. A handler that never finishes keeps its lease, which blocks the key, even after its
+/// Place a timeout inside the layer. A handler that never finishes holds its lease, which blocks the key, even after its
 /// client has disconnected.
 ///
 /// A timeout may stop a handler that has already had its effect. By default its response (408, 503 or 504) is not recorded:
@@ -129,7 +129,8 @@ impl IdempotencyLayer {
     /// All clones of the layer drain together, permanently. Another layer on the same store must be drained separately.
     ///
     /// Call this after the graceful shutdown of the server: the server does not know the tasks in which executions of
-    /// disconnected clients continue. If this returns `false`, the remaining executions keep their leases until they expire.
+    /// disconnected clients continue. If this returns `false`, the remaining executions hold their leases until these
+    /// expire.
     ///
     /// ```no_run
     /// use std::{io, pin::pin, sync::Arc, time::Duration};
@@ -185,10 +186,7 @@ impl<S> Layer<S> for IdempotencyLayer {
     type Service = Idempotency<S>;
 
     fn layer(&self, inner: S) -> Idempotency<S> {
-        let context = Context {
-            config: Arc::clone(&self.config),
-            shared: Arc::clone(&self.shared),
-        };
+        let context = Context::new(&self.config, &self.shared);
         Idempotency::new(inner, Arc::new(context))
     }
 }

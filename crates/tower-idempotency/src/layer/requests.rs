@@ -1,4 +1,4 @@
-//! Setters about requests: which are covered, their key, and which are the same.
+//! Setters about requests: coverage, key, fingerprint and principal.
 
 use std::{ops::RangeInclusive, sync::Arc};
 
@@ -18,9 +18,9 @@ use crate::{
 impl IdempotencyLayer {
     /// Sets the methods that the layer covers. Default: all but GET, HEAD, OPTIONS, TRACE and QUERY.
     ///
-    /// HEAD always passes through. CONNECT, gRPC and upgrades to another protocol pass through only if keys are optional: with
-    /// [`MissingKey::PassThrough`] and a key from a header. gRPC is HTTP/2 with the media type `application/grpc` or
-    /// `application/grpc+..`, but not `+json`. An upgrade is HTTP/1.1 with `Connection: upgrade`.
+    /// HEAD always passes through. CONNECT, gRPC and upgrades to another protocol pass through only if keys are optional:
+    /// with [`MissingKey::PassThrough`] and a key from a header. A gRPC request is HTTP/2 with the media type
+    /// `application/grpc` or `application/grpc+..`, but not `+json`. An upgrade is HTTP/1.1 with `Connection: upgrade`.
     ///
     /// If keys are required, put gRPC services and tunnels on routes without the layer, or exclude them with
     /// [`with_skip`](Self::with_skip). The layer reads a request body to its end, which such a stream does not have.
@@ -42,6 +42,34 @@ impl IdempotencyLayer {
         is_covered: impl Fn(&Method) -> bool + Send + Sync + 'static,
     ) -> Self {
         self.set(|config| config.request.methods = Arc::new(is_covered))
+    }
+
+    /// Sets the gRPC methods whose unary calls are protected. Default: none, so that gRPC calls pass through.
+    ///
+    /// A request with the media type `application/grpc` or one that begins with it is a gRPC call, and so is a request of another
+    /// HTTP method than POST to the path of a protected method. Other requests keep the rules for HTTP, so that one layer may
+    /// serve both. Calls of other gRPC methods pass through, with or without a key. Without this setting they do so only if
+    /// keys are optional: if keys are required, the rules for HTTP apply, which ignore the code of gRPC.
+    ///
+    /// A call of a protected method differs from an HTTP request:
+    ///
+    /// - Its request must be one complete message. If it has a key, a second message is rejected with `INVALID_ARGUMENT`.
+    /// - The code in the trailers decides if the response is recorded: see
+    ///   [`GrpcMethods::with_recorded_codes`](crate::GrpcMethods::with_recorded_codes). A response that is not one of gRPC is
+    ///   recorded by its status. A response with several messages reaches the client, and is
+    ///   [unrecordable](Self::with_unrecordable).
+    /// - Errors of the layer are those of [`grpc_response`](crate::grpc_response), whatever
+    ///   [`with_error_response`](Self::with_error_response) is.
+    /// - A replay has every `grpc-*` header and trailer, whatever [`with_replayed_headers`](Self::with_replayed_headers) is.
+    /// - [`FingerprintBy::head_only`](crate::FingerprintBy::head_only) still buffers the message.
+    /// - grpc-web is covered inside the layer that translates it, such as that of `tonic-web`. Outside, a call with a key is
+    ///   rejected.
+    ///
+    /// If a method with effects is not protected, each retry of it executes again. If a stream is protected, its calls with
+    /// a key fail. `docs/guide/grpc.md` explains the placement, deadlines and clients.
+    #[cfg(feature = "grpc")]
+    pub fn with_grpc(self, methods: crate::GrpcMethods) -> Self {
+        self.set(|config| config.grpc = Some(methods))
     }
 
     /// Sets a predicate that returns `true` for requests that pass through, with or without a key. Default: none.
@@ -96,14 +124,14 @@ impl IdempotencyLayer {
 
     /// Sets a function that returns the key of a request, instead of the header and its alias. Default: none.
     ///
-    /// Examples are the key of an entity, such as `payment-1234-refund`, or the event ID of a webhook. `scope` states whether a key
-    /// names the same operation for all callers, as these do, or another one for each caller. `None` counts as a missing
-    /// key. The length limits apply to the key, the key syntax does not. Below `Router::nest`, use the path from
+    /// Examples are the key of an entity, such as `payment-1234-refund`, or the event ID of a webhook. `scope` states if a
+    /// key names one operation for all callers, as in these examples, or one operation for each caller. `None` counts as a
+    /// missing key. The length limits apply to the key, the key syntax does not. Below `Router::nest`, use the path from
     /// [`original_path_and_query`](crate::original_path_and_query).
     ///
-    /// The layer does not record a 4xx response, whatever the [recorded statuses](Self::with_recorded_statuses) are: the
-    /// client cannot choose another key for its corrected request. Respond with
-    /// [`NeedsAttention`](crate::NeedsAttention) if such a request must not be repeated.
+    /// The layer never records a 4xx response, regardless of the [recorded statuses](Self::with_recorded_statuses). The
+    /// client cannot choose another key for its corrected request. Respond with [`NeedsAttention`](crate::NeedsAttention)
+    /// if such a request must not be repeated.
     ///
     /// If two operations get the same key, the second one gets the replay of the first one, or 422. A key of the service
     /// never equals a key that a client sent.
@@ -138,7 +166,7 @@ impl IdempotencyLayer {
     ///
     /// An empty key gets 400, even if the range contains 0.
     ///
-    /// If the range is too narrow, valid keys get 400. If it is empty, all keys do.
+    /// If the range is too narrow, valid keys get 400. An empty range rejects all keys.
     pub fn with_key_length(self, length: RangeInclusive<usize>) -> Self {
         self.set(|config| {
             config.request.key_rules.min = *length.start();
@@ -148,7 +176,7 @@ impl IdempotencyLayer {
 
     /// Sets a predicate that keys must satisfy in addition to the syntax, such as being a UUID. Default: none.
     ///
-    /// Other keys get 400 `malformed-key`. If the predicate is too strict, valid keys get it too.
+    /// Other keys get 400 `malformed-key`. If the predicate is too strict, valid keys get this error too.
     pub fn with_key_check(self, check: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
         self.set(|config| config.request.key_check = Some(Arc::new(check)))
     }
@@ -172,7 +200,7 @@ impl IdempotencyLayer {
     }
 }
 
-/// Fingerprint and principal: which requests are the same request.
+/// Fingerprint and principal: the identity of a request.
 impl IdempotencyLayer {
     /// Sets the namespace of the keys, for services that share a store. Default: empty.
     ///
@@ -201,9 +229,9 @@ impl IdempotencyLayer {
 
     /// Sets the principal, which separates the keys of different callers. Default: [`Principal::credentials`].
     ///
-    /// If several callers share a principal, they may get each other's responses. If the principal changes between
-    /// retries, as a refreshed token does, the retry executes again. The layer warns once
-    /// about callers without credentials, and at most once a minute about a recent request under another principal.
+    /// If several callers share a principal, they may get each other's responses. If the principal changes between retries,
+    /// for example with a refreshed token, the retry executes again. The layer warns once about callers without
+    /// credentials, and at most once a minute about a recent request under another principal.
     ///
     /// If you change it, no record is found any more: retries execute again.
     pub fn with_principal(self, principal: Principal) -> Self {
@@ -213,8 +241,8 @@ impl IdempotencyLayer {
     /// Sets whether the host of the request is part of the scope of its key. Default: `false`.
     ///
     /// Set it if one process serves several hosts with separate data, such as one host for each tenant. The same key and
-    /// request on two hosts are then two requests. Without it, a caller whose credentials are valid on both hosts gets the
-    /// response of one host for a request to the other one, unless the fingerprints differ. Anonymous callers of both hosts
+    /// request on two hosts are then two requests. Without this setting, a caller whose credentials are valid on both hosts
+    /// may get the response of the wrong host. That happens if the fingerprints are equal. Anonymous callers of both hosts
     /// share their keys.
     ///
     /// The host is that of the request's URI, or else of the `Host` header, in lower case and without the port. A proxy must

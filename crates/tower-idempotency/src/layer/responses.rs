@@ -1,4 +1,4 @@
-//! Setters about responses: which are recorded, what a replay has, and the responses of the layer itself.
+//! Setters about responses: recording, replays, traces, and the errors of the layer itself.
 
 use std::{sync::Arc, time::Duration};
 
@@ -35,9 +35,10 @@ impl IdempotencyLayer {
     /// The fingerprint covers none of these headers: the corrected request is the same request, under the same key. It must
     /// not get the old rejection.
     ///
-    /// The layer never records 1xx, 307 and 308, whatever the predicate returns. 307 and 308 ask the client to repeat the
-    /// request at another URL, under the same key. 301 and 302 are recorded: they are common responses to a form. A client
-    /// that follows one of them with PUT, PATCH or DELETE gets 422 `key-reused` if its method stays the same.
+    /// The layer never records 1xx, 307 and 308, regardless of the predicate. With 307 and 308 the client repeats the
+    /// request at another URL, under the same key. The statuses 301 and 302 are recorded, because they are common responses
+    /// to a form. A client that follows one of them with PUT, PATCH or DELETE gets 422 `key-reused` if its method stays the
+    /// same.
     ///
     /// After a status that is not recorded, the layer releases the key and a retry executes again. If you record the status
     /// of a temporary failure, retries get that failure for the complete retention.
@@ -50,8 +51,8 @@ impl IdempotencyLayer {
 
     /// Sets the treatment of responses that are too large or streamed. Default: [`Unrecordable::Tombstone`].
     ///
-    /// A response also counts as too large if it exceeds the rest of the
-    /// [byte limit](Self::with_max_buffered). Responses do so while clients of the same caller leave other ones unread.
+    /// A response also counts as too large if it exceeds the rest of the [byte limit](Self::with_max_buffered). This
+    /// happens while clients of the same caller do not read earlier responses.
     ///
     /// With [`Unrecordable::Release`], every retry repeats the effects of such a request.
     pub fn with_unrecordable(self, unrecordable: Unrecordable) -> Self {
@@ -125,7 +126,7 @@ impl IdempotencyLayer {
     }
 }
 
-/// Traces: which execution a replay belongs to.
+/// Traces: links from replays to executions.
 impl IdempotencyLayer {
     /// Sets if a record stores the `traceparent` of its request (W3C Trace Context), and replays link to it. Default: `false`.
     ///
@@ -133,13 +134,13 @@ impl IdempotencyLayer {
     /// the extension [`ExecutionTrace`](crate::ExecutionTrace). So has a rejection because of a tombstone or of
     /// [`NeedsAttention`](crate::NeedsAttention). No response header carries it.
     ///
-    /// - A malformed value is not stored, nor are several of them. Each record with a trace is 69 bytes larger.
+    /// - A malformed value is not stored, and neither are several values. Each record with a trace is 69 bytes larger.
     /// - `run_once` has no request and stores no trace. An orphan has no record, and so no trace.
-    /// - A client chooses its `traceparent`. It can name the trace of another request, and its own retries then link to that.
-    ///   If untrusted clients reach the service, let a proxy replace the header.
-    /// - Who reads the store or the logs sees which trace a key belongs to.
+    /// - A client chooses its `traceparent`, so the links of its retries can lead to the trace of another request. If
+    ///   untrusted clients reach the service, let a proxy replace the header.
+    /// - A reader of the store or of the logs can see which trace an entry belongs to.
     ///
-    /// If it is set while retries reach processes without the setting, those retries have no link.
+    /// Retries that reach a process without the setting have no link.
     pub fn with_trace_links(self, has_trace_links: bool) -> Self {
         self.set(|config| config.response.has_trace_links = has_trace_links)
     }
@@ -149,8 +150,8 @@ impl IdempotencyLayer {
 impl IdempotencyLayer {
     /// Sets the function that renders errors. Default: `application/problem+json` (RFC 9457).
     ///
-    /// The layer sends the status and the headers that the function returns without a change. If the status is a success,
-    /// clients mistake a rejected request for a completed one.
+    /// The layer sends the returned status and headers unchanged. If the status is a success, clients mistake a rejected
+    /// request for a completed one.
     pub fn with_error_response(
         self,
         render: impl Fn(&Error) -> Response<Bytes> + Send + Sync + 'static,

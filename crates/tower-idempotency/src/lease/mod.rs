@@ -12,8 +12,8 @@ use crate::{digest::downstream_key, lease::state::LeaseState};
 
 /// The right to execute a request, as its handler sees it: a request extension, and an extractor with the feature `axum`.
 ///
-/// Clones are handles to the same lease. Dropping them ends nothing: a lease ends with the outcome of the request or by its
-/// expiry.
+/// Clones are handles to the same lease. A drop of a handle does not end the lease. The lease ends with the outcome of the
+/// request, or by its expiry.
 #[derive(Clone)]
 pub struct Lease(pub(crate) Arc<LeaseState>);
 
@@ -37,9 +37,9 @@ impl Lease {
     /// Check it before an effect that cannot be undone. It narrows the window for a second execution, but does not close it.
     /// Returns `false` once the lease was lost, could not be renewed in time, or ended with the outcome.
     ///
-    /// Time is measured with [`Instant`](std::time::Instant), which on Linux stops while the machine is suspended, as a laptop
-    /// or a virtual machine may be. After a suspension this may return `true` although the lease has expired at
-    /// the store: for the rest of the lease, or until a renewal finds it lost.
+    /// Time is measured with [`Instant`](std::time::Instant). On Linux, that clock stops while the machine is suspended,
+    /// for example a laptop or a virtual machine. After a suspension this may return `true` although the lease has expired
+    /// at the store. That ends at the local deadline, or when a renewal reports the loss.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.0.is_held()
@@ -74,10 +74,10 @@ impl Lease {
     /// layer's namespace and secret, and with the principal. A deployment that changes one of them loses the records and the
     /// derived keys alike. The key depends only on the entry's id and fingerprint in the store.
     ///
-    /// With [`MissingKey::Derive`](crate::MissingKey::Derive), the key is also different for an equal request after the
-    /// record has expired: an equal order is then charged again. A retry after an error response still gets the same key.
-    /// For that the layer does not release the entry of such an execution, but leaves it as an orphan. A retry takes it over,
-    /// unless the orphan policy refuses.
+    /// With [`MissingKey::Derive`](crate::MissingKey::Derive), the key also differs for an equal request after the record
+    /// has expired, so that an equal order is charged again. A retry after an error response still gets the same key.
+    /// Therefore the layer leaves the entry of such an execution as an orphan instead of releasing it. A retry takes the
+    /// orphan over, unless the orphan policy refuses.
     #[must_use]
     pub fn derive(&self, name: &str) -> String {
         self.0.set_derived();

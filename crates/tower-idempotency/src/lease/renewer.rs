@@ -20,9 +20,9 @@ use crate::{
 
 /// Renews every lease of a layer from a single task, which starts with the first lease.
 ///
-/// A lease is renewed after a third of its duration. A request that is shorter costs one insertion and one removal here, and
-/// no renewal. The task wakes at least every third of the shortest lease, even without leases, so that a new lease need not
-/// wake it. A task that a worker thread wakes waits for that thread, which the handler may block.
+/// A lease is renewed after a third of its duration. A shorter request costs one insertion and one removal, and no renewal.
+/// The task wakes at least every third of the shortest lease, even without leases, so that a new lease need not wake it. A
+/// task that a worker thread wakes waits for that thread, and the handler may block it.
 pub(crate) struct Renewer {
     store: StoreClient,
     queue: Mutex<Queue>,
@@ -143,9 +143,9 @@ impl Renewer {
                 lease.extend_from(sent);
                 Some(sent + ttl / 3)
             }
-            // The outcome, which was sent during the renewal, ends the lease too.
+            // The outcome was sent during the renewal, and may have ended the lease.
             RenewOutcome::LeaseLost if lease.is_finishing() => None,
-            // So does a commit of the handler, also if its reply was lost.
+            // A commit of the handler may have ended the lease, even if its reply was lost.
             RenewOutcome::LeaseLost if lease.has_unacknowledged_commit() => {
                 lease.mark_not_held();
                 None

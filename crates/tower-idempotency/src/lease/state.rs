@@ -53,6 +53,8 @@ pub(crate) struct LeaseState {
     pub(crate) commits: CommitAttempts,
     /// Number of transactions that the handler has begun and neither committed nor rolled back.
     open_transactions: AtomicUsize,
+    /// Number of batches of which the handler has begun items, and whose results are not all final.
+    unfinished_batches: AtomicUsize,
     /// Wakes when `lost` or `finished` changes.
     pub(super) changed: Notify,
     // Times are nanoseconds since the grant was sent. The deadline counts from before the acquiring or renewing
@@ -64,9 +66,9 @@ pub(crate) struct LeaseState {
     lost: AtomicBool,
     loss_reported: AtomicBool,
     overdue_reported: AtomicBool,
-    // The outcome is on its way to the store. A renewal may find the lease gone before the outcome is acknowledged.
+    // The outcome is being sent to the store. A renewal may find that the lease has ended before the outcome is acknowledged.
     finishing: AtomicBool,
-    // The handler derived a key that the next life of the entry would not repeat.
+    // The handler derived a key that would change if the entry were released.
     derived: AtomicBool,
     // Set under the lock of the renewer's queue, so that no renewal begins afterwards.
     finished: AtomicBool,
@@ -78,6 +80,7 @@ impl LeaseState {
             reference: grant.claim.lease_ref(grant.generation),
             commits: CommitAttempts::default(),
             open_transactions: AtomicUsize::new(0),
+            unfinished_batches: AtomicUsize::new(0),
             changed: Notify::new(),
             deadline: AtomicU64::new(nanos(grant.claim.lease.as_duration())),
             next_renewal: AtomicU64::new(nanos(first_renewal)),
@@ -145,10 +148,10 @@ impl LeaseState {
 
     /// Returns `true` if a release would lose the keys that the handler derived.
     ///
-    /// The key of the request is derived too, so the keys change with the life of the entry. A retry after an error response
-    /// must repeat them.
-    pub(crate) fn must_keep_life(&self) -> bool {
-        // The release of a takeover leaves an orphan, which keeps the life.
+    /// The key of the request is derived too, and changes if the entry is released. A retry after an error response must
+    /// derive the same keys again.
+    pub(crate) fn must_leave_orphan(&self) -> bool {
+        // The release of a takeover leaves an orphan, and so the same keys.
         self.grant.key == Some(RequestKey::Derived)
             && !self.grant.takeover
             && self.derived.load(Ordering::Relaxed)
@@ -165,6 +168,19 @@ impl LeaseState {
     /// Returns `true` if the handler has begun a transaction that it neither committed nor rolled back.
     pub(crate) fn has_open_transaction(&self) -> bool {
         self.open_transactions.load(Ordering::Acquire) != 0
+    }
+
+    pub(crate) fn begin_batch(&self) {
+        self.unfinished_batches.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn end_batch(&self) {
+        self.unfinished_batches.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Returns `true` if a retry of the request may change the result of an item. Its response is then no outcome.
+    pub(crate) fn has_unfinished_batch(&self) -> bool {
+        self.unfinished_batches.load(Ordering::Acquire) != 0
     }
 
     /// Sets whether an outcome is on its way to the store. The reply to the outcome then reports a lost lease, not a renewal.
@@ -228,8 +244,8 @@ impl LeaseState {
         self.next_renewal.store(next_renewal, Ordering::Relaxed);
     }
 
-    /// Marks the lease as lost to another execution, and reports it. A renewal and the completion may both find it; only the
-    /// first one reports it.
+    /// Marks the lease as lost to another execution, and reports it. A renewal and the completion may both detect the loss,
+    /// and only the first one reports it.
     pub(crate) fn mark_lost(&self) {
         self.mark_not_held();
         if !self.loss_reported.swap(true, Ordering::AcqRel) {
@@ -247,7 +263,7 @@ impl LeaseState {
         }
     }
 
-    /// Marks the lease as lost without a report. A commit of the handler may have ended it, which is no fault.
+    /// Marks the lease as lost without a report. A commit of the handler may have ended the lease.
     pub(crate) fn mark_not_held(&self) {
         self.lost.store(true, Ordering::Release);
         self.changed.notify_waiters();

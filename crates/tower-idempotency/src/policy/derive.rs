@@ -1,4 +1,5 @@
-//! The policy from the settings in use. Predicates are called, and errors are rendered: nothing is written down a second time.
+//! Derives the policy from the settings in use. Calls the predicates and renders the errors, so that no setting is
+//! described twice.
 
 use std::time::Duration;
 
@@ -38,10 +39,10 @@ impl IdempotencyLayer {
     ///
     /// The predicates of [`with_methods_where`](Self::with_methods_where) and
     /// [`with_recorded_statuses`](Self::with_recorded_statuses) are called for each method and status, and
-    /// [`with_error_response`](Self::with_error_response) renders an example of each error. A client that is refused sees the
-    /// same.
+    /// [`with_error_response`](Self::with_error_response) renders an example of each error. A rejected client gets the same
+    /// response.
     ///
-    /// The policy of a clone with other settings is another one.
+    /// A clone with other settings has another policy.
     #[must_use]
     pub fn policy(&self) -> Policy {
         policy(&self.config)

@@ -17,14 +17,14 @@ pub use self::{
     service::{PolicyBody, PolicyService},
 };
 
-/// The policy of a layer, with everything that a client has to know to send keys and to retry.
+/// The policy of a layer: everything that a client must know to send keys and to retry.
 ///
 /// [`IdempotencyLayer::policy`](crate::IdempotencyLayer::policy) derives it from the settings in use. It contains no secret, no
 /// namespace and no name of a header or cookie that identifies callers, so it may be published. The draft demands that a server
 /// publishes its requirements (draft-ietf-httpapi-idempotency-key-header-07, section 2.5.2).
 ///
-/// As JSON it follows the schema [`SCHEMA`](Self::SCHEMA). Durations are in seconds, sizes in bytes. `Display` is the same for
-/// humans.
+/// As JSON it follows the schema [`SCHEMA`](Self::SCHEMA). Durations are in seconds, sizes in bytes. `Display` shows the
+/// same for humans.
 ///
 /// ```
 /// use tower_idempotency::{IdempotencyLayer, MemoryStore, MissingKey};
@@ -48,14 +48,14 @@ pub struct Policy {
     /// `true` if some requests with these methods are not protected, as [`with_skip`](crate::IdempotencyLayer::with_skip)
     /// decides.
     pub has_exceptions: bool,
-    /// The share of the callers, in percent, for which the layer enforced the policy when it was derived. 0 if it observed, or was
-    /// off: see [`Enforcement`](crate::Enforcement).
+    /// The percentage of the callers for which the layer enforced the policy, at the time of the derivation. It is 0 if the
+    /// layer observed or was off: see [`Enforcement`](crate::Enforcement).
     pub enforced_percent: u8,
-    /// The callers and endpoints for which a key is another key.
+    /// The callers, hosts and endpoints that have separate keys.
     pub scope: ScopePolicy,
     /// The parts of a request that must be equal in a retry.
     pub fingerprint: FingerprintPolicy,
-    /// The status of another request under the same key, or `None` if it is a request of its own.
+    /// The status of another request under the same key, or `None` if such a request is a separate one.
     pub key_reuse: Option<u16>,
     /// The response to a duplicate while the first request is executed.
     pub concurrent_requests: ConcurrentPolicy,
@@ -70,7 +70,7 @@ pub struct Policy {
     pub store_failure: &'static str,
     /// The statuses that are recorded and replayed, as single numbers and ranges.
     pub recorded_statuses: Vec<StatusRange>,
-    /// The treatment of a retry whose response could not be recorded, since it is too large or streamed: `refuse`, or `execute`.
+    /// The treatment of a retry if the response was too large or streamed: `refuse`, or `execute`.
     pub unrecordable: &'static str,
     /// The time for which a response is recorded, unless the handler chooses another one.
     #[serde(serialize_with = "seconds")]
@@ -118,14 +118,14 @@ pub struct KeyPolicy {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ScopePolicy {
-    /// The kinds of sources that identify a caller, in order: `credentials`, `header`, `cookie`, `service`, or `all`, for which
-    /// callers are one. `service` is what the authentication of the service finds. `both` combines two sources.
+    /// The kinds of sources that identify a caller, in order: `credentials`, `header`, `cookie`, `service` (the
+    /// authentication of the service), `both` (two combined sources), or `all` (all callers count as one).
     pub callers: Vec<&'static str>,
-    /// `true` if the key of one caller is that of all, as [`KeyScope::AllCallers`](crate::KeyScope::AllCallers) says.
+    /// `true` if all callers share their keys: see [`KeyScope::AllCallers`](crate::KeyScope::AllCallers).
     pub is_shared: bool,
-    /// `true` if another host has other keys.
+    /// `true` if each host has separate keys.
     pub host: bool,
-    /// `true` if another method or path has other keys.
+    /// `true` if each method and path has separate keys.
     pub endpoint: bool,
 }
 
@@ -133,12 +133,12 @@ pub struct ScopePolicy {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct FingerprintPolicy {
-    /// The part that the body has in it: `bytes`, `none`, `json`, `form` (without its boundary), or `service`, which decides
-    /// by a function of its own. Method, path, query and media type count too, unless it is `service`.
+    /// The part of the body in the fingerprint: `bytes`, `none`, `json`, `form` (without its boundary), or `service` (a
+    /// function of the service). Unless it is `service`, method, path, query and media type count too.
     pub body: &'static str,
     /// `true` if numbers in JSON are compared by their value.
     pub numbers_by_value: bool,
-    /// The JSON pointers to values that do not count. `*` is each item of an array.
+    /// The JSON pointers to values that do not count. `*` stands for each item of an array.
     pub without: Vec<String>,
     /// The headers that count, if the request has them.
     pub headers: Vec<String>,

@@ -46,8 +46,8 @@ pub struct PolicyBody(Option<Bytes>);
 impl Policy {
     /// Returns a service that publishes this policy.
     ///
-    /// Call it on the layer in use, after the last setter: the service does not see later changes, also not those of an
-    /// [`EnforcementSwitch`](crate::EnforcementSwitch).
+    /// Call it on the policy of the layer in use, after the last setter. Later changes have no effect on the service, not
+    /// even those of an [`EnforcementSwitch`](crate::EnforcementSwitch).
     #[must_use]
     pub fn service(&self) -> PolicyService {
         let json = serde_json::to_vec(self).expect("a policy has names and plain values");

@@ -8,22 +8,22 @@ use super::{
     ATTENTION, ExecutionTrace, PREFIX, Record, RecordError, VERSION, error::Problem, payload,
 };
 
-/// Failure of an execution that no retry may repeat and no program can resolve, so that an operator must.
+/// Failure of an execution that only an operator can resolve. No retry may repeat the execution.
 ///
 /// A handler attaches it to its response as an extension. Work of `run_once` returns it as
-/// [`WorkError::NeedsAttention`](crate::run_once::WorkError::NeedsAttention). The caller gets the handler's response.
-/// The layer does not record that response, whatever its status, but this failure. Each retry gets 409
-/// `outcome-unknown` with the code, and nothing is executed until an operator resolves the failure. The record is
-/// stored for [`Ttl::MAX`](crate::Ttl::MAX), whatever the retention setting. In the repository,
+/// [`WorkError::NeedsAttention`](crate::run_once::WorkError::NeedsAttention). The caller gets the handler's response. The
+/// layer records this failure instead of that response, with any status. Each retry gets 409 `outcome-unknown` with the
+/// code, and nothing is executed until an operator resolves the failure. The record is stored for
+/// [`Ttl::MAX`](crate::Ttl::MAX), regardless of the retention setting. In the repository,
 /// `docs/operations/needs-attention.md` explains how to find and resolve such entries.
 ///
 /// The *code* is for programs, and clients see it. It is a constant word that the service defines. The *reason* is for
-/// operators, who find it in the record. It is shown nowhere else.
+/// operators, and appears only in the record.
 ///
-/// The layer ignores it with a warning if the handler has already committed its response in a transaction, because
-/// that response stays the outcome. The same holds if the layer executes without a lease during an outage. Without a
-/// key it has no effect, because there are no retries to reject. If a store cannot store the reason, it stores the
-/// code alone.
+/// The layer ignores the failure, with a warning, if the handler has already committed its response in a transaction,
+/// because that response stays the outcome. The same holds if the layer executes without a lease during an outage. Without
+/// a key the failure has no effect, because there are no retries to reject. If the store cannot store the reason, the layer
+/// stores only the code.
 ///
 /// ```
 /// use axum::{Extension, Router, body::Body, http::{Request, StatusCode}, response::IntoResponse, routing::post};
@@ -35,8 +35,8 @@ use super::{
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let cancel = async || {
-///     // The seat is given away, and the provider refuses the refund.
-///     let attention = REFUND_FAILED.with_reason("refund re_7: provider answered 500 five times");
+///     // The seat is sold to another customer, and the provider refuses the refund.
+///     let attention = REFUND_FAILED.with_reason("refund re_7: provider responded 500 five times");
 ///     (StatusCode::BAD_GATEWAY, Extension(attention), "we will be in touch").into_response()
 /// };
 /// let app: Router = Router::new()
@@ -65,8 +65,8 @@ impl NeedsAttention {
     ///
     /// # Panics
     ///
-    /// If the code is not 1 to 64 of `a` to `z`, `0` to `9` and `-`. In a constant the panic occurs at compile time,
-    /// so declare it as one: a panic of a handler releases its key at the worst moment.
+    /// If the code is not 1 to 64 of `a` to `z`, `0` to `9` and `-`. Declare a constant, so that the panic occurs at
+    /// compile time. A panic of a handler would release the key.
     #[must_use]
     pub const fn new(code: &'static str) -> Self {
         assert!(
@@ -112,8 +112,8 @@ impl NeedsAttention {
     /// Reads the code and the reason from a record of this kind. Intended for operators' tools and for stores that
     /// show their entries to operators. No decision about a request may depend on the result.
     ///
-    /// Returns `None` for any other record, after it has read two bytes. It does not detect damage, because that needs
-    /// the key id. The result is for display.
+    /// Returns `None` for any other record, after it has read two bytes. Does not detect damage, because the checksum
+    /// covers the key ID.
     #[must_use]
     pub fn in_record(record: &[u8]) -> Option<Self> {
         let (&[version, flags, ..], rest) = record.split_first_chunk::<PREFIX>()?;

@@ -14,9 +14,9 @@ thread_local! {
 /// Appends the deflated `payload`. Returns `true` on success.
 pub(super) fn deflate(payload: &[u8], record: &mut Vec<u8>) -> bool {
     // Level 1 uses at most nine bits for a byte. With this capacity every stream finishes, even a stream that is not
-    // smaller and is discarded. The reason is zlib-rs (0.6.8): a reset while it still holds output does not free the
-    // space of that output, and after some hundred such resets it panics. A new compressor for each call would cost as
-    // much as 20 KiB of work.
+    // smaller and is discarded. In zlib-rs 0.6.8, a reset of a compressor with pending output does not free the space of
+    // that output. Some hundred of these resets cause a panic. A new compressor for each call would cost as much as the
+    // compression of 20 KiB.
     record.reserve(payload.len() + payload.len() / 8 + 64);
     DEFLATE.with_borrow_mut(|state| {
         let status = state.compress_vec(payload, record, FlushCompress::Finish);
@@ -36,7 +36,8 @@ fn compressor() -> Compress {
 
 /// Inflates `deflated`, which is a declared length and a deflate stream.
 ///
-/// Allocates no buffer of the declared length. The pieces grow with the actual output and are joined at the end.
+/// Allocates no buffer of the declared length. Allocates pieces that grow with the actual output, and joins them at the
+/// end.
 pub(super) fn inflate(deflated: &[u8], limit: usize) -> Result<Vec<u8>, RecordError> {
     let Some((declared, mut input)) = deflated.split_first_chunk::<4>() else {
         return Err(Problem::Deflate.into());

@@ -16,7 +16,7 @@ use crate::{
 /// Returns golden and generated records, all of them readable.
 fn originals(random: &mut Random) -> Vec<Bytes> {
     let mut originals = golden::files();
-    // The largest record costs as much as a thousand others and shows only its size. It has its own tests.
+    // The largest record costs as much as a thousand others, and adds only its size. Other tests cover it.
     originals.retain(|record| record.len() < 4096);
     for n in 0..64 {
         let mut headers = HeaderMap::new();
@@ -78,7 +78,7 @@ fn decodes(record: &Bytes) -> bool {
     readable
 }
 
-/// Returns the inflated bytes of a deflated record, whatever length it declares.
+/// Returns the inflated bytes of a deflated record, and ignores the declared length.
 fn inflated(record: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(PLAIN.max_inflated);
     if record.get(1) == Some(&DEFLATED) && record.len() > PREFIX + 4 {

@@ -32,7 +32,7 @@ pub(super) fn recorded_lines<'a>(
 }
 
 /// Returns the header lines that a record omits, in their order: lines that belong to a single exchange.
-pub(crate) fn not_kept<'a>(
+pub(crate) fn unrecorded_lines<'a>(
     headers: &'a HeaderMap,
     replayed: &dyn Fn(&HeaderName) -> bool,
 ) -> impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)> {

@@ -8,12 +8,12 @@
 //! | 1 | flags: 1 when the payload is deflated, 2 when the execution needs attention, 4 when the record is sealed, else 0 |
 //! | 2..6 | CRC-32 of the key id, bytes 0 and 1, and bytes 6 to the end; little endian |
 //! | 6.. | flags 0: the payload |
-//! | | flags 1: its inflated length (four bytes, little endian), and it as a raw deflate stream |
+//! | | flags 1: the inflated length of the payload (four bytes, little endian), and the payload as a raw deflate stream |
 //! | | flags 2: the length of a code (one byte), the code in ASCII, and the payload |
-//! | | flags 4, reserved: a key number (four bytes, little endian), a salt (16 bytes), and what flags 0 or 1 have, encrypted |
+//! | | flags 4, reserved: a key number (four bytes, little endian), a salt (16 bytes), and the bytes of flags 0 or 1, encrypted |
 //!
-//! Sealed records are not written so far, and rejected as such. The payload of flags 2 is sealed if it begins with the
-//! byte 0xC1, which MessagePack never uses.
+//! This version writes no sealed records, and rejects them with an error of their own. The payload of flags 2 is sealed if
+//! it begins with the byte 0xC1, which MessagePack never uses.
 //!
 //! The code has a fixed position, so that a database statement can find it. The checksum covers the key id, so a
 //! record found under another key is rejected like a damaged one.
@@ -41,7 +41,7 @@ pub use self::{
     origin::ExecutionTrace,
 };
 pub(crate) use self::{
-    headers::{PERSIST_FOR, POLICY, not_kept},
+    headers::{PERSIST_FOR, POLICY, unrecorded_lines},
     origin::Origin,
     payload::MAX_LINES,
 };
@@ -262,7 +262,7 @@ impl Codec {
         }
     }
 
-    /// Returns the length to which [`decode`](Self::decode) inflates the record. `None` if it does not inflate it.
+    /// Returns the length to which [`decode`](Self::decode) inflates the record, or `None` if the record is not compressed.
     pub(crate) fn inflated_len(&self, bytes: &[u8]) -> Option<usize> {
         let (&[version, flags, ..], rest) = bytes.split_first_chunk::<PREFIX>()?;
         let (declared, _) = rest.split_first_chunk::<4>()?;
@@ -294,7 +294,7 @@ impl Codec {
     }
 }
 
-/// Returns the trace of the execution that produced the record. `None` if it has none, or cannot be read.
+/// Returns the trace of the execution that produced the record, or `None` if the record has no trace or cannot be read.
 fn traceparent_in(id: &KeyId, record: &Bytes) -> Option<ExecutionTrace> {
     let (&[version, flags, checksum @ ..], rest) = record.split_first_chunk::<PREFIX>()?;
     if version != VERSION || u32::from_le_bytes(checksum) != self::checksum(id, flags, rest) {
@@ -316,8 +316,8 @@ fn with_checksum(id: &KeyId, mut record: Vec<u8>) -> Bytes {
     Bytes::from(record.into_boxed_slice())
 }
 
-/// Returns `true` if the record has a known version, is undamaged, and neither sealed nor one that needs attention. Does not
-/// inflate or decode it.
+/// Returns `true` for an undamaged record of a known version that is neither sealed nor needs attention. Does not inflate
+/// or decode the record.
 #[cfg(feature = "tiered")]
 pub(crate) fn is_replayable(id: &KeyId, record: &[u8]) -> bool {
     record
@@ -337,7 +337,8 @@ fn checksum(id: &KeyId, flags: u8, rest: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// The limit of a layer with the default settings, for a record of a layer with other ones.
+/// Maximum inflated size of a record whose trace is read. Higher than the limit of a layer with the default settings
+/// (16 MiB).
 const MAX_INFLATED_TO_TRACE: usize = 17 * 1024 * 1024;
 const VERSION: u8 = 1;
 const DEFLATED: u8 = 1;

@@ -23,9 +23,9 @@ impl<'a> From<&'a KeyId> for Origin<'a> {
 
 /// Trace of the execution that produced a record: the `traceparent` of its request (W3C Trace Context, section 3.2).
 ///
-/// With [`with_trace_links`](crate::IdempotencyLayer::with_trace_links) the layer stores it in the record. It then attaches it as
-/// an extension to each replay, and to each rejection because of the record. A layer outside of this one reads it there, and
-/// links the span of the retry to the execution. With `tracing-opentelemetry`:
+/// With [`with_trace_links`](crate::IdempotencyLayer::with_trace_links) the layer stores the trace in the record. It
+/// attaches the trace as an extension to each replay, and to each rejection because of the record. An outer layer can read
+/// this extension, and link the span of the retry to the execution. With `tracing-opentelemetry`:
 ///
 /// ```ignore
 /// if let Some(execution) = response.extensions().get::<ExecutionTrace>() {
@@ -35,12 +35,13 @@ impl<'a> From<&'a KeyId> for Origin<'a> {
 /// }
 /// ```
 ///
-/// The client of the first request chose the value. The link is a hint and no proof.
+/// The client of the first request chose the value, so the link proves nothing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ExecutionTrace([u8; LENGTH]);
 
 impl ExecutionTrace {
-    /// Reads the trace from a record. Returns `None` if it has none, or cannot be read. Intended for operators' tools.
+    /// Reads the trace from a record. Returns `None` if the record has no trace or cannot be read. Intended for operators'
+    /// tools.
     ///
     /// Inflates a compressed record, up to 17 MiB.
     #[must_use]
@@ -76,7 +77,7 @@ impl ExecutionTrace {
         Self::parse(line.as_bytes())
     }
 
-    /// Parses a value. Cuts what a later version adds after the flags.
+    /// Parses a value. Cuts fields that a later version adds after the flags.
     pub(super) fn parse(value: &[u8]) -> Option<Self> {
         let (first, rest) = value.split_first_chunk::<LENGTH>()?;
         let (version, trace, parent) = (&first[..2], &first[TRACE_ID], &first[SPAN_ID]);

@@ -146,7 +146,7 @@ impl Lines<'_> {
     }
 }
 
-/// Returns the encoded size of a text: its bytes, after one to five that have its length.
+/// Returns the encoded size of a text: a length of one to five bytes, and the text.
 const fn text_size(text: &str) -> usize {
     text.len()
         + match text.len() {
@@ -157,7 +157,7 @@ const fn text_size(text: &str) -> usize {
         }
 }
 
-/// Returns the encoded size of bytes: themselves, after two to five that have their length.
+/// Returns the encoded size of bytes: a length of two to five bytes, and the bytes.
 const fn bin_size(bytes: &[u8]) -> usize {
     bytes.len()
         + match bytes.len() {
@@ -290,7 +290,7 @@ fn response(payload: &Bytes, fields: Payload<'_>) -> Result<StoredResponse, Reco
             None => None,
         },
         recorded_at,
-        // A trace that cannot be read takes nothing from the response.
+        // A trace that cannot be read does not make the response unreadable.
         traceparent: fields
             .traceparent
             .and_then(|trace| ExecutionTrace::parse(trace.as_bytes())),
@@ -309,7 +309,7 @@ fn header_map(
     let mut map = HeaderMap::try_with_capacity(lines.len() + REPLAY_LINES).map_err(too_many)?;
     for ((name, value), sensitive) in lines.iter().zip(sensitive) {
         let name = HeaderName::from_lowercase(name.as_bytes()).map_err(|_| Problem::HeaderName)?;
-        // A record must not frame a message, whichever program wrote it.
+        // A record must not set the framing of a message, even if another program wrote the record.
         if headers::is_never_recorded(&name) {
             continue;
         }
@@ -431,9 +431,9 @@ impl<'de: 'a, 'a> Deserialize<'de> for Bin<'a> {
     }
 }
 
-/// The maximum number of header lines, and of trailer lines. Clients accept fewer (hyper reads 100 by default). A line
-/// takes a few bytes in a record, so the limit also bounds the memory of its reader to less than hundreds of
-/// kilobytes. A byte can count both together.
+/// The maximum number of header lines, and of trailer lines. A line may take only a few bytes in a record, so the limit
+/// also bounds the memory of a reader. One byte can count headers and trailers together. Clients accept fewer lines (hyper
+/// reads 100 by default).
 pub(crate) const MAX_LINES: usize = 128;
 
 /// The payload, a list, a line, and levels for additions of a later version.

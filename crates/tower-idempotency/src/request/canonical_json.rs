@@ -127,10 +127,10 @@ impl<'a> Outline<'a> {
     }
 }
 
-/// The rests of the pointers whose first tokens lead to a value.
+/// Remaining tokens of the pointers whose first tokens lead to a value.
 type Pointers<'a> = SmallVec<[&'a [Token]; 2]>;
 
-/// Returns the rests of the pointers after a step, or `None` if one of them ends there.
+/// Returns the remaining tokens of the pointers after a step, or `None` if a pointer ends there.
 fn step<'a>(pointers: &Pointers<'a>, is_step: impl Fn(&Token) -> bool) -> Option<Pointers<'a>> {
     let mut rests = Pointers::new();
     for pointer in pointers {
@@ -154,8 +154,8 @@ impl Writer<'_> {
     /// Writes the value at `from`, without the values at `left_out`. Returns the position after the value.
     ///
     /// The first byte of a value is its type. Strings and numbers continue with their length. Lists and objects end with a
-    /// byte that is not a type. So no two documents have the same form, unless they differ in values that are left out. An item
-    /// that is left out leaves a byte: the others keep their places.
+    /// byte that is not a type. So documents with the same form differ only in values that are left out. An item that is
+    /// left out is written as one byte, so that the other items keep their positions.
     fn write(
         &self,
         from: Position,
@@ -257,7 +257,7 @@ fn has_duplicates(members: &[Member<'_>]) -> bool {
     {
         return false;
     }
-    // Both ways: the long s and the Kelvin sign are equal to s and k in one of them alone.
+    // Two steps: only upper case makes the long s equal to s, and only lower case makes the Kelvin sign equal to k.
     let fold = |member: &Member<'_>| member.name.to_uppercase().to_lowercase();
     let mut folded: Vec<String> = members.iter().map(fold).collect();
     folded.sort_unstable();

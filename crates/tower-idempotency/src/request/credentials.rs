@@ -7,7 +7,7 @@ use crate::{
     request::principal::{Identity, PrincipalError},
 };
 
-/// Adds all credential headers to `hash`, or the cookies if there is none. Returns what it found.
+/// Adds all credential headers to `hash`, or the cookies if there is none. Returns the kind of identity.
 pub(super) fn add_credentials(
     headers: &HeaderMap,
     hash: &mut FieldDigest,
@@ -84,7 +84,7 @@ fn add_credential_headers(
 /// Returns `true` if a header of this name, in lower case, authenticates callers and is the same in every retry.
 ///
 /// Anti-forgery tokens, whose names end with `csrf-token` or `xsrf-token`, change and are left out. This function runs for
-/// every header of a request: the short endings sort out most names.
+/// every header of a request: the checks for `key` and `token` reject most names at once.
 fn is_credential_header(name: &str) -> bool {
     const KEYS: [&str; 3] = ["x-auth-key", "x-functions-key", "x-rapidapi-key"];
     const KEY_SUFFIXES: [&str; 4] = ["api-key", "apikey", "access-key", "subscription-key"];
@@ -137,7 +137,7 @@ pub(super) fn cookies(headers: &HeaderMap) -> impl Iterator<Item = (&[u8], &[u8]
 /// cookie were listed. The list therefore has only names of well-known products and of anti-forgery tokens.
 fn is_unrelated_cookie(name: &[u8]) -> bool {
     const NAMES: [&str; 57] = [
-        // Anti-forgery tokens: a second credential beside the session.
+        // Anti-forgery tokens: a second credential in addition to the session.
         "XSRF-TOKEN",
         "_csrf",
         "csrf",

@@ -53,8 +53,8 @@ pub(crate) mod observed;
 /// Request headers that name the account, tenant or user on whose behalf a shared token acts. Part of every fingerprint
 /// unless [`FingerprintBy::with_headers`] replaces them.
 ///
-/// These are headers of public APIs, such as those of Stripe, OpenAI, Xero, PayPal, Box, Dropbox, SendGrid, Google, Grafana,
-/// GitLab and Kubernetes, and their usual generic forms.
+/// The list has generic headers and those of public APIs: Stripe, OpenAI, Xero, PayPal, Box, Dropbox, SendGrid, Google,
+/// Grafana, GitLab, Kubernetes and others.
 pub const ACTING_HEADERS: [HeaderName; 32] = [
     HeaderName::from_static("as-user"),
     HeaderName::from_static("callerobjectid"),
@@ -130,7 +130,7 @@ impl FingerprintBy {
         Self::json(JsonFingerprint::new())
     }
 
-    /// Like [`canonical_json`](Self::canonical_json), with numbers by value or without some members, as `by` says.
+    /// Like [`canonical_json`](Self::canonical_json), with numbers by value or without some members, according to `by`.
     ///
     /// The bytes of the body are used in the same cases. With numbers by value, they are also used if a power of ten does not
     /// fit into 64 bits.
@@ -167,8 +167,8 @@ impl FingerprintBy {
 
     /// Adds a header, with all its values. May be called several times.
     ///
-    /// If a retry has another value, it gets 422: do not add a header that changes between retries, such as a date, a
-    /// signature or a trace ID.
+    /// A retry with another value gets 422. Do not add a header that changes between retries, such as a date, a signature
+    /// or a trace ID.
     #[must_use]
     pub fn and_header(mut self, name: HeaderName) -> Self {
         if !self.headers.contains(&name) {
@@ -414,7 +414,8 @@ fn path_and_query(uri: &Uri) -> &str {
 
 /// Returns the requested host in lower case, without the port. Empty if the request names none.
 ///
-/// HTTP/2 has it in the URI, and HTTP/1 in a header. A URI with a host goes before the header, as RFC 9112 requires.
+/// HTTP/2 has the host in the URI, and HTTP/1 in a header. A URI with a host takes precedence over the header, as RFC 9112
+/// requires.
 pub(super) fn host(head: &request::Parts) -> Vec<u8> {
     if let Some(host) = original_uri(head).host() {
         return host.to_ascii_lowercase().into_bytes();

@@ -61,7 +61,7 @@ impl JsonFingerprint {
 
     /// Compares numbers by their value: `1`, `1.0` and `10e-1` are the same.
     ///
-    /// The comparison is exact: no number is rounded, whatever its size. Minus zero is zero.
+    /// The comparison is exact: numbers of any size are not rounded. Minus zero is zero.
     ///
     /// Do not set it if the handler distinguishes two spellings of one number, such as an integer and a float. The second
     /// spelling then gets the response to the first one.
@@ -77,7 +77,8 @@ impl JsonFingerprint {
     /// The token `*` stands for each item of an array, and in an object for the member of that name. A pointer that leads
     /// nowhere has no effect. An array item that is left out still counts as an item.
     ///
-    /// Leave out only what has no influence on the effect: a request with another value there gets the recorded response.
+    /// Leave out only values that have no influence on the effect. A request with another value there gets the recorded
+    /// response.
     ///
     /// # Errors
     ///

@@ -20,8 +20,8 @@ pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key
 
 /// Valid idempotency key, decoded: without the quotes and escapes of the header.
 ///
-/// A caller that knows a key may be able to request the recorded response. To keep it out of logs, the type has no `Display`,
-/// and its `Debug` output does not contain the key. Use [`as_str`](Self::as_str) to read it.
+/// A caller that knows a key may be able to request the recorded response. To prevent keys in logs, the type has no
+/// `Display`, and its `Debug` output does not contain the key. Use [`as_str`](Self::as_str) to read it.
 #[derive(Clone)]
 pub struct IdempotencyKey(KeyText);
 

@@ -5,6 +5,7 @@ mod credentials;
 pub(crate) mod fingerprint;
 pub(crate) mod json_fingerprint;
 pub(crate) mod key;
+mod message_check;
 mod multipart;
 pub(crate) mod principal;
 pub(crate) mod read_body;
@@ -22,7 +23,7 @@ use crate::{
         fingerprint::{
             entry_id, host, media_type, new_scope, original_path_and_query, original_uri,
         },
-        key::{KeyError, RequestKey},
+        key::{IdempotencyKey, KeyError, RequestKey},
         principal::{Identity, PrincipalError},
         rules::{KeyFrom, KeyReuse, KeyScope, MissingKey, Rules},
     },
@@ -74,7 +75,7 @@ pub(crate) fn echoed_key(rules: &Rules, headers: &HeaderMap) -> Option<(HeaderNa
         return None;
     }
     let mut line = line.clone();
-    // Logs of the response must not contain it either.
+    // Logs of the response must not contain the key either.
     line.set_sensitive(true);
     Some((name.clone(), line))
 }
@@ -117,6 +118,10 @@ fn is_key_optional(rules: &Rules) -> bool {
 
 /// Returns the reason why the layer does not cover the request, or `None` if it does. The key is not considered.
 pub(crate) fn pass_reason(rules: &Rules, head: &request::Parts) -> Option<PassReason> {
+    if rules.is_grpc() {
+        let is_skipped = rules.skip.as_ref().is_some_and(|skip| skip(head));
+        return is_skipped.then_some(PassReason::Skip);
+    }
     let is_connect =
         head.method == Method::CONNECT && is_key_optional(rules) && (rules.methods)(&head.method);
     if !is_connect && !is_method_covered(rules, &head.method) {
@@ -137,7 +142,7 @@ pub(crate) fn pass_reason(rules: &Rules, head: &request::Parts) -> Option<PassRe
     is_grpc(head).then_some(PassReason::Grpc)
 }
 
-/// Returns `true` if the request asks to upgrade the connection to another protocol.
+/// Returns `true` if the request is for an upgrade of the connection to another protocol.
 ///
 /// Ignores the following:
 /// - `Upgrade` without `Connection: upgrade`, as RFC 9110 requires.
@@ -230,17 +235,7 @@ pub(crate) fn find_key(rules: &Rules, head: &request::Parts) -> Result<Option<Re
     };
     let key = key.map_err(key_error)?;
     match key {
-        Some(key)
-            if rules
-                .key_check
-                .as_ref()
-                .is_some_and(|check| !check(key.as_str())) =>
-        {
-            Err(Error::new(
-                ErrorKind::MalformedKey,
-                "the key does not have the form that this service expects",
-            ))
-        }
+        Some(key) if !passes_key_check(rules, &key) => Err(rejected_key()),
         Some(key) => Ok(Some(match rules.key_from {
             KeyFrom::Header { .. } => RequestKey::Sent(key),
             KeyFrom::Service { scope, .. } => RequestKey::Named(key, scope),
@@ -251,6 +246,28 @@ pub(crate) fn find_key(rules: &Rules, head: &request::Parts) -> Result<Option<Re
             MissingKey::PassThrough => Ok(None),
         },
     }
+}
+
+/// Returns the key of an item if it is valid like the key of a request.
+pub(crate) fn validate_item_key(rules: &Rules, key: String) -> Result<IdempotencyKey, Error> {
+    let key = rules.key_rules.validate(key).map_err(key_error)?;
+    if passes_key_check(rules, &key) {
+        Ok(key)
+    } else {
+        Err(rejected_key())
+    }
+}
+
+fn passes_key_check(rules: &Rules, key: &IdempotencyKey) -> bool {
+    let check = rules.key_check.as_ref();
+    check.is_none_or(|check| check(key.as_str()))
+}
+
+fn rejected_key() -> Error {
+    Error::new(
+        ErrorKind::MalformedKey,
+        "the key does not have the form that this service expects",
+    )
 }
 
 /// Creates the error of a request whose key is invalid.
@@ -268,6 +285,12 @@ pub(crate) fn key_error(error: KeyError) -> Error {
     }
 }
 
+/// Creates the error of a gRPC call that is protected and not unary.
+#[cfg(feature = "grpc")]
+pub(crate) fn not_unary(detail: &'static str) -> Error {
+    Error::new(ErrorKind::NotUnary, detail)
+}
+
 pub(crate) fn missing_key(rules: &Rules) -> Error {
     let detail = match &rules.key_from {
         KeyFrom::Header { name, .. } => {
@@ -278,20 +301,27 @@ pub(crate) fn missing_key(rules: &Rules) -> Error {
     Error::new(ErrorKind::MissingKey, detail)
 }
 
-/// Returns the key in the scope of its caller.
-pub(crate) fn scope_key(
+/// Scope of a caller. The key of a request or of an item is added to its digest.
+pub(crate) struct CallerScope {
+    pub(crate) hash: FieldDigest,
+    /// Digest by which the stores and the limits account for the caller.
+    pub(crate) account: ScopeDigest,
+    pub(crate) identity: Identity,
+}
+
+/// Returns the scope of the caller. If `is_shared`, all callers have one scope, but each has its own account.
+pub(crate) fn find_scope(
     rules: &Rules,
     head: &request::Parts,
-    key: &RequestKey,
-) -> Result<(ScopedKey, Identity), PrincipalError> {
+    is_shared: bool,
+) -> Result<CallerScope, PrincipalError> {
     let mut hash = new_scope(rules.secret.as_ref(), &rules.namespace);
-    let all_callers =
-        matches!(key, RequestKey::Named(_, KeyScope::AllCallers)).then(|| hash.clone());
+    let all_callers = is_shared.then(|| hash.clone());
     // May reject the request, even if the key is that of all callers.
     let mut identity = rules.principal.add_to_scope(head, &mut hash)?;
     // The stores and the limits account for the caller, whatever the key. A client that adds an invented credential or host
     // to its own must not get another share.
-    let scope = if identity == Identity::Combined {
+    let account = if identity == Identity::Combined {
         let mut account = new_scope(rules.secret.as_ref(), &rules.namespace);
         rules.principal.add_account(head, &mut account)?;
         account.scope_digest()
@@ -312,8 +342,27 @@ pub(crate) fn scope_key(
             .field(head.method.as_str().as_bytes())
             .field(path.as_bytes());
     }
-    let id = entry_id(hash, key, rules.key_reuse == KeyReuse::Separate);
-    Ok((ScopedKey { id, scope }, identity))
+    Ok(CallerScope {
+        hash,
+        account,
+        identity,
+    })
+}
+
+/// Returns the key in the scope of its caller.
+pub(crate) fn scope_key(
+    rules: &Rules,
+    head: &request::Parts,
+    key: &RequestKey,
+) -> Result<(ScopedKey, Identity), PrincipalError> {
+    let is_shared = matches!(key, RequestKey::Named(_, KeyScope::AllCallers));
+    let scope = find_scope(rules, head, is_shared)?;
+    let id = entry_id(scope.hash, key, rules.key_reuse == KeyReuse::Separate);
+    let scoped = ScopedKey {
+        id,
+        scope: scope.account,
+    };
+    Ok((scoped, scope.identity))
 }
 
 /// Builds the claim that requests a lease for this request. `new_token` draws the token for an entry.
@@ -333,7 +382,8 @@ pub(crate) fn build_claim(
     let (token, fingerprint) = match key {
         RequestKey::Sent(_) | RequestKey::Named(..) => (new_token(&id)?, fingerprint),
         RequestKey::Derived => {
-            // The name of the life must differ from those of other processes, whatever the store.
+            // The life must differ from the lives that other processes start, so the token of the memory store is not
+            // enough.
             let token = Token::random()?;
             (token, new_life(&token))
         }
@@ -358,8 +408,8 @@ pub(crate) fn build_claim(
 /// Returns the fingerprint of a new entry with a derived key.
 ///
 /// The ID of such an entry contains the fingerprint of its request, so no other request meets the entry. The stored
-/// fingerprint names the life of the entry instead, from its first lease to its end: it stays in a takeover, and a later
-/// entry for an equal request has another one. [`Lease::derive`](crate::Lease::derive) uses it.
+/// fingerprint identifies the life of the entry instead: from its first lease to its expiry or release. A takeover does not
+/// change the life. A later entry for an equal request has another life. [`Lease::derive`](crate::Lease::derive) uses it.
 fn new_life(token: &Token) -> Fingerprint {
     let mut hash = FieldDigest::new(None);
     hash.field(b"life").field(VERSION).field(token.as_bytes());
@@ -368,7 +418,7 @@ fn new_life(token: &Token) -> Fingerprint {
 
 /// Returns the method and the route, at most 128 bytes. If axum matched no route, returns the path in its place.
 ///
-/// Omits what may contain secrets or personal data: the query, and the values of parameters in the path.
+/// Omits parts that may contain secrets or personal data: the query, and the values of parameters in the path.
 fn operation(head: &request::Parts) -> Box<str> {
     operation_within(head, MAX_OPERATION).into()
 }
@@ -389,12 +439,22 @@ fn operation_within(head: &request::Parts, max: usize) -> String {
 
 /// Returns the operation of an observed request, so that operators distinguish its entry from those of executions.
 pub(crate) fn observed_operation(head: &request::Parts) -> Box<str> {
-    let mut operation = String::from(OBSERVED);
-    operation.push_str(&operation_within(head, MAX_OPERATION - OBSERVED.len()));
+    operation_with(OBSERVED, head)
+}
+
+/// Returns the operation of the items of a batch request.
+pub(crate) fn item_operation(head: &request::Parts) -> Box<str> {
+    operation_with(ITEM, head)
+}
+
+fn operation_with(prefix: &str, head: &request::Parts) -> Box<str> {
+    let mut operation = String::from(prefix);
+    operation.push_str(&operation_within(head, MAX_OPERATION - prefix.len()));
     operation.into()
 }
 
 const OBSERVED: &str = "observed ";
+const ITEM: &str = "item ";
 const MAX_OPERATION: usize = 128;
 
 fn route(head: &request::Parts) -> &str {

@@ -5,7 +5,7 @@ use memchr::memmem;
 
 /// Returns the parts of the body, each with its headers, or `None` if the body does not have the plain form.
 ///
-/// The plain form is that of RFC 2046, section 5.1.1, without what a sender may add: no text before the first boundary or
+/// The plain form is that of RFC 2046, section 5.1.1, without optional parts. It has no text before the first boundary or
 /// after the last one, and no space behind a boundary. The boundary is announced once, and appears in no part.
 pub(super) fn parts<'a>(headers: &HeaderMap, body: &'a [u8]) -> Option<Vec<&'a [u8]>> {
     let content_type = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
@@ -35,8 +35,8 @@ fn boundary(content_type: &str) -> Option<&str> {
     };
     let quoted = value.strip_prefix('"');
     let value = quoted.map_or(Some(value), |value| value.strip_suffix('"'))?;
-    // The characters of RFC 2046, without the space. A semicolon or a backslash is none of them, so no quoted string that the
-    // split has cut passes.
+    // The characters of RFC 2046, without the space. They exclude semicolon and backslash, so a quoted string that the
+    // split has cut is rejected.
     let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"'()+_,-./:=?".contains(&byte);
     (matches!(value.len(), 1..=70) && value.bytes().all(is_valid)).then_some(value)
 }
@@ -83,7 +83,7 @@ mod tests {
             "before\r\n--b\r\none\r\n--b--",
             "--b\r\none\r\n--b--\r\nafter",
             "--b\r\none\r\n--b-- ",
-            // Parsers differ in what they accept as the end of a part.
+            // Parsers accept different ends of a part.
             "--b\r\none\n--b--",
             "--b\r\none--b\r\n--b--",
             "--b \r\none\r\n--b--",

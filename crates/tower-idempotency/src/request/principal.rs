@@ -96,6 +96,18 @@ pub(crate) enum PrincipalError {
 }
 
 impl PrincipalError {
+    /// Returns the error for callers that cannot send the response of the application's closure.
+    pub(crate) fn into_error(self) -> Error {
+        match self {
+            Self::Missing(error) | Self::Ambiguous(error) => *error,
+            Self::Rejected(res) => Error::new(
+                ErrorKind::PrincipalMissing,
+                "the closure of the application rejected the request",
+            )
+            .with_status(res.status()),
+        }
+    }
+
     pub(super) fn ambiguous(detail: &'static str) -> Self {
         Self::Ambiguous(Box::new(Error::new(ErrorKind::PrincipalAmbiguous, detail)))
     }
@@ -119,8 +131,8 @@ impl Principal {
     ///   [`cookie`](Principal::cookie).
     ///
     /// Shares of the limits are counted by the first header, `Authorization` before the others, or by all the cookies. The
-    /// layer cannot see which of them the service verifies. If clients can invent one beside their own, or if all callers
-    /// have the same `Authorization`, name the source that identifies them.
+    /// layer cannot see which of them the service verifies. If clients can add an invented one to their own, or if all
+    /// callers have the same `Authorization`, name the source that identifies them.
     ///
     /// A credential that changes makes the caller a new principal: a retry with a refreshed token, or with a
     /// changed cookie, executes again. The layer counts such retries in
@@ -132,7 +144,7 @@ impl Principal {
         Self(vec![Source::Credentials])
     }
 
-    /// Uses the `Authorization` header alone, as the Ruby gem idempo does. The default of
+    /// Uses only the `Authorization` header, like the Ruby gem idempo. The default of
     /// [`Preset::Idempo`](crate::Preset::Idempo).
     ///
     /// All callers without this header share the anonymous scope, even if they show different cookies or API keys. A
@@ -145,7 +157,7 @@ impl Principal {
     /// Uses all values of a header, in order.
     ///
     /// Use a header that an authenticating proxy sets. If clients can choose its value, a client can use the principal of
-    /// another one.
+    /// another client.
     #[must_use]
     pub fn header(name: HeaderName) -> Self {
         Self(vec![Source::Header(name)])
@@ -390,8 +402,9 @@ impl Principal {
 }
 
 impl Principal {
-    /// Returns the scopes that requests with these values can have: one for each source that takes this number of values, in
-    /// order, or that of anonymous callers. `scope` is the digest to which the principal is added.
+    /// Returns the scopes that requests with these values can have, in the order of the sources that have this number of
+    /// values. Without values, adds the scope of anonymous callers, unless a source is required. `scope` is the digest to
+    /// which the principal is added.
     pub(crate) fn scopes_of(&self, values: &[&[u8]], scope: &FieldDigest) -> Vec<FieldDigest> {
         let mut scopes = self.principals_of(values, scope);
         let is_required =

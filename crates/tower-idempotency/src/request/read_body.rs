@@ -15,7 +15,7 @@ use crate::{
     body::chunks::{Chunks, FrameContent, content_length},
     error::{Error, ErrorKind},
     limits::{AdmissionError, Buffer},
-    request::rules::Rules,
+    request::{message_check::MessageCheck, rules::Rules},
     retry::{LazyTimer, from_now},
 };
 
@@ -46,13 +46,16 @@ pin_project! {
         trailers: Option<Option<Box<HeaderMap>>>,
         timer: LazyTimer,
         yielding: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+        // `Some` for a gRPC call.
+        message: Option<MessageCheck>,
     }
 }
 
 impl<B: http_body::Body> ReadBody<B> {
     /// Creates the reader of a body whose bytes count in `buffer`.
-    pub(crate) fn new(head: &request::Parts, body: B, buffer: Buffer) -> Self {
+    pub(crate) fn new(rules: &Rules, head: &request::Parts, body: B, buffer: Buffer) -> Self {
         Self {
+            message: MessageCheck::new(rules),
             announced: announced_length(&head.headers, &body),
             expected: expected_length(&head.headers, &body),
             body,
@@ -93,6 +96,9 @@ impl<B: http_body::Body> ReadBody<B> {
         if (this.chunks.len() as u64) < *this.expected {
             return Poll::Ready(Err(body_incomplete().into()));
         }
+        if let Some(message) = this.message {
+            message.end().map_err(BodyError::Rejected)?;
+        }
         // Without a length, only the server can detect such a reset. It does so, and drops this future, if the future yields.
         if *this.expected == 0 && version == Version::HTTP_2 && !this.body.is_end_stream() {
             let yielding = this.yielding.get_or_insert_with(|| Box::pin(yield_now()));
@@ -120,6 +126,9 @@ impl<B: http_body::Body> ReadBody<B> {
                     if data.len() > rules.body_limit - this.chunks.len() {
                         return Poll::Ready(Err(body_too_large(rules.body_limit).into()));
                     }
+                    if let Some(message) = this.message {
+                        message.read(&data).map_err(BodyError::Rejected)?;
+                    }
                     if let Some(buffer) = this.buffer {
                         buffer.reserve(data.len()).map_err(BodyError::OverLimit)?;
                     }
@@ -134,8 +143,8 @@ impl<B: http_body::Body> ReadBody<B> {
 
 /// Returns the length that a request body must have to be complete, or a lower bound of it.
 ///
-/// The exact length that the body itself states goes before `Content-Length`: an outer layer may have replaced a longer
-/// body.
+/// The exact length that the body itself states takes precedence over `Content-Length`: an outer layer may have replaced a
+/// longer body.
 pub(crate) fn expected_length(headers: &HeaderMap, body: &impl http_body::Body) -> u64 {
     let exact = body.size_hint().exact();
     exact.unwrap_or_else(|| announced_length(headers, body))
@@ -155,7 +164,7 @@ fn body_too_large(limit: usize) -> Error {
     )
 }
 
-fn body_incomplete() -> Error {
+pub(super) fn body_incomplete() -> Error {
     Error::new(
         ErrorKind::BodyUnreadable,
         "the request body ended before it was complete",

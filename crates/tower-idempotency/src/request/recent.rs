@@ -1,4 +1,4 @@
-//! Requests that this process saw recently, to notice a retry under another principal.
+//! Requests that this process saw recently, to detect a retry under another principal.
 
 use std::{
     hash::BuildHasher,
@@ -18,9 +18,9 @@ const SLOTS: usize = 4096;
 /// Table of recent requests: for each key and fingerprint, the principal under which it was last seen.
 ///
 /// A slot has 32 bits for the request and 32 bits for the entry's ID, which differs if the principal does. Both are hashes
-/// under a random key of the process, so that they reveal nothing and no client can choose the slot of another one. A
-/// client that fills the table makes the layer miss changes, and nothing else. Two requests that meet in a slot are mistaken
-/// for each other once in 2^32 times.
+/// under a random key of the process, so that they reveal nothing and no client can choose the slot of another one. If a
+/// client fills the table, the layer misses changes, and nothing else happens. Two requests in one slot are confused with a
+/// probability of 1 in 2^32.
 pub(crate) struct RecentRequests {
     hasher: DefaultHashBuilder,
     /// Hides the IDs in the slots.

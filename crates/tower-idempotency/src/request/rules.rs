@@ -5,6 +5,8 @@ use std::{sync::Arc, time::Duration};
 use http::{HeaderName, Method, StatusCode, request};
 
 use super::{fingerprint::FingerprintBy, key::KeyRules, principal::Principal};
+#[cfg(feature = "grpc")]
+use crate::grpc::GrpcMethods;
 use crate::{digest::Secret, error::ErrorKind};
 
 /// Treatment of a request without a key.
@@ -17,8 +19,8 @@ pub enum MissingKey {
     Reject,
     /// The fingerprint is used as the key: equal requests of one principal are one request while the record is stored.
     ///
-    /// Two equal requests that a client means as two, such as the same order placed twice, also become one. Therefore keep
-    /// the retention short: FIFO queues use five minutes. All requests without a principal count as requests of one caller.
+    /// Two equal requests that a client means as two, such as the same order placed twice, also become one. Therefore set a
+    /// short retention: FIFO queues use five minutes. All requests without a principal count as requests of one caller.
     /// With [`FingerprintBy::head_only`](crate::FingerprintBy::head_only), all requests to one path are equal.
     ///
     /// The handler gets a [`Lease`](crate::Lease), but no [`IdempotencyKey`](crate::IdempotencyKey).
@@ -54,7 +56,7 @@ impl KeyReuse {
 pub enum KeyScope {
     /// The key belongs to the [principal](crate::Principal): the same key of two callers is two operations.
     ///
-    /// Two operators who refund one payment each execute the refund.
+    /// If two operators refund one payment, the refund executes twice.
     EachCaller,
     /// The key belongs to all callers: the operation is executed once, for the first caller that requests it.
     ///
@@ -99,4 +101,17 @@ pub(crate) struct Rules {
     pub(crate) key_reuse: KeyReuse,
     pub(crate) body_limit: usize,
     pub(crate) body_timeout: Duration,
+    /// `Some` in the settings for gRPC calls of protected methods.
+    #[cfg(feature = "grpc")]
+    pub(crate) grpc: Option<GrpcMethods>,
+}
+
+impl Rules {
+    /// Returns `true` if these are the settings for gRPC calls of protected methods.
+    pub(crate) const fn is_grpc(&self) -> bool {
+        #[cfg(feature = "grpc")]
+        return self.grpc.is_some();
+        #[cfg(not(feature = "grpc"))]
+        false
+    }
 }

@@ -10,6 +10,8 @@ use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode, header};
 use tokio::time::Instant;
 
+#[cfg(feature = "grpc")]
+use crate::grpc::MessageReader;
 use crate::{
     body::{
         Body,
@@ -45,6 +47,9 @@ pub(crate) struct BufferedBody<B> {
     chunks: Chunks,
     deadline: Option<Instant>,
     timer: LazyTimer,
+    /// `Some` for a gRPC call.
+    #[cfg(feature = "grpc")]
+    messages: Option<MessageReader>,
 }
 
 impl<B: http_body::Body> BufferedBody<B> {
@@ -56,7 +61,7 @@ impl<B: http_body::Body> BufferedBody<B> {
         body: B,
     ) -> Result<Self, Box<Buffered<B>>> {
         let exact = body.size_hint().exact();
-        // The `Content-Length` of a 304 is that of a body that is not sent.
+        // The `Content-Length` of a 304 describes a body that is not sent.
         let announced = (head.status() != StatusCode::NOT_MODIFIED)
             .then(|| content_length(head.headers()))
             .flatten()
@@ -81,10 +86,12 @@ impl<B: http_body::Body> BufferedBody<B> {
             chunks: Chunks::default(),
             deadline: None,
             timer: LazyTimer::default(),
+            #[cfg(feature = "grpc")]
+            messages: rules.is_grpc().then(MessageReader::default),
         })
     }
 
-    /// Buffers the body. Not to be called again after it returned `Ready`.
+    /// Buffers the body. Must not be called again after it has returned `Ready`.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Buffered<B>> {
         let Some(mut body) = self.body.take() else {
             return Poll::Pending;
@@ -121,6 +128,13 @@ impl<B: http_body::Body> BufferedBody<B> {
             match frame {
                 Some(Ok(frame)) => match FrameContent::from_frame(frame) {
                     FrameContent::Data(data) => {
+                        #[cfg(feature = "grpc")]
+                        if let Some(messages) = &mut self.messages
+                            && !messages.read(&data)
+                        {
+                            self.chunks.push(data);
+                            return Poll::Ready(Step::Stop(TombstoneReason::Streamed));
+                        }
                         let fits = data.len() <= self.limit - self.chunks.len()
                             && self.reserve(data.len());
                         self.chunks.push(data);

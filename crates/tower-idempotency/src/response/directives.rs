@@ -50,7 +50,7 @@ pub enum Retention {
 pub(crate) enum Directive {
     NoStore,
     Record(Ttl),
-    /// Record that an operator must check what was done, not the response.
+    /// Record a failure that an operator must resolve, instead of the response.
     NeedsAttention(NeedsAttention),
 }
 

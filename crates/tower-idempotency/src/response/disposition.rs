@@ -7,9 +7,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Response, StatusCode, response};
+use http::{HeaderMap, Response, StatusCode, response};
 use serde::Serialize;
 
+#[cfg(feature = "grpc")]
+use crate::grpc::{GrpcCode, Side, is_grpc_response};
 use crate::{
     body::Body,
     limits::Buffer,
@@ -27,7 +29,12 @@ use crate::{
 /// Action that finishes the lease after the handler has responded.
 pub(crate) enum Disposition {
     /// Store this record.
-    Record { record: Bytes, retention: Ttl },
+    Record {
+        record: Bytes,
+        retention: Ttl,
+        /// Class of the outcome: the status, or for gRPC 200 or 400 by the code.
+        class: StatusCode,
+    },
     /// Release the key without a record.
     Release(NotRecordedReason),
 }
@@ -101,7 +108,7 @@ impl<R: http_body::Body> Recording<R> {
         }
     }
 
-    /// Buffers the body within limits and encodes the record. Not to be called again after it returned `Ready`.
+    /// Buffers the body within limits and encodes the record. Must not be called again after it has returned `Ready`.
     pub(crate) fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -137,12 +144,18 @@ fn decide_by_head(
     request_incomplete: bool,
 ) -> Result<Ttl, Disposition> {
     let retention = match take_directive(head, rules.retention, rules.max_retention) {
+        // The status is in the trailers.
+        Directive::Record(retention) if rules.is_grpc() => retention,
         Directive::Record(retention) => match rules.is_recorded(head.status) {
             Some(true) => retention,
             Some(false) => return Err(Disposition::Release(NotRecordedReason::Status)),
             None => {
                 let record = tombstone(rules, origin, head.status, TombstoneReason::Panicked);
-                return Err(Disposition::Record { record, retention });
+                return Err(Disposition::Record {
+                    record,
+                    retention,
+                    class: head.status,
+                });
             }
         },
         Directive::NoStore => return Err(Disposition::Release(NotRecordedReason::NoStore)),
@@ -151,6 +164,7 @@ fn decide_by_head(
             return Err(Disposition::Record {
                 record: Codec::encode_attention(origin, Some(head.status), &attention),
                 retention: Ttl::MAX,
+                class: head.status,
             });
         }
     };
@@ -172,6 +186,20 @@ fn record<R: http_body::Body>(
     let status = head.status();
     match buffered {
         Buffered::Complete(data, trailers) => {
+            let class = match class_of(rules, &head, trailers.as_ref()) {
+                Ok(class) => class,
+                Err(reason) => {
+                    let disposition = match reason {
+                        Some(reason) => Disposition::Release(reason),
+                        None => Disposition::Record {
+                            record: tombstone(rules, origin, status, TombstoneReason::Panicked),
+                            retention,
+                            class: status,
+                        },
+                    };
+                    return (head.map(|()| Body::chunked(data, trailers)), disposition);
+                }
+            };
             let encode = || {
                 rules.codec().encode_response(
                     origin,
@@ -185,9 +213,18 @@ fn record<R: http_body::Body>(
             let record = catch_setting_panic("with_replayed_headers", encode)
                 .unwrap_or_else(|| tombstone(rules, origin, status, TombstoneReason::Panicked));
             let res = head.map(|()| Body::chunked(data, trailers));
-            (res, Disposition::Record { record, retention })
+            let disposition = Disposition::Record {
+                record,
+                retention,
+                class,
+            };
+            (res, disposition)
         }
         Buffered::Unrecordable(body, reason) => {
+            #[cfg(feature = "grpc")]
+            if let (Some(methods), TombstoneReason::Streamed) = (&rules.grpc, reason) {
+                telemetry::grpc_stream(methods, Side::Response);
+            }
             let disposition = tombstone_or_release(rules, origin, status, reason, retention);
             (head.map(|()| body), disposition)
         }
@@ -195,6 +232,44 @@ fn record<R: http_body::Body>(
             let disposition = Disposition::Release(NotRecordedReason::BrokenBody);
             (head.map(|()| body), disposition)
         }
+    }
+}
+
+/// Returns the class of the outcome of a complete response: its status, or for gRPC 200 or 400 by its code. The error is the
+/// reason why the response is not recorded, or `None` if the setting panics.
+fn class_of(
+    rules: &Rules,
+    head: &Response<()>,
+    trailers: Option<&HeaderMap>,
+) -> Result<StatusCode, Option<NotRecordedReason>> {
+    let _ = trailers;
+    if !rules.is_grpc() {
+        return Ok(head.status());
+    }
+    // A layer inside of this one may respond without gRPC, and so does an HTTP route.
+    #[cfg_attr(
+        not(feature = "grpc"),
+        expect(unused_mut, reason = "only gRPC changes them")
+    )]
+    let (mut is_recorded, mut class) = (rules.is_recorded(head.status()), head.status());
+    #[cfg(feature = "grpc")]
+    if let Some(methods) = &rules.grpc
+        && is_grpc_response(head.headers(), trailers)
+    {
+        // Without a status the response is incomplete.
+        let code = GrpcCode::of_response(head.status(), head.headers(), trailers);
+        let code = code.ok_or(NotRecordedReason::BrokenBody)?;
+        is_recorded = catch_setting_panic("with_recorded_codes", || methods.is_recorded(code));
+        class = if code == GrpcCode::Ok {
+            StatusCode::OK
+        } else {
+            StatusCode::BAD_REQUEST
+        };
+    }
+    match is_recorded {
+        Some(true) => Ok(class),
+        Some(false) => Err(Some(NotRecordedReason::Status)),
+        None => Err(None),
     }
 }
 
@@ -207,10 +282,11 @@ pub(crate) fn tombstone_or_release(
     retention: Ttl,
 ) -> Disposition {
     match rules.unrecordable {
-        Unrecordable::Tombstone => {
-            let record = tombstone(rules, origin, status, reason);
-            Disposition::Record { record, retention }
-        }
+        Unrecordable::Tombstone => Disposition::Record {
+            record: tombstone(rules, origin, status, reason),
+            retention,
+            class: status,
+        },
         Unrecordable::Release => Disposition::Release(NotRecordedReason::Unrecordable),
     }
 }

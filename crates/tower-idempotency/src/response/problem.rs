@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use crate::error::{Error, ErrorKind};
 
-/// Default target of the `Link` header: the draft that defines the key header, as its section 2.7 recommends
-/// (draft-ietf-httpapi-idempotency-key-header-07).
+/// Default target of the `Link` header: the draft that defines the key header. Recommended in
+/// draft-ietf-httpapi-idempotency-key-header-07, section 2.7.
 pub(crate) const DESCRIBED_BY: &str =
     "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/";
 
@@ -50,6 +50,7 @@ pub(crate) fn stripe(error: &Error) -> Response<Bytes> {
         ErrorKind::MissingKey
         | ErrorKind::MalformedKey
         | ErrorKind::KeyTooLong
+        | ErrorKind::NotUnary
         | ErrorKind::KeyReused
         | ErrorKind::InProgress
         | ErrorKind::OutcomeUnknown
@@ -68,7 +69,8 @@ pub(crate) fn idempo(error: &Error) -> Response<Bytes> {
 
 /// Renders the flat body of the Agentic Commerce Protocol (RFC "Agentic Checkout", section 6.4).
 ///
-/// It has no other members: its schema permits none. The statuses 503 and 429 are temporary, and have its type for that.
+/// It has no other members: its schema permits none. The statuses 503 and 429 are temporary, and have the protocol's type
+/// for temporary errors.
 pub(crate) fn acp(error: &Error) -> Response<Bytes> {
     let (error_type, code) = match error.kind() {
         ErrorKind::MissingKey => ("invalid_request", Cow::Borrowed("idempotency_key_required")),
@@ -93,7 +95,7 @@ pub(crate) fn acp(error: &Error) -> Response<Bytes> {
     response(error, "application/json", body.to_string())
 }
 
-/// Adds the first digits of the entry, and the code of what needs attention.
+/// Adds the first digits of the entry, and the code of the failure that needs attention.
 fn add_details(error: &Error, body: &mut Value) {
     if let Some(id) = error.entry() {
         body["entry"] = id.to_string().into();

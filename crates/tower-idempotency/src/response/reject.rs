@@ -77,7 +77,7 @@ pub(crate) fn outcome_unknown() -> Error {
     Error::new(ErrorKind::OutcomeUnknown, detail)
 }
 
-/// Creates the error of a request that was executed now, and whose outcome may become known later.
+/// Creates the error of a request that was executed, and whose outcome may become known later.
 ///
 /// Another execution holds the lease, or the store failed.
 pub(crate) fn outcome_pending(rules: &Rules) -> Error {

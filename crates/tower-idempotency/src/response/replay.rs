@@ -43,8 +43,8 @@ struct UnreadReplay {
 struct UnreadBody(Arc<UnreadReplay>);
 
 impl UnreadReplays {
-    /// Returns the recorded response as a replay, or the rejection that says why there is none. A record never leads to an
-    /// execution.
+    /// Returns the recorded response as a replay, or a rejection with the reason why there is no replay. A record never
+    /// leads to an execution.
     pub(crate) fn replay(
         self: &Arc<Self>,
         rules: &Rules,
@@ -90,7 +90,7 @@ impl UnreadReplays {
 }
 
 impl UnreadReplay {
-    /// Returns the response with a body that shares the bytes of this one.
+    /// Returns the response with a body that shares the bytes of this replay.
     fn share(self: Arc<Self>) -> StoredResponse {
         let stored = self.stored.clone();
         StoredResponse {
@@ -145,8 +145,8 @@ pub(crate) fn respond_without_marker(
 
 /// Counts the body until the client has read it.
 ///
-/// A body over the limit is sent all the same, uncounted: this request was executed, and its client would take a rejection
-/// for the opposite.
+/// A body over the limit is sent uncounted. The request was executed, and a rejection would suggest the opposite to its
+/// client.
 pub(crate) fn hold_executed(mut stored: StoredResponse, mut buffer: Buffer) -> StoredResponse {
     let _ = buffer.reserve(stored.body.len());
     stored.body = buffer.hold(stored.body);
@@ -164,7 +164,7 @@ fn respond(
     let mut res = match rules.codec().decode(id, record) {
         Ok(Record::Response(stored)) => match hold(stored) {
             Ok(stored) if is_replay => replayed_response(rules, id, stored),
-            Ok(stored) => stored_response(stored),
+            Ok(stored) => stored_response(rules, stored),
             Err(error) => reject(rules, &admission_error(rules, error).with_entry(id)),
         },
         Ok(Record::Tombstone { status, reason }) => {
@@ -211,7 +211,7 @@ fn respond(
 fn replayed_response(rules: &Rules, id: &KeyId, stored: StoredResponse) -> CompleteResponse {
     let trace = stored.traceparent.filter(|_| rules.has_trace_links);
     telemetry::replayed(id, Some(stored.recorded_at), trace.as_ref());
-    let mut res = stored_response(stored);
+    let mut res = stored_response(rules, stored);
     if let Some(trace) = trace {
         res.extensions_mut().insert(trace);
     }
@@ -221,7 +221,7 @@ fn replayed_response(rules: &Rules, id: &KeyId, stored: StoredResponse) -> Compl
     res
 }
 
-fn stored_response(stored: StoredResponse) -> CompleteResponse {
+fn stored_response(rules: &Rules, stored: StoredResponse) -> CompleteResponse {
     let StoredResponse {
         status,
         headers,
@@ -230,6 +230,8 @@ fn stored_response(stored: StoredResponse) -> CompleteResponse {
         ..
     } = stored;
     let framing = match &trailers {
+        // HTTP/2 needs neither: a replay has the headers of the first response.
+        _ if rules.is_grpc() => None,
         // HTTP/1 servers send only trailers that are announced, and only without a length.
         Some(trailers) => trailer_names(trailers).map(|names| (header::TRAILER, names)),
         None if has_body(status) => Some((header::CONTENT_LENGTH, number_value(body.len()))),

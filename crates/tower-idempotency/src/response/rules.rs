@@ -6,6 +6,8 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 
 use super::problem;
+#[cfg(feature = "grpc")]
+use crate::grpc::{GrpcMethods, grpc_response};
 use crate::{
     error::Error,
     panics::catch_setting_panic,
@@ -15,7 +17,7 @@ use crate::{
 
 /// Treatment of a response that cannot be recorded.
 ///
-/// The client gets the response in any case; the setting decides about retries. A response cannot be recorded if it is:
+/// The client always gets the response. The setting decides about retries. A response cannot be recorded if it is:
 /// - streamed;
 /// - larger than the [response limit](crate::IdempotencyLayer::with_response_limit);
 /// - larger than the rest of the [byte limit](crate::IdempotencyLayer::with_max_buffered);
@@ -32,8 +34,12 @@ pub enum Unrecordable {
 /// Form of error responses.
 #[derive(Clone)]
 pub(crate) enum ErrorResponse {
-    ProblemJson { described_by: HeaderValue },
+    ProblemJson {
+        described_by: HeaderValue,
+    },
     Custom(Arc<RenderError>),
+    #[cfg(feature = "grpc")]
+    Grpc,
 }
 
 type RenderError = dyn Fn(&Error) -> Response<Bytes> + Send + Sync;
@@ -53,6 +59,9 @@ pub(crate) struct Rules {
     pub(crate) error_response: ErrorResponse,
     pub(crate) compress_above: usize,
     pub(crate) has_trace_links: bool,
+    /// `Some` in the settings for gRPC calls of protected methods.
+    #[cfg(feature = "grpc")]
+    pub(crate) grpc: Option<GrpcMethods>,
 }
 
 impl Rules {
@@ -93,6 +102,14 @@ impl Rules {
         catch_setting_panic("with_recorded_statuses", is_recorded)
     }
 
+    /// Returns `true` if these are the settings for gRPC calls of protected methods.
+    pub(crate) const fn is_grpc(&self) -> bool {
+        #[cfg(feature = "grpc")]
+        return self.grpc.is_some();
+        #[cfg(not(feature = "grpc"))]
+        false
+    }
+
     /// Renders the response for `error`: problem+json if the setting panics.
     pub(crate) fn render_error(&self, error: &Error) -> Response<Bytes> {
         match &self.error_response {
@@ -105,14 +122,16 @@ impl Rules {
                     problem::problem_json(error, &described_by)
                 })
             }
+            #[cfg(feature = "grpc")]
+            ErrorResponse::Grpc => grpc_response(error),
         }
     }
 }
 
-/// Returns `true` if a response with this status can be the outcome of a request, whatever the settings are.
+/// Returns `true` if a response with this status can be the outcome of a request, regardless of the settings.
 ///
-/// An informational response (1xx) precedes the final one. 307 and 308 ask the client to repeat the request at another URL.
-/// There it has the same key. A recorded redirect would be its response again, or the reason for a rejection.
+/// An informational response (1xx) precedes the final one. With 307 and 308 the client repeats the request at another URL.
+/// That request has the same key, and would get the recorded redirect again, or a rejection.
 fn is_outcome(status: StatusCode) -> bool {
     !status.is_informational()
         && ![

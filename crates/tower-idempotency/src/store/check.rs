@@ -29,14 +29,14 @@ pub enum CheckErrorKind {
     Incomplete,
     /// The user lacks a right.
     Denied,
-    /// The backend loses or splits entries: it evicts, is in memory, is a replica, or is too old.
+    /// The backend can lose or split entries, because it evicts, is in memory, is a replica, or is too old.
     Unsafe,
 }
 
 impl CheckError {
     /// Creates an error. For implementors.
     ///
-    /// `problem` states what is wrong, and `remedy` what an operator does about it. Together they are one sentence.
+    /// `problem` states the problem, and `remedy` the action of an operator. Together they are one sentence.
     pub fn new(
         kind: CheckErrorKind,
         problem: impl Into<String>,
@@ -76,7 +76,7 @@ impl CheckError {
         self.kind
     }
 
-    /// Returns what an operator does about the problem.
+    /// Returns the action by which an operator solves the problem.
     #[must_use]
     pub fn remedy(&self) -> &str {
         &self.remedy

@@ -60,7 +60,8 @@ impl Token {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).map_err(StoreError::backend)?;
         if bytes.starts_with(&Self::RETRY_ALLOWED) {
-            // One of 2^64 tokens. A lease under it would be an orphan that each policy takes over.
+            // This prefix occurs in one of 2^64 random tokens. Every policy would let a claim take over an orphan with such
+            // a token.
             bytes[0] = !bytes[0];
         }
         Ok(Self(bytes))
@@ -80,15 +81,15 @@ impl Token {
 
     /// Creates a token that differs from all others of this process, without a call of the operating system.
     ///
-    /// For the store in the memory of this process alone. A forked process, or a machine that is resumed from the same
-    /// snapshot, has another copy of that store, so an equal token holds nothing there.
+    /// Use it only for a store in the memory of this process. A forked process has another copy of that store, and so has a
+    /// machine that is resumed from the same snapshot. An equal token holds nothing there.
     ///
     /// # Errors
     ///
     /// [`StoreError::Backend`] if the operating system provides no randomness for the first token of a thread.
     pub(crate) fn of_process() -> Result<Self, StoreError> {
         thread_local! {
-            // The threads count from random numbers of 128 bits, so they do not meet.
+            // Each thread counts from a random number of 128 bits, so the tokens of two threads differ.
             static NEXT: Cell<Option<u128>> = const { Cell::new(None) };
         }
         let token = match NEXT.get() {

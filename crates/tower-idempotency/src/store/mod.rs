@@ -27,7 +27,7 @@ pub use self::{
 /// An entry is *absent*, *in progress* (leased), *orphaned* (its lease expired without an outcome) or *completed*. A
 /// token holds a lease or an orphan. No token holds an orphan that was released.
 ///
-/// An implementor follows these rules. The `conformance` feature tests each rule that shows in the replies of a store:
+/// An implementor follows these rules. The `conformance` feature tests each rule that affects the replies of a store:
 ///
 /// 1. Each method is one atomic step at the backend: one conditional write, never a read followed by a write.
 /// 2. Among concurrent acquires of one id, the store grants exactly one. Only the holder of the token renews,
@@ -41,20 +41,19 @@ pub use self::{
 ///    because the store lost its data and no other request acquired the key; a restart then costs no second execution.
 ///    The entry may also be an orphan that its takeover released; the record is then its first outcome. A late
 ///    `release` is `Ok` and changes nothing.
-/// 5. The store checks expiry at every access by the backend's clock, and never relies on a sweeper alone. At the very
+/// 5. The store checks expiry at every access by the backend's clock, and never relies only on a sweeper. At the very
 ///    instant of expiry an entry is expired.
 /// 6. The store compares fingerprints for one purpose only: a takeover needs [`OrphanPolicy::TakeOver`] *and* the same
 ///    fingerprint. Any other claim on an orphaned key gets [`Acquired::Orphaned`]. There is one exception: under
 ///    [`OrphanPolicy::Refuse`], the same request takes over an orphan whose token [allows a retry](Token::allows_retry). Only
 ///    [`Inspect::resolve`](crate::inspect::Inspect::resolve) stores such a token; a store without it needs no such rule.
-/// 7. A takeover raises the generation. Only a record or expiry ends an entry that was taken over: a release at
-///    generation 1 frees the key, and a release at a later generation makes the entry an orphan again. An orphan is
-///    absent after its orphan retention, which starts at the expiry of its lease. A record is absent after its
-///    retention.
+/// 7. A takeover raises the generation. A release at generation 1 frees the key. A release at a later generation makes the
+///    entry an orphan again. Only a record or the expiry ends an entry that was taken over. An orphan is absent after its
+///    orphan retention, which starts at the expiry of its lease. A record is absent after its retention.
 /// 8. The store holds no connection between calls.
 /// 9. If a store cannot store a record of some size, it returns [`StoreError::RecordTooLarge`] and leaves the entry in
 ///    progress. The layer then stores a tombstone.
-/// 10. A store may limit what the leases and orphans of one [scope](Claim::scope) use up. An `acquire` beyond the limit is
+/// 10. A store may limit the leases and orphans of one [scope](Claim::scope). An `acquire` beyond the limit is
 ///     [`StoreError::CallerLimit`], and stores nothing. The store never refuses the token that holds the entry.
 ///
 /// The layer, as the caller, gives every attempt a random token of its own and sets a timeout on every call. It treats
@@ -129,16 +128,16 @@ pub trait Store: Send + Sync + 'static {
 
     /// Waits until the entry may no longer be in progress, for at most `timeout`.
     ///
-    /// The result is only a hint: a waiter queries the entry again in any case. A store without push may simply sleep.
-    /// A store with push returns at once if the entry is not in progress at the call. Otherwise a waiter could miss a
-    /// change between its query and this call.
+    /// The result is only a hint: a waiter always queries the entry again. A store without push may simply sleep. A store
+    /// with push returns at once if the entry is not in progress at the call. Otherwise a waiter could miss a change
+    /// between its query and this call.
     fn wait_for_change(&self, id: &KeyId, timeout: Duration) -> impl Future<Output = ()> + Send;
 
     /// Returns the [`Acquired::Completed`] of an entry whose record this process has in memory, without a call to the backend.
     /// Default: `None`.
     ///
-    /// The layer calls it before [`acquire`](Self::acquire): a replay then needs no token and no round trip. A store returns
-    /// here what `acquire` would return, or `None`. `None` is always correct. The call must not block.
+    /// The layer calls it before [`acquire`](Self::acquire): a replay then needs no token and no round trip. A store
+    /// returns the result that `acquire` would return, or `None`. `None` is always correct. The call must not block.
     fn find_completed(&self, id: &KeyId) -> Option<Acquired> {
         let _ = id;
         None
@@ -211,7 +210,7 @@ pub struct Claim {
     pub lease: Ttl,
     /// The treatment of a key whose lease expired without an outcome.
     pub orphans: OrphanPolicy,
-    /// The orphan retention: how long the store keeps an orphan after its lease expired.
+    /// The orphan retention: the time from the expiry of the lease to the expiry of the orphan.
     pub orphan_retention: Ttl,
     /// The host and process of the request, for operators.
     pub owner: &'static str,
@@ -265,20 +264,21 @@ impl Claim {
 pub struct LeaseRef {
     /// The entry.
     pub id: KeyId,
-    /// The fingerprint of the request. A complete of an entry without a holder stores it.
+    /// The fingerprint of the request. `complete` stores it if the entry has no holder.
     pub fingerprint: Fingerprint,
     /// The token that holds the lease.
     pub token: Token,
-    /// The generation of the lease. A complete of an entry without a holder stores it.
+    /// The generation of the lease. `complete` stores it if the entry has no holder.
     pub generation: u64,
     /// The digest of the scope of the key, as in the claim. No decision about the entry depends on it.
     pub scope: Option<ScopeDigest>,
     /// `true` if no earlier call and no commit of the handler can have completed the entry under this token. Default:
     /// `false`.
     ///
-    /// If it is `true` and [`Store::complete`] returns `Ok`, the entry has the record of this call, and its retention counts
-    /// from this call. Otherwise the entry may have another record of the same token. The layer sets it in the first attempt
-    /// to complete an entry. A backend ignores it. A store that repeats the calls of another one must clear it.
+    /// If it is `true` and [`Store::complete`] returns `Ok`, the entry has the record of this call, and its retention
+    /// counts from this call. Otherwise the entry may have another record of the same token. The layer sets it in the first
+    /// attempt to complete an entry. A backend ignores it. A wrapper that repeats a call must set it to `false` in the
+    /// repeated call.
     pub is_first_completion: bool,
 }
 
@@ -314,7 +314,7 @@ pub enum Acquired {
     Completed {
         /// The fingerprint of the request that produced the record.
         fingerprint: Fingerprint,
-        /// The bytes given to [`Store::complete`].
+        /// The bytes that [`Store::complete`] stored.
         record: Bytes,
         /// The time until the record expires, by the backend's clock: more than zero, in whole milliseconds or finer.
         ///

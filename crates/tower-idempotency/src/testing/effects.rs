@@ -5,8 +5,8 @@ use std::{
 
 /// Counts of the effects of a handler, by key. Clones share the counts.
 ///
-/// A status does not show how often a handler had its effect: a duplicate that executed may get the right response. So a test
-/// counts effects. The handler calls [`add`](Self::add) at the place of its effect, and the test calls
+/// A status does not show how often a handler had its effect: a duplicate that executed may get the right response. So a
+/// test counts effects. The handler calls [`add`](Self::add) where it has its effect, and the test calls
 /// [`assert_once`](Self::assert_once).
 ///
 /// ```

@@ -83,8 +83,8 @@ impl<S: Store + Inspect> Entries<S> {
     /// The same request then gets the response to a duplicate. [`expire_leases`](Self::expire_leases) ends the lease: the entry
     /// is then the orphan of a process that died.
     ///
-    /// The request needs all that identifies it to the layer: method, path, key, credentials and body, and the extensions that
-    /// other layers set. Inside `Router::nest` the layer sees the path without the prefix.
+    /// The request must have everything that identifies it to the layer: method, path, key, credentials and body, and the
+    /// extensions that other layers set. Inside `Router::nest` the layer sees the path without the prefix.
     ///
     /// # Panics
     ///

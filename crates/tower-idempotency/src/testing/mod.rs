@@ -1,6 +1,6 @@
 //! Tools for the tests of a service: a store that fails on request, the entries of a store, and counts of effects.
 //!
-//! Feature `testing`. Enable it in `[dev-dependencies]` alone. `docs/guide/testing.md` has a test of a handler for each
+//! Feature `testing`. Enable it only in `[dev-dependencies]`. `docs/guide/testing.md` has a test of a handler for each
 //! promise of the layer.
 //!
 //! | a test wants | it uses |

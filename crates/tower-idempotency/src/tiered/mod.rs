@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use self::tier::{Kept, Tier};
+use self::tier::{Tier, TierRecord};
 use crate::{
     record::is_replayable,
     store::{Acquired, CheckError, Claim, KeyId, LeaseRef, Store, StoreError, Ttl},
@@ -17,30 +17,30 @@ mod tier;
 
 /// A store with a tier of completed records in front of it, in the memory of the process.
 ///
-/// A replay that the tier has costs no round trip. All other calls go to the store: leases, orphans, and the absence of an
-/// entry. So the tier never decides that a request executes.
+/// A replay from the tier costs no round trip. All other calls go to the store, so the tier never decides that a request
+/// executes.
 ///
 /// Feature `tiered`. Clones share one tier.
 ///
 /// # Rules
 ///
-/// - The tier keeps a record that this process has completed, or that the store has reported to it. It does not keep a record
-///   that a handler committed in its own transaction until the store reports it.
-/// - It serves a record until its [age](Self::with_max_age) or its life has passed, whichever is shorter. Both count by the
-///   monotonic clock of the process, from before the call to the store was sent.
-/// - It keeps no record that [needs attention](crate::NeedsAttention), is damaged, or is of an unknown version. Such a record
-///   changes when an operator resolves it.
-/// - It keeps no record that is larger than an eighth of its [bytes](Self::with_max_bytes).
-/// - When it is full, it removes records of the principal that holds most, the oldest first. Principals are compared in 256
-///   groups, by the scope of their claims. One principal that is alone can use all of the tier.
+/// - The tier stores a record when this process has completed it, or when the store has reported it. A record that a
+///   handler committed in its own transaction enters the tier when the store reports it.
+/// - It serves a record until its [maximum age](Self::with_max_age) or its retention has passed, whichever is shorter. Both
+///   count by the monotonic clock of the process, from before the call to the store was sent.
+/// - It stores no record that [needs attention](crate::NeedsAttention), is damaged, or is of an unknown version. Such a
+///   record changes when an operator resolves it.
+/// - It stores no record that is larger than an eighth of its [bytes](Self::with_max_bytes).
+/// - When it is full, it removes records of the principal that uses most of the tier, the oldest first. Principals are
+///   compared in 256 groups, by the scope of their claims. A single principal can use all of the tier.
 ///
-/// The layer compares the fingerprint of a request with a record of the tier as with any other. The record of another request
-/// under the key is 422.
+/// The layer compares the fingerprint of a request with a record of the tier, as with any other record. If the record
+/// belongs to another request, the response is 422.
 ///
 /// # Operators
 ///
-/// An operator who deletes or changes a completed record at the store has to wait: each process replays the old record for up
-/// to its maximum age. In the repository, `docs/stores/tiered.md` explains this, and the loss of a server's data.
+/// If an operator deletes or changes a completed record at the store, each process replays the old record for up to its
+/// maximum age. In the repository, `docs/stores/tiered.md` explains this, and the loss of a server's data.
 ///
 /// If the store implements [`Inspect`](crate::inspect::Inspect), so does this type. A resolution through it also removes the
 /// record from this tier, but not from those of other processes.
@@ -51,11 +51,11 @@ mod tier;
 ///
 /// - The machine was suspended. The monotonic clock stops meanwhile.
 /// - The clock of the store has stepped forward.
-/// - The store has no clock, such as DynamoDB. The tier then serves the record for longer by the skew that the store allows.
+/// - The store has no clock, such as DynamoDB. The tier then serves the record longer by the skew that the store allows.
 ///
 /// # Cancellation
 ///
-/// A dropped call keeps no record. Otherwise the cancellation is that of the store.
+/// A dropped call stores no record in the tier. Its effect on the store is that of the store's own call.
 ///
 /// # Examples
 ///
@@ -88,9 +88,9 @@ impl<S> Tiered<S> {
 
     /// Sets how long the tier serves a record after the call that stored or reported it. Default: 60 s.
     ///
-    /// If the value is too long, an operator who deletes a record waits that long for each process. If it is shorter than the
-    /// time in which clients retry, each late retry costs a round trip. [`Duration::ZERO`] turns the tier off. Applies at once,
-    /// to all clones and to the records that are kept.
+    /// If the value is too long, processes replay a deleted record for that long. If it is shorter than the time in which
+    /// clients retry, each late retry costs a round trip. [`Duration::ZERO`] turns the tier off. Applies at once, to all
+    /// clones and to the stored records.
     pub fn with_max_age(self, max: Duration) -> Self {
         self.tier.set_max_age(max);
         self
@@ -112,7 +112,7 @@ impl<S> Tiered<S> {
         &self.store
     }
 
-    /// Returns the number of records in the tier, with those whose age has passed and that are not yet removed.
+    /// Returns the number of records in the tier, including expired ones that are not yet removed.
     #[must_use]
     pub fn len(&self) -> usize {
         self.tier.len()
@@ -130,8 +130,8 @@ impl<S> Tiered<S> {
         self.tier.bytes()
     }
 
-    /// Returns `true` if the tier keeps such a record.
-    fn can_keep(&self, id: &KeyId, record: &[u8]) -> bool {
+    /// Returns `true` if the tier may store this record.
+    fn can_store(&self, id: &KeyId, record: &[u8]) -> bool {
         if !self.tier.is_on() || !is_replayable(id, record) {
             return false;
         }
@@ -162,8 +162,8 @@ impl<S: Store> Store for Tiered<S> {
         } = &acquired
         {
             telemetry::tier_replay("store");
-            if self.can_keep(&claim.id, record) {
-                let kept = Kept {
+            if self.can_store(&claim.id, record) {
+                let entry = TierRecord {
                     id: claim.id,
                     fingerprint: *fingerprint,
                     token: *token,
@@ -172,7 +172,7 @@ impl<S: Store> Store for Tiered<S> {
                     sent,
                     expires: after(sent, *expires_in),
                 };
-                self.tier.keep(kept, claim.scope.as_ref());
+                self.tier.insert(entry, claim.scope.as_ref());
             }
         }
         Ok(acquired)
@@ -196,8 +196,8 @@ impl<S: Store> Store for Tiered<S> {
         self.store
             .complete(lease, record.clone(), retention)
             .await?;
-        if self.can_keep(&lease.id, &record) {
-            let kept = Kept {
+        if self.can_store(&lease.id, &record) {
+            let entry = TierRecord {
                 id: lease.id,
                 fingerprint: lease.fingerprint,
                 token: Some(lease.token),
@@ -205,7 +205,7 @@ impl<S: Store> Store for Tiered<S> {
                 sent,
                 expires: after(sent, retention.as_duration()),
             };
-            self.tier.keep(kept, lease.scope.as_ref());
+            self.tier.insert(entry, lease.scope.as_ref());
         }
         Ok(())
     }
@@ -242,8 +242,8 @@ impl<S: fmt::Debug> fmt::Debug for Tiered<S> {
     }
 }
 
-fn after(sent: Instant, life: Duration) -> Instant {
-    sent.checked_add(life).unwrap_or(sent + FAR)
+fn after(sent: Instant, duration: Duration) -> Instant {
+    sent.checked_add(duration).unwrap_or(sent + FAR)
 }
 
 const MAX_AGE: Duration = Duration::from_secs(60);

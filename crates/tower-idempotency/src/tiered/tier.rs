@@ -1,7 +1,8 @@
 //! Completed records in memory, within bytes and age.
 //!
-//! The records are in queues, one for each group of principals, in the order in which they were kept. When the tier is full,
-//! the oldest record of the group that holds most is removed. A hit changes nothing: it needs a read lock only.
+//! The records are in queues, one for each group of principals, in the order in which they were inserted. When the tier is
+//! full, it removes the oldest record of the group that uses most memory. A hit changes nothing, and needs only a read
+//! lock.
 
 use std::{
     collections::VecDeque,
@@ -22,20 +23,21 @@ use crate::{
     telemetry,
 };
 
-/// Memory of a kept record beside its bytes. Includes its share of index and queue, the header of its bytes and the allocator
-/// overhead. Measured, then rounded up.
+/// Memory of a record in addition to its bytes. Includes its share of index and queue, the header of its bytes and the
+/// allocator overhead. Measured, then rounded up.
 pub(super) const OVERHEAD: usize = 320;
 
 /// The number of groups of principals. Two principals share one with a probability of 1 to 256.
 const GROUPS: usize = 256;
 
-/// A record above this part of the tier is not kept, because it would push out the records of many callers.
+/// A record above 1/8 of the tier is not stored, because it would evict the records of many callers.
 const LARGEST: usize = 8;
 
-/// The number of expired records that an insertion removes from each of two groups: its own, and each other one in turn.
+/// The number of expired records that an insertion removes from each of two groups: its own group, and the other groups in
+/// rotation.
 const REMOVED_EACH: usize = 4;
 
-/// The records that one process keeps.
+/// The records in the memory of one process.
 pub(super) struct Tier {
     records: RwLock<Records>,
     hasher: DefaultHashBuilder,
@@ -45,22 +47,23 @@ pub(super) struct Tier {
 }
 
 /// A record, as the store reported it or accepted it.
-pub(super) struct Kept {
+pub(super) struct TierRecord {
     pub(super) id: KeyId,
     pub(super) fingerprint: Fingerprint,
     pub(super) token: Option<Token>,
     pub(super) record: Bytes,
-    /// Instant at which the call to the store was sent. Age and life count from here, so neither ends later than at the store.
+    /// Instant at which the call to the store was sent. The age and the retention count from here, so the record does not
+    /// expire later than at the store.
     pub(super) sent: Instant,
     /// Instant at which the record expires at the store, at the earliest.
     pub(super) expires: Instant,
 }
 
 struct Records {
-    by_id: HashTable<Arc<Kept>>,
+    by_id: HashTable<Arc<TierRecord>>,
     groups: Box<[Group]>,
     bytes: usize,
-    /// The group that the next insertion cleans beside its own.
+    /// The group that the next insertion cleans in addition to its own.
     next_cleaned: usize,
 }
 
@@ -68,7 +71,7 @@ struct Records {
 #[derive(Default)]
 struct Group {
     /// The oldest record first.
-    queue: VecDeque<Arc<Kept>>,
+    queue: VecDeque<Arc<TierRecord>>,
     bytes: usize,
     /// Time at which the oldest record was sent.
     oldest: Option<Instant>,
@@ -108,17 +111,18 @@ impl Tier {
         records.bytes
     }
 
-    /// Returns the record, unless its age or its life has passed.
+    /// Returns the record, unless its maximum age or its retention has passed.
     pub(super) fn find(&self, id: &KeyId, now: Instant) -> Option<Acquired> {
         let hash = self.hasher.hash_one(id);
         let records = self.records.read().unwrap_or_else(PoisonError::into_inner);
-        let kept = records.by_id.find(hash, |kept| kept.id == *id)?;
-        kept.is_valid(now, self.max_age())
+        let entry = records.by_id.find(hash, |entry| entry.id == *id)?;
+        entry
+            .is_valid(now, self.max_age())
             .then(|| Acquired::Completed {
-                fingerprint: kept.fingerprint,
-                record: kept.record.clone(),
-                expires_in: kept.expires - now,
-                token: kept.token,
+                fingerprint: entry.fingerprint,
+                record: entry.record.clone(),
+                expires_in: entry.expires - now,
+                token: entry.token,
             })
     }
 
@@ -127,34 +131,35 @@ impl Tier {
         !self.max_age().is_zero()
     }
 
-    /// Returns `true` if the tier keeps records of this length.
+    /// Returns `true` if a record of this length fits.
     pub(super) fn fits(&self, len: usize) -> bool {
         weight(len) <= self.max_bytes.load(Relaxed) / LARGEST
     }
 
-    /// Keeps a record if it is still valid and [fits](Self::fits). A valid record of the same entry is the same, and stays.
-    pub(super) fn keep(&self, kept: Kept, scope: Option<&ScopeDigest>) {
+    /// Inserts a record if it is still valid and [fits](Self::fits). A valid record of the same entry stays, because it is
+    /// the same.
+    pub(super) fn insert(&self, entry: TierRecord, scope: Option<&ScopeDigest>) {
         let now = Instant::now();
-        let hash = self.hasher.hash_one(kept.id);
+        let hash = self.hasher.hash_one(entry.id);
         let group = self.group(scope);
         let max_bytes = self.max_bytes.load(Relaxed);
         let max_age = self.max_age();
-        if !kept.is_valid(now, max_age) || kept.weight() > max_bytes / LARGEST {
+        if !entry.is_valid(now, max_age) || entry.weight() > max_bytes / LARGEST {
             return;
         }
-        let kept = Arc::new(kept);
+        let entry = Arc::new(entry);
         // Records are freed without the lock.
         let mut removed = Vec::new();
         let mut dropped = 0;
         {
             let mut records = self.records.write().unwrap_or_else(PoisonError::into_inner);
             let records = &mut *records;
-            let found = records.by_id.find_entry(hash, |old| old.id == kept.id);
+            let found = records.by_id.find_entry(hash, |old| old.id == entry.id);
             if let Ok(old) = found {
                 if old.get().is_valid(now, max_age) {
                     return;
                 }
-                // Its queue still holds it, and counts it.
+                // The queue still contains and counts the old record.
                 old.remove();
             }
             let cleaned = records.next_cleaned;
@@ -167,7 +172,7 @@ impl Tier {
                     removed.extend(records.pop(group, &self.hasher));
                 }
             }
-            while records.bytes + kept.weight() > max_bytes {
+            while records.bytes + entry.weight() > max_bytes {
                 let group = records.group_to_shrink(now, max_age);
                 let Some(popped) = records.pop(group, &self.hasher) else {
                     break;
@@ -175,7 +180,7 @@ impl Tier {
                 dropped += u64::from(popped.is_valid(now, max_age));
                 removed.push(popped);
             }
-            records.push(group, hash, kept, &self.hasher);
+            records.push(group, hash, entry, &self.hasher);
         }
         drop(removed);
         if dropped > 0 {
@@ -183,11 +188,11 @@ impl Tier {
         }
     }
 
-    /// Serves the record no longer. Its queue holds it until its age has passed.
+    /// Stops serving the record. Its queue still contains the record until its maximum age has passed.
     pub(super) fn remove(&self, id: &KeyId) {
         let hash = self.hasher.hash_one(id);
         let mut records = self.records.write().unwrap_or_else(PoisonError::into_inner);
-        if let Ok(found) = records.by_id.find_entry(hash, |kept| kept.id == *id) {
+        if let Ok(found) = records.by_id.find_entry(hash, |entry| entry.id == *id) {
             found.remove();
         }
     }
@@ -202,8 +207,8 @@ impl Tier {
     }
 }
 
-impl Kept {
-    /// Returns `true` if neither the age nor the life of the record has passed.
+impl TierRecord {
+    /// Returns `true` if neither the maximum age nor the retention of the record has passed.
     fn is_valid(&self, now: Instant, max_age: Duration) -> bool {
         now < self.expires && now.saturating_duration_since(self.sent) < max_age
     }
@@ -214,8 +219,8 @@ impl Kept {
 }
 
 impl Records {
-    /// Returns the group whose oldest record is to be removed: one whose record has passed its age, else the one that holds
-    /// most.
+    /// Returns the group whose oldest record is to be removed. Prefers a group whose oldest record has passed its maximum
+    /// age, then the group that uses most memory.
     fn group_to_shrink(&self, now: Instant, max_age: Duration) -> usize {
         let groups = || 0..self.groups.len();
         groups()
@@ -224,45 +229,51 @@ impl Records {
             .unwrap_or(0)
     }
 
-    fn push(&mut self, group: usize, hash: u64, kept: Arc<Kept>, hasher: &DefaultHashBuilder) {
-        let weight = kept.weight();
+    fn push(
+        &mut self,
+        group: usize,
+        hash: u64,
+        entry: Arc<TierRecord>,
+        hasher: &DefaultHashBuilder,
+    ) {
+        let weight = entry.weight();
         let group = &mut self.groups[group];
-        group.oldest.get_or_insert(kept.sent);
+        group.oldest.get_or_insert(entry.sent);
         group.bytes += weight;
         self.bytes += weight;
-        group.queue.push_back(Arc::clone(&kept));
+        group.queue.push_back(Arc::clone(&entry));
         self.by_id
-            .insert_unique(hash, kept, |kept| hasher.hash_one(kept.id));
+            .insert_unique(hash, entry, |entry| hasher.hash_one(entry.id));
     }
 
     /// Removes the oldest record of a group.
-    fn pop(&mut self, group: usize, hasher: &DefaultHashBuilder) -> Option<Arc<Kept>> {
+    fn pop(&mut self, group: usize, hasher: &DefaultHashBuilder) -> Option<Arc<TierRecord>> {
         let group = &mut self.groups[group];
-        let kept = group.queue.pop_front()?;
+        let entry = group.queue.pop_front()?;
         group.oldest = group.queue.front().map(|next| next.sent);
-        group.bytes -= kept.weight();
-        self.bytes -= kept.weight();
+        group.bytes -= entry.weight();
+        self.bytes -= entry.weight();
         if group.queue.capacity() > 64 && group.queue.len() < group.queue.capacity() / 4 {
             group.queue.shrink_to(group.queue.len() * 2);
         }
         // A later record of the same entry may have replaced it.
-        let hash = hasher.hash_one(kept.id);
+        let hash = hasher.hash_one(entry.id);
         let found = self
             .by_id
-            .find_entry(hash, |found| Arc::ptr_eq(found, &kept));
+            .find_entry(hash, |found| Arc::ptr_eq(found, &entry));
         if let Ok(found) = found {
             found.remove();
         }
         if self.by_id.capacity() > 256 && self.by_id.len() < self.by_id.capacity() / 8 {
             let len = self.by_id.len() * 2;
-            self.by_id.shrink_to(len, |kept| hasher.hash_one(kept.id));
+            self.by_id.shrink_to(len, |entry| hasher.hash_one(entry.id));
         }
-        Some(kept)
+        Some(entry)
     }
 }
 
 impl Group {
-    /// Returns `true` if the oldest record has passed its age.
+    /// Returns `true` if the oldest record has passed its maximum age.
     fn has_expired(&self, now: Instant, max_age: Duration) -> bool {
         self.oldest
             .is_some_and(|sent| now.saturating_duration_since(sent) >= max_age)

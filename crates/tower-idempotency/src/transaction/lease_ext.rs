@@ -18,7 +18,7 @@ use crate::{
 ///
 /// Handlers do not need them. No other type implements the trait.
 pub trait LeaseExt: sealed::Sealed {
-    /// Returns the lease as the store knows it, for work that is fenced at the store itself.
+    /// Returns the lease in the form of the store contract, for writes that the store itself fences.
     #[must_use]
     fn lease_ref(&self) -> LeaseRef;
 
@@ -55,9 +55,9 @@ pub trait LeaseExt: sealed::Sealed {
 
     /// Registers a transaction that the handler has begun. Call [`OpenTransaction::end`] after its commit or its rollback.
     ///
-    /// The layer does not record a success (1xx to 3xx, or a value of [`run_once`](crate::IdempotencyLayer::run_once)) while a
-    /// transaction is open when the handler returns. It logs an error, responds with 500 `unfinished-transaction`, and releases
-    /// the key. Any commit that succeeds under the lease is the outcome all the same.
+    /// The layer does not record a success (1xx to 3xx, or a value of [`run_once`](crate::IdempotencyLayer::run_once))
+    /// while a transaction is open when the handler returns. It logs an error, responds with 500 `unfinished-transaction`,
+    /// and releases the key. If a commit has succeeded under the lease, its record is the outcome.
     #[must_use = "the transaction counts as open until it is ended"]
     fn open_transaction(&self) -> OpenTransaction;
 }
@@ -88,8 +88,8 @@ impl LeaseExt for Lease {
             | NotRecordedReason::BrokenBody,
         ) = disposition
         {
-            // The layer cannot detect these reasons again: the header was removed, the body is partly read, or the rest of it
-            // no longer has the announced length.
+            // The layer cannot detect these reasons again. The header was removed, the body is partly read, or its rest no
+            // longer has the announced length.
             res.extensions_mut().insert(Retention::NoStore);
         }
         res.extensions_mut().insert(CommittedResponse);
@@ -104,7 +104,7 @@ impl LeaseExt for Lease {
             record: encode_value(rules, self.0.id(), &of),
             retention: rules.retention,
             status: StatusCode::OK,
-            answer: of,
+            output: of,
         }
     }
 

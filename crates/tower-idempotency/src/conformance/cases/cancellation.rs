@@ -18,7 +18,8 @@ const POLLS: usize = 12;
 const RELEASES: usize = 8;
 
 // F-102
-/// A call dropped at any of its awaits takes effect or not. A retry then has the same result as a single call.
+/// A call dropped at any of its awaits takes effect completely or not at all. A retry then has the same result as a single
+/// call.
 pub async fn dropped_call_leaves_store_usable<S: Store>(subject: &Subject<S>) {
     for polls in 0..POLLS {
         let claim = subject.claim();
@@ -41,7 +42,7 @@ pub async fn dropped_call_leaves_store_usable<S: Store>(subject: &Subject<S>) {
         let timeout = subject.units(1).as_duration();
         drop_after(polls, subject.store().wait_for_change(&next.id, timeout)).await;
 
-        let record = Bytes::from("answer");
+        let record = Bytes::from("response");
         drop_after(
             polls,
             subject.store().complete(&lease, record.clone(), LONG),

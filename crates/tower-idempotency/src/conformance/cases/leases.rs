@@ -70,7 +70,7 @@ pub async fn release_frees_key<S: Store>(subject: &Subject<S>) {
     assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, FIRST);
 }
 
-/// 4: a released key is also free for another request, because its response was final and is not recorded.
+/// 4: a released key is also free for another request.
 pub async fn release_frees_key_for_other_request<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
@@ -94,8 +94,8 @@ pub async fn release_twice_is_harmless<S: Store>(subject: &Subject<S>) {
 }
 
 // F-037, S-162
-/// 4: a late release is `Ok` and does not end the lease of a later holder, whether that holder acquired after a
-/// release or by takeover.
+/// 4: a late release is `Ok` and does not end the lease of a later holder. That holder acquired after a release, or by
+/// takeover.
 pub async fn stale_release_leaves_next_holder<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let stale = subject.hold(&claim).await;
@@ -124,7 +124,7 @@ pub async fn rejected_claim_cannot_end_holders_lease<S: Store>(subject: &Subject
     assert_eq!(subject.renew(&lease, LONG).await, Outcome::Done);
 }
 
-/// 2: the renewal of a free key, never held or released, returns a lost lease.
+/// 2: the renewal of a key that was never held, or was released, returns a lost lease.
 pub async fn renew_of_absent_key_is_lost<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     assert_eq!(

@@ -220,7 +220,7 @@ pub async fn orphan_expires_after_orphan_retention<S: Store>(subject: &Subject<S
     assert_restarts_at_generation_1(subject, &second, &subject.duplicate(&second)).await;
 }
 
-/// 2, 7: a lease stays while it is held, however short its orphan retention. This includes a lease that its own token
+/// 2, 7: a lease stays while it is held, even with a very short orphan retention. This includes a lease that its own token
 /// extended and a lease that took over.
 pub async fn held_lease_outlives_orphan_retention<S: Store>(subject: &Subject<S>) {
     loop {
@@ -260,7 +260,7 @@ pub async fn held_lease_outlives_orphan_retention<S: Store>(subject: &Subject<S>
     }
 }
 
-/// The longest leases and times, and texts of any kind, are accepted.
+/// The store accepts the longest leases and times, and texts with any characters.
 pub async fn longest_times_and_odd_texts_are_accepted<S: Store>(subject: &Subject<S>) {
     let operations = [
         String::new(),
@@ -301,7 +301,7 @@ pub async fn renewed_lease_restarts_orphan_retention<S: Store>(subject: &Subject
         let lease = subject.hold(&claim).await;
         let renewing = subject.elapsed();
         let renewed = subject.renew(&lease, subject.units(30)).await;
-        // Concerns the first lease, which cannot be renewed after its orphan retention.
+        // Only for the first lease, which cannot be renewed after its orphan retention.
         let expired_before = subject.is_late(holding, 34);
         subject.sleep(37).await;
         let found = subject.acquire(&subject.other_request(&claim)).await;

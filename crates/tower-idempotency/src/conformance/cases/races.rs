@@ -178,7 +178,7 @@ pub async fn concurrent_complete_and_release_leave_record<S: Store>(subject: &Su
             let subject = subject.clone();
             tokio::spawn(async move { subject.release(&lease).await })
         };
-        let record = Bytes::from("answer");
+        let record = Bytes::from("response");
         assert_eq!(subject.complete(&lease, &record, LONG).await, Outcome::Done);
         releasing.await.expect(NO_PANIC);
         let found = subject.acquire(&subject.duplicate(&claim)).await;

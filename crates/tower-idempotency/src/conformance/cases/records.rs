@@ -58,12 +58,12 @@ pub async fn large_record_is_stored_or_rejected_for_size<S: Store>(subject: &Sub
     }
 }
 
-/// 6: every claim on its key gets a record with the fingerprint of the request that produced it, whatever the claim's
-/// own fingerprint.
+/// 6: every claim on a key gets the record with the fingerprint of the request that produced it, even if the claim has
+/// another one.
 pub async fn record_carries_fingerprint_of_its_request<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
-    let record = Bytes::from("answer");
+    let record = Bytes::from("response");
     assert_eq!(subject.complete(&lease, &record, LONG).await, Outcome::Done);
     let refusing = Claim {
         orphans: OrphanPolicy::Refuse,
@@ -79,7 +79,7 @@ pub async fn record_carries_fingerprint_of_its_request<S: Store>(subject: &Subje
 /// 4: every claim on a completed key gets the remaining retention and the token that completed the entry. That may be
 /// the token of a takeover, or one that held no lease.
 pub async fn record_reports_its_expiry_and_token<S: Store>(subject: &Subject<S>) {
-    let record = Bytes::from("answer");
+    let record = Bytes::from("response");
     loop {
         let retention = subject.units(40);
         let (first, _) = subject.orphan().await;
@@ -189,7 +189,7 @@ pub async fn complete_of_absent_key_stores_record<S: Store>(subject: &Subject<S>
 pub async fn renew_of_completed_key_is_lost<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
-    let record = Bytes::from("answer");
+    let record = Bytes::from("response");
     assert_eq!(subject.complete(&lease, &record, LONG).await, Outcome::Done);
     assert_eq!(subject.renew(&lease, LONG).await, Outcome::Lost);
     assert_record(subject, &claim, &record).await;
@@ -199,7 +199,7 @@ pub async fn renew_of_completed_key_is_lost<S: Store>(subject: &Subject<S>) {
 pub async fn release_of_completed_key_leaves_record<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
-    let record = Bytes::from("answer");
+    let record = Bytes::from("response");
     assert_eq!(subject.complete(&lease, &record, LONG).await, Outcome::Done);
     subject.release(&lease).await;
     subject

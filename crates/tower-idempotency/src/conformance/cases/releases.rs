@@ -82,7 +82,7 @@ pub async fn renewal_does_not_revive_released_takeover<S: Store>(subject: &Subje
     assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, THIRD);
 }
 
-/// 2, 7: a concurrent renewal and release of a takeover leave an orphan, in either order.
+/// 2, 7: a concurrent renewal and release of a takeover leave an orphan in either order.
 pub async fn concurrent_renew_and_release_leave_orphan<S: Store>(subject: &Subject<S>) {
     let renew = |subject: Subject<S>, lease| async move {
         subject.renew(&lease, LONG).await;
@@ -143,9 +143,8 @@ pub async fn released_takeover_lasts_for_orphan_retention<S: Store>(subject: &Su
     }
 }
 
-/// 7: after the orphan retention, which counts from the release however long the lease, the key is free for any
-/// request. This includes the same request. The key starts again at generation 1. A second release does not extend the
-/// retention.
+/// 7: after the orphan retention, which counts from the release even for a long lease, the key is free for any request.
+/// This includes the same request. The key starts again at generation 1. A second release does not extend the retention.
 pub async fn released_takeover_expires_after_orphan_retention<S: Store>(subject: &Subject<S>) {
     let orphans = [(); 2].map(|()| subject.short_claim());
     for orphan in &orphans {
@@ -169,8 +168,8 @@ pub async fn released_takeover_expires_after_orphan_retention<S: Store>(subject:
     assert_restarts_at_generation_1(subject, &second, &subject.duplicate(&second)).await;
 }
 
-/// 4: no token holds a released takeover, so any execution with a record stores it, as in an absent entry. The record
-/// then belongs to that token alone.
+/// 4: no token holds a released takeover, so any execution with a record stores it, as in an absent entry. Only that token
+/// can complete the entry again.
 pub async fn released_takeover_accepts_first_record<S: Store>(subject: &Subject<S>) {
     let (first, stale) = subject.orphan().await;
     let second = subject.duplicate(&first);

@@ -30,7 +30,7 @@ pub async fn completion_wakes_waiters<S: Store>(subject: &Subject<S>) {
     let lease = subject.hold(&claim).await;
     let waiters = spawn_waiters(subject, &claim);
     subject.wait(2).await;
-    let completed = subject.complete(&lease, &"answer".into(), LONG).await;
+    let completed = subject.complete(&lease, &"response".into(), LONG).await;
     assert_eq!(completed, Outcome::Done);
     assert_woken(subject, waiters).await;
 }
@@ -61,7 +61,7 @@ pub async fn wait_returns_at_once_if_not_in_progress<S: Store>(subject: &Subject
     let absent = subject.claim();
     let completed = subject.claim();
     let lease = subject.hold(&completed).await;
-    let done = subject.complete(&lease, &"answer".into(), LONG).await;
+    let done = subject.complete(&lease, &"response".into(), LONG).await;
     assert_eq!(done, Outcome::Done);
     let (orphaned, _) = subject.orphan().await;
     for claim in [absent, completed, orphaned] {

@@ -8,7 +8,7 @@ use crate::{
 /// More than the number of awaits in a call.
 const POLLS: usize = 12;
 
-/// A resolution that is dropped at any of its awaits takes effect or not. The entry is never between the two.
+/// A resolution that is dropped at any of its awaits takes effect completely or not at all.
 pub async fn dropped_resolution_leaves_entry_whole<S: Store>(subject: &Subject<S>) {
     for (state, resolutions) in [(State::Orphaned, 4), (State::InProgress, 1)] {
         let claims = claims(subject, POLLS * resolutions);
@@ -20,7 +20,7 @@ pub async fn dropped_resolution_leaves_entry_whole<S: Store>(subject: &Subject<S
             let before = seen(subject, claim).await;
             let dropped = subject.inspector().resolve(&before, &resolution);
             drop_after(n / resolutions, dropped).await;
-            // Applies the resolution, unless the dropped call has done so, or does so only now.
+            // Applies the resolution, unless the dropped call took effect before, or takes effect now.
             let outcome = resolve(subject, &before, &resolution).await;
             let expected = match &resolution {
                 crate::inspect::Resolution::Free => None,

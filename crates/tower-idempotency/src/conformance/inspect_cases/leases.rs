@@ -69,7 +69,7 @@ pub async fn broken_lease_stays_broken_after_resolution<S: Store>(subject: &Subj
     }
 }
 
-/// A broken lease is taken over by the same request alone, and only if the policy allows it.
+/// Only the same request takes a broken lease over, and only if the policy allows it.
 pub async fn broken_lease_follows_orphan_policy<S: Store>(subject: &Subject<S>) {
     let claim = entry_in(subject, State::InProgress).await;
     apply(subject, &claim, &Resolution::BreakLease).await;
@@ -81,7 +81,7 @@ pub async fn broken_lease_follows_orphan_policy<S: Store>(subject: &Subject<S>) 
     assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, SECOND);
 }
 
-/// 5: renewals do not change what an operator has seen of an entry in progress.
+/// 5: a renewal does not change the `Seen` of an entry in progress.
 pub async fn renewed_lease_can_be_broken<S: Store>(subject: &Subject<S>) {
     let claim = entry_in(subject, State::InProgress).await;
     let before = seen(subject, &claim).await;
@@ -93,7 +93,7 @@ pub async fn renewed_lease_can_be_broken<S: Store>(subject: &Subject<S>) {
     assert!(broken.is_applied());
 }
 
-/// A lease that was broken twice, once in each generation, leaves an orphan of the later one.
+/// A lease that was broken in each of two generations leaves an orphan of the later one.
 pub async fn takeover_can_be_broken<S: Store>(subject: &Subject<S>) {
     let claim = entry_in(subject, State::Orphaned).await;
     let second = subject.duplicate(&claim);
@@ -111,7 +111,7 @@ pub async fn takeover_can_be_broken<S: Store>(subject: &Subject<S>) {
     assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, third);
 }
 
-/// After a broken lease is freed, the key is new, and the old holder stores nothing over the next execution.
+/// After a broken lease is freed, the key counts as new, and the old holder cannot overwrite the next execution.
 pub async fn freed_broken_lease_leaves_next_holder<S: Store>(subject: &Subject<S>) {
     let claim = entry_in(subject, State::InProgress).await;
     apply(subject, &claim, &Resolution::BreakLease).await;
@@ -130,7 +130,7 @@ pub async fn allowed_retry_is_used_once<S: Store>(subject: &Subject<S>) {
         apply(subject, &claim, &Resolution::Retry).await;
         let retry = claim_under(subject, &claim, OrphanPolicy::Refuse);
         assert_eq!(subject.acquire(&retry).await, SECOND);
-        // A lost reply: the same attempt again.
+        // The reply may have been lost, so the same attempt acquires again.
         assert_eq!(subject.acquire(&retry).await, SECOND);
         let second = claim_under(subject, &claim, OrphanPolicy::Refuse);
         let found = subject.acquire(&second).await;
@@ -152,7 +152,7 @@ pub async fn allowed_retry_waits_for_its_request<S: Store>(subject: &Subject<S>)
     assert_orphaned(&subject.acquire(&other).await);
     let query = claim_under(subject, &claim, OrphanPolicy::Never);
     assert_orphaned(&subject.acquire(&query).await);
-    // The query of a former lease holder has its token.
+    // The query of a former lease holder uses its token.
     let former = Claim {
         orphans: OrphanPolicy::Never,
         ..claim.clone()

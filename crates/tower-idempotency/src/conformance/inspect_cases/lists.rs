@@ -28,7 +28,7 @@ pub async fn entry_is_listed_in_its_state_alone<S: Store>(subject: &Subject<S>) 
     }
 }
 
-/// 1: a listing that the store does not have is an error, and not empty.
+/// 1: a listing that the store does not support is an error, and not an empty page.
 pub async fn listing_without_index_is_rejected<S: Store>(subject: &Subject<S>) {
     for state in State::ALL {
         let listed = subject.inspector().list(&Query::new(state)).await;
@@ -76,7 +76,7 @@ pub async fn released_takeover_is_listed_as_orphan<S: Store>(subject: &Subject<S
     }
 }
 
-/// 4: a key that was released or has expired is in no listing.
+/// 4: no listing contains a key that was released or has expired.
 pub async fn absent_entries_are_in_no_listing<S: Store>(subject: &Subject<S>) {
     let released = claim(subject);
     let lease = subject.hold(&released).await;
@@ -102,7 +102,7 @@ pub async fn absent_entries_are_in_no_listing<S: Store>(subject: &Subject<S>) {
     }
 }
 
-/// 2, 4: an overdue entry is in progress for longer than the query says. A younger one is not listed.
+/// 2, 4: an overdue entry has been in progress for longer than the query sets. A younger one is not listed.
 pub async fn overdue_listing_omits_young_entries<S: Store>(subject: &Subject<S>) {
     if !can_list(subject, State::InProgress) {
         return;
@@ -129,7 +129,7 @@ pub async fn overdue_listing_omits_young_entries<S: Store>(subject: &Subject<S>)
     }
 }
 
-/// 2, 4: the age of an orphan counts from the expiry of its lease, and is a filter too.
+/// 2, 4: the age of an orphan counts from the expiry of its lease, and can be a filter too.
 pub async fn age_filter_applies_to_every_state<S: Store>(subject: &Subject<S>) {
     for state in STATES {
         if !can_list(subject, state) {
@@ -145,7 +145,7 @@ pub async fn age_filter_applies_to_every_state<S: Store>(subject: &Subject<S>) {
     }
 }
 
-/// 2: the filter of operations selects by their beginning.
+/// 2: the filter of operations selects by prefix.
 pub async fn operation_filter_selects_by_prefix<S: Store>(subject: &Subject<S>) {
     let state = State::InProgress;
     if !subject.inspector().abilities().has_details() || !can_list(subject, state) {
@@ -162,7 +162,7 @@ pub async fn operation_filter_selects_by_prefix<S: Store>(subject: &Subject<S>) 
     assert!(is_listed(&operation[..operation.len() - 8]).await);
     assert!(!is_listed(&format!("{operation}x")).await);
     assert!(!is_listed(&operation[1..]).await);
-    // No character of a filter has a meaning of its own.
+    // No character of a filter is a wildcard.
     assert!(!is_listed("POST /%").await);
     assert!(!is_listed("POST /_").await);
 }
@@ -181,7 +181,7 @@ pub async fn owner_filter_selects_whole_name<S: Store>(subject: &Subject<S>) {
     }
 }
 
-/// 2: eight digits of an ID find the entry, as the events and problem bodies show them.
+/// 2: the first eight digits of an ID, which events and problem bodies show, find the entry.
 pub async fn id_prefix_finds_entry<S: Store>(subject: &Subject<S>) {
     for state in STATES {
         if !can_list(subject, state) {
@@ -227,7 +227,7 @@ pub async fn details_outlive_takeover_and_completion<S: Store>(subject: &Subject
     check(State::Completed, "another process", 2).await;
 }
 
-/// 7: an entry that needs attention has its details, and so has each state that a resolution leaves.
+/// 7: an entry that needs attention has its details, and so has an entry after each resolution.
 pub async fn details_outlive_resolutions<S: Store>(subject: &Subject<S>) {
     let claim = entry_in(subject, State::NeedsAttention).await;
     for resolution in [
@@ -267,7 +267,7 @@ pub async fn age_counts_from_beginning_of_state<S: Store>(subject: &Subject<S>) 
     }
 }
 
-/// 4: an entry reports when its lease and the entry itself expire.
+/// 4: an entry reports the expiry of its lease and its own expiry.
 pub async fn entry_reports_expiry<S: Store>(subject: &Subject<S>) {
     let near = |one: Duration, other: Duration| one.abs_diff(other) < Duration::from_secs(10);
     for state in STATES {
@@ -355,7 +355,7 @@ pub async fn summary_counts_up_to_limit<S: Store>(subject: &Subject<S>) {
     assert_eq!(all.count(State::Unreadable), None);
 }
 
-/// 4: a purge deletes expired entries, at most as many as it may, and no other entries.
+/// 4: a purge deletes at most the given number of expired entries, and no other entries.
 pub async fn purge_deletes_expired_entries_alone<S: Store>(subject: &Subject<S>) {
     const EXPIRED: usize = 5;
     let mut live = Vec::new();
@@ -394,7 +394,7 @@ pub async fn purge_deletes_expired_entries_alone<S: Store>(subject: &Subject<S>)
     }
 }
 
-/// 2: a page of a listing has an identification of each entry with which it can be resolved.
+/// 2: a page of a listing identifies each entry, so that an operator can resolve it.
 pub async fn listed_entry_can_be_resolved<S: Store>(subject: &Subject<S>) {
     for (state, resolution) in [
         (State::InProgress, Resolution::BreakLease),
@@ -412,7 +412,7 @@ pub async fn listed_entry_can_be_resolved<S: Store>(subject: &Subject<S>) {
             Some(entry) => entry.clone(),
             None => find(subject, state, &claim).await.expect("it is listed"),
         };
-        // The text is what a form field or an argument carries.
+        // A form field or an argument contains the text form.
         let text = entry.seen().to_string();
         let parsed = text.parse().expect("the text form");
         assert_eq!(parsed, seen(subject, &claim).await);

@@ -1,7 +1,7 @@
 //! The cases of [`Inspect`], grouped by call. The number at the start of a case's documentation is
 //! its rule there.
 //!
-//! A listing of the suite finds its own entries by their operation, if the store stores it, or else by their ID.
+//! The suite selects its own entries by their operation if the store stores operations, and by their ID otherwise.
 
 mod cancellation;
 mod leases;
@@ -203,7 +203,7 @@ fn own<S: Store>(subject: &Subject<S>, query: Query, claims: &[Claim]) -> Query 
     }
 }
 
-/// Reads one page and checks what each page must have: no entry twice, and none beyond the limit.
+/// Reads one page and checks that it contains no entry twice, and no entry beyond the limit.
 async fn page<S: Store>(subject: &Subject<S>, query: &Query) -> Page {
     let page = subject.inspector().list(query).await;
     let page = page.expect("the store replies");
@@ -214,7 +214,7 @@ async fn page<S: Store>(subject: &Subject<S>, query: &Query) -> Page {
     page
 }
 
-/// Reads all pages, from that of the query on.
+/// Reads all pages, starting with the page of the query.
 async fn all_pages<S: Store>(subject: &Subject<S>, mut query: Query) -> Vec<Entry> {
     let mut entries = Vec::new();
     loop {
@@ -250,7 +250,7 @@ fn can_list<S: Store>(subject: &Subject<S>, state: State) -> bool {
     subject.inspector().abilities().can_list(state)
 }
 
-/// Returns the duration without what a backend may lose by rounding.
+/// Returns the duration minus the rounding error that a backend may have.
 fn rounded_down(duration: Duration) -> Duration {
     duration.saturating_sub(Duration::from_millis(2))
 }

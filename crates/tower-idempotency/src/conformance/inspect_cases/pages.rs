@@ -59,7 +59,7 @@ async fn change_between_pages<S: Store>(
     (first.entries, rest)
 }
 
-/// 2: leases that are renewed between two pages move back in the order. Each entry is seen at least once.
+/// 2: leases that are renewed between two pages move to the end of the order. Each entry is listed at least once.
 pub async fn renewed_entries_are_listed<S: Store>(subject: &Subject<S>) {
     let state = State::InProgress;
     if !can_list(subject, state) {
@@ -79,7 +79,7 @@ pub async fn renewed_entries_are_listed<S: Store>(subject: &Subject<S>) {
     assert_eq!(ids_of(&all, &claims), ids(&claims));
 }
 
-/// 2: entries that leave the state between two pages leave no gap: all others are listed.
+/// 2: if entries leave the state between two pages, all other entries are still listed.
 pub async fn entries_that_leave_make_no_gap<S: Store>(subject: &Subject<S>) {
     let state = State::InProgress;
     if !can_list(subject, state) {
@@ -101,7 +101,7 @@ pub async fn entries_that_leave_make_no_gap<S: Store>(subject: &Subject<S>) {
     assert_eq!(ids_of(&all, &claims), ids(&claims));
 }
 
-/// 2: entries that are added between two pages hide no others.
+/// 2: entries that are added between two pages hide no other entries.
 pub async fn new_entries_hide_no_others<S: Store>(subject: &Subject<S>) {
     for state in STATES {
         if !can_list(subject, state) {
@@ -141,7 +141,7 @@ pub async fn page_token_continues_as_text<S: Store>(subject: &Subject<S>) {
     }
 }
 
-/// Returns a listing of this state with a token of its second page.
+/// Returns a listing of this state, and the token of its second page.
 async fn second_page<S: Store>(subject: &Subject<S>, state: State) -> (Query, PageToken) {
     let claims = claims(subject, ENTRIES);
     enter(subject, &claims, state).await;
@@ -184,7 +184,7 @@ async fn assert_rejected<S: Store>(subject: &Subject<S>, query: Query) {
     assert_eq!(kind, Some(InspectErrorKind::InvalidPage), "{query:?}");
 }
 
-/// A token that an operator has edited is rejected, or continues at another position. It breaks nothing.
+/// A token that an operator has edited is rejected, or continues at another position. It causes no other failure.
 pub async fn edited_page_token_is_harmless<S: Store>(subject: &Subject<S>) {
     for state in STATES {
         if !can_list(subject, state) {

@@ -19,7 +19,7 @@ use crate::{
 const OPERATORS: usize = 32;
 const ROUNDS: usize = 16;
 
-/// Applies the resolutions in turn, 32 at once. Returns those that were applied.
+/// Applies the resolutions in turn, in 32 concurrent calls. Returns the applied ones.
 async fn resolve_at_once<S: Store>(
     subject: &Subject<S>,
     seen: Seen,
@@ -39,7 +39,7 @@ async fn resolve_at_once<S: Store>(
     operators.join_all().await.into_iter().flatten().collect()
 }
 
-/// 5: of 32 equal resolutions of one entry at once, exactly one is applied.
+/// 5: of 32 concurrent equal resolutions of one entry, exactly one is applied.
 pub async fn one_of_32_resolutions_is_applied<S: Store>(subject: &Subject<S>) {
     for state in super::STATES {
         for at in 0..6 {
@@ -56,7 +56,7 @@ pub async fn one_of_32_resolutions_is_applied<S: Store>(subject: &Subject<S>) {
     }
 }
 
-/// 5: of 32 different resolutions of one entry at once, exactly one is applied, and the entry is as that one leaves it.
+/// 5: of 32 concurrent different resolutions of one entry, exactly one is applied, and the entry has its result.
 pub async fn one_of_32_different_resolutions_is_applied<S: Store>(subject: &Subject<S>) {
     for state in [State::Orphaned, State::NeedsAttention] {
         for _ in 0..4 {
@@ -76,7 +76,7 @@ pub async fn one_of_32_different_resolutions_is_applied<S: Store>(subject: &Subj
     }
 }
 
-/// 5, 6: a lease is broken, or completes. Never both, and never neither.
+/// 5, 6: either the lease is broken, or its holder completes it: never both, and never neither.
 pub async fn concurrent_break_and_complete_agree<S: Store>(subject: &Subject<S>) {
     for n in 0..ROUNDS {
         let claim = entry_in(subject, State::InProgress).await;
@@ -101,7 +101,7 @@ pub async fn concurrent_break_and_complete_agree<S: Store>(subject: &Subject<S>)
     }
 }
 
-/// 5, 6: a lease is broken, or is renewed first and then broken. It is never held afterwards.
+/// 5, 6: a lease is broken before or after its renewal. It is never held afterwards.
 pub async fn concurrent_break_and_renew_leave_orphan<S: Store>(subject: &Subject<S>) {
     for n in 0..ROUNDS {
         let claim = entry_in(subject, State::InProgress).await;
@@ -143,7 +143,7 @@ async fn race_with_takeover<S: Store>(
     results
 }
 
-/// 5: an orphan is freed and executes as the first, or is taken over and not freed.
+/// 5: either an orphan is freed and its request executes like the first, or the orphan is taken over and not freed.
 pub async fn concurrent_free_and_takeover_agree<S: Store>(subject: &Subject<S>) {
     for (claim, freed, acquired) in race_with_takeover(subject, |_| Resolution::Free).await {
         assert_eq!(acquired, if freed { FIRST } else { SECOND });
@@ -153,7 +153,7 @@ pub async fn concurrent_free_and_takeover_agree<S: Store>(subject: &Subject<S>) 
     }
 }
 
-/// 5: an orphan gets the record of the operator, or is taken over. A request that executes finds no record.
+/// 5: an orphan gets the record of the operator, or is taken over. Never both: a request that executes finds no record.
 pub async fn concurrent_completion_and_takeover_agree<S: Store>(subject: &Subject<S>) {
     let resolution = |claim: &Claim| completion(claim, "resolved");
     for (claim, completed, acquired) in race_with_takeover(subject, resolution).await {
@@ -170,7 +170,7 @@ pub async fn concurrent_completion_and_takeover_agree<S: Store>(subject: &Subjec
     }
 }
 
-/// An allowed retry is used by exactly one of 32 claims at once, under the policy that refuses orphans.
+/// An allowed retry is used by exactly one of 32 concurrent claims, under the policy that refuses orphans.
 pub async fn one_of_32_claims_uses_allowed_retry<S: Store>(subject: &Subject<S>) {
     let orphans = claims(subject, 4);
     enter(subject, &orphans, State::Orphaned).await;

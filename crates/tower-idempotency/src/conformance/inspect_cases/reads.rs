@@ -54,7 +54,7 @@ pub async fn get_of_absent_entry_is_none<S: Store>(subject: &Subject<S>) {
     }
 }
 
-/// An entry that needs attention reports its code. The reason is in the record alone.
+/// An entry that needs attention reports its code. Only the record contains the reason.
 pub async fn attention_reports_code_and_reason<S: Store>(subject: &Subject<S>) {
     let claim = claim(subject);
     let lease = subject.hold(&claim).await;

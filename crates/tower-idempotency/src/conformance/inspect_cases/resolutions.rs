@@ -31,7 +31,7 @@ pub async fn freed_key_is_absent<S: Store>(subject: &Subject<S>) {
     }
 }
 
-/// `Retry` leaves an orphan. The same request takes it over, and another request does not.
+/// `Retry` leaves an orphan. The same request can take it over, and another request cannot.
 pub async fn retried_entry_is_taken_over<S: Store>(subject: &Subject<S>) {
     for state in ENDED {
         let claim = entry_in(subject, state).await;
@@ -176,7 +176,7 @@ pub async fn resolution_of_wrong_state_is_rejected<S: Store>(subject: &Subject<S
     }
 }
 
-/// The outcome of a resolution contains the entry as `get` returns it then.
+/// The outcome of a resolution contains the same entry as `get` returns afterwards.
 pub async fn outcome_contains_resolved_entry<S: Store>(subject: &Subject<S>) {
     for state in STATES {
         for at in 0..6 {
@@ -195,7 +195,7 @@ pub async fn outcome_contains_resolved_entry<S: Store>(subject: &Subject<S>) {
     }
 }
 
-/// 7: a resolution keeps generation and fingerprint, and the next takeover raises the generation.
+/// 7: a resolution does not change generation and fingerprint, and the next takeover raises the generation.
 pub async fn resolution_keeps_generation<S: Store>(subject: &Subject<S>) {
     let claim = entry_in(subject, State::Orphaned).await;
     let second = Claim {

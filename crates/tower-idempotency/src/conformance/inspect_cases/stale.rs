@@ -82,7 +82,7 @@ pub async fn completed_lease_is_not_broken<S: Store>(subject: &Subject<S>) {
     assert_unchanged(subject, &claim, &before).await;
 }
 
-/// 5: a lease that has expired since it was seen is an orphan. That is another decision for the operator.
+/// 5: a lease that has expired since it was seen is an orphan, which needs another decision of the operator.
 pub async fn expired_lease_is_not_broken<S: Store>(subject: &Subject<S>) {
     let claim = entry_in(subject, State::InProgress).await;
     let before = seen(subject, &claim).await;
@@ -176,7 +176,7 @@ pub async fn absent_entry_is_not_resolved<S: Store>(subject: &Subject<S>) {
             Some(details) if details.entry.state() == State::Orphaned => {
                 break (orphan, *details.entry.seen());
             }
-            // The machine stood still for longer than the orphan is stored.
+            // The machine paused for longer than the orphan retention.
             _ => subject.retry_slower(),
         }
     };
@@ -185,7 +185,7 @@ pub async fn absent_entry_is_not_resolved<S: Store>(subject: &Subject<S>) {
     assert_unchanged(subject, &orphan, &before).await;
 }
 
-/// 5: an identification with another version, generation or ID changes nothing.
+/// 5: an identification with a wrong version, generation or ID changes nothing.
 pub async fn invented_version_changes_nothing<S: Store>(subject: &Subject<S>) {
     for state in super::STATES {
         let claim = entry_in(subject, state).await;

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::{
     observation::Observation,
-    outcome::{Ended, Kind, Seen},
+    outcome::{ExecutionEnd, Kind, Seen},
 };
 use crate::{
     body::{chunks::content_length, watch::Watch},
@@ -21,7 +21,7 @@ use crate::{
     store::Ttl,
 };
 
-/// Observer of the call of a handler. If it is dropped, the client has left.
+/// Observer of the call of a handler. If it is dropped, the client has disconnected.
 pub(crate) struct ObservedCall {
     observation: Option<Arc<Observation>>,
     is_polling: bool,
@@ -38,7 +38,7 @@ impl ObservedCall {
         }
     }
 
-    /// Polls the handler, whose panic is an end of the execution.
+    /// Polls the handler. Its panic ends the execution.
     pub(crate) fn poll<T>(&mut self, poll: impl FnOnce() -> T) -> T {
         self.is_polling = true;
         let polled = poll();
@@ -46,14 +46,14 @@ impl ObservedCall {
         polled
     }
 
-    /// Sees the error of the inner service.
+    /// Records the error of the inner service.
     pub(crate) fn failed(mut self) {
         if let Some(observation) = self.observation.take() {
-            observation.ended(observation.failure(None));
+            observation.set_end(observation.failure(None));
         }
     }
 
-    /// Sees the head of the response. Returns the observer of its body if the body matters.
+    /// Records the head of the response. Returns the observer of its body if the body matters.
     pub(crate) fn responded<R: http_body::Body>(
         mut self,
         res: &Response<R>,
@@ -62,7 +62,7 @@ impl ObservedCall {
         match self.watch(&observation, res) {
             Ok(watch) => Some(Box::new(watch)),
             Err(ended) => {
-                observation.ended(ended);
+                observation.set_end(ended);
                 None
             }
         }
@@ -73,7 +73,7 @@ impl ObservedCall {
         &self,
         observation: &Arc<Observation>,
         res: &Response<R>,
-    ) -> Result<ResponseWatch, Ended> {
+    ) -> Result<ResponseWatch, ExecutionEnd> {
         let (rules, status) = (&observation.context.config.response, res.status());
         let retention = match read_directive(res, rules.retention, rules.max_retention) {
             Directive::NeedsAttention(_) => {
@@ -92,7 +92,7 @@ impl ObservedCall {
             None => return Err(observation.end_of(Some(status), Kind::Refused)),
         }
         let hint = res.body().size_hint();
-        // The `Content-Length` of a 304 is that of a body that is not sent.
+        // The `Content-Length` of a 304 describes a body that is not sent.
         let announced = (status != StatusCode::NOT_MODIFIED)
             .then(|| content_length(res.headers()))
             .flatten()
@@ -127,7 +127,7 @@ impl Drop for ObservedCall {
             // An enforced execution would have continued, and its response would be recorded.
             observation.end_of(None, Kind::Recorded)
         };
-        observation.ended(ended);
+        observation.set_end(ended);
     }
 }
 
@@ -145,10 +145,10 @@ struct ResponseWatch {
 
 impl ResponseWatch {
     /// Returns the end of an execution whose response is recorded. `is_seen` is `true` if its body was seen to the end.
-    fn recorded(&mut self, is_seen: bool) -> Ended {
+    fn recorded(&mut self, is_seen: bool) -> ExecutionEnd {
         let body = is_seen.then(|| self.hash.clone().finish());
         let status = Some(self.status);
-        Ended {
+        ExecutionEnd {
             kind: Kind::Recorded,
             seen: Seen { status, body },
             retention: self.retention,
@@ -157,7 +157,7 @@ impl ResponseWatch {
 }
 
 impl Watch for ResponseWatch {
-    fn saw(&mut self, data: &Bytes) -> bool {
+    fn on_data(&mut self, data: &Bytes) -> bool {
         let Some(observation) = &self.observation else {
             return false;
         };
@@ -167,7 +167,7 @@ impl Watch for ResponseWatch {
             .began
             .is_some_and(|began| began.elapsed() > rules.collect_timeout);
         if self.len > rules.body_limit as u64 || is_streamed {
-            observation.ended(observation.unrecordable(self.status));
+            observation.set_end(observation.unrecordable(self.status));
             self.observation = None;
             return false;
         }
@@ -175,12 +175,12 @@ impl Watch for ResponseWatch {
         true
     }
 
-    fn ended(mut self: Box<Self>, is_complete: bool) {
+    fn on_end(mut self: Box<Self>, is_complete: bool) {
         let Some(observation) = self.observation.take() else {
             return;
         };
         let is_whole = self.announced.is_none_or(|announced| announced == self.len);
-        observation.ended(if is_complete && is_whole {
+        observation.set_end(if is_complete && is_whole {
             self.recorded(true)
         } else {
             observation.failure(Some(self.status))
@@ -188,12 +188,12 @@ impl Watch for ResponseWatch {
     }
 }
 
-/// The server did not read the body to its end: the client has left, or the length says that nothing follows.
+/// The server did not read the body to its end: the client has disconnected, or the announced length was reached.
 impl Drop for ResponseWatch {
     fn drop(&mut self) {
         if let Some(observation) = self.observation.take() {
             let is_whole = self.announced == Some(self.len);
-            observation.ended(self.recorded(is_whole));
+            observation.set_end(self.recorded(is_whole));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Verdict of an observed request, and the store calls beside it.
+//! Verdict of an observed request, and its store calls.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,7 +7,7 @@ use http::StatusCode;
 use tokio::runtime::Handle;
 
 use super::{
-    outcome::{Earlier, Ended, Kind, Seen},
+    outcome::{Earlier, ExecutionEnd, Kind, Seen},
     request::Pending,
 };
 use crate::{
@@ -30,7 +30,7 @@ pub(crate) struct Observation {
 #[derive(Default)]
 struct State {
     verdict: Option<Verdict>,
-    ended: Option<Ended>,
+    ended: Option<ExecutionEnd>,
 }
 
 /// The result of an acquire that concerns the response.
@@ -49,7 +49,7 @@ impl Observation {
         })
     }
 
-    /// Judges a request whose body is complete: at once if that needs no wait, else in a task.
+    /// Judges a request whose body is complete: at once if that needs no wait, or else in a task.
     pub(super) fn judge(self: &Arc<Self>, pending: Pending) {
         let shared = &self.context.shared;
         if shared.store.replies_at_once() && !pending.fingerprint.is_buffered() {
@@ -67,10 +67,10 @@ impl Observation {
             return telemetry::observed(Observed::NotJudged);
         };
         let observation = Arc::clone(self);
-        runtime.spawn(async move { observation.judge_beside(pending, permit).await });
+        runtime.spawn(async move { observation.judge_in_task(pending, permit).await });
     }
 
-    async fn judge_beside(self: Arc<Self>, pending: Pending, permit: CallPermit) {
+    async fn judge_in_task(self: Arc<Self>, pending: Pending, permit: CallPermit) {
         let Some(claim) = self.claim(pending) else {
             return telemetry::observed(Observed::NotJudged);
         };
@@ -109,7 +109,7 @@ impl Observation {
             id: observed_id(&scoped.id.of(&fingerprint)),
             fingerprint,
             token: token.ok()?,
-            // It is not renewed.
+            // The lease is not renewed.
             lease,
             orphans: OrphanPolicy::TakeOver,
             orphan_retention: lease,
@@ -129,7 +129,7 @@ impl Observation {
     fn decide(&self, claim: &Claim, acquired: Acquired) {
         let is_same = |fingerprint| claim.fingerprint == fingerprint;
         let outcome = match acquired {
-            // Counted with its end.
+            // Counted when the execution ends.
             Acquired::Granted { generation, .. } => {
                 self.lock().verdict = Some(Verdict::Fresh(claim.lease_ref(generation)));
                 return;
@@ -161,8 +161,8 @@ impl Observation {
         }
     }
 
-    /// Notes the end of the execution.
-    pub(super) fn ended(self: &Arc<Self>, ended: Ended) {
+    /// Records the end of the execution.
+    pub(super) fn set_end(self: &Arc<Self>, ended: ExecutionEnd) {
         self.lock().ended = Some(ended);
         self.end_if_known();
     }
@@ -194,7 +194,7 @@ impl Observation {
     }
 
     /// Returns the lease and the end of the execution, once both are known. Compares the response of a retry.
-    fn take_end(&self) -> Option<(LeaseRef, Ended)> {
+    fn take_end(&self) -> Option<(LeaseRef, ExecutionEnd)> {
         let mut state = self.lock();
         let ended = state.ended?;
         let verdict = state.verdict.take()?;
@@ -210,14 +210,14 @@ impl Observation {
         }
     }
 
-    async fn end(&self, lease: &LeaseRef, ended: &Ended) {
+    async fn end(&self, lease: &LeaseRef, ended: &ExecutionEnd) {
         let (store, timeout) = (&self.context.shared.store, self.timeout());
         let is_ended = if ended.kind == Kind::Released {
             store.release(lease, timeout).await
         } else {
             let record = self.encode(lease, ended);
             let completed = store.complete(lease, true, &record, ended.retention, timeout);
-            // A lease is lost if the execution took longer than it lasts.
+            // The lease is lost if the execution took longer than the lease.
             let completed = completed.await;
             matches!(
                 completed,
@@ -232,12 +232,12 @@ impl Observation {
         telemetry::observed_at(&lease.id, outcome);
     }
 
-    fn encode(&self, lease: &LeaseRef, ended: &Ended) -> Bytes {
+    fn encode(&self, lease: &LeaseRef, ended: &ExecutionEnd) -> Bytes {
         ended.encode(self.context.config.response.codec(), &lease.id)
     }
 
     /// Returns the end of an execution that failed: by a panic, an error or a broken body.
-    pub(super) fn failure(&self, status: Option<StatusCode>) -> Ended {
+    pub(super) fn failure(&self, status: Option<StatusCode>) -> ExecutionEnd {
         self.end_of(
             status,
             match self.context.config.execution.failure() {
@@ -248,7 +248,7 @@ impl Observation {
     }
 
     /// Returns the end of an execution whose response would not be recorded.
-    pub(super) fn unrecordable(&self, status: StatusCode) -> Ended {
+    pub(super) fn unrecordable(&self, status: StatusCode) -> ExecutionEnd {
         self.end_of(
             Some(status),
             match self.context.config.response.unrecordable {
@@ -259,8 +259,8 @@ impl Observation {
     }
 
     /// Returns the end of an execution without the body of its response.
-    pub(super) fn end_of(&self, status: Option<StatusCode>, kind: Kind) -> Ended {
-        Ended {
+    pub(super) fn end_of(&self, status: Option<StatusCode>, kind: Kind) -> ExecutionEnd {
+        ExecutionEnd {
             kind,
             seen: Seen { status, body: None },
             retention: self.context.config.response.retention,

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-/// Store calls of observations at the same time. A quarter is left to the ends of executions that were judged.
+/// Store calls of observations at the same time. A quarter is reserved for the ends of judged executions.
 const MAX_CALLS: usize = 64;
 
 /// Bytes of request bodies that are stored until they are complete, because their fingerprint depends on their form.

@@ -13,7 +13,7 @@ pub(super) type BodyDigest = [u8; 32];
 
 /// The end of an observed execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ended {
+pub(super) struct ExecutionEnd {
     pub(super) kind: Kind,
     pub(super) seen: Seen,
     pub(super) retention: Ttl,
@@ -30,7 +30,7 @@ pub(super) enum Kind {
     Released,
 }
 
-/// The parts of a response that were seen. `None` if the client left before.
+/// The observed parts of a response. `None` if the client disconnected before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Seen {
     pub(super) status: Option<StatusCode>,
@@ -64,7 +64,7 @@ pub(super) enum Earlier {
 const RECORDED: u8 = 1;
 const REFUSED: u8 = 2;
 
-impl Ended {
+impl ExecutionEnd {
     /// Encodes the end for the store: no header, no body, only their digest.
     pub(super) fn encode(&self, codec: Codec, id: &KeyId) -> Bytes {
         let mut value = vec![match self.kind {
@@ -121,10 +121,10 @@ mod tests {
     };
     const ID: KeyId = KeyId::from_bytes([7; 32]);
 
-    fn ended(kind: Kind, status: Option<u16>, body: Option<BodyDigest>) -> Ended {
+    fn ended(kind: Kind, status: Option<u16>, body: Option<BodyDigest>) -> ExecutionEnd {
         let status = status.map(|status| StatusCode::from_u16(status).unwrap());
         let (seen, retention) = (Seen { status, body }, Ttl::MIN);
-        Ended {
+        ExecutionEnd {
             kind,
             seen,
             retention,

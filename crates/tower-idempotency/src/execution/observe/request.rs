@@ -99,6 +99,11 @@ fn begin(context: &Arc<Context>, head: &request::Parts, body: &impl http_body::B
             return NONE;
         }
     };
+    if rules.is_grpc() {
+        // The status is in the trailers, which an observer does not see.
+        telemetry::observed(Observed::NotJudged);
+        return NONE;
+    }
     let fingerprint = rules.fingerprint.observe(rules.secret.as_ref(), head);
     let is_head_only = fingerprint.is_head_only();
     if !is_head_only && announced_length(&head.headers, body) > rules.body_limit as u64 {
@@ -153,7 +158,7 @@ impl RequestWatch {
 }
 
 impl Watch for RequestWatch {
-    fn saw(&mut self, data: &Bytes) -> bool {
+    fn on_data(&mut self, data: &Bytes) -> bool {
         let Some(pending) = &mut self.pending else {
             return false;
         };
@@ -171,7 +176,7 @@ impl Watch for RequestWatch {
         false
     }
 
-    fn ended(mut self: Box<Self>, is_complete: bool) {
+    fn on_end(mut self: Box<Self>, is_complete: bool) {
         self.finish(is_complete);
     }
 }

@@ -104,7 +104,7 @@ impl Components {
     pub(super) fn parameter(&mut self, policy: &Policy, document: &Value) -> Option<Value> {
         let key = &policy.key;
         let mut schema = json!({ "type": "string" });
-        // The lengths are those of the decoded key. Quotes and escapes of the header come on top.
+        // The lengths are those of the decoded key. Quotes and escapes make the header longer.
         if key.syntax == Some("verbatim") {
             schema["minLength"] = key.min_bytes.into();
             if let Some(max) = key.max_bytes {

@@ -57,9 +57,9 @@ impl Policy {
     /// - the marker of replays, and the repeated key, in the headers of its 2xx responses;
     /// - `x-idempotency`, the settings that a client needs.
     ///
-    /// A response that the document has is not overwritten: its body becomes `anyOf` the old schema and that of the layer. A
-    /// response for `4XX`, `5XX` or `default` is copied in the same way, since one for a single status hides it. References are
-    /// followed within the document, and their targets stay as they are. A second call changes nothing.
+    /// A response that the document has is not overwritten: its body becomes `anyOf` the old schema and that of the layer.
+    /// A response for `4XX`, `5XX` or `default` is copied in the same way, because a response for a single status hides it.
+    /// References are followed within the document, and their targets stay as they are. A second call changes nothing.
     ///
     /// ```
     /// use serde_json::json;
@@ -82,8 +82,8 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// [`DescribeError`] if the document is of another version, is malformed where the policy has to be added, or has a
-    /// reference that cannot be followed there. The document is then unchanged.
+    /// [`DescribeError`] if the document is of another version. Also if the document is malformed, or has a reference that
+    /// cannot be followed, where the policy has to be added. The document is then unchanged.
     pub fn describe(
         &self,
         document: &mut Value,
@@ -123,7 +123,7 @@ impl Policy {
     ) -> Result<Option<Value>, DescribeError> {
         let at = format!("/paths/{}", path.replace('~', "~0").replace('/', "~1"));
         let own = object(item, &at)?;
-        // The target of a reference may be the item of other paths, too.
+        // Other paths may have a reference to the same item.
         let mut item = match own.get("$ref") {
             Some(_) if METHODS.iter().any(|(_, method)| is_covered(method)) => {
                 let mut target = object(resolve(document, item)?, &at)?.clone();

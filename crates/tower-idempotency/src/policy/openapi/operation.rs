@@ -85,7 +85,7 @@ fn add_headers(
         let at = format!("{at}/responses/{status}");
         let mut described = object(resolve(document, response)?, &at)?.clone();
         merge_headers(&mut described, &headers, &at)?;
-        // A response by reference stays one if it has the headers.
+        // A response by reference stays a reference if it already has the headers.
         if described != *object(resolve(document, response)?, &at)? {
             *response = Value::Object(described);
         }
@@ -152,7 +152,7 @@ fn add_errors(
     Ok(())
 }
 
-/// Adds headers and bodies to a response of the document, whose own ones stay.
+/// Adds headers and bodies to a response of the document. Its existing headers and bodies stay.
 fn merge_response(
     existing: &Map<String, Value>,
     response: &Value,
@@ -179,7 +179,7 @@ fn merge_response(
             continue;
         };
         let existing = existing.as_object_mut().ok_or_else(malformed)?;
-        // Without a schema, each body is right.
+        // Without a schema, every body is valid.
         if let Some(schema) = existing.get_mut("schema") {
             let alternatives = body["schema"].get("anyOf").and_then(Value::as_array);
             let alternatives = alternatives
@@ -189,7 +189,7 @@ fn merge_response(
                 .iter()
                 .for_each(|other| merge_schema(schema, other));
         }
-        // The two exclude each other.
+        // `example` and `examples` exclude each other.
         if !existing.contains_key("example") {
             let examples = existing.entry("examples").or_insert_with(|| json!({}));
             let examples = examples.as_object_mut().ok_or_else(malformed)?;

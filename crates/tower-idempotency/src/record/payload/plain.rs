@@ -1,7 +1,8 @@
 //! Reads payloads in the form in which this version writes them.
 //!
-//! A general reader of MessagePack takes longer than everything else that a replay does with a record. This one gives up on
-//! every form that the writer of this version does not use. The general reader then reads the payload or reports the error.
+//! Reading with a general MessagePack reader would take longer than the rest of a replay's work on the record. This reader
+//! returns `None` for every form that this version does not write. The general reader then reads the payload or reports the
+//! error.
 
 use super::{Bin, LineList, Lines, MAX_LINES, Payload};
 

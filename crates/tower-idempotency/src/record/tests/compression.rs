@@ -22,7 +22,7 @@ fn payload_over_threshold_is_deflated_if_smaller() {
     assert_eq!(record[1], 0);
 }
 
-/// Regression test: a compressor stopped at too long output retained a part of each attempt, until it panicked.
+/// Regression test: a compressor that stopped at an output limit retained a part of each attempt, until it panicked.
 #[test]
 fn incompressible_bodies_leave_compressor_clean() {
     let noise = Random::new(8).bytes(200);

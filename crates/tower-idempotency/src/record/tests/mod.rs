@@ -329,7 +329,7 @@ fn attention_record_has_known_bytes() {
     ];
     assert_eq!(record, known_bytes(2, &payload));
     assert_eq!(NeedsAttention::in_record(&record), Some(attention));
-    // Any other record is not an attention record, whatever bytes it contains.
+    // A record of another kind is not an attention record, even with the same bytes.
     for other in [
         encode(PLAIN, 200, &HeaderMap::new(), &record),
         PLAIN.encode_value(&ID, &record),

@@ -2,8 +2,8 @@
 
 /// Returns the value of a JSON number as text: the digits without zeros at either end, and a power of ten.
 ///
-/// Two numbers have the same text exactly if they are equal. No number is rounded: a parser that reads numbers as doubles
-/// sees some of them as equal that differ here. Minus zero is zero.
+/// Two numbers have the same text exactly if they are equal. No number is rounded. A parser that reads numbers as doubles
+/// may consider unequal numbers as equal. Minus zero is zero.
 ///
 /// Returns `None` if the power of ten does not fit into 64 bits.
 pub(super) fn value(number: &str) -> Option<String> {
@@ -21,7 +21,7 @@ pub(super) fn value(number: &str) -> Option<String> {
         digits.push('-');
     }
     let sign = digits.len();
-    // Only the first zeros of the whole number stand in front of a digit that counts.
+    // If the whole number is zero, the leading zeros of the fraction do not count either.
     let is_small = whole.bytes().all(|digit| digit == b'0');
     digits.push_str(whole.trim_start_matches('0'));
     digits.push_str(if is_small {

@@ -54,7 +54,7 @@ fn spellings_of_number_are_equal() {
     assert_equal(&[r#"{"a":[1.0,{"b":2}]}"#, r#"{"a":[1,{"b":2.0}]}"#]);
 }
 
-// A parser that reads numbers as doubles takes several of these for one number.
+// A parser that reads numbers as doubles considers several of these as equal.
 #[test]
 fn other_numbers_are_unequal() {
     assert_unequal(&["9007199254740992", "9007199254740993", "9007199254740992.5"]);
@@ -103,7 +103,8 @@ fn null_is_not_absent() {
     assert_unequal(&["[1,2]", "[2,1]", "[1,2,null]", "[1,[2]]"]);
 }
 
-// Go, and case-insensitive settings of other parsers, read the last of these members. In another order it is another one.
+// Go, and case-insensitive settings of other parsers, read the last of these members. In another order that is another
+// member.
 #[test]
 fn names_in_two_letter_cases_use_bytes() {
     let ambiguous = [
@@ -193,7 +194,7 @@ fn members_are_left_out_by_pointer() {
         r#"{"id":1,"params":{"a":1}}"#,
         r#"{"id":1,"params":{"a":2}}"#,
     );
-    // Only the member at this place is left out.
+    // Only the member at this position is left out.
     other(&rpc, r#"{"params":{"id":1}}"#, r#"{"params":{"id":2}}"#);
     other(&rpc, r#"[{"id":1}]"#, r#"[{"id":2}]"#);
     other(&["/id/x"], r#"{"id":1}"#, r#"{"id":2}"#);
@@ -302,7 +303,7 @@ impl Number {
         scale(self) == scale(other)
     }
 
-    /// Returns a random spelling: the point at any place, zeros at both ends of the fraction, and a power.
+    /// Returns a random spelling: the point at any position, zeros at both ends of the fraction, and a power.
     fn spelling(self, random: &mut Random) -> String {
         let sign = if self.integer < 0 || (self.integer == 0 && random.once_in(2)) {
             "-"

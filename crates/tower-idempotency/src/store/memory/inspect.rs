@@ -74,8 +74,8 @@ pub(crate) enum Change {
 impl MemoryStore {
     /// Stores owner and operation of each key, for [operators](crate::inspect). Default: neither is stored.
     ///
-    /// Each entry then takes 96 bytes more, and those of its operation. They count in the byte limit. Applies to all clones, and
-    /// to keys that are used from now on.
+    /// Each entry then takes 96 bytes more, and the bytes of its operation. These bytes count in the byte limit. Applies to
+    /// all clones, and to keys that are used from now on.
     pub fn with_details(self) -> Self {
         self.table.set_details();
         self
@@ -167,7 +167,7 @@ impl Table {
         }
         let shard = self.shard_at(index);
         let order = shard.order(kind == Kind::Records);
-        // Entries that have expired are at the beginning.
+        // Expired entries are at the beginning.
         let start = (first.deadline, first.slot).max((now.saturating_add(1), 0));
         let mut slots = order.iter_from(start);
         let slots_now = slots.by_ref().take(ENTRIES_PER_LOCK);

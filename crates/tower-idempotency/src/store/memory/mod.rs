@@ -41,14 +41,17 @@ mod tests;
 ///
 /// # Bounds
 ///
-/// The store holds a bounded number of entries and of bytes. When it is full, it evicts completed records of the
-/// principal that holds most, the soonest to expire first. Principals are compared in 1,024 groups, by the
-/// [scope](Claim::scope) of their claims. If no group holds more than 1/64 of the store, the records of the new entry's
-/// shard that expire first are evicted. The store never evicts a lease or an orphan. An eviction before the expiry is
-/// counted in `idempotency_memory_evicted_total` and logged at most once a minute. A store full of leases and orphans returns
-/// [`StoreError::Backend`] with [`MemoryFull`] as its source. A group whose leases and orphans fill more than an eighth of the
-/// store gets no part of the last quarter: its claims return [`StoreError::CallerLimit`]. The store checks expiry at every access. Later writes remove a
-/// few other expired entries each; no background task runs.
+/// The store holds a bounded number of entries and of bytes. It never evicts a lease or an orphan. When it is full, it
+/// evicts completed records of the principal that uses most of the store, the earliest expiry first. Principals are
+/// compared in 1,024 groups, by the [scope](Claim::scope) of their claims. If no group uses more than 1/64, the store
+/// evicts the records with the earliest expiry in the shard of the new entry. It counts evictions before the expiry in
+/// `idempotency_memory_evicted_total`, and logs them at most once a minute.
+///
+/// If leases and orphans fill the store, it returns [`StoreError::Backend`] with [`MemoryFull`] as its source. A group
+/// whose leases and orphans fill more than an eighth of the store cannot use the last quarter: its claims return
+/// [`StoreError::CallerLimit`].
+///
+/// The store checks expiry at every access. Later writes remove a few other expired entries each; no background task runs.
 ///
 /// The store does not store `owner` and `operation` of a [`Claim`], unless [`with_details`](Self::with_details) is set.
 ///
@@ -72,13 +75,13 @@ mod tests;
 /// let Acquired::Granted { generation, .. } = store.acquire(&claim).await? else {
 ///     panic!("no other request holds the key");
 /// };
-/// store.complete(&claim.lease_ref(generation), "answer".into(), Ttl::from_secs(3600)).await?;
+/// store.complete(&claim.lease_ref(generation), "response".into(), Ttl::from_secs(3600)).await?;
 ///
 /// let duplicate = Claim::new(id, fingerprint)?;
 /// let Acquired::Completed { record, expires_in, token, .. } = store.acquire(&duplicate).await? else {
 ///     panic!("the entry is completed");
 /// };
-/// assert_eq!(record, "answer");
+/// assert_eq!(record, "response");
 /// assert!(expires_in > Duration::from_secs(3590) && token == Some(claim.token));
 /// # Ok(())
 /// # }

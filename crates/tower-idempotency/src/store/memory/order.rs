@@ -94,8 +94,8 @@ impl Order {
         )
     }
 
-    /// Drops removed slots at both ends, and all of them once they are the majority. Frees unused capacity. The
-    /// amortized cost does not exceed that of the removals.
+    /// Drops removed slots at both ends, or everywhere if they are the majority. Frees unused capacity. The amortized cost
+    /// does not exceed that of the removals.
     fn compact(&mut self) {
         while self.queue.front().is_some_and(|queued| queued.removed) {
             self.queue.pop_front();

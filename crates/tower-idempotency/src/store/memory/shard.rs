@@ -28,7 +28,8 @@ use crate::store::{Claim, Fingerprint, KeyId, LeaseRef, ScopeDigest, Token};
 /// The number of expired entries of each kind that a write removes: more than a write can add.
 const EXPIRED_PER_WRITE: usize = 2;
 
-/// The number of records that expire next among which a record of a group is searched without an index.
+/// Maximum number of records that are searched for a record of a group, in the order of expiry. If none is found, the shard
+/// builds an index by group.
 const SEARCHED: usize = 8;
 
 /// State that all shards share.
@@ -55,8 +56,8 @@ pub(super) struct Shard {
     entries: Slab<Entry>,
     /// Completed entries by the expiry of their records.
     records: Order,
-    /// Completed entries of each group of principals by the expiry of their records. Exists only while a group that
-    /// holds much of the store has few of the records that expire next: to keep it costs more than all other orders.
+    /// Completed entries of each group of principals by the expiry of their records. Built when a large group has none of
+    /// the records that expire next. Its maintenance costs more than all other orders.
     records_by_group: Option<BTreeSet<(Group, u64, u32)>>,
     /// Leases and orphans by the expiry of the orphan.
     leases: Order,
@@ -87,7 +88,7 @@ pub(super) struct Entry {
     pub(super) state: State,
 }
 
-/// A time in whole milliseconds, in six bytes: an entry has them to spare, so it costs no memory.
+/// A time in whole milliseconds, in six bytes, which fit into the padding of an entry.
 #[derive(Clone, Copy)]
 pub(super) struct Millis([u8; 6]);
 
@@ -396,7 +397,7 @@ impl Shard {
     /// Returns the record of this group that expires first.
     fn first_record_of(&mut self, group: Group) -> Option<u32> {
         if self.records_by_group.is_none() {
-            // A group that holds much by its number of records is found at once.
+            // A group that is large by its number of records usually has one of the next records.
             let mut next = self.records.iter().take(SEARCHED).map(|(_, slot)| slot);
             if let Some(slot) = next.find(|slot| self.entry(*slot).group == group) {
                 return Some(slot);
@@ -441,8 +442,8 @@ impl Shard {
         self.waiters.remove(&slot).map(|group| group.event)
     }
 
-    /// Shrinks the index once less than an eighth of it is in use, with capacity to grow again. Without this, the
-    /// index of many small evicted records would use memory that their large successors count again.
+    /// Shrinks the index if less than an eighth of its capacity is in use, and leaves capacity to grow. Otherwise the index
+    /// would remain large after a few large records replaced many small ones. The byte count does not include that memory.
     fn shrink_index(&mut self, shared: &Shared) {
         if self.index.capacity() > 256 && self.index.len() < self.index.capacity() / 8 {
             let entries = &self.entries;

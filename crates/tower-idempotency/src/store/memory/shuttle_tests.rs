@@ -67,7 +67,7 @@ fn concurrent_complete_release_and_takeover_agree() {
         let completing = {
             let table = Arc::clone(&table);
             thread::spawn(move || {
-                let record = Bytes::from_static(b"answer");
+                let record = Bytes::from_static(b"response");
                 table.complete(&lease, &mut record.clone(), LONG, 2 * SECOND)
             })
         };
@@ -78,7 +78,7 @@ fn concurrent_complete_release_and_takeover_agree() {
         let taken = table.acquire(&rival, 2 * SECOND).unwrap();
         releasing.join().unwrap();
         match (completing.join().unwrap(), taken) {
-            (Ok(()), Acquired::Completed { record, .. }) => assert_eq!(record, "answer"),
+            (Ok(()), Acquired::Completed { record, .. }) => assert_eq!(record, "response"),
             (Err(StoreError::LeaseLost), Acquired::Granted { .. }) => {
                 assert!(table.renew(&rival.lease_ref(1), LONG, 2 * SECOND));
             }

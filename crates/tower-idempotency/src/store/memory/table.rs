@@ -126,8 +126,8 @@ impl Table {
         true
     }
 
-    /// Stores the record, and takes it out of `record` if it is stored. It must own its buffer, because it is dropped under
-    /// a lock.
+    /// Stores the record, and takes it out of `record` if it is stored. The record must own its buffer, because the store
+    /// drops it under a lock.
     pub(super) fn complete(
         &self,
         lease: &LeaseRef,
@@ -157,9 +157,9 @@ impl Table {
             let found = shard.find(shared, hash, &lease.id, now);
             if let Some(slot) = found {
                 let entry = shard.entry(slot);
-                let held_by_another = entry.holder().is_some_and(|holder| holder != lease.token);
+                let is_held_elsewhere = entry.holder().is_some_and(|holder| holder != lease.token);
                 match entry.state {
-                    _ if held_by_another => return Err(StoreError::LeaseLost),
+                    _ if is_held_elsewhere => return Err(StoreError::LeaseLost),
                     State::Completed { .. } => return Ok(()),
                     State::Leased { .. } => {}
                 }

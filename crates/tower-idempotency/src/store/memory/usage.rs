@@ -17,11 +17,12 @@ const GROUPS: usize = 1024;
 #[cfg(all(test, shuttle))]
 const GROUPS: usize = 8;
 
-/// Fairness begins with this part of the store. Where every group holds less, none is worth the search for its records.
+/// Share of the store from which a group counts as large. The search for the records of smaller groups is not worth its
+/// cost.
 const LARGE: f32 = 1.0 / 64.0;
 
-/// Fairness ends when the largest group holds less than this part. The distance keeps the shards from sorting their records
-/// by group again and again for a caller that stays near the limit.
+/// Share below which the largest group no longer counts as large. The distance to [`LARGE`] prevents repeated sorting of
+/// the records by group for a caller near the limit.
 const NO_LONGER_LARGE: f32 = LARGE * 3.0 / 4.0;
 
 /// The groups are compared again once 1/256 of the store was evicted.
@@ -92,8 +93,8 @@ impl Usage {
 
     /// Returns `true` if the group may have one more lease.
     ///
-    /// A group whose leases and orphans then fill at most an eighth of the store can fill all of it. Any other group leaves
-    /// the last quarter to such groups, because leases and orphans are never evicted.
+    /// A group with less than an eighth of the store in leases and orphans may use all of the store. Any other group must
+    /// leave the last quarter to such groups, because leases and orphans are never evicted.
     pub(super) fn may_lease(&self, group: Group, budget: &Budget) -> bool {
         let (entries, bytes) = budget.limits();
         let max = entries.min(bytes / ENTRY_BYTES);
@@ -102,13 +103,13 @@ impl Usage {
         is_small || self.groups.iter().map(leases).sum::<usize>() < max - max / 4
     }
 
-    /// Notes that an unexpired record was evicted.
+    /// Counts the eviction of an unexpired record.
     pub(super) fn note_eviction(&self, cost: Cost) {
         self.evicted.add(cost);
     }
 
-    /// Returns the group that holds most, in entries or in bytes, whichever is the larger share of the store. `None` until
-    /// a group holds more than 1/64 of the store, and again once none holds 3/4 of that.
+    /// Returns the group with the largest share of the entries or of the bytes. Returns `None` until a group holds more than
+    /// 1/64 of the store, and again once none holds 3/4 of that.
     ///
     /// Compares the groups only after evictions of 1/256 of the store, or if the largest share has crossed its bound
     /// (`floor`, or 1/64).

@@ -34,7 +34,7 @@ async fn records_of(store: &MemoryStore, principal: u8, records: u64) -> u64 {
 }
 
 // S-966, F-940
-/// A large record at a time, few records of one caller, or small records without end: no other caller loses one.
+/// A caller loses no records while another caller stores many records of any size.
 #[tokio::test(start_paused = true)]
 async fn one_caller_evicts_only_its_own_records() {
     const MAX: usize = 4 << 20;
@@ -44,7 +44,7 @@ async fn one_caller_evicts_only_its_own_records() {
             record_of(&store, 1, n, 1000).await;
             record_of(&store, 2, n, 1000).await;
         }
-        // The records of the other caller are younger, and so are those of the hostile one.
+        // The records of the other callers are older than those of the hostile caller.
         let before = store.bytes();
         assert!(before < MAX / 64 * 2);
         let total = 3 * MAX / (ENTRY_BYTES + len);
@@ -59,7 +59,7 @@ async fn one_caller_evicts_only_its_own_records() {
 }
 
 // S-966
-/// The number of entries is shared like the bytes: small records do not evict a few large ones.
+/// The shares count entries as well as bytes, so small records do not evict a few large ones.
 #[tokio::test(start_paused = true)]
 async fn small_records_do_not_evict_large_ones() {
     let store = MemoryStore::new().with_max_entries(1000);
@@ -171,7 +171,7 @@ async fn orphans_of_one_caller_leave_room_to_others() {
     assert!(matches!(granted, Acquired::Granted { .. }));
 }
 
-/// The limit of bytes is one of leases, too.
+/// The share of leases applies to bytes too.
 #[tokio::test(start_paused = true)]
 async fn leases_of_one_caller_leave_bytes_to_others() {
     let store = MemoryStore::new().with_max_bytes(80 * ENTRY_BYTES);

@@ -14,6 +14,7 @@ pub(crate) struct Scripts {
 
 /// The scripts for operators. A store that is not inspected never loads them.
 pub(crate) struct OperatorScripts {
+    pub(crate) page: Script,
     pub(crate) read: Script,
     pub(crate) resolve: Script,
     pub(crate) reindex: Script,
@@ -34,18 +35,26 @@ pub(crate) enum ScriptForm {
     Code,
 }
 
+/// Includes a script that uses the functions of `index.lua`.
+macro_rules! with_index {
+    ($path:literal) => {
+        concat!(include_str!("scripts/index.lua"), include_str!($path))
+    };
+}
+
 impl Scripts {
     pub(crate) fn new() -> Self {
         Self {
-            acquire: Script::new(include_str!("scripts/acquire.lua")),
-            renew: Script::new(include_str!("scripts/renew.lua")),
+            acquire: Script::new(with_index!("scripts/acquire.lua")),
+            renew: Script::new(with_index!("scripts/renew.lua")),
             complete: Script::new(include_str!("scripts/complete.lua")),
-            release: Script::new(include_str!("scripts/release.lua")),
+            release: Script::new(with_index!("scripts/release.lua")),
             is_in_progress: Script::new(include_str!("scripts/look.lua")),
             operators: OperatorScripts {
+                page: Script::new(with_index!("scripts/page.lua")),
                 read: Script::new(include_str!("scripts/read.lua")),
-                resolve: Script::new(include_str!("scripts/resolve.lua")),
-                reindex: Script::new(include_str!("scripts/reindex.lua")),
+                resolve: Script::new(with_index!("scripts/resolve.lua")),
+                reindex: Script::new(with_index!("scripts/reindex.lua")),
             },
         }
     }

@@ -328,7 +328,7 @@ impl Inner {
 }
 
 /// Runs a script by its hash. If the server does not have the script, sends the code once.
-async fn run_by_hash(
+pub(crate) async fn run_by_hash(
     link: &Link,
     deadline: Instant,
     script: &Script,

@@ -7,7 +7,8 @@ mod entry;
 mod repair;
 mod walk;
 
-use redis::Value;
+use futures_util::future::try_join_all;
+use redis::{RedisResult, Value};
 use tower_idempotency::{
     inspect::{
         Abilities, Count, DEFAULT_ORPHAN_RETENTION, Entry, EntryDetails, Inspect, InspectError,
@@ -23,13 +24,14 @@ use self::{
 };
 use crate::{
     index::Indexes,
-    store::{Inner, RedisStore, unexpected_reply},
+    store::{Inner, RedisStore, is_slot_moving, run_by_hash, unexpected_reply},
 };
 
 /// Lists entries in progress, orphans and entries that need attention, unless the store has [no
 /// indexes](crate::RedisOptions::with_indexes). Completed entries are not listed, but `get` returns them.
 ///
-/// A listing uses no `SCAN` and no `KEYS`. The order is that of the expiry of the leases, or that of the records. In a cluster each
+/// A listing uses no `SCAN` and no `KEYS`. Leases with similar orphan retentions are listed together, in the
+/// order of their expiry; records that need attention in the order of their time. In a cluster each
 /// slot has indexes of its own: a listing goes through up to 16,384 of them, several hundred at the same time, and is
 /// ordered within a slot alone. An entry that was acquired while its slot was moved to another node is listed after the next
 /// renewal of its lease, or after a takeover.
@@ -104,14 +106,16 @@ impl Inner {
                 .filter(|position| position.index < indexes.len())
                 .ok_or_else(|| InspectError::new(InspectErrorKind::InvalidPage))?,
         };
-        let mut walk = Walk::new(self, indexes, query.state(), start).await?;
+        let mut walk = Walk::new(self, indexes, query.state(), start);
         if let Some(prefix) = query.id_prefix() {
             walk.select(*prefix);
         }
         let limit = usize::from(query.limit());
         let mut entries = Vec::new();
         let mut after = start;
-        while walk.examined() <= MAX_EXAMINED {
+        // Each index counts, also without members: a page of a cluster with few entries is not empty.
+        let max_examined = MAX_EXAMINED + usize::from(indexes.len());
+        while walk.examined() <= max_examined {
             let group = walk.next(GROUP.min(limit + 1)).await?;
             if group.is_empty() && walk.is_finished() {
                 return Ok(Page::new(entries, None));
@@ -146,7 +150,7 @@ impl Inner {
         let max_examined = limit
             .saturating_mul(4)
             .saturating_add(1024 + u64::from(indexes.len()));
-        let mut walk = Walk::new(self, indexes, state, Position::FIRST).await?;
+        let mut walk = Walk::new(self, indexes, state, Position::FIRST);
         let mut value = 0;
         loop {
             let group = walk.next(GROUP).await?;
@@ -169,12 +173,37 @@ impl Inner {
 
     /// Reads an entry, with at most this many bytes of its record.
     async fn read(&self, id: &KeyId, record_bytes: i64) -> Result<Option<RawEntry>, StoreError> {
-        let mut keys = self.keys(id);
-        keys.indexes = None;
+        let read = self.read_script(&[*id], record_bytes).await;
+        let mut entries = read.map_err(StoreError::backend)??;
+        entries.pop().ok_or_else(|| unexpected_reply("an entry"))
+    }
+
+    /// Reads entries of one slot in one call, with the first bytes of their records. While the slot is moved, a call reads one.
+    async fn read_all(&self, ids: &[KeyId]) -> Result<Vec<Option<RawEntry>>, StoreError> {
+        match self.read_script(ids, RECORD_PREFIX).await {
+            Err(error) if ids.len() > 1 && is_slot_moving(&error) => {
+                try_join_all(ids.iter().map(|id| self.read(id, RECORD_PREFIX))).await
+            }
+            read => read.map_err(StoreError::backend)?,
+        }
+    }
+
+    async fn read_script(
+        &self,
+        ids: &[KeyId],
+        record_bytes: i64,
+    ) -> RedisResult<Result<Vec<Option<RawEntry>>, StoreError>> {
+        let keys: Vec<_> = ids.iter().map(|id| self.key(id)).collect();
+        let keys: Vec<_> = keys.iter().map(String::as_str).collect();
         let script = &self.scripts.operators.read;
         let (link, deadline) = (&self.acquire_link, self.deadline());
-        let reply = self.run_script(link, deadline, script, &keys, &record_bytes);
-        RawEntry::parse(reply.await?)
+        let reply = run_by_hash(link, deadline, script, &keys, &record_bytes).await?;
+        Ok(match reply {
+            Value::Array(entries) if entries.len() == ids.len() => {
+                entries.into_iter().map(RawEntry::parse).collect()
+            }
+            _ => Err(unexpected_reply("an array of entries")),
+        })
     }
 
     async fn read_entry(&self, id: &KeyId) -> Result<Option<Entry>, StoreError> {
@@ -251,7 +280,7 @@ impl Inner {
 
 /// Number of entries that are read at the same time.
 const GROUP: usize = 64;
-/// Maximum number of members of the indexes that a page examines.
+/// Maximum number of members of the indexes that a page examines, besides one for each index.
 const MAX_EXAMINED: usize = 8_000;
 const WHOLE_RECORD: i64 = -1;
 const RECORD_PREFIX: i64 = State::RECORD_PREFIX as i64;

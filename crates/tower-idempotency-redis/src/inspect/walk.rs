@@ -2,17 +2,16 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use futures_util::future::try_join_all;
+use futures_util::future::{join_all, try_join_all};
 use redis::Value;
 use tower_idempotency::{
     inspect::{Entry, IdPrefix, State},
     store::{KeyId, StoreError},
 };
 
-use super::RECORD_PREFIX;
 use crate::{
     index::Indexes,
-    store::{Inner, unexpected_reply},
+    store::{Inner, run_by_hash, unexpected_reply},
 };
 
 /// A position in the indexes: after this member of an index.
@@ -28,7 +27,6 @@ pub(super) struct Walk<'a> {
     inner: &'a Inner,
     indexes: &'a Indexes,
     state: State,
-    scores: [u64; 2],
     prefix: Option<IdPrefix>,
     /// Members that were read from the indexes and not yet returned.
     queue: VecDeque<Position>,
@@ -65,35 +63,22 @@ impl Position {
 }
 
 impl<'a> Walk<'a> {
-    pub(super) async fn new(
+    pub(super) fn new(
         inner: &'a Inner,
         indexes: &'a Indexes,
         state: State,
         start: Position,
-    ) -> Result<Self, StoreError> {
-        let now = inner.time().await?;
-        // The clocks of the nodes of a cluster differ.
-        let margin = if inner.acquire_link.is_cluster() {
-            MAX_SKEW.as_millis() as u64
-        } else {
-            0
-        };
-        let scores = match state {
-            State::InProgress => [now.saturating_sub(margin), u64::MAX],
-            State::Orphaned => [0, now.saturating_add(margin)],
-            _ => [0, u64::MAX],
-        };
-        Ok(Self {
+    ) -> Self {
+        Self {
             inner,
             indexes,
             state,
-            scores,
             prefix: None,
             queue: VecDeque::new(),
             rest: Some(start),
             width: MIN_WIDTH,
             examined: 0,
-        })
+        }
     }
 
     /// Leaves out entries whose ID does not begin with these digits.
@@ -148,16 +133,22 @@ impl<'a> Walk<'a> {
         }
         let members: Vec<_> = self.queue.drain(..count.min(self.queue.len())).collect();
         let (inner, state) = (self.inner, self.state);
-        try_join_all(members.into_iter().map(async |member| {
+        // The entries of an index are in one slot.
+        let slots = members.chunk_by(|one, other| one.index == other.index);
+        let read = slots.map(async |members| {
+            let ids: Vec<_> = members.iter().map(|it| KeyId::from_bytes(it.id)).collect();
+            inner.read_all(&ids).await
+        });
+        let entries = try_join_all(read).await?.into_iter().flatten();
+        let pairs = members.iter().zip(entries).map(async |(member, raw)| {
             let id = KeyId::from_bytes(member.id);
-            let raw = inner.read(&id, RECORD_PREFIX).await?;
             let raw = raw.filter(|raw| raw.is_in_index(state));
             if raw.is_none() {
                 inner.reindex(&id).await;
             }
-            Ok((member, raw.map(|raw| raw.entry(id))))
-        }))
-        .await
+            (*member, raw.map(|raw| raw.entry(id)))
+        });
+        Ok(join_all(pairs).await)
     }
 
     /// Reads members of the next indexes.
@@ -219,27 +210,27 @@ impl<'a> Walk<'a> {
             State::NeedsAttention => attention,
             _ => leases,
         };
-        let [min, max] = self.scores;
-        let min = min.max(after.score);
+        if self.indexes.len() > 1 && self.is_empty(&key).await? {
+            return Ok((Vec::new(), true));
+        }
+        let leases = match self.state {
+            State::InProgress => "live",
+            State::Orphaned => "expired",
+            _ => "any",
+        };
+        // The clocks of the nodes of a cluster differ.
+        let margin = if self.inner.acquire_link.is_cluster() {
+            MAX_SKEW.as_millis() as u64
+        } else {
+            0
+        };
         let mut offset = 0;
         loop {
-            let mut command = redis::cmd("ZRANGEBYSCORE");
-            command.arg(&key).arg(min);
-            if max == u64::MAX {
-                command.arg("+inf");
-            } else {
-                command.arg(max);
-            }
-            command
-                .arg("WITHSCORES")
-                .arg("LIMIT")
-                .arg(offset)
-                .arg(batch);
-            let reply = self
-                .inner
-                .acquire_link
-                .send(self.inner.deadline(), &command);
-            let reply = reply.await.map_err(StoreError::backend)?;
+            let script = &self.inner.scripts.operators.page;
+            let (link, deadline) = (&self.inner.acquire_link, self.inner.deadline());
+            let arguments = (leases, margin, after.score, offset, batch);
+            let reply = run_by_hash(link, deadline, script, &[&key], &arguments).await;
+            let reply = reply.map_err(StoreError::backend)?;
             let found = parse_members(reply)?;
             let (total, is_last) = (found.len(), found.len() < batch);
             let members = found.into_iter().filter_map(|(id, score)| {
@@ -259,17 +250,14 @@ impl<'a> Walk<'a> {
     }
 }
 
-impl Inner {
-    /// Returns the time of a server, in milliseconds since 1970.
-    async fn time(&self) -> Result<u64, StoreError> {
-        let reply = self
-            .acquire_link
-            .send(self.deadline(), &redis::cmd("TIME"))
-            .await;
-        let reply = reply.map_err(StoreError::backend)?;
-        let time: Result<(u64, u64), _> = redis::from_redis_value(reply);
-        let (seconds, micros) = time.map_err(|_| unexpected_reply("a time"))?;
-        Ok(seconds * 1000 + micros / 1000)
+impl Walk<'_> {
+    /// Returns `true` if there is no such index. Most slots of a cluster have none, and a script costs ten times as much.
+    async fn is_empty(&self, index: &str) -> Result<bool, StoreError> {
+        let mut exists = redis::cmd("EXISTS");
+        exists.arg(index);
+        let (link, deadline) = (&self.inner.acquire_link, self.inner.deadline());
+        let reply = link.send(deadline, &exists).await;
+        Ok(reply.map_err(StoreError::backend)? == Value::Int(0))
     }
 }
 

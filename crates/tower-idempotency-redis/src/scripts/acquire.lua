@@ -34,18 +34,16 @@ redis.call('HSET', KEYS[1], 't', ARGV[1], 'l', string.format('%.0f', now + ARGV[
 redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', now + ARGV[3] + ARGV[4]))
 if KEYS[2] then
   -- Only for listings: a user without rights on the index has the lease nevertheless.
-  -- The longest orphan retention so far is the negative score of the empty member. A lease that expired longer ago is absent.
-  local ends, keep = string.format('%.0f', now + ARGV[3]), tonumber(ARGV[4])
-  local longest = redis.pcall('ZSCORE', KEYS[2], '')
-  if type(longest) == 'string' and -longest >= keep then
-    keep = -longest
-    redis.pcall('ZADD', KEYS[2], ends, ARGV[7])
-  else
-    redis.pcall('ZADD', KEYS[2], ends, ARGV[7], string.format('%.0f', -keep), '')
-  end
-  -- One of 16 ids: members that are absent cost space only.
+  redis.pcall('ZADD', KEYS[2], score(now + ARGV[3], ARGV[4]), ARGV[7])
+  -- One of 16 ids: members that are absent cost space only. A lease that expired longer ago than the retentions of its band has
+  -- no entry. The last band has no longest retention.
   if string.byte(ARGV[7], -1) % 16 == 0 then
-    redis.pcall('ZREMRANGEBYSCORE', KEYS[2], 0, string.format('%.0f', now - keep))
+    local number = band(ARGV[4])
+    local longest = LONGEST[number]
+    if longest then
+      redis.pcall('ZREMRANGEBYSCORE', KEYS[2], string.format('%.0f', number * BAND),
+        string.format('%.0f', number * BAND + now - longest))
+    end
   end
 end
 return {1, tonumber(generation)}

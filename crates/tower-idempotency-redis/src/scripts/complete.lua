@@ -35,10 +35,6 @@ redis.call('HSET', KEYS[1], 's', 'D', 't', ARGV[1], 'f', ARGV[2], 'g', generatio
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 if KEYS[2] then
   redis.pcall('ZREM', KEYS[2], ARGV[7])
-  if redis.pcall('ZCARD', KEYS[2]) == 1 and type(redis.pcall('ZSCORE', KEYS[2], '')) == 'string' then
-    -- No lease is left, only the empty member.
-    redis.pcall('DEL', KEYS[2])
-  end
   if string.sub(ARGV[4], 1, 2) == '\1\2' then
     redis.pcall('ZADD', KEYS[3], now, ARGV[7])
   end

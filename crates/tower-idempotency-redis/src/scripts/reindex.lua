@@ -9,12 +9,8 @@ local kind = redis.call('TYPE', KEYS[1]).ok
 local entry = kind == 'hash' and redis.call('HMGET', KEYS[1], 's', 'l', 'c', 'b', 'k') or {}
 local added, removed = 0, 0
 if entry[1] == 'L' then
-  -- The longest orphan retention so far is the negative score of the empty member: see acquire.lua.
-  local keep, longest = tonumber(entry[5] or 0), redis.call('ZSCORE', KEYS[2], '')
-  if keep and not (longest and -longest >= keep) then
-    redis.call('ZADD', KEYS[2], string.format('%.0f', -keep), '')
-  end
-  added = redis.call('ZADD', KEYS[2], tonumber(entry[2] or 0) and entry[2] or 0, ARGV[1])
+  -- A damaged time is the first.
+  added = redis.call('ZADD', KEYS[2], score(tonumber(entry[2] or 0) or 0, entry[5]), ARGV[1])
   return {added, redis.call('ZREM', KEYS[3], ARGV[1]), 0}
 end
 local needs_attention = entry[1] == 'D' and string.sub(entry[4] or '', 1, 2) == '\1\2'
@@ -22,10 +18,6 @@ if kind ~= 'none' and entry[1] ~= 'D' then
   return {0, 0, 0}
 end
 removed = redis.call('ZREM', KEYS[2], ARGV[1])
-if removed == 1 and redis.call('ZCARD', KEYS[2]) == 1 and redis.call('ZSCORE', KEYS[2], '') then
-  -- No lease is left, only the empty member.
-  redis.call('DEL', KEYS[2])
-end
 if needs_attention then
   added = redis.call('ZADD', KEYS[3], tonumber(entry[3] or 0) and entry[3] or 0, ARGV[1])
 else

@@ -8,10 +8,6 @@ if entry[3] == '1' then
   redis.call('DEL', KEYS[1])
   if KEYS[2] then
     redis.pcall('ZREM', KEYS[2], ARGV[3])
-    if redis.pcall('ZCARD', KEYS[2]) == 1 and type(redis.pcall('ZSCORE', KEYS[2], '')) == 'string' then
-      -- No lease is left, only the empty member.
-      redis.pcall('DEL', KEYS[2])
-    end
   end
 else
   -- The execution that was taken over may have had its effect. The entry is an orphan again, from now on, without a holder.
@@ -21,7 +17,7 @@ else
   redis.call('HSET', KEYS[1], 'l', string.format('%.0f', now))
   redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', now + entry[4]))
   if KEYS[2] then
-    redis.pcall('ZADD', KEYS[2], string.format('%.0f', now), ARGV[3])
+    redis.pcall('ZADD', KEYS[2], score(now, entry[4]), ARGV[3])
   end
 end
 if ARGV[2] == '1' then

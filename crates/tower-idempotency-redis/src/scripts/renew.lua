@@ -13,6 +13,6 @@ local ends = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2]
 redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', ends + entry[3]))
 redis.call('HSET', KEYS[1], 'l', string.format('%.0f', ends))
 if KEYS[2] then
-  redis.pcall('ZADD', KEYS[2], string.format('%.0f', ends), ARGV[3])
+  redis.pcall('ZADD', KEYS[2], score(ends, entry[3]), ARGV[3])
 end
 return 1

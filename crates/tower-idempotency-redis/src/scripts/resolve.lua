@@ -40,10 +40,6 @@ if decision == 'delete' then
   redis.call('DEL', KEYS[1])
   if KEYS[2] then
     redis.pcall('ZREM', KEYS[2], id)
-    if redis.pcall('ZCARD', KEYS[2]) == 1 and type(redis.pcall('ZSCORE', KEYS[2], '')) == 'string' then
-      -- No lease is left, only the empty member.
-      redis.pcall('DEL', KEYS[2])
-    end
     redis.pcall('ZREM', KEYS[3], id)
   end
 elseif decision == 'orphan' then
@@ -52,7 +48,7 @@ elseif decision == 'orphan' then
   redis.call('HSET', KEYS[1], 's', 'L', 't', token, 'l', at, 'k', keep)
   redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', now + keep))
   if KEYS[2] then
-    redis.pcall('ZADD', KEYS[2], at, id)
+    redis.pcall('ZADD', KEYS[2], score(now, keep), id)
     redis.pcall('ZREM', KEYS[3], id)
   end
 else
@@ -61,10 +57,6 @@ else
   redis.call('PEXPIRE', KEYS[1], ARGV[9])
   if KEYS[2] then
     redis.pcall('ZREM', KEYS[2], id)
-    if redis.pcall('ZCARD', KEYS[2]) == 1 and type(redis.pcall('ZSCORE', KEYS[2], '')) == 'string' then
-      -- No lease is left, only the empty member.
-      redis.pcall('DEL', KEYS[2])
-    end
     if string.sub(ARGV[10], 1, 2) == '\1\2' then
       redis.pcall('ZADD', KEYS[3], at, id)
     else

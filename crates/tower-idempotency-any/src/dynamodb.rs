@@ -1,6 +1,6 @@
-//! The store `dynamodb://TABLE?endpoint=URL&skew=DURATION`. Creates the table if it is missing.
+//! The store `dynamodb://TABLE?endpoint=URL&skew=DURATION`. Creates the table if it is missing, unless the options say otherwise.
 
-use std::{env, time::Duration};
+use std::env;
 
 use aws_config::{BehaviorVersion, Region, SdkConfig};
 use tower_idempotency_dynamodb::{
@@ -9,17 +9,19 @@ use tower_idempotency_dynamodb::{
     https_client,
 };
 
-use crate::OpenError;
+use crate::{OpenError, OpenOptions};
 
-pub(crate) async fn open(url: &str, timeout: Option<Duration>) -> Result<DynamoDbStore, OpenError> {
+pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<DynamoDbStore, OpenError> {
     let mut address = Address::parse(url)?;
-    if let Some(timeout) = timeout {
+    if let Some(timeout) = options.timeout {
         address.options = address.options.with_timeout(timeout);
     }
     let sdk = load_config(address.endpoint).await;
     let store = address.options.store(&Client::new(&sdk), address.table);
-    let created = store.create_table().await;
-    created.map_err(|error| OpenError::unusable("dynamodb", &error))?;
+    if options.creates {
+        let created = store.create_table().await;
+        created.map_err(|error| OpenError::unusable("dynamodb", &error))?;
+    }
     Ok(store)
 }
 
@@ -59,8 +61,8 @@ impl<'a> Address<'a> {
     }
 }
 
-/// Loads region and credentials from the default sources. An endpoint of plain HTTP is not AWS. For such an endpoint,
-/// placeholders replace credentials and region that are missing from the environment.
+/// Loads region and credentials from the default sources. A plain HTTP endpoint is not AWS: placeholders then replace a
+/// region and credentials that are missing from the environment.
 async fn load_config(endpoint: Option<&str>) -> SdkConfig {
     let mut loader = aws_config::defaults(BehaviorVersion::latest()).http_client(https_client());
     if let Some(endpoint) = endpoint {
@@ -78,6 +80,8 @@ async fn load_config(endpoint: Option<&str>) -> SdkConfig {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

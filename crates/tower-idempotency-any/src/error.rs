@@ -17,7 +17,7 @@ pub struct OpenError {
 pub enum OpenErrorKind {
     /// The URL is invalid.
     Url,
-    /// The program is built without the feature that the URL needs.
+    /// The program was built without the feature that the URL needs.
     NotBuilt,
     /// The store cannot be reached, refuses the connection, or cannot be used.
     Unusable,
@@ -35,13 +35,6 @@ impl OpenError {
     }
 
     /// Creates the error of a store that failed, from the messages of `error` and its sources.
-    #[cfg(any(
-        feature = "dynamodb",
-        feature = "mysql",
-        feature = "postgres",
-        feature = "redis",
-        feature = "sqlite"
-    ))]
     pub(crate) fn unusable(store: &str, error: &dyn std::error::Error) -> Self {
         let mut message = format!("cannot use the {store} store: {error}");
         let mut source = error.source();

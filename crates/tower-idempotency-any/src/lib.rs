@@ -32,7 +32,9 @@
 //! | `dynamodb://TABLE?endpoint=URL&skew=DURATION` | `DynamoDbStore`; both parameters are optional | `dynamodb` |
 //!
 //! `postgresql` and `mariadb` are other names of `postgres` and `mysql`. Credentials and region of DynamoDB come from the
-//! default sources of the AWS SDK. For an endpoint of plain HTTP, which is not AWS, missing ones are replaced by placeholders.
+//! default sources of the AWS SDK. A plain HTTP endpoint is not AWS: placeholders then replace missing ones.
+//!
+//! [`OpenOptions`] sets the table or the prefix of keys, and opens a store without creating anything.
 //!
 //! # Secrets
 //!
@@ -49,9 +51,11 @@
 mod dynamodb;
 mod error;
 mod open;
+mod options;
 mod store;
 
 pub use self::{
     error::{OpenError, OpenErrorKind},
+    options::OpenOptions,
     store::{AnyStore, IndexRepair, Purger},
 };

@@ -1,13 +1,19 @@
 //! Opens the store of a URL.
 
-use std::time::Duration;
-
 use tower_idempotency::MemoryStore;
+#[cfg(feature = "sqlite")]
+use tower_idempotency_sqlx::{
+    SqliteStore,
+    sqlx::{
+        self, ConnectOptions as _,
+        sqlite::{SqliteConnectOptions, SqliteSynchronous},
+    },
+};
 
-use crate::{AnyStore, OpenError, OpenErrorKind};
+use crate::{AnyStore, OpenError, OpenErrorKind, OpenOptions};
 
 impl AnyStore {
-    /// Opens the store of a URL, and creates or migrates its table.
+    /// Opens the store of a URL, and creates or migrates its table. [`OpenOptions`] has other settings.
     ///
     /// The [crate documentation](crate) lists the URLs. A SQL user without the right to create tables can open a store whose
     /// table is up to date.
@@ -20,47 +26,29 @@ impl AnyStore {
     ///
     /// If the future is dropped, each migration was applied as a whole or not at all.
     pub async fn open(url: &str) -> Result<Self, OpenError> {
-        Self::open_within(url, None).await
+        OpenOptions::new().open(url).await
     }
 
-    /// Opens the store like [`open`](Self::open), with a timeout for each call of a Redis or DynamoDB store. SQL stores have
-    /// timeouts of their own.
-    ///
-    /// Intended for programs of operators, which may wait for longer than a request. In a layer, set the timeout with
-    /// [`with_store_timeout`](tower_idempotency::IdempotencyLayer::with_store_timeout) too. With a timeout that is too short, each
-    /// call fails.
-    ///
-    /// # Errors
-    ///
-    /// Like [`open`](Self::open).
-    ///
-    /// # Cancellation
-    ///
-    /// Like [`open`](Self::open).
-    pub async fn open_with_timeout(url: &str, timeout: Duration) -> Result<Self, OpenError> {
-        Self::open_within(url, Some(timeout)).await
-    }
-
-    async fn open_within(url: &str, timeout: Option<Duration>) -> Result<Self, OpenError> {
+    pub(crate) async fn connect(url: &str, options: &OpenOptions) -> Result<Self, OpenError> {
         let scheme = match url.split_once(':') {
             Some((scheme, _)) => scheme,
             None if url == "memory" => return Ok(MemoryStore::new().into()),
-            // It may be a password that the user put in the wrong place.
+            // The text may be a misplaced password.
             None => return Err(unknown("a text without a scheme")),
         };
         match scheme {
             "memory" => Err(OpenError::url("memory without a colon")),
-            "redis" => open_redis(url, timeout).await,
-            "redis+cluster" => open_redis_cluster(url, "redis", timeout).await,
+            "redis" => open_redis(url, options).await,
+            "redis+cluster" => open_redis_cluster(url, "redis", options).await,
             "rediss" | "rediss+cluster" if cfg!(not(feature = "tls")) => {
                 Err(not_built(scheme, "tls"))
             }
-            "rediss" => open_redis(url, timeout).await,
-            "rediss+cluster" => open_redis_cluster(url, "rediss", timeout).await,
-            "postgres" | "postgresql" => open_postgres(url).await,
-            "mysql" | "mariadb" => open_mysql(url).await,
-            "sqlite" => open_sqlite(url).await,
-            "dynamodb" => open_dynamodb(url, timeout).await,
+            "rediss" => open_redis(url, options).await,
+            "rediss+cluster" => open_redis_cluster(url, "rediss", options).await,
+            "postgres" | "postgresql" => open_postgres(url, options).await,
+            "mysql" | "mariadb" => open_mysql(url, options).await,
+            "sqlite" => open_sqlite(url, options).await,
+            "dynamodb" => open_dynamodb(url, options).await,
             // Anything before a colon may be a password, unless it has the form of a scheme.
             scheme if is_scheme(scheme) && url.contains("://") => Err(unknown(scheme)),
             _ => Err(unknown("another text")),
@@ -90,8 +78,8 @@ fn is_scheme(text: &str) -> bool {
 }
 
 #[cfg(feature = "redis")]
-async fn open_redis(url: &str, timeout: Option<Duration>) -> Result<AnyStore, OpenError> {
-    let connected = redis_options(timeout).connect(url).await;
+async fn open_redis(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
+    let connected = redis_options(options).connect(url).await;
     let form = "redis://:PASSWORD@HOST:PORT/DB";
     Ok(connected.map_err(|error| redis_error(&error, form))?.into())
 }
@@ -101,7 +89,7 @@ async fn open_redis(url: &str, timeout: Option<Duration>) -> Result<AnyStore, Op
 async fn open_redis_cluster(
     url: &str,
     scheme: &str,
-    timeout: Option<Duration>,
+    options: &OpenOptions,
 ) -> Result<AnyStore, OpenError> {
     let Some((_, nodes)) = url.split_once("://") else {
         return Err(OpenError::url(
@@ -109,18 +97,21 @@ async fn open_redis_cluster(
         ));
     };
     let nodes = nodes.split(',').map(|node| format!("{scheme}://{node}"));
-    let connected = redis_options(timeout).connect_cluster(nodes).await;
+    let connected = redis_options(options).connect_cluster(nodes).await;
     let form = "redis+cluster://HOST:PORT,HOST:PORT";
     Ok(connected.map_err(|error| redis_error(&error, form))?.into())
 }
 
 #[cfg(feature = "redis")]
-fn redis_options(timeout: Option<Duration>) -> tower_idempotency_redis::RedisOptions {
-    let options = tower_idempotency_redis::RedisOptions::new();
-    match timeout {
-        Some(timeout) => options.with_timeout(timeout),
-        None => options,
+fn redis_options(options: &OpenOptions) -> tower_idempotency_redis::RedisOptions {
+    let mut redis = tower_idempotency_redis::RedisOptions::new();
+    if let Some(timeout) = options.timeout {
+        redis = redis.with_timeout(timeout);
     }
+    if let Some(prefix) = &options.prefix {
+        redis = redis.with_prefix(prefix);
+    }
+    redis
 }
 
 /// Returns the error of a store that did not connect. The source of an invalid address may quote the address.
@@ -134,71 +125,131 @@ fn redis_error(error: &tower_idempotency_redis::ConnectError, form: &str) -> Ope
 }
 
 #[cfg(not(feature = "redis"))]
-async fn open_redis(_: &str, _: Option<Duration>) -> Result<AnyStore, OpenError> {
+async fn open_redis(_: &str, _: &OpenOptions) -> Result<AnyStore, OpenError> {
     Err(not_built("redis", "redis"))
 }
 
 #[cfg(not(feature = "redis"))]
-async fn open_redis_cluster(_: &str, _: &str, _: Option<Duration>) -> Result<AnyStore, OpenError> {
+async fn open_redis_cluster(_: &str, _: &str, _: &OpenOptions) -> Result<AnyStore, OpenError> {
     Err(not_built("redis", "redis"))
 }
 
 #[cfg(feature = "postgres")]
-async fn open_postgres(url: &str) -> Result<AnyStore, OpenError> {
-    // Apart from the connection: an invalid URL is an error of another kind.
+async fn open_postgres(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
+    // Parsed before the connection, because an invalid URL is an error of another kind.
     let form = "a URL of the form postgres://USER:PASSWORD@HOST/DATABASE";
-    let store =
+    let mut store =
         tower_idempotency_sqlx::PostgresStore::from_url(url).map_err(|_| OpenError::url(form))?;
-    let migrated = store.migrate().await;
-    migrated.map_err(|error| OpenError::unusable("postgres", &error))?;
+    if let Some(table) = &options.table {
+        store = store
+            .with_table(table)
+            .map_err(|error| invalid_table(&error))?;
+    }
+    if options.creates {
+        let migrated = store.migrate().await;
+        migrated.map_err(|error| OpenError::unusable("postgres", &error))?;
+    }
     Ok(store.into())
 }
 
 #[cfg(not(feature = "postgres"))]
-async fn open_postgres(_: &str) -> Result<AnyStore, OpenError> {
+async fn open_postgres(_: &str, _: &OpenOptions) -> Result<AnyStore, OpenError> {
     Err(not_built("postgres", "postgres"))
 }
 
 #[cfg(feature = "mysql")]
-async fn open_mysql(url: &str) -> Result<AnyStore, OpenError> {
-    // Apart from the connection: an invalid URL is an error of another kind.
+async fn open_mysql(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
+    // Parsed before the connection, because an invalid URL is an error of another kind.
     let form = "a URL of the form mysql://USER:PASSWORD@HOST/DATABASE";
-    let store =
+    let mut store =
         tower_idempotency_sqlx::MySqlStore::from_url(url).map_err(|_| OpenError::url(form))?;
-    let migrated = store.migrate().await;
-    migrated.map_err(|error| OpenError::unusable("mysql", &error))?;
+    if let Some(table) = &options.table {
+        store = store
+            .with_table(table)
+            .map_err(|error| invalid_table(&error))?;
+    }
+    if options.creates {
+        let migrated = store.migrate().await;
+        migrated.map_err(|error| OpenError::unusable("mysql", &error))?;
+    }
     Ok(store.into())
 }
 
 #[cfg(not(feature = "mysql"))]
-async fn open_mysql(_: &str) -> Result<AnyStore, OpenError> {
+async fn open_mysql(_: &str, _: &OpenOptions) -> Result<AnyStore, OpenError> {
     Err(not_built("mysql", "mysql"))
 }
 
 #[cfg(feature = "sqlite")]
-async fn open_sqlite(url: &str) -> Result<AnyStore, OpenError> {
+async fn open_sqlite(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
     let path = url.strip_prefix("sqlite:").unwrap_or_default();
     if path.is_empty() {
         return Err(OpenError::url("a path after sqlite:, as in sqlite:keys.db"));
     }
-    let connected = tower_idempotency_sqlx::SqliteStore::connect(url).await;
-    let store = connected.map_err(|error| OpenError::unusable("sqlite", &error))?;
+    let unusable = |error: &dyn std::error::Error| OpenError::unusable("sqlite", error);
+    let file: SqliteConnectOptions = url
+        .parse()
+        .map_err(|_| OpenError::url("a URL of the form sqlite:PATH"))?;
+    let file = file.synchronous(SqliteSynchronous::Full);
+    let mut store = SqliteStore::with_options(file.clone().create_if_missing(options.creates));
+    if let Some(table) = &options.table {
+        store = store
+            .with_table(table)
+            .map_err(|error| invalid_table(&error))?;
+    }
+    if options.creates {
+        store.migrate().await.map_err(|error| unusable(&error))?;
+    } else {
+        let table = options.table.as_deref().unwrap_or("tower_idempotency");
+        check_sqlite_table(&file, table).await?;
+    }
     Ok(store.into())
 }
 
+/// Returns an error unless the file has the table. The store itself would change the journal mode of a wrong file.
+#[cfg(feature = "sqlite")]
+async fn check_sqlite_table(file: &SqliteConnectOptions, table: &str) -> Result<(), OpenError> {
+    let unusable = |error: sqlx::Error| OpenError::unusable("sqlite", &error);
+    let missing = |what| {
+        let message = format!(
+            "cannot use the sqlite store: {what}, and this program creates nothing: check the path and the table"
+        );
+        OpenError::new(OpenErrorKind::Unusable, message)
+    };
+    if !file.get_filename().exists() {
+        return Err(missing("the file does not exist"));
+    }
+    let file = file.clone().create_if_missing(false);
+    let mut connection = file.connect().await.map_err(unusable)?;
+    let select = "select 1 from sqlite_master where type = 'table' and name = $1";
+    let found = sqlx::query(select)
+        .bind(table)
+        .fetch_optional(&mut connection)
+        .await
+        .map_err(unusable)?;
+    found
+        .map(drop)
+        .ok_or_else(|| missing("the file has no such table"))
+}
+
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+fn invalid_table(error: &tower_idempotency_sqlx::TableNameError) -> OpenError {
+    OpenError::url(format_args!("another name of the table: {error}"))
+}
+
 #[cfg(not(feature = "sqlite"))]
-async fn open_sqlite(_: &str) -> Result<AnyStore, OpenError> {
+async fn open_sqlite(_: &str, _: &OpenOptions) -> Result<AnyStore, OpenError> {
     Err(not_built("sqlite", "sqlite"))
 }
 
 #[cfg(feature = "dynamodb")]
-async fn open_dynamodb(url: &str, timeout: Option<Duration>) -> Result<AnyStore, OpenError> {
-    crate::dynamodb::open(url, timeout)
+async fn open_dynamodb(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
+    crate::dynamodb::open(url, options)
         .await
         .map(AnyStore::from)
 }
 
 #[cfg(not(feature = "dynamodb"))]
-async fn open_dynamodb(_: &str, _: Option<Duration>) -> Result<AnyStore, OpenError> {
+async fn open_dynamodb(_: &str, _: &OpenOptions) -> Result<AnyStore, OpenError> {
     Err(not_built("dynamodb", "dynamodb"))
 }

@@ -24,7 +24,7 @@ use tower_idempotency_sqlx::SqliteStore;
 
 /// A store of any type. Clones share it.
 ///
-/// [`AnyStore::open`] opens the store of a URL. A store that a program has opened itself is converted with `From`.
+/// [`AnyStore::open`] opens the store of a URL. `From` converts a store that the program has opened itself.
 #[derive(Clone)]
 pub struct AnyStore(Backend);
 
@@ -43,7 +43,7 @@ enum Backend {
     DynamoDb(DynamoDbStore),
 }
 
-/// Evaluates an expression with the store, whatever its type.
+/// Evaluates an expression with the store of any type.
 macro_rules! with_store {
     ($any:expr, $store:ident => $result:expr) => {
         match &$any.0 {
@@ -81,7 +81,7 @@ impl AnyStore {
         }
     }
 
-    /// Creates a layer on this store, which compresses records as suits the store.
+    /// Creates a layer on this store. Sets the layer to compress records above [`compress_above`](Self::compress_above).
     ///
     /// Each call creates a layer with limits and waiters of its own. Clone one layer for routes that share them.
     pub fn layer(&self, preset: Preset) -> IdempotencyLayer {
@@ -91,7 +91,7 @@ impl AnyStore {
 
     /// Returns the size in bytes above which records are compressed: [`Store::COMPRESS_ABOVE`] of the store behind the URL.
     ///
-    /// `AnyStore` itself has one value of this constant for all stores. [`AnyStore::layer`] corrects it.
+    /// The constant of `AnyStore` itself is the same for all stores. [`AnyStore::layer`] therefore uses this method.
     #[must_use]
     pub fn compress_above(&self) -> usize {
         fn of<S: Store>(_: &S) -> usize {
@@ -168,14 +168,14 @@ impl AnyStore {
         }
     }
 
-    /// Returns `true` if the store has an audit table: [`append_audit_line`](Self::append_audit_line) then appends to it.
+    /// Returns `true` if [`append_audit_line`](Self::append_audit_line) supports the store.
     #[must_use]
     pub fn has_audit_table(&self) -> bool {
         matches!(self.name(), "postgres" | "mysql" | "sqlite")
     }
 
-    /// Appends a line to the audit table of a SQL store, and creates the table if it is missing. The table is
-    /// `tower_idempotency_audit`.
+    /// Appends a line to the audit table of a SQL store, and creates the table if it is missing. Its name is that of the
+    /// table of entries and `_audit`: `tower_idempotency_audit` by default.
     ///
     /// # Errors
     ///
@@ -209,7 +209,7 @@ pub struct IndexRepair {
     pub keys: u64,
     /// Number of keys that were examined. A server may return a key more than once.
     pub examined: u64,
-    /// Number of entries that their index did not have.
+    /// Number of entries that were missing in their index.
     pub added: u64,
     /// Number of members of the indexes whose entry does not exist, or has another state.
     pub removed: u64,
@@ -294,7 +294,7 @@ impl Inspect for AnyStore {
     }
 }
 
-/// Shows the name of the store alone.
+/// Shows only the name of the store.
 impl fmt::Debug for AnyStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("AnyStore").field(&self.name()).finish()

@@ -1,18 +1,25 @@
 //! A change and its audit: events always, and lines in a file, in a table or in both.
 
+use std::{fs, future::pending, io};
+
 use serde_json::Value;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tower_idempotency::inspect::InspectError;
 use tower_idempotency_console::audit::into_outcome;
 
 use crate::{
     audit::{self, AuditedChange},
     cli::ChangeArgs,
     context::Context,
-    failure::Failure,
+    failure::{Exit, Failure},
 };
 
-/// A change whose intent is recorded. The caller makes the change, and then calls [`finish`](Self::finish).
+/// A change whose intent is recorded. The caller makes each call of the change with [`call`](Self::call), and then calls
+/// [`finish`](Self::finish). From the intent on, SIGHUP, SIGINT and SIGTERM end calls and not the process, so that
+/// each intent gets an outcome.
 pub(crate) struct Change<'a> {
     context: &'a Context,
+    signals: Signals,
     file: Option<AuditedChange>,
     /// The line of the table, if there is one.
     line: Option<Value>,
@@ -37,6 +44,8 @@ impl<'a> Change<'a> {
             );
             return Err(Failure::usage(message));
         }
+        let mut signals = Signals::catch()
+            .map_err(|error| Failure::failed(format!("cannot catch signals: {error}")))?;
         let intent = audit::intent(args, what, id.as_deref(), before);
         let file = match &args.audit {
             Some(path) => Some(AuditedChange::begin(path, &intent)?),
@@ -46,24 +55,53 @@ impl<'a> Change<'a> {
         if args.audit_table {
             let intent = intent.to_line();
             let text = intent.to_string();
-            let appended = context.any.append_audit_line(&text);
-            context.call(appended).await.map_err(|failure| {
-                Failure::failed(format!(
-                    "cannot write the audit table, so nothing was changed: {failure}"
-                ))
-            })?;
+            let appended = context.call(context.any.append_audit_line(&text));
+            if let Err(failure) = signals.interrupt(appended).await {
+                let message =
+                    format!("cannot write the audit table, so nothing was changed: {failure}");
+                let outcome = format!("failed: {message}");
+                // The table may have the intent nevertheless.
+                let mut line = intent;
+                into_outcome(&mut line, &outcome, Value::Null);
+                let text = line.to_string();
+                let appended = context.call(context.any.append_audit_line(&text));
+                appended.await.ok();
+                // The file has an intent already.
+                if let Some(file) = file {
+                    file.finish(&outcome, Value::Null)?;
+                }
+                return Err(Failure::new(failure.exit(), message));
+            }
             line = Some(intent);
         }
         let (actor, why) = (args.actor.as_str(), args.reason.as_str());
         tracing::info!(target: "tower_idempotency::audit", actor, what, id, why, "change begins");
         Ok(Self {
             context,
+            signals,
             file,
             line,
             actor,
             what,
             id,
         })
+    }
+
+    /// Makes a call of the change, within the timeout of calls. A signal ends it: the store may then execute the call
+    /// nevertheless.
+    pub(crate) async fn call<T>(
+        &mut self,
+        call: impl Future<Output = Result<T, InspectError>>,
+    ) -> Result<T, Failure> {
+        self.signals.interrupt(self.context.call(call)).await
+    }
+
+    /// Makes a call of the change like [`call`](Self::call), but without a timeout.
+    pub(crate) async fn long_call<T>(
+        &mut self,
+        call: impl Future<Output = Result<T, InspectError>>,
+    ) -> Result<T, Failure> {
+        self.signals.interrupt(async { Ok(call.await?) }).await
     }
 
     /// Records the outcome. If this fails, the change may have taken effect, and the log shows the intent alone.
@@ -87,4 +125,60 @@ impl<'a> Change<'a> {
         }
         written
     }
+}
+
+/// The signals that ask the process to end. They no longer end it once they are caught.
+struct Signals {
+    /// `None` if the process ignores SIGHUP, as under `nohup`.
+    hangup: Option<Signal>,
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn catch() -> io::Result<Self> {
+        let hangup = if is_hangup_ignored() {
+            None
+        } else {
+            Some(signal(SignalKind::hangup())?)
+        };
+        Ok(Self {
+            hangup,
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    /// Waits for the call, or for the first signal. A signal that came before the call ends it before it begins.
+    async fn interrupt<T>(
+        &mut self,
+        call: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        let hangup = async {
+            match &mut self.hangup {
+                Some(hangup) => hangup.recv().await,
+                None => pending().await,
+            }
+        };
+        let (name, exit) = tokio::select! {
+            biased;
+            _ = hangup => ("SIGHUP", Exit::HungUp),
+            _ = self.interrupt.recv() => ("SIGINT", Exit::Interrupted),
+            _ = self.terminate.recv() => ("SIGTERM", Exit::Terminated),
+            result = call => return result,
+        };
+        Err(Failure::new(exit, format!("interrupted by {name}")))
+    }
+}
+
+/// Returns `true` if the process ignores SIGHUP. A handler would end that.
+///
+/// Linux reports the ignored signals as a number in hexadecimal digits. SIGHUP is its lowest bit.
+fn is_hangup_ignored() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
+    ignored.is_some_and(|ignored| ignored & 1 == 1)
 }

@@ -20,7 +20,7 @@ use crate::{
 /// Makes unsafe HTTP requests safe to retry: tools for operators, and a proxy.
 ///
 /// An entry is a key of a client: in progress, orphaned, needing attention or completed. A stuck key takes three commands: list
-/// finds it, show explains it, and resolve settles it.
+/// finds it, show explains it, and resolve decides on it.
 #[derive(Debug, Parser)]
 #[command(name = "idempotency", version, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
@@ -43,6 +43,14 @@ pub(crate) struct Global {
         value_name = "URL"
     )]
     pub(crate) store: Option<String>,
+
+    /// The table of a SQL store, if the service has set another one than tower_idempotency
+    #[arg(long, global = true, env = "IDEMPOTENCY_TABLE", value_name = "NAME")]
+    pub(crate) table: Option<String>,
+
+    /// The prefix of the keys of a Redis store, if the service has set another one than idempotency:
+    #[arg(long, global = true, env = "IDEMPOTENCY_PREFIX", value_name = "TEXT")]
+    pub(crate) prefix: Option<String>,
 
     /// Print JSON: one object, or one object on each line for lists
     #[arg(long, global = true)]
@@ -101,7 +109,7 @@ pub(crate) struct ChangeArgs {
     )]
     pub(crate) audit: Option<PathBuf>,
 
-    /// Append the audit lines to a table of the SQL store, tower_idempotency_audit. With --audit, to both
+    /// Append the audit lines to a table of the SQL store: its name is that of the entries and `_audit`. With --audit, to both
     #[arg(long, env = "IDEMPOTENCY_AUDIT_TABLE")]
     pub(crate) audit_table: bool,
 
@@ -154,4 +162,5 @@ Exit codes:
   3  there is no such entry
   4  the entry has changed since it was seen; nothing was changed
   5  there are entries (list --fail-if-any)
-  6  the store does not list this state, or does not need this command";
+  6  the store does not list this state, or does not need this command
+  129, 130, 143  SIGHUP, SIGINT or SIGTERM ended a change; its outcome is in the audit log";

@@ -7,7 +7,7 @@ use tower_idempotency::{
     Store as _,
     inspect::{InspectError, Inspector},
 };
-use tower_idempotency_any::{AnyStore, OpenErrorKind};
+use tower_idempotency_any::{AnyStore, OpenErrorKind, OpenOptions};
 
 use crate::{
     cli::Global,
@@ -26,7 +26,7 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// Opens the store.
+    /// Opens the store, which must exist.
     pub(crate) async fn open(global: &Global) -> Result<Self, Failure> {
         let Some(url) = &global.store else {
             return Err(Failure::usage(
@@ -34,11 +34,16 @@ impl Context {
             ));
         };
         // The store reports its timeout first: it knows the reason.
-        let opened = timeout(
-            global.timeout,
-            Box::pin(AnyStore::open_with_timeout(url, global.timeout * 9 / 10)),
-        )
-        .await;
+        let options = OpenOptions::new().with_timeout(global.timeout * 9 / 10);
+        // A typing error in the URL must not create a table.
+        let mut options = options.with_creation(false);
+        if let Some(table) = &global.table {
+            options = options.with_table(table.as_str());
+        }
+        if let Some(prefix) = &global.prefix {
+            options = options.with_prefix(prefix.as_str());
+        }
+        let opened = timeout(global.timeout, Box::pin(options.open(url))).await;
         let opened = opened.map_err(|_| no_reply(global.timeout))?;
         let store = opened.map_err(|error| {
             let exit = match error.kind() {

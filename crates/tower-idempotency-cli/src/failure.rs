@@ -17,6 +17,12 @@ pub(crate) enum Exit {
     Changed,
     NotEmpty,
     NotKept,
+    /// A signal ended a change: SIGHUP.
+    HungUp,
+    /// A signal ended a change: SIGINT.
+    Interrupted,
+    /// A signal ended a change: SIGTERM.
+    Terminated,
     BrokenPipe,
 }
 
@@ -31,6 +37,9 @@ impl Exit {
             Self::Changed => 4,
             Self::NotEmpty => 5,
             Self::NotKept => 6,
+            Self::HungUp => 129,
+            Self::Interrupted => 130,
+            Self::Terminated => 143,
         }
     }
 }

@@ -26,6 +26,12 @@ fn main() -> ExitCode {
     // An error of the command line ends the process with 2.
     let cli = Cli::parse();
     let cli = match cli.command {
+        Command::Proxy(_) if cli.global.table.is_some() || cli.global.prefix.is_some() => {
+            eprintln!(
+                "idempotency: --table and --prefix are for operators, and the proxy has neither"
+            );
+            return ExitCode::from(Exit::Usage.code());
+        }
         Command::Proxy(args) => return proxy::main(args, cli.global.store, cli.global.json),
         command => Cli { command, ..cli },
     };

@@ -102,30 +102,27 @@ async fn repair(context: &Context, args: &Args) -> Result<Exit, Failure> {
         actor: args.actor.clone(),
         yes: args.yes,
     };
-    let change = Change::begin(context, &change, "repair", None, &Value::Null).await?;
+    let mut change = Change::begin(context, &change, "repair", None, &Value::Null).await?;
     let progress = Progress::new("keys examined", Some(0));
+    let mut last = IndexRepair::default();
     let show = |repair: &IndexRepair| {
         // Keys that arrive meanwhile are examined too.
         progress.set_total(repair.keys.max(repair.examined));
         progress.set(repair.examined);
+        last = *repair;
     };
-    let repaired = context.any.repair_indexes(show).await;
+    let repaired = change.long_call(context.any.repair_indexes(show)).await;
     drop(progress);
     let repair = match repaired {
         Ok(repair) => repair.unwrap_or_default(),
-        Err(error) => {
-            let failure = Failure::from(error);
-            let outcome = format!("failed: {failure}");
-            change.finish(&outcome, Value::Null).await?;
+        Err(failure) => {
+            // The servers may have repaired more than they reported.
+            let outcome = format!("unknown: {failure}");
+            change.finish(&outcome, counts(&last)).await?;
             return Err(failure);
         }
     };
-    let counts = json!({
-        "examined": repair.examined,
-        "added": repair.added,
-        "removed": repair.removed,
-        "skipped": repair.skipped,
-    });
+    let counts = counts(&repair);
     change.finish("applied", counts.clone()).await?;
     if output.is_json {
         output.json(&counts)?;
@@ -143,4 +140,13 @@ async fn repair(context: &Context, args: &Args) -> Result<Exit, Failure> {
         ))?;
     }
     Ok(Exit::Done)
+}
+
+fn counts(repair: &IndexRepair) -> Value {
+    json!({
+        "examined": repair.examined,
+        "added": repair.added,
+        "removed": repair.removed,
+        "skipped": repair.skipped,
+    })
 }

@@ -36,13 +36,13 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
         return Err(Failure::usage("expected --yes"));
     }
     let before = json!({"max": args.max});
-    let change = Change::begin(context, &args.change, "purge", None, &before).await?;
+    let mut change = Change::begin(context, &args.change, "purge", None, &before).await?;
     let progress = Progress::new("entries deleted", None);
     let mut deleted = 0;
     while deleted < args.max {
         let rest = u32::try_from(args.max - deleted).unwrap_or(u32::MAX);
         let batch = args.batch.min(rest);
-        match context.call(context.store.purge(batch)).await {
+        match change.call(context.store.purge(batch)).await {
             Ok(count) => {
                 deleted += count;
                 progress.set(deleted);
@@ -51,7 +51,8 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
                 }
             }
             Err(failure) => {
-                let outcome = format!("failed: {failure}");
+                // The store may have deleted the last batch.
+                let outcome = format!("unknown: {failure}");
                 change.finish(&outcome, json!({"deleted": deleted})).await?;
                 return Err(failure);
             }

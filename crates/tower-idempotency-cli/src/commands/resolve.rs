@@ -16,7 +16,7 @@ use tower_idempotency::{
     inspect::{Entry, IdPrefix, Inspect as _, Resolution, ResolveOutcome, Seen},
     store::KeyId,
 };
-use tower_idempotency_console::describe::consequence;
+use tower_idempotency_console::{describe::consequence, response};
 
 use crate::{
     change::Change,
@@ -47,7 +47,7 @@ pub(crate) struct Args {
     #[arg(long)]
     force: bool,
 
-    /// The status of the response, for complete
+    /// The status of the response, 200 to 599, for complete
     #[arg(long, value_name = "CODE", value_parser = status)]
     status: Option<StatusCode>,
 
@@ -124,10 +124,8 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     confirm(args, entry)?;
     let id = entry.id().to_hex();
     let before = entry_json(entry);
-    let change = Change::begin(context, &args.change, name, Some(id.clone()), &before).await?;
-    let resolved = context
-        .call(context.store.resolve(&seen, &resolution))
-        .await;
+    let mut change = Change::begin(context, &args.change, name, Some(id.clone()), &before).await?;
+    let resolved = change.call(context.store.resolve(&seen, &resolution)).await;
     let outcome = match resolved {
         Ok(outcome) => outcome,
         Err(failure) => {
@@ -240,16 +238,13 @@ fn resolution(args: &Args, id: &KeyId) -> Result<Resolution, Failure> {
 }
 
 fn status(text: &str) -> Result<StatusCode, String> {
-    text.parse()
-        .map_err(|_| "expected a status of 100 to 999".to_owned())
+    response::parse_status(text)
+        .ok_or_else(|| format!("expected a status of {}", response::STATUSES))
 }
 
 fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
-    let expected = || "expected a header as in \"location: /orders/1\"".to_owned();
-    let (name, value) = text.split_once(':').ok_or_else(expected)?;
-    let name = name.trim().parse().map_err(|_| expected())?;
-    let value = value.trim().parse().map_err(|_| expected())?;
-    Ok((name, value))
+    response::parse_header(text)
+        .ok_or_else(|| "expected a header as in \"location: /orders/1\"".to_owned())
 }
 
 /// Returns the code for the rest of the process, which ends with this command.

@@ -1,15 +1,6 @@
 //! The commands of `docs/operations/resolving-keys.md`, typed on a terminal as they stand, on every store.
 
-use tests::{
-    scratch::Scratch,
-    servers::{
-        dynamodb::{StandIn, shared},
-        mariadb::MariaDbServer,
-        postgres::PostgresServer,
-        redis::{RedisCluster, RedisServer},
-    },
-    sql,
-};
+use tests::{scratch::Scratch, sql};
 use tokio::time::{Duration, sleep};
 use tower_idempotency::{
     NeedsAttention, OrphanPolicy,
@@ -18,7 +9,7 @@ use tower_idempotency::{
 };
 use tower_idempotency_any::AnyStore;
 
-use crate::{cluster_url, terminal::on_terminal};
+use crate::terminal::on_terminal;
 
 /// Returns the commands in the section with this heading: at most three.
 fn commands(heading: &str) -> Vec<String> {
@@ -52,7 +43,7 @@ async fn acquire(store: &AnyStore, lease: Ttl) -> Claim {
     claim
 }
 
-/// Types the commands of a section. The operator answers yes to each question.
+/// Types the commands of a section. The operator confirms each question.
 fn type_commands(url: &str, heading: &str) {
     let scratch = Scratch::new();
     let audit = scratch.file("audit.jsonl").display().to_string();
@@ -68,7 +59,8 @@ fn type_commands(url: &str, heading: &str) {
     assert_eq!(log.lines().count(), 2, "{log}");
 }
 
-async fn settle_in_three_commands(url: &str) {
+/// Finds and settles a key in progress, an orphan and a key that needs attention with the commands of the page.
+pub(crate) async fn settle_in_three_commands(url: &str) {
     let store = crate::open(url).await.expect("the server runs");
     let long = Ttl::from_secs(36_000);
     let state = async |claim: &Claim| {
@@ -123,39 +115,4 @@ async fn settle_in_three_commands(url: &str) {
     completed.expect("the store replies");
     type_commands(url, "A key needs attention");
     assert_eq!(state(&examined).await, None);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn commands_settle_keys_of_postgres() {
-    settle_in_three_commands(&PostgresServer::start(&[]).url()).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn commands_settle_keys_of_mariadb() {
-    settle_in_three_commands(&MariaDbServer::start(&[]).url()).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn commands_settle_keys_of_sqlite() {
-    let scratch = Scratch::new();
-    settle_in_three_commands(&format!("sqlite:{}", scratch.file("keys.db").display())).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn commands_settle_keys_of_redis() {
-    settle_in_three_commands(&RedisServer::start(&[]).url()).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn commands_settle_keys_of_cluster() {
-    let cluster = RedisCluster::start();
-    settle_in_three_commands(&cluster_url(&cluster)).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn commands_settle_keys_of_dynamodb() {
-    let server = shared(StandIn::Dynoxide);
-    let (table, address) = (server.new_table(), server.address());
-    let url = format!("dynamodb://{table}?endpoint=http://{address}&skew=100ms");
-    settle_in_three_commands(&url).await;
 }

@@ -13,6 +13,8 @@ use tests::{
     },
 };
 
+use tower_idempotency_any::AnyStore;
+
 use crate::run;
 
 /// Asserts that the command fails with this code and one sentence.
@@ -99,6 +101,23 @@ fn unknown_certificates_are_one_sentence() {
     assert_fails(&url, &["stats"], 1, "cannot use the dynamodb store");
 }
 
+/// The console has the same rule.
+#[test]
+fn status_of_response_is_final_and_known() {
+    for status in ["100", "199", "600", "999", "20", "x"] {
+        let args = ["resolve", "bbbbbbbb", "complete", "--status", status];
+        let ran = run(
+            "memory",
+            &[&args[..], &["--reason", "x", "--audit", "log"]].concat(),
+        );
+        assert_eq!(ran.code, 2, "{ran:?}");
+        assert!(
+            ran.err.contains("expected a status of 200 to 599"),
+            "{ran:?}"
+        );
+    }
+}
+
 #[test]
 fn unlisted_state_has_its_exit_code() {
     let redis = RedisServer::start(&[]);
@@ -111,10 +130,11 @@ fn unlisted_state_has_its_exit_code() {
     );
 }
 
-#[test]
-fn empty_listing_has_own_exit_code() {
+#[tokio::test(flavor = "multi_thread")]
+async fn empty_listing_has_own_exit_code() {
     let scratch = Scratch::new();
     let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    AnyStore::open(&url).await.expect("a file");
     let ran = run(&url, &["list", "orphaned", "--fail-if-any"]);
     assert_eq!((ran.code, &*ran.out), (0, "no entry is orphaned\n"));
     let ran = run(&url, &["watch", "--exit-when-empty", "attention"]);
@@ -125,11 +145,12 @@ fn empty_listing_has_own_exit_code() {
     assert_eq!(ran.code, 2, "{ran:?}");
 }
 
-#[test]
-fn closed_output_ends_quietly() {
+#[tokio::test(flavor = "multi_thread")]
+async fn closed_output_ends_quietly() {
     let tool = env!("CARGO_BIN_EXE_idempotency");
     let scratch = Scratch::new();
     let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    AnyStore::open(&url).await.expect("a file");
     for arguments in [
         "man",
         "completions bash",
@@ -161,14 +182,16 @@ fn completions_are_scripts() {
     let script = run("", &["completions", "bash"]).out;
     let parsed = Command::new("bash").args(["-n", "-c", &script]).status();
     assert!(parsed.expect("bash").success());
-    // These need not be installed.
+}
+
+#[test]
+#[ignore = "needs zsh and fish; scripts/test --all installs them and runs this test"]
+fn completions_of_zsh_and_fish_are_scripts() {
     for shell in ["zsh", "fish"] {
         let scratch = Scratch::new();
         let file = scratch.file("script");
         std::fs::write(&file, run("", &["completions", shell]).out).expect("a file");
-        match Command::new(shell).arg("-n").arg(&file).status() {
-            Ok(parsed) => assert!(parsed.success(), "{shell}"),
-            Err(_) => println!("{shell} is not installed"),
-        }
+        let parsed = Command::new(shell).arg("-n").arg(&file).status();
+        assert!(parsed.expect("the shell is installed").success(), "{shell}");
     }
 }

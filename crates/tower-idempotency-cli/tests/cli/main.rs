@@ -4,6 +4,7 @@ mod audit;
 mod calls;
 mod document;
 mod errors;
+mod interruption;
 mod repair;
 mod scenario;
 mod serve;
@@ -17,8 +18,7 @@ use std::{
     time::Duration,
 };
 
-use tests::servers::redis::RedisCluster;
-use tower_idempotency_any::{AnyStore, OpenError};
+use tower_idempotency_any::{AnyStore, OpenError, OpenOptions};
 
 /// The output of a command, and its exit code.
 #[derive(Debug)]
@@ -28,17 +28,12 @@ struct Ran {
     err: String,
 }
 
-/// Returns the URL of a cluster.
-fn cluster_url(cluster: &RedisCluster) -> String {
-    let nodes = cluster.urls();
-    let nodes = nodes.iter().map(|url| url.trim_start_matches("redis://"));
-    let nodes: Vec<_> = nodes.map(|node| node.trim_end_matches("/0")).collect();
-    format!("redis+cluster://{}", nodes.join(","))
-}
-
 /// Opens a store that waits for a busy machine.
 async fn open(url: &str) -> Result<AnyStore, OpenError> {
-    AnyStore::open_with_timeout(url, Duration::from_secs(120)).await
+    OpenOptions::new()
+        .with_timeout(Duration::from_secs(120))
+        .open(url)
+        .await
 }
 
 /// Runs the tool. Its input is no terminal.
@@ -46,9 +41,10 @@ fn run(store: &str, args: &[&str]) -> Ran {
     run_in(Path::new("."), store, args)
 }
 
-fn run_in(directory: &Path, store: &str, args: &[&str]) -> Ran {
+/// Returns a command of the tool, without its arguments.
+fn command(directory: &Path, store: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_idempotency"));
-    command.current_dir(directory).args(args);
+    command.current_dir(directory);
     command.env("IDEMPOTENCY_STORE", store);
     command.env("USER", "alice").env_remove("IDEMPOTENCY_AUDIT");
     // The machine may be busy.
@@ -58,7 +54,12 @@ fn run_in(directory: &Path, store: &str, args: &[&str]) -> Ran {
         .env("AWS_ACCESS_KEY_ID", "hush-id")
         .env("AWS_SECRET_ACCESS_KEY", "hush");
     command.env("AWS_REGION", "us-east-1");
-    command.stdin(Stdio::piped());
+    command
+}
+
+fn run_in(directory: &Path, store: &str, args: &[&str]) -> Ran {
+    let mut command = command(directory, store);
+    command.args(args).stdin(Stdio::piped());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("the tool starts");
     let mut input = child.stdin.take().expect("a pipe");

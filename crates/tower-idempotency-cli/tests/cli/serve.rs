@@ -6,9 +6,15 @@ use std::{
     os::unix::net::UnixStream,
     path::Path,
     process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
 };
 
-use tests::scratch::Scratch;
+use tests::{
+    proxy::{Fault, Proxy, Then},
+    scratch::Scratch,
+    servers::postgres::PostgresServer,
+};
 use tower_idempotency::inspect::{Inspect as _, State};
 use tower_idempotency_any::AnyStore;
 
@@ -155,6 +161,7 @@ async fn token_is_needed_for_each_page() {
             "/api/v1/summary",
             "/assets/x.js",
             "/events",
+            "/metrics",
         ] {
             let refused = served.get(path, headers);
             assert!(
@@ -191,15 +198,18 @@ async fn unix_socket_is_private() {
         .permissions()
         .mode();
     assert_eq!(mode & 0o777, 0o600);
-    let page = served.get("/", "host: console\r\n");
+    let page = served.get("/", "host: localhost\r\n");
     assert!(
         page.starts_with("HTTP/1.1 200 ") && page.contains("(uid "),
         "{page}"
     );
+    // A page of another site whose name leads to a forwarded port.
+    let page = served.get("/", "host: evil.test:7480\r\n");
+    assert!(page.starts_with("HTTP/1.1 421 "), "{page}");
     let path = format!("/entries/{}/resolve?how=retry", keys.orphaned.id.to_hex());
     assert!(
         served
-            .get(&path, "host: console\r\n")
+            .get(&path, "host: localhost\r\n")
             .starts_with("HTTP/1.1 403 ")
     );
     // It is in use, and afterwards the file of a killed process is replaced.
@@ -214,15 +224,71 @@ async fn unix_socket_is_private() {
     let again = Served::start(scratch.path(), &url, &args);
     assert!(
         again
-            .get("/", "host: console\r\n")
+            .get("/", "host: localhost\r\n")
             .starts_with("HTTP/1.1 200 ")
     );
+}
+
+/// Sends a request to the socket `s` of a directory as another user of this machine.
+const AS_ANOTHER_USER: &str = r#"
+import os, socket, sys
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+stream = socket.socket(socket.AF_UNIX)
+stream.connect("s")
+stream.sendall(("GET /entries HTTP/1.1\r\nhost: localhost\r\n" + sys.argv[1] + "connection: close\r\n\r\n").encode())
+sys.stdout.write(str(os.getuid()) + "\n")
+while part := stream.recv(65536):
+    sys.stdout.buffer.write(part)
+    sys.stdout.flush()
+"#;
+
+/// The file permits each user to connect, as between `bind` and `chmod`.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root, to connect as another user; scripts/test --all runs this test as root"]
+async fn unix_socket_serves_only_its_owner() {
+    use std::{fs, os::unix::fs::PermissionsExt as _};
+    let scratch = Scratch::new();
+    let (url, _, _) = store(&scratch).await;
+    fs::write(scratch.file("token"), "0123456789abcdef\n").expect("a file");
+    let bearer = "authorization: Bearer 0123456789abcdef\r\n";
+    for (token, headers, expected) in [
+        (&[][..], "", "403"),
+        (&[], bearer, "403"),
+        (&["--token-file", "token"], "", "401"),
+        (&["--token-file", "token"], bearer, "200"),
+    ] {
+        let args = [&["--read-only", "--unix-socket", "s"], token].concat();
+        let served = Served::start(scratch.path(), &url, &args);
+        for (path, mode) in [(scratch.path(), 0o755), (&scratch.file("s"), 0o666)] {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("our file");
+        }
+        let mut other = Command::new("python3");
+        let other = other.current_dir(scratch.path());
+        let sent = other.args(["-c", AS_ANOTHER_USER, headers]).output();
+        let sent = sent.expect("Python");
+        let received = String::from_utf8_lossy(&sent.stdout);
+        let (uid, response) = received
+            .split_once('\n')
+            .unwrap_or_else(|| panic!("{sent:?}"));
+        let own = Command::new("id").arg("-u").output().expect("id").stdout;
+        assert_ne!(own, format!("{uid}\n").as_bytes(), "this test needs root");
+        let status = format!("HTTP/1.1 {expected} ");
+        assert!(
+            response.starts_with(&status),
+            "{headers}: {response} {sent:?}"
+        );
+        drop(served);
+        fs::remove_file(scratch.file("s")).expect("our file");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unsafe_settings_are_refused() {
     let scratch = Scratch::new();
-    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    let (url, _, _) = store(&scratch).await;
     std::fs::write(scratch.file("short"), "0123456789\n").expect("a file");
     for (args, expected) in [
         (
@@ -263,4 +329,43 @@ async fn signal_ends_console_with_open_stream() {
     let killed = Command::new("kill").args(["-TERM", &pid]).status();
     assert!(killed.expect("kill").success());
     assert!(served.child.wait().expect("a child").success());
+}
+
+/// The browser leaves while the store holds its change, and the process is asked to end.
+#[tokio::test(flavor = "multi_thread")]
+async fn change_ends_before_console() {
+    let server = PostgresServer::start(&[]);
+    let proxy = Proxy::start(server.address());
+    let store = AnyStore::open(&server.url()).await.expect("it runs");
+    let keys = Keys::create(&store).await;
+    let at = server.address().to_string();
+    let url = server.url().replace(&at, &proxy.address().to_string());
+    let scratch = Scratch::new();
+    let args = ["--audit", "log", "--timeout", "8s"];
+    let mut served = Served::start(scratch.path(), &url, &args);
+    let id = keys.orphaned.id.to_hex();
+    let found = store.get(&keys.orphaned.id).await.expect("it runs");
+    let seen = found.expect("an entry").entry.seen().to_string();
+    let body = format!("{{\"seen\":\"{seen}\",\"how\":\"retry\",\"reason\":\"ticket 17\"}}");
+    proxy.once(Fault::request("with resolved as"), Then::Hang);
+    let mut stream = TcpStream::connect(&served.at).expect("it listens");
+    let request = format!(
+        "POST /api/v1/entries/{id}/resolve HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        served.at,
+        body.len()
+    );
+    stream.write_all(request.as_bytes()).expect("a connection");
+    while proxy.hits() == 0 {
+        thread::sleep(Duration::from_millis(5));
+    }
+    drop(stream);
+    let pid = served.child.id().to_string();
+    let killed = Command::new("kill").args(["-TERM", &pid]).status();
+    assert!(killed.expect("kill").success());
+    assert!(served.child.wait().expect("a child").success());
+    let log = std::fs::read_to_string(scratch.file("log")).expect("the log");
+    let lines: Vec<_> = log.lines().collect();
+    assert_eq!(lines.len(), 2, "{log}");
+    assert!(lines[1].contains("\"outcome\":\"unknown"), "{log}");
 }

@@ -97,12 +97,12 @@ impl Service {
         .join(" ");
         if self.fault == Fault::ExecutesDuplicates && self.is_among_first(&row, &id) {
             self.barriers[row.as_str()].wait().await;
-            let number = self.execute(&id, request, false);
+            let number = self.execute(&mut self.entries.lock().unwrap(), &id, request, false);
             return self.created(number, false);
         }
-        let found = self.entries.lock().unwrap().get(&id).cloned();
-        let Some(entry) = found else {
-            return self.first(&row, &id, request).await;
+        let entry = match self.find_or_execute(&row, &id, &request) {
+            Ok(number) => return self.first(&row, &id, number).await,
+            Err(entry) => entry,
         };
         if self.fault == Fault::ReplaysForEveryKey {
             return self.created(entry.number, true);
@@ -125,17 +125,29 @@ impl Service {
         self.created(entry.number, true)
     }
 
-    async fn first(&self, row: &str, id: &str, request: String) -> Response {
-        // The first of two duplicates runs until the other one is refused.
-        let waits = self.fault == Fault::RefusesWith429 && row == "concurrent";
-        let stays = self.fault == Fault::KeepsLockAfterDisconnect && row == "disconnect";
-        let is_dropped = self.fault == Fault::KeepsLockOfDroppedRequest && row == "disconnect";
-        let number = self.execute(id, request, waits || stays || is_dropped);
-        if is_dropped {
+    /// Returns the entry of the request, or executes the request. Both happen under one lock, so only the fault executes twice.
+    fn find_or_execute(&self, row: &str, id: &str, request: &str) -> Result<u64, Entry> {
+        let mut entries = self.entries.lock().unwrap();
+        if let Some(entry) = entries.get(id) {
+            return Err(entry.clone());
+        }
+        let is_running = match self.fault {
+            Fault::RefusesWith429 => row == "concurrent",
+            Fault::KeepsLockAfterDisconnect | Fault::KeepsLockOfDroppedRequest => {
+                row == "disconnect"
+            }
+            _ => false,
+        };
+        Ok(self.execute(&mut entries, id, request.to_owned(), is_running))
+    }
+
+    async fn first(&self, row: &str, id: &str, number: u64) -> Response {
+        if self.fault == Fault::KeepsLockOfDroppedRequest && row == "disconnect" {
             // The connection ends first.
             pending::<()>().await;
         }
-        if waits {
+        // The first of two duplicates runs until the other one is refused.
+        if self.fault == Fault::RefusesWith429 && row == "concurrent" {
             self.refused.notified().await;
             let mut entries = self.entries.lock().unwrap();
             entries.get_mut(id).unwrap().is_running = false;
@@ -143,14 +155,20 @@ impl Service {
         self.created(number, false)
     }
 
-    fn execute(&self, id: &str, request: String, is_running: bool) -> u64 {
+    fn execute(
+        &self,
+        entries: &mut HashMap<String, Entry>,
+        id: &str,
+        request: String,
+        is_running: bool,
+    ) -> u64 {
         let number = self.effects.happen();
         let entry = Entry {
             request,
             number,
             is_running,
         };
-        self.entries.lock().unwrap().insert(id.to_owned(), entry);
+        entries.insert(id.to_owned(), entry);
         number
     }
 

@@ -130,9 +130,9 @@ fn terminated_proxy_finishes_open_requests() {
     let scratch = Scratch::new();
     let file = scratch.file("proxy.toml");
     let released = Arc::new(AtomicBool::new(false));
-    let gate = Arc::clone(&released);
+    let barrier = Arc::clone(&released);
     let upstream = Upstream::start(move |_| {
-        while !gate.load(Ordering::SeqCst) {
+        while !barrier.load(Ordering::SeqCst) {
             thread::sleep(Duration::from_millis(5));
         }
         true

@@ -1,6 +1,6 @@
 //! `idempotency serve`.
 
-mod gate;
+mod authentication;
 
 use std::{
     fs::{self, Permissions},
@@ -19,14 +19,14 @@ use axum::{
     serve::{IncomingStream, Listener},
 };
 use tokio::{
-    net::{TcpListener, UnixListener},
+    net::{TcpListener, UnixListener, UnixStream},
     signal::unix::{SignalKind, signal},
     sync::watch,
     time::timeout,
 };
-use tower_idempotency_console::{Access, Console, audit::AuditLog};
+use tower_idempotency_console::{Access, Changes, Console, audit::AuditLog};
 
-use self::gate::{Gate, Operator, Peer};
+use self::authentication::{Authentication, ListenerKind, Operator, Peer};
 use super::find::Identity;
 use crate::{
     cli::Global,
@@ -34,7 +34,7 @@ use crate::{
     failure::{Exit, Failure},
 };
 
-/// Serve the console: pages that list, explain and settle entries
+/// Serve the console: pages that list, explain and resolve entries
 ///
 /// Without --token-file and --unix-socket it listens on loopback only, and every user of this machine is an operator.
 #[derive(Debug, clap::Args)]
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7480")]
     listen: SocketAddr,
 
-    /// Listen on this Unix socket, which only the user of this process can connect to
+    /// Listen on this Unix socket. Without --token-file it serves only the user of this process and root
     #[arg(long, value_name = "PATH", conflicts_with = "listen")]
     unix_socket: Option<PathBuf>,
 
@@ -86,25 +86,40 @@ pub(crate) async fn run(context: &Context, args: &Args, global: &Global) -> Resu
     }
     start_log();
     let (stop, stopped) = watch::channel(false);
-    let app = router(context, args, global, token, stopped.clone())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    let (console, changes) = console(context, args, global, stopped.clone())?;
+    let router = |listener| {
+        let authentication = Arc::new(Authentication::new(token, &args.actor, listener));
+        console.layer(middleware::from_fn_with_state(
+            authentication,
+            authentication::check,
+        ))
+    };
+    let uncaught = |error: io::Error| Failure::failed(format!("cannot catch signals: {error}"));
+    let mut terminate = signal(SignalKind::terminate()).map_err(uncaught)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(uncaught)?;
+    let socket = args.unix_socket.clone();
     let signals = async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
+        // While this process still listens: later, the path may be the socket of the next process.
+        if let Some(path) = socket {
+            fs::remove_file(path).ok();
+        }
         stop.send_replace(true);
     };
-    match &args.unix_socket {
+    let served = match &args.unix_socket {
         Some(path) => {
             let listener = bind_unix(path)?;
+            let owner = own_uid().map_err(|error| {
+                Failure::failed(format!("cannot find out the user of this process: {error}"))
+            })?;
+            let app = router(ListenerKind::Unix { owner });
             context
                 .output
                 .line(&format!("listening on unix:{}", path.display()))?;
-            let served = serve(listener, app, signals, stopped).await;
-            fs::remove_file(path).ok();
-            served
+            serve(listener, app, signals, stopped).await
         }
         None => {
             let listener = TcpListener::bind(args.listen).await;
@@ -112,21 +127,29 @@ pub(crate) async fn run(context: &Context, args: &Args, global: &Global) -> Resu
                 Failure::failed(format!("cannot listen on {}: {error}", args.listen))
             })?;
             let address = listener.local_addr()?;
+            let app = router(if address.ip().is_loopback() {
+                ListenerKind::Loopback
+            } else {
+                ListenerKind::Network
+            });
             context
                 .output
                 .line(&format!("listening on http://{address}"))?;
             serve(listener, app, signals, stopped).await
         }
-    }
+    };
+    // A change whose browser has left continues. Its outcome belongs in the audit log, whose lock may take five seconds.
+    let limit = global.timeout.saturating_add(Duration::from_secs(6));
+    timeout(limit, changes.finished()).await.ok();
+    served
 }
 
-fn router(
+fn console(
     context: &Context,
     args: &Args,
     global: &Global,
-    token: Option<Vec<u8>>,
     mut stopped: watch::Receiver<bool>,
-) -> Result<Router, Failure> {
+) -> Result<(Router, Changes), Failure> {
     let is_read_only = args.read_only;
     let console = Console::new(context.store.clone(), move |head| {
         match head.extensions.get::<Operator>() {
@@ -146,14 +169,8 @@ fn router(
     if let Some(path) = &args.audit {
         console = console.with_audit_log(AuditLog::new(path));
     }
-    let gate = Arc::new(Gate::new(
-        token,
-        &args.actor,
-        args.unix_socket.is_none() && args.listen.ip().is_loopback(),
-    ));
-    Ok(console
-        .into_router()
-        .layer(middleware::from_fn_with_state(gate, gate::check)))
+    let changes = console.changes();
+    Ok((console.into_router(), changes))
 }
 
 /// Serves until the signal. Open requests have five seconds to end.
@@ -196,7 +213,7 @@ fn read_token(path: &Path) -> Result<Vec<u8>, Failure> {
     Ok(token)
 }
 
-/// Binds a socket that only the user of this process can connect to. Replaces the socket of a process that has ended.
+/// Binds a socket and restricts its file to the user of this process. Replaces the socket of a process that has ended.
 fn bind_unix(path: &Path) -> Result<UnixListener, Failure> {
     let failed =
         |error: io::Error| Failure::failed(format!("cannot listen on {}: {error}", path.display()));
@@ -213,6 +230,12 @@ fn bind_unix(path: &Path) -> Result<UnixListener, Failure> {
     let listener = UnixListener::bind(path).map_err(failed)?;
     fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(failed)?;
     Ok(listener)
+}
+
+/// Returns the user of this process, which is the owner of its sockets.
+fn own_uid() -> io::Result<u32> {
+    let (one_end, _other_end) = UnixStream::pair()?;
+    Ok(one_end.peer_cred()?.uid())
 }
 
 fn start_log() {

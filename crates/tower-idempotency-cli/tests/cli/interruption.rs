@@ -1,0 +1,133 @@
+//! Changes that a signal ends while the store holds a call: the audit log has an outcome.
+
+use std::{
+    fs,
+    io::Read as _,
+    net::SocketAddr,
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use tests::{
+    proxy::{Fault, Proxy, Then},
+    scratch::Scratch,
+    servers::{postgres::PostgresServer, redis::RedisServer},
+};
+
+use crate::{command, scenario::Keys};
+
+/// Starts a change through a proxy that holds a call, and sends the signal when the store has it. Returns the exit code, the
+/// errors and the audit log.
+fn interrupt(
+    url: &str,
+    server: SocketAddr,
+    fault: Fault,
+    args: &[&str],
+    signal: &str,
+) -> (i32, String, String) {
+    let proxy = Proxy::start(server);
+    let url = url.replace(&server.to_string(), &proxy.address().to_string());
+    let scratch = Scratch::new();
+    proxy.once(fault, Then::Hang);
+    let mut tool = command(scratch.path(), &url);
+    tool.args(args);
+    tool.args(["--reason", "x", "--audit", "log", "--yes"]);
+    let tool = tool.stdin(Stdio::null()).stderr(Stdio::piped());
+    let mut tool = tool.spawn().expect("the tool starts");
+    while proxy.hits() == 0 {
+        let ended = tool.try_wait().expect("a child");
+        assert!(ended.is_none(), "the tool ended before its call: {ended:?}");
+        thread::sleep(Duration::from_millis(1));
+    }
+    let mut errors = String::new();
+    let code = end(&mut tool, signal);
+    let stderr = tool.stderr.as_mut().expect("a pipe");
+    stderr.read_to_string(&mut errors).expect("text");
+    let log = fs::read_to_string(scratch.file("log")).expect("the log");
+    (code, errors, log)
+}
+
+/// Sends the signal, and returns the exit code. The code is -1 if the signal itself ended the process.
+fn end(tool: &mut Child, signal: &str) -> i32 {
+    let pid = tool.id().to_string();
+    let sent = Command::new("kill").args([signal, &pid]).status();
+    assert!(sent.expect("kill").success());
+    tool.wait().expect("a child").code().unwrap_or(-1)
+}
+
+fn check_log(log: &str, errors: &str, outcome: &str) {
+    let lines: Vec<_> = log.lines().collect();
+    assert_eq!(lines.len(), 2, "{log} {errors}");
+    assert!(lines[0].contains("\"line\":\"intent\""), "{log}");
+    let outcome = format!("\"outcome\":\"unknown: {outcome}");
+    assert!(lines[1].contains(&outcome), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn interrupted_change_has_outcome() {
+    let server = PostgresServer::start(&[]);
+    let url = server.url();
+    let store = crate::open(&url).await.expect("the server runs");
+    Keys::create(&store).await;
+    let resolve = &["resolve", "bbbbbbbb", "retry"][..];
+    for (args, statement) in [
+        (resolve, "with resolved as"),
+        (&["purge"], "using over, clock where"),
+    ] {
+        for (signal, name, expected) in [
+            ("-HUP", "SIGHUP", 129),
+            ("-INT", "SIGINT", 130),
+            ("-TERM", "SIGTERM", 143),
+        ] {
+            for fault in [Fault::request(statement), Fault::reply_to(statement)] {
+                let at = server.address();
+                let (code, errors, log) = interrupt(&url, at, fault, args, signal);
+                assert_eq!(code, expected, "{args:?} {errors} {log}");
+                assert!(
+                    errors.contains(&format!("interrupted by {name}")),
+                    "{errors}"
+                );
+                check_log(&log, &errors, &format!("interrupted by {name}"));
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn interrupted_repair_has_outcome_and_counts() {
+    let server = RedisServer::start(&[]);
+    let store = crate::open(&server.url()).await.expect("the server runs");
+    Keys::create(&store).await;
+    let (args, scan) = (&["check", "--repair"], Fault::request("\r\nSCAN\r\n"));
+    let (code, errors, log) = interrupt(&server.url(), server.address(), scan, args, "-INT");
+    assert_eq!(code, 130, "{errors} {log}");
+    check_log(&log, &errors, "interrupted by SIGINT");
+    assert!(log.contains("\"after\":{\"added\":0"), "{log}");
+}
+
+/// The database deletes the batch, and its reply is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_purge_has_unknown_outcome() {
+    let server = PostgresServer::start(&[]);
+    let proxy = Proxy::start(server.address());
+    let url = server.url();
+    crate::open(&url).await.expect("the server runs");
+    let url = url.replace(&server.address().to_string(), &proxy.address().to_string());
+    let scratch = Scratch::new();
+    proxy.once(Fault::reply_to("using over, clock where"), Then::Hang);
+    let args = [
+        "purge",
+        "--reason",
+        "x",
+        "--audit",
+        "log",
+        "--yes",
+        "--timeout",
+        "5s",
+    ];
+    let ran = crate::run_in(scratch.path(), &url, &args);
+    assert_eq!((proxy.hits(), ran.code), (1, 1), "{ran:?}");
+    let log = fs::read_to_string(scratch.file("log")).expect("the log");
+    check_log(&log, &ran.err, "");
+}

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Response, StatusCode};
+use http::{Response, StatusCode};
 use serde_json::{Value, json};
 use tower_idempotency::{
     NeedsAttention, Ttl,
@@ -16,6 +16,7 @@ use crate::{
     describe::entry_json,
     error::PageError,
     params::Params,
+    response::{STATUSES, parse_header, parse_status},
 };
 
 /// Outcome of a resolution.
@@ -85,11 +86,11 @@ impl Decision {
             Self::Retry => Resolution::Retry,
             Self::BreakLease => Resolution::BreakLease,
             Self::DeleteRecord => Resolution::DeleteRecord,
-            Self::Complete(answer) => Resolution::Complete {
+            Self::Complete(output) => Resolution::Complete {
                 record: shared
                     .encoder()
-                    .encode_response_record(details.entry.id(), &answer.0),
-                retention: answer.1,
+                    .encode_response_record(details.entry.id(), &output.0),
+                retention: output.1,
             },
             Self::NeedsAttention => {
                 let record = details.record.as_deref();
@@ -130,7 +131,12 @@ pub(crate) fn reason(params: &Params) -> Result<String, PageError> {
 /// Resolves an entry, if it is still as it was seen. A disconnect of the browser does not interrupt it.
 pub(crate) async fn resolve(shared: &Arc<Shared>, request: Request) -> Result<Acted, PageError> {
     let shared = Arc::clone(shared);
-    let task = tokio::spawn(async move { act(&shared, request).await });
+    let running = shared.changes.begin();
+    let task = tokio::spawn(async move {
+        let acted = act(&shared, request).await;
+        drop(running);
+        acted
+    });
     task.await.unwrap_or_else(|error| {
         Err(PageError::new(
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -172,7 +178,7 @@ async fn act(shared: &Shared, request: Request) -> Result<Acted, PageError> {
     }
     let id = seen.id().to_hex();
     let before = entry_json(&details.entry);
-    let who = (actor.clone(), reason.clone());
+    let actor_and_reason = (actor.clone(), reason.clone());
     let change = begin(log, (actor, source, resolution.name(), reason, id, before)).await?;
     let resolved = shared
         .call(shared.inspector.resolve(&seen, &resolution))
@@ -192,12 +198,15 @@ async fn act(shared: &Shared, request: Request) -> Result<Acted, PageError> {
         }
         Err(error) => (format!("unknown: {}", error.message), Value::Null),
     };
+    shared
+        .counters
+        .count_resolution(resolution.name(), &outcome);
     tracing::info!(
         target: "tower_idempotency::audit",
         entry = %seen.id(),
-        actor = &*who.0,
+        actor = &*actor_and_reason.0,
         decision = resolution.name(),
-        reason = who.1,
+        reason = actor_and_reason.1,
         outcome,
         "entry resolved by an operator"
     );
@@ -262,19 +271,12 @@ async fn begin(
 }
 
 fn response(params: &Params) -> Result<Response<Bytes>, PageError> {
-    let status: StatusCode = params
-        .get("status")
-        .and_then(|status| status.trim().parse().ok())
-        .ok_or_else(|| {
-            PageError::bad_request(
-                "Expected a status of 200 to 599, as in 201. Nothing was changed.",
-            )
-        })?;
-    if !(200..600).contains(&status.as_u16()) {
-        return Err(PageError::bad_request(
-            "Expected a status of 200 to 599, as in 201. Nothing was changed.",
-        ));
-    }
+    let status = params.get("status").and_then(parse_status);
+    let status = status.ok_or_else(|| {
+        PageError::bad_request(format!(
+            "Expected a status of {STATUSES}, as in 201. Nothing was changed."
+        ))
+    })?;
     let body = params.get("body").unwrap_or_default();
     let mut response = Response::new(Bytes::copy_from_slice(body.as_bytes()));
     *response.status_mut() = status;
@@ -283,12 +285,7 @@ fn response(params: &Params) -> Result<Response<Bytes>, PageError> {
         if line.is_empty() {
             continue;
         }
-        let header = line.split_once(':').and_then(|(name, value)| {
-            let name: HeaderName = name.trim().parse().ok()?;
-            let value: HeaderValue = value.trim().parse().ok()?;
-            Some((name, value))
-        });
-        let (name, value) = header.ok_or_else(|| {
+        let (name, value) = parse_header(line).ok_or_else(|| {
             PageError::bad_request(
                 "Expected a header on each line, as in location: /orders/1. Nothing was changed.",
             )

@@ -8,11 +8,14 @@ use tower_idempotency::{
     inspect::{InspectError, Inspector},
 };
 
+use tokio::sync::watch;
+
 use crate::{
     access::{Access, Hook},
     audit::AuditLog,
     error::PageError,
     live::Live,
+    metrics::Counters,
     routes,
 };
 
@@ -38,6 +41,43 @@ pub(crate) struct Shared {
     pub(crate) timeout: Duration,
     pub(crate) metrics: Option<Box<dyn Fn() -> String + Send + Sync>>,
     pub(crate) live: Live,
+    pub(crate) counters: Counters,
+    pub(crate) changes: Changes,
+}
+
+/// The changes of a console that are running. For [`Console::changes`].
+#[derive(Clone, Debug)]
+pub struct Changes(watch::Sender<usize>);
+
+/// Counts a change as running until it is dropped.
+pub(crate) struct RunningChange(Changes);
+
+impl Changes {
+    /// Counts a change that begins.
+    pub(crate) fn begin(&self) -> RunningChange {
+        self.0.send_modify(|running| *running += 1);
+        RunningChange(self.clone())
+    }
+
+    /// Waits until no change is running.
+    ///
+    /// # Cancellation
+    ///
+    /// If the future is dropped, there are no effects.
+    pub async fn finished(&self) {
+        // The sender is alive, so the wait cannot fail.
+        self.0
+            .subscribe()
+            .wait_for(|running| *running == 0)
+            .await
+            .ok();
+    }
+}
+
+impl Drop for RunningChange {
+    fn drop(&mut self) {
+        self.0.0.send_modify(|running| *running -= 1);
+    }
 }
 
 impl Console {
@@ -63,6 +103,8 @@ impl Console {
                 timeout: Duration::from_secs(10),
                 metrics: None,
                 live: Live::default(),
+                counters: Counters::default(),
+                changes: Changes(watch::Sender::new(0)),
             },
             csrf: CsrfLayer::new(),
             shutdown: None,
@@ -148,6 +190,15 @@ impl Console {
     pub fn with_shutdown(mut self, shutdown: impl Future<Output = ()> + Send + 'static) -> Self {
         self.shutdown = Some(Box::pin(shutdown));
         self
+    }
+
+    /// Returns the changes of this console that are running, to wait for them before the process ends.
+    ///
+    /// A change continues in a task after its browser has disconnected. If the process ends before, the audit log has an intent
+    /// without an outcome.
+    #[must_use]
+    pub fn changes(&self) -> Changes {
+        self.shared.changes.clone()
     }
 
     /// Creates the router, and starts the task that samples the store for the charts. The task ends with the router.

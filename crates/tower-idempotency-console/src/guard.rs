@@ -131,6 +131,7 @@ pub(crate) async fn guard(
         Some(error) => render(error, &visit, is_api, is_allowed),
         None => res,
     };
+    shared.counters.count_response(res.status());
     with_headers(res)
 }
 

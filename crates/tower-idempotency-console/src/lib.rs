@@ -1,4 +1,4 @@
-//! A web console for the operators of [`tower_idempotency`]: lists, explains and settles the keys of any store.
+//! A web console for the operators of [`tower_idempotency`]: lists, explains and resolves the keys of any store.
 //!
 //! The console is an axum [`Router`](axum::Router) to nest in a service. `idempotency serve` runs it alone. It needs no
 //! JavaScript; with it, counts are live. `docs/operations/console.md` explains each decision of an operator.
@@ -61,12 +61,14 @@ mod error;
 mod filters;
 mod guard;
 mod live;
+mod metrics;
 mod metrics_text;
 mod pages;
 mod params;
+pub mod response;
 mod routes;
 
 pub use self::{
     access::Access,
-    console::{Console, OriginError},
+    console::{Changes, Console, OriginError},
 };

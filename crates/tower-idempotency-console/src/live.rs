@@ -61,7 +61,7 @@ pub(crate) const STATES: [State; 4] = [
 ];
 
 /// Counts beyond this number are shown as `1000+`.
-const COUNT_LIMIT: u32 = 1_000;
+pub(crate) const COUNT_LIMIT: u32 = 1_000;
 /// Number of points of a chart.
 pub(crate) const POINTS: usize = 60;
 /// Largest number of browsers that watch.
@@ -121,10 +121,12 @@ impl Live {
             return snapshot;
         }
         self.is_stale.store(false, Ordering::Release);
+        let states = count(shared).await.map_err(|error| error.message);
+        // After the query, so that callers who waited for a slow one share it.
         let snapshot = Arc::new(Snapshot {
             taken: Instant::now(),
             at: SystemTime::now(),
-            states: count(shared).await.map_err(|error| error.message),
+            states,
         });
         self.snapshot.send_replace(Some(Arc::clone(&snapshot)));
         snapshot

@@ -17,6 +17,7 @@ use crate::{
     console::Shared,
     error::PageError,
     guard::guard,
+    metrics,
     pages::{audit, body, bulk, entries, entry, events, find, overview, resolve},
 };
 
@@ -39,6 +40,7 @@ pub(crate) fn router(shared: Arc<Shared>, csrf: CsrfLayer) -> Router {
         .route("/resolve", get(bulk::confirm).post(bulk::resolve))
         .route("/find", get(find::form).post(find::find))
         .route("/audit", get(audit::audit))
+        .route("/metrics", get(metrics::metrics))
         .route("/events", get(events::events))
         .route("/assets/{name}", get(assets::asset))
         .route("/api/v1/summary", get(api::summary))

@@ -29,12 +29,16 @@ async fn visitor_without_access_sees_nothing() {
     );
     for page in PAGES {
         let page = page.replace("ID", &id).replace("SEEN", &seen);
-        let answer = server
+        let response = server
             .send(Method::GET, &page, &[("x-actor", "none")], "")
             .await;
-        assert_eq!(answer.status, 403, "{page}");
-        assert!(!answer.text.contains(&id), "{page}: {}", answer.text);
-        assert!(!answer.text.contains("payments"), "{page}: {}", answer.text);
+        assert_eq!(response.status, 403, "{page}");
+        assert!(!response.text.contains(&id), "{page}: {}", response.text);
+        assert!(
+            !response.text.contains("payments"),
+            "{page}: {}",
+            response.text
+        );
     }
     // A load balancer has no credentials.
     let health = server
@@ -72,8 +76,8 @@ async fn reader_changes_nothing() {
             &*object,
         ),
     ] {
-        let answer = server.send(method, &path, &reader, body).await;
-        assert_eq!(answer.status, 403, "{path}: {}", answer.text);
+        let response = server.send(method, &path, &reader, body).await;
+        assert_eq!(response.status, 403, "{path}: {}", response.text);
     }
     let details = server.store.store.clone();
     let found = tower_idempotency::inspect::Inspect::get(&details, &keys.orphaned.id).await;
@@ -109,9 +113,9 @@ async fn console_without_log_changes_nothing() {
         ("confirm", "yes"),
     ]);
     let path = format!("/entries/{id}/resolve");
-    let answer = crate::harness::send(address, Method::POST, &path, &[], &body).await;
-    assert_eq!(answer.status, 403, "{}", answer.text);
-    assert!(answer.text.contains("no audit log"), "{}", answer.text);
+    let response = crate::harness::send(address, Method::POST, &path, &[], &body).await;
+    assert_eq!(response.status, 403, "{}", response.text);
+    assert!(response.text.contains("no audit log"), "{}", response.text);
     let found = tower_idempotency::inspect::Inspect::get(&store, &keys.orphaned.id).await;
     assert!(found.expect("memory").is_some());
 }
@@ -152,9 +156,9 @@ async fn other_sites_cannot_post() {
             [("origin", "https://evil.test"), ("x-n", "1")],
             [("origin", "null"), ("x-n", "1")],
         ] {
-            let answer = server.send(Method::POST, &path, &headers, &body).await;
-            assert_eq!(answer.status, 403, "{path} {headers:?}");
-            assert!(answer.text.contains("another site"), "{}", answer.text);
+            let response = server.send(Method::POST, &path, &headers, &body).await;
+            assert_eq!(response.status, 403, "{path} {headers:?}");
+            assert!(response.text.contains("another site"), "{}", response.text);
         }
     }
     assert_eq!(server.state(&keys.orphaned.id).await, Some(State::Orphaned));

@@ -62,9 +62,9 @@ async fn scripts_of_clients_are_text() {
         format!("/entries/{}", recorded.id.to_hex()),
         format!("/find?id={}", &id[..8]),
     ] {
-        let answer = server.get(&page).await;
-        assert_eq!(answer.status, 200, "{page}");
-        assert_escaped(&answer.text);
+        let reply = server.get(&page).await;
+        assert_eq!(reply.status, 200, "{page}");
+        assert_escaped(&reply.text);
     }
     for page in [
         format!("/entries?{}", form(&[("state", SCRIPT)])),
@@ -72,9 +72,9 @@ async fn scripts_of_clients_are_text() {
         format!("/entries/{id}/resolve?{}", form(&[("how", SCRIPT)])),
         format!("/entries/{}", "%3Cscript%3Ealert"),
     ] {
-        let answer = server.get(&page).await;
-        assert!(answer.status.is_client_error(), "{page}");
-        assert!(!answer.text.contains("<script>alert"), "{}", answer.text);
+        let reply = server.get(&page).await;
+        assert!(reply.status.is_client_error(), "{page}");
+        assert!(!reply.text.contains("<script>alert"), "{}", reply.text);
     }
 }
 
@@ -128,11 +128,15 @@ async fn sizes_are_bounded() {
     assert!(!second.text.contains("rel=\"next\""));
     assert!(first.text.contains(&"x".repeat(10_000)) || second.text.contains(&"x".repeat(10_000)));
     for limit in ["0", "51", "1000", "65536", "-1", "x"] {
-        let answer = server.get(&format!("/entries?limit={limit}")).await;
-        assert_eq!(answer.status, 400, "{limit}");
-        let answer = server.get(&format!("/api/v1/entries?limit={limit}")).await;
-        assert_eq!(answer.status, 400, "{limit}");
-        assert!(answer.text.starts_with("{\"error\":"), "{}", answer.text);
+        let response = server.get(&format!("/entries?limit={limit}")).await;
+        assert_eq!(response.status, 400, "{limit}");
+        let response = server.get(&format!("/api/v1/entries?limit={limit}")).await;
+        assert_eq!(response.status, 400, "{limit}");
+        assert!(
+            response.text.starts_with("{\"error\":"),
+            "{}",
+            response.text
+        );
     }
     let one = server.get("/entries?state=in-progress&limit=1").await;
     assert_eq!(rows(&one.text), 1);
@@ -140,6 +144,6 @@ async fn sizes_are_bounded() {
     let other = next.replace("in-progress", "orphaned");
     assert_eq!(server.get(&format!("/{other}")).await.status, 400);
     let large = "x".repeat(2 * 1024 * 1024);
-    let answer = server.post("/find", &[("key", &large)]).await;
-    assert_eq!(answer.status, 413);
+    let response = server.post("/find", &[("key", &large)]).await;
+    assert_eq!(response.status, 413);
 }

@@ -34,9 +34,9 @@ async fn every_route_has_strict_headers() {
         ("/api/v1/audit".to_owned(), 200),
         ("/api/v1/nowhere".to_owned(), 404),
     ] {
-        let answer = server.get(&path).await;
-        assert_eq!(answer.status, status, "{path}: {}", answer.text);
-        let header = |name: &str| answer.headers[name].to_str().expect("text").to_owned();
+        let response = server.get(&path).await;
+        assert_eq!(response.status, status, "{path}: {}", response.text);
+        let header = |name: &str| response.headers[name].to_str().expect("text").to_owned();
         let policy = header("content-security-policy");
         assert!(policy.contains("default-src 'none'"), "{path}: {policy}");
         assert!(!policy.contains("unsafe"), "{path}: {policy}");
@@ -49,11 +49,11 @@ async fn every_route_has_strict_headers() {
         assert_eq!(header("referrer-policy"), "same-origin", "{path}");
         if path.starts_with("/api/") {
             assert_eq!(header("content-type"), "application/json", "{path}");
-        } else if answer.text.starts_with("<!doctype") {
+        } else if response.text.starts_with("<!doctype") {
             // No page has code or styles of its own.
-            assert!(!answer.text.contains("<style") && !answer.text.contains(" style="));
-            assert!(!answer.text.contains("<script>") && !answer.text.contains(" onclick="));
-            assert!(answer.text.contains("<html lang=\"en\">"), "{path}");
+            assert!(!response.text.contains("<style") && !response.text.contains(" style="));
+            assert!(!response.text.contains("<script>") && !response.text.contains(" onclick="));
+            assert!(response.text.contains("<html lang=\"en\">"), "{path}");
         }
     }
     let wrong = server

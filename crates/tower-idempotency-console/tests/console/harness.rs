@@ -28,7 +28,7 @@ use tower_idempotency::{
         Abilities, EntryDetails, Inspect, InspectError, Inspector, Page, Query, Resolution,
         ResolveOutcome, Seen, State, Summary,
     },
-    store::{Acquired, Claim, KeyId, Store as _, Ttl},
+    store::{Acquired, Claim, KeyId, Store, Ttl},
 };
 use tower_idempotency_console::{Access, Console, audit::AuditLog};
 
@@ -38,6 +38,8 @@ pub(crate) struct Counted {
     pub(crate) store: MemoryStore,
     pub(crate) summaries: Arc<AtomicUsize>,
     pub(crate) delay: Duration,
+    /// Duration of a summary.
+    pub(crate) summary_delay: Duration,
 }
 
 impl Counted {
@@ -46,6 +48,7 @@ impl Counted {
             store: MemoryStore::new().with_details(),
             summaries: Arc::default(),
             delay,
+            summary_delay: Duration::ZERO,
         }
     }
 }
@@ -65,6 +68,7 @@ impl Inspect for Counted {
 
     async fn summary(&self, limit: u32) -> Result<Summary, InspectError> {
         self.summaries.fetch_add(1, Ordering::Relaxed);
+        sleep(self.summary_delay).await;
         self.store.summary(limit).await
     }
 
@@ -98,7 +102,7 @@ pub(crate) struct Keys {
 }
 
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct TestResponse {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) text: String,
@@ -149,11 +153,11 @@ impl Server {
         }
     }
 
-    pub(crate) async fn get(&self, path: &str) -> Answer {
+    pub(crate) async fn get(&self, path: &str) -> TestResponse {
         self.send(Method::GET, path, &[], "").await
     }
 
-    pub(crate) async fn post(&self, path: &str, fields: &[(&str, &str)]) -> Answer {
+    pub(crate) async fn post(&self, path: &str, fields: &[(&str, &str)]) -> TestResponse {
         let body = form(fields);
         let headers = [
             ("content-type", "application/x-www-form-urlencoded"),
@@ -168,7 +172,7 @@ impl Server {
         path: &str,
         headers: &[(&str, &str)],
         body: &str,
-    ) -> Answer {
+    ) -> TestResponse {
         send(self.address, method, path, headers, body).await
     }
 
@@ -204,7 +208,7 @@ pub(crate) async fn send(
     path: &str,
     headers: &[(&str, &str)],
     body: &str,
-) -> Answer {
+) -> TestResponse {
     let stream = TcpStream::connect(address)
         .await
         .expect("the server listens");
@@ -222,7 +226,7 @@ pub(crate) async fn send(
     let res = sender.send_request(req.expect("a request")).await;
     let (head, body) = res.expect("a response").into_parts();
     let body = body.collect().await.expect("a body").to_bytes();
-    Answer {
+    TestResponse {
         status: head.status,
         headers: head.headers,
         text: String::from_utf8_lossy(&body).into_owned(),
@@ -238,7 +242,7 @@ pub(crate) fn claim(operation: &str) -> Claim {
 }
 
 /// Creates an orphan.
-pub(crate) async fn orphan(store: &MemoryStore, operation: &str) -> Claim {
+pub(crate) async fn orphan(store: &impl Store, operation: &str) -> Claim {
     let mut claim = claim(operation);
     claim.lease = Ttl::from_millis(1);
     acquire(store, &claim).await;
@@ -246,13 +250,13 @@ pub(crate) async fn orphan(store: &MemoryStore, operation: &str) -> Claim {
     claim
 }
 
-pub(crate) async fn acquire(store: &MemoryStore, claim: &Claim) {
-    let acquired = store.acquire(claim).await.expect("memory");
+pub(crate) async fn acquire(store: &impl Store, claim: &Claim) {
+    let acquired = store.acquire(claim).await.expect("the store replies");
     assert!(matches!(acquired, Acquired::Granted { .. }), "{acquired:?}");
 }
 
 /// Completes an entry with a response.
-pub(crate) async fn complete(store: &MemoryStore, claim: &Claim, response: http::Response<Bytes>) {
+pub(crate) async fn complete(store: &impl Store, claim: &Claim, response: http::Response<Bytes>) {
     let layer = IdempotencyLayer::new(MemoryStore::new());
     let record = layer.encode_response_record(&claim.id, &response);
     let lease = claim.lease_ref(1);
@@ -261,7 +265,7 @@ pub(crate) async fn complete(store: &MemoryStore, claim: &Claim, response: http:
 }
 
 /// Ends an entry so that it needs attention.
-pub(crate) async fn attention(store: &MemoryStore, claim: &Claim, reason: &str) {
+pub(crate) async fn attention(store: &impl Store, claim: &Claim, reason: &str) {
     let attention = NeedsAttention::new("refund-failed").with_reason(reason);
     let record = Resolution::NeedsAttention(attention).record(&claim.id);
     let (record, retention) = record.expect("it stores a record");
@@ -271,7 +275,7 @@ pub(crate) async fn attention(store: &MemoryStore, claim: &Claim, reason: &str) 
 }
 
 impl Keys {
-    pub(crate) async fn create(store: &MemoryStore) -> Self {
+    pub(crate) async fn create(store: &impl Store) -> Self {
         let keys = Self {
             in_progress: claim("POST /payments"),
             orphaned: orphan(store, "POST /orders").await,

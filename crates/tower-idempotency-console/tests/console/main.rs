@@ -5,5 +5,7 @@ mod attacks;
 mod browsing;
 mod harness;
 mod live;
+mod metrics;
 mod prefixes;
 mod resolving;
+mod stores;

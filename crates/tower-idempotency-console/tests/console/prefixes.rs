@@ -75,12 +75,12 @@ async fn links_work_below_each_prefix() {
             if !seen.insert(page.clone()) || seen.len() > 60 {
                 continue;
             }
-            let answer = send(address, Method::GET, &page, &[], "").await;
+            let response = send(address, Method::GET, &page, &[], "").await;
             // The form of ticked rows has nothing ticked.
             let is_empty_form = page == format!("{prefix}/resolve");
             let expected = if is_empty_form { 400 } else { 200 };
-            assert_eq!(answer.status, expected, "{start}: {page}");
-            for link in links(&answer.text) {
+            assert_eq!(response.status, expected, "{start}: {page}");
+            for link in links(&response.text) {
                 assert!(link.starts_with('.'), "{page} has {link}");
                 let path = join(&page, &link);
                 assert!(

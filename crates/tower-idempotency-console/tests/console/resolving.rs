@@ -111,25 +111,25 @@ async fn stale_decision_shows_conflict() {
     let seen = server.seen(&keys.orphaned.id).await;
     let taken = server.store.store.acquire(&retry(&keys.orphaned)).await;
     assert!(matches!(taken, Ok(Acquired::Granted { generation: 2, .. })));
-    let answer = server
+    let response = server
         .post(&format!("/entries/{id}/resolve"), &fields(&seen, "free"))
         .await;
-    assert_eq!(answer.status, 409);
+    assert_eq!(response.status, 409);
     assert!(
-        answer.text.contains("Nothing was changed"),
+        response.text.contains("Nothing was changed"),
         "{}",
-        answer.text
+        response.text
     );
-    assert!(answer.text.contains("◆ orphaned") && answer.text.contains("▶ in progress"));
+    assert!(response.text.contains("◆ orphaned") && response.text.contains("▶ in progress"));
     let object = format!(r#"{{"seen":"{seen}","how":"free","reason":"x"}}"#);
     let json = [("content-type", "application/json")];
     let path = format!("/api/v1/entries/{id}/resolve");
-    let answer = server.send(Method::POST, &path, &json, &object).await;
-    assert_eq!(answer.status, 409);
+    let response = server.send(Method::POST, &path, &json, &object).await;
+    assert_eq!(response.status, 409);
     assert!(
-        answer.text.contains("\"outcome\":\"changed\""),
+        response.text.contains("\"outcome\":\"changed\""),
         "{}",
-        answer.text
+        response.text
     );
     assert_eq!(
         server.state(&keys.orphaned.id).await,
@@ -199,14 +199,14 @@ async fn nothing_is_resolved_without_audit_line() {
             (&keys.completed, "delete-record"),
         ] {
             let (id, seen) = (claim.id.to_hex(), server.seen(&claim.id).await);
-            let answer = server
+            let response = server
                 .post(&format!("/entries/{id}/resolve"), &fields(&seen, how))
                 .await;
-            assert_eq!(answer.status, 503, "{path} {how}: {}", answer.text);
+            assert_eq!(response.status, 503, "{path} {how}: {}", response.text);
             assert!(
-                answer.text.contains("nothing was changed"),
+                response.text.contains("nothing was changed"),
                 "{}",
-                answer.text
+                response.text
             );
             let bulk = server.post("/resolve", &fields(&seen, how)).await;
             assert_eq!(bulk.status, 409, "{path} {how}");
@@ -297,9 +297,13 @@ async fn form_needs_reason_and_confirmation() {
             "Expected a duration",
         ),
     ] {
-        let answer = server.post(&format!("/entries/{id}/resolve"), &form).await;
-        assert_eq!(answer.status, 400, "{form:?}");
-        assert!(answer.text.contains(expected), "{form:?}: {}", answer.text);
+        let response = server.post(&format!("/entries/{id}/resolve"), &form).await;
+        assert_eq!(response.status, 400, "{form:?}");
+        assert!(
+            response.text.contains(expected),
+            "{form:?}: {}",
+            response.text
+        );
     }
     assert_eq!(server.seen(&keys.orphaned.id).await, seen);
     assert!(server.audit().is_empty());
@@ -375,9 +379,9 @@ async fn more_than_50_rows_are_refused() {
     }
     let mut form = vec![("how", "break-lease"), ("reason", "x"), ("confirm", "yes")];
     form.extend(seen.iter().map(|seen| ("seen", &**seen)));
-    let answer = server.post("/resolve", &form).await;
-    assert_eq!(answer.status, 400, "{}", answer.text);
-    assert!(answer.text.contains("found 51"), "{}", answer.text);
+    let response = server.post("/resolve", &form).await;
+    assert_eq!(response.status, 400, "{}", response.text);
+    assert!(response.text.contains("found 51"), "{}", response.text);
     let none = server.post("/resolve", &form[..3]).await;
     assert_eq!(none.status, 400);
     assert!(server.audit().is_empty());
@@ -422,10 +426,10 @@ async fn hung_store_leaves_unknown_outcome() {
     .await;
     let claim = orphan(&server.store.store, "POST /orders").await;
     let (id, seen) = (claim.id.to_hex(), server.seen(&claim.id).await);
-    let answer = server
+    let response = server
         .post(&format!("/entries/{id}/resolve"), &fields(&seen, "free"))
         .await;
-    assert_eq!(answer.status, 504, "{}", answer.text);
+    assert_eq!(response.status, 504, "{}", response.text);
     let log = fs::read_to_string(server.log()).expect("the log");
     assert!(log.contains("\"outcome\":\"unknown: "), "{log}");
 }
@@ -447,21 +451,21 @@ async fn api_resolves_with_json() {
         "multipart/form-data",
     ] {
         let headers = [("content-type", media_type)];
-        let answer = server.send(Method::POST, &path, &headers, &object).await;
-        assert_eq!(answer.status, 415, "{media_type}");
+        let response = server.send(Method::POST, &path, &headers, &object).await;
+        assert_eq!(response.status, 415, "{media_type}");
     }
     let json = [("content-type", "application/json")];
     for wrong in ["", "[]", "{", "{}"] {
-        let answer = server.send(Method::POST, &path, &json, wrong).await;
-        assert_eq!(answer.status, 400, "{wrong}");
+        let response = server.send(Method::POST, &path, &json, wrong).await;
+        assert_eq!(response.status, 400, "{wrong}");
     }
     assert!(server.audit().is_empty());
-    let answer = server.send(Method::POST, &path, &json, &object).await;
-    assert_eq!(answer.status, 200, "{}", answer.text);
+    let response = server.send(Method::POST, &path, &json, &object).await;
+    assert_eq!(response.status, 200, "{}", response.text);
     assert!(
-        answer.text.contains("\"retry_allowed\":true"),
+        response.text.contains("\"retry_allowed\":true"),
         "{}",
-        answer.text
+        response.text
     );
     let audit = server.get("/api/v1/audit").await.text;
     assert!(audit.contains("\"source\":\"api\""), "{audit}");

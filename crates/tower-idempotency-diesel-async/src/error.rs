@@ -3,7 +3,7 @@
 use diesel::result::{DatabaseErrorKind, Error};
 use tower_idempotency_sql::SqlError;
 
-/// Converts an error of diesel. Of an error that the server reports, it stores no message that may quote values.
+/// Converts an error of diesel. Omits a message of the server that may quote values.
 pub(crate) fn sql_error(error: Error) -> SqlError {
     match error {
         Error::DatabaseError(kind, reported) => match kind {
@@ -22,7 +22,7 @@ pub(crate) fn sql_error(error: Error) -> SqlError {
     }
 }
 
-/// Returns a SQLSTATE of this kind. It is empty for the kinds of which diesel does not say which they are.
+/// Returns the SQLSTATE of this kind, or an empty text if the kind does not determine one.
 fn code(kind: &DatabaseErrorKind) -> &'static str {
     match kind {
         DatabaseErrorKind::UniqueViolation => "23505",

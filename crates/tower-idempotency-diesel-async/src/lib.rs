@@ -31,21 +31,21 @@
 //!
 //! # Connections
 //!
-//! [`begin`] takes the connection itself, so that a task can roll back a transaction that is dropped. It takes an object
-//! of deadpool or mobc, what `get_owned` of bb8 returns, or a `Box` of a connection. After the end of the transaction, the
+//! [`begin`] takes the connection itself, so that a task can roll back a transaction that is dropped. It takes an object of
+//! deadpool or mobc, the result of bb8's `get_owned`, or a `Box` of a connection. After the end of the transaction, the
 //! pool gets its connection back. If the rollback fails or takes longer than 5 seconds, the pool closes the connection.
 //!
 //! # Closures
 //!
-//! `connection.transaction(..)` commits after its closure has returned. A response that the closure returns may then
-//! belong to a commit that the database refuses. Use [`begin`] for the outer transaction. Nested transactions, also those
-//! of closures, are savepoints in it.
+//! `connection.transaction(..)` commits after its closure has returned. The database may reject that commit after the
+//! response has been built. Use [`begin`] for the outer transaction. Nested transactions, also those of closures, are
+//! savepoints in it.
 //!
 //! # Limits
 //!
-//! diesel reports no SQLSTATE. A missing table is the kind [`Database`](TransactionErrorKind::Database) here, and
-//! [`TransactionError::code`] returns the class of an error, such as `23505`, only if diesel has a kind for it. Checkpoints
-//! need `PostgresStore::begin`, which uses sqlx.
+//! diesel reports no SQLSTATE. A missing table is of the kind [`Database`](TransactionErrorKind::Database), and
+//! [`TransactionError::code`] returns a code, such as `23505`, only if diesel has a kind for the error. Checkpoints need
+//! `PostgresStore::begin`, which uses sqlx.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

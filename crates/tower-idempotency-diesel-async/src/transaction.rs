@@ -17,7 +17,7 @@ use tower_idempotency_sql::{
 
 use crate::error::sql_error;
 
-// The statements below bind and read what this version documents.
+// This module relies on the parameters and columns of this version.
 const _: () = assert!(PostgresFence::VERSION == 1);
 
 /// A handler's transaction of diesel-async that is fenced by its lease.
@@ -32,16 +32,16 @@ impl<C: DerefMut<Target = AsyncPgConnection> + Send + 'static> PgConnectionOwner
 
 /// Begins a handler's transaction that is fenced by its lease; see [`FencedTransaction`].
 ///
-/// `fence` is `&store`. `connection` is not in a transaction, and is connected to the database that has the store's
-/// table. The transaction is at READ COMMITTED, regardless of the connection's default. At a higher level, a renewal of
-/// the lease on another connection would make the commit fail.
+/// `fence` is `&store`. `connection` must not be in a transaction, and must be connected to the database that has the
+/// store's table. The transaction is at READ COMMITTED, regardless of the connection's default. At a higher level, a
+/// renewal of the lease on another connection would make the commit fail.
 ///
 /// # Errors
 ///
 /// [`LeaseLost`](tower_idempotency_sql::TransactionErrorKind::LeaseLost) if the lease is no longer held,
 /// [`NoEntry`](tower_idempotency_sql::TransactionErrorKind::NoEntry) if the connection's database has no such entry, and
-/// [`Database`](tower_idempotency_sql::TransactionErrorKind::Database), also if there is no table, or if the connection is
-/// in a transaction.
+/// [`Database`](tower_idempotency_sql::TransactionErrorKind::Database). The last one also reports a missing table, and a
+/// connection that is in a transaction.
 ///
 /// # Cancellation
 ///
@@ -150,7 +150,7 @@ async fn roll_back(connection: &mut AsyncPgConnection) -> Result<(), SqlError> {
     Ok(())
 }
 
-/// Returns 1 in a transaction, a higher number in a nested one, and [`None`] outside of any.
+/// Returns 1 in a transaction, a higher number in a nested one, and [`None`] outside of a transaction.
 fn depth(connection: &mut AsyncPgConnection) -> Option<u32> {
     let status = AnsiTransactionManager::transaction_manager_status_mut(connection);
     Some(status.transaction_depth().ok()??.get())
@@ -183,5 +183,5 @@ impl<C: PgConnectionOwner> fmt::Debug for OpenTransaction<C> {
 }
 
 const OWNED: &str = "the connection is owned until the end";
-/// The time that a task waits for the reply to a rollback.
+/// Time for which a task waits for the reply to a rollback.
 const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);

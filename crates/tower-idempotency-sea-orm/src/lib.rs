@@ -29,9 +29,9 @@
 //!
 //! # Closures
 //!
-//! `db.transaction(..)` commits after its closure has returned. A response that the closure returns may then belong to a
-//! commit that the database refuses. Use [`begin`] for the outer transaction. Nested transactions, also those of
-//! closures, are savepoints in it: end them before the commit.
+//! `db.transaction(..)` commits after its closure has returned. The database may reject that commit after the response has
+//! been built. Use [`begin`] for the outer transaction. Nested transactions, also those of closures, are savepoints in it:
+//! end them before the commit.
 //!
 //! # Limits
 //!
@@ -53,7 +53,7 @@ pub use tower_idempotency_sql::{
 };
 use tower_idempotency_sql::{Driver, LeaseStatus, RecordStatus, RecordWrite, begin_in_task};
 
-// The statements below bind and read what this version documents.
+// This module relies on the parameters and columns of this version.
 const _: () = assert!(PostgresFence::VERSION == 1);
 
 /// A handler's transaction of SeaORM that is fenced by its lease.
@@ -75,8 +75,7 @@ pub type FencedTransaction = tower_idempotency_sql::FencedTransaction<OpenTransa
 ///
 /// # Cancellation
 ///
-/// If the future is dropped, nothing happens. If the transaction begins within 30 seconds all the same, a task rolls it
-/// back.
+/// If the future is dropped, nothing is written. If the transaction still begins within 30 seconds, a task rolls it back.
 ///
 /// # Panics
 ///
@@ -179,7 +178,7 @@ fn bytes(bytes: &[u8]) -> Value {
     bytes.into()
 }
 
-/// Converts an error of the driver. Of an error that the server reports, it stores no message that may quote values.
+/// Converts an error of the driver. Omits a message of the server that may quote values.
 fn sql_error(error: DbErr) -> SqlError {
     let (DbErr::Conn(cause) | DbErr::Exec(cause) | DbErr::Query(cause)) = &error else {
         return SqlError::from_driver(error);
@@ -200,5 +199,5 @@ fn sql_error(error: DbErr) -> SqlError {
     }
 }
 
-/// The acquire timeout of a pool of SeaORM by default.
+/// Default acquire timeout of SeaORM's pools.
 const BEGIN_GRACE: Duration = Duration::from_secs(30);

@@ -4,10 +4,9 @@ use tower_idempotency::{inspect::InspectError, store::StoreError};
 
 /// Failure of a database call.
 ///
-/// The message of a server may quote the values of a statement, which are IDs, tokens and records. So this type stores
-/// only the code of a reported error. It also stores the message if that can contain nothing but names. Examples are a
-/// missing table, a missing privilege, or a server that shuts down. If the call failed in the driver or in the network,
-/// the source is that failure.
+/// The message of a server may quote the values of a statement, which are IDs, tokens and records. So this type stores only
+/// the code of a reported error. It also stores the message of an error that can quote only names, such as a missing table,
+/// a missing privilege or a shutdown. If the call failed in the driver or in the network, the source is that failure.
 #[derive(Debug)]
 pub struct SqlError {
     kind: Kind,
@@ -30,7 +29,7 @@ enum Kind {
 impl SqlError {
     /// Creates the error that a database reported to another driver.
     ///
-    /// Stores `message` only if an error of this code can contain nothing but names.
+    /// Stores `message` only if an error of this code can quote only names.
     #[must_use]
     pub fn from_reported(code: &str, message: &str) -> Self {
         Self {
@@ -181,7 +180,7 @@ impl Error for SqlError {
     }
 }
 
-/// Returns `true` for an error of SQLite. All values are bound there, so no message can contain one.
+/// Returns `true` for an error of SQLite. The store binds all values there, so no message can contain one.
 #[cfg(feature = "sqlx")]
 #[cfg_attr(
     not(feature = "sqlx-sqlite"),

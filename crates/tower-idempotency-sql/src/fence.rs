@@ -4,14 +4,14 @@ use std::{fmt, sync::Arc};
 
 use crate::{TableNameError, table::Table};
 
-/// The name of the mark of a transaction.
+/// Name of the setting that marks a transaction.
 macro_rules! mark {
     () => {
         "tower_idempotency.transaction"
     };
 }
 
-/// True in the marked transaction only.
+/// Condition that is true only in the marked transaction.
 macro_rules! is_marked {
     () => {
         concat!(
@@ -22,14 +22,14 @@ macro_rules! is_marked {
     };
 }
 
-/// The token holds the entry, even with an expired lease.
+/// Condition that the token holds the entry, even with an expired lease.
 macro_rules! is_held {
     () => {
         "e.id = $1 and e.token = $2 and e.completed is null and e.forgotten_at > now"
     };
 }
 
-/// The time of the statement, in milliseconds since 1970.
+/// Current time of the statement, in milliseconds since 1970.
 macro_rules! clock {
     () => {
         "(select floor(extract(epoch from clock_timestamp()) * 1000)::bigint as now) clock"
@@ -59,9 +59,9 @@ mod sealed {
 
 /// The statements that fence a handler's transaction on PostgreSQL.
 ///
-/// `PostgresStore::fence` of `tower-idempotency-sqlx` returns those of a store. The store itself uses its own
-/// connections. [`FencedTransaction`](crate::FencedTransaction) has this protocol; a driver that cannot use it executes
-/// it on one connection to the database that has the store's table:
+/// `PostgresStore::fence` of `tower-idempotency-sqlx` returns those of a store. The store itself uses its own connections.
+/// [`FencedTransaction`](crate::FencedTransaction) implements this protocol. A driver that cannot use that type executes
+/// these steps on one connection to the database that has the store's table:
 ///
 /// 1. Begin a transaction with [`BEGIN`](Self::BEGIN), or with the same isolation level.
 /// 2. Execute [`lease_status_sql`](Self::lease_status_sql). Continue only if the lease is held. Register the transaction
@@ -73,7 +73,7 @@ mod sealed {
 /// 5. In [`Prepared::commit`](tower_idempotency::transaction::Prepared::commit), execute
 ///    [`write_record_sql`](Self::write_record_sql), then commit if it wrote the record. Roll back otherwise.
 ///
-/// Without the second step the last statement writes nothing. Without the fifth the layer responds with an error.
+/// Without step 2 the last statement writes nothing. Without step 5 the layer responds with an error.
 #[derive(Clone)]
 pub struct PostgresFence {
     lease_status: Arc<str>,
@@ -130,7 +130,7 @@ from (select 1) one left join ended on true"
     /// Size of the largest record in bytes that a table can store: 128 MiB.
     pub const MAX_RECORD_BYTES: usize = 128 << 20;
 
-    /// Creates the statements for a table, such as `payments.idempotency`. The name is that of the store.
+    /// Creates the statements for a table, such as `payments.idempotency`. Use the same name as the store.
     ///
     /// # Errors
     ///
@@ -209,8 +209,8 @@ from (select 1) one left join ended on true"
 
     /// Returns the condition that a statement runs in the marked transaction.
     ///
-    /// The mark is a setting, which ends with the transaction, however that ends. After a savepoint, the handler's writes
-    /// would belong to a subtransaction, which uses a second transaction ID.
+    /// The mark is a setting that ends with the transaction, after a commit and after a rollback. After a savepoint, the
+    /// handler's writes would belong to a subtransaction, which uses a second transaction ID.
     #[must_use]
     pub fn is_marked_sql() -> &'static str {
         is_marked!()

@@ -1,11 +1,11 @@
-//! The transaction of a handler under its lease, without a driver.
+//! Transactions of handlers that are fenced by their lease, independent of the driver.
 //!
-//! Applications use the crate of their driver, such as `tower-idempotency-tokio-postgres`. This crate has the statements,
-//! the errors and the protocol that these crates share. It links no driver.
+//! Applications use the crate of their driver, such as `tower-idempotency-tokio-postgres`. This crate contains the
+//! statements, errors and protocol that those crates share. It links no driver.
 //!
 //! # A crate for another driver
 //!
-//! Implement [`Driver`] for an open transaction of the driver. [`FencedTransaction`] then has the protocol:
+//! Implement [`Driver`] for an open transaction of the driver. [`FencedTransaction`] then executes the protocol:
 //!
 //! ```
 //! use tower_idempotency::{Lease, store::LeaseRef};
@@ -22,7 +22,7 @@
 //! #     pub async fn connect() -> Result<Transaction, Error> { Ok(Transaction) }
 //! # }
 //!
-//! // The statements below bind and read what this version documents.
+//! // This module relies on the parameters and columns of this version.
 //! const _: () = assert!(PostgresFence::VERSION == 1);
 //!
 //! struct Open(some_driver::Transaction);

@@ -1,4 +1,4 @@
-//! A begin that is not cut off.
+//! Begins transactions in a task, so that a dropped caller leaves no transaction open.
 
 use std::{convert::Infallible, panic::resume_unwind, time::Duration};
 
@@ -10,8 +10,8 @@ use tokio::{sync::oneshot, time::sleep};
 /// reply, its pool lends the connection out with an open transaction. The task waits for the reply, and drops a
 /// transaction without a caller, which rolls it back.
 ///
-/// After the drop of the returned future, the task waits for `grace`, and for 5 seconds at least. A `begin` that takes
-/// longer is dropped.
+/// After the drop of the returned future, the task waits for `grace`, at least 5 seconds. A `begin` that takes longer is
+/// dropped.
 ///
 /// Returns [`None`] if the runtime shuts down.
 ///
@@ -30,7 +30,7 @@ pub async fn begin_in_task<T: Send + 'static>(
             sleep(grace).await;
         };
         tokio::select! {
-            // Polls `begin` first: a reply counts, however late it is.
+            // Polls `begin` first, so that a reply counts even after the grace period.
             biased;
             begun = begin => Some(begun),
             () = abandoned => None,

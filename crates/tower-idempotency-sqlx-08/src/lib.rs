@@ -46,7 +46,7 @@ pub use tower_idempotency_sql::{
 };
 use tower_idempotency_sql::{Driver, LeaseStatus, RecordStatus, RecordWrite, begin_in_task};
 
-// The statements below bind and read what this version documents.
+// This module relies on the parameters and columns of this version.
 const _: () = assert!(PostgresFence::VERSION == 1);
 
 /// A handler's transaction of sqlx 0.8 that is fenced by its lease.
@@ -69,8 +69,8 @@ pub type FencedTransaction = tower_idempotency_sql::FencedTransaction<PoolTransa
 ///
 /// # Cancellation
 ///
-/// If the future is dropped, nothing happens. If the transaction begins all the same, a task rolls it back. That task
-/// waits for the reply of the database for the pool's `acquire_timeout`, and for 5 seconds at least.
+/// If the future is dropped, nothing is written. If the transaction still begins, a task rolls it back. The task waits for
+/// the reply of the database for the pool's `acquire_timeout`, at least 5 seconds.
 ///
 /// # Panics
 ///
@@ -88,7 +88,7 @@ pub async fn begin(
     FencedTransaction::begin(fence, lease, PoolTransaction(transaction)).await
 }
 
-/// Sets the isolation level in the transaction, because sqlx 0.8.0 has no begin with a statement.
+/// Sets the isolation level after the begin, because sqlx 0.8.0 cannot begin a transaction with a custom statement.
 async fn open(pool: PgPool) -> sqlx::Result<Transaction<'static, Postgres>> {
     let mut transaction = pool.begin().await?;
     let level = "set transaction isolation level read committed, read write";
@@ -154,7 +154,7 @@ impl Driver for PoolTransaction {
     }
 }
 
-/// Converts an error of the driver. Of an error that the server reports, it stores no message that may quote values.
+/// Converts an error of the driver. Omits a message of the server that may quote values.
 fn sql_error(error: sqlx::Error) -> SqlError {
     match error {
         sqlx::Error::Database(reported) => {

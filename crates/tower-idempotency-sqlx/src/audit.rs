@@ -34,9 +34,10 @@ macro_rules! implement_audit {
         impl $store {
             /// Appends a line to the audit table, in a transaction of its own. Creates the table if it is missing.
             ///
-            /// The table has the name of the store's table and `_audit`, and the columns `n` (a number that grows), `at` (the time
-            /// of the database) and `line`. A program for operators appends a line of JSON before it changes an entry, and one
-            /// afterwards. Do not include keys, principals or responses: who reads the table sees them.
+            /// The name of the table is that of the store's table and `_audit`. Its columns are `n` (a number that grows),
+            /// `at` (the time of the database) and `line`. A program for operators appends a line of JSON before it changes
+            /// an entry, and another one afterwards. Do not include keys, principals or responses: every reader of the
+            /// table sees them.
             ///
             /// # Errors
             ///

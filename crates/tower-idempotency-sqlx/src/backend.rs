@@ -20,9 +20,9 @@ pub trait SqlStore: Store + Clone + Backend<<Self as SqlStore>::Database> {
 pub trait Backend<D: Database>: Sized {
     /// Statements that begin a handler's transaction.
     ///
-    /// The isolation level is one at which a renewal of the lease on another connection cannot make the final write
-    /// fail. Either these statements or [`lease_status`](Self::lease_status) mark the transaction. The mark proves
-    /// later that the final write runs in the same transaction.
+    /// At their isolation level, a renewal of the lease on another connection cannot make the final write fail. Either
+    /// these statements or [`lease_status`](Self::lease_status) mark the transaction. The mark proves later that the final
+    /// write runs in the same transaction.
     const BEGIN: &'static str;
 
     /// Returns the size of the largest record in bytes.

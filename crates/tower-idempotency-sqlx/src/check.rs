@@ -1,4 +1,4 @@
-//! Problems that the check of a store finds, as sentences.
+//! Errors of a store's check, as sentences for an operator.
 
 use tower_idempotency::store::{CheckError, CheckErrorKind};
 
@@ -26,7 +26,7 @@ pub(crate) const COLUMNS: [&str; 14] = [
 /// Indexes of the table: the name, or its end.
 pub(crate) const INDEXES: [&str; 3] = ["forgotten_at", "orphans", "attention"];
 
-/// Reason for which a store has no database in memory.
+/// Reason why the stores reject a database in memory.
 #[cfg(feature = "sqlite")]
 pub(crate) const IN_MEMORY: &str = "the database is in memory or in an unnamed file, so each connection would have a \
                                     database of its own";
@@ -36,9 +36,9 @@ pub(crate) const NAME_A_FILE: &str = "name a file, or use MemoryStore";
 /// Part of the database that is missing.
 pub(crate) enum Missing<'a> {
     Table,
-    /// A column or an index: `column id`.
+    /// A column or an index, such as `column id`.
     Part(&'a str),
-    /// A right on the table: `insert`.
+    /// A right on the table, such as `insert`.
     #[cfg(any(feature = "mysql", feature = "postgres"))]
     Right(&'a str),
     /// Writes, because the server is a replica or read-only.

@@ -196,7 +196,7 @@ impl<S: SqlStore> Completer<S> {
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped, the sweep takes no more orphans over. Executions that have begun continue in tasks of
+    /// If the future is dropped, the sweep takes over no further orphans. Executions that have begun continue in tasks of
     /// their own; [`drain`](IdempotencyLayer::drain) waits for them.
     pub async fn sweep(&self) -> Result<SweepStats, SqlError> {
         let mut query = OrphanQuery {

@@ -9,7 +9,7 @@ use crate::{SqlError, timeout::with_timeout};
 
 /// A background task that deletes expired entries. Its drop stops the task.
 ///
-/// The drop takes effect at once, even in the middle of a batch. The database then completes that batch or does not.
+/// The drop takes effect at once, even during a batch. The database then executes that batch completely or not at all.
 #[must_use = "a purger stops when it is dropped"]
 pub struct Purger {
     task: JoinHandle<()>,

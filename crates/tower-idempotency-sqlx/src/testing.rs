@@ -1,7 +1,7 @@
 //! Tools for the tests of a service: a database in a temporary file, without a server.
 //!
-//! Feature `testing`. Enable it in `[dev-dependencies]` alone. See [`tower_idempotency::testing`] for faults, entries and effects,
-//! and `docs/guide/testing.md` for tests of exactly-once.
+//! Feature `testing`. Enable it only in `[dev-dependencies]`. See [`tower_idempotency::testing`] for faults, entries and
+//! effects, and `docs/guide/testing.md` for tests of exactly-once.
 
 use std::{fmt, io, path::PathBuf, sync::Arc};
 
@@ -54,7 +54,7 @@ pub struct TemporarySqlite {
 impl TemporarySqlite {
     /// Creates an empty database, and the table of the store.
     ///
-    /// The directory is in the one for temporary files: `TMPDIR`, or `/tmp` on Unix. Commits are not flushed to the disk,
+    /// The files are in a new directory below `TMPDIR`, or below `/tmp` on Unix. Commits are not flushed to the disk,
     /// because no test needs the files after a crash of the machine.
     ///
     /// # Errors

@@ -48,8 +48,8 @@
 //! }
 //! ```
 //!
-//! A function that takes `deadpool_postgres::Transaction` itself, which only its own client creates, takes
-//! [`GenericClient`](tokio_postgres::GenericClient) instead.
+//! Only a client of deadpool creates a `deadpool_postgres::Transaction`. Change functions that take this type to
+//! [`GenericClient`](tokio_postgres::GenericClient).
 //!
 //! # Limits
 //!

@@ -9,7 +9,7 @@ use tower_idempotency_sql::{
     Driver, LeaseStatus, PostgresFence, RecordStatus, RecordWrite, SqlError, TransactionError,
 };
 
-// The statements below bind and read what this version documents.
+// This module relies on the parameters and columns of this version.
 const _: () = assert!(PostgresFence::VERSION == 1);
 
 /// A handler's transaction of tokio-postgres that is fenced by its lease.
@@ -112,7 +112,7 @@ impl<'a> Driver for ClientTransaction<'a> {
     }
 }
 
-/// Converts an error of the driver. Of an error that the server reports, it stores no message that may quote values.
+/// Converts an error of the driver. Omits a message of the server that may quote values.
 fn sql_error(error: tokio_postgres::Error) -> SqlError {
     match error.as_db_error() {
         Some(reported) => SqlError::from_reported(reported.code().code(), reported.message()),

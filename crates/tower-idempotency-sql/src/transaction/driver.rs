@@ -6,8 +6,8 @@ use crate::{SqlError, fence::Fence};
 
 /// An open transaction of a driver.
 ///
-/// A crate for a driver implements it. Its drop rolls the transaction back, and never leaves it open on a connection that
-/// another caller gets.
+/// The crate of a driver implements this trait. If the value is dropped, it must roll the transaction back before another
+/// caller gets the connection.
 pub trait Driver: Send + Sized {
     /// The statements.
     type Fence: Fence;

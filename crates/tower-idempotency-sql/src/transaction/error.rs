@@ -147,9 +147,10 @@ impl Error for TransactionError {
     }
 }
 
-/// Failure to commit an answer: the layer does not record the answer, or the transaction failed.
+/// Failure to commit an output, which is a response or a value. Either the layer does not record that output, or the
+/// transaction failed.
 ///
-/// This type is `Send` and `Sync` for every answer that is `Send`, so `?` converts it to any other error. If the
+/// This type is `Send` and `Sync` for every output that is `Send`, so `?` converts it to any other error. If the
 /// transaction failed, the [`TransactionError`] is the source.
 pub struct CommitError<T>(Inner<T>);
 
@@ -160,7 +161,7 @@ enum Inner<T> {
 }
 
 impl<T> CommitError<T> {
-    /// Returns the reason for which the layer does not record the answer. The transaction was rolled back.
+    /// Returns the reason for which the layer does not record the output. The transaction was rolled back.
     ///
     /// Returns [`None`] if the transaction failed.
     #[must_use]
@@ -171,7 +172,7 @@ impl<T> CommitError<T> {
         }
     }
 
-    /// Returns the failure of the transaction, or [`None`] if the layer does not record the answer.
+    /// Returns the failure of the transaction, or [`None`] if the layer does not record the output.
     #[must_use]
     pub fn failure(&self) -> Option<&TransactionError> {
         match &self.0 {
@@ -180,18 +181,18 @@ impl<T> CommitError<T> {
         }
     }
 
-    /// Returns the answer that the layer does not record.
+    /// Returns the output that the layer does not record.
     ///
-    /// Return it to the client if it reports that nothing was done, such as a 5xx. An answer that reports success is
-    /// wrong now, because the transaction was rolled back.
+    /// Return it to the client if it reports that nothing was done, such as a 5xx. An output that reports success is wrong
+    /// now, because the transaction was rolled back.
     ///
     /// # Errors
     ///
     /// If the transaction failed.
-    pub fn into_answer(self) -> Result<T, TransactionError> {
+    pub fn into_output(self) -> Result<T, TransactionError> {
         match self.0 {
-            Inner::NotRecordable(_, answer) => {
-                Ok(answer.into_inner().unwrap_or_else(PoisonError::into_inner))
+            Inner::NotRecordable(_, output) => {
+                Ok(output.into_inner().unwrap_or_else(PoisonError::into_inner))
             }
             Inner::Failed(error) => Err(error),
         }
@@ -209,7 +210,7 @@ impl<T> From<NotRecordable<T>> for CommitError<T> {
         let reason = error.reason();
         Self(Inner::NotRecordable(
             reason,
-            Mutex::new(error.into_answer()),
+            Mutex::new(error.into_output()),
         ))
     }
 }
@@ -219,15 +220,15 @@ impl<T> fmt::Display for CommitError<T> {
         match &self.0 {
             Inner::NotRecordable(reason, _) => write!(
                 f,
-                "expected an answer that the layer records, found another ({reason:?}): rolled back"
+                "expected an output that the layer records, found another ({reason:?}): rolled back"
             ),
             // The source reports the outcome.
-            Inner::Failed(_) => f.write_str("the transaction of the answer failed"),
+            Inner::Failed(_) => f.write_str("the transaction of the output failed"),
         }
     }
 }
 
-/// Omits the answer.
+/// Omits the output.
 impl<T> fmt::Debug for CommitError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
@@ -265,7 +266,7 @@ mod tests {
             let error = CommitError::<()>::from(TransactionError::from(kind));
             assert_eq!(
                 error.to_string(),
-                "the transaction of the answer failed",
+                "the transaction of the output failed",
                 "{kind:?}"
             );
             let source = error.source().expect("the failure");

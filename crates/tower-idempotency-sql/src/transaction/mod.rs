@@ -27,15 +27,15 @@ use crate::{SqlError, fence::Fence};
 /// together, or neither.
 ///
 /// The `begin` of a driver's crate begins one. It derefs to the transaction or connection of that driver. Functions that
-/// take the latter can be called with `&*tx`, `&mut *tx` or [`tx.as_mut()`](AsMut::as_mut). End it with
+/// take such a type can be called with `&*tx`, `&mut *tx` or [`tx.as_mut()`](AsMut::as_mut). End it with
 /// [`commit`](Self::commit) or [`rollback`](Self::rollback). Its drop rolls it back.
 ///
-/// Return the response that [`commit`](Self::commit) returns. If the handler returns a success and has neither committed
-/// nor rolled back, the layer logs an error, responds with 500 `unfinished-transaction` and releases the key. So call
+/// Return the response that [`commit`](Self::commit) returns. A handler must not return a success without a commit or a
+/// rollback. The layer then logs an error, responds with 500 `unfinished-transaction` and releases the key. So call
 /// [`rollback`](Self::rollback) before a success that needs no writes. A 4xx after a dropped transaction is recorded.
 ///
-/// The fence is a conditional write, the last one of the transaction. If the entry is not leased under this lease's
-/// token, nothing is committed. So two executions of one request commit once, however they overlap.
+/// The fence is a conditional write, the last one of the transaction. If the entry is not leased under this lease's token,
+/// nothing is committed. So two executions of one request commit once, even if they overlap.
 ///
 /// The lease is renewed meanwhile, on connections of the store. Do not end the transaction with a statement of your own:
 /// such a commit is not fenced, and `commit` then fails with [`TransactionErrorKind::Ended`].
@@ -90,13 +90,13 @@ impl<D: Driver> FencedTransaction<D> {
     /// Return that response from the handler. The layer then stores nothing itself, and responds with the committed
     /// record.
     ///
-    /// A record above the store's limit becomes a tombstone: retries get an error that the response was not retained.
-    /// If the acknowledgement of the commit is lost, the outcome is read from the store.
+    /// A record above the store's limit becomes a tombstone: retries get the error `response-not-retained`. If the
+    /// acknowledgement of the commit is lost, the outcome is read from the store.
     ///
     /// # Errors
     ///
     /// If the layer does not record the response, such as a 5xx or a response that opts out. The transaction was rolled
-    /// back, and [`CommitError::into_answer`] returns the response.
+    /// back, and [`CommitError::into_output`] returns the response.
     ///
     /// If the transaction failed: see [`TransactionErrorKind`]. That includes a transaction in which an earlier statement
     /// failed, and a commit that a deferred constraint rejects. The whole transaction may be repeated from the beginning,
@@ -141,7 +141,7 @@ impl<D: Driver> FencedTransaction<D> {
     ///
     /// # Errors
     ///
-    /// If the database did not acknowledge the rollback. It rolls back all the same.
+    /// If the database did not acknowledge the rollback. The database still rolls back.
     ///
     /// # Cancellation
     ///
@@ -195,7 +195,7 @@ impl<D: Driver> FencedTransaction<D> {
         })
     }
 
-    /// Rolls back, and returns the answer that the layer does not record as the error.
+    /// Rolls back, and returns the output that the layer does not record, in the error.
     async fn roll_back_unrecorded<T>(self, error: NotRecordable<T>) -> Result<T, CommitError<T>> {
         roll_back(self.driver).await;
         Err(error.into())

@@ -55,7 +55,7 @@ impl Drop for LifoPermit {
         while let Some(waiter) = state.waiters.pop() {
             match waiter.send(Self(Some(Arc::clone(&semaphore)))) {
                 Ok(()) => return,
-                // The waiter was cancelled. Its permit must not be dropped whole: the lock is held here.
+                // The waiter was cancelled. The permit is emptied first, because its drop would lock the state again.
                 Err(mut permit) => drop(permit.0.take()),
             }
         }

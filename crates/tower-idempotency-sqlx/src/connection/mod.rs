@@ -16,18 +16,18 @@ use self::lifo::{LifoPermit, LifoSemaphore};
 
 mod lifo;
 
-/// Connections that belong to one store. Each is made when it is first needed.
+/// Connections that belong to one store. Each is opened on demand.
 ///
-/// A pool of sqlx pings a connection before each checkout and after each return: three round trips for one statement.
-/// This pool never pings. A connection returns to the pool after a reply, and is closed after anything else. A
-/// connection that died while it was idle fails the next call. That call closes the other idle connections too.
+/// A pool of sqlx pings a connection before each checkout and after each return: three round trips for one statement. This
+/// pool never pings. A connection returns to the pool after a reply. Otherwise it is closed. A connection that died while
+/// it was idle fails the next call. That call closes the other idle connections too.
 pub(crate) struct Connections<DB: Database> {
     options: <DB::Connection as Connection>::Options,
     idle: Mutex<Vec<IdleConnection<DB::Connection>>>,
     permits: Semaphore,
-    /// Calls of [`Priority::Acquire`] need one of these before they wait for a connection permit. There is one less of
-    /// them than of `permits`. So one connection is always free of such calls, and a call that maintains a lease waits
-    /// behind few of them.
+    /// A call of [`Priority::Acquire`] needs one of these permits before it waits for a connection permit. There is one
+    /// fewer of them than of `permits`, if the store has several connections. So a call that maintains a lease waits behind
+    /// few acquires.
     acquire_permits: LifoSemaphore,
     /// Period for which the server is assumed to be busy with a call that was dropped.
     stall_hold: Duration,
@@ -122,10 +122,10 @@ impl<DB: Database> Connections<DB> {
         Ok((pooled, is_new))
     }
 
-    /// Connects. Tries again for up to 5 seconds while SQLite reports that the file is busy.
+    /// Connects. Retries for up to 5 seconds while SQLite reports that the file is busy.
     ///
-    /// SQLite needs the file for itself to put it into WAL mode, and does not wait for it. Another process may write to
-    /// the file, or change its mode as well.
+    /// SQLite needs exclusive access to switch a file to WAL mode, and does not wait for it. Another process may be writing
+    /// to the file, or switching its mode too.
     async fn connect(&self) -> Result<DB::Connection, sqlx::Error> {
         let start = Instant::now();
         loop {
@@ -138,7 +138,7 @@ impl<DB: Database> Connections<DB> {
         }
     }
 
-    /// Closes all idle connections, because their server is gone.
+    /// Closes all idle connections after their server failed, shut down or became a replica.
     #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(crate) fn close_idle(&self) {
         let idle = std::mem::take(&mut *self.idle());
@@ -206,16 +206,16 @@ impl<DB: Database> PooledConnection<'_, DB> {
 impl<DB: Database> Drop for CheckoutGuard<'_, DB> {
     /// Handles a call that was dropped without a reply, usually by the layer's timeout.
     fn drop(&mut self) {
-        let silence = self.started_at.elapsed();
-        if self.has_reply || silence < SILENT_AFTER {
+        let elapsed = self.started_at.elapsed();
+        if self.has_reply || elapsed < SUSPECT_AFTER {
             return;
         }
         // The network path may be broken. If so, it is broken for all connections that were idle when the call started.
         self.connections.close_idle_before(self.started_at);
-        // Or the server has stalled. It continues the call, and does not notice that the caller is gone. New calls on
-        // new connections would fill the server up. So the acquire permit is held for a while.
+        // Or the server has stalled. It continues the call, because it does not detect the disconnect. New calls on new
+        // connections would overload it, so the acquire permit is held for a while.
         let stall_hold = self.connections.stall_hold;
-        if silence >= STALLED_AFTER
+        if elapsed >= STALLED_AFTER
             && !stall_hold.is_zero()
             && let (Some(permit), Ok(runtime)) = (self.acquire_permit.take(), Handle::try_current())
         {
@@ -240,13 +240,13 @@ fn is_stale(idle_since: Instant, connected_at: Instant) -> bool {
 /// The busy timeout that sqlx sets in SQLite for all other statements.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 const BUSY_RETRY_DELAY: Duration = Duration::from_millis(10);
-/// A firewall or proxy may have dropped a connection that was idle for longer. It may notify neither end.
+/// A firewall or proxy may drop a connection that is idle for longer, without notice to either end.
 const MAX_IDLE: Duration = Duration::from_secs(60);
 /// Bounded, so that connections move to the server that the host name resolves to now.
 const MAX_LIFETIME: Duration = Duration::from_secs(30 * 60);
-/// A call that is dropped after this time without a reply casts doubt on the connection. An earlier drop does not: the
+/// A connection is suspect if its call was dropped after this time without a reply. After an earlier drop it is not: the
 /// client may just have disconnected, and little time was lost.
-const SILENT_AFTER: Duration = Duration::from_millis(250);
+const SUSPECT_AFTER: Duration = Duration::from_millis(250);
 /// A call that is dropped after this time without a reply suggests a stalled server. A slow statement is no stall.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
 /// Time for which a dropped call to a stalled server holds its acquire permit.

@@ -62,10 +62,11 @@ pub(crate) trait InspectTable: Sync {
 /// Implements the trait for a store that implements [`InspectTable`].
 macro_rules! implement_inspect {
     ($store:ty) => {
-        /// Lists all states. Each listing reads an index, and a page examines at most 8,000 rows.
+        /// Lists all states. Each listing reads an index, and a page examines at most 8,000 rows, or 16 times its limit if
+        /// that is more.
         ///
-        /// A resolution waits for a transaction that has written the entry, for at most half a second (PostgreSQL), a second
-        /// (MySQL, MariaDB) or the busy timeout (SQLite).
+        /// A resolution waits for a transaction that has written the entry. The wait is at most half a second (PostgreSQL),
+        /// one second (MySQL, MariaDB) or the busy timeout (SQLite).
         impl ::tower_idempotency::inspect::Inspect for $store {
             fn abilities(&self) -> ::tower_idempotency::inspect::Abilities {
                 $crate::inspect::ABILITIES
@@ -199,7 +200,7 @@ pub(crate) async fn summary(
 ) -> Result<Summary, InspectError> {
     let mut summary = Summary::default();
     let limit = u64::from(limit);
-    // The order of a state also has rows that have expired or have another state.
+    // The index of a state also contains expired rows and rows of other states.
     let examined = limit * 4 + 1024;
     for state in State::ALL {
         if !ABILITIES.can_list(state) {
@@ -274,10 +275,10 @@ async fn changed(table: &impl InspectTable, id: &KeyId) -> Result<ResolveOutcome
 
 /// Maximum number of calls for a page.
 const MAX_CALLS: usize = 16;
-/// Number of rows that a call examines, if few of them may match.
+/// Number of rows that a call examines if a filter applies.
 const BATCH: usize = 500;
 
-/// Returns the statements of a listing: its first page, that after `last`, that of an ID, and the count.
+/// Returns the statements of a listing: its first page, the page after `last`, a page of an ID prefix, and the count.
 #[cfg(all(test, feature = "sqlite"))]
 pub(crate) fn listing_statements(
     table: &impl InspectTable,

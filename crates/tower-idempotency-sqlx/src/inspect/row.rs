@@ -68,7 +68,7 @@ impl EntryRow {
         Ok(Some(entry))
     }
 
-    /// Returns the entry with its record, or [`None`] if it has expired. The row has the whole record.
+    /// Returns the entry with its record, or [`None`] if it has expired. The row must contain the whole record.
     pub(super) fn into_details(self) -> Result<Option<EntryDetails>, SqlError> {
         let Some(entry) = self.entry()? else {
             return Ok(None);
@@ -80,7 +80,7 @@ impl EntryRow {
         Ok(Some(details))
     }
 
-    /// Returns `true` if the listing of this state has the row, readable or not.
+    /// Returns `true` if the listing of this state contains the row, even if the row is unreadable.
     pub(super) fn is_in_listing(&self, state: State) -> bool {
         match (self.completed, state) {
             (Some(_), State::Completed) => self.record_state() != State::NeedsAttention,
@@ -120,7 +120,7 @@ impl EntryRow {
         fingerprint.map_err(|_| SqlError::unreadable("no fingerprint"))
     }
 
-    /// Returns a version that changes with a row that cannot be read.
+    /// Returns a version for a row that cannot be read. It changes with the contents of the row.
     fn contents(&self) -> u64 {
         Seen::version_of_parts(&[
             self.token.as_deref().unwrap_or_default(),
@@ -153,7 +153,7 @@ impl Position {
         let (key, id) = bytes.split_first_chunk()?;
         let key = i64::from_be_bytes(*key);
         let id = id.try_into().ok()?;
-        // A time is never negative. A database would read the digits of the lowest number as another type.
+        // A time is never negative. In SQL, the digits of `i64::MIN` would be of another type.
         (key >= 0).then_some(Self { key, id })
     }
 }

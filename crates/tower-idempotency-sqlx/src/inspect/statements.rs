@@ -35,7 +35,7 @@ pub(crate) struct Dialect {
     pub(crate) now: String,
     /// Current time in a statement that writes.
     pub(crate) now_of_write: &'static str,
-    /// Returns what follows the table in a listing, to name the index.
+    /// Returns the index hint that follows the table in a listing.
     pub(crate) index_hint: fn(&str) -> String,
     /// The tables between `update .. set ..` and `where`, and between `delete from` and `where`.
     pub(crate) from: [String; 2],
@@ -95,7 +95,7 @@ impl InspectStatements {
         format!("select {columns} from {table} where id = {id}")
     }
 
-    /// Reads rows in this order, after the position. They have the beginnings of their records.
+    /// Reads rows in this order, after the position, with the first bytes of their records.
     pub(super) fn scan(&self, order: Order, after: Option<&Position>, limit: usize) -> String {
         let columns = self.entry_columns();
         let condition = self.condition(order);
@@ -117,7 +117,8 @@ impl InspectStatements {
         )
     }
 
-    /// Counts the entries of a state among the first `examined` rows of its order. Returns this number and that of the rows.
+    /// Counts the entries of a state among the first `examined` rows of its order. Returns this count and the number of
+    /// rows.
     pub(super) fn count(&self, state: State, examined: u64) -> String {
         let now = &self.dialect.now;
         let order = Order::of_state(state);
@@ -136,7 +137,7 @@ from (select {matches} as is_counted from {table}{hint} where {condition} order 
         )
     }
 
-    /// Changes the row if it is as it was read.
+    /// Changes the row unless it has changed since it was read.
     pub(super) fn update(&self, row: &EntryRow, state: State, change: &Change<'_>) -> String {
         let (table, now) = (&self.table, self.dialect.now_of_write);
         let condition = self.is_unchanged(row, state);
@@ -171,7 +172,7 @@ from (select {matches} as is_counted from {table}{hint} where {condition} order 
         format!("update {table} set {set}{from} where {condition}")
     }
 
-    /// Deletes the row if it is as it was read.
+    /// Deletes the row unless it has changed since it was read.
     pub(super) fn delete(&self, row: &EntryRow, state: State) -> String {
         let (table, condition) = (&self.table, self.is_unchanged(row, state));
         let [_, from] = &self.dialect.from;
@@ -194,7 +195,8 @@ from (select {matches} as is_counted from {table}{hint} where {condition} order 
         )
     }
 
-    /// Returns the condition that the row has not changed since it was read. A renewal of a lease is no change.
+    /// Returns the condition that the row has not changed since it was read. A renewal of a lease does not count as a
+    /// change.
     fn is_unchanged(&self, row: &EntryRow, state: State) -> String {
         let now = self.dialect.now_of_write;
         let (id, generation) = ((self.dialect.bytes)(&row.id), row.generation);
@@ -215,7 +217,7 @@ from (select {matches} as is_counted from {table}{hint} where {condition} order 
         )
     }
 
-    /// Returns the condition of the rows in an order, which the index of the order serves.
+    /// Returns the condition of the rows in an order. The index of the order serves it.
     fn condition(&self, order: Order) -> String {
         let now = &self.dialect.now;
         match order {
@@ -252,7 +254,7 @@ impl Order {
         }
     }
 
-    /// Returns the name of the index, without that of the table.
+    /// Returns the name of the index, without the name of the table.
     fn index(self) -> &'static str {
         match self {
             Self::InProgress | Self::Orphaned => "orphans",

@@ -23,7 +23,7 @@ pub(super) fn dialect() -> Dialect {
         name: "mysql",
         quote: '`',
         bytes,
-        // A packet has room for three bytes of a record in four.
+        // In base64, three bytes of a record take four bytes of the packet.
         record: |record| format!("from_base64('{}')", BASE64.encode(record)),
         select_bytes: str::to_owned,
         record_prefix: format!("left(record, {})", State::RECORD_PREFIX),

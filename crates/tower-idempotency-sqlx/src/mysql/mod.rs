@@ -59,8 +59,7 @@ mod transaction;
 /// A record must fit into the server's `max_allowed_packet`, where three bytes of a record take four.
 ///
 /// # Cancellation
-///
-/// A call that is dropped closes its connection. The server executes the call or does not.
+/// A call that is dropped closes its connection. The server executes the call completely or not at all.
 #[derive(Clone)]
 pub struct MySqlStore {
     inner: Arc<Inner>,
@@ -156,9 +155,8 @@ impl MySqlStore {
     /// If there are at least two, one is reserved for renewals and completions, so that these never wait behind
     /// acquires. A single connection serves them before waiting acquires.
     ///
-    /// A statement that is dropped, for example by the layer's timeout, closes its connection. The server may still be
-    /// busy with it. If it had no reply for a second, the store starts another acquire in its place only 1.5 seconds
-    /// later.
+    /// A statement that is dropped, for example by the layer's timeout, closes its connection. The server may still execute
+    /// it. If an acquire had no reply for a second, the store waits 1.5 seconds before it starts another one in its place.
     #[must_use]
     pub fn with_connections(self, max: usize) -> Self {
         self.set(|settings| settings.connections = max)
@@ -168,8 +166,8 @@ impl MySqlStore {
     ///
     /// The server's `max_allowed_packet` may lower it.
     ///
-    /// Call this before the first use of the store. The layer stores a tombstone in place of a larger record: retries
-    /// get an error that the response was not retained.
+    /// Call this before the first use of the store. The layer stores a tombstone in place of a larger record: retries get
+    /// the error `response-not-retained`.
     #[must_use]
     pub fn with_record_limit(self, bytes: usize) -> Self {
         self.set(|settings| settings.record_limit = bytes.min(MAX_RECORD_BYTES))
@@ -430,9 +428,8 @@ fn is_deadlock(code: &str) -> bool {
 
 /// Returns `true` if all idle connections should be closed.
 ///
-/// The server shuts down, has become a replica by one setting or another, or has left its cluster. A new connection may
-/// then reach another server. Or the server has closed this connection, for example after a long idle time, and then
-/// the others as well.
+/// The server shuts down, has become a replica, or has left its cluster. A new connection may then reach another server. Or
+/// the server has closed this connection, for example after a long idle time, and probably the others too.
 fn is_failover_error(code: &str) -> bool {
     let not_writable = ["1047", "1053", "1290", "1792", "1836"];
     let closed = ["1159", "1160", "1927", "3032", "3169", "4031"];

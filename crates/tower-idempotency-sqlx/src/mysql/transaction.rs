@@ -34,8 +34,8 @@ impl MySqlStore {
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped, nothing happens. If the transaction begins all the same, a task rolls it back. That
-    /// task waits for the reply of the database for the pool's `acquire_timeout`, and for 5 seconds at least.
+    /// If the future is dropped, nothing is written. If the transaction still begins, a task rolls it back. The task waits
+    /// for the reply of the database for the pool's `acquire_timeout`, at least 5 seconds.
     pub async fn begin(
         &self,
         lease: &Lease,
@@ -186,7 +186,8 @@ impl Backend<MySql> for MySqlStore {
     }
 }
 
-/// Releases the savepoint that the transaction began with. Fails if the transaction has ended: its savepoint ended too.
+/// Releases the savepoint that the transaction began with. Fails if the transaction has ended, because its savepoint ended
+/// with it.
 async fn release_transaction_savepoint(connection: &mut MySqlConnection) -> Result<(), SqlError> {
     let mut release = async || {
         let release = raw_sql("release savepoint tower_idempotency");

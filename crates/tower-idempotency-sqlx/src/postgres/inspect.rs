@@ -141,5 +141,5 @@ fn read_entry_row(row: &PgRow) -> Result<EntryRow, SqlError> {
     })
 }
 
-/// Keeps the planner from reading the whole table, whatever it knows about the table. The settings end with the transaction.
+/// Prevents the planner from reading the whole table, even with missing statistics. The settings end with the transaction.
 const BY_INDEX: &str = " set local enable_seqscan = off; set local enable_bitmapscan = off; set local enable_sort = off;";

@@ -53,7 +53,7 @@ mod unescape;
 ///
 /// # Cancellation
 ///
-/// A call that is dropped closes its connection. The server executes the call or does not.
+/// A call that is dropped closes its connection. The server executes the call completely or not at all.
 #[derive(Clone)]
 pub struct PostgresStore {
     inner: Arc<Inner>,
@@ -159,9 +159,8 @@ impl PostgresStore {
     /// If there are at least two, one is reserved for renewals and completions, so that these never wait behind
     /// acquires. A single connection serves them before waiting acquires.
     ///
-    /// A statement that is dropped, for example by the layer's timeout, closes its connection. The server may still be
-    /// busy with it. If it had no reply for a second, the store starts another acquire in its place only 1.5 seconds
-    /// later.
+    /// A statement that is dropped, for example by the layer's timeout, closes its connection. The server may still execute
+    /// it. If an acquire had no reply for a second, the store waits 1.5 seconds before it starts another one in its place.
     #[must_use]
     pub fn with_connections(self, max: usize) -> Self {
         self.set(|settings| settings.connections = max)
@@ -169,8 +168,8 @@ impl PostgresStore {
 
     /// Sets the size of the largest record in bytes. Default and maximum: 128 MiB.
     ///
-    /// Call this before the first use of the store. The layer stores a tombstone in place of a larger record: retries
-    /// get an error that the response was not retained.
+    /// Call this before the first use of the store. The layer stores a tombstone in place of a larger record: retries get
+    /// the error `response-not-retained`.
     #[must_use]
     pub fn with_record_limit(self, bytes: usize) -> Self {
         self.set(|settings| settings.record_limit = bytes.min(MAX_RECORD_BYTES))
@@ -404,8 +403,7 @@ impl Store for PostgresStore {
 
     async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
         let listener = self.inner.listener.as_ref();
-        // A waiter that polls this soon needs no notification, and a statement that times out would close its
-        // connection.
+        // A waiter that polls this soon needs no notification. A statement that times out would also close its connection.
         let Some(listener) = listener.filter(|_| timeout >= MIN_NOTIFIED_WAIT) else {
             tokio::time::sleep(timeout).await;
             return;
@@ -414,7 +412,7 @@ impl Store for PostgresStore {
             let mut subscription = listener.subscribe(*id);
             subscription.wait_until_listening().await;
             let sql = self.inner.statements.watch(id);
-            // After an error the entry counts as in progress. The waiter polls in any case after the timeout.
+            // After an error the entry counts as in progress. The waiter always polls after the timeout.
             let is_in_progress = match self.inner.query(Acquire, sql).await {
                 Ok(rows) => rows
                     .last()
@@ -476,5 +474,5 @@ const MIGRATIONS: [&str; 3] = [
 ];
 /// Shortest wait that uses notifications. A statement takes less, unless the database is overloaded.
 const MIN_NOTIFIED_WAIT: Duration = Duration::from_millis(250);
-/// In hexadecimal digits this is twice as long, and still well below the server's limits for a message and a value.
+/// The hexadecimal text of a record is twice as long, and still well below the server's limits for a message and a value.
 const MAX_RECORD_BYTES: usize = PostgresFence::MAX_RECORD_BYTES;

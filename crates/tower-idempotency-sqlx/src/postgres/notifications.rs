@@ -56,7 +56,7 @@ impl Listener {
 
     /// Subscribes to notifications about `id`.
     ///
-    /// None is missed after [`wait_until_listening`](Subscription::wait_until_listening) has returned.
+    /// After [`wait_until_listening`](Subscription::wait_until_listening) has returned, no notification is missed.
     pub(super) fn subscribe(&self, id: KeyId) -> Subscription<'_> {
         self.ensure_task();
         let notify = Arc::new(Notify::new());
@@ -141,7 +141,7 @@ impl Drop for Subscription<'_> {
     }
 }
 
-/// Listens without end. Reconnects a second after each failure.
+/// Listens until the task is aborted. Reconnects a second after each failure.
 async fn listen(options: PgConnectOptions, channel: String, subscribers: Arc<Subscribers>) {
     loop {
         if let Err(error) = listen_once(&options, &channel, &subscribers).await {
@@ -170,9 +170,9 @@ async fn listen_once(
     subscribers.notify_all();
     loop {
         let Ok(notification) = timeout(PING_AFTER, listener.try_recv()).await else {
-            // Either there was no notification, or the connection is dead. A firewall may drop an idle connection, and
-            // a server may vanish, without notice to either end. If the ping fails, sqlx sends `UNLISTEN` in a task of
-            // its own, which ends when the kernel gives the connection up.
+            // Either there was no notification, or the connection is dead. A firewall or a crashed server drops a
+            // connection without notice. If the ping fails, sqlx sends `UNLISTEN` in a task of its own, which ends when the
+            // kernel closes the connection.
             let ping = async { Ok(listener.acquire().await?.ping().await?) };
             with_timeout(ping).await?;
             continue;
@@ -187,6 +187,7 @@ async fn listen_once(
     }
 }
 
-/// Silence after which the connection is pinged. Shorter than the idle timeout of most firewalls and proxies.
+/// Time without a notification after which the connection is pinged. Shorter than the idle timeout of most firewalls and
+/// proxies.
 const PING_AFTER: Duration = Duration::from_secs(60);
 const RECONNECT_DELAY: Duration = Duration::from_secs(1);

@@ -36,8 +36,8 @@ impl PostgresStore {
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped, nothing happens. If the transaction begins all the same, a task rolls it back. That
-    /// task waits for the reply of the database for the pool's `acquire_timeout`, and for 5 seconds at least.
+    /// If the future is dropped, nothing is written. If the transaction still begins, a task rolls it back. The task waits
+    /// for the reply of the database for the pool's `acquire_timeout`, at least 5 seconds.
     pub async fn begin(
         &self,
         lease: &Lease,

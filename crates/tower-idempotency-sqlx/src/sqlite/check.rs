@@ -53,7 +53,7 @@ impl SqliteStore {
             "table" => return Err(Missing::Table.in_table(&table)),
             part => return Err(Missing::Part(part).in_table(&table)),
         }
-        // A write of no row, which a read-only file refuses.
+        // Deletes no row, but fails if the file is read-only.
         let write = format!("delete from {table} where false");
         let written = inner.select_text(write).await;
         written.map(drop).map_err(|error| match error.code() {

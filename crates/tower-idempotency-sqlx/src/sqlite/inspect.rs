@@ -20,7 +20,7 @@ pub(super) fn dialect() -> Dialect {
         name: "sqlite",
         quote: '"',
         bytes: |bytes| format!("x'{}'", hex::encode(bytes)),
-        // A statement may be too short for a record.
+        // A bound value, because a record can be longer than a statement.
         record: |_| "?1".to_owned(),
         select_bytes: str::to_owned,
         record_prefix: format!("substr(record, 1, {})", State::RECORD_PREFIX),
@@ -106,7 +106,7 @@ async fn fetch(
     record: Option<&[u8]>,
 ) -> Result<Vec<SqliteRow>, SqlError> {
     let (mut pooled, _) = connections.checkout(Acquire).await?;
-    // Safe: values are in the text as digits only. The text differs from call to call: no statement is cached.
+    // Safe: values are in the text as digits only. The text differs in each call, so no statement is cached.
     let mut query = sqlx::query(AssertSqlSafe(sql).into_sql_str()).persistent(false);
     if let Some(record) = record {
         query = query.bind(record);

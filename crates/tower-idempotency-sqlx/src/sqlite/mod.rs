@@ -32,8 +32,8 @@ mod transaction;
 
 /// A store in a table of a SQLite file. The processes of one machine may share the file. SQLite is compiled in.
 ///
-/// The file is in WAL mode, and a transaction is on the disk before a call returns. So it survives a crash of the
-/// process and of the machine. Do not put the file on a network file system: file locks are unreliable there.
+/// The file is in WAL mode, and a transaction is on the disk before a call returns. So leases and records survive a crash
+/// of the process and of the machine. Do not put the file on a network file system: file locks are unreliable there.
 ///
 /// # Connections
 ///
@@ -42,7 +42,7 @@ mod transaction;
 ///
 /// # Cancellation
 ///
-/// A call that is dropped closes its connection. SQLite has executed the call or has not.
+/// A call that is dropped closes its connection. SQLite executes the call completely or not at all.
 #[derive(Clone)]
 pub struct SqliteStore {
     inner: Arc<Inner>,
@@ -129,8 +129,8 @@ impl SqliteStore {
 
     /// Sets the size of the largest record in bytes. Default and maximum: 128 MiB.
     ///
-    /// Call this before the first use of the store. The layer stores a tombstone in place of a larger record: retries
-    /// get an error that the response was not retained.
+    /// Call this before the first use of the store. The layer stores a tombstone in place of a larger record: retries get
+    /// the error `response-not-retained`.
     #[must_use]
     pub fn with_record_limit(self, bytes: usize) -> Self {
         self.set(|settings| settings.record_limit = bytes.min(MAX_RECORD_BYTES))
@@ -218,7 +218,7 @@ impl SqliteStore {
 }
 
 impl Inner {
-    /// Reads the entry on a read-only connection.
+    /// Reads the entry on a connection for reads.
     async fn read_entry(&self, claim: &Claim) -> Result<Option<AcquireRow>, SqlError> {
         let read = self.bind_entry(
             &self.statements.read_entry,

@@ -25,12 +25,12 @@ impl SqliteStore {
     ///
     /// [`LeaseLost`](crate::TransactionErrorKind::LeaseLost) if the lease is no longer held,
     /// [`NoEntry`](crate::TransactionErrorKind::NoEntry) if the pool's file has no such entry, and
-    /// [`Database`](crate::TransactionErrorKind::Database), for example after the busy timeout of the pool's
-    /// connections, if another writer holds the file.
+    /// [`Database`](crate::TransactionErrorKind::Database). An example is the busy timeout of the pool's connections, if
+    /// another writer holds the file.
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped, nothing happens. If the transaction begins all the same, a task rolls it back.
+    /// If the future is dropped, nothing is written. If the transaction still begins, a task rolls it back.
     pub async fn begin(
         &self,
         lease: &Lease,
@@ -186,7 +186,8 @@ impl Backend<Sqlite> for SqliteStore {
     }
 }
 
-/// Releases the savepoint that the transaction began with. Fails if the transaction has ended: its savepoint ended too.
+/// Releases the savepoint that the transaction began with. Fails if the transaction has ended, because its savepoint ended
+/// with it.
 async fn release_transaction_savepoint(connection: &mut SqliteConnection) -> Result<(), SqlError> {
     let released = raw_sql("release savepoint tower_idempotency").execute(&mut *connection);
     let Err(error) = released.await.map_err(SqlError::from) else {
@@ -196,8 +197,8 @@ async fn release_transaction_savepoint(connection: &mut SqliteConnection) -> Res
     if error.code() != Some("1") {
         return Err(error);
     }
-    // sqlx considers the transaction open and will roll it back. If SQLite had none by then, that would fail, and sqlx
-    // would consider it open still. So this begins an empty one.
+    // sqlx considers the transaction open and will roll it back. Without a transaction in SQLite that rollback would fail,
+    // and the connection would stay unusable. So this begins an empty one.
     if connection.is_in_transaction() {
         raw_sql("begin").execute(connection).await.ok();
     }

@@ -27,16 +27,16 @@ pub use self::checkpoint::Checkpoint;
 /// A handler's transaction that is fenced by its lease. It commits the handler's writes and the record together, or
 /// neither.
 ///
-/// [`PostgresStore::begin`](crate::PostgresStore::begin) begins one, as do the other stores. The transaction derefs to
-/// its connection: execute statements of sqlx on `&mut *tx`. End it with [`commit`](Self::commit),
+/// [`PostgresStore::begin`](crate::PostgresStore::begin) and the other stores begin one. The transaction derefs to its
+/// connection: execute statements of sqlx on `&mut *tx`. End it with [`commit`](Self::commit),
 /// [`checkpoint`](Self::checkpoint) or [`rollback`](Self::rollback). Its drop rolls it back.
 ///
-/// Return the response that [`commit`](Self::commit) returns. If the handler returns a success and has neither committed
-/// nor rolled back, the layer logs an error, responds with 500 `unfinished-transaction` and releases the key. So call
+/// Return the response that [`commit`](Self::commit) returns. A handler must not return a success without a commit or a
+/// rollback. The layer then logs an error, responds with 500 `unfinished-transaction` and releases the key. So call
 /// [`rollback`](Self::rollback) before a success that needs no writes. A 4xx after a dropped transaction is recorded.
 ///
-/// The fence is a conditional write, the last one of the transaction. If the entry is not leased under this lease's
-/// token, nothing is committed. So two executions of one request commit once, however they overlap.
+/// The fence is a conditional write, the last one of the transaction. If the entry is not leased under this lease's token,
+/// nothing is committed. So two executions of one request commit once, even if they overlap.
 ///
 /// The lease is renewed meanwhile, on connections of the store. Do not end the transaction with a statement of your
 /// own: such a commit is not fenced. In MySQL and MariaDB, a statement that changes a table's definition commits, and a
@@ -59,7 +59,7 @@ impl<S: SqlStore> FencedTransaction<S> {
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped, nothing happens. A transaction that begins all the same is rolled back in a task.
+    /// If the future is dropped, nothing is written. If the transaction still begins, a task rolls it back.
     pub async fn begin(
         store: &S,
         lease: &Lease,
@@ -88,13 +88,13 @@ impl<S: SqlStore> FencedTransaction<S> {
     /// Return that response from the handler. The layer then stores nothing itself, and responds with the committed
     /// record.
     ///
-    /// A record above the store's limit becomes a tombstone: retries get an error that the response was not retained.
-    /// If the acknowledgement of the commit is lost, the outcome is read from the store.
+    /// A record above the store's limit becomes a tombstone: retries get the error `response-not-retained`. If the
+    /// acknowledgement of the commit is lost, the outcome is read from the store.
     ///
     /// # Errors
     ///
     /// If the layer does not record the response, such as a 5xx or a response that opts out. The transaction was rolled
-    /// back, and [`CommitError::into_answer`] returns the response.
+    /// back, and [`CommitError::into_output`] returns the response.
     ///
     /// If the transaction failed: see [`TransactionErrorKind`]. The whole transaction may be repeated from the
     /// beginning, unless the lease was lost or the kind is [`Ended`](TransactionErrorKind::Ended).
@@ -145,7 +145,8 @@ impl<S: SqlStore> FencedTransaction<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`commit`](Self::commit), and [`TransactionErrorKind::Checkpoint`].
+    /// If the name or the data is invalid ([`TransactionErrorKind::Checkpoint`]), or if the transaction failed: see
+    /// [`TransactionErrorKind`].
     ///
     /// # Cancellation
     ///
@@ -168,7 +169,7 @@ impl<S: SqlStore> FencedTransaction<S> {
     ///
     /// # Errors
     ///
-    /// If the database did not acknowledge the rollback. It rolls back all the same.
+    /// If the database did not acknowledge the rollback. The database still rolls back.
     ///
     /// # Cancellation
     ///
@@ -226,7 +227,7 @@ impl<S: SqlStore> FencedTransaction<S> {
         })
     }
 
-    /// Rolls back, and returns the answer that the layer does not record as the error.
+    /// Rolls back, and returns the output that the layer does not record, in the error.
     async fn roll_back_unrecorded<T>(self, error: NotRecordable<T>) -> Result<T, CommitError<T>> {
         roll_back(self.transaction).await;
         Err(error.into())
@@ -285,9 +286,9 @@ type BegunTransaction<S> = (
 
 /// Begins a transaction in a task of its own.
 ///
-/// sqlx registers a transaction only after the reply to its `begin`. If the caller were dropped before that reply, the
-/// pool would lend the connection out with an open transaction. The task waits for the reply, and rolls a transaction
-/// without a caller back.
+/// sqlx registers a transaction only after the reply to its `begin`. If the caller were dropped before that reply, the pool
+/// would lend the connection out with an open transaction. The task waits for the reply. It rolls the transaction back if
+/// the caller was dropped.
 async fn begin<S: SqlStore>(
     store: S,
     lease: LeaseRef,

@@ -27,7 +27,7 @@ impl DynamoDbStore {
             .map_err(|error| failed(&error))?
         {
             return Err(incomplete(format!(
-                "the table {:?} has no TTL on the attribute ttl, so it grows without end",
+                "the table {:?} has no TTL on the attribute ttl, so expired items are never deleted",
                 inner.table
             )));
         }

@@ -17,7 +17,8 @@ pub(crate) struct Clock {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moment {
     pub(crate) now: u64,
-    /// The latest deadline that has passed on every clock within the allowed skew: `now - skew`. Entries expire by this time.
+    /// The latest deadline that has passed on every clock within the allowed skew: `now - skew`. An entry has expired if
+    /// its expiry is not later than this time.
     pub(crate) passed: u64,
 }
 
@@ -36,8 +37,8 @@ impl Clock {
 impl Moment {
     /// Returns the time until a deadline.
     ///
-    /// After the deadline, returns the time until the allowance for skew has passed too: on another process's clock the
-    /// deadline may be yet to come.
+    /// After the deadline, returns the time until the allowance for skew has passed too: the clock of another process may
+    /// not have reached the deadline.
     pub(crate) fn until(self, deadline: u64) -> Duration {
         let left = deadline
             .checked_sub(self.now)

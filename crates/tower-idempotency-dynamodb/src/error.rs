@@ -110,7 +110,7 @@ impl DynamoDbError {
         R: fmt::Debug,
     {
         let message = match error {
-            // The sources name hosts and credentials providers. They contain nothing that was sent.
+            // The sources name hosts and credentials providers. They contain no part of the request.
             SdkError::DispatchFailure(_) | SdkError::ConstructionFailure(_) => {
                 format!("cannot reach DynamoDB: {}", error_chain(error))
             }

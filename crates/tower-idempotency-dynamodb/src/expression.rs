@@ -1,7 +1,7 @@
 //! Condition and update expressions.
 //!
 //! `#name` is a placeholder for the attribute of that name, so that names reserved by the service work. The exception is
-//! `#mine`: it stands for the token in hexadecimal, the name of an attribute within `#granted`.
+//! `#mine`, an attribute within `#granted` whose name is the token in hexadecimal.
 
 use std::collections::HashMap;
 
@@ -31,12 +31,12 @@ pub(crate) const CAN_ACQUIRE_ALLOWED_RETRIES: &str = "attribute_not_exists(#id) 
 
 /// Acquires the lease.
 ///
-/// Adds one to the generation unless this token was counted last. In that case `granted` has an attribute named after the
-/// token, with the value 0, and that value is added instead. An update expression has no conditional, and reads attributes
-/// as they were before the update.
+/// Adds 1 to the generation unless this token was counted last. In that case `granted` has an attribute named after the
+/// token, with the value 0, which the update adds instead. An update expression has no conditional, and reads attributes as
+/// they were before the update.
 ///
-/// The update replaces `granted` as a whole. A token that was superseded and returns is therefore counted again. `grants`
-/// and `since` end with the record, so the next use of the key starts from the beginning.
+/// The update replaces `granted` as a whole. A token that was superseded and returns is therefore counted again. A
+/// completion removes `grants`, so the next use of the key starts again at generation 1.
 pub(crate) const ACQUIRE: &str = "SET #status = :in_progress, #token = :token, #fingerprint = :fingerprint, \
     #lease_ends = :lease_ends, #expires = :expires, #ttl = :ttl, #keep = :keep, #keep_seconds = :keep_seconds, \
     #owner = :owner, #operation = :operation, \
@@ -109,7 +109,7 @@ pub(crate) const RESOLVE_AS_COMPLETED: &str = "SET #status = :completed, #token 
     #expires = :expires, #ttl = :ttl, #record = :record \
     REMOVE #listed, #since, #reason, #keep, #keep_seconds, #grants, #granted";
 
-/// Stores a record that needs attention, and keeps the attributes that an operator needs for the next decision.
+/// Stores a record that needs attention, and retains the attributes that an operator needs for the next decision.
 pub(crate) const RESOLVE_AS_NEEDS_ATTENTION: &str = "SET #status = :needs_attention, #token = :mine, #completed = :now, \
     #since = :now, #reason = :reason, #expires = :expires, #ttl = :ttl, #record = :record";
 

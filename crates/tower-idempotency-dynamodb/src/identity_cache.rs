@@ -20,8 +20,8 @@ use tokio::time::timeout;
 
 /// A cache that loads credentials in a background task.
 ///
-/// The SDK loads credentials within the timeout of the call that first needs them. If that call times out, the SDK drops the
-/// load, and the next call starts from the beginning.
+/// The SDK loads credentials within the timeout of the call that first needs them. If that call times out, the SDK drops
+/// the load, and the next call starts another one.
 #[derive(Debug)]
 pub(crate) struct BackgroundIdentityCache {
     cache: SharedIdentityCache,
@@ -70,7 +70,7 @@ impl BackgroundResolver {
         let mut current = self.load.lock().unwrap_or_else(PoisonError::into_inner);
         current.take_if(|load| match load.clone().now_or_never() {
             None => false,
-            // The load may have completed long ago.
+            // The credentials of a load that completed earlier may have expired.
             Some(Ok(identity)) => !is_valid(&identity),
             Some(Err(_)) => true,
         });

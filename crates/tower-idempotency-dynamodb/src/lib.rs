@@ -23,8 +23,8 @@
 //!
 //! DynamoDB has no clock that a condition could read, so each process compares deadlines with its own clock. Clocks may
 //! differ by up to [`with_clock_skew`](DynamoDbOptions::with_clock_skew) (default: 2 s). If they differ by more, a process
-//! whose clock is ahead takes over leases that are still held, and the request executes twice. Whatever the clocks show, no
-//! call overwrites an existing record before it expires, and every client that gets a response gets the stored one.
+//! whose clock is ahead takes over leases that are still held, and the request executes twice. Even then, no call
+//! overwrites an existing record before it expires, and every client that gets a response gets the stored one.
 //!
 //! An item may have 400 KB: the layer replaces a record above 350 KiB by a tombstone. The service deletes expired items up
 //! to days late; the store treats an expired item as absent at once. In a global table the last writer wins, so two regions

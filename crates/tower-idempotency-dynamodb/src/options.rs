@@ -47,10 +47,10 @@ impl DynamoDbOptions {
 
     /// Sets the maximum difference between the clocks of two processes. Default: 2 s.
     ///
-    /// DynamoDB has no clock that the store can use. A process compares deadlines that another process wrote with its own
-    /// clock, and adds this allowance before it considers one as passed. An orphan therefore waits that much longer for its
-    /// takeover. If clocks differ by more, requests execute twice: a process whose clock is ahead takes over leases that are
-    /// still held.
+    /// DynamoDB has no clock that the store can use. A process compares the deadlines of other processes with its own
+    /// clock. It considers a deadline as passed only after this allowance. An orphan therefore waits that much longer for
+    /// its takeover. If clocks differ by more, requests execute twice: a process whose clock is ahead takes over leases
+    /// that are still held.
     pub fn with_clock_skew(mut self, skew: Duration) -> Self {
         self.clock.skew = skew;
         self
@@ -77,8 +77,8 @@ impl DynamoDbOptions {
     /// A partition accepts 1,000 writes per second, and a new request makes two. Eight partitions support about 4,000 new
     /// requests per second.
     ///
-    /// With 0 there is no index: a new request costs two write units less, and operators can
-    /// [list](tower_idempotency::inspect::Inspect::list) no entries. A process that lists entries needs at least as many
+    /// With 0 there is no index. A new request then costs two write units less, and operators cannot
+    /// [list](tower_idempotency::inspect::Inspect::list) entries. A process that lists entries needs at least as many
     /// shards as the processes that write them.
     pub fn with_index_shards(mut self, shards: u16) -> Self {
         self.shards = shards;

@@ -198,7 +198,7 @@ fn is_index_changing(table: &TableDescription) -> bool {
     matches!(status, Some(IndexStatus::Creating | IndexStatus::Deleting))
 }
 
-/// Returns `true` if another process may have enabled TTL meanwhile. The service has no error code of its own for that.
+/// Returns `true` if another process may have enabled TTL meanwhile. The service reports that with a general error code.
 fn may_be_enabled_already<E: ProvideErrorMetadata, R>(error: &SdkError<E, R>) -> bool {
     let reported = error.as_service_error();
     reported.and_then(ProvideErrorMetadata::code) == Some("ValidationException")
@@ -220,7 +220,7 @@ fn key(name: &str, kind: KeyType) -> Result<KeySchemaElement, DynamoDbError> {
         .map_err(|_| incomplete_description())
 }
 
-/// Returns the error of an SDK builder that lacks a value. This module always sets all of them.
+/// Returns the error of an SDK builder that lacks a value. This module sets all values.
 fn incomplete_description() -> DynamoDbError {
     DynamoDbError::unusable("a complete description of the table")
 }

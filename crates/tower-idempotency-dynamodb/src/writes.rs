@@ -260,8 +260,8 @@ impl Inner {
 
     /// Returns the item for which a condition failed.
     ///
-    /// Reads the item consistently if the service did not return it with the failure: it may be absent, or the endpoint may
-    /// not support that.
+    /// Reads the item consistently if the service did not return it with the failure. The item may be absent, or the
+    /// endpoint may not return items.
     pub(crate) async fn conflicting_item(
         &self,
         item: Option<Item>,

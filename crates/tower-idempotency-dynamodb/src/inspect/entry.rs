@@ -120,7 +120,7 @@ fn token(item: &Item) -> Result<Option<Token>, DynamoDbError> {
     }
 }
 
-/// Returns a version that changes with the attributes of an item that cannot be read.
+/// Returns a version for an item that cannot be read. It changes with the versioned attributes.
 fn unreadable_version(item: &Item) -> u64 {
     let values = VERSIONED.map(|name| match item.get(name) {
         Some(AttributeValue::B(blob)) => blob.as_ref().to_vec(),

@@ -81,7 +81,7 @@ impl Inner {
         query: &Query,
     ) -> Result<(Vec<Item>, Option<Position>), InspectError> {
         let partition = index_partition(status, position.shard);
-        // More items than fit in the page are read only if some may not match.
+        // Examines more items than fit in the page only if the filter may reject some.
         let is_filtered = query.state() == State::Orphaned
             || query.older_than().is_some()
             || query.operation().is_some()
@@ -134,7 +134,7 @@ impl Inner {
                 if value >= limit || examined > limit.saturating_mul(4) {
                     return Ok(Count::new(value.min(limit), false));
                 }
-                // One more than the limit shows that there are more.
+                // One item above the limit shows that the count is not complete.
                 let rest = i32::try_from(limit - value + 1).unwrap_or(i32::MAX);
                 let mut request = self
                     .admin_client
@@ -216,7 +216,7 @@ impl Position {
     }
 }
 
-/// Returns the ID of an item. Bytes of another length than an ID's, which no entry of this store has, are cut or filled up.
+/// Returns the ID of an item. An ID of another length, which this store never writes, is cut or padded.
 fn key_id(item: &Item) -> KeyId {
     let mut id = [0; 32];
     if let Some(AttributeValue::B(bytes)) = item.get("id") {

@@ -64,7 +64,7 @@ impl Inner {
         })
     }
 
-    /// Returns the update of a resolution that leaves the item, and adds its values.
+    /// Returns the update expression of a resolution that does not delete the item, and adds its values.
     fn update_of(
         &self,
         id: &KeyId,
@@ -125,8 +125,8 @@ impl Inner {
         })
     }
 
-    /// Returns the expression that lists the item in this status, and adds its value: in the partition of the same number as
-    /// before. Returns an empty expression if there is no index.
+    /// Returns the expression that lists the item in this status, and adds its value. The number of the partition stays the
+    /// same. Returns an empty expression if there is no index.
     fn relisted(&self, status: &str, id: &KeyId, item: &Item, values: &mut Values) -> &'static str {
         let shard = match item.get("listed") {
             Some(AttributeValue::S(listed)) => {

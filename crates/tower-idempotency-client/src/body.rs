@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::operation::Operation;
 
 pin_project! {
-    /// Body of a response of [`Retry`](crate::Retry): that of the inner service.
+    /// Body of a response of [`Retry`](crate::Retry). Wraps the body of the inner service.
     ///
     /// If the body fails, the outcome of the operation becomes [`Outcome::ResponseLost`](crate::Outcome::ResponseLost). The
     /// same request under the same key then gets the response again.
@@ -26,7 +26,7 @@ pin_project! {
     {
         #[pin]
         inner: Inner<B>,
-        // Frames that were read in search of a code.
+        // Frames that were read to find an error code. They are returned first.
         read: VecDeque<Result<Frame<B::Data>, B::Error>>,
         operation: Option<Operation>,
     }
@@ -37,7 +37,7 @@ pin_project! {
     enum Inner<B> {
         // As the inner service returned it.
         Plain { #[pin] body: B },
-        // Moved to the heap, because it was polled before it is returned to the caller.
+        // On the heap, because it is polled before it is returned to the caller.
         Polled { body: Pin<Box<B>>, has_ended: bool },
     }
 }
@@ -59,8 +59,8 @@ impl<B: Body> ResponseBody<B> {
         }
     }
 
-    /// Reads the body until its end, its first `max` bytes or the deadline. Returns the body, which still contains all frames,
-    /// and its bytes, or `None` if it is longer, late or broken.
+    /// Reads the body until its end, more than `max` bytes or the deadline. Returns the body, which still contains all
+    /// frames, and its bytes. These are `None` if the body is longer, late or broken.
     pub(crate) async fn peek(self, max: usize, deadline: Instant) -> (Self, Option<Bytes>) {
         let mut body = match self.inner {
             Inner::Plain { body } => Box::pin(body),
@@ -101,7 +101,7 @@ impl<B: Body> ResponseBody<B> {
     }
 }
 
-/// Appends the data if it is contiguous, as each frame of an HTTP client is.
+/// Appends the data if it is contiguous, like the frames of HTTP clients.
 fn copy_chunk(data: &impl Buf, bytes: &mut BytesMut) -> bool {
     let chunk = data.chunk();
     bytes.extend_from_slice(chunk);

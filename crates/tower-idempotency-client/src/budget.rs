@@ -9,11 +9,11 @@ use crate::verdict::Cause;
 
 /// Budget of retries, in tokens. Clones share their tokens.
 ///
-/// A retry takes 14 tokens after a failure and 5 if the server limits requests. It takes none while the server executes the
-/// first request. A response gives the tokens of the last retry back, or 1 if there was none. So retries of a server that
-/// fails for long end soon, and each request is then sent once.
+/// A retry takes 14 tokens after a failure, and 5 if the server limits requests. It takes none while the server executes
+/// the first request. A definite response returns the tokens of the last retry, at least 1. So during a long outage the
+/// budget is soon spent, and each request is sent once.
 ///
-/// Use one budget for each server: a budget for several lets the failure of one stop the retries of all.
+/// Use one budget for each server. In a shared budget, the failure of one server stops the retries for all servers.
 #[derive(Clone, Debug)]
 pub struct Budget(Arc<Tokens>);
 
@@ -38,7 +38,7 @@ impl Budget {
         self.update(|available| available.checked_sub(cost))
     }
 
-    pub(crate) fn give_back(&self, tokens: u32) {
+    pub(crate) fn refill(&self, tokens: u32) {
         self.update(|available| {
             // A full budget is the usual case, and needs no write.
             (available < self.0.capacity)
@@ -73,14 +73,14 @@ mod tests {
         assert!(budget.clone().take(14));
         assert!(!budget.take(14), "6 tokens are left");
         assert!(budget.take(5));
-        budget.clone().give_back(13);
+        budget.clone().refill(13);
         assert!(budget.take(14));
     }
 
     #[test]
     fn budget_never_exceeds_capacity() {
         let budget = Budget::new(20);
-        budget.give_back(14);
+        budget.refill(14);
         assert!(budget.take(20));
         assert!(!budget.take(1));
         assert!(budget.take(0));

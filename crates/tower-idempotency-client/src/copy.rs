@@ -1,4 +1,4 @@
-//! A copy of a request, from which retries are made.
+//! A copy of a request, for retries.
 
 use std::any::Any;
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version};
 use http_body_util::{Empty, Full};
 
-/// Copy of a request. Without extensions of the caller it makes one allocation, and none if there are no headers.
+/// Copy of a request. Makes at most one allocation if the caller has set no extensions, and none without headers.
 pub(crate) struct RequestCopy<B> {
     method: Method,
     uri: Uri,
@@ -48,7 +48,7 @@ impl<B> RequestCopy<B> {
     }
 }
 
-/// Headers in one buffer. For each line: the length of its name, that of its value, a flag, name and value.
+/// Headers in one buffer. Each line has the length of its name, the length of its value, a flag, the name and the value.
 ///
 /// A clone of a `HeaderMap` allocates twice, and once more for each value that is cloned for the first time.
 struct HeaderCopy(Vec<u8>);
@@ -78,7 +78,7 @@ impl HeaderCopy {
         let mut headers = HeaderMap::new();
         let mut rest = self.0.as_slice();
         while let Some((name, value, following)) = next_line(rest) {
-            // Cannot fail: the map had as many lines.
+            // Cannot fail: the original map had as many lines.
             let _ = headers.try_append(name, value);
             rest = following;
         }

@@ -9,7 +9,7 @@ pub(crate) type BoxError = Box<dyn StdError + Send + Sync>;
 
 /// Error of a call without a response: the last attempt failed, or no attempt was allowed.
 ///
-/// [`outcome`](Self::outcome) says if the client may forget the key. Neither the error nor its text contains the key.
+/// [`outcome`](Self::outcome) tells if the client may delete the key. Neither the error nor its text contains the key.
 #[derive(Debug)]
 pub struct Error {
     reason: Reason,
@@ -40,7 +40,7 @@ impl Error {
         outcome: Outcome,
         source: Option<BoxError>,
     ) -> Self {
-        // An error of an inner `RetryLayer`, which has sent the request once on behalf of this one.
+        // The error comes from an inner `RetryLayer`, which sent the request once for this one.
         let source = match source.map(|source| source.downcast::<Self>()) {
             Some(Ok(inner)) => inner.source,
             Some(Err(source)) => Some(source),
@@ -75,7 +75,8 @@ impl Error {
 
     /// Returns `true` if the lifetime of the key ended before a response arrived.
     ///
-    /// The server may have deleted its record, so no further attempt is safe. The client reports the operation to a person.
+    /// The server may have deleted its record, so no further attempt is safe. The client reports the operation to its
+    /// operator.
     #[must_use]
     pub fn is_expired(&self) -> bool {
         self.reason == Reason::Expired
@@ -108,7 +109,7 @@ impl StdError for Error {
 
 /// Returns `true` if the error proves that no byte of the request was sent.
 ///
-/// Only connecting to an address is refused. An error of an open connection has another kind.
+/// Only a connection attempt fails with `ConnectionRefused`. An open connection fails with another kind.
 pub(crate) fn is_not_sent(error: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {

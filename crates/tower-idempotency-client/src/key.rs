@@ -78,7 +78,7 @@ impl Key {
 
     /// Returns the value of the header: an RFC 9651 String if `quoted`, else the key itself.
     ///
-    /// `None` cannot occur, because a key contains printable ASCII alone.
+    /// `None` cannot occur, because a key contains only printable ASCII.
     pub(crate) fn header(&self, quoted: bool) -> Option<HeaderValue> {
         let value = match quoted {
             false => HeaderValue::from_maybe_shared(self.0.slice(1..self.0.len() - 1)),
@@ -112,7 +112,7 @@ impl Key {
     }
 }
 
-/// Longest key that this crate sends, as the default of servers that follow Stripe's API or this project.
+/// Maximum length of a key. Servers that follow Stripe's API or this project accept it by default.
 const MAX_LENGTH: usize = 255;
 
 const HEX: &[u8; 16] = b"0123456789abcdef";

@@ -72,8 +72,8 @@ impl IdempotencyKeyLayer {
 
     /// Sets the protocol of the server. Default: [`Protocol::TowerIdempotency`].
     ///
-    /// With the wrong protocol the server may reject the key for its quotes, and a 409 may be retried in vain or reported as
-    /// the response.
+    /// With the wrong protocol the server may reject the key for its quotes. The client may also retry a 409 in vain, or
+    /// report it as the response.
     pub fn with_protocol(self, protocol: Protocol) -> Self {
         Self { protocol, ..self }
     }
@@ -91,7 +91,8 @@ impl IdempotencyKeyLayer {
 
     /// Sets the function that creates the operation of a request without one. Default: [`Operation::new`].
     ///
-    /// A function that returns the same key for two operations makes the second one a replay of the first.
+    /// If the function returns the same key for two operations, the server replays the response of the first for the
+    /// second.
     pub fn with_operations(
         self,
         operations: impl Fn() -> Operation + Send + Sync + 'static,
@@ -157,7 +158,7 @@ impl IdempotencyKeyLayer {
 
     /// Sets the key of a request of `http`, as [`set_key`](Self::set_key) does.
     pub(crate) fn set_key_of<B>(&self, req: &mut Request<B>) -> Keyed {
-        // The parts of a request cannot be borrowed one by one.
+        // A request does not lend its parts separately.
         let mut headers = mem::take(req.headers_mut());
         let mut extensions = mem::take(req.extensions_mut());
         let keyed = self.set_key(req.method(), &mut headers, &mut extensions);

@@ -61,7 +61,7 @@ use crate::{
 /// and `String` are copied; [`with_body_clone`](Self::with_body_clone) adds another type. A request with any other body is
 /// sent once.
 ///
-/// The response of the last attempt is returned, whatever its status is. If its outcome is not definite, its extensions contain
+/// The response of the last attempt is returned, with any status. If its outcome is not definite, its extensions contain
 /// the [`Operation`](crate::Operation).
 ///
 /// # Placement
@@ -127,16 +127,16 @@ impl RetryLayer {
 
     /// Sets the number of attempts of one call, the first one included. Default: 3.
     ///
-    /// Attempts while the server executes the first request do not count: they end with the deadline. With 1 no other request is
-    /// sent again. A high number multiplies the load on a server that fails.
+    /// Retries while the server executes the first request do not count: only the deadline limits them. With 1 there are no
+    /// other retries. A high number multiplies the load on a server that fails.
     pub fn with_max_attempts(self, attempts: u32) -> Self {
         self.with(|settings| settings.max_attempts = attempts.max(1))
     }
 
     /// Sets the longest duration of one call, all attempts and delays included. Default: 30 s.
     ///
-    /// At the deadline an attempt in flight is cancelled, and no further one begins. A deadline shorter than the lease of the
-    /// server (15 s by default) ends before a retry can take over from a process that has died.
+    /// At the deadline an attempt in flight is cancelled, and no further one begins. With a deadline shorter than the lease
+    /// of the server (15 s by default), no retry can take over from a process that died.
     pub fn with_deadline(self, deadline: Duration) -> Self {
         self.with(|settings| settings.deadline = deadline)
     }
@@ -173,16 +173,16 @@ impl RetryLayer {
     ///
     /// No attempt begins later, because it would execute the operation a second time. The outcome is then
     /// [`Outcome::Unknown`](crate::Outcome::Unknown). Both the monotonic clock and the wall clock count, so that a machine
-    /// that was suspended sends nothing late. A lifetime that is not shorter than the retention of the server allows a retry to
-    /// execute again.
+    /// that was suspended sends nothing late. The lifetime must be shorter than the retention of the server. Otherwise a
+    /// late retry executes the operation again.
     pub fn with_lifetime(self, lifetime: Duration) -> Self {
         self.with(|settings| settings.lifetime = lifetime)
     }
 
-    /// Sets a function that decides on an attempt. If it returns `None`, the layer decides.
+    /// Sets a function that judges attempts. If it returns `None`, the layer decides.
     ///
-    /// The limits still apply. A request without a key is still not sent again, unless its method is safe or it was never sent.
-    /// A function that returns [`Verdict::Definite`] for an unknown outcome lets the caller forget the key too early.
+    /// The limits still apply. A request without a key is still not sent again, unless its method is safe or it was never
+    /// sent. A function that returns [`Verdict::Definite`] for an unknown outcome lets the caller delete the key too early.
     pub fn with_verdict(
         self,
         verdict: impl Fn(&Attempt<'_>) -> Option<Verdict> + Send + Sync + 'static,
@@ -192,8 +192,8 @@ impl RetryLayer {
 
     /// Sets a function that copies request bodies of type `B`. It returns `None` if a body cannot be sent twice.
     ///
-    /// It replaces an earlier function, also of another type. The copy must have the same bytes, or the server rejects the retry
-    /// with 422.
+    /// Replaces an earlier function, even for another type. The copy must have the same bytes, or the server rejects the
+    /// retry with 422.
     pub fn with_body_clone<B: 'static>(
         self,
         clone: impl Fn(&B) -> Option<B> + Send + Sync + 'static,

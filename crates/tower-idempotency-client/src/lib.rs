@@ -34,7 +34,7 @@ pub use self::{
     },
     protocol::Protocol,
     service::{ResponseFuture, Retry},
-    sticky::Sticky,
+    sticky::ProviderChoice,
     verdict::{Attempt, Cause, Verdict},
 };
 

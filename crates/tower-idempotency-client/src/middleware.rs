@@ -25,9 +25,9 @@ impl RetryLayer {
     ///
     /// # Redirects
     ///
-    /// The layer replaces the redirect policy of `builder` and follows up to 10 redirects itself, as reqwest does by default.
-    /// When the origin changes, it removes the key, the credentials and `Host`. An unsafe request that a redirect sent to
-    /// another origin has no key there, and is not sent again after an attempt that may have been executed.
+    /// The layer replaces the redirect policy of `builder` and follows up to 10 redirects itself, as reqwest does by
+    /// default. When the origin changes, it removes the key, the credentials and `Host`. So an unsafe request that follows
+    /// a redirect to another origin has no key there. It is not sent again after an attempt that may have been executed.
     ///
     /// # Errors
     ///
@@ -113,7 +113,7 @@ async fn send_all(
     Ok(res.map(Body::wrap).into())
 }
 
-/// Sends attempts through the middleware inside, and follows redirects.
+/// Sends attempts through the inner middleware, and follows redirects.
 struct Chain<'a> {
     next: Next<'a>,
     extensions: &'a mut Extensions,
@@ -178,7 +178,7 @@ impl Chain<'_> {
     }
 }
 
-/// Copy of a request, from which the request after a redirect is made.
+/// Copy of a request, from which the request after a redirect is built.
 struct Followup {
     req: Request,
     has_body: bool,
@@ -201,8 +201,8 @@ impl Followup {
         }
     }
 
-    /// Returns the request after a redirect, and `true` if its origin is another one. `None` if the response is no redirect, or
-    /// the body cannot be sent again.
+    /// Returns the request after a redirect, and `true` if it goes to another origin. Returns `None` if the response is no
+    /// redirect, or if the body cannot be sent again.
     fn request(
         mut self,
         status: StatusCode,
@@ -251,7 +251,7 @@ impl Followup {
     }
 }
 
-/// Converts a response, and keeps its URL.
+/// Converts a response. The result includes its URL.
 fn into_http(res: Response) -> Result<http::Response<Body>, BoxError> {
     let url: Url = res.url().clone();
     let with_url = http::Response::builder().url(url).body(())?;
@@ -261,7 +261,7 @@ fn into_http(res: Response) -> Result<http::Response<Body>, BoxError> {
     Ok(res)
 }
 
-/// Redirects that one attempt follows at most, as many as reqwest does by default.
+/// Maximum number of redirects of one attempt, the same as the default of reqwest.
 const MAX_REDIRECTS: usize = 10;
 
 const PAYLOAD_HEADERS: [HeaderName; 4] = [
@@ -271,7 +271,7 @@ const PAYLOAD_HEADERS: [HeaderName; 4] = [
     header::TRANSFER_ENCODING,
 ];
 
-/// Headers for one origin alone.
+/// Headers that must not reach another origin.
 const ORIGIN_HEADERS: [HeaderName; 5] = [
     header::AUTHORIZATION,
     header::COOKIE,

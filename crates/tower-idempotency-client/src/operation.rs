@@ -1,4 +1,4 @@
-//! Operations of a client: one key each, however often the request is sent.
+//! Operations of a client. All attempts of an operation have one key.
 
 use std::{
     fmt,
@@ -17,10 +17,9 @@ use crate::{key::Key, protocol::Protocol};
 
 /// Operation of the client: one key, and the state of all attempts under it.
 ///
-/// The client creates one operation for each effect that it wants, stores the [key](Self::key) with the data of the operation,
-/// and puts a clone into the extensions of the request. Clones share their state. After the call, [`outcome`](Self::outcome)
-/// says if the client may forget the key.
-///
+/// The client creates one operation for each intended effect, and stores the [key](Self::key) with the data of the
+/// operation. It puts a clone into the extensions of the request. Clones share their state. After the call,
+/// [`outcome`](Self::outcome) tells if the client may delete the key.
 /// ```
 /// use http::Request;
 /// use tower_idempotency_client::{Operation, Outcome};
@@ -35,8 +34,8 @@ use crate::{key::Key, protocol::Protocol};
 /// # Ok::<(), http::Error>(())
 /// ```
 ///
-/// A caller that knows a key may be able to request the recorded response. To keep it out of logs, the type has no `Display`,
-/// and its `Debug` output does not contain the key.
+/// A caller that knows a key may be able to request the recorded response. To prevent keys in logs, the type has no
+/// `Display`, and its `Debug` output does not contain the key.
 #[derive(Clone)]
 pub struct Operation(Arc<Inner>);
 
@@ -66,19 +65,19 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Returns `true` if the client may forget the key.
+    /// Returns `true` if the client may delete the key.
     ///
-    /// Otherwise the client keeps the key, and sends the same request under it again or reports it to the operator. A new key
-    /// would execute the operation a second time.
+    /// Otherwise the client must not delete the key. It sends the same request again under the key, or reports the key to
+    /// the operator. A new key would execute the operation a second time.
     #[must_use]
-    pub const fn may_forget_key(self) -> bool {
+    pub const fn can_delete_key(self) -> bool {
         matches!(self, Self::NotExecuted | Self::Definite)
     }
 }
 
 /// Time of the first attempt, on both clocks.
 ///
-/// The monotonic clock stands still while the machine is suspended, and the wall clock can be set back.
+/// Neither is enough: the monotonic clock stops while the machine is suspended, and the wall clock can be set back.
 struct FirstSent {
     wall: SystemTime,
     monotonic: Instant,
@@ -91,8 +90,8 @@ struct FirstSent {
 pub struct InvalidKey(pub(crate) &'static str);
 
 impl Operation {
-    /// Creates an operation whose key is a random UUID (version 4), as the IETF draft recommends
-    /// (draft-ietf-httpapi-idempotency-key-header-07, section 2.2).
+    /// Creates an operation whose key is a random UUID (version 4), as recommended in
+    /// draft-ietf-httpapi-idempotency-key-header-07, section 2.2.
     ///
     /// # Panics
     ///
@@ -129,11 +128,11 @@ impl Operation {
         Key::new(key.as_ref().as_bytes()).map(Self::from_key)
     }
 
-    /// Creates an operation whose key is derived from the parts of its name, for example the ID of a message and the name of
-    /// the effect. The key is a UUID of version 8 from the SHA-256 digest of all parts and their lengths.
+    /// Creates an operation whose key is derived from the parts of its name. Examples of parts are the ID of a message and
+    /// the name of the effect. The key is a UUID of version 8 from the SHA-256 digest of all parts and their lengths.
     ///
-    /// Pass what *names* the operation, and never its content: two equal orders are two orders. The parts must not change
-    /// between attempts. If others can guess them, they can guess the key.
+    /// Pass a *name* of the operation, and never its content: two equal orders are two operations. The parts must not
+    /// change between attempts. A client that can guess the parts can guess the key.
     ///
     /// ```
     /// use tower_idempotency_client::Operation;
@@ -202,13 +201,13 @@ impl Operation {
         self.0.first_sent.get().map(|first| first.wall)
     }
 
-    /// Returns the provider that [`Sticky`](crate::Sticky) chose for the first attempt, or `None` if it chose none.
+    /// Returns the provider that [`ProviderChoice`](crate::ProviderChoice) chose for the first attempt, or `None` if it chose none.
     #[must_use]
     pub fn provider(&self) -> Option<u64> {
         self.0.provider.get().copied()
     }
 
-    /// Returns the outcome that is known so far. A call that is cancelled leaves [`Outcome::Unknown`].
+    /// Returns the outcome that is known now. A call that is cancelled leaves [`Outcome::Unknown`].
     #[must_use]
     pub fn outcome(&self) -> Outcome {
         match self.0.response.load(Ordering::Relaxed) {
@@ -219,7 +218,7 @@ impl Operation {
         }
     }
 
-    /// Creates the state of a request that has no key. It is never handed out.
+    /// Creates the state of a request that has no key. No caller gets it.
     pub(crate) fn without_key() -> Self {
         Self::from_key(Key::none())
     }
@@ -265,28 +264,28 @@ impl Operation {
         self.0.open_attempts.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Notes that an attempt may have been executed, or may be executed later, without counting it.
+    /// Marks an attempt as possibly executed, now or later, without counting it.
     pub(crate) fn open_attempt(&self) {
         self.0.open_attempts.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes the last attempt back, which was counted and not sent.
+    /// Takes back the last attempt, which was counted and not sent.
     pub(crate) fn discard_attempt(&self) {
         self.0.attempts.fetch_sub(1, Ordering::Relaxed);
         self.close_attempt();
     }
 
-    /// Notes that an attempt was not executed.
+    /// Marks an attempt as not executed.
     pub(crate) fn close_attempt(&self) {
         self.0.open_attempts.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Notes that the response of the operation has arrived.
+    /// Marks the response of the operation as received.
     pub(crate) fn set_response(&self) {
         self.0.response.store(RESPONSE, Ordering::Relaxed);
     }
 
-    /// Notes that the body of the response did not arrive.
+    /// Marks the body of the response as lost.
     pub(crate) fn set_response_lost(&self) {
         self.0.response.store(RESPONSE_LOST, Ordering::Relaxed);
     }

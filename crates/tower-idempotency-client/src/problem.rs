@@ -46,8 +46,8 @@ impl Form {
 impl Problem {
     /// Returns the members of a body, or `None` if it is not a JSON object.
     ///
-    /// Outside problem details, a code counts as a member of `error`, or if it begins with `idempotency_`. Any other `code` is
-    /// one of the application, whose meaning is unknown.
+    /// Outside problem details, a code counts as a member of `error`, or if it begins with `idempotency_`. Any other `code`
+    /// belongs to the application, and its meaning is unknown.
     pub(crate) fn parse(form: Form, body: &[u8]) -> Option<Self> {
         let body: Value = serde_json::from_slice(body).ok()?;
         let body = body.as_object()?;

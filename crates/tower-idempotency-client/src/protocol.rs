@@ -2,8 +2,8 @@
 
 /// Protocol that the server follows.
 ///
-/// It decides on the form of the key header and on the meaning of responses without a known code. Known codes of all protocols
-/// are understood with each of them.
+/// Decides on the form of the key header, and on the meaning of responses without a known code. The layer knows the codes
+/// of all protocols, regardless of this setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Protocol {

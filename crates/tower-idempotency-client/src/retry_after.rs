@@ -7,7 +7,7 @@ use http::{HeaderMap, header};
 /// Returns the delay that the server requests, or `None` if the header is missing or invalid.
 ///
 /// A date is compared with the header `Date` of the response, so that the difference between the clocks does not matter. A
-/// date in the past is no delay. A number of seconds that does not fit is the longest delay.
+/// date in the past means no delay. A number of seconds that is too large counts as `u64::MAX`.
 pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let value = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim();
     if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {

@@ -34,7 +34,7 @@ pub(crate) trait Transport: Send {
     /// Returns `true` if no byte of the last attempt was sent.
     fn is_not_sent(&self, error: &BoxError) -> bool;
 
-    /// Returns `true` if the last attempt was executed, if at all, without the key of the call.
+    /// Returns `true` if the last attempt may have been executed without the key of the call.
     fn has_lost_key(&self) -> bool {
         false
     }
@@ -122,7 +122,7 @@ impl Series {
         (!matches!(judgement.verdict, Verdict::Retry { .. })).then_some(judgement)
     }
 
-    /// Notes the judgement of an attempt. Returns the delay before the next one, or `None` if the call ends.
+    /// Records the judgement of an attempt. Returns the delay before the next one, or `None` if the call ends.
     pub(crate) fn conclude(&mut self, judgement: Judgement, can_send: bool) -> Option<Duration> {
         match judgement.fate {
             Fate::Definite => self.operation.set_response(),
@@ -132,7 +132,7 @@ impl Series {
         let (after, cause) = match judgement.verdict {
             Verdict::Retry { after, cause } => (after, cause),
             Verdict::Definite => {
-                self.settings.budget.give_back(self.cost.max(1));
+                self.settings.budget.refill(self.cost.max(1));
                 return None;
             }
             Verdict::Unknown => return None,
@@ -161,7 +161,8 @@ impl Series {
         Some(delay)
     }
 
-    /// Returns `true` if the server may have deleted the record of an earlier attempt after this delay.
+    /// Returns `true` if the key of an earlier attempt expires within this delay. The server may then have deleted its
+    /// record.
     fn expires_within(&self, delay: Duration) -> bool {
         let lifetime = self.settings.lifetime.saturating_sub(delay);
         self.has_key
@@ -195,7 +196,8 @@ impl Series {
         Error::new(reason, operation, outcome, source)
     }
 
-    /// Judges a response or an error by the function of the caller, else by the rules of the layer.
+    /// Judges a response or an error by the caller's function, or by the rules of the layer if that function does not
+    /// decide.
     fn judge(&self, result: Result<Head<'_>, &BoxError>, is_sent: bool) -> Judgement {
         let result = result.map_err(AsRef::as_ref);
         let by_caller = self
@@ -260,7 +262,7 @@ pub(crate) async fn drive<T: Transport>(
     }
 }
 
-/// Reads the body of an error response if it may contain a code. A body that is late is passed on without one.
+/// Reads the body of an error response if it may contain a code. A body that is late counts as one without a code.
 async fn read_problem<B: Body>(
     series: &Series,
     status: StatusCode,
@@ -277,5 +279,5 @@ async fn read_problem<B: Body>(
     (body, problem)
 }
 
-/// Deadline of a call whose deadline is too far for the clock.
+/// Used if the deadline of a call is too far in the future for the clock.
 const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);

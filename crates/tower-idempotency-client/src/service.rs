@@ -128,7 +128,7 @@ fn copy_request<B: 'static>(
     has_operation: bool,
 ) -> Option<RequestCopy<B>> {
     let body = clone_body(settings.clone_body.as_deref(), req.body())?;
-    // The operation is put into each attempt in any case.
+    // Each attempt gets the operation anyway, so it does not count here.
     let has_others = req.extensions().len() > usize::from(has_operation);
     let extensions = has_others.then(|| req.extensions().clone());
     Some(RequestCopy::new(req, extensions, body))
@@ -198,8 +198,8 @@ pin_project! {
     ///
     /// # Cancellation
     ///
-    /// Dropping the future cancels the attempt in flight. The outcome of the operation is then unknown: the server may execute
-    /// it. The caller keeps the key and sends the request again.
+    /// Dropping the future cancels the attempt in flight. The outcome of the operation is then unknown: the server may
+    /// execute it. The caller should send the request again under the same key.
     ///
     /// # Panics
     ///
@@ -221,7 +221,7 @@ pin_project! {
         S: Service<Request<B>>,
         R: Body,
     {
-        // The first attempt, which most calls end with. It needs no allocation.
+        // The first attempt. Most calls need no other, and this one needs no allocation.
         First {
             #[pin]
             future: S::Future,

@@ -4,27 +4,28 @@ use http::Request;
 
 use crate::operation::Operation;
 
-/// Choice of the provider or region for a request, which stays the same for all attempts of an operation.
+/// Choice of a provider or region that stays the same for all attempts of an operation.
 ///
-/// A provider that failed may have executed the request before. Another one does not know its key, and would execute it a
-/// second time. A service inside [`RetryLayer`](crate::RetryLayer) that picks a provider therefore lets `Sticky` choose:
+/// A provider may have executed a request before it failed. Another provider does not know the key, and would execute the
+/// request a second time. A service inside [`RetryLayer`](crate::RetryLayer) that picks a provider therefore lets `ProviderChoice`
+/// choose:
 ///
 /// ```
 /// use http::Request;
-/// use tower_idempotency_client::{Operation, Sticky};
+/// use tower_idempotency_client::{Operation, ProviderChoice};
 ///
 /// let request = Request::post("/charges").extension(Operation::new()).body(())?;
-/// assert_eq!(Sticky::of(&request).choose(|| 2), 2);
-/// assert_eq!(Sticky::of(&request).choose(|| 5), 2);
+/// assert_eq!(ProviderChoice::of(&request).choose(|| 2), 2);
+/// assert_eq!(ProviderChoice::of(&request).choose(|| 5), 2);
 /// # Ok::<(), http::Error>(())
 /// ```
 ///
 /// `RetryLayer` puts the [`Operation`] into the extensions of each request that has a key. A request without a key is safe, or
 /// is not sent again after an attempt that may have been executed. Each of its attempts may go to another provider.
 #[derive(Clone, Debug)]
-pub struct Sticky(Option<Operation>);
+pub struct ProviderChoice(Option<Operation>);
 
-impl Sticky {
+impl ProviderChoice {
     /// Returns the choice for a request.
     #[must_use]
     pub fn of<B>(req: &Request<B>) -> Self {

@@ -70,7 +70,7 @@ pub(crate) fn finished(outcome: Outcome) {
     }
 }
 
-/// Reports the begin of a call.
+/// Reports the start of a call.
 pub(crate) fn began() {
     count!("idempotency_client_requests_total");
 }

@@ -19,7 +19,7 @@ pub enum Verdict {
         /// Cause, which decides on the length of the delay and on the cost of the retry.
         cause: Cause,
     },
-    /// The attempt may have been executed, and a retry cannot find out.
+    /// The attempt may have been executed, and a retry would not show if it was.
     Unknown,
 }
 
@@ -71,8 +71,8 @@ impl<'a> Attempt<'a> {
         Some((head.status, head.headers))
     }
 
-    /// Returns the code in the body of an error response: the member `code` of problem details (RFC 9457), the member
-    /// `error.code` of other JSON, or a member `code` that begins with `idempotency_`.
+    /// Returns the code in the body of an error response. It is the member `code` of problem details (RFC 9457), or
+    /// `error.code` of other JSON. A `code` of other JSON counts if it begins with `idempotency_`.
     #[must_use]
     pub fn code(&self) -> Option<&'a str> {
         self.result.as_ref().ok()?.problem?.code.as_deref()
@@ -85,14 +85,14 @@ impl<'a> Attempt<'a> {
     }
 }
 
-/// Verdict on an attempt, and the fate of this attempt.
+/// Verdict on an attempt, and the state of the attempt after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Judgement {
     pub(crate) verdict: Verdict,
     pub(crate) fate: Fate,
 }
 
-/// Fate of one attempt, independent of earlier attempts.
+/// State of one attempt, independent of earlier attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// The server executed the request, or replayed its response.
@@ -140,7 +140,7 @@ impl Judgement {
 
     /// Returns the judgement of a response: by its code, else by the protocol, else by its status.
     ///
-    /// A server that says if the request should be sent again has the last word.
+    /// A header in which the server requests or rejects a retry overrides the other rules.
     pub(crate) fn of_response(head: Head<'_>, protocol: Protocol) -> Self {
         let after = retry_after(head.headers);
         let judged = by_replay_marker(head)
@@ -177,7 +177,7 @@ pub(crate) fn depends_on_code(status: StatusCode, headers: &HeaderMap) -> bool {
 
 /// Judges a replay. Only a recorded response is marked, so a retry would get the same one.
 ///
-/// A recorded 5xx is the response of the key, but does not say if the operation was executed.
+/// A recorded 5xx is the response of the key, but does not show if the operation was executed.
 fn by_replay_marker(head: Head<'_>) -> Option<Judgement> {
     let marker = head.headers.get(REPLAYED)?;
     (marker == "true").then_some(if head.status.is_server_error() {
@@ -230,7 +230,7 @@ fn by_code(head: Head<'_>, after: Option<Duration>) -> Option<Judgement> {
             (Some("idempotency_error"), _) if head.status == StatusCode::BAD_REQUEST => {
                 Some(Judgement::DEFINITE)
             }
-            // A code of a later version of the layer.
+            // A later version of the layer may send other codes.
             (_, Some(true)) => Some(Judgement::retry(after, Cause::Transient)),
             (_, Some(false)) => Some(Judgement::UNKNOWN),
             _ => None,
@@ -238,7 +238,7 @@ fn by_code(head: Head<'_>, after: Option<Duration>) -> Option<Judgement> {
     )
 }
 
-/// Judges a 409. Other services use the status for conflicts of their own, which no retry resolves.
+/// Judges a 409. Applications use this status for conflicts that no retry resolves.
 fn by_protocol(head: Head<'_>, protocol: Protocol, after: Option<Duration>) -> Option<Judgement> {
     let means_in_progress = match protocol {
         Protocol::Ietf | Protocol::Stripe => true,
@@ -257,7 +257,7 @@ fn by_status(status: StatusCode, after: Option<Duration>) -> Judgement {
             ..Judgement::retry(after, Cause::Transient)
         },
         408 | 500.. => Judgement::retry(after, Cause::Transient),
-        // A layer or a proxy in front of the one for idempotency sends these, and they are not recorded.
+        // A layer or proxy in front of the idempotency layer sends these, and they are not recorded.
         401 | 403 | 406 | 407 | 411..=413 | 415..=417 | 421 | 423 | 424 | 426 | 428 | 431 => {
             Judgement::REJECTED
         }
@@ -265,7 +265,7 @@ fn by_status(status: StatusCode, after: Option<Duration>) -> Judgement {
     }
 }
 
-/// Returns the word of the server, if there is one.
+/// Returns the server's request for or against a retry, if there is one.
 fn should_retry(head: Head<'_>) -> Option<bool> {
     if !head.status.is_client_error() && !head.status.is_server_error() {
         return None;
@@ -283,5 +283,5 @@ fn should_retry(head: Head<'_>) -> Option<bool> {
 /// Header that marks a replay, in this project, in Stripe's API and in the Agentic Commerce Protocol.
 const REPLAYED: &str = "idempotent-replayed";
 
-/// Headers in which a server says if the request should be sent again.
+/// Headers in which a server requests or rejects a retry.
 const SHOULD_RETRY: [&str; 3] = ["stripe-should-retry", "x-should-retry", "should-retry"];

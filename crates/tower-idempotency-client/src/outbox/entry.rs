@@ -41,7 +41,7 @@ impl Entry {
         }
     }
 
-    /// Creates the entry of a request without its body, with the default headers and these ones.
+    /// Creates the entry of a request without its body. It has the default headers and those in `allowed`.
     pub(super) fn of_head(operation: &Operation, head: &Parts, allowed: &[HeaderName]) -> Self {
         let is_allowed =
             |name: &HeaderName| DEFAULT_HEADERS.contains(&name.as_str()) || allowed.contains(name);
@@ -62,7 +62,7 @@ impl Entry {
         }
     }
 
-    /// Returns the key. A caller that knows it may be able to request the recorded response: keep it out of logs.
+    /// Returns the key. Do not log it: a caller that knows the key may be able to request the recorded response.
     #[must_use]
     pub fn key(&self) -> &str {
         &self.key
@@ -236,8 +236,8 @@ pub(super) fn millis(at: SystemTime) -> u64 {
 
 pub(super) const DAMAGED: &str = "an entry of the outbox is damaged";
 
-/// Headers that describe the content, and those that name the account a server acts for. A server with idempotency keys may
-/// compare them.
+/// Headers that describe the content, and headers that select the account on which a server acts. A server may compare them
+/// in retries.
 const DEFAULT_HEADERS: &[&str] = &[
     "accept",
     "accept-language",

@@ -17,13 +17,13 @@ use super::{Outbox, OutboxError, entry::Entry, log::Log};
 
 /// Outbox of one process, in a file that only its user may read.
 ///
-/// An entry is on the disk (fdatasync) before its request is sent. Calls that arrive at the same time share one write. The file
-/// is a log with a checksum for each record. If a crash cuts its last record off, the earlier ones are read. Once the file is
-/// larger than 1 MiB and most of it is of removed entries, a new file replaces it.
+/// An entry is on the disk (fdatasync) before its request is sent. Calls that arrive at the same time share one write. The
+/// file is a log with a checksum for each record. If a crash cuts its last record off, the earlier ones are read. A new
+/// file replaces it when it is larger than 1 MiB and consists mostly of removed entries.
 ///
-/// The entries are in memory, too. A second process cannot open the file: an adjacent file with the suffix `.lock` is locked.
-/// Do not put the file on a network file system, because locks and fsync are unreliable there. A drop waits until the calls that
-/// began are written and the file is closed.
+/// The entries are in memory, too. A lock on an adjacent file with the suffix `.lock` prevents a second process from
+/// opening the outbox. Do not put the file on a network file system, because locks and fsync are unreliable there. The drop
+/// waits until started calls are written and the file is closed.
 ///
 /// ```
 /// use tower_idempotency_client::{Entry, FileOutbox, Operation, Outbox};
@@ -105,20 +105,20 @@ impl FileOutbox {
         })
     }
 
-    /// Does not wait until an entry is on the disk.
+    /// Makes calls return before their entries are on the disk.
     ///
-    /// Entries then survive the end of the process, also by `kill -9`. A crash of the machine loses the last ones: their requests
-    /// may have been executed, and are not sent again.
+    /// Entries then survive the end of the process, also by `kill -9`. A crash of the machine loses the last entries. Their
+    /// requests may have been executed, and are not sent again.
     #[must_use]
     pub fn without_fsync(self) -> Self {
         self.settings.is_synced.store(false, Ordering::Relaxed);
         self
     }
 
-    /// Sets the size of all entries in bytes. Default: 64 MiB. Maximum: 1 GiB.
+    /// Sets the maximum size of all entries in bytes. Default: 64 MiB. Maximum: 1 GiB.
     ///
-    /// A full outbox stores no further entry, and their requests fail before they are sent. The entries are in memory, and the
-    /// file becomes at most twice as large, or 1 MiB.
+    /// If the outbox is full, further requests fail before they are sent. The entries are in memory. The file grows to at
+    /// most twice their size, or 1 MiB.
     #[must_use]
     pub fn with_max_bytes(self, bytes: u64) -> Self {
         let bytes = bytes.min(MAX_BYTES);
@@ -166,7 +166,7 @@ impl Outbox for FileOutbox {
     }
 }
 
-/// Executes calls with one write. Replies after it.
+/// Executes calls with one write, and replies to them afterwards.
 fn execute(log: &mut Log, batch: Vec<Command>, settings: &Settings) {
     let mut acknowledge: Vec<Acknowledge> = Vec::with_capacity(batch.len());
     let max_bytes = settings.max_bytes.load(Ordering::Relaxed);
@@ -185,18 +185,18 @@ fn execute(log: &mut Log, batch: Vec<Command>, settings: &Settings) {
 
 fn apply(log: &mut Log, command: Command, max_bytes: u64) -> Acknowledge {
     match command {
-        Command::Store(entry, reply) => later(reply, log.store(&entry, max_bytes)),
-        Command::Resume(key, at, reply) => later(reply, Ok(log.resume(&key, Some(at)))),
-        Command::Discard(key, reply) => later(reply, Ok(log.discard(&key))),
+        Command::Store(entry, reply) => reply_later(reply, log.store(&entry, max_bytes)),
+        Command::Resume(key, at, reply) => reply_later(reply, Ok(log.resume(&key, Some(at)))),
+        Command::Discard(key, reply) => reply_later(reply, Ok(log.discard(&key))),
         Command::Remove(key, reply) => {
             log.remove(&key);
-            later(reply, Ok(()))
+            reply_later(reply, Ok(()))
         }
-        Command::Pending(after, limit, reply) => later(reply, Ok(log.pending(after, limit))),
+        Command::Pending(after, limit, reply) => reply_later(reply, Ok(log.pending(after, limit))),
     }
 }
 
-fn later<T: Send + 'static>(reply: Reply<T>, result: Result<T, OutboxError>) -> Acknowledge {
+fn reply_later<T: Send + 'static>(reply: Reply<T>, result: Result<T, OutboxError>) -> Acknowledge {
     Box::new(move |written| {
         let written = written.map_err(|error| OutboxError::new(error.to_string()));
         // Fails if the caller was dropped.
@@ -220,5 +220,5 @@ impl fmt::Debug for FileOutbox {
 
 const DEFAULT_MAX_BYTES: u64 = 64 * 1024 * 1024;
 const MAX_BYTES: u64 = 1024 * 1024 * 1024;
-/// Calls that share one write.
+/// Maximum number of calls that share one write.
 const MAX_BATCH: usize = 256;

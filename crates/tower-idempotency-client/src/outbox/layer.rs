@@ -30,8 +30,8 @@ use crate::{
 
 /// Stores each request with a key before its first byte is sent, and retries like [`RetryLayer`], which it includes.
 ///
-/// A process that dies then forgets no operation: [`OutboxService::recover`] sends what is pending again under the same key. The
-/// entry of a request is removed
+/// After a crash, [`OutboxService::recover`] sends the pending requests again under the same keys. The entry of a request
+/// is removed
 ///
 /// - after a definite response, or by the application ([`with_manual_removal`](Self::with_manual_removal));
 /// - if no attempt was executed, and no other call sends the request.
@@ -39,8 +39,8 @@ use crate::{
 /// While a request is stored, the outcome of its operation is not [`NotExecuted`](Outcome::NotExecuted), because a recovery may
 /// send it. A call that is dropped leaves its entry.
 ///
-/// A request under a key that is stored already continues the stored operation: the time of its first attempt and its provider
-/// count. Another method, URL or body under the key is an error, and nothing is sent.
+/// A request under a key that is stored already continues the stored operation: the time of its first attempt and its
+/// provider count. A different method, URL or body under the key is an error, and nothing is sent.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -74,7 +74,7 @@ use crate::{
 /// {
 ///     match recovered.result {
 ///         Ok(response) => println!("{}", response.status()),
-///         Err(error) if error.is_expired() => println!("outcome unknown, needs a person"),
+///         Err(error) if error.is_expired() => println!("outcome unknown, needs an operator"),
 ///         Err(_) => println!("stays in the outbox"),
 ///     }
 /// }
@@ -99,8 +99,9 @@ use crate::{
 ///
 /// # Placement
 ///
-/// The layer takes the place of `RetryLayer`. Another `RetryLayer` outside is an error. A [`Sticky`](crate::Sticky) choice inside
-/// is made after the entry was stored, so a recovery does not know it: see [`with_providers`](Self::with_providers).
+/// Use the layer instead of `RetryLayer`. Another `RetryLayer` outside is an error. A service inside that chooses with
+/// [`ProviderChoice`](crate::ProviderChoice) does so after the entry was stored. A recovery does not know that choice: see
+/// [`with_providers`](Self::with_providers).
 #[must_use]
 pub struct OutboxLayer<O> {
     shared: Shared<O>,
@@ -129,10 +130,10 @@ impl<O: Outbox> OutboxLayer<O> {
         }
     }
 
-    /// Stores these headers, too. Default: none besides those above.
+    /// Stores these headers, too. Default: only the headers of [stored data](Self#stored-data).
     ///
-    /// A server compares some headers of a retry with those of the first attempt, and rejects a recovered request without them by
-    /// 422. A header that contains a credential is stored in the clear.
+    /// If the server compares a header that is not stored, it rejects the recovered request with 422. A header with a
+    /// credential is stored in the clear.
     pub fn with_headers(mut self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
         self.shared.headers = headers.into_iter().collect();
         self
@@ -140,9 +141,9 @@ impl<O: Outbox> OutboxLayer<O> {
 
     /// Sets the function that chooses the provider of an operation without one. Default: none.
     ///
-    /// The choice is stored with the request, and [`Sticky`](crate::Sticky) returns it for all attempts, also after a crash.
-    /// Without this setting, a choice that is made by `Sticky` inside is lost with the process. A recovery may then send a
-    /// request that one provider has executed to another one, which executes it again.
+    /// The choice is stored with the request, and [`ProviderChoice`](crate::ProviderChoice) returns it for all attempts, also after a
+    /// crash. Without this setting, a choice that `ProviderChoice` makes inside is lost with the process. A recovery may then send
+    /// an executed request to a second provider, which executes it again.
     pub fn with_providers(mut self, choose: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
         self.shared.providers = Some(Arc::new(choose));
         self
@@ -151,8 +152,8 @@ impl<O: Outbox> OutboxLayer<O> {
     /// Leaves entries in the outbox after a definite response. The application calls [`Outbox::remove`] when it has stored the
     /// response.
     ///
-    /// If the process dies in between, the recovery gets the response again, as a replay. Without this setting the response of an
-    /// executed operation may be lost. An application that removes nothing fills the outbox.
+    /// If the process dies in between, the recovery gets the response again, as a replay. Without this setting the response
+    /// of an executed operation may be lost. If the application removes no entries, the outbox fills up.
     pub fn with_manual_removal(mut self) -> Self {
         self.shared.removes = false;
         self
@@ -209,8 +210,8 @@ pub struct OutboxService<S, O> {
 impl<S: Clone, O: Outbox> OutboxService<S, O> {
     /// Returns the pending requests, to send them again under the same keys.
     ///
-    /// Call it at the start of the process, and as often as requests should be sent again that failed or were cancelled. A
-    /// request that another call or process sends at the same time is sent twice under one key, which has one effect.
+    /// Call it at the start of the process, and whenever failed or cancelled requests should be sent again. If another call
+    /// or process sends a request at the same time, it is sent twice under one key and has one effect.
     #[must_use]
     pub fn recover(&self) -> Recovery<S, O> {
         Recovery::new(self.clone())
@@ -281,22 +282,22 @@ where
                 Ok(body) => body.to_bytes(),
                 Err(error) => return Err(not_stored(Some(operation), error)),
             };
-            let unsettled = Unsettled::new(&operation);
+            let unknown_on_drop = UnknownOnDrop::new(&operation);
             let previous = match shared.store(&entry, inner.settings().deadline).await {
                 Ok(previous) => previous,
                 Err(error) => {
-                    drop(unsettled);
+                    drop(unknown_on_drop);
                     return Err(not_stored(Some(operation), error));
                 }
             };
             if let Some(previous) = previous {
                 if !previous.is_same_request(&entry) {
-                    drop(unsettled);
+                    drop(unknown_on_drop);
                     return Err(not_stored(Some(operation), OTHER_REQUEST));
                 }
                 previous.restore(&operation);
             }
-            shared.send(inner, req, operation, unsettled).await
+            shared.send(inner, req, operation, unknown_on_drop).await
         })
     }
 }
@@ -315,7 +316,7 @@ impl<O: Outbox> Shared<O> {
         mut inner: Retry<S>,
         req: Request<B>,
         operation: Operation,
-        unsettled: Unsettled,
+        unknown_on_drop: UnknownOnDrop,
     ) -> CallResult<R>
     where
         S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
@@ -341,10 +342,10 @@ impl<O: Outbox> Shared<O> {
             Outcome::Unknown => false,
         };
         if is_settled {
-            unsettled.settle();
+            unknown_on_drop.disarm();
             return result;
         }
-        drop(unsettled);
+        drop(unknown_on_drop);
         match result {
             Ok(mut res) => {
                 res.extensions_mut().insert(operation);
@@ -355,7 +356,7 @@ impl<O: Outbox> Shared<O> {
     }
 }
 
-/// Returns the result of a call of the outbox, or `None` after an error, which leaves the entry for a recovery.
+/// Returns the result of a call of the outbox. After an error, logs it and returns `None`: the entry stays for a recovery.
 fn warn_if_failed<T>(
     result: Result<Result<T, OutboxError>, tokio::time::error::Elapsed>,
 ) -> Option<T> {
@@ -382,19 +383,19 @@ impl Entry {
 }
 
 /// Marks an operation as unknown when it is dropped, because its entry may be stored and sent by a recovery.
-pub(super) struct Unsettled(Option<Operation>);
+pub(super) struct UnknownOnDrop(Option<Operation>);
 
-impl Unsettled {
+impl UnknownOnDrop {
     pub(super) fn new(operation: &Operation) -> Self {
         Self(Some(operation.clone()))
     }
 
-    fn settle(mut self) {
+    fn disarm(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Unsettled {
+impl Drop for UnknownOnDrop {
     fn drop(&mut self) {
         if let Some(operation) = &self.0 {
             operation.open_attempt();

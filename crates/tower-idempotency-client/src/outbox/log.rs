@@ -1,10 +1,11 @@
-//! The file of an outbox: a log of entries and of what happened to them.
+//! The file of an outbox: a log of changes to its entries.
 //!
 //! After the header, each record is a marker, its length, its CRC-32 and its payload. The payload is a kind, the position of an
 //! entry, and the content of that kind. Numbers are big-endian.
 //!
-//! The header is a magic number, a random salt, and the CRC-32 of both. The salt is the initial value of all checksums. A request
-//! body may contain bytes of a record, and without the salt an incomplete record with such a body would look like several.
+//! The header is a magic number, a random salt, and the CRC-32 of both. The salt is the initial value of all checksums. A
+//! request body may contain the bytes of a record. Without the salt, a cut record with such a body would look like several
+//! records.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -21,11 +22,11 @@ pub(super) struct Log {
     path: PathBuf,
     file: File,
     header: Header,
-    /// Bytes of the file that are acknowledged. Later ones are removed after a failed write.
+    /// Length of the acknowledged part of the file. Bytes after it are removed after a failed write.
     length: u64,
     /// Records that are not written yet.
     buffer: Vec<u8>,
-    /// Records of the buffer have to be on the disk before they are acknowledged.
+    /// The records of the buffer must be on the disk before they are acknowledged.
     needs_sync: bool,
     /// A write failed, and the entries differ from those of the file.
     is_stale: bool,
@@ -63,9 +64,10 @@ impl Log {
         let lock = options().open(with_suffix(path, ".lock"))?;
         lock.try_lock().map_err(|error| match error {
             fs::TryLockError::Error(error) => error,
-            fs::TryLockError::WouldBlock => {
-                io::Error::new(io::ErrorKind::WouldBlock, "another process has it open")
-            }
+            fs::TryLockError::WouldBlock => io::Error::new(
+                io::ErrorKind::WouldBlock,
+                "another process has opened the file",
+            ),
         })?;
         let file = options().open(path)?;
         let bytes = fs::read(path)?;
@@ -99,7 +101,7 @@ impl Log {
         Ok(log)
     }
 
-    /// Replaces the entries by those of these bytes, and cuts an incomplete record off the end of the file.
+    /// Replaces the entries by the ones in these bytes, and cuts an incomplete record off the end of the file.
     fn load(&mut self, bytes: &[u8]) -> io::Result<()> {
         let (entries, length) = Entries::read(self.header, bytes)?;
         if length < bytes.len() {
@@ -121,7 +123,8 @@ impl Log {
         Ok(())
     }
 
-    /// Makes the records of the buffer durable. After an error the entries are those of the file again, without the buffer.
+    /// Makes the records of the buffer durable. After an error, the buffer is lost, and the entries differ from the file
+    /// until [`repair`](Self::repair).
     pub(super) fn flush(&mut self, is_synced: bool) -> io::Result<()> {
         let buffer = std::mem::take(&mut self.buffer);
         let needs_sync = std::mem::take(&mut self.needs_sync) && is_synced;
@@ -148,9 +151,9 @@ impl Log {
         Ok(())
     }
 
-    /// Writes the entries to a new file in place of this one, if most of this one is of removed entries.
+    /// Writes the entries to a new file in place of this one, if this one consists mostly of removed entries.
     ///
-    /// A process that is killed meanwhile leaves the old file or the new one, both whole.
+    /// If the process is killed meanwhile, either the old file or the new one remains, and is complete.
     pub(super) fn compact(&mut self) -> io::Result<()> {
         if self.is_stale || self.length < COMPACT_FROM || self.length / 2 < self.entries.bytes {
             return Ok(());
@@ -249,7 +252,7 @@ impl Log {
 }
 
 impl Entries {
-    /// Reads the records up to the first incomplete one. Returns the entries, and the length up to there.
+    /// Reads the records up to the first incomplete one. Returns the entries, and the length of the complete records.
     fn read(header: Header, bytes: &[u8]) -> io::Result<(Self, usize)> {
         let mut rest = bytes.get(HEADER..).unwrap_or_default();
         let mut entries = Self::default();
@@ -262,7 +265,7 @@ impl Entries {
             }
             rest = following;
         }
-        // An incomplete record is the last one. If whole records follow, the file was damaged by other means.
+        // An incomplete record is the last one. If complete records follow, the file was damaged in another way.
         let is_followed = (1..rest.len()).any(|at| header.next_record(&rest[at..]).is_some());
         if is_followed {
             let damaged = "a record of the outbox is damaged, and whole records follow it";
@@ -319,7 +322,8 @@ impl Entries {
 
 impl Drop for Log {
     fn drop(&mut self) {
-        // A process that is being started holds copies of all files, for a moment. A close would leave the lock to them.
+        // A child process that is being started holds copies of all open files for a moment. A close alone would leave the
+        // lock with it.
         let _ = self.lock.unlock();
     }
 }
@@ -371,7 +375,7 @@ impl Header {
         buffer[begin + 8..begin + PREFIX].copy_from_slice(&checksum.to_be_bytes());
     }
 
-    /// Returns the payload of the first record and the bytes after it, or `None` if there is no whole record.
+    /// Returns the payload of the first record and the bytes after it, or `None` if there is no complete record.
     fn next_record(self, bytes: &[u8]) -> Option<(&[u8], &[u8])> {
         let rest = bytes.strip_prefix(MARKER)?;
         let (length, rest) = rest.split_first_chunk()?;

@@ -82,7 +82,7 @@ pub trait Outbox: Send + Sync + 'static {
 
     /// Returns at most `limit` entries and their positions, in ascending order, from the first one after the position `after`.
     ///
-    /// Positions begin with 1. An entry keeps its position, and a later one has a higher position.
+    /// Positions begin with 1. The position of an entry never changes, and a later entry has a higher position.
     ///
     /// # Errors
     ///

@@ -12,9 +12,9 @@ use super::{
 
 /// Outbox in a table of PostgreSQL, which any number of processes may share.
 ///
-/// The application can store an entry in the transaction of its own data, and send the request after the commit. Then there is
-/// no order without its request, and no request without its order. It can remove the entry in the transaction that stores the
-/// response, with [`OutboxLayer::with_manual_removal`](crate::OutboxLayer::with_manual_removal).
+/// The application can store an entry in the transaction of its own data, and send the request after the commit. Then
+/// either both are stored, or neither. It can remove the entry in the transaction that stores the response, with
+/// [`OutboxLayer::with_manual_removal`](crate::OutboxLayer::with_manual_removal).
 ///
 /// ```no_run
 /// use bytes::Bytes;
@@ -33,7 +33,7 @@ use super::{
 ///
 /// let mut request = request.map(Full::<Bytes>::from);
 /// request.extensions_mut().insert(operation);
-/// // Send the request by an `OutboxService`. If the process dies before, the recovery of any process does.
+/// // Send the request with an `OutboxService`. After a crash, the recovery of any process sends it.
 /// # Ok(())
 /// # }
 /// ```

@@ -10,7 +10,7 @@ use tower_service::Service;
 use super::{
     Outbox, OutboxError,
     entry::{DAMAGED, Entry},
-    layer::{OutboxService, Unsettled},
+    layer::{OutboxService, UnknownOnDrop},
 };
 use crate::{
     body::ResponseBody,
@@ -25,7 +25,7 @@ pub struct Recovery<S, O> {
     position: u64,
 }
 
-/// Request of an outbox that was sent again, or whose lifetime is over.
+/// Request of an outbox that was sent again, or whose key has expired.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Recovered<R: Body> {
@@ -33,8 +33,8 @@ pub struct Recovered<R: Body> {
     pub entry: Entry,
     /// The operation, with its outcome.
     pub operation: Operation,
-    /// The result of the call. If [`Error::is_expired`] returns `true`, nothing was sent: the server may have forgotten the key.
-    /// The application reports the operation to a person, and calls [`Outbox::remove`].
+    /// The result of the call. If [`Error::is_expired`] returns `true`, nothing was sent: the server may have deleted its
+    /// record. The application reports the operation to an operator, and calls [`Outbox::remove`].
     pub result: Result<Response<ResponseBody<R>>, Error>,
 }
 
@@ -49,9 +49,9 @@ impl<S, O: Outbox> Recovery<S, O> {
 
     /// Sends the next request under its key, with retries. Returns `None` after the last one.
     ///
-    /// `prepare` gets the request before it is sent, to add the credentials. Any other change can make the server reject it. The
-    /// entry is removed after a definite response, as that of any call. It stays after another outcome, and also if no attempt
-    /// was executed: a later recovery sends it again.
+    /// `prepare` gets the request before it is sent, to add the credentials. Any other change can make the server reject
+    /// it. The entry is removed after a definite response, as after any call. After another outcome it stays, even if no
+    /// attempt was executed, and a later recovery sends it again.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ impl<S, O: Outbox> Recovery<S, O> {
                 return Ok(None);
             };
             self.position = position;
-            // It may have been removed since the page was read.
+            // Another call may have removed the entry since the page was read.
             let resumed = shared.outbox.resume(entry.key(), SystemTime::now()).await?;
             if let Some(entry) = resumed {
                 break entry;
@@ -89,15 +89,19 @@ impl<S, O: Outbox> Recovery<S, O> {
         let operation =
             Operation::with_key(entry.key()).map_err(|_| OutboxError::with_message(DAMAGED))?;
         entry.restore(&operation);
-        let unsettled = Unsettled::new(&operation);
+        let unknown_on_drop = UnknownOnDrop::new(&operation);
         let mut req = entry.request::<B>();
         req.extensions_mut().insert(operation.clone());
         prepare(&mut req);
         let mut inner = self.service.inner.clone();
         let result = match poll_fn(|cx| inner.poll_ready(cx)).await {
-            Ok(()) => shared.send(inner, req, operation.clone(), unsettled).await,
+            Ok(()) => {
+                shared
+                    .send(inner, req, operation.clone(), unknown_on_drop)
+                    .await
+            }
             Err(error) => {
-                drop(unsettled);
+                drop(unknown_on_drop);
                 Err(error.with_outcome(operation.outcome()))
             }
         };
@@ -117,5 +121,5 @@ impl<S, O> fmt::Debug for Recovery<S, O> {
     }
 }
 
-/// Entries that are read at a time.
+/// Number of entries that are read at a time.
 const PAGE: u32 = 64;

@@ -132,7 +132,7 @@ macro_rules! impl_outbox {
                 key: &str,
                 first_sent: SystemTime,
             ) -> Result<Option<Entry>, OutboxError> {
-                // A query for one row would end before the commit, and not see its error.
+                // `fetch_optional` would return before the commit, and miss its error.
                 let rows = sqlx::query(AssertSqlSafe(self.statements.resume.as_str()))
                     .bind(key)
                     .bind(millis(first_sent).cast_signed())
@@ -197,7 +197,7 @@ macro_rules! impl_outbox {
 
 pub(super) use impl_outbox;
 
-/// Times that a call looks for an entry that others store and remove.
+/// Maximum number of attempts to store or resume an entry that other calls store and remove meanwhile.
 pub(super) const MAX_ATTEMPTS: usize = 5;
 
 /// Name of the table by default.

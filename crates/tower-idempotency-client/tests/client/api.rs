@@ -112,12 +112,14 @@ fn public_interface_is_as_listed() {
     OutboxLayer::with_manual_removal
     OutboxLayer::with_providers
     OutboxService::recover
-    Outcome::may_forget_key
+    Outcome::can_delete_key
     PostgresOutbox::migrate
     PostgresOutbox::new
     PostgresOutbox::remove_in
     PostgresOutbox::store_in
     PostgresOutbox::with_table
+    ProviderChoice::choose
+    ProviderChoice::of
     Recovery::next
     RetryLayer::into_reqwest
     RetryLayer::new
@@ -135,8 +137,6 @@ fn public_interface_is_as_listed() {
     SqliteOutbox::migrate
     SqliteOutbox::new
     SqliteOutbox::with_table
-    Sticky::choose
-    Sticky::of
     enum Cause
     enum Outcome
     enum Protocol
@@ -153,6 +153,7 @@ fn public_interface_is_as_listed() {
     struct OutboxLayer
     struct OutboxService
     struct PostgresOutbox
+    struct ProviderChoice
     struct Recovered
     struct Recovery
     struct ResponseBody
@@ -161,7 +162,6 @@ fn public_interface_is_as_listed() {
     struct RetryLayer
     struct SetIdempotencyKey
     struct SqliteOutbox
-    struct Sticky
     trait Outbox
     ");
 }

@@ -117,7 +117,7 @@ async fn broken_body_of_response_is_response_lost() {
     assert_eq!(operation.outcome(), Outcome::Definite);
     assert!(res.into_body().collect().await.is_err());
     assert_eq!(operation.outcome(), Outcome::ResponseLost);
-    assert!(!operation.outcome().may_forget_key());
+    assert!(!operation.outcome().can_delete_key());
 
     let server = Server::new([reply(201, &[("idempotent-replayed", "true")], "{\"id\":7}")]);
     let mut req = post("one espresso");

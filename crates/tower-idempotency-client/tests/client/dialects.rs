@@ -38,7 +38,7 @@ struct StandIn {
     failures: AtomicU32,
     begun: Arc<Notify>,
     /// A permit lets an execution end. A 409 adds one.
-    gate: Semaphore,
+    barrier: Semaphore,
     statuses: Mutex<Vec<u16>>,
 }
 
@@ -50,7 +50,7 @@ impl StandIn {
             effects: AtomicU32::new(0),
             failures: AtomicU32::new(failures),
             begun: Arc::default(),
-            gate: Semaphore::new(permits),
+            barrier: Semaphore::new(permits),
             statuses: Mutex::default(),
         })
     }
@@ -125,7 +125,7 @@ impl StandIn {
                     return res;
                 }
                 Some((_, None)) => {
-                    self.gate.add_permits(1);
+                    self.barrier.add_permits(1);
                     let text = "A request is outstanding for this Idempotency-Key";
                     return self.error(409, "idempotency_key_in_use", text);
                 }
@@ -145,7 +145,7 @@ impl StandIn {
         }
         let effect = self.effects.fetch_add(1, Ordering::Relaxed) + 1;
         self.begun.notify_one();
-        self.gate.acquire().await.unwrap().forget();
+        self.barrier.acquire().await.unwrap().forget();
         // Stripe saves the first status and body, "regardless of whether it succeeds or fails", 500 included.
         let response = match fails {
             true => (StatusCode::INTERNAL_SERVER_ERROR, "failed".to_owned()),

@@ -90,7 +90,7 @@ async fn cancelled_call_leaves_outcome_unknown() {
             .is_err()
     );
     assert_eq!(operation.outcome(), Outcome::Unknown);
-    assert!(!operation.outcome().may_forget_key());
+    assert!(!operation.outcome().can_delete_key());
 }
 
 /// Service that accepts one request after each readiness. Its clones are not ready.

@@ -13,7 +13,8 @@ use http_body_util::Full;
 use tests::scratch::Scratch;
 use tower::{Layer, ServiceExt};
 use tower_idempotency_client::{
-    Entry, FileOutbox, Operation, Outbox, OutboxLayer, OutboxService, Outcome, RetryLayer, Sticky,
+    Entry, FileOutbox, Operation, Outbox, OutboxLayer, OutboxService, Outcome, ProviderChoice,
+    RetryLayer,
 };
 
 use crate::{
@@ -429,7 +430,7 @@ async fn recovery_goes_to_provider_of_first_attempt() {
     let process = |healthy: u64, works: bool| {
         let effects = effects.clone();
         let picker = tower::service_fn(move |req: Request<Full<Bytes>>| {
-            let provider = Sticky::of(&req).choose(|| healthy);
+            let provider = ProviderChoice::of(&req).choose(|| healthy);
             effects.lock().unwrap().push(provider);
             std::future::ready(match works {
                 true => Ok(http::Response::new(Full::<Bytes>::default())),

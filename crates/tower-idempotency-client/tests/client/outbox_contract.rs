@@ -129,7 +129,8 @@ async fn file_keeps_contract() {
 
 #[cfg(feature = "outbox-sqlite")]
 mod sqlite {
-    use tower_idempotency_client::{SqliteOutbox, sqlx::sqlite::SqlitePoolOptions};
+    use tests::database::pool_options;
+    use tower_idempotency_client::{SqliteOutbox, sqlx::Sqlite};
 
     use super::*;
 
@@ -137,7 +138,7 @@ mod sqlite {
     async fn sqlite_keeps_contract() {
         let scratch = Scratch::new();
         let url = format!("sqlite:{}?mode=rwc", scratch.file("outbox.db").display());
-        let pool = SqlitePoolOptions::new().connect(&url).await.unwrap();
+        let pool = pool_options::<Sqlite>().connect(&url).await.unwrap();
         let outbox = SqliteOutbox::new(pool.clone());
         outbox.migrate().await.unwrap();
         outbox.migrate().await.unwrap();
@@ -154,7 +155,7 @@ mod sqlite {
     }
 
     fn sqlx_pool() -> tower_idempotency_client::sqlx::SqlitePool {
-        SqlitePoolOptions::new()
+        pool_options::<Sqlite>()
             .connect_lazy("sqlite::memory:")
             .unwrap()
     }
@@ -162,16 +163,17 @@ mod sqlite {
 
 #[cfg(feature = "outbox-postgres")]
 pub(crate) mod postgres {
+    use tests::database::pool_options;
     use tower_idempotency_client::{
         PostgresOutbox,
-        sqlx::{PgPool, postgres::PgPoolOptions},
+        sqlx::{PgPool, Postgres},
     };
 
     use super::*;
 
     pub(crate) async fn open(table: &str) -> (PgPool, PostgresOutbox) {
         let url = tests::servers::postgres::shared().url();
-        let pool = PgPoolOptions::new().connect(&url).await.unwrap();
+        let pool = pool_options::<Postgres>().connect(&url).await.unwrap();
         let outbox = PostgresOutbox::new(pool.clone()).with_table(table).unwrap();
         outbox.migrate().await.unwrap();
         (pool, outbox)

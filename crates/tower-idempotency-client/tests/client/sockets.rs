@@ -33,16 +33,16 @@ struct Handler {
     /// Notified when the handler begins.
     begun: Arc<Notify>,
     /// A permit lets the handler end.
-    gate: Arc<Semaphore>,
+    barrier: Arc<Semaphore>,
 }
 
 impl Handler {
-    /// Returns a handler whose gate is open or closed.
+    /// Returns a handler whose barrier is open or closed.
     fn new(is_open: bool) -> Self {
         Self {
             effects: Arc::default(),
             begun: Arc::default(),
-            gate: Arc::new(Semaphore::new(if is_open { 1000 } else { 0 })),
+            barrier: Arc::new(Semaphore::new(if is_open { 1000 } else { 0 })),
         }
     }
 
@@ -54,7 +54,7 @@ impl Handler {
 async fn order(State(handler): State<Handler>) -> (StatusCode, String) {
     let effect = handler.effects.fetch_add(1, Ordering::Relaxed) + 1;
     handler.begun.notify_one();
-    handler.gate.acquire().await.unwrap().forget();
+    handler.barrier.acquire().await.unwrap().forget();
     (
         StatusCode::CREATED,
         format!("order {effect}: {}", "x".repeat(2000)),
@@ -68,12 +68,12 @@ pub(crate) async fn serve(app: Router) -> SocketAddr {
     addr
 }
 
-/// Serves the handler behind the layer. A 409 opens the gate.
+/// Serves the handler behind the layer. A 409 opens the barrier.
 async fn serve_orders(handler: &Handler) -> SocketAddr {
-    let gate = handler.gate.clone();
+    let barrier = handler.barrier.clone();
     let open_gate = MapResponseLayer::new(move |res: axum::response::Response| {
         if res.status() == StatusCode::CONFLICT {
-            gate.add_permits(1);
+            barrier.add_permits(1);
         }
         res
     });

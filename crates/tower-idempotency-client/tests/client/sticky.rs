@@ -13,7 +13,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
 use tower::{BoxError, Layer, ServiceExt, service_fn, steer::Steer, util::BoxCloneService};
-use tower_idempotency_client::{Operation, Outcome, RetryLayer, Sticky};
+use tower_idempotency_client::{Operation, Outcome, ProviderChoice, RetryLayer};
 
 use crate::harness::post;
 
@@ -80,7 +80,7 @@ async fn second_provider_gets_no_request() {
     let operation = Operation::new();
     let sticky = {
         let pick = pick.clone();
-        move |req: &Request<_>| Sticky::of(req).choose(&pick)
+        move |req: &Request<_>| ProviderChoice::of(req).choose(&pick)
     };
     assert_eq!(effects(&operation, sticky).await, (1, 0));
     assert_eq!(operation.attempts(), 3);
@@ -94,6 +94,6 @@ async fn second_provider_gets_no_request() {
 #[tokio::test(start_paused = true)]
 async fn restored_provider_gets_retry() {
     let operation = Operation::new().with_provider(1);
-    let pick = |req: &Request<_>| Sticky::of(req).choose(|| 0);
+    let pick = |req: &Request<_>| ProviderChoice::of(req).choose(|| 0);
     assert_eq!(effects(&operation, pick).await, (0, 1));
 }

@@ -32,7 +32,7 @@ pin_project! {
     }
 }
 
-/// Signals that the upstream took more of a request body.
+/// Signals that the upstream has read more of a request body.
 #[derive(Debug, Default)]
 pub(crate) struct Progress(AtomicBool);
 
@@ -100,7 +100,7 @@ impl Body for RequestBody {
 }
 
 pin_project! {
-    /// The body of a response: that of the upstream, or one of the proxy itself.
+    /// The body of a response, from the upstream or from the proxy itself.
     #[project = UpstreamBodyProj]
     pub(crate) enum UpstreamBody {
         Upstream { #[pin] body: Incoming },

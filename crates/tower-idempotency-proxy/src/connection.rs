@@ -23,15 +23,15 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::{headers::ClientConnection, proxy::Shared, service, telemetry::OpenConnection};
 
-/// Time for the TLS handshake, and for the first request of a connection.
+/// Time for the TLS handshake. Also the minimum time for the first request of a connection.
 const FIRST_REQUEST: Duration = Duration::from_secs(30);
 const MAX_HEADERS: usize = 100;
 const MAX_HEAD_BYTES: u32 = 64 * 1024;
 const MAX_STREAMS: u32 = 256;
-/// A client that resets more streams before their request was accepted, or by protocol errors, loses its connection.
+/// The connection is closed if its client resets more streams before the proxy has accepted them.
 const MAX_PENDING_RESETS: usize = 20;
 const MAX_ERROR_RESETS: usize = 1024;
-/// HTTP/2 connections on which no ping arrives are closed after twice this time.
+/// An HTTP/2 connection is closed if its client does not reply to pings, after at most twice this time.
 const PING_PERIOD: Duration = Duration::from_secs(20);
 
 pub(crate) async fn serve(
@@ -41,7 +41,7 @@ pub(crate) async fn serve(
     watcher: Watcher,
 ) {
     let _open = OpenConnection::new();
-    // Only latency depends on it.
+    // A failure affects only the latency.
     let _ = stream.set_nodelay(true);
     let live = shared.live.load_full();
     let client = |is_tls| ClientConnection {
@@ -98,7 +98,7 @@ async fn serve_stream(
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
     let connection = watcher.watch(connection.into_owned());
     // The timeouts of hyper begin once the version is known.
-    let silent = async {
+    let no_request = async {
         sleep(FIRST_REQUEST.max(idle)).await;
         if has_request.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
@@ -110,6 +110,6 @@ async fn serve_stream(
                 tracing::debug!(%error, "connection failed");
             }
         }
-        () = silent => tracing::debug!("connection closed: no request arrived"),
+        () = no_request => tracing::debug!("connection closed: no request arrived"),
     }
 }

@@ -18,7 +18,7 @@ static HOP_BY_HOP: [HeaderName; 8] = [
     header::PROXY_AUTHORIZATION,
 ];
 
-/// Fields that state the way of a request before the proxy.
+/// Fields in which earlier proxies describe the path of a request.
 static FORWARDED: [HeaderName; 7] = [
     header::FORWARDED,
     X_FORWARDED_FOR,
@@ -72,7 +72,7 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap, principal: Option<&Head
     }
 }
 
-/// Returns `true` for fields that no `Connection` header removes: they are not meant for one connection.
+/// Returns `true` for fields that a `Connection` header must not remove, because they are not meant for one connection.
 fn is_protected(name: &HeaderName) -> bool {
     [
         header::HOST,
@@ -141,7 +141,7 @@ fn set_forwarded(headers: &mut HeaderMap, client: &ClientConnection, host: Optio
                 headers.remove(name);
             }
         }
-        // It would contradict the other fields.
+        // `Forwarded` of the client would contradict the other fields.
         Forwarded::Append => drop(headers.remove(header::FORWARDED)),
     }
     if let Ok(address) = HeaderValue::from_str(&client.address.to_string()) {

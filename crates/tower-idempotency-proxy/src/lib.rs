@@ -32,7 +32,7 @@
 //!
 //! # Outcomes
 //!
-//! A proxy does not know what its upstream has done if there is no response. It distinguishes three cases:
+//! Without a response, a proxy does not know if its upstream executed the request. It distinguishes three cases:
 //!
 //! | the upstream | the client gets | the key |
 //! |---|---|---|
@@ -40,8 +40,8 @@
 //! | got the request, and then the connection broke or the timeout passed | 502 or 504 `outcome-unknown` | needs attention |
 //! | responds with 502 or 504, as another proxy does | the response | needs attention |
 //!
-//! Every other response is recorded as the preset of the route says. The proxy sends a request a second time only if it was
-//! returned unsent by the HTTP library: the upstream had closed an idle connection.
+//! The preset of the route decides if any other response is recorded. The proxy sends a request a second time only if the
+//! HTTP library returned it unsent, because the upstream had closed an idle connection.
 //!
 //! # Crate features
 //!

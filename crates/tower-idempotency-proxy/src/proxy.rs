@@ -68,7 +68,7 @@ const PURGE_PERIOD: Duration = Duration::from_secs(60);
 impl Proxy {
     /// Opens the store of `config` and binds its addresses. Connections wait until [`serve`](Self::serve) is called.
     ///
-    /// Install the recorder of the crate `metrics` before. Counters that are created without one count nothing.
+    /// Install the recorder of the crate `metrics` before. Counters that are created without a recorder count nothing.
     ///
     /// # Errors
     ///
@@ -146,14 +146,15 @@ impl Proxy {
         ProxyHandle(Arc::clone(&self.shared))
     }
 
-    /// Serves clients until `shutdown` resolves, then drains. Returns `true` if everything finished within the drain timeout.
+    /// Serves clients until `shutdown` resolves, then drains. Returns `true` if all requests and executions finished within
+    /// the drain timeout. Tunnels do not count.
     ///
     /// In order: `/readyz` responds with 503. New connections are accepted for the delay of `[drain]`, and their responses
     /// close them. Then open requests finish, and so do executions of disconnected clients. Tunnels are closed last.
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped, open connections are left to their tasks, which end with the runtime.
+    /// If the future is dropped, open connections continue in tasks, which end with the runtime.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> bool {
         let shared = &self.shared;
         let graceful = GracefulShutdown::new();
@@ -201,7 +202,7 @@ impl Proxy {
     }
 }
 
-/// Accepts a connection. Waits if the process has too many open files.
+/// Accepts a connection. After an error, such as too many open files, retries after 100 ms.
 async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
@@ -244,8 +245,9 @@ impl ProxyHandle {
     ///
     /// - `config` is an error.
     /// - A change needs a restart, such as another address.
-    /// - The proxy would not find its records any more: another store, namespace or secret, or a route that is removed, that is
-    ///   no longer protected, or that identifies requests otherwise. Retries of recorded requests would execute again.
+    /// - The proxy would no longer find its records, and retries of recorded requests would execute again. Examples are
+    ///   another store, namespace or secret, and a route that is removed, no longer protected, or identifies requests
+    ///   differently.
     /// - A certificate cannot be read.
     pub fn reload(&self, config: Result<Config, ConfigError>) -> Result<(), ConfigError> {
         let result = config.and_then(|config| self.replace(config));

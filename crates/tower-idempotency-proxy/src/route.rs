@@ -1,11 +1,11 @@
-//! Patterns of paths and hosts, and the path of a request as they see it.
+//! Patterns of paths and hosts, and the segments of a request path.
 
 use std::fmt;
 
 use http::{Method, uri::PathAndQuery};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-/// A pattern of paths: segments, `{name}` for any one segment, and `**` at the end for any rest.
+/// A pattern of paths: segments, `{name}` for any one segment, and `**` at the end for any remaining segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PathPattern {
     text: String,
@@ -141,15 +141,15 @@ impl Serialize for HostPattern {
     }
 }
 
-/// The requests of a route. Rules are equal if they differ in nothing but letter case.
+/// The requests of a route. Two rules are equal if they differ only in letter case.
 #[derive(Clone, Debug)]
 pub(crate) struct RouteMatch {
     pub(crate) path: PathPattern,
-    /// All methods if it is empty.
+    /// Empty for all methods.
     pub(crate) methods: Vec<Method>,
     pub(crate) host: Option<HostPattern>,
-    /// `true` if the letter case of a path does not count, because many services ignore it. A route that protects ignores it
-    /// too, so that no client can avoid the route.
+    /// `true` if matching ignores the letter case of a path. Protected routes ignore it, because many services do: a client
+    /// could otherwise avoid the route.
     pub(crate) ignores_case: bool,
 }
 
@@ -163,7 +163,7 @@ impl RouteMatch {
             && self.path.is_match(path, self.ignores_case)
     }
 
-    /// Returns `true` if a request can match both.
+    /// Returns `true` if a request can match both rules.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         let methods = self.methods.is_empty()
             || other.methods.is_empty()
@@ -197,8 +197,8 @@ impl fmt::Display for RouteMatch {
     }
 }
 
-/// Returns the segments of a path, decoded, so that each spelling of a path matches the same routes. What follows a semicolon
-/// in a segment does not count, because some services drop it.
+/// Returns the decoded segments of a path, so that each spelling of a path matches the same routes. Drops the part of a
+/// segment after a semicolon, because some services ignore it.
 ///
 /// Returns `None` for a path that an upstream may read as another one: with `.` or `..`, a backslash, or an incomplete escape.
 pub(crate) fn segments(path: &PathAndQuery) -> Option<Vec<String>> {
@@ -239,7 +239,7 @@ fn decode(raw: &str) -> Option<String> {
         bytes.push(u8::try_from(value).ok()?);
         rest = tail;
     }
-    // Bytes that are no UTF-8 match a `{name}`, and no literal.
+    // A segment that is not UTF-8 matches a `{name}`, and no literal.
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 

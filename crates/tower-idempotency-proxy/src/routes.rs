@@ -74,7 +74,7 @@ pub(crate) enum RouteService {
 }
 
 impl Live {
-    /// Builds the services of `config`. Upstreams that are the same in `old` keep their connections.
+    /// Builds the services of `config`. Upstreams with the same settings as in `old` keep their connections.
     pub(crate) fn new(
         config: Settings,
         layers: &Layers,
@@ -213,7 +213,7 @@ fn pool(
     let settings = serde_json::json!(upstream);
     if let Some((old_settings, pool)) = old.and_then(|old| old.pools.get(name))
         && *old_settings == settings
-        // The content of the file may have changed.
+        // The file may have other contents now.
         && upstream.ca_file.is_none()
     {
         return Ok((settings, Arc::clone(pool)));

@@ -1,4 +1,4 @@
-//! The way of one request through the proxy.
+//! Handling of one request: the choice of its route, and the response.
 
 use std::{
     convert::Infallible,
@@ -18,7 +18,7 @@ use crate::{
     routes::{Route, RouteService},
 };
 
-/// Responds to a request: through its route, or with an error of the proxy.
+/// Responds to a request, through its route or with an error of the proxy.
 pub(crate) async fn respond(
     shared: Arc<Shared>,
     client: ClientConnection,
@@ -83,7 +83,7 @@ fn host(req: &Request<Incoming>) -> Result<String, Problem> {
         },
     };
     let host = host.unwrap_or_default();
-    // The final dot of a name in full (RFC 1034, section 3.1) does not lead to another service.
+    // A trailing dot (RFC 1034, section 3.1) names the same host.
     Ok(host.strip_suffix('.').unwrap_or(&host).to_owned())
 }
 
@@ -91,11 +91,11 @@ async fn call(service: &RouteService, req: Request<Incoming>) -> Response<Respon
     match service {
         RouteService::Protected(service) => match service.clone().call(req).await {
             Ok(res) => res.map(ResponseBody::from),
-            Err(held) => held.0.map(ResponseBody::from),
+            Err(orphan) => orphan.0.map(ResponseBody::from),
         },
         RouteService::Unprotected(service) => match service.clone().call(req).await {
             Ok(res) => res.map(ResponseBody::from),
-            Err(held) => held.0.map(ResponseBody::from),
+            Err(orphan) => orphan.0.map(ResponseBody::from),
         },
     }
 }

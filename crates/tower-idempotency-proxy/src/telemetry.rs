@@ -50,7 +50,7 @@ pub(crate) enum Coverage {
     Off,
 }
 
-/// The counters of a route. They exist from the start, and belong to the recorder that was installed by then.
+/// The counters of a route. They are created with the route, in the recorder that is installed then.
 pub(crate) struct RouteCounters {
     responses: ResponseCounters,
     /// By [`Coverage`].
@@ -97,7 +97,7 @@ impl ResponseCounters {
     }
 }
 
-/// Counts the failure of a request. The message of the cause has no data of the request.
+/// Counts the failure of a request. The message of the cause contains no data of the request.
 pub(crate) fn upstream_failed(upstream: &str, reason: &str, cause: Option<&Cause>) {
     let (upstream, reason) = (upstream.to_owned(), reason.to_owned());
     let cause = cause.map(|cause| error_chain(&**cause));

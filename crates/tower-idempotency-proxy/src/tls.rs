@@ -24,7 +24,8 @@ pub(crate) fn server_config(tls: &Tls) -> Result<Arc<ServerConfig>, ConfigError>
     Ok(Arc::new(config))
 }
 
-/// Creates the settings of connections to an upstream, which must have a certificate of `ca_file` or of the system.
+/// Creates the settings of connections to an upstream. Its certificate must be signed by a CA of `ca_file` or of the
+/// system.
 pub(crate) fn client_config(ca_file: Option<&String>) -> Result<ClientConfig, ConfigError> {
     let mut roots = RootCertStore::empty();
     match ca_file {

@@ -10,7 +10,7 @@ use super::{
     error::suggestion,
 };
 
-/// The longest duration that a setting may have: stores reject longer ones.
+/// Maximum duration of a setting. Stores reject longer ones.
 const LONGEST: std::time::Duration = std::time::Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 impl Settings {
@@ -161,7 +161,7 @@ impl Route {
     }
 }
 
-/// The text of the file, for the lines of errors.
+/// The text of the file, from which errors get their lines.
 struct Check<'a> {
     text: &'a str,
 }

@@ -20,7 +20,8 @@ impl ConfigError {
         }
     }
 
-    /// Creates the error of the part `span` of `text`. An empty span at the start is a value that is not from the file.
+    /// Creates the error of the part `span` of `text`. An empty span at the start means that the value is not from the
+    /// file.
     pub(crate) fn at(text: &str, span: &Range<usize>, message: impl Into<String>) -> Self {
         let line = (*span != (0..0)).then(|| line_of(text, span.start));
         let message = message.into();
@@ -56,7 +57,7 @@ fn line_of(text: &str, at: usize) -> usize {
     before.iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
-/// Rewrites a message of the parser, which lists all names, so that it contains the nearest one.
+/// Rewrites a message of the parser. The parser lists all names, and the result contains the nearest one.
 fn in_words(message: &str) -> String {
     let message = message.lines().next().unwrap_or_default();
     for (prefix, what) in [

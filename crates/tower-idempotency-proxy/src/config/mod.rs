@@ -72,7 +72,7 @@ pub(crate) struct Settings {
     pub(crate) route: Vec<Route>,
 }
 
-/// The protection of all routes that do not set their own.
+/// The default protection of all routes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Rollout {
@@ -168,7 +168,7 @@ pub(crate) struct Upstream {
     pub(crate) max_idle: usize,
 }
 
-/// A set of requests, their upstream and their policy. The first route that matches a request decides.
+/// A set of requests, their upstream and their policy. The first route that matches a request applies.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Route {
@@ -211,7 +211,7 @@ pub(crate) struct Route {
 impl Config {
     /// Reads a configuration from TOML.
     ///
-    /// The variable `IDEMPOTENCY_STORE` of the environment does not count here, unlike in [`Config::load`].
+    /// Ignores the environment variable `IDEMPOTENCY_STORE`. To apply it, use [`Config::load`].
     ///
     /// # Errors
     ///
@@ -258,10 +258,10 @@ impl Config {
         self.0.store_url()
     }
 
-    /// Returns the policy of each route in the order of the file, with the requests of the route. Routes that are not protected
-    /// have none.
+    /// Returns the requests and the policy of each route, in the order of the file. Routes that are not protected have no
+    /// policy.
     ///
-    /// A running proxy shows the same on its admin port.
+    /// A running proxy shows the same policies on its admin port.
     ///
     /// # Errors
     ///
@@ -275,8 +275,8 @@ impl Config {
 
     /// Adds the policies of the routes to an OpenAPI document of the upstreams, as [`Policy::describe`] does.
     ///
-    /// The first route that gets all requests of an operation decides. Paths begin with the path of the first server in the
-    /// document. `host` is the host of the requests, for routes that have one.
+    /// The first route that matches all requests of an operation applies. Paths begin with the path of the first server in
+    /// the document. `host` is the host of the requests, for routes that have one.
     ///
     /// ```
     /// use serde_json::json;

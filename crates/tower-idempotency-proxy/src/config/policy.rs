@@ -17,7 +17,7 @@ use super::values::{Duration, Header};
 pub(crate) enum Mode {
     #[default]
     Enforce,
-    /// Counts the treatment that requests would get, and changes none.
+    /// Counts how requests would be treated, and changes none.
     Observe,
     Off,
 }
@@ -118,7 +118,7 @@ pub(crate) enum ForwardKey {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Encoding {
-    /// The upstream is not asked to compress.
+    /// `Accept-Encoding` is removed, so the upstream does not compress.
     #[default]
     Identity,
     /// The upstream gets the `Accept-Encoding` of the first request.
@@ -132,7 +132,7 @@ pub(crate) enum Forwarded {
     /// They are removed, and the proxy sets its own.
     #[default]
     Replace,
-    /// The address of the client is appended.
+    /// The address of the client is appended to `X-Forwarded-For`, and `Forwarded` is removed.
     Append,
     /// They pass unchanged.
     Pass,

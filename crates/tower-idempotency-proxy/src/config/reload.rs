@@ -21,7 +21,7 @@ impl Route {
         self.mode.unwrap_or_default()
     }
 
-    /// Returns the enforcement of the layer of the route: its share of the callers, and the others are observed.
+    /// Returns the enforcement of the layer of the route: enforced for its share of the callers, observed for the others.
     pub(crate) fn enforcement(&self) -> Rollout {
         let share = self.share.unwrap_or_default().get();
         match self.mode() {
@@ -32,8 +32,9 @@ impl Route {
         }
     }
 
-    /// Returns the settings that identify the entry of a request. If one of them changes, its record is not found any more.
-    fn recipe(&self) -> Value {
+    /// Returns the settings that identify the entry of a request. If one of them changes, the proxy no longer finds the
+    /// record.
+    fn entry_identity(&self) -> Value {
         json!({
             "preset": self.preset,
             "principal": self.principal,
@@ -94,21 +95,21 @@ impl Settings {
     fn accepts_route(&self, index: usize, old: &Route, new: &Self) -> Result<(), ConfigError> {
         let fail = |message: String| Err(ConfigError::without_line(message));
         let rule = old.rule();
-        // Requests that an earlier route of the old configuration took did not get here.
+        // The old configuration sent requests that match an earlier route to that route.
         let earlier: Vec<_> = self.route[..index].iter().map(Route::rule).collect();
         for candidate in &new.route {
             let other = candidate.rule();
             if other != rule && (earlier.contains(&other) || !other.overlaps(&rule)) {
                 continue;
             }
-            // The operator names the route and the mode, and the records stay.
+            // The operator explicitly sets this route to observe, and its records can still be found.
             let is_switched = other == rule && candidate.mode() == Mode::Observe;
             if candidate.mode() != Mode::Enforce && !is_switched {
                 return fail(format!(
                     "the route {other} would no longer protect requests of {rule}, and their retries would execute again"
                 ));
             }
-            if candidate.recipe() != old.recipe() {
+            if candidate.entry_identity() != old.entry_identity() {
                 return fail(format!(
                     "the route {other} would identify requests of {rule} otherwise: the proxy would not find their records"
                 ));

@@ -284,7 +284,7 @@ fn reload_rejects_changes_that_lose_records() {
     }
 }
 
-/// Returns the names that the parser knows in a section: it lists them when it finds another one.
+/// Returns the names of a section that the parser knows. Its error about an unknown name lists them.
 fn known_names(section: &str) -> Vec<String> {
     let text = format!("[listen]\naddress = \"127.0.0.1:1\"\n{section}\nno-name = 1\n");
     let text = if section == "[listen]" {
@@ -349,7 +349,7 @@ fn reference_lists_each_default() {
                 .map(|cell| cell.trim().trim_matches('`'))
                 .collect();
             let value = &values[cells[1]];
-            // Other cells say where the default is from.
+            // Other cells name the source of the default.
             if let Ok(default) = serde_json::from_str::<serde_json::Value>(cells[2])
                 && !value.is_null()
             {

@@ -1,4 +1,4 @@
-//! The inner service of the layer: sends a request to the upstream, and decides what its outcome is.
+//! The inner service of the layer: sends a request to the upstream, and classifies its outcome.
 
 mod connect;
 mod pool;
@@ -35,7 +35,7 @@ const BROKEN: NeedsAttention = NeedsAttention::new("upstream-broken");
 const TIMEOUT: NeedsAttention = NeedsAttention::new("upstream-timeout");
 const STATUS: NeedsAttention = NeedsAttention::new("upstream-status");
 
-/// The upstream of one route, with the part of its policy that concerns outcomes.
+/// The upstream of one route, with the settings for unknown outcomes.
 pub(crate) struct Forwarding {
     pub(crate) name: Arc<str>,
     pub(crate) pool: Arc<Pool>,
@@ -56,18 +56,19 @@ pub(crate) struct Forwarding {
 #[derive(Clone)]
 pub(crate) struct UpstreamService(pub(crate) Arc<Forwarding>);
 
-/// A response that leaves the key an orphan. The layer treats the error of a service so.
-pub(crate) struct Held(pub(crate) Response<UpstreamBody>);
+/// A response that leaves the key an orphan. The layer does so if the inner service returns an error.
+pub(crate) struct OrphanResponse(pub(crate) Response<UpstreamBody>);
 
 impl<B> Service<Request<B>> for UpstreamService
 where
     B: Into<RequestBody> + Send + 'static,
 {
     type Response = Response<UpstreamBody>;
-    type Error = Box<Held>;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<UpstreamBody>, Box<Held>>> + Send>>;
+    type Error = Box<OrphanResponse>;
+    type Future =
+        Pin<Box<dyn Future<Output = Result<Response<UpstreamBody>, Box<OrphanResponse>>> + Send>>;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Box<Held>>> {
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Box<OrphanResponse>>> {
         Poll::Ready(Ok(()))
     }
 
@@ -81,7 +82,7 @@ impl Forwarding {
     async fn forward(
         &self,
         req: Request<RequestBody>,
-    ) -> Result<Response<UpstreamBody>, Box<Held>> {
+    ) -> Result<Response<UpstreamBody>, Box<OrphanResponse>> {
         let (mut head, body) = req.into_parts();
         let lease = head.extensions.remove::<Lease>();
         let upgrade = self.prepare(&mut head, lease.as_ref());
@@ -173,7 +174,7 @@ impl Forwarding {
         if res.status() == StatusCode::SWITCHING_PROTOCOLS {
             let protocol = headers::upgrade_protocol(res.headers());
             let (Some(client), Some(protocol)) = (upgrade, protocol) else {
-                // The client did not ask for another protocol.
+                // The proxy has not requested this switch.
                 return Problem::UpstreamBroken.response();
             };
             headers::remove_hop_by_hop(res.headers_mut(), None);
@@ -184,13 +185,16 @@ impl Forwarding {
             return res.map(UpstreamBody::from);
         }
         headers::remove_hop_by_hop(res.headers_mut(), None);
-        // They belong to the connection to the upstream.
+        // The extensions belong to the connection to the upstream.
         res.extensions_mut().clear();
         res.map(UpstreamBody::from)
     }
 
     /// Decides if a response of the upstream is an outcome.
-    fn judge(&self, mut res: Response<UpstreamBody>) -> Result<Response<UpstreamBody>, Box<Held>> {
+    fn judge(
+        &self,
+        mut res: Response<UpstreamBody>,
+    ) -> Result<Response<UpstreamBody>, Box<OrphanResponse>> {
         if self.unknown_statuses.contains(&res.status()) {
             telemetry::outcome_unknown(&self.name, "status");
             return self.unknown(res, STATUS);
@@ -207,7 +211,7 @@ impl Forwarding {
         &self,
         error: &SendError,
         lease: Option<&Lease>,
-    ) -> Result<Response<UpstreamBody>, Box<Held>> {
+    ) -> Result<Response<UpstreamBody>, Box<OrphanResponse>> {
         let (problem, attention, cause) = match error {
             SendError::Unsent(cause) => {
                 telemetry::upstream_failed(&self.name, "unsent", Some(cause));
@@ -235,13 +239,13 @@ impl Forwarding {
         &self,
         mut res: Response<UpstreamBody>,
         attention: NeedsAttention,
-    ) -> Result<Response<UpstreamBody>, Box<Held>> {
+    ) -> Result<Response<UpstreamBody>, Box<OrphanResponse>> {
         match self.unknown {
             UnknownOutcome::Attention => {
                 let reason = format!("upstream {}, status {}", self.name, res.status().as_u16());
                 res.extensions_mut().insert(attention.with_reason(reason));
             }
-            UnknownOutcome::Hold => return Err(Box::new(Held(res))),
+            UnknownOutcome::Hold => return Err(Box::new(OrphanResponse(res))),
             UnknownOutcome::Free => {
                 res.extensions_mut().insert(Retention::NoStore);
             }

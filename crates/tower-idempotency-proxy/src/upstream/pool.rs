@@ -96,8 +96,8 @@ impl Pool {
             {
                 Ok(res) => return Ok(self.received(sender, res)),
                 // The upstream closed the connection before hyper wrote a byte of the request.
-                Err(Attempt::GivenBack(unsent, _)) => req = *unsent,
-                Err(Attempt::Failed(error)) => return Err(error),
+                Err(AttemptError::Unsent(unsent, _)) => req = *unsent,
+                Err(AttemptError::Failed(error)) => return Err(error),
             }
         }
         let mut sender = self.connect_http1().await.map_err(SendError::Unsent)?;
@@ -120,7 +120,7 @@ impl Pool {
             .attempt(req.body().progress(), sender.try_send_request(req))
             .await;
         let unsent = match sent {
-            Err(Attempt::GivenBack(unsent, _)) if !is_fresh => *unsent,
+            Err(AttemptError::Unsent(unsent, _)) if !is_fresh => *unsent,
             sent => return sent.map_err(SendError::from),
         };
         self.shared.lock().await.take();
@@ -129,29 +129,29 @@ impl Pool {
         sent.await.map_err(SendError::from)
     }
 
-    /// Waits for the head of a response, as long as the request advances or the timeout lasts.
+    /// Waits for the head of a response. The timeout restarts if the upstream has read more of the request.
     async fn attempt(
         &self,
         progress: Arc<Progress>,
         sent: impl Future<Output = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>>,
-    ) -> Result<Response<Incoming>, Attempt> {
+    ) -> Result<Response<Incoming>, AttemptError> {
         let mut sent = std::pin::pin!(sent);
         loop {
             match timeout(self.timeout, sent.as_mut()).await {
                 Ok(Ok(res)) => return Ok(res),
                 Ok(Err(mut error)) => {
                     return Err(match error.take_message() {
-                        Some(unsent) => Attempt::GivenBack(Box::new(unsent), error.into_error()),
-                        None => Attempt::Failed(failure(error.into_error())),
+                        Some(unsent) => AttemptError::Unsent(Box::new(unsent), error.into_error()),
+                        None => AttemptError::Failed(failure(error.into_error())),
                     });
                 }
                 Err(_) if progress.take() => {}
-                Err(_) => return Err(Attempt::Failed(SendError::Timeout)),
+                Err(_) => return Err(AttemptError::Failed(SendError::Timeout)),
             }
         }
     }
 
-    /// Returns the response. The connection is used again once the response was read.
+    /// Returns the response. The connection returns to the pool when the response has been read.
     fn received(
         self: &Arc<Self>,
         mut sender: http1::SendRequest<RequestBody>,
@@ -184,7 +184,7 @@ impl Pool {
         let mut idle = self.idle();
         while let Some(last) = idle.pop_back() {
             if last.since.elapsed() >= self.keep_alive {
-                // The others have been idle for longer.
+                // The other connections have been idle for longer.
                 idle.clear();
                 return None;
             }
@@ -244,17 +244,17 @@ impl Pool {
 }
 
 /// The failure of one attempt.
-enum Attempt {
-    /// hyper returned the request, and wrote no byte of it.
-    GivenBack(Box<Request<RequestBody>>, hyper::Error),
+enum AttemptError {
+    /// hyper returned the request and has sent no byte of it.
+    Unsent(Box<Request<RequestBody>>, hyper::Error),
     Failed(SendError),
 }
 
-impl From<Attempt> for SendError {
-    fn from(attempt: Attempt) -> Self {
+impl From<AttemptError> for SendError {
+    fn from(attempt: AttemptError) -> Self {
         match attempt {
-            Attempt::GivenBack(_, error) => Self::Unsent(error.into()),
-            Attempt::Failed(error) => error,
+            AttemptError::Unsent(_, error) => Self::Unsent(error.into()),
+            AttemptError::Failed(error) => error,
         }
     }
 }

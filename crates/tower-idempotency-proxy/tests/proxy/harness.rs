@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use tests::gate::bounded;
+use tests::barrier::bounded;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-use tests::{few_or, gate::bounded, wire::H1};
+use tests::{barrier::bounded, few_or, wire::H1};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -81,8 +81,8 @@ async fn policy_follows_reload() {
         proxy.handle.reload(Config::from_toml(&config)).unwrap();
         let policy = &shown().await["policies"][1]["policy"];
         assert_eq!(policy["key"]["is_required"], is_required);
-        let answer = exchange(proxy.address, without_key.to_owned()).await;
-        assert_eq!(answer.status(), status);
+        let response = exchange(proxy.address, without_key.to_owned()).await;
+        assert_eq!(response.status(), status);
     }
 }
 
@@ -158,7 +158,7 @@ async fn reloads_under_load_fail_no_request() {
                         let request =
                             tests::wire::post_bytes("/pay", &format!("{client}-{number}"), "1");
                         connection.send(request).await;
-                        assert_eq!(bounded(connection.answer()).await.unwrap().status, 201);
+                        assert_eq!(bounded(connection.response()).await.unwrap().status, 201);
                     }
                     number += 1;
                     sent.fetch_add(1, Ordering::Relaxed);
@@ -222,13 +222,13 @@ async fn rejected_reload_changes_nothing() {
 async fn drain_finishes_open_requests_and_executions() {
     // The upstream responds when the test says so.
     let released = Arc::new(AtomicBool::new(false));
-    let gate = Arc::clone(&released);
+    let barrier = Arc::clone(&released);
     let upstream = Upstream::start(move |_| {
         let script = Script::create();
-        let gate = Arc::clone(&gate);
+        let barrier = Arc::clone(&barrier);
         // The script is chosen on a worker thread of its own connection.
         tokio::task::block_in_place(|| {
-            while !gate.load(Ordering::SeqCst) {
+            while !barrier.load(Ordering::SeqCst) {
                 std::thread::sleep(std::time::Duration::from_millis(5));
             }
         });
@@ -240,7 +240,7 @@ async fn drain_finishes_open_requests_and_executions() {
     let open = tokio::spawn(async move { exchange(address, post("/pay", "open", "1")).await });
     let left = std::net::TcpStream::connect(address).unwrap();
     std::io::Write::write_all(&mut &left, post("/pay", "left", "1").as_bytes()).unwrap();
-    tests::gate::eventually("both requests are at the upstream", || {
+    tests::barrier::eventually("both requests are at the upstream", || {
         upstream.effects() == 2
     })
     .await;
@@ -264,7 +264,7 @@ async fn drain_gives_up_after_timeout() {
     let proxy = Served::start(&text).await;
     let address = proxy.address;
     tokio::spawn(async move { exchange(address, post("/pay", "k", "1")).await });
-    tests::gate::eventually("the request is at the upstream", || upstream.effects() == 1).await;
+    tests::barrier::eventually("the request is at the upstream", || upstream.effects() == 1).await;
     assert!(!bounded(proxy.stop()).await.unwrap());
 }
 
@@ -293,7 +293,7 @@ async fn drain_under_load_loses_no_response() {
                 })
             })
             .collect();
-        tests::gate::eventually("requests are executed", || upstream.effects() >= 20).await;
+        tests::barrier::eventually("requests are executed", || upstream.effects() >= 20).await;
         assert!(bounded(proxy.stop()).await.unwrap());
         let mut responses = 0;
         for client in clients {
@@ -311,18 +311,18 @@ async fn drain_delay_accepts_and_closes_connections() {
     let (address, admin) = (proxy.address, proxy.admin.unwrap());
     let mut open = H1::connect(address).await;
     open.send(tests::wire::post_bytes("/pay", "k", "1")).await;
-    let answer = bounded(open.answer()).await.unwrap();
-    assert_eq!(answer.header("connection"), None);
+    let response = bounded(open.response()).await.unwrap();
+    assert_eq!(response.header("connection"), None);
     let stopped = proxy.stop();
     while get(admin, "/readyz").await.status() != 503 {
         tokio::task::yield_now().await;
     }
     // The client learns from the response that it has to connect again.
     open.send(tests::wire::post_bytes("/pay", "k", "1")).await;
-    let answer = bounded(open.answer()).await.unwrap();
-    assert_eq!(answer.header("connection"), Some("close"));
-    assert!(answer.is_replay());
-    assert!(bounded(open.answer()).await.is_none());
+    let response = bounded(open.response()).await.unwrap();
+    assert_eq!(response.header("connection"), Some("close"));
+    assert!(response.is_replay());
+    assert!(bounded(open.response()).await.is_none());
     let reply = exchange(address, post("/pay", "k", "1")).await;
     assert!(reply.is_replay(), "{reply:?}");
     assert!(bounded(stopped).await.unwrap());

@@ -1,6 +1,6 @@
 //! The state of a key after each way in which an upstream can fail.
 
-use tests::gate::eventually;
+use tests::barrier::eventually;
 
 use crate::harness::{CREATED, Script, Served, Then, Upstream, config, exchange, post, settled};
 

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use tests::{
-    gate::bounded,
+    barrier::bounded,
     wire::{H1, H2, Server, post_h1},
 };
 use tokio::{
@@ -66,18 +66,18 @@ async fn each_protocol_reaches_each_protocol() {
             let over_h2 = h2
                 .post("/echo", "two", "body")
                 .await
-                .answer()
+                .response()
                 .await
                 .unwrap();
-            for answer in [over_h1, over_h2] {
+            for response in [over_h1, over_h2] {
                 assert_eq!(
-                    (answer.status.as_u16(), answer.text()),
+                    (response.status.as_u16(), response.text()),
                     (200, "body"),
-                    "{answer:?}"
+                    "{response:?}"
                 );
-                assert_eq!(answer.is_replay(), replay, "{answer:?}");
-                assert_eq!(answer.header("x-version"), Some(version));
-                keys.push(answer.header("x-key").unwrap().to_owned());
+                assert_eq!(response.is_replay(), replay, "{response:?}");
+                assert_eq!(response.header("x-version"), Some(version));
+                keys.push(response.header("x-key").unwrap().to_owned());
             }
         }
         assert_eq!(keys[..2], keys[2..]);
@@ -125,7 +125,7 @@ async fn slow_upload_outlasts_timeout() {
         tokio::time::sleep(Duration::from_secs(1)).await;
         client.send("x").await;
     }
-    assert_eq!(bounded(client.answer()).await.unwrap().status, 201);
+    assert_eq!(bounded(client.response()).await.unwrap().status, 201);
 }
 
 /// A raw upstream that switches to another protocol and echoes its bytes in capitals.

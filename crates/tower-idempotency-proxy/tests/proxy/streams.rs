@@ -8,7 +8,7 @@ use std::sync::{
 use bytes::Bytes;
 use h2::Reason;
 use http::{HeaderMap, Response};
-use tests::{gate::bounded, wire::H2};
+use tests::{barrier::bounded, wire::H2};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -107,8 +107,8 @@ async fn grpc_stream_and_trailers_pass() {
         stream.send(piece, false);
     }
     stream.send("", true);
-    let answer = bounded(stream.answer()).await.unwrap();
-    assert_eq!(answer.text(), "onetwothree");
+    let response = bounded(stream.response()).await.unwrap();
+    assert_eq!(response.text(), "onetwothree");
     assert_eq!(requests.load(Ordering::SeqCst), 2);
 }
 

@@ -14,7 +14,7 @@ use crate::Failure;
 #[derive(Clone, Debug)]
 pub struct Carrier(PathBuf);
 
-/// The reason why a parcel has no confirmation, and whether it may be sent.
+/// The reason why a parcel has no confirmation, and if it may be sent.
 #[derive(Debug)]
 pub enum Unsent {
     /// The parcel is not sent, and a retry may succeed: the carrier is closed.

@@ -7,7 +7,7 @@ use tower_idempotency::{
 
 use crate::{
     Backoff, Carrier, Failure, Unsent,
-    retry_queue::{KEPT, Message, Move, RetryQueue},
+    retry_queue::{Message, Move, QUEUE_RETENTION, RetryQueue},
 };
 
 /// A consumer of a retry queue, which sends a parcel for each message.
@@ -30,7 +30,7 @@ impl Consumer {
         Self {
             layer: layer
                 .with_namespace("parcels")
-                .with_retention(KEPT)
+                .with_retention(QUEUE_RETENTION)
                 // A consumer that died may have sent its parcel. Its message is refused, also after a long outage.
                 .with_orphan_policy(OrphanPolicy::Refuse)
                 .with_orphan_retention(Ttl::MAX),
@@ -43,7 +43,7 @@ impl Consumer {
 
     /// Sets the number of failed attempts after which a message is a dead letter. Default: 5.
     ///
-    /// With a small number, an outage of the carrier makes dead letters of all messages.
+    /// With a small number, an outage of the carrier turns all messages into dead letters.
     #[must_use]
     pub fn with_attempts(self, attempts: u32) -> Self {
         Self { attempts, ..self }
@@ -57,7 +57,7 @@ impl Consumer {
 
     /// Sets the time after which a message is delivered again if its consumer does not move it. Default: 1 minute.
     ///
-    /// If it is shorter than an attempt, the message is delivered again in vain: its key is in progress.
+    /// If it is shorter than an attempt, each further delivery fails: the key is in progress.
     #[must_use]
     pub fn with_visibility(self, visibility: Duration) -> Self {
         Self { visibility, ..self }
@@ -83,7 +83,7 @@ impl Consumer {
         Ok(true)
     }
 
-    /// Makes an attempt at a message, unless an earlier one was its last, and returns the move of the message.
+    /// Makes an attempt at a message, unless all attempts are used up, and returns the move of the message.
     ///
     /// The layer records the outcome first, and the queue follows. If the process is killed between the two, the message is
     /// delivered again, and the layer returns the outcome again.

@@ -22,8 +22,8 @@ impl Counter {
     /// Returns the number under `name`. `layer` sets how long leases last, and how long an update id with another amount is
     /// refused.
     ///
-    /// If a writer dies during an update, another writer takes the update over. This is safe because the addition has a token
-    /// of its own, and the database stores the token permanently. So an update is added once even if a retry arrives after
+    /// If a writer dies during an update, another writer takes the update over. This is safe because the addition has its
+    /// own token, and the database stores the token permanently. So an update is added once even if a retry arrives after
     /// its record has expired.
     #[must_use]
     pub fn new(layer: IdempotencyLayer, tally: Tally, name: impl Into<String>) -> Self {
@@ -57,7 +57,7 @@ impl Counter {
     ///
     /// # Errors
     ///
-    /// Returns an error if a retry is of no use: an update of this id had another amount, the update waits for an operator,
+    /// Returns an error if a retry cannot succeed. An update of this id had another amount, the update waits for an operator,
     /// or the database refuses the request.
     pub async fn add(&self, update: &str, amount: u32) -> Result<Applied, Failure> {
         let Self { tally, name, .. } = self.clone();

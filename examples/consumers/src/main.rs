@@ -38,7 +38,7 @@ struct Args {
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "2s", global = true)]
     skew: Duration,
 
-    /// The time after which the process gives up, for example if the database does not respond.
+    /// The time after which the process ends with an error, for example if the database does not respond.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "5m", global = true)]
     patience: Duration,
 
@@ -234,7 +234,7 @@ async fn consume(
                 match shipments.receive(&delivery.body).await {
                     Verdict::Delete => queue.delete(&delivery),
                     Verdict::Leave => {}
-                    Verdict::DeadLetter(why) => queue.bury(delivery, why),
+                    Verdict::DeadLetter(why) => queue.move_to_dead_letters(delivery, why),
                 }
             }
         });

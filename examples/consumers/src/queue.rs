@@ -1,4 +1,4 @@
-//! Stands in for a queue that delivers at least once, and does on purpose what real queues do occasionally.
+//! Simulates a queue that delivers at least once, and does on purpose what real queues do occasionally.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,7 +32,7 @@ struct Message {
     visible: Instant,
 }
 
-/// A message on its way to a consumer. Unless it is deleted it is delivered again.
+/// A delivered message. Unless it is deleted, it is delivered again.
 #[derive(Clone, Debug)]
 pub struct Delivery {
     number: u64,
@@ -47,7 +47,7 @@ impl Queue {
         Self::new(true, visibility)
     }
 
-    /// Keeps no order, delivers every third message twice at once, and forgets every fifth deletion.
+    /// Keeps no order, delivers every third message twice at once, and loses every fifth deletion.
     #[must_use]
     pub fn standard(visibility: Duration) -> Self {
         Self::new(false, visibility)
@@ -116,7 +116,7 @@ impl Queue {
     }
 
     /// Moves the message to the dead letters with the reason. It is not delivered again, and an operator can inspect it.
-    pub fn bury(&self, delivery: Delivery, why: String) {
+    pub fn move_to_dead_letters(&self, delivery: Delivery, why: String) {
         let mut state = self.state();
         state.messages.remove(&delivery.number);
         state.dead.push((why, delivery.body));

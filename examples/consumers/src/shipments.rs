@@ -41,7 +41,7 @@ impl Shipments {
                 .with_retention(WINDOW)
                 .with_orphan_policy(OrphanPolicy::Refuse)
                 // By default an orphan expires with the retention of records, and a later delivery is then sent again.
-                .with_orphan_retention(KEPT),
+                .with_orphan_retention(QUEUE_RETENTION),
             parcels,
             packing: Duration::ZERO,
             work: Duration::ZERO,
@@ -115,5 +115,5 @@ impl Shipments {
 /// The deduplication window of FIFO queues.
 const WINDOW: Ttl = Ttl::from_secs(5 * 60);
 /// The longest time for which a queue stores messages.
-const KEPT: Ttl = Ttl::from_secs(14 * 24 * 60 * 60);
+const QUEUE_RETENTION: Ttl = Ttl::from_secs(14 * 24 * 60 * 60);
 const PERHAPS_SENT: NeedsAttention = NeedsAttention::new("perhaps-sent");

@@ -1,4 +1,4 @@
-//! Effects that count: an addition is not idempotent, and the sum shows whether it happened once or twice.
+//! Effects that count: an addition is not idempotent, and the sum shows if it happened once or twice.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use tower_idempotency_dynamodb::aws_sdk_dynamodb::{
 
 use crate::{Failure, Unadded};
 
-/// Numbers in a table of their own, each under a name, and a marker for each token of an addition.
+/// Numbers in a separate table, each under a name, and a marker for each token of an addition.
 #[derive(Clone, Debug)]
 pub struct Tally {
     /// Retries a request without a reply.
@@ -43,8 +43,8 @@ impl Tally {
 
     /// Sets the timeout of a call, which includes the retries of the SDK. Default: 10 s.
     ///
-    /// Without a timeout, a server that accepts connections and never replies would keep an update in progress indefinitely:
-    /// its lease is renewed while the work runs.
+    /// Without a timeout, an unresponsive server would keep an update in progress indefinitely, because the layer renews its
+    /// lease while the work runs.
     #[must_use]
     pub fn with_timeout(self, timeout: Duration) -> Self {
         let timeouts = TimeoutConfig::builder().operation_timeout(timeout).build();
@@ -90,8 +90,8 @@ impl Tally {
         Ok(())
     }
 
-    /// Adds to a number, and returns `true` if this call added it. Under one token a number is added once, however often and
-    /// however late the call is repeated.
+    /// Adds to a number, and returns `true` if this call added it. Under one token a number is added once, for any number
+    /// of repeated calls, also late ones.
     ///
     /// The addition and a marker of the token are one transaction, which fails if the marker exists. DynamoDB itself offers a
     /// token for each call, but stores it for ten minutes only, and the SDK gives each call another token.
@@ -100,7 +100,7 @@ impl Tally {
     ///
     /// Returns the [`Unadded`] of the last attempt. A retry under the same token adds nothing twice.
     pub async fn add(&self, name: &str, amount: u32, token: &str) -> Result<bool, Unadded> {
-        // Markers are stored beside the numbers, under names that no number has.
+        // Markers are in the table of the numbers, under names that no number has.
         let marker = Put::builder()
             .table_name(&self.table)
             .item(NAME, AttributeValue::S(format!("added/{token}")))

@@ -5,7 +5,7 @@ use tower_idempotency_dynamodb::aws_sdk_dynamodb::error::{ProvideErrorMetadata, 
 
 use crate::Failure;
 
-/// The reason why an addition failed, and whether it may have happened.
+/// The reason why an addition failed, and if it may have happened.
 #[derive(Debug)]
 pub enum Unadded {
     /// Nothing was added, and a retry may succeed.

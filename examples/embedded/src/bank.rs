@@ -7,18 +7,18 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tower_idempotency::{IdempotencyLayer, Lease};
 use tower_idempotency_sqlx::{
     SqliteStore,
     sqlx::{
-        self, SqlitePool,
+        self, SqliteConnection, SqlitePool,
         sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
     },
 };
 
-use crate::{Failure, StopPoint};
+use crate::{Failure, StopPoint, batch};
 
 /// The state of the handlers: accounts, deposits, leases and records, all in one file.
 #[derive(Clone, Debug)]
@@ -35,6 +35,15 @@ pub struct Bank {
 pub fn app(bank: Bank, layer: IdempotencyLayer) -> Router {
     Router::new()
         .route("/deposits", post(deposit))
+        .route(
+            "/deposits/batch",
+            post({
+                let layer = layer.clone();
+                async move |State(bank), head, Json(batch)| {
+                    batch::deposit_all(&layer, bank, head, batch).await
+                }
+            }),
+        )
         .route_layer(layer)
         .route("/accounts/{name}", get(balance))
         .with_state(bank)
@@ -58,7 +67,12 @@ impl Bank {
             // A deposit survives a power failure once its response was sent.
             .synchronous(SqliteSynchronous::Full);
         // SQLite has one writer at a time. Writers queue in this pool; in SQLite they would poll for the lock.
-        let pool = SqlitePoolOptions::new().max_connections(1);
+        // Without limits of age and idle time, sqlx 0.9.0 does not start a task that can use a processor without end
+        // (sqlx issue 3645).
+        let pool = SqlitePoolOptions::new()
+            .max_connections(1)
+            .max_lifetime(None)
+            .idle_timeout(None);
         let pool = pool.connect_with(options).await?;
         sqlx::raw_sql(TABLES).execute(&pool).await?;
         let store = SqliteStore::new(path);
@@ -72,10 +86,16 @@ impl Bank {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Deposit {
     pub(crate) account: String,
     pub(crate) cents: i64,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Receipt {
+    pub(crate) balance: i64,
+    pub(crate) deposit: i64,
 }
 
 async fn deposit(
@@ -85,22 +105,8 @@ async fn deposit(
 ) -> Result<Response, Failure> {
     // From here to the commit no other connection can write: do not wait for anything in between.
     let mut tx = bank.store.begin(&lease, &bank.pool).await?;
-    let id: i64 =
-        sqlx::query_scalar("insert into deposits (account, cents) values (?, ?) returning id")
-            .bind(&deposit.account)
-            .bind(deposit.cents)
-            .fetch_one(&mut *tx)
-            .await?;
-    let balance: i64 = sqlx::query_scalar(
-        "insert into accounts (name, cents) values (?, ?)
-         on conflict (name) do update set cents = cents + excluded.cents returning cents",
-    )
-    .bind(&deposit.account)
-    .bind(deposit.cents)
-    .fetch_one(&mut *tx)
-    .await?;
-    let body = Json(json!({ "deposit": id, "balance": balance }));
-    let res = (StatusCode::CREATED, body).into_response();
+    let receipt = write(&mut tx, &deposit).await?;
+    let res = (StatusCode::CREATED, Json(receipt)).into_response();
     StopPoint::BeforeCommit.reach(bank.stop_at).await;
     // The deposit, the new balance and this response are committed together or not at all.
     match tx.commit(res).await {
@@ -108,11 +114,35 @@ async fn deposit(
             StopPoint::AfterCommit.reach(bank.stop_at).await;
             Ok(res.into_response())
         }
-        Err(error) => match error.into_answer() {
+        Err(error) => match error.into_output() {
             Ok(_rolled_back) => Err("expected an answer that is recorded".into()),
             Err(error) => Err(error.into()),
         },
     }
+}
+
+/// Writes a deposit and the new balance.
+pub(crate) async fn write(
+    connection: &mut SqliteConnection,
+    deposit: &Deposit,
+) -> Result<Receipt, sqlx::Error> {
+    let id = sqlx::query_scalar("insert into deposits (account, cents) values (?, ?) returning id")
+        .bind(&deposit.account)
+        .bind(deposit.cents)
+        .fetch_one(&mut *connection)
+        .await?;
+    let balance = sqlx::query_scalar(
+        "insert into accounts (name, cents) values (?, ?)
+         on conflict (name) do update set cents = cents + excluded.cents returning cents",
+    )
+    .bind(&deposit.account)
+    .bind(deposit.cents)
+    .fetch_one(&mut *connection)
+    .await?;
+    Ok(Receipt {
+        balance,
+        deposit: id,
+    })
 }
 
 async fn balance(

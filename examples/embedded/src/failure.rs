@@ -6,7 +6,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::json;
-use tower_idempotency::{NeedsAttention, Retention};
+use tower_idempotency::{NeedsAttention, Retention, run_once::WorkError};
 use tower_idempotency_sqlx::{SqlError, TransactionError, TransactionErrorKind, sqlx};
 
 /// The reason why a request has no outcome yet. The response is a 503, which is not recorded, so that a retry executes.
@@ -27,14 +27,33 @@ impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failure {
     }
 }
 
+impl Failure {
+    /// Returns the same reason for an item of a batch.
+    pub(crate) fn into_work_error(self) -> WorkError<Self> {
+        let error: &(dyn Error + 'static) = &*self.0;
+        tracing::warn!(error, "an item has no outcome yet");
+        if self.needs_inspection() {
+            WorkError::NeedsAttention(NOT_FENCED, self)
+        } else {
+            WorkError::Release(self)
+        }
+    }
+
+    /// Returns `true` if the transaction had ended before the commit.
+    fn needs_inspection(&self) -> bool {
+        let error: &(dyn Error + 'static) = &*self.0;
+        // An error of `commit` has the transaction error as its source.
+        let mut causes = iter::successors(Some(error), |&error| error.source());
+        let transaction = causes.find_map(|it| it.downcast_ref::<TransactionError>());
+        transaction.is_some_and(|it| it.kind() == TransactionErrorKind::Ended)
+    }
+}
+
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let error: &(dyn Error + 'static) = &*self.0;
         tracing::warn!(error, "a request has no outcome yet");
-        // An error of `commit` has the transaction error as its source.
-        let mut causes = iter::successors(Some(error), |&error| error.source());
-        let transaction = causes.find_map(|it| it.downcast_ref::<TransactionError>());
-        if transaction.is_some_and(|it| it.kind() == TransactionErrorKind::Ended) {
+        if self.needs_inspection() {
             let body = Json(json!({ "error": "an operator has to inspect it" }));
             return (
                 StatusCode::INTERNAL_SERVER_ERROR,

@@ -1,7 +1,8 @@
-//! A bank in one process and one file. A deposit and its response are committed together, so that a client may retry it any
+//! A bank in one process and one file. A deposit and its response are committed together. So a client may retry it any
 //! number of times, and the process may be killed at any instruction.
 
 mod bank;
+mod batch;
 mod careless;
 mod failure;
 mod serve;

@@ -3,10 +3,10 @@ use std::{io, pin::pin, sync::Arc, time::Duration};
 use axum::Router;
 use tokio::{net::TcpListener, sync::Notify, time::timeout};
 
-/// The time for requests to finish after the process has been asked to stop.
+/// The time for requests to finish after a stop signal.
 pub const GRACE: Duration = Duration::from_secs(30);
 
-/// Serves until the process is asked to stop, and prints the address on stdout: port 0 picks a free one. After the request
+/// Serves until a stop signal arrives, and prints the address on stdout: port 0 picks a free port. After the request
 /// to stop, requests that have begun have at most [`GRACE`] to finish.
 ///
 /// # Errors

@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn headers_come_twice_and_in_bytes_that_are_not_ascii() {
+    async fn repeated_and_non_ascii_headers_are_replayed() {
         let res = send(&playground(), Method::GET, "/headers", None).await;
         assert_eq!(res.headers().get_all(header::SET_COOKIE).iter().count(), 2);
         assert_eq!(res.headers().get_all(header::LINK).iter().count(), 2);

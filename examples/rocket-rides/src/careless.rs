@@ -1,4 +1,4 @@
-//! A careless variant; do not copy it: the same request, written without regard to crashes. The simulator shows the
+//! A careless variant; do not copy it: the same request without protection against crashes. The simulator shows the
 //! result.
 
 use axum::{
@@ -32,7 +32,7 @@ async fn ride(State(rides): State<Rides>, Json(wanted): Json<Value>) -> Result<R
     .bind(text("card"))
     .fetch_one(&rides.pool)
     .await?;
-    // If a later step fails, nothing rolls this back, and the retry does not know of it.
+    // If a later step fails, this write stays, and the retry cannot detect it.
     sqlx::query("insert into receipts (ride, recipient, fare) values ($1, $2, 2000)")
         .bind(ride)
         .bind(text("rider"))

@@ -9,7 +9,7 @@ use crate::Failure;
 
 /// Connects a pool to the database at this URL. A handler waits at most `patience` for a connection.
 ///
-/// When a connection returns, the sqlx pool checks whether it is alive, and the connection counts as used until it replies.
+/// When a connection returns, the sqlx pool checks if it is alive, and the connection counts as used until it replies.
 /// This check has a timeout as well. Otherwise the pool would be empty after all its connections have hung once.
 ///
 /// # Errors
@@ -20,7 +20,11 @@ use crate::Failure;
 ///
 /// If the future is dropped, there are no effects.
 pub async fn connect(url: &str, patience: Duration) -> Result<PgPool, Failure> {
+    // Without limits of age and idle time, sqlx 0.9.0 does not start a task that can use a processor without end
+    // (sqlx issue 3645).
     let options = PgPoolOptions::new()
+        .max_lifetime(None)
+        .idle_timeout(None)
         .acquire_timeout(patience)
         .after_release(move |connection, _| {
             Box::pin(async move {
@@ -32,7 +36,7 @@ pub async fn connect(url: &str, patience: Duration) -> Result<PgPool, Failure> {
     Ok(options.connect(url).await?)
 }
 
-/// Returns the result of the work, or 503 if it is not done within `limit`. If a commit was under way, the layer queries
+/// Returns the result of the work, or 503 if it is not done within `limit`. If a commit was in flight, the layer queries
 /// the store before it responds.
 ///
 /// A driver waits for its server indefinitely, and a key stays in progress while its handler waits.

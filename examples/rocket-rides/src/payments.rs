@@ -48,7 +48,7 @@ impl Payments {
         }
     }
 
-    /// Charges a card once for each `key`, however often this is called. `fare` is in cents.
+    /// Charges a card once for each `key`, for any number of calls. `fare` is in cents.
     ///
     /// # Errors
     ///
@@ -58,7 +58,7 @@ impl Payments {
     ///
     /// If the future is dropped, the provider may have charged the card, as after an error.
     pub async fn charge(&self, key: &str, card: &str, fare: i64) -> Result<Verdict, Unavailable> {
-        let asked = timeout(self.patience, self.ask(key, card, fare)).await;
+        let asked = timeout(self.patience, self.send_charge(key, card, fare)).await;
         let (status, body) = asked
             .map_err(|late| Unavailable(Some(late.into())))?
             .map_err(|error| Unavailable(Some(error)))?;
@@ -75,7 +75,7 @@ impl Payments {
         }
     }
 
-    async fn ask(
+    async fn send_charge(
         &self,
         key: &str,
         card: &str,

@@ -161,8 +161,8 @@ impl Rides {
     }
 
     /// Holds no connection during the call to the provider. Every execution of this request charges under the same key, so the
-    /// provider charges once. Returns `None` if the provider may no longer store the key, under which an earlier execution may
-    /// have charged: each execution of an orphan extends the orphan's retention.
+    /// provider charges once. Returns `None` if the provider may no longer store the key, since an earlier execution may
+    /// have charged under it. The orphan itself does not expire, because each execution extends its retention.
     async fn charge(&self, lease: &Lease, ride: i64) -> Result<Option<Verdict>, Failure> {
         let (card, fare, is_recent): (String, i64, bool) = sqlx::query_as(
             "select card, fare, created > now() - make_interval(secs => $2) from rides where id = $1",
@@ -210,7 +210,7 @@ impl Rides {
         commit(tx, (StatusCode::CREATED, location, body)).await
     }
 
-    /// Commits the refusal, which is an outcome too: it is recorded, so that no retry charges the card.
+    /// Commits the refusal, which is an outcome too: the record prevents that a retry charges the card.
     async fn decline(&self, lease: &Lease, ride: i64) -> Result<Response, Failure> {
         let mut tx = self.store.begin(lease, &self.pool).await?;
         sqlx::query("update rides set state = 'declined' where id = $1")
@@ -229,7 +229,7 @@ async fn commit(
 ) -> Result<Response, Failure> {
     match tx.commit(answer.into_response()).await {
         Ok(res) => Ok(res.into_response()),
-        Err(error) => match error.into_answer() {
+        Err(error) => match error.into_output() {
             Ok(_rolled_back) => Err("expected an answer that is recorded".into()),
             Err(error) => Err(error.into()),
         },

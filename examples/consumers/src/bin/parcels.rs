@@ -64,7 +64,7 @@ enum Operation {
         /// The delivery that the list shows.
         delivery: i64,
     },
-    /// Ends the wait of a message that needs attention. Ask the carrier first whether the parcel was sent.
+    /// Ends the wait of a message that needs attention. Check first with the carrier if the parcel was sent.
     Resolve {
         /// The id of the message.
         id: String,

@@ -35,7 +35,7 @@ pub struct Message {
 pub enum State {
     /// The message waits for its next delivery, or a consumer handles it.
     Queued,
-    /// The message failed for good, without an effect. An operator can redrive it.
+    /// The message failed permanently, without an effect. An operator can redrive it.
     DeadLetter,
     /// The message may have had its effect. No consumer handles it until an operator resolves it.
     NeedsAttention,
@@ -82,7 +82,7 @@ impl Message {
     pub fn done(&self) -> Move {
         Move {
             to: State::Done,
-            ..self.postpone(KEPT.as_duration())
+            ..self.postpone(QUEUE_RETENTION.as_duration())
         }
     }
 
@@ -111,7 +111,7 @@ impl Message {
         }
     }
 
-    /// Returns the move to [`State::DeadLetter`], after an attempt that failed for good without an effect.
+    /// Returns the move to [`State::DeadLetter`], after an attempt that failed permanently without an effect.
     #[must_use]
     pub fn dead_letter(&self, reason: String) -> Move {
         Move {
@@ -160,7 +160,7 @@ impl Move {
         match resolution {
             Resolution::Sent => Self {
                 to: State::Done,
-                delay: KEPT.as_duration(),
+                delay: QUEUE_RETENTION.as_duration(),
                 ..next
             },
             Resolution::NotSent => Self {
@@ -204,4 +204,4 @@ pub(super) fn millis(duration: Duration) -> i64 {
 }
 
 /// The time for which the queue and the layer recognise a finished message. That of SQS is as long.
-pub(crate) const KEPT: Ttl = Ttl::from_secs(14 * 24 * 60 * 60);
+pub(crate) const QUEUE_RETENTION: Ttl = Ttl::from_secs(14 * 24 * 60 * 60);

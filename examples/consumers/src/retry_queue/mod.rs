@@ -9,7 +9,7 @@ mod postgres;
 mod queue;
 mod redis;
 
-pub(crate) use self::message::KEPT;
+pub(crate) use self::message::QUEUE_RETENTION;
 pub use self::{
     message::{Message, Move, Resolution, State},
     postgres::PostgresQueue,

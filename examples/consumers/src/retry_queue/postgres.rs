@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use tower_idempotency_sqlx::{
     SqlError,
-    sqlx::{self, PgPool},
+    sqlx::{self, PgPool, postgres::PgPoolOptions},
 };
 
 use super::{Message, Move, RetryQueue, State, message::millis};
@@ -25,7 +25,10 @@ impl PostgresQueue {
     ///
     /// If the future is dropped, the table may be created.
     pub async fn connect(url: &str) -> Result<Self, Failure> {
-        let pool = PgPool::connect(url).await.map_err(SqlError::from)?;
+        // Without limits of age and idle time, sqlx 0.9.0 does not start a task that can use a processor without end
+        // (sqlx issue 3645).
+        let options = PgPoolOptions::new().max_lifetime(None).idle_timeout(None);
+        let pool = options.connect(url).await.map_err(SqlError::from)?;
         let created = sqlx::raw_sql(CREATE).execute(&pool).await;
         created.map_err(SqlError::from)?;
         Ok(Self(pool))

@@ -8,7 +8,7 @@ use crate::Failure;
 /// All methods return an error if the database cannot be reached, or refuses. The statement may have been executed: repeat
 /// the call. If a future is dropped, the same applies.
 pub trait RetryQueue: Clone + Send + Sync + 'static {
-    /// Adds a message. Returns `false` if the queue has one with this id, whatever its body and its state are.
+    /// Adds a message. Returns `false` if the queue has one with this id, with any body and state.
     fn send(&self, id: &str, body: &str) -> impl Future<Output = Result<bool, Failure>> + Send;
 
     /// Returns the message that has been due for the longest time, if there is one. It is delivered again after `visibility` unless

@@ -28,7 +28,7 @@ use tower_idempotency_dynamodb::{
     aws_sdk_dynamodb::{Client, types::AttributeValue},
 };
 
-/// Each writer has a layer, a store and a client of its own, like a process: the writers share the table only.
+/// Each writer has a separate layer, store and client, like a process: the writers share only the table.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sum_is_exact_after_50_retrying_writers() {
     let place = Place::new().await;
@@ -184,7 +184,7 @@ async fn careless_writers_add_updates_twice_when_killed() {
     assert!(sum >= 500 + added, "{added} when killed, {sum} in the end");
 }
 
-/// The kills may hit any moment, so this test checks the sum alone.
+/// The kills may hit any moment, so this test checks only the sum.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn randomly_killed_writers_add_each_update_once() {
     let place = Place::new().await;
@@ -293,7 +293,7 @@ impl Place {
         self.sum().await
     }
 
-    /// Returns 0 if the server does not answer in time.
+    /// Returns 0 if the server does not reply in time.
     async fn sum_or_zero(&self) -> u64 {
         let tally = self.tally(&self.client);
         tally.amount("visits").await.unwrap_or(0)

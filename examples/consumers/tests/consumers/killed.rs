@@ -16,7 +16,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
 /// Starts the program, waits until `is_reached` returns `true`, and kills the process.
 ///
-/// The arguments have to make the process wait at the point that `is_reached` looks for, such as `--work 1h`.
+/// The arguments have to make the process wait at the point that `is_reached` detects, such as `--work 1h`.
 pub(crate) async fn kill_at(args: &[&str], is_reached: impl AsyncFn() -> bool) {
     let _turn = ONE_AT_A_TIME.lock().await;
     let mut process = Killed(start(args));
@@ -45,7 +45,7 @@ pub(crate) async fn kill_at(args: &[&str], is_reached: impl AsyncFn() -> bool) {
 /// Kills the program up to `most` times at random moments, and then [runs it to its end](run_to_end). Returns the number of
 /// kills and the output of the last run.
 ///
-/// Which moments the kills hit is up to chance: assertions about a certain moment belong to [`kill_at`].
+/// The moments of the kills are random: assertions about a certain moment belong to [`kill_at`].
 pub(crate) async fn kill_at_random(args: &[&str], most: usize) -> (usize, String) {
     let turn = ONE_AT_A_TIME.lock().await;
     let owned: Vec<_> = args.iter().map(|&it| it.to_owned()).collect();

@@ -23,7 +23,7 @@ use tower_idempotency_dynamodb::{DynamoDbOptions, DynamoDbStore, aws_sdk_dynamod
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn standard_queue_sends_one_parcel_per_message() {
     let drained = drain(Queue::standard(VISIBILITY), PACKING, 1).await;
-    // The queue forgets at least every fifth deletion.
+    // The queue loses at least every fifth deletion.
     assert!(drained.deliveries > MESSAGES, "{}", drained.deliveries);
 }
 
@@ -160,7 +160,7 @@ async fn careless_consumers_send_parcels_twice_when_killed() {
     }
 }
 
-/// Consumers in processes of their own, on new tables.
+/// Consumers in separate processes, on new tables.
 ///
 /// The leases are short, so that the next process finds an orphan soon. A lease that expires earlier, because a process was
 /// slow, makes an orphan as well, and the tests allow for those.
@@ -200,7 +200,7 @@ impl Consumers {
         [&place[..], &leases, &messages, more].concat()
     }
 
-    /// Handles all messages again in a process that is left alone.
+    /// Handles all messages again in a process that is not killed.
     async fn run_to_end(&self, more: &[&str]) -> Ended {
         let output = crate::killed::run_to_end(&self.args(more)).await;
         self.ended(&output).await

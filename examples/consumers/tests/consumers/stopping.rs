@@ -1,4 +1,4 @@
-//! Consumers that are asked to stop, or run out of patience, while they are at work.
+//! Consumers that are stopped, or reach their time limit, while they handle messages.
 
 use std::{
     process::{Child, Command, ExitStatus, Stdio},

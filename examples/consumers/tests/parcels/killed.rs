@@ -3,18 +3,18 @@
 use consumers::retry_queue::{RetryQueue, State};
 
 use crate::{
+    harness::Harness,
     on_each_database,
     points::{Moment, Point, Statement},
     process::until,
-    stage::Stage,
 };
 
 const BEFORE: Moment = Moment::Before;
 const AFTER: Moment = Moment::After;
 
 /// The attempt would succeed. If the process died between the lease and its record, the message needs attention.
-async fn killed_attempt_sends_at_most_one_parcel(stage: Stage<impl RetryQueue>) {
-    stage.open_carrier();
+async fn killed_attempt_sends_at_most_one_parcel(harness: Harness<impl RetryQueue>) {
+    harness.open_carrier();
     let points: [(Point, State, u32); 8] = [
         ((Statement::Receive, BEFORE), State::Done, 1),
         ((Statement::Receive, AFTER), State::Done, 1),
@@ -27,17 +27,17 @@ async fn killed_attempt_sends_at_most_one_parcel(stage: Stage<impl RetryQueue>) 
     ];
     for (n, (point, state, parcels)) in points.into_iter().enumerate() {
         let (id, order) = (n.to_string(), format!("order {n} to Vienna"));
-        stage.send(&id, &order).await;
-        stage.kill_consumer_at(point, &id, &[]).await;
-        stage.consume().await;
-        stage.assert_state(&id, state, point).await;
-        assert_eq!(stage.parcels_of(&order), parcels, "killed at {point:?}");
+        harness.send(&id, &order).await;
+        harness.kill_consumer_at(point, &id, &[]).await;
+        harness.consume().await;
+        harness.assert_state(&id, state, point).await;
+        assert_eq!(harness.parcels_of(&order), parcels, "killed at {point:?}");
     }
-    // Further consumers change nothing. Then the operator asks the carrier.
-    stage.consume().await;
-    let (_, lines) = stage.operate(&["list"]).await;
+    // Further consumers change nothing. Then the operator queries the carrier.
+    harness.consume().await;
+    let (_, lines) = harness.operate(&["list"]).await;
     assert_eq!(lines.lines().count(), 2, "{lines}");
-    for message in stage.list(State::NeedsAttention).await {
+    for message in harness.list(State::NeedsAttention).await {
         let start = format!(
             "needs-attention {} delivery {}, ",
             message.id, message.delivery
@@ -45,40 +45,40 @@ async fn killed_attempt_sends_at_most_one_parcel(stage: Stage<impl RetryQueue>) 
         assert!(lines.contains(&start), "{lines}");
         assert_eq!(message.reason, "orphaned");
         let (delivery, id) = (message.delivery.to_string(), &*message.id);
-        let sent = ["not-sent", "sent"][stage.parcels_of(&message.body) as usize];
-        assert!(stage.operate(&["resolve", id, &delivery, sent]).await.0);
+        let sent = ["not-sent", "sent"][harness.parcels_of(&message.body) as usize];
+        assert!(harness.operate(&["resolve", id, &delivery, sent]).await.0);
     }
-    stage.consume().await;
-    assert_eq!(stage.list(State::Done).await.len(), points.len());
-    let all = stage.parcels();
+    harness.consume().await;
+    assert_eq!(harness.list(State::Done).await.len(), points.len());
+    let all = harness.parcels();
     assert_eq!(all.len(), points.len());
     assert!(all.values().all(|it| *it == 1), "{all:?}");
 }
 
 /// The attempt fails without a parcel. If the process died before its key was released, the message needs attention.
-async fn killed_failure_is_retried(stage: Stage<impl RetryQueue>) {
+async fn killed_failure_is_retried(harness: Harness<impl RetryQueue>) {
     let points: [(Point, State); 4] = [
         ((Statement::Release, BEFORE), State::NeedsAttention),
         ((Statement::Release, AFTER), State::Done),
         ((Statement::MoveTo(State::Queued), BEFORE), State::Done),
         ((Statement::MoveTo(State::Queued), AFTER), State::Done),
     ];
-    stage.open_carrier();
+    harness.open_carrier();
     for (n, (point, state)) in points.into_iter().enumerate() {
         let (id, order) = (n.to_string(), format!("order {n} to Vienna"));
-        stage.send(&id, &order).await;
-        stage.close_carrier();
-        stage.kill_consumer_at(point, &id, &[]).await;
-        stage.open_carrier();
-        stage.consume().await;
-        stage.assert_state(&id, state, point).await;
+        harness.send(&id, &order).await;
+        harness.close_carrier();
+        harness.kill_consumer_at(point, &id, &[]).await;
+        harness.open_carrier();
+        harness.consume().await;
+        harness.assert_state(&id, state, point).await;
         let parcels = u32::from(state == State::Done);
-        assert_eq!(stage.parcels_of(&order), parcels, "killed at {point:?}");
+        assert_eq!(harness.parcels_of(&order), parcels, "killed at {point:?}");
     }
 }
 
 /// The attempt is the last one, and fails without a parcel.
-async fn killed_last_attempt_makes_one_dead_letter(stage: Stage<impl RetryQueue>) {
+async fn killed_last_attempt_makes_one_dead_letter(harness: Harness<impl RetryQueue>) {
     let points: [(Point, State); 4] = [
         ((Statement::Release, BEFORE), State::NeedsAttention),
         ((Statement::Release, AFTER), State::DeadLetter),
@@ -93,24 +93,24 @@ async fn killed_last_attempt_makes_one_dead_letter(stage: Stage<impl RetryQueue>
     ];
     for (n, (point, state)) in points.into_iter().enumerate() {
         let id = n.to_string();
-        stage.send(&id, "tea to Vienna").await;
-        stage
+        harness.send(&id, "tea to Vienna").await;
+        harness
             .kill_consumer_at(point, &id, &["--attempts", "1"])
             .await;
-        stage.consume_with(&["--attempts", "1"]).await;
-        stage.assert_state(&id, state, point).await;
+        harness.consume_with(&["--attempts", "1"]).await;
+        harness.assert_state(&id, state, point).await;
     }
-    assert_eq!(stage.list(State::DeadLetter).await.len(), 3);
-    stage.open_carrier();
-    stage.consume().await;
-    assert!(stage.parcels().is_empty(), "{:?}", stage.parcels());
+    assert_eq!(harness.list(State::DeadLetter).await.len(), 3);
+    harness.open_carrier();
+    harness.consume().await;
+    assert!(harness.parcels().is_empty(), "{:?}", harness.parcels());
 }
 
-async fn stopped_consumer_ends(stage: Stage<impl RetryQueue>) {
-    stage.open_carrier();
-    stage.send("7", "tea to Vienna").await;
-    let process = stage.start_endless_consumer();
-    until(async || !stage.list(State::Done).await.is_empty()).await;
+async fn stopped_consumer_ends(harness: Harness<impl RetryQueue>) {
+    harness.open_carrier();
+    harness.send("7", "tea to Vienna").await;
+    let process = harness.start_endless_consumer();
+    until(async || !harness.list(State::Done).await.is_empty()).await;
     let (is_done, output) = process.stop().await;
     assert!(is_done, "{output}");
 }

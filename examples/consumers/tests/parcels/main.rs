@@ -1,11 +1,11 @@
 //! Consumers of a retry queue and their operators: killed at named points, repeated and raced. The parcels are counted.
 
 mod attempts;
+mod harness;
 mod killed;
 mod operators;
 mod points;
 mod process;
-mod stage;
 
 /// Runs each test on PostgreSQL and on Redis.
 macro_rules! on_each_database {
@@ -14,7 +14,7 @@ macro_rules! on_each_database {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $test() {
-                    super::$test(crate::stage::Stage::postgres(concat!("parcels_", stringify!($test))).await).await;
+                    super::$test(crate::harness::Harness::postgres(concat!("parcels_", stringify!($test))).await).await;
                 }
             )*
         }
@@ -23,7 +23,7 @@ macro_rules! on_each_database {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $test() {
-                    super::$test(crate::stage::Stage::redis().await).await;
+                    super::$test(crate::harness::Harness::redis().await).await;
                 }
             )*
         }

@@ -10,15 +10,15 @@ use tests::servers::redis::RedisServer;
 use tower_idempotency_sqlx::sqlx::{self, PgPool};
 
 use crate::{
+    harness::{Database, Harness},
     on_each_database,
     points::{Moment, Statement},
     process::until,
-    stage::{Database, Stage},
 };
 
-async fn list_shows_reason_and_delivery(stage: Stage<impl RetryQueue>) {
-    let dead = dead_letter(&stage).await;
-    let (is_listed, lines) = stage.operate(&["list"]).await;
+async fn list_shows_reason_and_delivery(harness: Harness<impl RetryQueue>) {
+    let dead = dead_letter(&harness).await;
+    let (is_listed, lines) = harness.operate(&["list"]).await;
     assert!(is_listed);
     let start = format!("dead-letter 7 delivery {}, 1 failures, for ", dead.delivery);
     assert!(lines.starts_with(&start), "{lines}");
@@ -27,99 +27,99 @@ async fn list_shows_reason_and_delivery(stage: Stage<impl RetryQueue>) {
         "{lines}"
     );
     assert_eq!(lines.lines().count(), 1);
-    let (_, lines) = stage.operate(&["list", "needs-attention"]).await;
+    let (_, lines) = harness.operate(&["list", "needs-attention"]).await;
     assert_eq!(lines, "");
 }
 
-async fn redriven_dead_letter_sends_one_parcel(stage: Stage<impl RetryQueue>) {
-    let dead = dead_letter(&stage).await;
+async fn redriven_dead_letter_sends_one_parcel(harness: Harness<impl RetryQueue>) {
+    let dead = dead_letter(&harness).await;
     let delivery = dead.delivery.to_string();
     let redrive = ["redrive", "7", &delivery];
-    assert!(stage.operate(&redrive).await.0);
-    stage.consume().await;
-    assert!(!stage.operate(&redrive).await.0, "it is done");
-    stage.consume().await;
-    assert_eq!(stage.parcels_of(TEA), 1);
-    assert!(!stage.operate(&["redrive", "8", "1"]).await.0, "unknown");
+    assert!(harness.operate(&redrive).await.0);
+    harness.consume().await;
+    assert!(!harness.operate(&redrive).await.0, "it is done");
+    harness.consume().await;
+    assert_eq!(harness.parcels_of(TEA), 1);
+    assert!(!harness.operate(&["redrive", "8", "1"]).await.0, "unknown");
 }
 
 /// The operator saw a dead letter that has failed again since, perhaps for another reason.
-async fn command_of_earlier_delivery_is_refused(stage: Stage<impl RetryQueue>) {
-    let dead = dead_letter(&stage).await;
+async fn command_of_earlier_delivery_is_refused(harness: Harness<impl RetryQueue>) {
+    let dead = dead_letter(&harness).await;
     let delivery = dead.delivery.to_string();
     let redrive = ["redrive", "7", &delivery];
-    assert!(stage.operate(&redrive).await.0);
-    stage.close_carrier();
-    stage.consume_with(&["--attempts", "1"]).await;
-    stage.open_carrier();
-    let (is_redriven, output) = stage.operate(&redrive).await;
+    assert!(harness.operate(&redrive).await.0);
+    harness.close_carrier();
+    harness.consume_with(&["--attempts", "1"]).await;
+    harness.open_carrier();
+    let (is_redriven, output) = harness.operate(&redrive).await;
     assert!(!is_redriven && output.contains("list it again"), "{output}");
-    stage.only(State::DeadLetter).await;
+    harness.only(State::DeadLetter).await;
 }
 
-async fn killed_redrive_is_repeated(stage: Stage<impl RetryQueue>) {
+async fn killed_redrive_is_repeated(harness: Harness<impl RetryQueue>) {
     for moment in [Moment::Before, Moment::After] {
-        let dead = dead_letter(&stage).await;
+        let dead = dead_letter(&harness).await;
         let delivery = dead.delivery.to_string();
         let redrive = ["redrive", "7", &delivery];
         let point = (Statement::MoveTo(State::Queued), moment);
-        stage.kill_operator_at(point, "7", &redrive).await;
-        let (is_redriven, _) = stage.operate(&redrive).await;
+        harness.kill_operator_at(point, "7", &redrive).await;
+        let (is_redriven, _) = harness.operate(&redrive).await;
         assert_eq!(is_redriven, moment == Moment::Before);
-        stage.consume().await;
-        stage.operate(&redrive).await;
-        stage.consume().await;
-        stage.only(State::Done).await;
-        assert_eq!(stage.parcels_of(TEA), 1);
-        stage.clear().await;
+        harness.consume().await;
+        harness.operate(&redrive).await;
+        harness.consume().await;
+        harness.only(State::Done).await;
+        assert_eq!(harness.parcels_of(TEA), 1);
+        harness.clear().await;
     }
 }
 
-async fn concurrent_redrives_send_one_parcel(stage: Stage<impl RetryQueue>) {
-    let dead = dead_letter(&stage).await;
+async fn concurrent_redrives_send_one_parcel(harness: Harness<impl RetryQueue>) {
+    let dead = dead_letter(&harness).await;
     let delivery = dead.delivery.to_string();
     let redrive = ["redrive", "7", &*delivery];
-    let redriven = race(&stage, &redrive, &redrive).await;
+    let redriven = race(&harness, &redrive, &redrive).await;
     assert_eq!(redriven.iter().filter(|it| **it).count(), 1);
-    stage.consume().await;
-    stage.only(State::Done).await;
-    assert_eq!(stage.parcels_of(TEA), 1);
+    harness.consume().await;
+    harness.only(State::Done).await;
+    assert_eq!(harness.parcels_of(TEA), 1);
 }
 
-async fn killed_resolution_is_repeated(stage: Stage<impl RetryQueue>) {
+async fn killed_resolution_is_repeated(harness: Harness<impl RetryQueue>) {
     for (resolution, state) in [("not-sent", State::Queued), ("sent", State::Done)] {
         for moment in [Moment::Before, Moment::After] {
-            let unknown = unconfirmed(&stage).await;
-            stage.open_carrier();
+            let unknown = unconfirmed(&harness).await;
+            harness.open_carrier();
             let delivery = unknown.delivery.to_string();
             let resolve = ["resolve", "7", &delivery, resolution];
             let point = (Statement::MoveTo(state), moment);
-            stage.kill_operator_at(point, "7", &resolve).await;
-            let (is_resolved, _) = stage.operate(&resolve).await;
+            harness.kill_operator_at(point, "7", &resolve).await;
+            let (is_resolved, _) = harness.operate(&resolve).await;
             assert_eq!(is_resolved, moment == Moment::Before);
-            stage.consume().await;
-            stage.operate(&resolve).await;
-            stage.consume().await;
-            stage.only(State::Done).await;
-            // Of a parcel that was sent before, the carrier of this test knows nothing.
+            harness.consume().await;
+            harness.operate(&resolve).await;
+            harness.consume().await;
+            harness.only(State::Done).await;
+            // The carrier of this test has no earlier parcels.
             let parcels = u32::from(resolution == "not-sent");
-            assert_eq!(stage.parcels_of(TEA), parcels, "{resolution} {moment:?}");
-            stage.clear().await;
+            assert_eq!(harness.parcels_of(TEA), parcels, "{resolution} {moment:?}");
+            harness.clear().await;
         }
     }
 }
 
-async fn one_of_two_opposite_resolutions_counts(stage: Stage<impl RetryQueue>) {
-    let unknown = unconfirmed(&stage).await;
-    stage.open_carrier();
+async fn one_of_two_opposite_resolutions_counts(harness: Harness<impl RetryQueue>) {
+    let unknown = unconfirmed(&harness).await;
+    harness.open_carrier();
     let delivery = unknown.delivery.to_string();
     let sent = ["resolve", "7", &*delivery, "sent"];
     let not_sent = ["resolve", "7", &*delivery, "not-sent"];
-    let [is_sent, is_not_sent] = race(&stage, &sent, &not_sent).await;
+    let [is_sent, is_not_sent] = race(&harness, &sent, &not_sent).await;
     assert_ne!(is_sent, is_not_sent);
-    stage.consume().await;
-    stage.only(State::Done).await;
-    assert_eq!(stage.parcels_of(TEA), u32::from(is_not_sent));
+    harness.consume().await;
+    harness.only(State::Done).await;
+    assert_eq!(harness.parcels_of(TEA), u32::from(is_not_sent));
 }
 
 on_each_database!(
@@ -133,29 +133,29 @@ on_each_database!(
 );
 
 /// Makes a dead letter by an attempt at a closed carrier, which is open afterwards.
-async fn dead_letter(stage: &Stage<impl RetryQueue>) -> Message {
-    let consumer = stage.consumer().with_attempts(1);
-    stage.send("7", TEA).await;
-    stage.close_carrier();
-    assert!(consumer.step(&stage.queue).await.expect("it runs"));
-    stage.open_carrier();
-    stage.only(State::DeadLetter).await
+async fn dead_letter(harness: &Harness<impl RetryQueue>) -> Message {
+    let consumer = harness.consumer().with_attempts(1);
+    harness.send("7", TEA).await;
+    harness.close_carrier();
+    assert!(consumer.step(&harness.queue).await.expect("it runs"));
+    harness.open_carrier();
+    harness.only(State::DeadLetter).await
 }
 
 /// Makes a message that needs attention, by an attempt that the carrier does not confirm.
-async fn unconfirmed(stage: &Stage<impl RetryQueue>) -> Message {
-    let consumer = stage.consumer_of(Carrier::new(Path::new("/dev/full")));
-    stage.send("7", TEA).await;
+async fn unconfirmed(harness: &Harness<impl RetryQueue>) -> Message {
+    let consumer = harness.consumer_of(Carrier::new(Path::new("/dev/full")));
+    harness.send("7", TEA).await;
     for _ in 0..2 {
-        assert!(consumer.step(&stage.queue).await.expect("it runs"));
+        assert!(consumer.step(&harness.queue).await.expect("it runs"));
     }
-    stage.only(State::NeedsAttention).await
+    harness.only(State::NeedsAttention).await
 }
 
 /// Starts two commands, and executes their statements when both have arrived. Returns `true` for each that succeeded.
-async fn race(stage: &Stage<impl RetryQueue>, one: &[&str], two: &[&str]) -> [bool; 2] {
-    let start = || [one, two].map(|args| stage.start_operator(args));
-    let [one, two] = match &stage.database {
+async fn race(harness: &Harness<impl RetryQueue>, one: &[&str], two: &[&str]) -> [bool; 2] {
+    let start = || [one, two].map(|args| harness.start_operator(args));
+    let [one, two] = match &harness.database {
         Database::Postgres(pool) => {
             let mut lock = pool.begin().await.expect("the server runs");
             let select = sqlx::query("select from messages for update");

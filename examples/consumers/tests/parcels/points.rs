@@ -1,7 +1,10 @@
 //! Points on the way between the program and its database at which a process is killed.
 
 use consumers::retry_queue::State;
-use tests::proxy::Fault;
+use tests::{
+    proxy::Fault,
+    servers::redis::scripts::{ACQUIRE, COMPLETE, RELEASE},
+};
 use tower_idempotency_redis::redis::Script;
 
 /// A statement of the program.
@@ -30,7 +33,7 @@ pub(crate) enum Moment {
 
 pub(crate) type Point = (Statement, Moment);
 
-/// The database, as the test speaks to it.
+/// The database, and its protocol.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
     Postgres,
@@ -78,9 +81,3 @@ fn argument(text: &str) -> Vec<u8> {
 
 /// The visibility in milliseconds of processes that are killed: a number that occurs nowhere else.
 pub(crate) const VISIBILITY: i64 = 1_201_234;
-const ACQUIRE: &str =
-    include_str!("../../../../crates/tower-idempotency-redis/src/scripts/acquire.lua");
-const COMPLETE: &str =
-    include_str!("../../../../crates/tower-idempotency-redis/src/scripts/complete.lua");
-const RELEASE: &str =
-    include_str!("../../../../crates/tower-idempotency-redis/src/scripts/release.lua");

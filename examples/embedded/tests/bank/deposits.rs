@@ -8,10 +8,10 @@ use axum::{
     http::{Request, StatusCode},
 };
 use embedded::{Bank, app};
-use tests::{Answer, scratch::Scratch, send};
+use tests::{TestResponse, scratch::Scratch, send};
 use tower_idempotency::{IdempotencyLayer, MissingKey};
 
-use crate::books::Books;
+use crate::totals::Totals;
 
 #[tokio::test]
 async fn deposit_is_made_once_and_replayed() {
@@ -26,23 +26,23 @@ async fn deposit_is_made_once_and_replayed() {
     assert_eq!(retry.body, first.body);
     let other = deposit(&file, "l").await;
     assert_eq!(other.text(), r#"{"balance":1000,"deposit":2}"#);
-    let books = Books::open(&file).await;
-    assert_eq!(books.deposits["ann"], 2);
-    assert_eq!(books.balances["ann"], 1000);
+    let totals = Totals::open(&file).await;
+    assert_eq!(totals.deposits["ann"], 2);
+    assert_eq!(totals.balances["ann"], 1000);
 }
 
 #[tokio::test]
 async fn deposit_without_key_is_refused() {
     let scratch = Scratch::new();
     let app = bank(&scratch.file("bank.db")).await;
-    let answer = send(&app, request(None)).await;
-    assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{answer:?}");
+    let response = send(&app, request(None)).await;
+    assert_eq!(response.status, StatusCode::BAD_REQUEST, "{response:?}");
     let req = Request::get("/accounts/ann").body(Body::empty());
-    let answer = send(&app, req.expect("a request")).await;
-    assert_eq!(answer.text(), r#"{"balance":0}"#);
+    let response = send(&app, req.expect("a request")).await;
+    assert_eq!(response.text(), r#"{"balance":0}"#);
 }
 
-async fn deposit(file: &Path, key: &str) -> Answer {
+async fn deposit(file: &Path, key: &str) -> TestResponse {
     send(&bank(file).await, request(Some(key))).await
 }
 

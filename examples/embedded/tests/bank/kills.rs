@@ -1,4 +1,4 @@
-//! A bank that is killed again and again, and clients that retry until they have a response.
+//! A bank that is killed repeatedly, and clients that retry until they have a response.
 //!
 //! `KILLS` sets the number of kills (30 unless set, or 300 with `FULL=1`), and `SEED` their times:
 //! `KILLS=300 SEED=7 cargo test -p embedded --test bank kills`.
@@ -15,18 +15,17 @@ use std::{
 
 use axum::http::{Request, StatusCode};
 use tests::{
-    Answer,
-    actor::{Actor, ask},
-    few_or,
+    TestResponse, few_or,
     random::Random,
     scratch::Scratch,
+    server_process::{ServerProcess, ask},
 };
 use tokio::{
     task::{JoinSet, spawn_blocking},
     time::sleep,
 };
 
-use crate::books::Books;
+use crate::totals::Totals;
 
 // F-032
 /// The kills may hit any moment, so this test checks the result and not the moments.
@@ -43,7 +42,7 @@ async fn deposit_is_made_on_retry_if_killed_before_commit() {
     let retried = retry_after_kill(&["--stop-at", "before-commit"], &[]).await;
     assert_eq!(retried.deposits_when_killed, 0);
     assert_eq!(retried.deposits, 1);
-    assert!(!retried.answer.is_replay(), "{:?}", retried.answer);
+    assert!(!retried.response.is_replay(), "{:?}", retried.response);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -51,7 +50,7 @@ async fn deposit_is_replayed_if_killed_after_commit() {
     let retried = retry_after_kill(&["--stop-at", "after-commit"], &[]).await;
     assert_eq!(retried.deposits_when_killed, 1);
     assert_eq!(retried.deposits, 1);
-    assert!(retried.answer.is_replay(), "{:?}", retried.answer);
+    assert!(retried.response.is_replay(), "{:?}", retried.response);
 }
 
 /// Shows that the tests above can fail.
@@ -67,18 +66,18 @@ struct Retried {
     deposits_when_killed: i64,
     deposits: i64,
     /// The response to the retry.
-    answer: Answer,
+    response: TestResponse,
 }
 
-/// Sends a deposit to a bank that stops at a certain point, kills the bank there, and sends the deposit again to another
-/// bank on the same file.
+/// Sends a deposit to a bank that stops at a certain point, and kills the bank there. Then sends the deposit again to
+/// another bank on the same file.
 async fn retry_after_kill(stopping: &[&str], then: &[&str]) -> Retried {
     let scratch = Scratch::new();
     let file = scratch.file("bank.db");
     let start = |args: &[&str]| {
         let path = file.display().to_string();
         let common = ["--file", &path, "--lease", "500ms"];
-        let bank = Actor::start(
+        let bank = ServerProcess::start(
             env!("CARGO_BIN_EXE_embedded"),
             &[&common[..], args].concat(),
         );
@@ -89,27 +88,27 @@ async fn retry_after_kill(stopping: &[&str], then: &[&str]) -> Retried {
         }
     };
     let deposits = async || {
-        let books = Books::open(&file).await;
-        books.deposits.values().sum()
+        let totals = Totals::open(&file).await;
+        totals.deposits.values().sum()
     };
 
     let mut stopped = start(stopping);
     let bank = Arc::clone(&stopped.bank);
     tokio::select! {
-        answer = stopped.deposit(0) => panic!("expected a bank that stops, found {answer:?}"),
+        response = stopped.deposit(0) => panic!("expected a bank that stops, found {response:?}"),
         () = has_stopped(&bank) => {}
     }
     drop((stopped, bank));
     let deposits_when_killed = deposits().await;
-    let answer = start(then).deposit(0).await;
+    let response = start(then).deposit(0).await;
     Retried {
         deposits_when_killed,
         deposits: deposits().await,
-        answer,
+        response,
     }
 }
 
-async fn has_stopped(bank: &Actor) {
+async fn has_stopped(bank: &ServerProcess) {
     let deadline = Instant::now() + HANG_GUARD;
     while !bank.log().lines().any(|line| line == "stopped") {
         assert!(Instant::now() < deadline, "{}", bank.log());
@@ -139,7 +138,7 @@ async fn play() -> Played {
     let file = scratch.file("bank.db");
     let path = file.display().to_string();
     let args = ["--file", &path, "--lease", "500ms"];
-    let bank = Arc::new(Actor::start(env!("CARGO_BIN_EXE_embedded"), &args));
+    let bank = Arc::new(ServerProcess::start(env!("CARGO_BIN_EXE_embedded"), &args));
 
     let over = Arc::<AtomicBool>::default();
     let killing = {
@@ -162,12 +161,12 @@ async fn play() -> Played {
             retries: 0,
         };
         clients.spawn(async move {
-            let mut answers = Vec::new();
+            let mut responses = Vec::new();
             while !over.load(SeqCst) {
                 let key = next.fetch_add(1, SeqCst);
-                answers.push((key, client.deposit(key).await));
+                responses.push((key, client.deposit(key).await));
             }
-            for (key, before) in &answers {
+            for (key, before) in &responses {
                 let again = client.deposit(*key).await;
                 assert!(again.is_replay(), "key {key}: {again:?}");
                 assert_eq!(again.body, before.body, "key {key}");
@@ -178,27 +177,27 @@ async fn play() -> Played {
     let retries = clients.join_all().await.into_iter().sum();
     killing.await.expect("the bank comes back");
 
-    let books = Books::open(&file).await;
-    assert_eq!(books.balances, books.sums, "a balance is its deposits");
+    let totals = Totals::open(&file).await;
+    assert_eq!(totals.balances, totals.sums, "a balance is its deposits");
     Played {
         kills,
         keys: next.load(SeqCst),
         retries,
-        deposits: books.deposits.values().sum::<i64>().unsigned_abs() as usize,
-        doubles: books.deposits.values().filter(|count| **count > 1).count(),
+        deposits: totals.deposits.values().sum::<i64>().unsigned_abs() as usize,
+        doubles: totals.deposits.values().filter(|count| **count > 1).count(),
         took: began.elapsed(),
     }
 }
 
 struct Client {
-    bank: Arc<Actor>,
+    bank: Arc<ServerProcess>,
     random: Random,
     retries: usize,
 }
 
 impl Client {
-    /// Retries until the bank responds. Each key has an account of its own.
-    async fn deposit(&mut self, key: usize) -> Answer {
+    /// Retries until the bank responds. Each key has a separate account.
+    async fn deposit(&mut self, key: usize) -> TestResponse {
         let deadline = Instant::now() + HANG_GUARD;
         loop {
             let req = Request::post(self.bank.url("/deposits"))
@@ -206,10 +205,10 @@ impl Client {
                 .header("content-type", "application/json");
             let body = format!(r#"{{"account":"account-{key}","cents":5}}"#);
             match ask(req, body).await {
-                Some(answer) if answer.status == StatusCode::CREATED => return answer,
-                Some(answer) => {
+                Some(response) if response.status == StatusCode::CREATED => return response,
+                Some(response) => {
                     let again = [StatusCode::CONFLICT, StatusCode::SERVICE_UNAVAILABLE];
-                    assert!(again.contains(&answer.status), "key {key}: {answer:?}");
+                    assert!(again.contains(&response.status), "key {key}: {response:?}");
                 }
                 // The bank does not run, or has not responded.
                 None => {}

@@ -1,5 +1,6 @@
 //! Deposits, one at a time and many at once while the bank is killed.
 
-mod books;
+mod batches;
 mod deposits;
 mod kills;
+mod totals;

@@ -1,4 +1,4 @@
-//! The payment provider as a process of its own.
+//! The payment provider as a separate process.
 
 use std::{error::Error, path::PathBuf, time::Duration};
 

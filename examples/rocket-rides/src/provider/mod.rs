@@ -30,9 +30,9 @@ pub enum Mood {
     /// Correct behaviour.
     #[default]
     Well,
-    /// Responds with 500, and does nothing.
+    /// Responds with 500, and does not charge.
     Failing,
-    /// Never responds, and does nothing.
+    /// Never responds, and does not charge.
     Hanging,
     /// Charges, and responds with 500.
     ChargingThenFailing,

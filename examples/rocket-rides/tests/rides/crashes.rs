@@ -4,95 +4,95 @@ use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use rocket_rides::provider::Mood;
-use tests::Answer;
+use tests::TestResponse;
 use tokio::time::sleep;
 use tower_idempotency_sqlx::sqlx::{self, AssertSqlSafe};
 
 use crate::{
-    cast::{Cast, HANG_GUARD, PATIENT, book, set_mood},
-    stage::database,
+    harness::database,
+    processes::{HANG_GUARD, PATIENT, Processes, book, set_mood},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ride_killed_after_charge_finishes_without_client() {
-    let cast = Cast::start(&database("killed_charged").await, &PATIENT).await;
-    assert!(set_mood(&cast.provider, Mood::ChargingThenHanging).await);
-    let asking = book(&cast.services[0], "k", "ann", "card-1");
+    let processes = Processes::start(&database("killed_charged").await, &PATIENT).await;
+    assert!(set_mood(&processes.provider, Mood::ChargingThenHanging).await);
+    let asking = book(&processes.services[0], "k", "ann", "card-1");
     tokio::select! {
-        answer = asking => panic!("{answer:?}"),
-        () = until(async || cast.charges().await.len() == 1) => {}
+        response = asking => panic!("{response:?}"),
+        () = until(async || processes.charges().await.len() == 1) => {}
     }
-    cast.services[0].kill();
-    assert!(set_mood(&cast.provider, Mood::Well).await);
+    processes.services[0].kill();
+    assert!(set_mood(&processes.provider, Mood::Well).await);
 
     let booked = "select count(*) from rides where state = 'booked'";
-    until(async || cast.count(booked).await == 1).await;
-    cast.until_nothing_is_left_to_do().await;
-    let answer = retry_until_created(&cast).await;
-    assert!(answer.is_replay(), "{answer:?}");
-    assert_eq!(cast.charges().await.len(), 1);
-    assert_eq!(cast.count("select count(*) from rides").await, 1);
-    assert_eq!(cast.count("select count(*) from receipts").await, 1);
+    until(async || processes.count(booked).await == 1).await;
+    processes.wait_until_idle().await;
+    let response = retry_until_created(&processes).await;
+    assert!(response.is_replay(), "{response:?}");
+    assert_eq!(processes.charges().await.len(), 1);
+    assert_eq!(processes.count("select count(*) from rides").await, 1);
+    assert_eq!(processes.count("select count(*) from receipts").await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_killed_before_checkpoint_waits_for_client() {
-    let cast = Cast::start(&database("killed_begun").await, &PATIENT).await;
-    let mut blocker = cast.pool.begin().await.expect("a transaction");
+    let processes = Processes::start(&database("killed_begun").await, &PATIENT).await;
+    let mut blocker = processes.pool.begin().await.expect("a transaction");
     let block = sqlx::query("lock table rides in share row exclusive mode");
     block.execute(&mut *blocker).await.expect("no other lock");
     let waiting = "select count(*) from pg_stat_activity \
          where wait_event_type = 'Lock' and datname = current_database()";
     tokio::select! {
-        answer = book(&cast.services[0], "k", "ann", "card-1") => panic!("{answer:?}"),
-        () = until(async || cast.count(waiting).await > 0) => {}
+        response = book(&processes.services[0], "k", "ann", "card-1") => panic!("{response:?}"),
+        () = until(async || processes.count(waiting).await > 0) => {}
     }
-    cast.services[0].kill();
+    processes.services[0].kill();
     blocker.rollback().await.expect("rolled back");
 
     // The completers query the request, and leave it to its client.
     let looked =
         "select count(*) from tower_idempotency where generation > 1 and completed is null";
-    until(async || cast.count(looked).await == 1).await;
-    assert_eq!(cast.count("select count(*) from rides").await, 0);
-    let answer = retry_until_created(&cast).await;
-    assert!(!answer.is_replay(), "{answer:?}");
-    assert_eq!(cast.charges().await.len(), 1);
-    assert_eq!(cast.count("select count(*) from rides").await, 1);
+    until(async || processes.count(looked).await == 1).await;
+    assert_eq!(processes.count("select count(*) from rides").await, 0);
+    let response = retry_until_created(&processes).await;
+    assert!(!response.is_replay(), "{response:?}");
+    assert_eq!(processes.charges().await.len(), 1);
+    assert_eq!(processes.count("select count(*) from rides").await, 1);
 }
 
-/// Shows that the tests of crashes can fail: the second execution does not know of the first one.
+/// Shows that the tests of crashes can fail: the second execution cannot detect the first one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn careless_ride_is_doubled_if_killed_after_charge() {
     let args = [&PATIENT[..], &["--careless"]].concat();
-    let cast = Cast::start(&database("killed_careless").await, &args).await;
-    assert!(set_mood(&cast.provider, Mood::ChargingThenHanging).await);
-    let asking = book(&cast.services[0], "k", "ann", "card-1");
+    let processes = Processes::start(&database("killed_careless").await, &args).await;
+    assert!(set_mood(&processes.provider, Mood::ChargingThenHanging).await);
+    let asking = book(&processes.services[0], "k", "ann", "card-1");
     tokio::select! {
-        answer = asking => panic!("{answer:?}"),
-        () = until(async || cast.charges().await.len() == 1) => {}
+        response = asking => panic!("{response:?}"),
+        () = until(async || processes.charges().await.len() == 1) => {}
     }
-    cast.services[0].kill();
-    assert!(set_mood(&cast.provider, Mood::Well).await);
+    processes.services[0].kill();
+    assert!(set_mood(&processes.provider, Mood::Well).await);
 
-    retry_until_created(&cast).await;
-    let charges = cast.charges().await.len();
+    retry_until_created(&processes).await;
+    let charges = processes.charges().await.len();
     assert!(charges >= 2, "{charges} charges");
     for table in ["rides", "receipts"] {
         let count = AssertSqlSafe(format!("select count(*) from {table}"));
-        let count = sqlx::query_scalar(count).fetch_one(&cast.pool).await;
+        let count = sqlx::query_scalar(count).fetch_one(&processes.pool).await;
         let count: i64 = count.expect("a count");
         assert!(count >= 2, "{count} {table}");
     }
 }
 
 /// Retries until the service responds.
-async fn retry_until_created(cast: &Cast) -> Answer {
+async fn retry_until_created(processes: &Processes) -> TestResponse {
     let deadline = Instant::now() + HANG_GUARD;
     loop {
-        match book(&cast.services[1], "k", "ann", "card-1").await {
-            Some(answer) if answer.status == StatusCode::CREATED => return answer,
-            other => assert!(Instant::now() < deadline, "{other:?}\n{}", cast.said()),
+        match book(&processes.services[1], "k", "ann", "card-1").await {
+            Some(response) if response.status == StatusCode::CREATED => return response,
+            other => assert!(Instant::now() < deadline, "{other:?}\n{}", processes.logs()),
         }
         sleep(Duration::from_millis(50)).await;
     }

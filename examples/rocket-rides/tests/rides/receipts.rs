@@ -8,31 +8,39 @@ use std::{
 use rocket_rides::{Mailbox, deliver_one};
 use tower_idempotency_sqlx::sqlx;
 
-use crate::stage::Stage;
+use crate::harness::Harness;
 
 #[tokio::test]
 async fn receipts_are_delivered_by_one_worker_each() {
-    let stage = Stage::new("receipts").await;
-    stage.ride("k", "card-1").await;
-    stage.ride("l", "card-2").await;
-    let mailbox = Mailbox::new(&stage.file("mailbox"));
-    let delivered = || fs::read_to_string(stage.file("mailbox")).unwrap_or_default();
+    let harness = Harness::new("receipts").await;
+    harness.ride("k", "card-1").await;
+    harness.ride("l", "card-2").await;
+    let mailbox = Mailbox::new(&harness.file("mailbox"));
+    let delivered = || fs::read_to_string(harness.file("mailbox")).unwrap_or_default();
 
     // Another worker holds the first receipt.
-    let mut other = stage.pool.begin().await.expect("a transaction");
+    let mut other = harness.pool.begin().await.expect("a transaction");
     let first = "select id from receipts order by id limit 1 for update";
     let first: i64 = sqlx::query_scalar(first)
         .fetch_one(&mut *other)
         .await
         .expect("a receipt");
-    assert!(deliver_one(&stage.pool, &mailbox).await.expect("delivered"));
-    assert!(!deliver_one(&stage.pool, &mailbox).await.expect("nothing"));
+    assert!(
+        deliver_one(&harness.pool, &mailbox)
+            .await
+            .expect("delivered")
+    );
+    assert!(!deliver_one(&harness.pool, &mailbox).await.expect("nothing"));
     assert_eq!(delivered().lines().count(), 1);
 
     // The other worker dies.
     other.rollback().await.expect("rolled back");
-    assert!(deliver_one(&stage.pool, &mailbox).await.expect("delivered"));
-    assert!(!deliver_one(&stage.pool, &mailbox).await.expect("nothing"));
+    assert!(
+        deliver_one(&harness.pool, &mailbox)
+            .await
+            .expect("delivered")
+    );
+    assert!(!deliver_one(&harness.pool, &mailbox).await.expect("nothing"));
     let delivered = delivered();
     let last = delivered.lines().last().expect("a line");
     assert!(last.starts_with(&format!("{first} ")), "{delivered}");
@@ -41,15 +49,18 @@ async fn receipts_are_delivered_by_one_worker_each() {
 
 #[tokio::test]
 async fn undeliverable_receipt_stays_queued() {
-    let stage = Stage::new("undelivered").await;
-    stage.ride("k", "card-1").await;
-    fs::create_dir(stage.file("full")).expect("a directory");
-    let full = Mailbox::new(&stage.file("full"));
-    assert!(deliver_one(&stage.pool, &full).await.is_err());
-    let mailbox = Mailbox::new(&stage.file("mailbox"));
+    let harness = Harness::new("undelivered").await;
+    harness.ride("k", "card-1").await;
+    fs::create_dir(harness.file("full")).expect("a directory");
+    let full = Mailbox::new(&harness.file("full"));
+    assert!(deliver_one(&harness.pool, &full).await.is_err());
+    let mailbox = Mailbox::new(&harness.file("mailbox"));
     // The failed transaction may not have ended yet.
     let deadline = Instant::now() + Duration::from_secs(60);
-    while !deliver_one(&stage.pool, &mailbox).await.expect("delivered") {
+    while !deliver_one(&harness.pool, &mailbox)
+        .await
+        .expect("delivered")
+    {
         assert!(Instant::now() < deadline, "the receipt is gone");
     }
 }

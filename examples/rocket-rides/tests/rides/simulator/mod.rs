@@ -14,58 +14,58 @@ use std::{env, fmt, sync::Arc, time::Instant};
 use tests::few_or;
 
 use self::{
-    books::{Books, Wrong},
     riders::Rider,
     strikes::Strikes,
+    totals::{Totals, Wrong},
 };
 use crate::{
-    cast::{BRISK, Cast},
-    stage::database,
+    harness::database,
+    processes::{BRISK, Processes},
 };
 
-mod books;
 mod riders;
 mod strikes;
+mod totals;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_ride_is_charged_once_despite_kills() {
     let (rides, seed) = (number("RIDES", few_or(40, 200)), number("SEED", 1));
     let began = Instant::now();
-    let cast = Cast::start(&database("careful").await, &BRISK).await;
-    let (mut riders, strikes) = play(&cast, rides, seed).await;
+    let processes = Processes::start(&database("careful").await, &BRISK).await;
+    let (mut riders, strikes) = play(&processes, rides, seed).await;
     let played = began.elapsed();
 
     // No client retries now: the completer has to finish the requests that have begun.
-    cast.calm().await;
-    cast.until_nothing_is_left_to_do().await;
-    let takeovers = cast.count(TAKEOVERS).await;
-    let books = Books::open(&cast).await;
-    let finished = books.finished_for(&riders);
-    let stuck = books.judge(&riders);
+    processes.reset_mood().await;
+    processes.wait_until_idle().await;
+    let takeovers = processes.count(TAKEOVERS).await;
+    let totals = Totals::open(&processes).await;
+    let finished = totals.finished_for(&riders);
+    let stuck = totals.judge(&riders);
     let is_stuck = stuck.iter().any(|(wrong, _)| *wrong == Wrong::Stuck);
-    assert!(!is_stuck, "{}\n{}", Listed(&stuck), cast.said());
+    assert!(!is_stuck, "{}\n{}", Listed(&stuck), processes.logs());
     // A rider that has a response gets the same one again. A rider that gave up may come back.
-    riders::ask_again(&cast, &mut riders).await;
-    cast.until_nothing_is_left_to_do().await;
+    riders::retry_unfinished(&processes, &mut riders).await;
+    processes.wait_until_idle().await;
 
-    let books = Books::open(&cast).await;
+    let totals = Totals::open(&processes).await;
     println!(
         "{} rides, seed {seed}: {strikes}; {} requests, {takeovers} takeovers; {} riders gave up, {finished} of \
-         them had their ride all the same; {books}; {played:?} of {:?}",
+         them had their ride all the same; {totals}; {played:?} of {:?}",
         riders.len(),
         riders.iter().map(|rider| rider.requests).sum::<usize>(),
         riders.iter().filter(|rider| rider.gave_up).count(),
         began.elapsed(),
     );
-    let wrong = books.judge(&riders);
-    assert!(wrong.is_empty(), "{}\n{}", Listed(&wrong), cast.said());
-    assert!(strikes.fell(), "nothing was tried: {strikes}");
+    let wrong = totals.judge(&riders);
+    assert!(wrong.is_empty(), "{}\n{}", Listed(&wrong), processes.logs());
+    assert!(strikes.has_both_kinds(), "too few strikes: {strikes}");
 }
 
 /// Runs all riders and all strikes.
-async fn play(cast: &Cast, rides: usize, seed: u64) -> (Vec<Rider>, Strikes) {
-    let striking = Arc::new(strikes::begin(cast, seed));
-    let riders = riders::ride(cast, rides, seed, &striking).await;
+async fn play(processes: &Processes, rides: usize, seed: u64) -> (Vec<Rider>, Strikes) {
+    let striking = Arc::new(strikes::begin(processes, seed));
+    let riders = riders::ride(processes, rides, seed, &striking).await;
     let striking = Arc::into_inner(striking).expect("the riders are gone");
     (riders, striking.end().await)
 }

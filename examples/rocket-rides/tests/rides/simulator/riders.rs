@@ -9,17 +9,17 @@ use std::{
 };
 
 use axum::http::StatusCode;
-use tests::{Answer, actor::Actor, random::Random};
+use tests::{TestResponse, random::Random, server_process::ServerProcess};
 use tokio::{task::JoinSet, time::sleep};
 
 use super::strikes::Striking;
-use crate::cast::{Cast, HANG_GUARD, book};
+use crate::processes::{HANG_GUARD, Processes, book};
 
 /// A client that wants one ride.
 pub(super) struct Rider {
     pub(super) n: usize,
-    /// The answers that were outcomes.
-    pub(super) answers: Vec<Answer>,
+    /// The responses that were outcomes.
+    pub(super) responses: Vec<TestResponse>,
     /// The number of requests.
     pub(super) requests: usize,
     /// `true` if the rider stopped before it had an outcome.
@@ -28,9 +28,9 @@ pub(super) struct Rider {
 }
 
 /// Runs riders, a few at a time, until each has an outcome or gave up. There are `rides` of them. More riders run until
-/// the strikes [have fallen](Striking::have_fallen), for two minutes at most.
+/// the strikes [had both kinds](Striking::has_both_kinds), for two minutes at most.
 pub(super) async fn ride(
-    cast: &Cast,
+    processes: &Processes,
     rides: usize,
     seed: u64,
     striking: &Arc<Striking>,
@@ -39,9 +39,9 @@ pub(super) async fn ride(
     let next = Arc::new(AtomicUsize::new(0));
     let mut at_once = JoinSet::new();
     for _ in 0..AT_ONCE {
-        let (next, services) = (Arc::clone(&next), cast.services.clone());
+        let (next, services) = (Arc::clone(&next), processes.services.clone());
         let striking = Arc::clone(striking);
-        let goes_on = move |n| n < rides || !striking.have_fallen() && Instant::now() < deadline;
+        let goes_on = move |n| n < rides || !striking.has_both_kinds() && Instant::now() < deadline;
         at_once.spawn(async move {
             let mut riders = Vec::new();
             while let Some(n) = Some(next.fetch_add(1, SeqCst)).filter(|n| goes_on(*n)) {
@@ -63,9 +63,9 @@ pub(super) async fn ride(
 }
 
 /// Retries once for every rider, until the rider gets a response.
-pub(super) async fn ask_again(cast: &Cast, riders: &mut [Rider]) {
+pub(super) async fn retry_unfinished(processes: &Processes, riders: &mut [Rider]) {
     for rider in riders {
-        rider.ride(&cast.services, HANG_GUARD).await;
+        rider.ride(&processes.services, HANG_GUARD).await;
     }
 }
 
@@ -73,7 +73,7 @@ impl Rider {
     fn new(n: usize, seed: u64) -> Self {
         Self {
             n,
-            answers: Vec::new(),
+            responses: Vec::new(),
             requests: 0,
             gave_up: false,
             random: Random(seed ^ (n as u64) << 32),
@@ -96,20 +96,20 @@ impl Rider {
         self.card().starts_with("declined")
     }
 
-    async fn ride(&mut self, services: &[Arc<Actor>], patience: Duration) {
+    async fn ride(&mut self, services: &[Arc<ServerProcess>], patience: Duration) {
         let deadline = Instant::now() + patience;
         loop {
             self.requests += 1;
             let service = &services[self.random.below(services.len())];
-            match self.ask(service).await {
-                Some(answer) if is_outcome(&answer) => {
-                    self.answers.push(answer);
+            match self.request_ride(service).await {
+                Some(response) if is_outcome(&response) => {
+                    self.responses.push(response);
                     return;
                 }
-                Some(answer) if !may_be_asked_again(&answer) => {
-                    panic!("{} received {answer:?}", self.name())
+                Some(response) if !is_retryable(&response) => {
+                    panic!("{} received {response:?}", self.name())
                 }
-                // The service does not run, has not responded, or has asked for a retry.
+                // The service does not run, has not responded, or has requested a retry.
                 Some(_) | None => {}
             }
             if Instant::now() >= deadline {
@@ -121,7 +121,7 @@ impl Rider {
         }
     }
 
-    async fn ask(&self, service: &Actor) -> Option<Answer> {
+    async fn request_ride(&self, service: &ServerProcess) -> Option<TestResponse> {
         book(
             service,
             &format!("ride-{}", self.n),
@@ -132,12 +132,12 @@ impl Rider {
     }
 }
 
-fn is_outcome(answer: &Answer) -> bool {
-    [StatusCode::CREATED, StatusCode::PAYMENT_REQUIRED].contains(&answer.status)
+fn is_outcome(response: &TestResponse) -> bool {
+    [StatusCode::CREATED, StatusCode::PAYMENT_REQUIRED].contains(&response.status)
 }
 
-fn may_be_asked_again(answer: &Answer) -> bool {
-    [StatusCode::CONFLICT, StatusCode::SERVICE_UNAVAILABLE].contains(&answer.status)
+fn is_retryable(response: &TestResponse) -> bool {
+    [StatusCode::CONFLICT, StatusCode::SERVICE_UNAVAILABLE].contains(&response.status)
 }
 
 const AT_ONCE: usize = 8;

@@ -11,13 +11,13 @@ use std::{
 };
 
 use rocket_rides::provider::Mood;
-use tests::{actor::Actor, random::Random};
+use tests::{random::Random, server_process::ServerProcess};
 use tokio::{
     task::{JoinHandle, spawn_blocking},
     time::sleep,
 };
 
-use crate::cast::{Cast, set_mood};
+use crate::processes::{Processes, set_mood};
 
 /// The number of strikes of each kind.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,7 +30,7 @@ pub(super) struct Strikes {
 
 impl Strikes {
     /// Returns `true` if there was at least one kill and one bad mood.
-    pub(super) fn fell(&self) -> bool {
+    pub(super) fn has_both_kinds(&self) -> bool {
         self.kills > 0 && self.moods > 0
     }
 }
@@ -40,45 +40,47 @@ pub(super) struct Striking {
     over: Arc<AtomicBool>,
     /// Kills of services and bad moods so far.
     seen: Arc<[AtomicUsize; 2]>,
-    blows: JoinHandle<Strikes>,
+    task: JoinHandle<Strikes>,
     moods: JoinHandle<usize>,
 }
 
-pub(super) fn begin(cast: &Cast, seed: u64) -> Striking {
+pub(super) fn begin(processes: &Processes, seed: u64) -> Striking {
     let over = Arc::<AtomicBool>::default();
-    let (services, provider) = (cast.services.clone(), Arc::clone(&cast.provider));
+    let (services, provider) = (processes.services.clone(), Arc::clone(&processes.provider));
     let seen = Arc::<[AtomicUsize; 2]>::default();
     let (is_over, random, counted) = (Arc::clone(&over), Random(seed), Arc::clone(&seen));
-    let blows = spawn_blocking(move || blows(&services, &provider, random, &is_over, &counted[0]));
+    let task = spawn_blocking(move || {
+        strike_processes(&services, &provider, random, &is_over, &counted[0])
+    });
     let (is_over, random, counted) = (Arc::clone(&over), Random(!seed), Arc::clone(&seen));
-    let provider = Arc::clone(&cast.provider);
+    let provider = Arc::clone(&processes.provider);
     let moods = tokio::spawn(async move { moods(&provider, random, &is_over, &counted[1]).await });
     Striking {
         over,
         seen,
-        blows,
+        task,
         moods,
     }
 }
 
 impl Striking {
     /// Returns `true` if a service was killed and the provider was unwell.
-    pub(super) fn have_fallen(&self) -> bool {
+    pub(super) fn has_both_kinds(&self) -> bool {
         self.seen.iter().all(|count| count.load(SeqCst) > 0)
     }
 
     /// Ends the strikes. All processes run again afterwards.
     pub(super) async fn end(self) -> Strikes {
         self.over.store(true, SeqCst);
-        let strikes = self.blows.await.expect("every process is back");
+        let strikes = self.task.await.expect("every process is back");
         let moods = self.moods.await.expect("moods do not panic");
         Strikes { moods, ..strikes }
     }
 }
 
-fn blows(
-    services: &[Arc<Actor>],
-    provider: &Actor,
+fn strike_processes(
+    services: &[Arc<ServerProcess>],
+    provider: &ServerProcess,
     mut random: Random,
     is_over: &AtomicBool,
     counted: &AtomicUsize,
@@ -107,9 +109,9 @@ fn blows(
     strikes
 }
 
-/// Changes the provider's mood again and again. Returns the number of bad moods.
+/// Changes the provider's mood repeatedly. Returns the number of bad moods.
 async fn moods(
-    provider: &Actor,
+    provider: &ServerProcess,
     mut random: Random,
     is_over: &AtomicBool,
     counted: &AtomicUsize,

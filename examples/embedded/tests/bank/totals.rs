@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path};
 use embedded::Bank;
 use tower_idempotency_sqlx::sqlx;
 
-pub(crate) struct Books {
+pub(crate) struct Totals {
     /// The number of deposits of each account.
     pub(crate) deposits: BTreeMap<String, i64>,
     /// The balance of each account, in cents.
@@ -14,7 +14,7 @@ pub(crate) struct Books {
     pub(crate) sums: BTreeMap<String, i64>,
 }
 
-impl Books {
+impl Totals {
     pub(crate) async fn open(file: &Path) -> Self {
         let bank = Bank::open(file).await.expect("a file");
         let read = async |sql| -> BTreeMap<String, i64> {

@@ -1,6 +1,7 @@
-//! A database of its own for each test, a proxy before it, and a carrier.
+//! A separate database for each test, a proxy in front of it, and a carrier.
 
 use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
+use tests::database::pool_options;
 
 use consumers::{
     Backoff, Carrier, Consumer,
@@ -26,7 +27,7 @@ use crate::{
     process::Process,
 };
 
-pub(crate) struct Stage<Q> {
+pub(crate) struct Harness<Q> {
     pub(crate) queue: Q,
     /// A layer that reaches the database directly.
     pub(crate) layer: IdempotencyLayer,
@@ -43,10 +44,11 @@ pub(crate) enum Database {
     Redis(RedisServer),
 }
 
-impl Stage<PostgresQueue> {
+impl Harness<PostgresQueue> {
     pub(crate) async fn postgres(name: &str) -> Self {
         let server = postgres::shared();
-        let admin = PgPool::connect(&server.url())
+        let admin = pool_options::<sqlx::Postgres>()
+            .connect(&server.url())
             .await
             .expect("the server runs");
         let create = AssertSqlSafe(format!("create database {name}"));
@@ -63,14 +65,19 @@ impl Stage<PostgresQueue> {
             layer: unhurried(IdempotencyLayer::new(store)),
             proxied_url: format!("postgres://app@{}/{name}", proxy.address()),
             proxy,
-            database: Database::Postgres(PgPool::connect(&url).await.expect("it runs")),
+            database: Database::Postgres(
+                pool_options::<sqlx::Postgres>()
+                    .connect(&url)
+                    .await
+                    .expect("it runs"),
+            ),
             url,
             scratch: closed_carrier(),
         }
     }
 }
 
-impl Stage<RedisQueue> {
+impl Harness<RedisQueue> {
     pub(crate) async fn redis() -> Self {
         let server = RedisServer::start(&[]);
         let proxy = Proxy::start(server.address());
@@ -99,7 +106,7 @@ fn unhurried(layer: IdempotencyLayer) -> IdempotencyLayer {
         .with_lease_ttl(Ttl::from_secs(120))
 }
 
-impl<Q: RetryQueue> Stage<Q> {
+impl<Q: RetryQueue> Harness<Q> {
     /// Returns a consumer in this process, with the longest delays: 1 h, 2 h, 4 h.
     pub(crate) fn consumer(&self) -> Consumer {
         self.consumer_of(Carrier::new(&self.parcels_file()))

@@ -1,37 +1,38 @@
-//! The processes.
+//! The processes of a test: two services and a provider.
 
 use std::{
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
+use tests::database::pool_options;
 
 use axum::http::{Request, StatusCode};
 use rocket_rides::provider::{Charge, Mood};
 use tests::{
-    Answer,
-    actor::{Actor, ask},
+    TestResponse,
     scratch::Scratch,
+    server_process::{ServerProcess, ask},
 };
 use tokio::time::sleep;
 use tower_idempotency_sqlx::sqlx::{self, PgPool};
 
 /// Two services on one database, and a provider.
-pub(crate) struct Cast {
-    pub(crate) services: Vec<Arc<Actor>>,
-    pub(crate) provider: Arc<Actor>,
+pub(crate) struct Processes {
+    pub(crate) services: Vec<Arc<ServerProcess>>,
+    pub(crate) provider: Arc<ServerProcess>,
     pub(crate) pool: PgPool,
     pub(crate) mailbox: PathBuf,
     _scratch: Scratch,
 }
 
-impl Cast {
+impl Processes {
     /// Starts the processes. `args` are for the services, among them [`BRISK`] or [`PATIENT`].
     pub(crate) async fn start(database: &str, args: &[&str]) -> Self {
         let scratch = Scratch::new();
         let mailbox = scratch.file("mailbox");
         let ledger = scratch.file("ledger").display().to_string();
-        let provider = Actor::start(
+        let provider = ServerProcess::start(
             env!("CARGO_BIN_EXE_rocket-rides-provider"),
             &["--ledger", &ledger, "--latency", "10ms"],
         );
@@ -41,19 +42,25 @@ impl Cast {
             let common = ["--database", database, "--provider", &url];
             let more = ["--abandoned", "100ms", "--mailbox", &mailbox];
             let args = [&common[..], &more, args].concat();
-            Arc::new(Actor::start(env!("CARGO_BIN_EXE_rocket-rides"), &args))
+            Arc::new(ServerProcess::start(
+                env!("CARGO_BIN_EXE_rocket-rides"),
+                &args,
+            ))
         });
         Self {
             services: services.collect(),
             provider: Arc::new(provider),
-            pool: PgPool::connect(database).await.expect("the server runs"),
+            pool: pool_options::<sqlx::Postgres>()
+                .connect(database)
+                .await
+                .expect("the server runs"),
             mailbox,
             _scratch: scratch,
         }
     }
 
     /// Makes the provider behave correctly from now on.
-    pub(crate) async fn calm(&self) {
+    pub(crate) async fn reset_mood(&self) {
         let deadline = Instant::now() + HANG_GUARD;
         while !set_mood(&self.provider, Mood::Well).await {
             assert!(Instant::now() < deadline, "the provider does not come back");
@@ -61,7 +68,7 @@ impl Cast {
     }
 
     /// Waits until the completer and the worker have finished all requests with a checkpoint, and all receipts.
-    pub(crate) async fn until_nothing_is_left_to_do(&self) {
+    pub(crate) async fn wait_until_idle(&self) {
         let left = "select (select count(*) from tower_idempotency where completed is null and checkpoint is not null),
                     (select count(*) from receipts where delivered is null)";
         let deadline = Instant::now() + HANG_GUARD;
@@ -74,7 +81,7 @@ impl Cast {
             assert!(
                 Instant::now() < deadline,
                 "{rides} rides and {receipts} receipts are stuck\n{}",
-                self.said()
+                self.logs()
             );
             sleep(Duration::from_millis(50)).await;
         }
@@ -86,30 +93,35 @@ impl Cast {
         count.expect("the server runs")
     }
 
-    /// Returns the charges that the provider was asked for.
+    /// Returns the charges of the provider.
     pub(crate) async fn charges(&self) -> Vec<Charge> {
         let req = Request::get(self.provider.url("/charges"));
-        let answer = ask(req, "").await.expect("the provider runs");
-        serde_json::from_slice(&answer.body).expect("charges")
+        let response = ask(req, "").await.expect("the provider runs");
+        serde_json::from_slice(&response.body).expect("charges")
     }
 
     /// Returns the logs of the services.
-    pub(crate) fn said(&self) -> String {
+    pub(crate) fn logs(&self) -> String {
         let logs = self.services.iter().map(|service| service.log());
         logs.collect::<Vec<_>>().join("\n")
     }
 }
 
 /// Returns `true` if the provider has accepted the mood.
-pub(crate) async fn set_mood(provider: &Actor, mood: Mood) -> bool {
+pub(crate) async fn set_mood(provider: &ServerProcess, mood: Mood) -> bool {
     let mood = serde_json::to_value(mood).expect("a name");
     let path = format!("/mood/{}", mood.as_str().expect("a name"));
-    let answer = ask(Request::put(provider.url(&path)), "").await;
-    answer.is_some_and(|answer| answer.status == StatusCode::OK)
+    let response = ask(Request::put(provider.url(&path)), "").await;
+    response.is_some_and(|response| response.status == StatusCode::OK)
 }
 
 /// Requests a ride, and returns the response if there is one.
-pub(crate) async fn book(service: &Actor, key: &str, rider: &str, card: &str) -> Option<Answer> {
+pub(crate) async fn book(
+    service: &ServerProcess,
+    key: &str,
+    rider: &str,
+    card: &str,
+) -> Option<TestResponse> {
     let req = Request::post(service.url("/rides"))
         .header("idempotency-key", key)
         .header("content-type", "application/json");

@@ -1,13 +1,14 @@
 //! A database for each test, and the service and the provider in this process.
 
 use std::{path::PathBuf, time::Duration};
+use tests::database::pool_options;
 
 use axum::{Router, body::Body, http::Request};
 use rocket_rides::{
     Payments, Rides, app, completer, connect, migrate,
     provider::{self, Charge, Ledger, Mood},
 };
-use tests::{Answer, proxy::Proxy, scratch::Scratch, send, servers::postgres, wire::Server};
+use tests::{TestResponse, proxy::Proxy, scratch::Scratch, send, servers::postgres, wire::Server};
 use tower_idempotency::{IdempotencyLayer, MissingKey, Preset};
 use tower_idempotency_sqlx::{
     Completer, PostgresStore,
@@ -17,14 +18,17 @@ use tower_idempotency_sqlx::{
 /// The URL of a new database.
 pub(crate) async fn database(name: &str) -> String {
     let server = postgres::shared().url();
-    let pool = PgPool::connect(&server).await.expect("the server runs");
+    let pool = pool_options::<sqlx::Postgres>()
+        .connect(&server)
+        .await
+        .expect("the server runs");
     let create = AssertSqlSafe(format!("create database {name}"));
     sqlx::raw_sql(create).execute(&pool).await.expect("created");
     let (server, _) = server.rsplit_once('/').expect("a URL");
     format!("{server}/{name}")
 }
 
-pub(crate) struct Stage {
+pub(crate) struct Harness {
     pub(crate) pool: PgPool,
     pub(crate) completer: Completer<PostgresStore>,
     app: Router,
@@ -35,26 +39,29 @@ pub(crate) struct Stage {
     scratch: Scratch,
 }
 
-impl Stage {
+impl Harness {
     pub(crate) async fn new(name: &str) -> Self {
         Self::with(name, Preset::Recommended, None).await
     }
 
-    /// Starts a stage with another preset of recorded statuses.
+    /// Starts a harness with another preset of recorded statuses.
     pub(crate) async fn recording(name: &str, preset: Preset) -> Self {
         Self::with(name, preset, None).await
     }
 
-    /// Starts a stage whose handlers connect through a proxy, with a matching timeout.
-    pub(crate) async fn behind(name: &str, way: (&Proxy, Duration)) -> Self {
-        Self::with(name, Preset::Recommended, Some(way)).await
+    /// Starts a harness whose handlers connect through a proxy, with a matching timeout.
+    pub(crate) async fn behind(name: &str, proxy: (&Proxy, Duration)) -> Self {
+        Self::with(name, Preset::Recommended, Some(proxy)).await
     }
 
-    async fn with(name: &str, preset: Preset, way: Option<(&Proxy, Duration)>) -> Self {
+    async fn with(name: &str, preset: Preset, proxy: Option<(&Proxy, Duration)>) -> Self {
         let url = database(name).await;
-        let pool = PgPool::connect(&url).await.expect("the server runs");
-        let (target, limit) = match way {
-            Some((way, limit)) => (format!("postgres://app@{}/{name}", way.address()), limit),
+        let pool = pool_options::<sqlx::Postgres>()
+            .connect(&url)
+            .await
+            .expect("the server runs");
+        let (target, limit) = match proxy {
+            Some((proxy, limit)) => (format!("postgres://app@{}/{name}", proxy.address()), limit),
             None => (url.clone(), LIMIT),
         };
         let target = connect(&target, limit).await.expect("the server runs");
@@ -93,16 +100,16 @@ impl Stage {
     }
 
     /// Requests a ride that is paid with this card.
-    pub(crate) async fn ride(&self, key: &str, card: &str) -> Answer {
-        Self::ask(&self.app, key, card).await
+    pub(crate) async fn ride(&self, key: &str, card: &str) -> TestResponse {
+        Self::request_ride(&self.app, key, card).await
     }
 
     /// Requests a ride with a short timeout for the provider, which does not respond.
-    pub(crate) async fn ride_without_provider(&self, key: &str, card: &str) -> Answer {
-        Self::ask(&self.hasty, key, card).await
+    pub(crate) async fn ride_without_provider(&self, key: &str, card: &str) -> TestResponse {
+        Self::request_ride(&self.hasty, key, card).await
     }
 
-    async fn ask(app: &Router, key: &str, card: &str) -> Answer {
+    async fn request_ride(app: &Router, key: &str, card: &str) -> TestResponse {
         let body = format!(r#"{{"rider":"ann@example.com","destination":"Mars","card":"{card}"}}"#);
         let req = Request::post("/rides")
             .header("idempotency-key", key)
@@ -115,15 +122,15 @@ impl Stage {
         let mood = serde_json::to_value(mood).expect("a name");
         let path = format!("/mood/{}", mood.as_str().expect("a name"));
         let req = Request::put(path).body(Body::empty());
-        let answer = send(&self.provider, req.expect("a request")).await;
-        assert!(answer.status.is_success(), "{answer:?}");
+        let response = send(&self.provider, req.expect("a request")).await;
+        assert!(response.status.is_success(), "{response:?}");
     }
 
-    /// Returns the charges that the provider was asked for.
+    /// Returns the charges of the provider.
     pub(crate) async fn charges(&self) -> Vec<Charge> {
         let req = Request::get("/charges").body(Body::empty());
-        let answer = send(&self.provider, req.expect("a request")).await;
-        serde_json::from_slice(&answer.body).expect("charges")
+        let response = send(&self.provider, req.expect("a request")).await;
+        serde_json::from_slice(&response.body).expect("charges")
     }
 
     /// Makes all rides older.
@@ -135,8 +142,8 @@ impl Stage {
     /// Makes the provider ignore its stored keys: from now on it charges for every request.
     pub(crate) async fn forget_keys(&self) {
         let req = Request::delete("/keys").body(Body::empty());
-        let answer = send(&self.provider, req.expect("a request")).await;
-        assert!(answer.status.is_success(), "{answer:?}");
+        let response = send(&self.provider, req.expect("a request")).await;
+        assert!(response.status.is_success(), "{response:?}");
     }
 
     /// Returns the states of all rides.

@@ -6,9 +6,9 @@ use axum::http::StatusCode;
 use tower_idempotency_sqlx::sqlx;
 
 use super::riders::Rider;
-use crate::cast::Cast;
+use crate::processes::Processes;
 
-pub(super) struct Books {
+pub(super) struct Totals {
     /// The rides of each rider, with their states.
     rides: BTreeMap<String, Vec<Ride>>,
     /// The number of charges of each card, without the declined ones.
@@ -41,20 +41,21 @@ pub(super) enum Wrong {
     Answers,
 }
 
-impl Books {
-    pub(super) async fn open(cast: &Cast) -> Self {
+impl Totals {
+    pub(super) async fn open(processes: &Processes) -> Self {
         let mut rides: BTreeMap<String, Vec<Ride>> = BTreeMap::new();
         let rows = sqlx::query_as("select rider, id, state from rides");
-        let rows: Vec<(String, i64, String)> = rows.fetch_all(&cast.pool).await.expect("rides");
+        let rows: Vec<(String, i64, String)> =
+            rows.fetch_all(&processes.pool).await.expect("rides");
         for (rider, id, state) in rows {
             rides.entry(rider).or_default().push(Ride { id, state });
         }
         let rows = sqlx::query_scalar("select ride from receipts");
-        let receipts = rows.fetch_all(&cast.pool).await.expect("receipts");
-        let charges = cast.charges().await;
+        let receipts = rows.fetch_all(&processes.pool).await.expect("receipts");
+        let charges = processes.charges().await;
         let charged = charges.into_iter().filter(|charge| !charge.declined);
         // The file is missing before the first delivery.
-        let mailbox = fs::read_to_string(&cast.mailbox).unwrap_or_default();
+        let mailbox = fs::read_to_string(&processes.mailbox).unwrap_or_default();
         Self {
             rides,
             charges: count(charged.map(|charge| charge.card)),
@@ -102,12 +103,12 @@ impl Books {
             expect(Wrong::Deliveries, "receipts delivered", receipts, delivered);
 
             let status = [StatusCode::PAYMENT_REQUIRED, StatusCode::CREATED][booked];
-            for (answer, n) in rider.answers.iter().zip(0..) {
-                let is_first = answer.body == rider.answers[0].body;
-                if answer.status != status || !is_first || n > 0 && !answer.is_replay() {
+            for (response, n) in rider.responses.iter().zip(0..) {
+                let is_first = response.body == rider.responses[0].body;
+                if response.status != status || !is_first || n > 0 && !response.is_replay() {
                     wrong.push((
                         Wrong::Answers,
-                        format!("{name} received {:?}", rider.answers),
+                        format!("{name} received {:?}", rider.responses),
                     ));
                 }
             }
@@ -124,7 +125,7 @@ fn count<T: Ord>(things: impl IntoIterator<Item = T>) -> BTreeMap<T, usize> {
     counts
 }
 
-impl fmt::Display for Books {
+impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rides: usize = self.rides.values().map(Vec::len).sum();
         let charges: usize = self.charges.values().sum();

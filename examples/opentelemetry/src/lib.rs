@@ -1,0 +1,9 @@
+//! A service whose traces and metrics show retries: a replay links to the trace of the execution that it repeats.
+
+mod app;
+mod telemetry;
+
+pub use self::{
+    app::app,
+    telemetry::{TelemetryError, install_metrics, install_traces},
+};

@@ -1,5 +1,7 @@
 //! The drivers under test, with one interface.
 
+pub mod adopted;
+
 use std::time::Duration;
 
 use diesel_async::{
@@ -63,7 +65,10 @@ impl Handlers for Sqlx08 {
     type Driver = tower_idempotency_sqlx_08::PoolTransaction;
 
     fn pool(url: &str, size: u32) -> Self {
+        // Without the task of sqlx that closes idle connections, which may never end (sqlx issue 3645).
         let options = sqlx::postgres::PgPoolOptions::new()
+            .max_lifetime(None)
+            .idle_timeout(None)
             .max_connections(size)
             .acquire_timeout(PATIENCE);
         Self(options.connect_lazy(url).expect("an URL"))

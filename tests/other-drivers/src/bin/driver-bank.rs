@@ -1,4 +1,4 @@
-//! A bank in a process of its own, which can be killed. A POST to `/charge/{ms}` inserts a row into PostgreSQL in a
+//! A bank in a separate process, which can be killed. A POST to `/charge/{ms}` inserts a row into PostgreSQL in a
 //! transaction of one of the drivers, and its response comes that many milliseconds later.
 
 use std::{
@@ -105,7 +105,7 @@ async fn charge<D: Handlers>(
         sleep(pause).await;
         match tx.commit(res).await {
             Ok(res) => Ok(res.into_response()),
-            Err(error) => Ok(error.into_answer()?.into_response()),
+            Err(error) => Ok(error.into_output()?.into_response()),
         }
     };
     match timeout(pause + PATIENCE, charged).await {

@@ -51,7 +51,7 @@ async fn nested_closures_are_savepoints() {
     let bank = Bank::<Diesel>::open("closures").await;
     let (app, _) = bank.serve(async |bank: Bank<Diesel>, lease, n| {
         let mut tx = bank.charged(&lease, n).await.expect("begun");
-        let effect = bank.books.effect("nested", 1, n);
+        let effect = bank.database.effect("nested", 1, n);
         let failed = tx.transaction(async |connection| {
             connection.batch_execute(&effect).await?;
             Err::<(), _>(Error::RollbackTransaction)

@@ -5,9 +5,8 @@ use std::{sync::Arc, time::Duration};
 use http::StatusCode;
 use other_drivers::Handlers;
 use tests::{
-    few_or,
-    gate::within,
-    post,
+    barrier::within,
+    few_or, post,
     proxy::{Fault, Proxy, Then},
     send,
     servers::postgres,
@@ -63,7 +62,7 @@ pub(crate) async fn cut_at_any_byte_has_one_effect<D: Handlers>() {
         // Each trial begins with a new connection.
         let url = format!("postgres://app@{}/postgres", proxy.address());
         let bank = Bank {
-            books: bank.books.clone(),
+            database: bank.database.clone(),
             pool: D::pool(&url, 1),
         };
         let (app, _) = bank.serve(charge);
@@ -72,9 +71,9 @@ pub(crate) async fn cut_at_any_byte_has_one_effect<D: Handlers>() {
         let request = || post("/orders", &format!("cut-{cut}"), "tea");
         let first = within(Duration::from_secs(60), async {
             loop {
-                let answer = send(&app, request()).await;
-                if answer.status == StatusCode::CREATED {
-                    break answer;
+                let response = send(&app, request()).await;
+                if response.status == StatusCode::CREATED {
+                    break response;
                 }
                 refused += 1;
             }

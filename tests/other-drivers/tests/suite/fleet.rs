@@ -4,15 +4,16 @@
 //! each driver.
 
 use std::{process::Command, time::Duration};
+use tests::database::pool_options;
 
 use other_drivers::{Diesel, Handlers, SeaOrm, Sqlx08};
 use tests::{
-    books::Books,
+    database::TestDatabase,
     few_or,
     proxy::{Mode, Proxy},
     servers::postgres::PostgresServer,
 };
-use tower_idempotency_sqlx::{PostgresStore, sqlx::PgPool};
+use tower_idempotency_sqlx::PostgresStore;
 use verification::{
     fleet::{Fleet, Load, StrikeKind, until_seen},
     oracle::{Effect, Sums},
@@ -35,11 +36,11 @@ fn kills(seed: u64) -> Load {
         keys: 0,
         poll: Duration::from_millis(100),
         lease: LEASE,
-        blows: few_or(8, 300),
-        blow: StrikeKind::Kill,
+        strike_count: few_or(8, 300),
+        strike_kind: StrikeKind::Kill,
         at_once: 1,
         // A process must start and connect before a kill can end an execution, also on a busy machine.
-        respite: Duration::from_millis(900),
+        strike_interval: Duration::from_millis(900),
         seed,
     }
 }
@@ -64,14 +65,17 @@ async fn each_key_has_one_effect<D: Handlers>() {
         up: Duration::ZERO,
         down: Duration::from_millis(4),
     });
-    let pool = PgPool::connect_lazy(&server.url()).expect("an URL");
-    let books: Books<PostgresStore> = Books::open(&server.url(), pool, "bank").await;
+    let pool = pool_options::<tower_idempotency_sqlx::sqlx::Postgres>()
+        .connect_lazy(&server.url())
+        .expect("an URL");
+    let database: TestDatabase<PostgresStore> =
+        TestDatabase::open(&server.url(), pool, "bank").await;
     let url = format!("postgres://app@{}/postgres", proxy.address());
     until_seen(
         &[("taken over", |round: &Round| round.taken_over)],
         async |round| {
-            books.admin("delete from {table}").await;
-            books.admin("delete from {table}_effects").await;
+            database.admin("delete from {table}").await;
+            database.admin("delete from {table}_effects").await;
             let lease = LEASE.as_millis().to_string();
             let args = [
                 "--store",
@@ -85,7 +89,7 @@ async fn each_key_has_one_effect<D: Handlers>() {
             ];
             let load = kills(1 + round * 100);
             let mut history = Fleet::of(bank, MEMBERS, &args).run(load.clone()).await;
-            let effects = books.effects().await.into_iter().map(|row| Effect {
+            let effects = database.effects().await.into_iter().map(|row| Effect {
                 pid: u32::try_from(row.pid).expect("a process id"),
                 n: u64::try_from(row.n).expect("a number"),
                 request: format!("POST {PATH}"),
@@ -95,7 +99,7 @@ async fn each_key_has_one_effect<D: Handlers>() {
             // A process that finds its lease lost before it writes responds with 503, and its client retries.
             history.problems = &["503"];
             let sums = history.sums();
-            assert_eq!(sums.strikes, load.blows, "{sums}");
+            assert_eq!(sums.strikes, load.strike_count, "{sums}");
             assert_eq!(history.excess_effects(), Vec::<String>::new(), "{sums}");
             assert_eq!(history.contradictions(), Vec::<String>::new(), "{sums}");
             assert_eq!(history.effects.len(), sums.keys, "{sums}");
@@ -106,9 +110,9 @@ async fn each_key_has_one_effect<D: Handlers>() {
             );
             let generations =
                 "select 'taken over', generation, generation from {table} where generation > 1";
-            let generations = generations.replace("{table}", &books.table);
+            let generations = generations.replace("{table}", &database.table);
             let taken_over =
-                <PostgresStore as tests::books::TestDialect>::rows(&books.pool, generations);
+                <PostgresStore as tests::database::TestDialect>::rows(&database.pool, generations);
             let taken_over = taken_over.await.len();
             println!("{}: {taken_over} taken over; {sums}", D::NAME);
             Round { sums, taken_over }

@@ -1,7 +1,8 @@
-//! Handlers' transactions with diesel-async, SeaORM and sqlx 0.8, beside a store of sqlx 0.9.
+//! Handlers' transactions with diesel-async, SeaORM and sqlx 0.8, together with a store of sqlx 0.9.
 
 #[macro_use]
 mod suite;
+mod adopted;
 mod diesel;
 mod faults;
 mod fleet;

@@ -31,7 +31,7 @@ async fn dropped_nested_transaction_is_rolled_back() {
     let (app, _) = bank.serve(async |bank: Bank<SeaOrm>, lease, n| {
         let tx = bank.charged(&lease, n).await.expect("begun");
         let nested = tx.begin().await.expect("a savepoint");
-        let effect = bank.books.effect("nested", 1, n);
+        let effect = bank.database.effect("nested", 1, n);
         nested
             .execute_unprepared(&effect)
             .await

@@ -10,10 +10,10 @@ use axum::{
 use http::{Request, StatusCode};
 use other_drivers::Handlers;
 use tests::{
-    Answer, Effects, app,
-    books::{self, Books},
+    Effects, TestResponse, app,
+    barrier::within,
     created,
-    gate::within,
+    database::{self, TestDatabase},
     post, send,
     servers::postgres,
     sql,
@@ -60,7 +60,7 @@ macro_rules! suite {
 /// A store with its table of effects, and the handlers' pool in the same database.
 #[derive(Clone)]
 pub(crate) struct Bank<D: Handlers> {
-    pub(crate) books: Books<PostgresStore>,
+    pub(crate) database: TestDatabase<PostgresStore>,
     pub(crate) pool: D,
 }
 
@@ -70,8 +70,8 @@ impl<D: Handlers> Bank<D> {
     }
 
     pub(crate) async fn with_pool(test: &str, pool: D) -> Self {
-        let books = books::on_postgres(&format!("{}_{test}", D::NAME)).await;
-        Self { books, pool }
+        let database = database::on_postgres(&format!("{}_{test}", D::NAME)).await;
+        Self { database, pool }
     }
 
     /// Returns a service on the bank. The handler gets the bank, its lease and the number of its execution.
@@ -80,7 +80,7 @@ impl<D: Handlers> Bank<D> {
         H: Fn(Self, Lease, u64) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response> + Send + 'static,
     {
-        let layer = sql::layer(self.books.store.clone());
+        let layer = sql::layer(self.database.store.clone());
         let bank = self.clone();
         app(layer, move |n, req: Request<Body>| {
             let lease = req.extensions().get::<Lease>().expect("a lease").clone();
@@ -94,22 +94,22 @@ impl<D: Handlers> Bank<D> {
         lease: &Lease,
         n: u64,
     ) -> Result<FencedTransaction<D::Driver>, TransactionError> {
-        let mut tx = self.pool.begin(&self.books.store, lease).await?;
-        match D::run(&mut *tx, &self.books.effect("charge", 1, n)).await {
+        let mut tx = self.pool.begin(&self.database.store, lease).await?;
+        match D::run(&mut *tx, &self.database.effect("charge", 1, n)).await {
             true => Ok(tx),
             false => Err(Kind::Database.into()),
         }
     }
 
     pub(crate) async fn count(&self) -> usize {
-        self.books.count().await
+        self.database.count().await
     }
 }
 
 pub(crate) async fn committed(tx: FencedTransaction<impl Driver>, res: Response) -> Response {
     match tx.commit(res).await {
         Ok(res) => res.into_response(),
-        Err(error) => match error.into_answer() {
+        Err(error) => match error.into_output() {
             Ok(res) => res.into_response(),
             Err(error) => failed(&error),
         },
@@ -133,7 +133,11 @@ pub(crate) fn order() -> Request<Body> {
 }
 
 /// Asserts that the response to `first` is stored, with one effect.
-pub(crate) async fn assert_charged_once<D: Handlers>(bank: &Bank<D>, app: &Router, first: &Answer) {
+pub(crate) async fn assert_charged_once<D: Handlers>(
+    bank: &Bank<D>,
+    app: &Router,
+    first: &TestResponse,
+) {
     assert_eq!(first.status, StatusCode::CREATED, "{first:?}");
     for _ in 0..2 {
         let retry = send(app, order()).await;
@@ -159,7 +163,7 @@ pub(crate) async fn effect_and_record_are_committed_together<D: Handlers>() {
 
 pub(crate) async fn value_is_committed_with_effect<D: Handlers>() {
     let bank = Bank::<D>::open("value").await;
-    let layer = sql::layer(bank.books.store.clone());
+    let layer = sql::layer(bank.database.store.clone());
     for expected in ["Executed(7)", "Replayed(7)"] {
         let bank = bank.clone();
         let work = async move |lease: Lease| {
@@ -179,23 +183,23 @@ pub(crate) async fn commit_at_serializable_default<D: Handlers>() {
         "-c%20default_transaction_isolation=serializable%20-c%20default_transaction_read_only=on";
     let url = format!("{}?options={defaults}", postgres::shared().url());
     let bank = Bank::with_pool("serializable", D::pool(&url, 4)).await;
-    let layer = sql::layer(bank.books.store.clone()).with_lease_ttl(Ttl::from_millis(600));
+    let layer = sql::layer(bank.database.store.clone()).with_lease_ttl(Ttl::from_millis(600));
     let at = bank.clone();
     let (app, executions) = app(layer, move |n, req: Request<Body>| {
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
         let bank = at.clone();
         async move {
-            let effect = bank.books.effect("charge", 1, n);
+            let effect = bank.database.effect("charge", 1, n);
             assert!(!bank.pool.run_alone(&effect).await, "it is read-only");
             let tx = bank.charged(&lease, n).await.expect("begun");
             // A renewal on a connection of the store undoes this change.
-            bank.books
+            bank.database
                 .admin("update {table} set lease_ends = lease_ends + 1000000000")
                 .await;
             let is_renewed = "update {table} set awaited = awaited where lease_ends < 500000000 + \
                 floor(extract(epoch from clock_timestamp()) * 1000)::bigint";
             within(Duration::from_secs(60), async {
-                while bank.books.admin(is_renewed).await == 0 {
+                while bank.database.admin(is_renewed).await == 0 {
                     sleep(Duration::from_millis(20)).await;
                 }
             })
@@ -238,7 +242,7 @@ pub(crate) async fn uncommitted_work_has_no_effect<D: Handlers>() {
             // The begin is dropped after its first statement was sent.
             tokio::select! {
                 biased;
-                _ = bank.pool.begin(&bank.books.store, &lease) => {}
+                _ = bank.pool.begin(&bank.database.store, &lease) => {}
                 () = tokio::task::yield_now() => {}
             }
         }
@@ -253,25 +257,25 @@ pub(crate) async fn uncommitted_work_has_no_effect<D: Handlers>() {
     });
     for n in 1..=3 {
         let app = app.clone();
-        let answer = tokio::spawn(async move { send(&app, order()).await }).await;
-        match answer {
-            Ok(answer) => assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR),
+        let response = tokio::spawn(async move { send(&app, order()).await }).await;
+        match response {
+            Ok(response) => assert_eq!(response.status, StatusCode::INTERNAL_SERVER_ERROR),
             Err(error) => assert!(error.is_panic() && n == 3),
         }
         // A statement of the next user of the connection is not in the old transaction.
-        let alone = bank.books.effect("alone", 1, n);
+        let alone = bank.database.effect("alone", 1, n);
         assert!(bank.pool.run_alone(&alone).await);
         let count = usize::try_from(n).expect("few");
         assert_eq!(bank.count().await, count);
     }
-    let delete = format!("delete from {}", bank.books.effects_table());
-    bank.books.admin(&delete).await;
+    let delete = format!("delete from {}", bank.database.effects_table());
+    bank.database.admin(&delete).await;
     let first = send(&app, order()).await;
     assert_charged_once(&bank, &app, &first).await;
     assert_eq!(executions.count(), 4);
 }
 
-/// The database answers the commit of an aborted transaction with a rollback and no error.
+/// The database replies to the commit of an aborted transaction with a rollback and no error.
 pub(crate) async fn aborted_transaction_is_no_success<D: Handlers>() {
     let bank = Bank::<D>::open("aborted").await;
     let (app, executions) = bank.serve(async |bank: Bank<D>, lease, n| {
@@ -293,12 +297,12 @@ pub(crate) async fn aborted_transaction_is_no_success<D: Handlers>() {
 pub(crate) async fn deferred_constraint_rejects_commit<D: Handlers>() {
     let bank = Bank::<D>::open("deferred").await;
     let numbers = "create table {table}_numbers (n int unique deferrable initially deferred)";
-    bank.books.admin(numbers).await;
+    bank.database.admin(numbers).await;
     let (app, executions) = bank.serve(async |bank: Bank<D>, lease, n| {
         let mut tx = bank.charged(&lease, n).await.expect("begun");
         // The first execution inserts the number twice.
         for _ in n..=2 {
-            let insert = format!("insert into {}_numbers values (7)", bank.books.table);
+            let insert = format!("insert into {}_numbers values (7)", bank.database.table);
             assert!(
                 D::run(&mut *tx, &insert).await,
                 "the constraint is deferred"
@@ -307,7 +311,7 @@ pub(crate) async fn deferred_constraint_rejects_commit<D: Handlers>() {
         match tx.commit(created(n)).await {
             Ok(res) => res.into_response(),
             Err(error) => {
-                let error = error.into_answer().expect_err("rejected");
+                let error = error.into_output().expect_err("rejected");
                 assert_eq!(error.code(), Some("23505"));
                 failed(&error)
             }
@@ -331,8 +335,8 @@ pub(crate) async fn ended_transaction_records_nothing<D: Handlers>() {
             assert!(D::run(&mut *tx, ending).await, "it ends");
             committed(tx, created(n)).await
         });
-        let answer = send(&app, order()).await;
-        assert_eq!(answer.text(), "Ended", "{ending}: {answer:?}");
+        let response = send(&app, order()).await;
+        assert_eq!(response.text(), "Ended", "{ending}: {response:?}");
         let retry = send(&app, order()).await;
         assert!(!retry.is_replay(), "{ending}");
     }
@@ -351,12 +355,12 @@ pub(crate) async fn commit_requires_lease<D: Handlers>() {
     for (n, theft) in thefts.into_iter().enumerate() {
         let (app, _) = bank.serve(move |bank: Bank<D>, lease, n| async move {
             let mut tx = bank.charged(&lease, n).await.expect("begun");
-            let theft = theft.replace("{table}", &bank.books.table);
+            let theft = theft.replace("{table}", &bank.database.table);
             assert!(D::run(&mut *tx, &theft).await, "a theft");
             committed(tx, created(n)).await
         });
-        let answer = send(&app, post("/orders", &format!("stolen-{n}"), "tea")).await;
-        assert_eq!(answer.text(), "LeaseLost", "{theft}: {answer:?}");
+        let response = send(&app, post("/orders", &format!("stolen-{n}"), "tea")).await;
+        assert_eq!(response.text(), "LeaseLost", "{theft}: {response:?}");
         assert_eq!(bank.count().await, 0, "{theft}");
     }
 }
@@ -373,18 +377,18 @@ pub(crate) async fn lost_lease_begins_nothing<D: Handlers>() {
         ("alter table {table} rename to {table}_away", missing),
     ] {
         let (app, _) = bank.serve(move |bank: Bank<D>, lease, n| async move {
-            bank.books.admin(theft).await;
+            bank.database.admin(theft).await;
             let error = bank.charged(&lease, n).await.expect_err("no lease");
             if theft.starts_with("alter") {
-                bank.books
+                bank.database
                     .admin("alter table {table}_away rename to {table}")
                     .await;
             }
             failed(&error)
         });
-        let answer = send(&app, order()).await;
-        assert_eq!(answer.text(), format!("{kind:?}"), "{theft}");
-        bank.books.admin("delete from {table}").await;
+        let response = send(&app, order()).await;
+        assert_eq!(response.text(), format!("{kind:?}"), "{theft}");
+        bank.database.admin("delete from {table}").await;
     }
     assert_eq!(bank.count().await, 0);
 }
@@ -401,7 +405,9 @@ pub(crate) async fn overlapping_executions_commit_once<D: Handlers>() {
                 async move {
                     let tx = bank.charged(&lease, n).await.expect("begun");
                     if !lease.is_takeover() {
-                        bank.books.admin("update {table} set lease_ends = 0").await;
+                        bank.database
+                            .admin("update {table} set lease_ends = 0")
+                            .await;
                     }
                     both.wait().await;
                     committed(tx, created(n)).await
@@ -416,7 +422,7 @@ pub(crate) async fn overlapping_executions_commit_once<D: Handlers>() {
         let earlier = tokio::spawn(async move { send(&first_app, first_request).await });
         let is_expired = "update {table} set awaited = false where lease_ends = 0";
         within(Duration::from_secs(60), async {
-            while bank.books.admin(is_expired).await == 0 {
+            while bank.database.admin(is_expired).await == 0 {
                 sleep(Duration::from_millis(5)).await;
             }
         })
@@ -427,15 +433,15 @@ pub(crate) async fn overlapping_executions_commit_once<D: Handlers>() {
         assert_eq!(later.status, StatusCode::CREATED, "{later:?}");
         // The client of the first execution retries if the second one had not committed yet.
         let earlier = within(Duration::from_secs(60), async {
-            let mut answer = earlier;
-            while answer.status != StatusCode::CREATED {
-                answer = send(&one, request()).await;
+            let mut response = earlier;
+            while response.status != StatusCode::CREATED {
+                response = send(&one, request()).await;
             }
-            answer
+            response
         })
         .await;
         assert_eq!((earlier.status, earlier.body), (later.status, later.body));
         assert_eq!(bank.count().await, round + 1);
-        bank.books.admin("delete from {table}").await;
+        bank.database.admin("delete from {table}").await;
     }
 }

@@ -1,7 +1,7 @@
 //! Listings and summaries of stores with 1,000,000 entries, and the costs of the indexes of Redis.
 //!
 //! A page has 50 entries. The times are those of one call after another, through the store: the first page of each state, and
-//! pages that follow it. `index` compares requests on a Redis store with and without its indexes, in turn: the calls and the
+//! pages that follow it. `index` compares requests on a Redis store with and without its indexes, alternately: the calls and the
 //! microseconds that the server counts, and the time that the client measures.
 //!
 //! ```sh
@@ -282,7 +282,7 @@ async fn redis(name: &str, store: &RedisStore, scale: Scale) {
 
 const CONCURRENT: u32 = 128;
 
-/// Compares fresh keys and replays on a store with indexes and on one without, in turn.
+/// Compares fresh keys and replays on a store with indexes and on one without, alternately.
 async fn index(scale: Scale) {
     let server = RedisServer::start(&[]);
     let url = server.url();

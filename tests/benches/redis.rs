@@ -2,7 +2,7 @@
 //!
 //! A fresh request consists of the scripts for an acquire and a completion, with the same arguments and a record of the same
 //! bytes. A replay is the script for an acquire. The bare loop sends them over the same kinds of connections as the store,
-//! from a handler of axum that gets the same requests and digests their bodies. Both run in turn, and the figure is the
+//! from a handler of axum that gets the same requests and digests their bodies. Both alternate, and the figure is the
 //! median over the rounds. One request after another measures the latency that the layer adds to the round trip. With 64
 //! at a time, clients and server share two processors, which measures the layer's share of them.
 //!
@@ -32,7 +32,10 @@ use axum::{
 use bytes::Bytes;
 use redis::{Script, Value, aio::MultiplexedConnection};
 use sha2::{Digest, Sha256};
-use tests::servers::redis::RedisServer;
+use tests::servers::redis::{
+    RedisServer,
+    scripts::{ACQUIRE, COMPLETE},
+};
 use tower_idempotency::{MemoryStore, Tiered};
 use tower_idempotency_redis::{RedisStore, redis};
 
@@ -119,12 +122,8 @@ impl Scripts {
         let bare = Bare {
             asking: connection().await,
             keeping: connection().await,
-            acquire: Script::new(include_str!(
-                "../../crates/tower-idempotency-redis/src/scripts/acquire.lua"
-            )),
-            complete: Script::new(include_str!(
-                "../../crates/tower-idempotency-redis/src/scripts/complete.lua"
-            )),
+            acquire: Script::new(ACQUIRE),
+            complete: Script::new(COMPLETE),
             record: record.into(),
         };
         let bare = Router::new()
@@ -145,12 +144,12 @@ async fn respond(State(bare): State<Arc<Bare>>, headers: HeaderMap, body: Bytes)
     let key = headers["idempotency-key"].to_str().expect("a key");
     let key = format!("bare:{key:0>64}");
     let fingerprint = Sha256::digest(&body);
-    let answer = bare.acquired(&key, &fingerprint).await;
-    if answer.len() > 2 {
-        assert!(matches!(&answer[2], Value::BulkString(record) if *record == bare.record));
+    let response = bare.acquired(&key, &fingerprint).await;
+    if response.len() > 2 {
+        assert!(matches!(&response[2], Value::BulkString(record) if *record == bare.record));
         return ([("idempotent-replayed", "true")], body).into_response();
     }
-    assert_eq!(answer, [Value::Int(1), Value::Int(1)]);
+    assert_eq!(response, [Value::Int(1), Value::Int(1)]);
     bare.completed(&key, &fingerprint).await;
     body.into_response()
 }
@@ -160,8 +159,8 @@ impl Bare {
         let mut call = self.acquire.key(key);
         call.arg(TOKEN).arg(fingerprint).arg(15_000).arg(86_400_000);
         call.arg("host:1").arg("POST /orders").arg(TOKEN).arg(1);
-        let answer = call.invoke_async(&mut self.asking.clone()).await;
-        answer.expect("an answer")
+        let response = call.invoke_async(&mut self.asking.clone()).await;
+        response.expect("an answer")
     }
 
     async fn completed(&self, key: &str, fingerprint: &[u8]) {
@@ -171,11 +170,11 @@ impl Bare {
             .arg(1)
             .arg(&self.record[..]);
         call.arg(86_400_000).arg(1).arg(TOKEN);
-        let answer: i64 = call
+        let response: i64 = call
             .invoke_async(&mut self.keeping.clone())
             .await
             .expect("an answer");
-        assert_eq!(answer, 1);
+        assert_eq!(response, 1);
     }
 }
 

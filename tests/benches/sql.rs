@@ -2,8 +2,8 @@
 //!
 //! A fresh request consists of the statements of an acquire and a completion, a replay of those of an acquire. The bare loop
 //! sends the observed statements of the store, with another id each time. It uses as many connections as the store, and
-//! does nothing else. In SQLite, which has no server to observe, it runs the statements from the store's source. Both
-//! run in turn, and the figure is the median over the rounds. Requests run one after another, and 64 at a time, like in
+//! makes no other calls. In SQLite, which has no server to observe, it runs the statements from the store's source. Both
+//! alternate, and the figure is the median over the rounds. Requests run one after another, and 64 at a time, like in
 //! the bench `redis`.
 //!
 //! ```sh

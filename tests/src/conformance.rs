@@ -41,7 +41,7 @@ pub fn every_inspect_case_at_once<S: Store>(subject: impl AsyncFn() -> Subject<S
     });
 }
 
-/// Like [`every_case_at_once`], but runs at most this many cases at a time, and waits for its turn. This is for a server that
+/// Like [`every_case_at_once`], but runs at most this many cases at a time, and waits for a permit. This is for a server that
 /// one set of cases already keeps busy.
 ///
 /// # Panics

@@ -22,7 +22,7 @@ use hyper_util::{
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::oneshot};
 
-/// A clock that stands still until the test advances it. Clones are the same clock.
+/// A clock that only the test advances. Clones are the same clock.
 #[derive(Clone, Debug)]
 pub struct ManualClock(Arc<AtomicU64>);
 
@@ -91,15 +91,15 @@ pub struct Call {
     pub asked: Value,
     /// The status that the client received.
     pub status: StatusCode,
-    /// The reply of the server, or the endpoint's own reply in its place.
-    pub answer: Value,
+    /// The reply of the server, or the reply of the endpoint that replaced it.
+    pub response: Value,
 }
 
 impl Call {
     /// Returns the units that the call consumed according to the server: of the table, and of its index.
     #[must_use]
     pub fn consumed(&self) -> (f64, f64) {
-        let consumed = &self.answer["ConsumedCapacity"];
+        let consumed = &self.response["ConsumedCapacity"];
         let units = |it: &Value| it["CapacityUnits"].as_f64().unwrap_or_default();
         let indexes = consumed["GlobalSecondaryIndexes"].as_object();
         let indexes = indexes.map_or(0.0, |it| it.values().map(units).sum());
@@ -217,7 +217,7 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
     let asked: Value = serde_json::from_slice(&body).expect("JSON");
     let ask = async || forwarding.ask(head.headers.clone(), asked.clone()).await;
     let meddling = turn(&forwarding.shared, &operation);
-    let (status, answer) = match meddling {
+    let (status, response) = match meddling {
         EndpointFault::Throttle(_) => (
             StatusCode::BAD_REQUEST,
             error("ProvisionedThroughputExceededException"),
@@ -237,13 +237,13 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
             )
         }
         EndpointFault::LeaveOutItems => {
-            let (status, mut answer) = ask().await;
+            let (status, mut response) = ask().await;
             if status == StatusCode::BAD_REQUEST
-                && let Some(members) = answer.as_object_mut()
+                && let Some(members) = response.as_object_mut()
             {
                 members.remove("Item");
             }
-            (status, answer)
+            (status, response)
         }
         EndpointFault::HideTables(1..) if operation == "DescribeTable" => {
             (StatusCode::BAD_REQUEST, error("ResourceNotFoundException"))
@@ -252,15 +252,15 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
             (StatusCode::BAD_REQUEST, error("ResourceInUseException"))
         }
         EndpointFault::UpdateTables(_) if operation == "DescribeTable" => {
-            let (status, mut answer) = ask().await;
-            if let Some(table) = answer.get_mut("Table") {
+            let (status, mut response) = ask().await;
+            if let Some(table) = response.get_mut("Table") {
                 table["TableStatus"] = json!("UPDATING");
             }
-            (status, answer)
+            (status, response)
         }
         EndpointFault::MakeIndexes(left) if operation == "DescribeTable" => {
-            let (status, mut answer) = ask().await;
-            if let Some(table) = answer.get_mut("Table") {
+            let (status, mut response) = ask().await;
+            if let Some(table) = response.get_mut("Table") {
                 table["TableStatus"] = json!("UPDATING");
                 let status = if left > 0 { "CREATING" } else { "ACTIVE" };
                 let indexes = table["GlobalSecondaryIndexes"].as_array_mut();
@@ -268,7 +268,7 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
                     index["IndexStatus"] = json!(status);
                 }
             }
-            (status, answer)
+            (status, response)
         }
         EndpointFault::LoseWriteReplies(_)
         | EndpointFault::HideTables(_)
@@ -280,12 +280,12 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
         operation,
         asked: asked.clone(),
         status,
-        answer: answer.clone(),
+        response: response.clone(),
     });
     Response::builder()
         .status(status)
         .header("content-type", "application/x-amz-json-1.0")
-        .body(Body::from(answer.to_string()))
+        .body(Body::from(response.to_string()))
         .expect("a response")
 }
 
@@ -298,9 +298,9 @@ impl Forwarding {
         let mut req = Request::post(format!("http://{}/", self.server));
         *req.headers_mut().expect("a request") = without_length(headers);
         let req = req.body(Full::from(call.to_string())).expect("a request");
-        let answer = self.client.request(req).await.expect("the server replies");
-        let status = answer.status();
-        let body = answer.into_body().collect().await.expect("an answer");
+        let response = self.client.request(req).await.expect("the server replies");
+        let status = response.status();
+        let body = response.into_body().collect().await.expect("an answer");
         let body = serde_json::from_slice(&body.to_bytes()).expect("JSON");
         (status, body)
     }

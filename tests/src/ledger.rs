@@ -17,7 +17,7 @@ use tower_idempotency::{
     transaction::{LeaseExt, Prepared},
 };
 
-use crate::gate::Gate;
+use crate::barrier::Barrier;
 
 /// The fate of the next transaction when it is committed.
 #[derive(Clone, Debug, Default)]
@@ -33,10 +33,10 @@ pub enum Fate {
     Hang,
     /// The transaction is committed, but the commit does not return.
     HangAfter,
-    /// The commit does not return, and reaches the database when the gate lets it through.
-    UnderWay(Gate),
-    /// The commit fails because the connection is cut, but the database executes it when the gate lets it through.
-    Late(Gate),
+    /// The commit does not return, and reaches the database when the barrier lets it through.
+    UnderWay(Barrier),
+    /// The commit fails because the connection is cut, but the database executes it when the barrier lets it through.
+    Late(Barrier),
 }
 
 /// The database, and a store in it. Clones share one database.
@@ -133,7 +133,7 @@ impl Transaction {
         res: Response,
     ) -> Result<Response<Body<axum::body::Body>>, Failed> {
         let not_recorded = |not: tower_idempotency::transaction::NotRecordable<_>| {
-            Failed::NotRecordable(Box::new(not.into_answer()))
+            Failed::NotRecordable(Box::new(not.into_output()))
         };
         let mut prepared = lease.prepare(res).await.map_err(not_recorded)?;
         if self.ledger.limit < Some(prepared.record().len()) && self.ledger.limit.is_some() {
@@ -176,10 +176,10 @@ impl Transaction {
         if let Fate::Hang = fate {
             return pending().await;
         }
-        if let Fate::UnderWay(gate) = fate {
+        if let Fate::UnderWay(barrier) = fate {
             let ledger = self.ledger.clone();
             let late = async move {
-                gate.pass().await;
+                barrier.pass().await;
                 let rows = Arc::clone(&ledger.rows).lock_owned().await;
                 let store = ledger.store.inner().clone();
                 let _ = apply(store, rows, self.rows, lease, record, retention).await;
@@ -197,9 +197,9 @@ impl Transaction {
             retention,
         );
         match fate {
-            Fate::Late(gate) => {
+            Fate::Late(barrier) => {
                 tokio::spawn(async move {
-                    gate.pass().await;
+                    barrier.pass().await;
                     let _ = apply.await;
                 });
                 cut()
@@ -234,7 +234,7 @@ async fn apply(
 }
 
 impl Ledger {
-    /// Makes a call in a transaction of its own.
+    /// Makes a call in a separate transaction.
     async fn alone<T>(&self, call: impl Future<Output = T>) -> T {
         let _rows = self.rows.lock().await;
         call.await

@@ -23,12 +23,12 @@ mod scripted;
 
 pub use self::scripted::{Broken, Scripted, Step};
 
-pub mod actor;
+pub mod barrier;
 pub mod bodies;
-pub mod books;
 pub mod conformance;
+pub mod database;
 pub mod dynamodb;
-pub mod gate;
+pub mod held_server;
 pub mod layered;
 pub mod ledger;
 pub mod metrics_page;
@@ -37,9 +37,9 @@ pub mod proxy;
 pub mod random;
 pub mod round_trips;
 pub mod scratch;
+pub mod server_process;
 pub mod servers;
 pub mod sql;
-pub mod stage;
 pub mod wire;
 
 pub mod playground;
@@ -74,7 +74,7 @@ impl Effects {
 
 /// A response, read to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct TestResponse {
     /// The status.
     pub status: StatusCode,
     /// The headers.
@@ -83,7 +83,7 @@ pub struct Answer {
     pub body: Bytes,
 }
 
-impl Answer {
+impl TestResponse {
     /// Returns the body as text.
     #[must_use]
     pub fn text(&self) -> &str {
@@ -186,7 +186,7 @@ pub fn post(path: &str, key: &str, body: impl Into<Body>) -> Request<Body> {
 /// # Panics
 ///
 /// Panics if the service fails or the body breaks off.
-pub async fn send<S>(app: &S, req: Request<Body>) -> Answer
+pub async fn send<S>(app: &S, req: Request<Body>) -> TestResponse
 where
     S: Service<Request<Body>, Response = Response, Error = std::convert::Infallible> + Clone,
 {
@@ -199,10 +199,10 @@ where
 /// # Panics
 ///
 /// Panics if the body breaks off.
-pub async fn read(res: Response) -> Answer {
+pub async fn read(res: Response) -> TestResponse {
     let (head, body) = res.into_parts();
     let body = body.collect().await.expect("a whole body").to_bytes();
-    Answer {
+    TestResponse {
         status: head.status,
         headers: head.headers,
         body,
@@ -214,7 +214,7 @@ pub async fn read(res: Response) -> Answer {
 #[doc = include_str!("../../docs/guide/describing-the-api.md")]
 pub struct DescribingTheApi;
 
-/// The examples of the documents for people, which run as this crate's doc tests.
+/// The examples of the guide, which run as this crate's doc tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 pub struct Readme;
@@ -224,8 +224,24 @@ pub struct Readme;
 pub struct Deploying;
 
 #[cfg(doctest)]
+#[doc = include_str!("../../docs/guide/your-stack.md")]
+pub struct YourStack;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/guide/grpc.md")]
+pub struct Grpc;
+
+#[cfg(doctest)]
 #[doc = include_str!("../../docs/guide/testing.md")]
 pub struct TestingHandlers;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/guide/batches.md")]
+pub struct Batches;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/guide/recipes.md")]
+pub struct Recipes;
 
 /// The READMEs of the crates that have examples, as registries show them.
 #[cfg(doctest)]

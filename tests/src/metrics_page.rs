@@ -3,7 +3,11 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    io::Write as _,
+    process::{Command, Stdio},
 };
+
+use crate::servers::tool;
 
 /// A metric as the documents list it.
 #[derive(Debug, PartialEq, Eq)]
@@ -165,4 +169,27 @@ fn first_column(page: &str, heading: &str) -> Vec<String> {
             quoted(cell).collect::<Vec<_>>()
         })
         .collect()
+}
+
+/// Passes a scrape to `promtool check metrics`, which prints its findings.
+///
+/// # Panics
+///
+/// Panics if it finds anything.
+pub fn check(page: &str) {
+    let tool = tool("promtool", "prometheus", &[]);
+    let mut promtool = Command::new(tool)
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("promtool starts");
+    let mut stdin = promtool.stdin.take().expect("a piped stdin");
+    stdin.write_all(page.as_bytes()).expect("it reads");
+    drop(stdin);
+    let output = promtool.wait_with_output().expect("it ends");
+    let found = String::from_utf8_lossy(&output.stderr).into_owned()
+        + &String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && found.is_empty(), "{found}");
 }

@@ -12,7 +12,7 @@ use tracing::{Dispatch, subscriber::NoSubscriber};
 use tracing_subscriber::{EnvFilter, fmt::format::FmtSpan, util::SubscriberInitExt};
 
 /// Values of metrics, under `name` or `name{label=value}`. The value of a histogram is the number of its samples. A
-/// layer registers all counters and histograms; those without a count are left out.
+/// layer registers all counters and histograms; those without a count are omitted.
 pub type Metrics = BTreeMap<String, f64>;
 
 /// Runs a future on a paused clock. Returns the metrics that it changed, and everything that it logged from this level on.

@@ -1,7 +1,7 @@
 //! The playground in a separate process, and clients for it.
 //!
-//! Each test process builds the playground once, because cargo prints the path of the executable for any target
-//! directory. The build has all features of the workspace, so that it shares nearly all dependencies with the tests.
+//! `scripts/run-tests` builds the playground before the tests and sets [`EXECUTABLE`]. Without that variable each test process
+//! builds it once, with all features of the workspace, so that it shares nearly all dependencies with the tests.
 
 use std::{
     env,
@@ -22,7 +22,10 @@ use http::{Request, request};
 use http_body_util::{BodyExt, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 
-use crate::Answer;
+use crate::TestResponse;
+
+/// The environment variable with the path of a playground that is built.
+pub const EXECUTABLE: &str = "TOWER_IDEMPOTENCY_PLAYGROUND";
 
 /// A running playground; killed when it is dropped.
 pub struct Playground {
@@ -43,7 +46,7 @@ impl Playground {
         Self::started_by(&mut command(args))
     }
 
-    /// Like [`start`](Self::start), with another command line; its process must become the playground.
+    /// Like [`start`](Self::start), with another command; its process must execute the playground.
     ///
     /// # Panics
     ///
@@ -145,7 +148,7 @@ impl Playground {
     /// # Panics
     ///
     /// Panics if no complete response arrives.
-    pub async fn post(&self, path: &str, key: &str, body: &[u8]) -> Answer {
+    pub async fn post(&self, path: &str, key: &str, body: &[u8]) -> TestResponse {
         self.send(self.keyed(path, key), body).await
     }
 
@@ -154,7 +157,7 @@ impl Playground {
     /// # Panics
     ///
     /// Panics if no complete response arrives.
-    pub async fn send(&self, req: request::Builder, body: &[u8]) -> Answer {
+    pub async fn send(&self, req: request::Builder, body: &[u8]) -> TestResponse {
         self.try_send(req, body).await.expect("a whole answer")
     }
 
@@ -163,7 +166,7 @@ impl Playground {
     /// # Panics
     ///
     /// Panics if no complete response arrives.
-    pub async fn send_h2(&self, req: request::Builder, body: &[u8]) -> Answer {
+    pub async fn send_h2(&self, req: request::Builder, body: &[u8]) -> TestResponse {
         let sent = send(true, req, body).await;
         sent.expect("a whole answer")
     }
@@ -173,7 +176,11 @@ impl Playground {
     /// # Errors
     ///
     /// Returns an error if no complete response arrives.
-    pub async fn try_send(&self, req: request::Builder, body: &[u8]) -> Result<Answer, SendError> {
+    pub async fn try_send(
+        &self,
+        req: request::Builder,
+        body: &[u8],
+    ) -> Result<TestResponse, SendError> {
         send(false, req, body).await
     }
 
@@ -184,8 +191,8 @@ impl Playground {
     /// Panics if it does not report the number.
     pub async fn executions(&self) -> u64 {
         let req = Request::get(self.url("/executions"));
-        let answer = self.send(req, b"").await;
-        let executions: serde_json::Value = serde_json::from_slice(&answer.body).expect("JSON");
+        let response = self.send(req, b"").await;
+        let executions: serde_json::Value = serde_json::from_slice(&response.body).expect("JSON");
         executions["total"].as_u64().expect("a total")
     }
 
@@ -233,7 +240,9 @@ impl fmt::Debug for Playground {
 #[must_use]
 pub fn command(args: &[&str]) -> Command {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    let mut command = Command::new(BINARY.get_or_init(build));
+    let mut command = Command::new(
+        BINARY.get_or_init(|| env::var_os(EXECUTABLE).map_or_else(build, PathBuf::from)),
+    );
     if !args.contains(&"--listen") {
         command.args(["--listen", "127.0.0.1:0"]);
     }
@@ -245,7 +254,7 @@ pub fn command(args: &[&str]) -> Command {
     command
 }
 
-async fn send(http2: bool, req: request::Builder, body: &[u8]) -> Result<Answer, SendError> {
+async fn send(http2: bool, req: request::Builder, body: &[u8]) -> Result<TestResponse, SendError> {
     let req = req.body(Full::new(Bytes::copy_from_slice(body)))?;
     // A client with its own retries would change the counts.
     let client = Client::builder(TokioExecutor::new())
@@ -254,7 +263,7 @@ async fn send(http2: bool, req: request::Builder, body: &[u8]) -> Result<Answer,
         .http2_only(http2)
         .build_http();
     let (head, body) = client.request(req).await?.into_parts();
-    Ok(Answer {
+    Ok(TestResponse {
         status: head.status,
         headers: head.headers,
         body: body.collect().await?.to_bytes(),

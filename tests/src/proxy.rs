@@ -52,7 +52,7 @@ pub enum Then {
     /// The connection is reset. If a reply is lost, the reset follows the server's reply, so the server has executed the
     /// request.
     Cut,
-    /// The connection stays open and silent until the client closes it.
+    /// The connection stays open without any bytes until the client closes it.
     Hang,
 }
 

@@ -13,9 +13,9 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::Answer;
+use crate::TestResponse;
 
-/// A server on a free port, which speaks HTTP/1 and HTTP/2.
+/// A server on a free port, for HTTP/1 and HTTP/2.
 #[derive(Debug)]
 pub struct Server {
     addr: SocketAddr,
@@ -136,7 +136,7 @@ impl H1 {
     /// # Panics
     ///
     /// Panics if the response is not HTTP, or breaks off.
-    pub async fn answer(&mut self) -> Option<Answer> {
+    pub async fn response(&mut self) -> Option<TestResponse> {
         let head = loop {
             if let Some(end) = self.unread.windows(4).position(|four| four == b"\r\n\r\n") {
                 break self.unread.split_to(end + 4);
@@ -161,11 +161,22 @@ impl H1 {
         }
         let body = self.body(status, &headers).await;
         headers.remove(http::header::DATE);
-        Some(Answer {
+        Some(TestResponse {
             status,
             headers,
             body,
         })
+    }
+
+    /// Reads until the bytes of the next response contain `text`. Returns `false` if the connection ends first.
+    pub async fn has_received(&mut self, text: &str) -> bool {
+        let is_there = |unread: &[u8]| unread.windows(text.len()).any(|it| it == text.as_bytes());
+        while !is_there(&self.unread) {
+            if !self.read_more().await {
+                return false;
+            }
+        }
+        true
     }
 
     async fn body(&mut self, status: StatusCode, headers: &HeaderMap) -> Bytes {
@@ -230,10 +241,10 @@ pub fn post_bytes(path: &str, key: &str, body: &str) -> Vec<u8> {
 /// # Panics
 ///
 /// Panics if there is no response.
-pub async fn post_h1(addr: SocketAddr, path: &str, key: &str, body: &str) -> Answer {
+pub async fn post_h1(addr: SocketAddr, path: &str, key: &str, body: &str) -> TestResponse {
     let mut client = H1::connect(addr).await;
     client.send(post_bytes(path, key, body)).await;
-    client.answer().await.expect("an answer")
+    client.response().await.expect("an answer")
 }
 
 /// An HTTP/2 connection.
@@ -365,7 +376,7 @@ impl Stream {
     /// # Errors
     ///
     /// Returns an error if the stream was reset, or broke off.
-    pub async fn answer(self) -> Result<Answer, h2::Error> {
+    pub async fn response(self) -> Result<TestResponse, h2::Error> {
         let (mut head, mut body) = self.response.await?.into_parts();
         let mut data = BytesMut::new();
         while let Some(chunk) = body.data().await {
@@ -374,7 +385,7 @@ impl Stream {
             data.extend_from_slice(&chunk);
         }
         head.headers.remove(http::header::DATE);
-        Ok(Answer {
+        Ok(TestResponse {
             status: head.status,
             headers: head.headers,
             body: data.freeze(),

@@ -268,7 +268,7 @@ fn complete(tiered: &Tiered<Backend>, n: usize, len: usize) {
     now(tiered.complete(&lease, record, DAY)).unwrap();
 }
 
-fn is_kept(tiered: &Tiered<Backend>, n: usize) -> bool {
+fn is_in_tier(tiered: &Tiered<Backend>, n: usize) -> bool {
     let acquired = now(tiered.acquire(&claim(n))).unwrap();
     matches!(acquired, Acquired::Completed { .. })
 }
@@ -288,7 +288,7 @@ fn tier_stays_within_bound() {
         for n in 0..count {
             let n = phase * 10_000_000 + n;
             complete(&tiered, n, len);
-            assert!(is_kept(&tiered, n));
+            assert!(is_in_tier(&tiered, n));
         }
         let most = peak() - before;
         println!(
@@ -316,7 +316,7 @@ fn tier_counts_memory_of_record() {
     for step in 0..100 {
         for n in step * STEP..(step + 1) * STEP {
             complete(&tiered, n, LEN);
-            assert!(is_kept(&tiered, n));
+            assert!(is_in_tier(&tiered, n));
         }
         let count = (step + 1) * STEP;
         let each = (peak() - before).div_ceil(count);
@@ -342,7 +342,7 @@ fn tier_holds_no_buffer_of_reply() {
         reply: Some(64_000),
     });
     for n in 0..COUNT {
-        assert!(is_kept(&tiered, n));
+        assert!(is_in_tier(&tiered, n));
     }
     let held = ALLOCATOR.current_usage() - before;
     println!(
@@ -379,7 +379,7 @@ fn unread_replays(records: usize, response: fn() -> Vec<u8>) {
         let post = async |caller: &str, key| {
             let mut client = H1::connect(server.addr()).await;
             client.send(head(caller, key)).await;
-            client.answer().await.unwrap()
+            client.response().await.unwrap()
         };
         for key in 0..records {
             assert_eq!(post("mallory", key).await.body.len(), 4_000_000);

@@ -6,16 +6,15 @@ use std::{
     io::{ErrorKind, Read, Write},
     net::{TcpListener, TcpStream},
     path::PathBuf,
-    process::{self, Command, Stdio},
-    thread,
+    process, thread,
     time::{Duration, Instant},
 };
 
 use http::{HeaderMap, Method, Request, StatusCode};
 use tests::{
-    Answer, metrics_page,
+    TestResponse, metrics_page,
     playground::{Playground, command, run},
-    servers::{redis::RedisServer, tool},
+    servers::redis::RedisServer,
 };
 use tokio::{task::JoinSet, time::sleep};
 
@@ -45,7 +44,7 @@ async fn retry_gets_first_response_exactly() {
 }
 
 #[tokio::test]
-async fn http2_without_negotiation_is_served_as_http1_is() {
+async fn http2_without_negotiation_is_served() {
     let playground = Playground::start(&[]);
     let first = playground
         .send_h2(playground.keyed("/orders", "k"), b"tea")
@@ -59,24 +58,24 @@ async fn http2_without_negotiation_is_served_as_http1_is() {
 async fn curl_sees_one_execution() {
     let playground = Playground::start(&[]);
     let url = playground.url("/orders");
-    let mut answers = Vec::new();
+    let mut responses = Vec::new();
     for _ in 0..2 {
         let args = ["-sS", "-i", "-d", "tea", "-H", "Idempotency-Key: k", &url];
-        let answer = run("curl", args).expect("curl");
-        answers.push(String::from_utf8(answer).expect("text"));
+        let response = run("curl", args).expect("curl");
+        responses.push(String::from_utf8(response).expect("text"));
     }
     assert!(
-        answers[0].starts_with("HTTP/1.1 201 Created\r\n"),
+        responses[0].starts_with("HTTP/1.1 201 Created\r\n"),
         "{}",
-        answers[0]
+        responses[0]
     );
-    let bare = |answer: &str| -> String {
-        let lines = answer.split_inclusive('\n');
+    let bare = |response: &str| -> String {
+        let lines = response.split_inclusive('\n');
         lines.filter(|line| !line.starts_with("date:")).collect()
     };
     let marker = "idempotent-replayed: true\r\n";
-    assert!(answers[1].contains(marker), "{}", answers[1]);
-    assert_eq!(bare(&answers[0]), bare(&answers[1]).replace(marker, ""));
+    assert!(responses[1].contains(marker), "{}", responses[1]);
+    assert_eq!(bare(&responses[0]), bare(&responses[1]).replace(marker, ""));
     assert_eq!(playground.executions().await, 1);
 }
 
@@ -85,17 +84,17 @@ async fn python_client_sees_one_execution() {
     let playground = Playground::start(&[]);
     let script = r#"
 import http.client, sys
-answers = []
+responses = []
 for _ in range(2):
     connection = http.client.HTTPConnection(sys.argv[1], timeout=30)
     connection.request("POST", "/bytes/1000", body=b"tea", headers={"Idempotency-Key": '"k"'})
     response = connection.getresponse()
-    answers.append((response.status, dict(response.getheaders()), response.read()))
-(status, first, body), (status2, retry, body2) = answers
-assert (status, body) == (status2, body2) and len(body) == 1000, answers
-assert "idempotent-replayed" not in first and retry.pop("idempotent-replayed") == "true", answers
+    responses.append((response.status, dict(response.getheaders()), response.read()))
+(status, first, body), (status2, retry, body2) = responses
+assert (status, body) == (status2, body2) and len(body) == 1000, responses
+assert "idempotent-replayed" not in first and retry.pop("idempotent-replayed") == "true", responses
 first.pop("date"), retry.pop("date")
-assert first == retry, answers
+assert first == retry, responses
 "#;
     let address = playground.address().to_string();
     run("python3", ["-c", script, &address]).expect("python3");
@@ -114,14 +113,17 @@ async fn all_64_concurrent_clients_get_one_response() {
                 .await
         });
     }
-    let answers = clients.join_all().await;
-    let answers: Vec<_> = answers.into_iter().collect();
+    let responses = clients.join_all().await;
+    let responses: Vec<_> = responses.into_iter().collect();
     assert_eq!(
-        answers.iter().filter(|answer| !answer.is_replay()).count(),
+        responses
+            .iter()
+            .filter(|response| !response.is_replay())
+            .count(),
         1
     );
-    for answer in &answers {
-        same(&answers[0], answer);
+    for response in &responses {
+        same(&responses[0], response);
     }
     assert_eq!(playground.executions().await, 1);
 }
@@ -129,7 +131,7 @@ async fn all_64_concurrent_clients_get_one_response() {
 #[tokio::test]
 async fn disconnect_does_not_cancel_or_repeat() {
     let playground = Playground::start(&[]);
-    leave_behind(&playground, "/slow/8000").await;
+    disconnect_during_execution(&playground, "/slow/8000").await;
     let meanwhile = playground.post("/slow/8000", "k", b"tea").await;
     assert_eq!(meanwhile.code(), "in-progress");
     let retry = eventually(&playground, "/slow/8000").await;
@@ -162,9 +164,9 @@ async fn printed_keys_differ_at_each_start() {
 async fn no_store_and_persist_apply() {
     let playground = Playground::start(&[]);
     for n in ["1", "2"] {
-        let answer = playground.post("/no-store", "n", b"").await;
-        assert_eq!(answer.header("x-execution"), Some(n));
-        assert_eq!(answer.header("x-idempo-policy"), None);
+        let response = playground.post("/no-store", "n", b"").await;
+        assert_eq!(response.header("x-execution"), Some(n));
+        assert_eq!(response.header("x-idempo-policy"), None);
     }
     let persist = || async { playground.post("/persist/6", "p", b"").await };
     assert_eq!(persist().await.header("x-idempo-persist-for-seconds"), None);
@@ -212,14 +214,16 @@ async fn long_stream_leaves_tombstone() {
 async fn replay_omits_connection_headers() {
     let playground = Playground::start(&[]);
     let send = || {
-        raw_answer(
+        raw_response(
             &playground,
             "POST /headers HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\nconnection: close\r\n\r\n",
         )
     };
     let (first, replay) = (send(), send());
-    let lines = |answer: &[u8], name: &str| -> Vec<Vec<u8>> {
-        let head = answer.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+    let lines = |response: &[u8], name: &str| -> Vec<Vec<u8>> {
+        let head = response
+            .split(|byte| *byte == b'\n')
+            .map(<[u8]>::trim_ascii);
         head.filter(|line| {
             line.to_ascii_lowercase()
                 .starts_with(format!("{name}:").as_bytes())
@@ -273,7 +277,9 @@ async fn failed_execution_follows_flag() {
         assert!(panicked.is_err(), "{flags:?}");
         let refused = loop {
             let retry = playground.try_send(request(), b"").await;
-            let refused = retry.ok().map(|answer| (answer.status, answer.code()));
+            let refused = retry
+                .ok()
+                .map(|response| (response.status, response.code()));
             // The lease of an orphan expires after a millisecond.
             if !matches!(&refused, Some((_, code)) if code == "in-progress") {
                 break refused;
@@ -301,10 +307,10 @@ async fn aborted_body_releases_key() {
     let protected =
         "POST /truncated HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\ncontent-length: 0\r\n\r\n";
     for (n, request) in [(3, unprotected), (4, protected)] {
-        let answer = String::from_utf8(raw_answer(&playground, request)).expect("text");
+        let response = String::from_utf8(raw_response(&playground, request)).expect("text");
         let start = format!("the start of execution {n}");
-        assert!(answer.contains(&start), "{answer:?}");
-        assert!(!answer.ends_with("0\r\n\r\n"), "{answer:?}");
+        assert!(response.contains(&start), "{response:?}");
+        assert!(!response.ends_with("0\r\n\r\n"), "{response:?}");
     }
 }
 
@@ -330,8 +336,8 @@ async fn each_preset_records_its_statuses() {
                 let (path, before) = (format!("/status/{code}"), playground.executions().await);
                 for _ in 0..2 {
                     let req = playground.keyed(&path, &format!("\"{code}\""));
-                    let answer = playground.send(req, b"").await;
-                    assert_eq!(answer.status, *code);
+                    let response = playground.send(req, b"").await;
+                    assert_eq!(response.status, *code);
                 }
                 let ran = playground.executions().await - before;
                 assert_eq!(ran, executions, "{preset} {code}");
@@ -346,8 +352,8 @@ async fn safe_methods_run_every_time() {
     for method in [Method::GET, Method::HEAD, Method::OPTIONS] {
         for _ in 0..2 {
             let req = playground.keyed("/orders", "k").method(&method);
-            let answer = playground.send(req, b"").await;
-            assert!(!answer.is_replay(), "{method}");
+            let response = playground.send(req, b"").await;
+            assert!(!response.is_replay(), "{method}");
         }
     }
     for _ in 0..2 {
@@ -372,11 +378,15 @@ async fn each_preset_refuses_key_reuse() {
         let playground = Playground::start(&["--preset", preset]);
         for (body, status) in [("tea", 201), ("coffee", status)] {
             let req = playground.keyed("/orders", "\"k\"");
-            let answer = playground.send(req, body.as_bytes()).await;
-            assert_eq!(answer.status, status, "{preset} {body}");
+            let response = playground.send(req, body.as_bytes()).await;
+            assert_eq!(response.status, status, "{preset} {body}");
         }
-        let answer = playground.post("/orders", "\"k\"", b"coffee").await;
-        assert_eq!(answer.header("content-type"), Some(media_type), "{preset}");
+        let response = playground.post("/orders", "\"k\"", b"coffee").await;
+        assert_eq!(
+            response.header("content-type"),
+            Some(media_type),
+            "{preset}"
+        );
     }
 }
 
@@ -412,8 +422,8 @@ async fn principal_follows_flag() {
             (other, "bob", true),
         ] {
             let req = playground.keyed("/orders", "k").header(header, who);
-            let answer = playground.send(req, b"tea").await;
-            assert_eq!(answer.is_replay(), replayed, "{flag}: {header} {who}");
+            let response = playground.send(req, b"tea").await;
+            assert_eq!(response.is_replay(), replayed, "{flag}: {header} {who}");
         }
     }
 }
@@ -429,7 +439,7 @@ async fn request_over_limit_is_refused() {
         (StatusCode::PAYLOAD_TOO_LARGE, "body-too-large".to_owned())
     );
     // The length of a chunked body is known only when it has arrived.
-    let chunked = raw_answer(
+    let chunked = raw_response(
         &playground,
         "POST /orders HTTP/1.1\r\nhost: x\r\nidempotency-key: c\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\nb\r\n0123456789+\r\n0\r\n\r\n",
     );
@@ -450,8 +460,8 @@ async fn response_over_limit_follows_preset() {
         let playground = Playground::start(&["--response-limit", "100", "--preset", preset]);
         for (path, retried) in [("/bytes/100", 200), ("/bytes/101", retried)] {
             for status in [200, retried] {
-                let answer = playground.post(path, path, b"").await;
-                assert_eq!(answer.status, status, "{preset} {path}");
+                let response = playground.post(path, path, b"").await;
+                assert_eq!(response.status, status, "{preset} {path}");
             }
         }
         assert_eq!(playground.executions().await, executions, "{preset}");
@@ -485,11 +495,11 @@ async fn concurrent_duplicate_follows_flag() {
         } else {
             "/slow/60000"
         };
-        leave_behind(&playground, slow).await;
-        let answer = playground.post(slow, "k", b"tea").await;
-        assert_eq!(answer.status, status, "{flags:?}");
-        assert_eq!(answer.header("retry-after"), retry_after, "{flags:?}");
-        assert_eq!(answer.is_replay(), replayed, "{flags:?}");
+        disconnect_during_execution(&playground, slow).await;
+        let response = playground.post(slow, "k", b"tea").await;
+        assert_eq!(response.status, status, "{flags:?}");
+        assert_eq!(response.header("retry-after"), retry_after, "{flags:?}");
+        assert_eq!(response.is_replay(), replayed, "{flags:?}");
         let other = playground.post("/orders", "k", b"coffee").await;
         let mismatch = if flags.contains(&"idempo") { 201 } else { 422 };
         assert_eq!(other.status, mismatch, "{flags:?}");
@@ -509,32 +519,13 @@ async fn record_lives_for_retention() {
 #[tokio::test]
 async fn lease_is_renewed_during_execution() {
     let playground = Playground::start(&["--lease", "6s"]);
-    leave_behind(&playground, "/slow/9000").await;
+    disconnect_during_execution(&playground, "/slow/9000").await;
     let retry = eventually(&playground, "/slow/9000").await;
     assert!(retry.is_replay());
     assert_eq!(playground.executions().await, 1);
 }
 
 // ---- Metrics ----
-
-/// Passes a scrape to `promtool check metrics`, which prints its findings.
-fn check_scrape(page: &str) {
-    let tool = tool("promtool", "prometheus", &[]);
-    let mut promtool = Command::new(tool)
-        .args(["check", "metrics"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("promtool starts");
-    let mut stdin = promtool.stdin.take().expect("a piped stdin");
-    stdin.write_all(page.as_bytes()).expect("it reads");
-    drop(stdin);
-    let output = promtool.wait_with_output().expect("it ends");
-    let found = String::from_utf8_lossy(&output.stderr).into_owned()
-        + &String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && found.is_empty(), "{found}");
-}
 
 // F-871, S-871
 #[tokio::test]
@@ -548,7 +539,7 @@ async fn scrape_after_start_lists_every_metric() {
         page.text().to_owned()
     };
     let page = scrape().await;
-    check_scrape(&page);
+    metrics_page::check(&page);
     let listed = metrics_page::parse(&page);
     let mut documented = metrics_page::documented();
     let others = ["idempotency_client_", "idempotency_proxy_"];
@@ -567,7 +558,7 @@ async fn scrape_after_start_lists_every_metric() {
 
     playground.post("/orders", "k", b"tea").await;
     let page = scrape().await;
-    check_scrape(&page);
+    metrics_page::check(&page);
     let is_line = |line: &str| page.lines().any(|it| it == line);
     assert!(is_line("idempotency_granted_total 1"), "{page}");
     let fast = r#"idempotency_handler_seconds_bucket{le="60"} 1"#;
@@ -708,10 +699,10 @@ async fn effects_of_processes_are_whole_lines() {
     for playground in &playgrounds {
         let pid = playground.pid();
         for _ in 0..2 {
-            let answer = playground
+            let response = playground
                 .send(playground.keyed("/orders?tea=1", "\"k 1\""), b"tea")
                 .await;
-            assert_eq!(answer.header("x-execution"), Some("1"));
+            assert_eq!(response.header("x-execution"), Some("1"));
         }
         let unkeyed = Request::put(playground.url("/slow/1"));
         playground.send(unkeyed, b"").await;
@@ -744,9 +735,9 @@ async fn stop_signal_finishes_started_requests() {
     );
     playground.has_begun(1).await;
     playground.terminate();
-    let mut answer = String::new();
-    client.read_to_string(&mut answer).expect("an answer");
-    assert!(answer.starts_with("HTTP/1.1 201 "), "{answer}");
+    let mut response = String::new();
+    client.read_to_string(&mut response).expect("an answer");
+    assert!(response.starts_with("HTTP/1.1 201 "), "{response}");
     let address = playground.address();
     let (status, stdout, stderr) = playground.wait();
     assert_eq!(status.code(), Some(0), "{stderr}");
@@ -763,7 +754,7 @@ async fn stop_signal_finishes_started_requests() {
 async fn stop_signal_finishes_detached_requests() {
     let playground = Playground::start(&[]);
     let started = Instant::now();
-    leave_behind(&playground, "/slow/1000").await;
+    disconnect_during_execution(&playground, "/slow/1000").await;
     playground.terminate();
     let (status, _, stderr) = playground.wait();
     assert!(
@@ -781,7 +772,7 @@ async fn stop_signal_finishes_detached_requests() {
 
 /// Asserts that both responses are equal, except for the headers of one exchange.
 #[track_caller]
-fn same(one: &Answer, other: &Answer) {
+fn same(one: &TestResponse, other: &TestResponse) {
     let lasting = |headers: &HeaderMap| {
         let mut headers = headers.clone();
         if one.status == StatusCode::NO_CONTENT {
@@ -808,12 +799,12 @@ fn raw(playground: &Playground, req: &str) -> TcpStream {
 }
 
 /// Returns the raw response, up to the end of the connection.
-fn raw_answer(playground: &Playground, req: &str) -> Vec<u8> {
-    let mut answer = Vec::new();
+fn raw_response(playground: &Playground, req: &str) -> Vec<u8> {
+    let mut response = Vec::new();
     raw(playground, req)
-        .read_to_end(&mut answer)
+        .read_to_end(&mut response)
         .expect("an answer");
-    answer
+    response
 }
 
 fn read_until(stream: &mut TcpStream, text: &str) -> String {
@@ -831,7 +822,7 @@ fn read_until(stream: &mut TcpStream, text: &str) -> String {
 }
 
 /// Posts `tea` to `path` under the key `k`, and hangs up when its execution has begun.
-async fn leave_behind(playground: &Playground, path: &str) {
+async fn disconnect_during_execution(playground: &Playground, path: &str) {
     let head = "host: x\r\nidempotency-key: k\r\ncontent-length: 3";
     let client = raw(
         playground,
@@ -842,12 +833,12 @@ async fn leave_behind(playground: &Playground, path: &str) {
 }
 
 /// Repeats a retry while the first request is in progress. Returns the last response.
-async fn eventually(playground: &Playground, path: &str) -> Answer {
+async fn eventually(playground: &Playground, path: &str) -> TestResponse {
     loop {
         let req = playground.keyed(path, "k");
-        let answer = playground.send(req, b"tea").await;
-        if answer.status != StatusCode::CONFLICT {
-            return answer;
+        let response = playground.send(req, b"tea").await;
+        if response.status != StatusCode::CONFLICT {
+            return response;
         }
         sleep(Duration::from_millis(20)).await;
     }

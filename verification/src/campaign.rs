@@ -99,7 +99,7 @@ impl Campaign {
     async fn round(&self, seed: u64) -> Round {
         let site = Arc::new(Mutex::new(Site::start(self.kind, self.fault)));
         let load = self.load(seed);
-        let strikes = load.blows;
+        let strikes = load.strike_count;
         let history = match self.mode {
             Mode::Transaction => bank::run(self, &site, load).await,
             Mode::Refuse | Mode::TakeOver => {
@@ -125,16 +125,17 @@ impl Campaign {
         if fault.strikes_members() {
             return fleet.run(load).await;
         }
-        let (mut random, blows, respite) = (Random(load.seed), load.blows, load.respite);
+        let (mut random, strike_count, strike_interval) =
+            (Random(load.seed), load.strike_count, load.strike_interval);
         let site = Arc::clone(site);
         let trouble = move || {
-            let losses = (0..blows).filter_map(|_| {
-                thread::sleep(random.around(respite));
+            let losses = (0..strike_count).filter_map(|_| {
+                thread::sleep(random.around(strike_interval));
                 at(&site).inject(fault, &mut random)
             });
             losses.collect()
         };
-        fleet.run_beside(load, trouble).await
+        fleet.run_until(load, trouble).await
     }
 
     fn load(&self, seed: u64) -> Load {
@@ -147,8 +148,8 @@ impl Campaign {
             (Fault::Pause, _) | (_, Mode::Transaction) => 150,
             _ => 40,
         };
-        let (blows, respite, at_once) = match self.fault {
-            Fault::Kill => (200, kind.respite(), 2),
+        let (strike_count, strike_interval, at_once) = match self.fault {
+            Fault::Kill => (200, kind.strike_interval(), 2),
             Fault::Pause => (40, Duration::from_millis(250), 2),
             Fault::Scripts | Fault::Full | Fault::Evict => (25, Duration::from_millis(250), 1),
             Fault::Empty | Fault::Delay | Fault::Cut | Fault::Replies => {
@@ -165,13 +166,13 @@ impl Campaign {
             keys: 0,
             poll: Duration::from_millis(100),
             lease: kind.lease(),
-            blows,
-            blow: match self.fault {
+            strike_count,
+            strike_kind: match self.fault {
                 Fault::Pause => StrikeKind::Pause(pause),
                 _ => StrikeKind::Kill,
             },
             at_once,
-            respite,
+            strike_interval,
             seed,
         }
     }
@@ -193,14 +194,14 @@ pub struct Round {
     pub requests: usize,
 }
 
-/// Returns a command for the playground that was built beside this program, without changes.
+/// Returns a command for the playground that was built together with this program, without changes.
 fn playground(args: &[&str]) -> Command {
-    let mut command = beside("playground");
+    let mut command = sibling_command("playground");
     command.args(args).env("RUST_BACKTRACE", "0");
     command
 }
 
-fn beside(name: &str) -> Command {
+fn sibling_command(name: &str) -> Command {
     let own = env::current_exe().expect("this program has a path");
     Command::new(own.with_file_name(name))
 }

@@ -1,5 +1,5 @@
 //! Both halves together: a client with an outbox sends operations to the layer through a relay that breaks connections, and is
-//! killed again and again.
+//! killed repeatedly.
 //!
 //! The client forgets the key of each operation that is reported as not executed, and sends it under a new one. So an outcome
 //! that is wrong, or a request that was sent before it was stored, is a second effect.
@@ -216,7 +216,8 @@ impl Clients {
         None
     }
 
-    /// Starts the server with its store. Returns the outbox of the client, and what has to live as long as the campaign.
+    /// Starts the server with its store. Returns the outbox of the client, and a guard that has to live as
+    /// long as the campaign.
     async fn serve(&self, scratch: &Scratch) -> (Server, String, Box<dyn Send>) {
         match self.store {
             StoreKind::Memory => {

@@ -209,9 +209,8 @@ impl Member {
         (pid, ordered, down, None)
     }
 
-    /// Returns `true` if the running process has responded to a client. A process that is struck before that is not at work
-    /// yet.
-    fn is_at_work(&self) -> bool {
+    /// Returns `true` if the running process has responded to a client. Before that, a strike does not end an execution.
+    fn has_responded(&self) -> bool {
         self.at_work.load(Ordering::SeqCst) == self.process.load(Ordering::SeqCst)
     }
 

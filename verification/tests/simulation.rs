@@ -59,7 +59,7 @@ impl Store for TimedStore {
 }
 
 tower_idempotency::conformance_tests! {
-    mod the_simulated_store,
+    mod simulated_store,
     start_paused = true,
     push = false,
     store = || async { TimedStore::new() },
@@ -99,7 +99,7 @@ fn no_seed_finds_violation() {
 /// occurs only without both of the first two fixes. A seed that finds its bug no more is replaced by another one that
 /// does.
 #[test]
-fn fixed_bugs_stay_fixed() {
+fn seeds_of_fixed_bugs_find_no_violation() {
     for (seed, found) in [
         (
             85,

@@ -1,4 +1,4 @@
-//! Compares requests through the layer with a bare loop of the calls of its store, in turn and in one run.
+//! Compares requests through the layer with a bare loop of the calls of its store, alternately in one run.
 
 use std::{future::Future, sync::Arc, thread, time::Instant};
 
@@ -113,7 +113,7 @@ impl Pace {
             layer();
             let (mut loops, mut layers) = (Vec::new(), Vec::new());
             for n in 0..rounds {
-                // The sides run in turn, and each is first equally often.
+                // The sides alternate, and each is first equally often.
                 if n % 2 == 0 {
                     loops.push(bare());
                 }

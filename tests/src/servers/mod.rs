@@ -36,7 +36,7 @@ pub mod redis;
 pub struct Guard {
     shell: Child,
     orders: Option<ChildStdin>,
-    answers: BufReader<ChildStderr>,
+    responses: BufReader<ChildStderr>,
     directory: PathBuf,
     pid: u32,
     ended: Arc<AtomicBool>,
@@ -75,7 +75,7 @@ impl Guard {
         std::os::unix::process::CommandExt::process_group(&mut shell, 0);
         let mut shell = shell.spawn().expect("sh is needed");
         let orders = shell.stdin.take();
-        let answers = BufReader::new(shell.stderr.take().expect("a piped stderr"));
+        let responses = BufReader::new(shell.stderr.take().expect("a piped stderr"));
         let mut stdout = BufReader::new(shell.stdout.take().expect("a piped stdout"));
         let mut line = String::new();
         stdout.read_line(&mut line).expect("a line from the shell");
@@ -92,7 +92,7 @@ impl Guard {
         Self {
             shell,
             orders,
-            answers,
+            responses,
             directory: directory.to_owned(),
             pid,
             ended,
@@ -150,7 +150,7 @@ impl Guard {
         let mut line = String::new();
         while line != "killed\n" {
             line.clear();
-            let read = self.answers.read_line(&mut line);
+            let read = self.responses.read_line(&mut line);
             assert!(read.expect("text") > 0, "the shell is there");
         }
         self.ended.store(true, Ordering::SeqCst);

@@ -29,6 +29,7 @@ pub use self::{
 mod cluster;
 mod monitor;
 mod resp;
+pub mod scripts;
 mod sentinel;
 
 /// Returns the server that the tests of one binary share. It is empty at first, and ends with the process.
@@ -122,7 +123,7 @@ impl RedisServer {
                 tried.replace(args);
                 guard
             },
-            |port, guard| answers(port, password(&tried.borrow()), guard),
+            |port, guard| responses(port, password(&tried.borrow()), guard),
         );
         Self {
             guard,
@@ -239,7 +240,7 @@ impl RedisServer {
     /// Panics if it does not start.
     pub fn restart(&mut self) {
         self.guard.replace(&command(self.port, &self.args), "KILL");
-        let ready = || answers(self.port, password(&self.args), &self.guard);
+        let ready = || responses(self.port, password(&self.args), &self.guard);
         let is_back = until_ready(&self.guard, ready);
         assert!(is_back, "Redis does not restart:\n{}", self.log());
     }
@@ -260,8 +261,8 @@ impl RedisServer {
     ///
     /// Panics if the reply is an error, or does not arrive within 10 seconds.
     pub fn command<A: AsRef<[u8]>>(&self, args: &[A]) -> String {
-        let answer = self.try_command(args).expect("a reply from Redis");
-        answer.unwrap_or_else(|error| panic!("Redis refuses {}: {error}", shown(args)))
+        let response = self.try_command(args).expect("a reply from Redis");
+        response.unwrap_or_else(|error| panic!("Redis refuses {}: {error}", shown(args)))
     }
 
     /// Like [`command`](Self::command), on a separate connection, but returns failures: of the connection, or an error
@@ -271,8 +272,8 @@ impl RedisServer {
     ///
     /// Returns an error if the server cannot be reached, or does not reply for 10 seconds.
     pub fn try_command<A: AsRef<[u8]>>(&self, args: &[A]) -> io::Result<Result<String, String>> {
-        let answer = ask(self.address(), password(&self.args), args)?;
-        Ok(answer.map(|reply| reply.text()))
+        let response = ask(self.address(), password(&self.args), args)?;
+        Ok(response.map(|reply| reply.text()))
     }
 
     /// Returns the elements of a reply that is a list, as bytes.
@@ -281,9 +282,9 @@ impl RedisServer {
     ///
     /// Like [`command`](Self::command).
     pub fn list<A: AsRef<[u8]>>(&self, args: &[A]) -> Vec<Vec<u8>> {
-        let answer = ask(self.address(), password(&self.args), args);
-        let answer = answer.expect("a reply from Redis");
-        answer.expect("a valid command").elements()
+        let response = ask(self.address(), password(&self.args), args);
+        let response = response.expect("a reply from Redis");
+        response.expect("a valid command").elements()
     }
 
     /// Returns the keys of all entries, without those of their indexes.
@@ -373,7 +374,7 @@ fn password(args: &[String]) -> Option<&str> {
 }
 
 /// Returns `true` if this process replies on the port.
-fn answers(port: u16, password: Option<&str>, guard: &Guard) -> bool {
+fn responses(port: u16, password: Option<&str>, guard: &Guard) -> bool {
     let address = (Ipv4Addr::LOCALHOST, port).into();
     let pid = format!("process_id:{}", guard.pid());
     let info = ask(address, password, &["INFO", "server"]);

@@ -1,8 +1,9 @@
 //! Clients of other projects against the layer: the SDK of Stripe, and plain clients in three languages.
 //!
-//! Each sends an order whose connection breaks while the handler runs, one whose response is lost, and one under a key of the
-//! caller that it uses again. Effects are counted at the handler.
+//! Each client sends three orders. The connection of the first one breaks while the handler runs, and the response of the second
+//! one is lost. The third one has a key of the caller, which the client uses again. Effects are counted at the handler.
 
+mod grpc;
 mod openapi;
 
 use std::{
@@ -34,7 +35,7 @@ use tokio::{
 };
 use tower_idempotency::{IdempotencyLayer, MemoryStore, Preset};
 
-/// The handler and what the server saw.
+/// The handler, and the requests that the server received.
 struct Server {
     effects: AtomicU64,
     /// Notified when the first order has its effect.
@@ -43,6 +44,17 @@ struct Server {
     conflict: Semaphore,
     /// Status of each response, and `true` for a replay.
     responses: Mutex<Vec<(u16, bool)>>,
+}
+
+impl Server {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            effects: AtomicU64::new(0),
+            begun: Notify::new(),
+            conflict: Semaphore::new(0),
+            responses: Mutex::default(),
+        })
+    }
 }
 
 async fn pay(State(server): State<Arc<Server>>, body: String) -> Response {
@@ -67,18 +79,19 @@ async fn observe(State(server): State<Arc<Server>>, req: Request, next: Next) ->
 }
 
 /// Runs a client against a server with this preset. Returns the server and the lines that the client printed.
-async fn run_client(preset: Preset, mut command: Command) -> (Arc<Server>, Vec<(u64, String)>) {
-    let server = Arc::new(Server {
-        effects: AtomicU64::new(0),
-        begun: Notify::new(),
-        conflict: Semaphore::new(0),
-        responses: Mutex::default(),
-    });
+async fn run_client(preset: Preset, command: Command) -> (Arc<Server>, Vec<(u64, String)>) {
+    let server = Server::new();
     let app = Router::new()
         .route("/v1/payment_intents", post(pay))
         .layer(IdempotencyLayer::with_preset(MemoryStore::new(), preset))
         .layer(middleware::from_fn_with_state(server.clone(), observe))
         .with_state(server.clone());
+    let lines = run_with(&server, app, command).await;
+    (server, lines)
+}
+
+/// Runs a client against the routes of a server. Returns the lines that the client printed.
+async fn run_with(server: &Server, app: Router, mut command: Command) -> Vec<(u64, String)> {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("a bound socket");
     tokio::spawn(async move { axum::serve(listener, app).await });
@@ -123,7 +136,7 @@ async fn run_client(preset: Preset, mut command: Command) -> (Arc<Server>, Vec<(
         let status = line["status"].as_u64().expect("a status");
         (status, text("body").expect("a body"))
     });
-    (server, lines.collect())
+    lines.collect()
 }
 
 /// Asserts one effect for each order, and that the client saw a conflict and two replays.

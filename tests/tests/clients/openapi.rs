@@ -14,8 +14,8 @@ use axum::{
 use http::StatusCode;
 use serde_json::{Value, json};
 use tests::{
-    Answer,
-    gate::Gate,
+    TestResponse,
+    barrier::Barrier,
     scratch::Scratch,
     wire::{H1, Server},
 };
@@ -76,10 +76,10 @@ fn document(version: &str, policy: &Policy) -> Value {
     document
 }
 
-async fn handle(gate: Gate, req: Request) -> Response {
+async fn handle(barrier: Barrier, req: Request) -> Response {
     match req.headers().get("x-wish").map(|wish| wish.as_bytes()) {
         Some(b"wait") => {
-            gate.pass().await;
+            barrier.pass().await;
             "waited".into_response()
         }
         Some(b"large") => "x".repeat(2_000).into_response(),
@@ -93,11 +93,11 @@ async fn handle(gate: Gate, req: Request) -> Response {
     }
 }
 
-/// Sends bytes on a connection of its own.
-async fn exchange(address: SocketAddr, headers: &str, body: &str) -> Answer {
+/// Sends bytes on a separate connection.
+async fn exchange(address: SocketAddr, headers: &str, body: &str) -> TestResponse {
     start(address, headers, body)
         .await
-        .answer()
+        .response()
         .await
         .expect("a response")
 }
@@ -115,7 +115,13 @@ async fn start(address: SocketAddr, headers: &str, body: &str) -> H1 {
 }
 
 /// Provokes each error of the layer. Returns the responses by code.
-async fn provoke(preset: Preset) -> (Policy, HashMap<&'static str, Answer>, Vec<Answer>) {
+async fn provoke(
+    preset: Preset,
+) -> (
+    Policy,
+    HashMap<&'static str, TestResponse>,
+    Vec<TestResponse>,
+) {
     let store = FaultInjector::new(MemoryStore::new());
     let layer = IdempotencyLayer::with_preset(store.clone(), preset)
         .with_missing_key(MissingKey::Reject)
@@ -127,8 +133,8 @@ async fn provoke(preset: Preset) -> (Policy, HashMap<&'static str, Answer>, Vec<
         .with_unrecordable(tower_idempotency::Unrecordable::Tombstone)
         .with_max_in_flight(4);
     let policy = layer.policy();
-    let gate = Gate::shut();
-    let held = gate.clone();
+    let barrier = Barrier::closed();
+    let held = barrier.clone();
     let handler = move |req: Request| handle(held.clone(), req);
     let app = Router::new().fallback(handler).layer(layer.clone());
     let server = Server::start(app).await;
@@ -162,8 +168,8 @@ async fn provoke(preset: Preset) -> (Policy, HashMap<&'static str, Answer>, Vec<
         key("broken")
     );
     connection.send(format!("{head}zz\r\n")).await;
-    if let Some(answer) = connection.answer().await {
-        found.insert("body-unreadable", answer);
+    if let Some(response) = connection.response().await {
+        found.insert("body-unreadable", response);
     }
     exchange(address, &key("reused"), "1").await;
     found.insert("key-reused", exchange(address, &key("reused"), "2").await);
@@ -181,7 +187,7 @@ async fn provoke(preset: Preset) -> (Policy, HashMap<&'static str, Answer>, Vec<
     let mut waiting = Vec::new();
     for name in ["w1", "w2", "w3"] {
         waiting.push(start(address, &wish(name, "wait"), "").await);
-        gate.arrival().await;
+        barrier.arrival().await;
     }
     found.insert(
         "in-progress",
@@ -190,13 +196,13 @@ async fn provoke(preset: Preset) -> (Policy, HashMap<&'static str, Answer>, Vec<
     found.insert("caller-limit", exchange(address, &key("w4"), "").await);
     let other = wish("w5", "wait").replace("Bearer one", "Bearer two");
     waiting.push(start(address, &other, "").await);
-    gate.arrival().await;
+    barrier.arrival().await;
     let third = key("w6").replace("Bearer one", "Bearer three");
     found.insert("overloaded", exchange(address, &third, "").await);
-    gate.open_for_good();
+    barrier.open_for_good();
     for mut connection in waiting {
         assert_eq!(
-            connection.answer().await.expect("a response").text(),
+            connection.response().await.expect("a response").text(),
             "waited"
         );
     }
@@ -211,14 +217,14 @@ async fn provoke(preset: Preset) -> (Policy, HashMap<&'static str, Answer>, Vec<
     (policy, found, vec![first, replay])
 }
 
-fn response(document: usize, path: &str, answer: &Answer) -> Value {
-    let names: Vec<_> = answer.headers.keys().map(|name| name.as_str()).collect();
+fn response(document: usize, path: &str, response: &TestResponse) -> Value {
+    let names: Vec<_> = response.headers.keys().map(|name| name.as_str()).collect();
     json!({
         "document": document,
         "path": path,
-        "status": answer.status.as_str(),
-        "media_type": answer.header("content-type"),
-        "body": answer.text(),
+        "status": response.status.as_str(),
+        "media_type": response.header("content-type"),
+        "body": response.text(),
         "headers": names,
     })
 }
@@ -236,10 +242,10 @@ async fn described_documents_and_responses_are_valid() {
             "{preset:?}"
         );
         for error in &policy.errors {
-            let answer = &provoked[error.code];
+            let response = &provoked[error.code];
             assert_eq!(
-                answer.status, error.status,
-                "{preset:?} {} {answer:?}",
+                response.status, error.status,
+                "{preset:?} {} {response:?}",
                 error.code
             );
         }
@@ -248,7 +254,7 @@ async fn described_documents_and_responses_are_valid() {
             let paths = document["paths"].as_object().expect("an object");
             for path in paths.keys() {
                 let all = provoked.values().chain(&successes);
-                responses.extend(all.map(|answer| response(documents.len(), path, answer)));
+                responses.extend(all.map(|received| response(documents.len(), path, received)));
             }
             documents.push(document);
         }

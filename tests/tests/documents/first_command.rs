@@ -1,4 +1,4 @@
-//! The first command of the README, as typed by a user who has just cloned the repository.
+//! The first command of the README, as typed by a user after a clone of the repository.
 
 use std::{fs, path::Path, process::Command};
 

@@ -1,4 +1,4 @@
-//! The first commands of the documentation, run as they stand.
+//! The first commands of the documentation, run without changes.
 
 mod first_command;
 mod testing;

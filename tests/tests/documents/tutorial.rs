@@ -1,17 +1,18 @@
-//! The tutorial of the documentation, built from an empty folder and run as it stands.
+//! The tutorial of the documentation, built from an empty folder and run without changes.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
+use tests::database::pool_options;
 
 use http::{Request, StatusCode};
 use tests::{
-    Answer,
+    TestResponse,
     playground::{Playground, cargo},
     servers::postgres::PostgresServer,
 };
-use tower_idempotency_sqlx::sqlx::{self, PgPool};
+use tower_idempotency_sqlx::sqlx::{self};
 
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
@@ -59,7 +60,7 @@ fn start(folder: &Path, database: &PostgresServer) -> Playground {
     Playground::started_by(&mut command)
 }
 
-async fn pay(service: &Playground, key: Option<&str>, cents: u32) -> Answer {
+async fn pay(service: &Playground, key: Option<&str>, cents: u32) -> TestResponse {
     let mut request =
         Request::post(service.url("/payments")).header("content-type", "application/json");
     if let Some(key) = key {
@@ -94,7 +95,8 @@ async fn tutorial_charges_once_across_restart() {
     assert!(retry.is_replay());
     assert_eq!(retry.body, first.body);
 
-    let pool = PgPool::connect(&database.url())
+    let pool = pool_options::<sqlx::Postgres>()
+        .connect(&database.url())
         .await
         .expect("the database runs");
     let payments: i64 = sqlx::query_scalar("select count(*) from payments")

@@ -13,10 +13,10 @@ use deadpool_postgres::{
 };
 use http::{Request, StatusCode};
 use tests::{
-    Answer, Effects, app,
-    books::{self, Books},
+    Effects, TestResponse, app,
+    barrier::within,
     created,
-    gate::within,
+    database::{self, TestDatabase},
     post,
     round_trips::RoundTrips,
     send,
@@ -33,7 +33,7 @@ use tower_idempotency_tokio_postgres::{
 /// A store with its table of effects, and the handlers' pool of tokio-postgres in the same database.
 #[derive(Clone)]
 pub(crate) struct Bank {
-    pub(crate) books: Books<PostgresStore>,
+    pub(crate) database: TestDatabase<PostgresStore>,
     pub(crate) pool: Pool,
 }
 
@@ -44,8 +44,8 @@ impl Bank {
     }
 
     pub(crate) async fn with_pool(table: &str, pool: Pool) -> Self {
-        let books = books::on_postgres(table).await;
-        Self { books, pool }
+        let database = database::on_postgres(table).await;
+        Self { database, pool }
     }
 
     /// Returns a service on the bank. The handler gets the bank, its lease and the number of its execution.
@@ -54,7 +54,7 @@ impl Bank {
         H: Fn(Self, Lease, u64) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response> + Send + 'static,
     {
-        let (bank, layer) = (self.clone(), sql::layer(self.books.store.clone()));
+        let (bank, layer) = (self.clone(), sql::layer(self.database.store.clone()));
         app(layer, move |n, req: Request<Body>| {
             let lease = req.extensions().get::<Lease>().expect("a lease").clone();
             handler(bank.clone(), lease, n)
@@ -72,14 +72,16 @@ impl Bank {
         client: &'a mut Client,
         n: u64,
     ) -> Result<FencedTransaction<'a>, TransactionError> {
-        let tx = begin(&self.books.store, lease, client).await?;
-        let effect = tx.batch_execute(&self.books.effect("charge", 1, n)).await;
+        let tx = begin(&self.database.store, lease, client).await?;
+        let effect = tx
+            .batch_execute(&self.database.effect("charge", 1, n))
+            .await;
         effect.map_err(|_| Kind::Database)?;
         Ok(tx)
     }
 
     pub(crate) async fn count(&self) -> usize {
-        self.books.count().await
+        self.database.count().await
     }
 }
 
@@ -95,7 +97,7 @@ pub(crate) fn pool(url: &str, size: usize) -> Pool {
 pub(crate) async fn committed(tx: FencedTransaction<'_>, res: Response) -> Response {
     match tx.commit(res).await {
         Ok(res) => res.into_response(),
-        Err(error) => match error.into_answer() {
+        Err(error) => match error.into_output() {
             Ok(res) => res.into_response(),
             Err(error) => failed(&error),
         },
@@ -122,7 +124,7 @@ pub(crate) fn order() -> Request<Body> {
 }
 
 /// Asserts that the response to `first` is stored, with one effect.
-pub(crate) async fn assert_charged_once(bank: &Bank, app: &Router, first: &Answer) {
+pub(crate) async fn assert_charged_once(bank: &Bank, app: &Router, first: &TestResponse) {
     assert_eq!(first.status, StatusCode::CREATED, "{first:?}");
     for _ in 0..2 {
         let retry = send(app, order()).await;
@@ -150,7 +152,7 @@ async fn effect_and_record_are_committed_together() {
 #[tokio::test(flavor = "multi_thread")]
 async fn value_is_committed_with_effect() {
     let bank = Bank::open("pg_value").await;
-    let layer = sql::layer(bank.books.store.clone());
+    let layer = sql::layer(bank.database.store.clone());
     for expected in ["Executed(7)", "Replayed(7)"] {
         let bank = bank.clone();
         let work = async move |lease: Lease| {
@@ -182,10 +184,10 @@ async fn helpers_keep_their_signatures() {
     let bank = Bank::open("pg_helpers").await;
     let (app, _) = bank.serve(async |bank, lease, n| {
         let mut client = bank.client().await;
-        let mut tx = begin(&bank.books.store, &lease, &mut client)
+        let mut tx = begin(&bank.database.store, &lease, &mut client)
             .await
             .expect("a transaction");
-        let sql = bank.books.effect("charge", 1, n);
+        let sql = bank.database.effect("charge", 1, n);
         generic(&*tx, &sql).await;
         nested(&mut tx, &sql).await;
         nested(tx.as_mut(), &sql).await;
@@ -208,7 +210,7 @@ async fn commit_at_every_isolation_level() {
         ));
         let manager = Manager::new(config, NoTls);
         let bank = Bank::with_pool(&table, Pool::builder(manager).build().expect("a pool")).await;
-        let layer = sql::layer(bank.books.store.clone()).with_lease_ttl(Ttl::from_millis(600));
+        let layer = sql::layer(bank.database.store.clone()).with_lease_ttl(Ttl::from_millis(600));
         let at = bank.clone();
         let (app, executions) = app(layer, move |n, req: Request<Body>| {
             let lease = req.extensions().get::<Lease>().expect("a lease").clone();
@@ -218,7 +220,7 @@ async fn commit_at_every_isolation_level() {
                 let tx = bank.charged(&lease, &mut client, n).await.expect("begun");
                 let ends = async || {
                     let ends =
-                        "select lease_ends from {table}".replace("{table}", &bank.books.table);
+                        "select lease_ends from {table}".replace("{table}", &bank.database.table);
                     let row = bank.client().await.query_one(&ends, &[]).await;
                     row.expect("an entry").get::<_, i64>(0)
                 };
@@ -248,10 +250,10 @@ async fn begin_and_commit_take_two_round_trips_each() {
         async move {
             let mut client = bank.client().await;
             assert!(wire.taken() > 0, "it has connected");
-            let tx = begin(&bank.books.store, &lease, &mut client).await;
+            let tx = begin(&bank.database.store, &lease, &mut client).await;
             let tx = tx.expect("begun");
             assert_eq!(wire.taken(), 2);
-            let effect = bank.books.effect("charge", 1, n);
+            let effect = bank.database.effect("charge", 1, n);
             tx.batch_execute(&effect).await.expect("the effect");
             assert_eq!(wire.taken(), 1);
             let res = committed(tx, created(n)).await;
@@ -296,7 +298,7 @@ async fn uncommitted_work_has_no_effect() {
             // The begin is dropped after its first statement was sent.
             tokio::select! {
                 biased;
-                _ = begin(&bank.books.store, &lease, &mut client) => {}
+                _ = begin(&bank.database.store, &lease, &mut client) => {}
                 () = std::future::ready(()) => {}
             }
         }
@@ -311,9 +313,9 @@ async fn uncommitted_work_has_no_effect() {
     });
     for n in 1..=3 {
         let app = app.clone();
-        let answer = tokio::spawn(async move { send(&app, order()).await }).await;
-        match answer {
-            Ok(answer) => assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR),
+        let response = tokio::spawn(async move { send(&app, order()).await }).await;
+        match response {
+            Ok(response) => assert_eq!(response.status, StatusCode::INTERNAL_SERVER_ERROR),
             Err(error) => assert!(error.is_panic() && n == 3),
         }
         assert_eq!(bank.count().await, 0);
@@ -349,7 +351,7 @@ async fn unrecorded_response_is_rolled_back() {
         let res = (StatusCode::BAD_GATEWAY, "no provider").into_response();
         let error = tx.commit(res).await.expect_err("not recorded");
         assert_eq!(error.not_recorded_reason(), Some(NotRecordedReason::Status));
-        error.into_answer().expect("the answer").into_response()
+        error.into_output().expect("the answer").into_response()
     });
     assert_eq!(send(&app, order()).await.text(), "no provider");
     assert_eq!(bank.count().await, 0);
@@ -358,7 +360,7 @@ async fn unrecorded_response_is_rolled_back() {
     assert_eq!(executions.count(), 2);
 }
 
-/// The database answers the commit of an aborted transaction with a rollback and no error.
+/// The database replies to the commit of an aborted transaction with a rollback and no error.
 #[tokio::test(flavor = "multi_thread")]
 async fn aborted_transaction_is_no_success() {
     let bank = Bank::open("pg_aborted").await;
@@ -383,7 +385,7 @@ async fn aborted_transaction_is_no_success() {
 async fn deferred_constraint_rejects_commit() {
     let bank = Bank::open("pg_deferred").await;
     let numbers = "create table pg_deferred_numbers (n int unique deferrable initially deferred)";
-    bank.books.admin(numbers).await;
+    bank.database.admin(numbers).await;
     let (app, executions) = bank.serve(async |bank, lease, n| {
         let mut client = bank.client().await;
         let tx = bank.charged(&lease, &mut client, n).await.expect("begun");
@@ -395,7 +397,7 @@ async fn deferred_constraint_rejects_commit() {
         match tx.commit(created(n)).await {
             Ok(res) => res.into_response(),
             Err(error) => {
-                let error = error.into_answer().expect_err("rejected");
+                let error = error.into_output().expect_err("rejected");
                 assert_eq!(error.code(), Some("23505"));
                 failed(&error)
             }
@@ -421,8 +423,8 @@ async fn transaction_ended_by_statement_records_nothing() {
             tx.batch_execute(ending).await.expect("it ends");
             committed(tx, created(n)).await
         });
-        let answer = send(&app, order()).await;
-        assert_eq!(answer.text(), "Ended", "{ending}: {answer:?}");
+        let response = send(&app, order()).await;
+        assert_eq!(response.text(), "Ended", "{ending}: {response:?}");
         let retry = send(&app, order()).await;
         assert!(!retry.is_replay(), "{ending}");
     }
@@ -446,8 +448,8 @@ async fn commit_requires_lease() {
             tx.batch_execute(theft).await.expect("a theft");
             committed(tx, created(n)).await
         });
-        let answer = send(&app, post("/orders", &format!("stolen-{n}"), "tea")).await;
-        assert_eq!(answer.text(), "LeaseLost", "{theft}: {answer:?}");
+        let response = send(&app, post("/orders", &format!("stolen-{n}"), "tea")).await;
+        assert_eq!(response.text(), "LeaseLost", "{theft}: {response:?}");
         assert_eq!(bank.count().await, 0, "{theft}");
     }
 }
@@ -464,7 +466,7 @@ async fn lost_lease_begins_nothing() {
         ),
     ] {
         let (app, _) = bank.serve(move |bank, lease, n| async move {
-            bank.books.admin(theft).await;
+            bank.database.admin(theft).await;
             let mut client = bank.client().await;
             let error = bank.charged(&lease, &mut client, n).await;
             let error = error.expect_err("no lease");
@@ -474,15 +476,15 @@ async fn lost_lease_begins_nothing() {
                 .await
                 .expect("no transaction");
             if theft.starts_with("alter") {
-                bank.books
+                bank.database
                     .admin("alter table pg_begins_away rename to {table}")
                     .await;
             }
             failed(&error)
         });
-        let answer = send(&app, order()).await;
-        assert_eq!(answer.text(), format!("{kind:?}"), "{theft}");
-        bank.books.admin("delete from {table}").await;
+        let response = send(&app, order()).await;
+        assert_eq!(response.text(), format!("{kind:?}"), "{theft}");
+        bank.database.admin("delete from {table}").await;
     }
     assert_eq!(bank.count().await, 0);
 }
@@ -501,7 +503,9 @@ async fn overlapping_executions_commit_once() {
                     let mut client = bank.client().await;
                     let tx = bank.charged(&lease, &mut client, n).await.expect("begun");
                     if !lease.is_takeover() {
-                        bank.books.admin("update {table} set lease_ends = 0").await;
+                        bank.database
+                            .admin("update {table} set lease_ends = 0")
+                            .await;
                     }
                     both.wait().await;
                     committed(tx, created(n)).await
@@ -516,7 +520,7 @@ async fn overlapping_executions_commit_once() {
         let earlier = tokio::spawn(async move { send(&first_app, first_request).await });
         within(Duration::from_secs(60), async {
             while bank
-                .books
+                .database
                 .admin("update {table} set awaited = false where lease_ends = 0")
                 .await
                 == 0
@@ -531,16 +535,16 @@ async fn overlapping_executions_commit_once() {
         assert_eq!(later.status, StatusCode::CREATED, "{later:?}");
         // The client of the first execution retries if the second one had not committed yet.
         let earlier = within(Duration::from_secs(60), async {
-            let mut answer = earlier;
-            while answer.status != StatusCode::CREATED {
-                answer = send(&one, request()).await;
+            let mut response = earlier;
+            while response.status != StatusCode::CREATED {
+                response = send(&one, request()).await;
             }
-            answer
+            response
         })
         .await;
         assert_eq!((earlier.status, earlier.body), (later.status, later.body));
         assert_eq!(bank.count().await, round + 1);
-        bank.books.admin("delete from {table}").await;
+        bank.database.admin("delete from {table}").await;
     }
 }
 
@@ -564,7 +568,7 @@ async fn one_lease_commits_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn large_record_becomes_tombstone() {
     let mut bank = Bank::open("pg_large").await;
-    bank.books.store = bank.books.store.with_record_limit(200);
+    bank.database.store = bank.database.store.with_record_limit(200);
     let (app, executions) = bank.serve(async |bank, lease, n| {
         let mut client = bank.client().await;
         let tx = bank.charged(&lease, &mut client, n).await.expect("begun");

@@ -5,9 +5,8 @@ use std::{sync::Arc, time::Duration};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use tests::{
-    few_or,
-    gate::within,
-    post,
+    barrier::within,
+    few_or, post,
     proxy::{Fault, Proxy, Then},
     send,
     servers::postgres,
@@ -96,7 +95,7 @@ async fn cut_at_any_byte_has_one_effect() {
         // Each trial begins with a new connection.
         let url = format!("postgres://app@{}/postgres", proxy.address());
         let bank = Bank {
-            books: bank.books.clone(),
+            database: bank.database.clone(),
             pool: pool(&url, 1),
         };
         let (app, _) = bank.serve(charge);
@@ -105,9 +104,9 @@ async fn cut_at_any_byte_has_one_effect() {
         let request = || post("/orders", &format!("cut-{cut}"), "tea");
         let first = within(Duration::from_secs(60), async {
             loop {
-                let answer = send(&app, request()).await;
-                if answer.status == StatusCode::CREATED {
-                    break answer;
+                let response = send(&app, request()).await;
+                if response.status == StatusCode::CREATED {
+                    break response;
                 }
                 refused += 1;
             }

@@ -9,9 +9,10 @@ use axum::{Extension, Json, Router, response::IntoResponse, routing::post as rou
 use http::StatusCode;
 use serde_json::{Value, json};
 use tests::{
-    app, creating,
+    app,
+    barrier::{Barrier, within},
+    creating,
     dynamodb::{Call, Endpoint, ManualClock},
-    gate::{Gate, within},
     post,
     random::Random,
     send,
@@ -118,8 +119,8 @@ async fn fresh_request_without_index_costs_half() {
 #[tokio::test]
 async fn duplicates_make_one_call() {
     let (endpoint, _, _, layer) = layer().await;
-    let gate = Gate::shut();
-    let held = gate.clone();
+    let barrier = Barrier::closed();
+    let held = barrier.clone();
     let (app, effects) = app(layer, move |_, _| {
         let held = held.clone();
         async move { held.pass().await }
@@ -128,14 +129,14 @@ async fn duplicates_make_one_call() {
         let app = app.clone();
         async move { send(&app, post("/orders", "k", "tea")).await }
     });
-    gate.arrival().await;
+    barrier.arrival().await;
     endpoint.calls();
     let duplicate = send(&app, post("/orders", "k", "tea")).await;
     assert_eq!(duplicate.status, StatusCode::CONFLICT);
     let another = send(&app, post("/orders", "k", "coffee")).await;
     assert_eq!(another.status, StatusCode::UNPROCESSABLE_ENTITY);
     assert_eq!(endpoint.operations(), ["UpdateItem", "UpdateItem"]);
-    gate.open_for_good();
+    barrier.open_for_good();
     first.await.expect("the first response");
     assert_eq!(effects.count(), 1);
 }
@@ -244,8 +245,8 @@ async fn renewal_is_one_call() {
     let (endpoint, _, _, layer) = layer().await;
     let every = Duration::from_secs(1);
     let layer = layer.with_lease_ttl(Ttl::from_secs(3));
-    let gate = Gate::shut();
-    let held = gate.clone();
+    let barrier = Barrier::closed();
+    let held = barrier.clone();
     let (app, _) = app(layer, move |_, _| {
         let held = held.clone();
         async move { held.pass().await }
@@ -261,7 +262,7 @@ async fn renewal_is_one_call() {
         }
     };
     within(Duration::from_secs(60), asked).await;
-    gate.open_for_good();
+    barrier.open_for_good();
     assert_eq!(running.await.expect("an answer").status, StatusCode::OK);
     calls.extend(endpoint.calls());
     let renewals = &calls[1..calls.len() - 1];

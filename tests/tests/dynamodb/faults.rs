@@ -14,9 +14,10 @@ use aws_credential_types::credential_fn::provide_credentials_fn;
 use axum::Router;
 use http::StatusCode;
 use tests::{
-    Answer, Effects, app, creating,
+    Effects, TestResponse, app,
+    barrier::{Barrier, within},
+    creating,
     dynamodb::{Endpoint, EndpointFault},
-    gate::{Gate, within},
     post, send,
     servers::dynamodb::{DynamoDbServer, StandIn, client, shared},
 };
@@ -39,13 +40,13 @@ use tower_idempotency_dynamodb::{
 /// reply use the default timeouts.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-struct Stage {
+struct HeldServer {
     endpoint: Endpoint,
     table: String,
     store: DynamoDbStore,
 }
 
-async fn stage() -> Stage {
+async fn held() -> HeldServer {
     let server = shared(StandIn::Dynoxide);
     let endpoint = Endpoint::start(server.address());
     let table = server.new_table();
@@ -53,14 +54,14 @@ async fn stage() -> Stage {
     let store = options.store(&client(endpoint.address()), table.as_str());
     store.create_table().await.expect("the server runs");
     endpoint.calls();
-    Stage {
+    HeldServer {
         endpoint,
         table,
         store,
     }
 }
 
-impl Stage {
+impl HeldServer {
     fn creating(&self) -> (Router, Effects) {
         creating(self.layer())
     }
@@ -73,43 +74,41 @@ impl Stage {
     }
 }
 
-async fn order(app: &Router, key: &str) -> Answer {
+async fn order(app: &Router, key: &str) -> TestResponse {
     send(app, post("/orders", key, "tea")).await
 }
 
-fn assert_unavailable(answer: &Answer) {
-    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(answer.code(), "store-unavailable");
+fn assert_unavailable(response: &TestResponse) {
+    assert_eq!(response.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(response.code(), "store-unavailable");
 }
 
 // F-179
-// fm 72
 #[tokio::test]
 async fn throttling_that_passes_is_not_noticed() {
-    let stage = stage().await;
-    let (app, effects) = stage.creating();
+    let held = held().await;
+    let (app, effects) = held.creating();
     for (n, meddling) in [2, 4].map(EndpointFault::Throttle).into_iter().enumerate() {
-        stage.endpoint.set(meddling);
+        held.endpoint.set(meddling);
         let key = format!("key-{n}");
         assert_eq!(order(&app, &key).await.status, StatusCode::CREATED);
         assert!(order(&app, &key).await.is_replay());
         assert_eq!(effects.count(), n as u64 + 1);
     }
-    let calls = stage.endpoint.calls();
+    let calls = held.endpoint.calls();
     let throttled = calls.iter().filter(|it| {
-        let named = it.answer["__type"].as_str().unwrap_or_default();
+        let named = it.response["__type"].as_str().unwrap_or_default();
         named.ends_with("ProvisionedThroughputExceededException")
     });
     assert_eq!(throttled.count(), 6);
 }
 
 // F-179
-// fm 72
 #[tokio::test]
 async fn lasting_throttling_gets_503() {
-    let stage = stage().await;
-    let (app, effects) = stage.creating();
-    stage.endpoint.set(EndpointFault::Throttle(usize::MAX));
+    let held = held().await;
+    let (app, effects) = held.creating();
+    held.endpoint.set(EndpointFault::Throttle(usize::MAX));
     let began = Instant::now();
     assert_unavailable(&order(&app, "k").await);
     // The response comes at once, except for backoff between retries and delays of a busy machine.
@@ -119,9 +118,9 @@ async fn lasting_throttling_gets_503() {
         began.elapsed()
     );
     assert_eq!(effects.count(), 0);
-    let calls = stage.endpoint.calls().len();
+    let calls = held.endpoint.calls().len();
     assert!((2..=9).contains(&calls), "{calls} calls");
-    stage.endpoint.set(EndpointFault::None);
+    held.endpoint.set(EndpointFault::None);
     assert_eq!(order(&app, "k").await.status, StatusCode::CREATED);
     assert_eq!(effects.count(), 1);
 }
@@ -129,13 +128,13 @@ async fn lasting_throttling_gets_503() {
 // F-179
 #[tokio::test]
 async fn throttled_completion_is_stored_later() {
-    let stage = stage().await;
-    let gate = Gate::shut();
-    let held = gate.clone();
-    let (app, effects) = app(stage.layer(), move |n, _| {
-        let held = held.clone();
+    let held = held().await;
+    let barrier = Barrier::closed();
+    let passed = barrier.clone();
+    let (app, effects) = app(held.layer(), move |n, _| {
+        let passed = passed.clone();
         async move {
-            held.pass().await;
+            passed.pass().await;
             format!("execution {n}")
         }
     });
@@ -143,15 +142,15 @@ async fn throttled_completion_is_stored_later() {
         let app = app.clone();
         async move { order(&app, "k").await }
     });
-    gate.arrival().await;
-    stage.endpoint.set(EndpointFault::Throttle(usize::MAX));
-    gate.open_for_good();
-    let answer = running.await.expect("an answer");
+    barrier.arrival().await;
+    held.endpoint.set(EndpointFault::Throttle(usize::MAX));
+    barrier.open_for_good();
+    let response = running.await.expect("an answer");
     assert_eq!(
-        (answer.status, answer.text()),
+        (response.status, response.text()),
         (StatusCode::OK, "execution 1")
     );
-    stage.endpoint.set(EndpointFault::None);
+    held.endpoint.set(EndpointFault::None);
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let retry = order(&app, "k").await;
@@ -167,28 +166,27 @@ async fn throttled_completion_is_stored_later() {
 }
 
 // F-176
-// fm 69
 #[tokio::test]
 async fn sdk_retry_meeting_own_write_is_harmless() {
-    let stage = stage().await;
-    let (created, effects) = stage.creating();
+    let held = held().await;
+    let (created, effects) = held.creating();
     // The acquire takes effect, its reply is lost, and the call is repeated.
-    stage.endpoint.set(EndpointFault::LoseReplies(1));
+    held.endpoint.set(EndpointFault::LoseReplies(1));
     let first = order(&created, "k").await;
     assert_eq!(first.status, StatusCode::CREATED);
-    assert_eq!(stage.endpoint.operations(), ["UpdateItem"; 3]);
+    assert_eq!(held.endpoint.operations(), ["UpdateItem"; 3]);
     assert!(order(&created, "k").await.is_replay());
     assert_eq!(effects.count(), 1);
 
     // The same for the completion and the release.
     for (status, retried) in [(StatusCode::OK, false), (StatusCode::BAD_GATEWAY, true)] {
-        let gate = Gate::shut();
-        let held = gate.clone();
-        let layer = stage.layer();
+        let barrier = Barrier::closed();
+        let passed = barrier.clone();
+        let layer = held.layer();
         let (app, effects) = app(layer, move |_, _| {
-            let held = held.clone();
+            let passed = passed.clone();
             async move {
-                held.pass().await;
+                passed.pass().await;
                 status
             }
         });
@@ -197,9 +195,9 @@ async fn sdk_retry_meeting_own_write_is_harmless() {
             let (app, key) = (app.clone(), key.clone());
             async move { order(&app, &key).await }
         });
-        gate.arrival().await;
-        stage.endpoint.set(EndpointFault::LoseReplies(1));
-        gate.open_for_good();
+        barrier.arrival().await;
+        held.endpoint.set(EndpointFault::LoseReplies(1));
+        barrier.open_for_good();
         assert_eq!(running.await.expect("an answer").status, status);
         assert_eq!(order(&app, &key).await.is_replay(), !retried);
         assert_eq!(effects.count(), 1 + u64::from(retried));
@@ -207,16 +205,15 @@ async fn sdk_retry_meeting_own_write_is_harmless() {
 }
 
 // F-177
-// fm 68, 70
 #[tokio::test]
 async fn refusal_without_item_triggers_read() {
-    let stage = stage().await;
-    let (app, effects) = stage.creating();
+    let held = held().await;
+    let (app, effects) = held.creating();
     order(&app, "k").await;
-    stage.endpoint.set(EndpointFault::LeaveOutItems);
-    stage.endpoint.calls();
+    held.endpoint.set(EndpointFault::LeaveOutItems);
+    held.endpoint.calls();
     assert!(order(&app, "k").await.is_replay());
-    let calls = stage.endpoint.calls();
+    let calls = held.endpoint.calls();
     let operations: Vec<_> = calls.iter().map(|it| it.operation.as_str()).collect();
     assert_eq!(operations, ["UpdateItem", "GetItem"]);
     // A copy that lags behind would show a lease or a record that no longer exists.
@@ -227,11 +224,10 @@ async fn refusal_without_item_triggers_read() {
 }
 
 // F-181
-// fm 63
 #[tokio::test]
 async fn response_over_record_limit_executes_once() {
-    let stage = stage().await;
-    let layer = stage.layer();
+    let held = held().await;
+    let layer = held.layer();
     // These bytes do not compress.
     let noise: Vec<u8> = (0..600_000_u64)
         .map(|n| {
@@ -285,15 +281,15 @@ async fn store_recovers_after_unresponsive_service() {
 // F-180
 #[tokio::test]
 async fn item_of_later_version_is_preserved() {
-    let stage = stage().await;
-    let (app, effects) = stage.creating();
+    let held = held().await;
+    let (app, effects) = held.creating();
     order(&app, "k").await;
     let direct = client(shared(StandIn::Dynoxide).address());
-    let scan = || direct.scan().table_name(&stage.table).send();
+    let scan = || direct.scan().table_name(&held.table).send();
     let items = scan().await.expect("the server runs").items.expect("items");
     let put = direct
         .put_item()
-        .table_name(&stage.table)
+        .table_name(&held.table)
         .set_item(Some(items[0].clone()))
         .item("status", AttributeValue::S("of a later version".to_owned()));
     put.send().await.expect("the server runs");
@@ -307,10 +303,10 @@ async fn item_of_later_version_is_preserved() {
 // The service replies as it does right after it has created a table, and while another client deletes one.
 #[tokio::test]
 async fn table_created_despite_delayed_visibility() {
-    let stage = stage().await;
-    stage.endpoint.set(EndpointFault::HideTables(2));
-    stage.store.create_table().await.expect("the table exists");
-    let asked = stage.endpoint.operations();
+    let held = held().await;
+    held.endpoint.set(EndpointFault::HideTables(2));
+    held.store.create_table().await.expect("the table exists");
+    let asked = held.endpoint.operations();
     let times = |name: &str| asked.iter().filter(|it| *it == name).count();
     // If the table was deleted meanwhile, the store does not wait for it.
     assert_eq!((times("DescribeTable"), times("CreateTable")), (3, 3));
@@ -356,7 +352,7 @@ async fn listing_waits_for_index_creation() {
 /// Counts the loads of credentials. The test holds each load until it lets one through.
 #[derive(Clone, Debug)]
 struct Loads {
-    gate: Gate,
+    barrier: Barrier,
     begun: Arc<AtomicU64>,
     ended: Arc<AtomicU64>,
 }
@@ -364,7 +360,7 @@ struct Loads {
 impl Loads {
     fn held() -> Self {
         Self {
-            gate: Gate::shut(),
+            barrier: Barrier::closed(),
             begun: Arc::default(),
             ended: Arc::default(),
         }
@@ -386,7 +382,7 @@ async fn with_credentials(
     let source = provide_credentials_fn(move || {
         let (loads, valid) = (loads.clone(), valid(loads.begun.fetch_add(1, SeqCst)));
         async move {
-            loads.gate.pass().await;
+            loads.barrier.pass().await;
             let now = SystemTime::now();
             let end = valid.map_or(now - HOUR, |valid| now + valid);
             loads.ended.fetch_add(1, SeqCst);
@@ -411,7 +407,7 @@ async fn slow_credentials_are_loaded() {
     let (app, effects) = creating(IdempotencyLayer::new(store));
     assert_unavailable(&order(&app, "k").await);
     assert_eq!(loads.begun(), 1);
-    loads.gate.open_for_good();
+    loads.barrier.open_for_good();
     let deadline = Instant::now() + Duration::from_secs(60);
     while order(&app, "k").await.status != StatusCode::CREATED {
         assert!(Instant::now() < deadline, "never loaded");
@@ -429,7 +425,7 @@ async fn expired_credentials_are_reloaded() {
     let claim = claim(1);
     store.acquire(&claim).await.expect_err("not loaded yet");
     // The store does not wait for the credentials; they are loaded later and have expired by then.
-    loads.gate.open_for_good();
+    loads.barrier.open_for_good();
     let ended = async {
         while loads.ended.load(SeqCst) < 1 {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -453,7 +449,7 @@ async fn hanging_credential_load_is_abandoned() {
     while let Err(error) = store.acquire(&claim).await {
         // The second load ends at once.
         if loads.begun() > 1 {
-            loads.gate.open_for_good();
+            loads.barrier.open_for_good();
         }
         assert!(began.elapsed() < Duration::from_secs(120), "{error:?}");
     }
@@ -490,7 +486,7 @@ async fn concurrent_calls_share_credential_load() {
     };
     within(Duration::from_secs(60), all_wait).await;
     assert_eq!(loads.begun(), 1);
-    loads.gate.open_for_good();
+    loads.barrier.open_for_good();
     for acquired in calls.join_all().await {
         acquired.expect("within its time");
     }
@@ -509,8 +505,8 @@ const HOUR: Duration = Duration::from_secs(3_600);
 
 /// No error message contains stored data, in any of its formats.
 #[tokio::test]
-async fn errors_say_nothing_of_keys_and_records() {
-    let stage = stage().await;
+async fn errors_contain_no_keys_or_records() {
+    let held = held().await;
     let server = shared(StandIn::Dynoxide);
     let missing = DynamoDbOptions::new().with_timeout(PATIENCE);
     let missing = missing.store(&client(server.address()), "no-such-table");
@@ -530,11 +526,10 @@ async fn errors_say_nothing_of_keys_and_records() {
             .expect_err("no table"),
     );
     for meddling in [EndpointFault::Throttle(99), EndpointFault::LoseReplies(99)] {
-        stage.endpoint.set(meddling);
-        errors.push(stage.store.acquire(&claim()).await.expect_err("refused"));
+        held.endpoint.set(meddling);
+        errors.push(held.store.acquire(&claim()).await.expect_err("refused"));
         errors.push(
-            stage
-                .store
+            held.store
                 .complete(&lease, record(), retention)
                 .await
                 .expect_err("refused"),

@@ -13,7 +13,7 @@ use axum::{Extension, Router, response::IntoResponse};
 use bytes::Bytes;
 use http::StatusCode;
 use tests::{
-    Answer, Effects, app, created,
+    Effects, TestResponse, app, created,
     dynamodb::{Endpoint, EndpointFault},
     post, send,
     servers::dynamodb::{StandIn, client, shared},
@@ -205,12 +205,12 @@ impl Service {
         self.gives_up.store(false, Ordering::SeqCst);
     }
 
-    async fn ask(&self, key: &str) -> Answer {
+    async fn send_request(&self, key: &str) -> TestResponse {
         send(&self.app, post("/cancel", key, "{}")).await
     }
 
     async fn is_refused(&self, key: &str) {
-        let refused = self.ask(key).await;
+        let refused = self.send_request(key).await;
         assert_eq!(refused.status, StatusCode::CONFLICT, "{refused:?}");
         assert!(refused.text().contains(r#""reason":"refund-failed""#));
         assert!(!refused.text().contains("refund 1"), "{}", refused.text());
@@ -227,7 +227,7 @@ async fn attention_is_listed_until_resolved(stand_in: StandIn) {
     let service = Service::new(layer);
     let before = SystemTime::now();
     for n in 0..12 {
-        let first = service.ask(&format!("k{n}")).await;
+        let first = service.send_request(&format!("k{n}")).await;
         assert_eq!(first.status, StatusCode::BAD_GATEWAY);
     }
     hold(&store, &claim(1)).await;
@@ -258,7 +258,7 @@ async fn attention_is_listed_until_resolved(stand_in: StandIn) {
         assert!(!resolved(&store, entry, Resolution::Free).await, "twice");
     }
     assert_eq!(unresolved(&store).await, []);
-    assert_eq!(service.ask("k0").await.status, StatusCode::CREATED);
+    assert_eq!(service.send_request("k0").await.status, StatusCode::CREATED);
     assert_eq!(service.effects.count(), 13);
     assert_eq!(service.takeovers().last(), Some(&false), "the key is free");
 }
@@ -293,7 +293,7 @@ async fn only(store: &DynamoDbStore, state: State) -> Entry {
 async fn retry_resolution_is_takeover(stand_in: StandIn) {
     let (_endpoint, _, store) = listed(stand_in).await;
     let service = Service::new(IdempotencyLayer::new(store.clone()));
-    service.ask("k").await;
+    service.send_request("k").await;
     let first = the_only(&store).await;
     assert!(resolved(&store, &first, Resolution::Retry).await);
     assert!(
@@ -309,14 +309,17 @@ async fn retry_resolution_is_takeover(stand_in: StandIn) {
     assert_eq!(other.code(), "key-reused");
     // The service returns `NeedsAttention` again, in a later generation. The decision about the first generation does
     // not apply to it.
-    assert_eq!(service.ask("k").await.status, StatusCode::BAD_GATEWAY);
+    assert_eq!(
+        service.send_request("k").await.status,
+        StatusCode::BAD_GATEWAY
+    );
     let second = the_only(&store).await;
     assert_eq!((second.id(), second.generation()), (first.id(), 2));
     assert!(!resolved(&store, &first, Resolution::Free).await);
     assert!(resolved(&store, &second, Resolution::Retry).await);
     service.recover();
-    assert_eq!(service.ask("k").await.status, StatusCode::CREATED);
-    assert!(service.ask("k").await.is_replay());
+    assert_eq!(service.send_request("k").await.status, StatusCode::CREATED);
+    assert!(service.send_request("k").await.is_replay());
     assert_eq!(service.takeovers(), [false, true, true]);
     assert_eq!(unresolved(&store).await, []);
     for state in [State::InProgress, State::Orphaned] {
@@ -341,32 +344,35 @@ async fn allowed_retry_executes_once_under_refuse() {
     let (_endpoint, _, store) = listed(StandIn::Dynoxide).await;
     let layer = IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
     let service = Service::new(layer);
-    service.ask("k").await;
+    service.send_request("k").await;
     assert!(resolved(&store, &the_only(&store).await, Resolution::Retry).await);
-    assert_eq!(service.ask("k").await.status, StatusCode::BAD_GATEWAY);
+    assert_eq!(
+        service.send_request("k").await.status,
+        StatusCode::BAD_GATEWAY
+    );
     assert_eq!(service.effects.count(), 2);
     // The second execution failed again, and needs another decision.
     service.is_refused("k").await;
     assert!(resolved(&store, &the_only(&store).await, Resolution::Retry).await);
     service.recover();
-    assert_eq!(service.ask("k").await.status, StatusCode::CREATED);
+    assert_eq!(service.send_request("k").await.status, StatusCode::CREATED);
     assert_eq!(service.takeovers(), [false, true, true]);
 }
 
 async fn settled_attention_is_replayed(stand_in: StandIn) {
     let (_endpoint, _, store) = listed(stand_in).await;
     let service = Service::new(IdempotencyLayer::new(store.clone()));
-    service.ask("k").await;
+    service.send_request("k").await;
     let entry = the_only(&store).await;
-    let mut answer = http::Response::new(Bytes::from_static(b"refunded by hand"));
-    *answer.status_mut() = StatusCode::ACCEPTED;
+    let mut response = http::Response::new(Bytes::from_static(b"refunded by hand"));
+    *response.status_mut() = StatusCode::ACCEPTED;
     let settled = Resolution::Complete {
-        record: service.layer.encode_response_record(entry.id(), &answer),
+        record: service.layer.encode_response_record(entry.id(), &response),
         retention: Ttl::from_secs(60),
     };
     assert!(resolved(&store, &entry, settled.clone()).await);
     assert!(!resolved(&store, &entry, settled).await, "twice");
-    let replay = service.ask("k").await;
+    let replay = service.send_request("k").await;
     assert_eq!(
         (replay.status, replay.text()),
         (StatusCode::ACCEPTED, "refunded by hand")
@@ -413,7 +419,7 @@ async fn work_attention_is_settled_with_value() {
 async fn attention_is_resolved_after_entry_loss() {
     let (_endpoint, table, store) = listed(StandIn::Dynoxide).await;
     let service = Service::new(IdempotencyLayer::new(store.clone()));
-    service.ask("k").await;
+    service.send_request("k").await;
     let entry = the_only(&store).await;
     let claim = Claim::new(*entry.id(), Fingerprint::from_bytes([1; 32])).expect("randomness");
     let Acquired::Completed { record, .. } = store.acquire(&claim).await.expect("it runs") else {
@@ -447,7 +453,7 @@ async fn attention_is_resolved_after_entry_loss() {
     let years =
         options().with_clock(|| SystemTime::now() + Duration::from_secs(50 * 365 * 24 * 60 * 60));
     let later = years.store(&client(shared(StandIn::Dynoxide).address()), table.as_str());
-    service.ask("other").await;
+    service.send_request("other").await;
     let entry = the_only(&later).await;
     let age = entry.age.as_secs();
     assert!(age > 49 * 365 * 24 * 60 * 60, "{age}");
@@ -462,7 +468,7 @@ async fn attention_is_refused_without_listing() {
     let store = options().with_index_shards(0);
     let store = store.store(&client(shared(StandIn::Dynoxide).address()), table.as_str());
     let service = Service::new(IdempotencyLayer::new(store));
-    service.ask("k").await;
+    service.send_request("k").await;
     service.is_refused("k").await;
     assert_eq!(unresolved(&listing).await, []);
     assert_eq!(service.effects.count(), 1);
@@ -570,7 +576,7 @@ async fn unreadable_entry_is_listed_and_deleted_on_moto() {
 async fn resolution_with_lost_reply_is_applied() {
     let (endpoint, _, store) = listed(StandIn::Dynoxide).await;
     let service = Service::new(IdempotencyLayer::new(store.clone()));
-    service.ask("k").await;
+    service.send_request("k").await;
     let entry = the_only(&store).await;
     endpoint.calls();
     endpoint.set(EndpointFault::LoseWriteReplies(1));

@@ -9,9 +9,10 @@ use std::{
 use axum::Router;
 use http::StatusCode;
 use tests::{
-    Answer, Effects, app, creating,
+    Effects, TestResponse, app,
+    barrier::{Barrier, within},
+    creating,
     dynamodb::ManualClock,
-    gate::{Gate, within},
     post, send,
     servers::dynamodb::{StandIn, client, shared},
 };
@@ -36,12 +37,12 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The offset of a clock from the true time.
 #[derive(Clone, Copy)]
-enum Off {
+enum ClockOffset {
     Ahead(Duration),
     Behind(Duration),
 }
 
-impl Off {
+impl ClockOffset {
     fn from(self, time: SystemTime) -> SystemTime {
         match self {
             Self::Ahead(by) => time + by,
@@ -51,7 +52,7 @@ impl Off {
 }
 
 /// Returns a store on the table, in a process whose clock is off the true time.
-fn store(address: SocketAddr, table: &str, time: &ManualClock, off: Off) -> DynamoDbStore {
+fn store(address: SocketAddr, table: &str, time: &ManualClock, off: ClockOffset) -> DynamoDbStore {
     let time = time.clone();
     let options = DynamoDbOptions::new().with_clock_skew(SKEW);
     let options = options.with_clock(move || off.from(time.now()));
@@ -75,7 +76,7 @@ fn claim() -> Claim {
 }
 
 /// Returns the time from the grant of a lease that is never renewed until another process takes it over.
-async fn taken_over_after(holder: Off, other: Off) -> Duration {
+async fn taken_over_after(holder: ClockOffset, other: ClockOffset) -> Duration {
     let (address, table, time) = table().await;
     let on = |off| store(address, &table, &time, off);
     let (holder, other) = (on(holder), on(other));
@@ -99,17 +100,21 @@ async fn taken_over_after(holder: Off, other: Off) -> Duration {
     }
 }
 
-const TRUE: Off = Off::Ahead(Duration::ZERO);
+const TRUE: ClockOffset = ClockOffset::Ahead(Duration::ZERO);
 
 // F-173
 #[tokio::test]
 async fn skew_within_allowance_prevents_early_takeover() {
     for (holder, other, latest) in [
-        (Off::Behind(SKEW / 2), Off::Ahead(SKEW / 2), LEASE),
+        (
+            ClockOffset::Behind(SKEW / 2),
+            ClockOffset::Ahead(SKEW / 2),
+            LEASE,
+        ),
         (TRUE, TRUE, LEASE + SKEW),
         (
-            Off::Ahead(SKEW / 2),
-            Off::Behind(SKEW / 2),
+            ClockOffset::Ahead(SKEW / 2),
+            ClockOffset::Behind(SKEW / 2),
             LEASE + 2 * SKEW,
         ),
     ] {
@@ -122,14 +127,14 @@ async fn skew_within_allowance_prevents_early_takeover() {
 /// Without the allowance, or if clocks differ by more, the takeover happens too early.
 #[tokio::test]
 async fn skew_beyond_allowance_takes_over_held_lease() {
-    let after = taken_over_after(TRUE, Off::Ahead(SKEW + LEASE)).await;
+    let after = taken_over_after(TRUE, ClockOffset::Ahead(SKEW + LEASE)).await;
     assert!(after < LEASE, "after {after:?}");
 }
 
 /// A process whose handlers wait until the test lets them through.
 struct Process {
     app: Router,
-    gate: Gate,
+    barrier: Barrier,
     lease: Arc<Mutex<Option<LeaseRef>>>,
 }
 
@@ -138,9 +143,9 @@ impl Process {
         let layer = IdempotencyLayer::new(store)
             .with_lease_ttl(Ttl::try_from(lease).expect("not zero"))
             .with_store_timeout(PATIENCE);
-        let (gate, counted) = (Gate::shut(), effects.clone());
+        let (barrier, counted) = (Barrier::closed(), effects.clone());
         let lease = Arc::<Mutex<Option<LeaseRef>>>::default();
-        let (held, taken) = (gate.clone(), Arc::clone(&lease));
+        let (held, taken) = (barrier.clone(), Arc::clone(&lease));
         let (app, _) = app(layer, move |_, req| {
             let _ = counted.happen();
             let lease = req.extensions().get::<Lease>().expect("a lease");
@@ -148,10 +153,14 @@ impl Process {
             let held = held.clone();
             async move { held.pass().await }
         });
-        Self { app, gate, lease }
+        Self {
+            app,
+            barrier,
+            lease,
+        }
     }
 
-    fn ask(&self) -> JoinHandle<Answer> {
+    fn spawn_request(&self) -> JoinHandle<TestResponse> {
         let app = self.app.clone();
         tokio::spawn(async move { send(&app, post("/orders", "k", "tea")).await })
     }
@@ -159,33 +168,35 @@ impl Process {
 
 /// The test renews the lease of the holder and advances the time that both processes know by most of a lease, in turns. The
 /// other process sends a request each time.
-async fn is_executed_once(holder: Off, other: Off) {
+async fn is_executed_once(holder: ClockOffset, other: ClockOffset) {
     let (address, table, time) = table().await;
     let effects = Effects::default();
     let on = |off| store(address, &table, &time, off);
     // The layer does not renew before the test has ended.
     let process = |off| Process::new(on(off), Duration::from_secs(3_600), &effects);
     let (keeper, holder, other) = (on(holder), process(holder), process(other));
-    let running = holder.ask();
-    within(LONGEST, holder.gate.arrival()).await;
+    let running = holder.spawn_request();
+    within(LONGEST, holder.barrier.arrival()).await;
     let lease = holder.lease.lock().expect("no panic").expect("a lease");
     for _ in 0..8 {
         let renewed = keeper.renew(&lease, Ttl::try_from(LEASE).expect("not zero"));
         renewed.await.expect("held");
         time.advance(LEASE - STEP);
-        let answer = within(LONGEST, async {
+        let response = within(LONGEST, async {
             tokio::select! {
-                answer = other.ask() => answer.expect("no panic"),
-                () = other.gate.arrival() => panic!("executed twice"),
+                response = other.spawn_request() => response.expect("no panic"),
+                () = other.barrier.arrival() => panic!("executed twice"),
             }
         });
-        assert_eq!(answer.await.status, StatusCode::CONFLICT);
+        assert_eq!(response.await.status, StatusCode::CONFLICT);
     }
-    holder.gate.open_for_good();
+    holder.barrier.open_for_good();
     let first = within(LONGEST, running).await.expect("no panic");
     assert_eq!(first.status, StatusCode::OK);
-    let answer = within(LONGEST, other.ask()).await.expect("no panic");
-    assert!(answer.is_replay(), "{answer:?}");
+    let response = within(LONGEST, other.spawn_request())
+        .await
+        .expect("no panic");
+    assert!(response.is_replay(), "{response:?}");
     assert_eq!(effects.count(), 1);
 }
 
@@ -193,8 +204,8 @@ async fn is_executed_once(holder: Off, other: Off) {
 #[tokio::test]
 async fn skew_within_allowance_executes_once() {
     for (holder, other) in [
-        (Off::Behind(SKEW / 2), Off::Ahead(SKEW / 2)),
-        (Off::Ahead(SKEW / 2), Off::Behind(SKEW / 2)),
+        (ClockOffset::Behind(SKEW / 2), ClockOffset::Ahead(SKEW / 2)),
+        (ClockOffset::Ahead(SKEW / 2), ClockOffset::Behind(SKEW / 2)),
     ] {
         is_executed_once(holder, other).await;
     }
@@ -206,17 +217,17 @@ async fn skew_beyond_allowance_executes_twice() {
     let (address, table, time) = table().await;
     let effects = Effects::default();
     let on = |off| Process::new(store(address, &table, &time, off), LEASE, &effects);
-    let (holder, other) = (on(TRUE), on(Off::Ahead(SKEW + 2 * LEASE)));
-    let running = holder.ask();
-    within(LONGEST, holder.gate.arrival()).await;
-    let again = other.ask();
-    within(LONGEST, other.gate.arrival()).await;
+    let (holder, other) = (on(TRUE), on(ClockOffset::Ahead(SKEW + 2 * LEASE)));
+    let running = holder.spawn_request();
+    within(LONGEST, holder.barrier.arrival()).await;
+    let again = other.spawn_request();
+    within(LONGEST, other.barrier.arrival()).await;
     assert_eq!(effects.count(), 2);
-    for gate in [&holder.gate, &other.gate] {
-        gate.open_for_good();
+    for barrier in [&holder.barrier, &other.barrier] {
+        barrier.open_for_good();
     }
-    for answer in [running, again] {
-        within(LONGEST, answer).await.expect("no panic");
+    for response in [running, again] {
+        within(LONGEST, response).await.expect("no panic");
     }
 }
 
@@ -231,13 +242,13 @@ async fn skew_within_allowance_keeps_records() {
         let layer = IdempotencyLayer::new(store).with_store_timeout(PATIENCE);
         creating(layer.with_retention(Ttl::try_from(retention).expect("not zero")))
     };
-    let (writer, _) = on(Off::Behind(SKEW / 2));
-    let (reader, executed) = on(Off::Ahead(SKEW / 2));
+    let (writer, _) = on(ClockOffset::Behind(SKEW / 2));
+    let (reader, executed) = on(ClockOffset::Ahead(SKEW / 2));
     send(&writer, post("/orders", "k", "tea")).await;
     let mut passed = Duration::ZERO;
     loop {
-        let answer = send(&reader, post("/orders", "k", "tea")).await;
-        if !answer.is_replay() {
+        let response = send(&reader, post("/orders", "k", "tea")).await;
+        if !response.is_replay() {
             assert_eq!(executed.count(), 1);
             assert!(passed >= retention, "expired after {passed:?}");
             return;
@@ -252,14 +263,13 @@ async fn skew_within_allowance_keeps_records() {
 const LONGEST: Duration = Duration::from_secs(120);
 
 // F-175
-// fm 67
 #[tokio::test]
 async fn late_garbage_collection_is_harmless() {
     let (address, table, time) = table().await;
     let direct = client(address);
     let layer = |store| IdempotencyLayer::new(store).with_store_timeout(PATIENCE);
     let three_days = Duration::from_secs(3 * 24 * 3600);
-    let then = store(address, &table, &time, Off::Behind(three_days));
+    let then = store(address, &table, &time, ClockOffset::Behind(three_days));
     let (before, executed_then) = creating(layer(then.clone()));
     send(&before, post("/orders", "completed", "tea")).await;
     let left_behind = claim();
@@ -270,9 +280,9 @@ async fn late_garbage_collection_is_harmless() {
     let now = store(address, &table, &time, TRUE);
     let (after, executed) = creating(layer(now.clone()));
     // Another request under the old key is neither a replay nor a mismatch.
-    let answer = send(&after, post("/orders", "completed", "coffee")).await;
+    let response = send(&after, post("/orders", "completed", "coffee")).await;
     assert_eq!(
-        (answer.status, answer.is_replay()),
+        (response.status, response.is_replay()),
         (StatusCode::CREATED, false)
     );
     assert!(

@@ -15,8 +15,8 @@ use tests::{
 fn passed_bytes_are_counted() {
     let (server, proxy) = proxied();
     let mut client = connect(&proxy);
-    assert_eq!(ask(&mut client, "SET k v"), "+OK\r\n");
-    assert_eq!(ask(&mut connect(&proxy), "GET k"), "$1\r\nv\r\n");
+    assert_eq!(send_line(&mut client, "SET k v"), "+OK\r\n");
+    assert_eq!(send_line(&mut connect(&proxy), "GET k"), "$1\r\nv\r\n");
     let counts = Counts {
         connections: 2,
         up: "SET k v\r\nGET k\r\n".len() as u64,
@@ -32,19 +32,19 @@ fn mebibyte_passes_both_ways() {
     let mut client = connect(&proxy);
     let value = "v".repeat(1 << 20);
     let command = format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${}\r\n{value}", value.len());
-    assert_eq!(ask(&mut client, &command), "+OK\r\n");
+    assert_eq!(send_line(&mut client, &command), "+OK\r\n");
     client.write_all(b"GET k\r\n").unwrap();
     let expected = format!("${}\r\n{value}\r\n", value.len());
-    let mut answer = vec![0; expected.len()];
-    client.read_exact(&mut answer).unwrap();
-    assert!(answer == expected.as_bytes());
+    let mut response = vec![0; expected.len()];
+    client.read_exact(&mut response).unwrap();
+    assert!(response == expected.as_bytes());
 }
 
 #[test]
 fn connection_end_passes_both_ways() {
     let (mut server, proxy) = proxied();
     let mut client = connect(&proxy);
-    assert_eq!(ask(&mut client, "QUIT"), "+OK\r\n");
+    assert_eq!(send_line(&mut client, "QUIT"), "+OK\r\n");
     assert_eq!(read(&mut client, &mut [0]).unwrap(), 0, "the server closes");
 
     let client = connect(&proxy);
@@ -58,44 +58,44 @@ fn connection_end_passes_both_ways() {
 
     let mut client = connect(&proxy);
     server.kill();
-    assert_eq!(said(&mut client, PATIENCE), Heard::End);
-    let unanswered = said(&mut connect(&proxy), PATIENCE);
+    assert_eq!(receive(&mut client, PATIENCE), Heard::End);
+    let unanswered = receive(&mut connect(&proxy), PATIENCE);
     assert_eq!(unanswered, Heard::End, "no server listens");
     server.restart();
-    assert_eq!(ask(&mut connect(&proxy), "PING"), "+PONG\r\n");
+    assert_eq!(send_line(&mut connect(&proxy), "PING"), "+PONG\r\n");
 }
 
 #[test]
 fn cut_closes_old_and_new_connections() {
     let (_server, proxy) = proxied();
     let mut client = connect(&proxy);
-    assert_eq!(ask(&mut client, "PING"), "+PONG\r\n");
+    assert_eq!(send_line(&mut client, "PING"), "+PONG\r\n");
     proxy.set(Mode::Cut);
-    assert_eq!(said(&mut client, PATIENCE), Heard::End);
+    assert_eq!(receive(&mut client, PATIENCE), Heard::End);
     let mut client = connect(&proxy);
     let _ = client.write_all(b"SET k v\r\n");
-    assert_eq!(said(&mut client, PATIENCE), Heard::End);
+    assert_eq!(receive(&mut client, PATIENCE), Heard::End);
     assert_eq!(proxy.counts().connections, 2);
     proxy.set(Mode::Pass);
-    assert_eq!(ask(&mut connect(&proxy), "GET k"), "$-1\r\n");
+    assert_eq!(send_line(&mut connect(&proxy), "GET k"), "$-1\r\n");
 }
 
 #[test]
 fn held_bytes_pass_later() {
     let (server, proxy) = proxied();
     let mut before = connect(&proxy);
-    assert_eq!(ask(&mut before, "PING"), "+PONG\r\n");
+    assert_eq!(send_line(&mut before, "PING"), "+PONG\r\n");
     proxy.set(Mode::Hold);
     let mut during = connect(&proxy);
     before.write_all(b"INCR n\r\n").unwrap();
     during.write_all(b"INCR n\r\n").unwrap();
-    assert_eq!(said(&mut before, MOMENT), Heard::Nothing);
-    assert_eq!(said(&mut during, MOMENT), Heard::Nothing);
+    assert_eq!(receive(&mut before, MOMENT), Heard::Nothing);
+    assert_eq!(receive(&mut during, MOMENT), Heard::Nothing);
     assert_eq!(server.command(&["GET", "n"]), "");
     // The bytes are forwarded although the client has disconnected.
     drop(during);
     proxy.set(Mode::Pass);
-    assert!(matches!(said(&mut before, PATIENCE), Heard::Bytes(_)));
+    assert!(matches!(receive(&mut before, PATIENCE), Heard::Bytes(_)));
     eventually("both arrive", || server.command(&["GET", "n"]) == "2");
 }
 
@@ -104,10 +104,10 @@ fn request_passes_while_replies_are_lost() {
     for (then, within) in [(Then::Cut, PATIENCE), (Then::Hang, MOMENT)] {
         let (server, proxy) = proxied();
         let mut client = connect(&proxy);
-        assert_eq!(ask(&mut client, "PING"), "+PONG\r\n");
+        assert_eq!(send_line(&mut client, "PING"), "+PONG\r\n");
         proxy.set(Mode::LoseReplies(then));
         client.write_all(b"INCR n\r\n").unwrap();
-        let heard = said(&mut client, within);
+        let heard = receive(&mut client, within);
         eventually("the command is executed", || {
             server.command(&["GET", "n"]) == "1"
         });
@@ -120,13 +120,13 @@ fn request_passes_while_replies_are_lost() {
                 assert_eq!(heard, Heard::Nothing);
                 // The client would take this reply for the lost one.
                 client.write_all(b"INCR n\r\n").unwrap();
-                assert_eq!(said(&mut client, MOMENT), Heard::Nothing);
+                assert_eq!(receive(&mut client, MOMENT), Heard::Nothing);
                 eventually("the command is executed", || {
                     server.command(&["GET", "n"]) == "2"
                 });
             }
         }
-        assert_eq!(ask(&mut connect(&proxy), "PING"), "+PONG\r\n");
+        assert_eq!(send_line(&mut connect(&proxy), "PING"), "+PONG\r\n");
     }
 }
 
@@ -138,12 +138,12 @@ fn delay_applies_to_each_piece() {
     for (up, down) in [(later, Duration::ZERO), (Duration::ZERO, later)] {
         proxy.set(Mode::Delay { up, down });
         let mut client = connect(&proxy);
-        let mut answers = client.try_clone().unwrap();
+        let mut responses = client.try_clone().unwrap();
         let mut asked = Vec::new();
         let answered = std::thread::spawn(move || {
-            let answer = |_| answers.read_exact(&mut [0; 7]).map(|()| Instant::now());
+            let response = |_| responses.read_exact(&mut [0; 7]).map(|()| Instant::now());
             (0..PIECES)
-                .map(answer)
+                .map(response)
                 .collect::<Result<Vec<_>, _>>()
                 .unwrap()
         });
@@ -182,7 +182,7 @@ fn delayed_bytes_arrive_after_client_left() {
 }
 
 #[test]
-fn one_reply_is_lost_and_its_request_is_done() {
+fn lost_reply_leaves_request_executed() {
     for (then, heard, within) in [
         (Then::Cut, Heard::End, PATIENCE),
         (Then::Hang, Heard::Nothing, MOMENT),
@@ -192,22 +192,22 @@ fn one_reply_is_lost_and_its_request_is_done() {
         let mut other = connect(&proxy);
         let needle = b"INCR".to_vec();
         proxy.once(Fault::ReplyTo { needle, nth: 2 }, then);
-        assert_eq!(ask(&mut client, "PING"), "+PONG\r\n");
-        assert_eq!(ask(&mut client, "INCR n"), ":1\r\n");
+        assert_eq!(send_line(&mut client, "PING"), "+PONG\r\n");
+        assert_eq!(send_line(&mut client, "INCR n"), ":1\r\n");
         assert_eq!(proxy.hits(), 0);
         client.write_all(b"INCR n\r\n").unwrap();
-        assert_eq!(said(&mut client, within), heard);
+        assert_eq!(receive(&mut client, within), heard);
         eventually("the fault happens", || proxy.hits() == 1);
         eventually("the command is executed", || {
             server.command(&["GET", "n"]) == "2"
         });
-        assert_eq!(ask(&mut other, "INCR n"), ":3\r\n");
-        assert_eq!(ask(&mut connect(&proxy), "INCR n"), ":4\r\n");
+        assert_eq!(send_line(&mut other, "INCR n"), ":3\r\n");
+        assert_eq!(send_line(&mut connect(&proxy), "INCR n"), ":4\r\n");
     }
 }
 
 #[test]
-fn one_request_is_lost_and_never_done() {
+fn lost_request_is_not_executed() {
     for (then, heard, within) in [
         (Then::Cut, Heard::End, PATIENCE),
         (Then::Hang, Heard::Nothing, MOMENT),
@@ -215,19 +215,19 @@ fn one_request_is_lost_and_never_done() {
         let (server, proxy) = proxied();
         let mut client = connect(&proxy);
         proxy.once(Fault::request("INCR"), then);
-        assert_eq!(ask(&mut client, "PING"), "+PONG\r\n");
+        assert_eq!(send_line(&mut client, "PING"), "+PONG\r\n");
         client.write_all(b"INCR n\r\n").unwrap();
-        assert_eq!(said(&mut client, within), heard);
+        assert_eq!(receive(&mut client, within), heard);
         // Waits, because otherwise the request of the next client would be lost.
         eventually("the fault happens", || proxy.hits() == 1);
-        assert_eq!(ask(&mut connect(&proxy), "INCR n"), ":1\r\n");
+        assert_eq!(send_line(&mut connect(&proxy), "INCR n"), ":1\r\n");
         drop(client);
         assert_eq!(server.command(&["GET", "n"]), "1");
     }
 }
 
 #[test]
-fn after_so_many_bytes_nothing_more_comes_through() {
+fn proxy_stops_after_byte_limit() {
     let (server, proxy) = proxied();
     let two = "INCR n\r\n".len() as u64 * 2;
     for (bytes, done) in [(two - 1, "1"), (two, "2"), (two + 1, "2")] {
@@ -236,7 +236,7 @@ fn after_so_many_bytes_nothing_more_comes_through() {
         let up = proxy.counts().up;
         proxy.once(Fault::AfterBytes(bytes), Then::Cut);
         client.write_all(b"INCR n\r\nINCR n\r\nINCR n\r\n").unwrap();
-        assert_eq!(said(&mut client, PATIENCE), Heard::End);
+        assert_eq!(receive(&mut client, PATIENCE), Heard::End);
         assert_eq!(proxy.counts().up - up, bytes);
         eventually("the forwarded requests are executed", || {
             server.command(&["GET", "n"]) == done
@@ -248,7 +248,7 @@ fn after_so_many_bytes_nothing_more_comes_through() {
 #[tokio::test(start_paused = true)]
 async fn proxy_works_on_one_thread_with_paused_clock() {
     let (_server, proxy) = proxied();
-    assert_eq!(ask(&mut connect(&proxy), "PING"), "+PONG\r\n");
+    assert_eq!(send_line(&mut connect(&proxy), "PING"), "+PONG\r\n");
     let address: SocketAddr = proxy.address();
     let client = tokio::net::TcpStream::connect(address).await;
     assert!(client.is_ok());
@@ -280,19 +280,19 @@ fn connect(proxy: &Proxy) -> TcpStream {
 }
 
 /// Sends a line to Redis and returns its reply.
-fn ask(client: &mut TcpStream, line: &str) -> String {
+fn send_line(client: &mut TcpStream, line: &str) -> String {
     client.set_read_timeout(Some(PATIENCE)).expect("a socket");
     client
         .write_all(format!("{line}\r\n").as_bytes())
         .expect("an open connection");
-    let mut answer = [0; 100];
-    let read = read(client, &mut answer).expect("an answer");
-    String::from_utf8(answer[..read].to_vec()).expect("text")
+    let mut response = [0; 100];
+    let read = read(client, &mut response).expect("an answer");
+    String::from_utf8(response[..read].to_vec()).expect("text")
 }
 
 /// Returns the bytes received within this time. Tests wait for expected bytes with [`PATIENCE`], and for unexpected
 /// bytes with a [`MOMENT`].
-fn said(client: &mut TcpStream, within: Duration) -> Heard {
+fn receive(client: &mut TcpStream, within: Duration) -> Heard {
     client.set_read_timeout(Some(within)).expect("a socket");
     let mut bytes = [0; 100];
     match read(client, &mut bytes) {

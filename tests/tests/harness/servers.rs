@@ -115,7 +115,7 @@ fn redis_answers_commands_and_counts_them() {
 }
 
 #[test]
-fn redis_that_is_paused_is_silent_and_answers_later() {
+fn paused_redis_replies_after_resume() {
     let server = RedisServer::start(&[]);
     server.pause();
     let asked = Instant::now();
@@ -187,7 +187,7 @@ fn replica_has_data_and_can_be_promoted() {
 }
 
 #[test]
-fn redis_with_tls_is_trusted_by_its_authority_alone() {
+fn redis_with_tls_is_trusted_only_by_its_authority() {
     let server = RedisServer::start_with_tls();
     let other = RedisServer::start_with_tls();
     let ask = |ca: &Path| {

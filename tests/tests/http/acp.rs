@@ -4,9 +4,9 @@ use axum::{Router, body::Body, response::IntoResponse};
 use http::{HeaderValue, Request, StatusCode};
 use serde_json::Value;
 use tests::{
-    Answer, Effects, app, created,
-    gate::{Gate, bounded},
-    send,
+    Effects, TestResponse, app,
+    barrier::{Barrier, bounded},
+    created, send,
 };
 use tower_idempotency::{
     FingerprintBy, IdempotencyLayer, JsonFingerprint, MemoryStore, Preset,
@@ -38,10 +38,10 @@ fn request(path: &str, key: Option<&str>, body: &str) -> Request<Body> {
 
 /// Asserts that the response is an error in the flat form of the protocol, whose schema permits no other members.
 #[track_caller]
-fn assert_error(answer: &Answer, status: u16, error_type: &str, code: &str) {
-    assert_eq!(answer.status, status, "{answer:?}");
-    assert_eq!(answer.header("content-type"), Some("application/json"));
-    let body: Value = serde_json::from_slice(&answer.body).expect("JSON");
+fn assert_error(response: &TestResponse, status: u16, error_type: &str, code: &str) {
+    assert_eq!(response.status, status, "{response:?}");
+    assert_eq!(response.header("content-type"), Some("application/json"));
+    let body: Value = serde_json::from_slice(&response.body).expect("JSON");
     let members: Vec<_> = body.as_object().expect("an object").keys().collect();
     assert_eq!(members, ["code", "message", "type"]);
     assert!(
@@ -59,9 +59,14 @@ fn assert_error(answer: &Answer, status: u16, error_type: &str, code: &str) {
 #[tokio::test(start_paused = true)]
 async fn missing_key_is_required() {
     let (app, effects) = creating();
-    let answer = send(&app, request(SESSIONS, None, "{}")).await;
-    assert_error(&answer, 400, "invalid_request", "idempotency_key_required");
-    assert_eq!(answer.header("idempotency-key"), None);
+    let response = send(&app, request(SESSIONS, None, "{}")).await;
+    assert_error(
+        &response,
+        400,
+        "invalid_request",
+        "idempotency_key_required",
+    );
+    assert_eq!(response.header("idempotency-key"), None);
     assert_eq!(effects.count(), 0);
     let get = Request::get(SESSIONS).body(Body::empty()).expect("valid");
     assert_eq!(send(&app, get).await.status, 201);
@@ -73,17 +78,17 @@ async fn key_is_opaque_and_at_most_255_long() {
     let (app, effects) = creating();
     let longest = "k".repeat(255);
     for key in ["idk_abc123", "\"quoted\"", "a,b;c=1", &longest] {
-        let answer = send(&app, request(SESSIONS, Some(key), "{}")).await;
+        let response = send(&app, request(SESSIONS, Some(key), "{}")).await;
         assert_eq!(
-            (answer.status.as_u16(), answer.header("idempotency-key")),
+            (response.status.as_u16(), response.header("idempotency-key")),
             (201, Some(key))
         );
     }
     assert_eq!(effects.count(), 4);
     let too_long = format!("{longest}k");
-    let answer = send(&app, request(SESSIONS, Some(&too_long), "{}")).await;
-    assert_error(&answer, 400, "invalid_request", "key_too_long");
-    assert_eq!(answer.header("idempotency-key"), None);
+    let response = send(&app, request(SESSIONS, Some(&too_long), "{}")).await;
+    assert_error(&response, 400, "invalid_request", "key_too_long");
+    assert_eq!(response.header("idempotency-key"), None);
     // Two opaque strings, although another syntax takes them for one.
     send(&app, request(SESSIONS, Some("quoted"), "{}")).await;
     assert_eq!(effects.count(), 5);
@@ -138,11 +143,14 @@ async fn equal_json_is_same_request() {
         "",
         "{",
     ];
-    let answer = send(&app, request(SESSIONS, Some("k"), first)).await;
+    let response = send(&app, request(SESSIONS, Some("k"), first)).await;
     for body in equal {
         let retry = send(&app, request(SESSIONS, Some("k"), body)).await;
         assert!(retry.is_replay(), "{body}");
-        assert_eq!((retry.status, &retry.body), (answer.status, &answer.body));
+        assert_eq!(
+            (retry.status, &retry.body),
+            (response.status, &response.body)
+        );
         assert_eq!(retry.header("idempotency-key"), Some("k"));
     }
     for body in other {
@@ -157,8 +165,8 @@ async fn equal_json_is_same_request() {
 #[tokio::test(start_paused = true)]
 async fn duplicate_in_flight_gets_retry_after() {
     bounded(async {
-        let gate = Gate::shut();
-        let held = gate.clone();
+        let barrier = Barrier::closed();
+        let held = barrier.clone();
         let (app, effects) = app(acp(), move |n, _| {
             let held = held.clone();
             async move {
@@ -170,11 +178,11 @@ async fn duplicate_in_flight_gets_retry_after() {
             let app = app.clone();
             tokio::spawn(async move { send(&app, request(SESSIONS, Some("k"), "{}")).await })
         };
-        gate.arrival().await;
+        barrier.arrival().await;
         let refused = send(&app, request(SESSIONS, Some("k"), "{}")).await;
         assert_error(&refused, 409, "invalid_request", "idempotency_in_flight");
         assert_eq!(refused.header("retry-after"), Some("1"));
-        gate.open_for_good();
+        barrier.open_for_good();
         assert_eq!(first.await.expect("no panic").status, 201);
         assert_eq!(effects.count(), 1);
     })
@@ -211,16 +219,16 @@ async fn other_errors_have_types_of_protocol() {
     let layer = IdempotencyLayer::with_preset(store.clone(), Preset::Acp);
     let (app, effects) = app(layer.clone(), async |n, _| created(n));
     store.fail_all(&Fault::CallLost);
-    let answer = send(&app, request(SESSIONS, Some("k"), "{}")).await;
-    assert_error(&answer, 503, "service_unavailable", "store_unavailable");
-    assert!(answer.header("retry-after").is_some());
+    let response = send(&app, request(SESSIONS, Some("k"), "{}")).await;
+    assert_error(&response, 503, "service_unavailable", "store_unavailable");
+    assert!(response.header("retry-after").is_some());
     store.clear_faults();
     let large = "1".repeat(3 * 1024 * 1024);
-    let answer = send(&app, request(SESSIONS, Some("l"), &large)).await;
-    assert_error(&answer, 413, "invalid_request", "body_too_large");
+    let response = send(&app, request(SESSIONS, Some("l"), &large)).await;
+    assert_error(&response, 413, "invalid_request", "body_too_large");
     layer.drain(std::time::Duration::from_secs(60)).await;
-    let answer = send(&app, request(SESSIONS, Some("m"), "{}")).await;
-    assert_error(&answer, 503, "service_unavailable", "draining");
+    let response = send(&app, request(SESSIONS, Some("m"), "{}")).await;
+    assert_error(&response, 503, "service_unavailable", "draining");
     assert_eq!(effects.count(), 0);
 }
 
@@ -232,11 +240,11 @@ async fn echo_replaces_header_of_handler() {
         let (app, effects) = app(layer, async |_, _| [("idempotency-key", "of the handler")]);
         let expected = if is_on { "k" } else { "of the handler" };
         for is_replay in [false, true] {
-            let answer = send(&app, request("/", Some("k"), "")).await;
-            assert_eq!(answer.header("idempotency-key"), Some(expected));
-            assert_eq!(answer.is_replay(), is_replay);
+            let response = send(&app, request("/", Some("k"), "")).await;
+            assert_eq!(response.header("idempotency-key"), Some(expected));
+            assert_eq!(response.is_replay(), is_replay);
             if is_on {
-                assert!(answer.headers["idempotency-key"].is_sensitive());
+                assert!(response.headers["idempotency-key"].is_sensitive());
             }
         }
         assert_eq!(effects.count(), 1);
@@ -244,8 +252,8 @@ async fn echo_replaces_header_of_handler() {
         let get = Request::get("/")
             .header("idempotency-key", "k")
             .body(Body::empty());
-        let answer = send(&app, get.expect("valid")).await;
-        assert_eq!(answer.header("idempotency-key"), Some("of the handler"));
+        let response = send(&app, get.expect("valid")).await;
+        assert_eq!(response.header("idempotency-key"), Some("of the handler"));
     }
 }
 

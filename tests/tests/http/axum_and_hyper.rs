@@ -118,21 +118,21 @@ async fn unprotected_handler_extraction_is_500() {
     for app in [app.clone(), app.layer(layer())] {
         for path in ["/key", "/lease"] {
             let keyless = Request::post(path).body(Body::empty()).expect("a request");
-            let answer = send(&app, keyless).await;
-            assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
+            let response = send(&app, keyless).await;
+            assert_eq!(response.status, StatusCode::INTERNAL_SERVER_ERROR);
             assert!(
-                answer
+                response
                     .text()
                     .starts_with("expected a request with an idempotency key")
             );
         }
     }
     assert_eq!(effects.count(), 0);
-    let rejection = IntoResponse::into_response(lease_of_nothing().await);
+    let rejection = IntoResponse::into_response(extract_lease_without_key().await);
     assert_eq!(rejection.status(), StatusCode::INTERNAL_SERVER_ERROR);
 }
 
-async fn lease_of_nothing() -> NoIdempotencyKey {
+async fn extract_lease_without_key() -> NoIdempotencyKey {
     use axum::extract::FromRequestParts;
     let (mut parts, ()) = Request::new(()).into_parts();
     let lease = <Lease as FromRequestParts<()>>::from_request_parts(&mut parts, &()).await;
@@ -175,7 +175,7 @@ async fn lease_derives_same_key_on_takeover() {
     assert_eq!(first.body, again.body, "of the same request");
     let other_key = send(&app, post("/orders", "k2", "order")).await;
     let other_body = send(&app, post("/orders", "k", "another order")).await;
-    let all = [&first, &other_key, &other_body].map(|answer| answer.text().to_owned());
+    let all = [&first, &other_key, &other_body].map(|response| response.text().to_owned());
     let mut keys: Vec<_> = all.iter().flat_map(|keys| keys.split(' ')).collect();
     assert!(keys.iter().all(|key| key.len() == 64));
     keys.sort_unstable();
@@ -187,7 +187,6 @@ async fn lease_derives_same_key_on_takeover() {
 // ---- Routers in routers, layers in layers ----
 
 // F-066, S-041
-// failure mode 82
 #[tokio::test(start_paused = true)]
 async fn nested_routers_differ_by_original_path() {
     for (preset, expected) in [(Preset::Recommended, 422), (Preset::Idempo, 201)] {
@@ -230,15 +229,15 @@ async fn nested_layer_passes_through() {
         .layer(IdempotencyLayer::new(inner.clone()))
         .layer(IdempotencyLayer::new(outer.clone()));
     for replay in [false, true] {
-        let answer = send(&app, order()).await;
-        assert_eq!(answer.is_replay(), replay);
-        assert_eq!(answer.header("x-idempo-policy"), None);
+        let response = send(&app, order()).await;
+        assert_eq!(response.is_replay(), replay);
+        assert_eq!(response.header("x-idempo-policy"), None);
     }
     assert_eq!(effects.count(), 1);
     for _ in 0..2 {
-        let answer = send(&app, post("/quotes", "q", "order")).await;
-        assert_eq!(answer.status, StatusCode::CREATED);
-        assert_eq!(answer.header("x-idempo-policy"), None);
+        let response = send(&app, post("/quotes", "q", "order")).await;
+        assert_eq!(response.status, StatusCode::CREATED);
+        assert_eq!(response.header("x-idempo-policy"), None);
     }
     assert_eq!(effects.count(), 3, "the outer one read the policy");
     assert_eq!(inner.all_calls(), 0);
@@ -277,7 +276,6 @@ async fn layer_clones_share_store() {
 // ---- Requests that always pass through ----
 
 // F-016, S-027
-// failure mode 87
 #[tokio::test(start_paused = true)]
 async fn grpc_upgrades_and_tunnels_pass_through() {
     let requests: [(&str, &[(&str, &str)]); 7] = [
@@ -315,8 +313,8 @@ async fn grpc_upgrades_and_tunnels_pass_through() {
                 req.headers_mut()
                     .insert(*name, HeaderValue::from_static(value));
             }
-            let answer = send(&app, req).await;
-            assert_eq!(answer.status, StatusCode::CREATED, "{method} {headers:?}");
+            let response = send(&app, req).await;
+            assert_eq!(response.status, StatusCode::CREATED, "{method} {headers:?}");
             assert_eq!(taken.load(Ordering::SeqCst), 0, "{method} {headers:?}");
         }
         assert_eq!(effects.count(), 2, "{method} {headers:?}");
@@ -405,8 +403,8 @@ async fn plain_service_executes_once() {
             async move {
                 let body = req.into_body().collect().await?.to_bytes();
                 assert_eq!(body, "order");
-                let answer = format!("execution {}", counted.happen());
-                Ok::<_, Infallible>(Response::new(Full::<Bytes>::from(answer)))
+                let response = format!("execution {}", counted.happen());
+                Ok::<_, Infallible>(Response::new(Full::<Bytes>::from(response)))
             }
         },
     ));
@@ -451,7 +449,7 @@ impl http_body::Body for Pinned {
 
 // S-343
 #[tokio::test(start_paused = true)]
-async fn bodies_that_must_not_move_are_read_and_answered() {
+async fn pinned_bodies_are_read_and_replayed() {
     let effects = Effects::default();
     let counted = effects.clone();
     let service =
@@ -529,12 +527,12 @@ async fn service_error_propagates_and_releases_key() {
 
 /// A service that panics unless `poll_ready` returned `Ready` before each call, also on each clone.
 #[derive(Default)]
-struct Careful {
+struct ReadinessChecked {
     ready: bool,
     effects: Effects,
 }
 
-impl Clone for Careful {
+impl Clone for ReadinessChecked {
     fn clone(&self) -> Self {
         Self {
             ready: false,
@@ -543,7 +541,7 @@ impl Clone for Careful {
     }
 }
 
-impl<B: http_body::Body> Service<Request<B>> for Careful {
+impl<B: http_body::Body> Service<Request<B>> for ReadinessChecked {
     type Response = Response<Empty<Bytes>>;
     type Error = Infallible;
     type Future = std::future::Ready<Result<Self::Response, Infallible>>;
@@ -564,7 +562,7 @@ impl<B: http_body::Body> Service<Request<B>> for Careful {
 // S-344
 #[tokio::test(start_paused = true)]
 async fn ready_service_is_called() {
-    let inner = Careful::default();
+    let inner = ReadinessChecked::default();
     let effects = inner.effects.clone();
     let mut service = layer().layer(inner);
     let requests = [
@@ -586,7 +584,7 @@ async fn ready_service_is_called() {
 #[tokio::test(start_paused = true)]
 #[should_panic(expected = "called without having been found ready")]
 async fn unready_service_panics() {
-    let mut service = layer().layer(Careful::default());
+    let mut service = layer().layer(ReadinessChecked::default());
     let _ = service.call(full("a", "order")).await;
 }
 
@@ -623,7 +621,7 @@ async fn service_readiness_is_forwarded() {
 
 #[tokio::test(start_paused = true)]
 async fn layer_composes_with_tower_layers() {
-    let inner = Careful::default();
+    let inner = ReadinessChecked::default();
     let effects = inner.effects.clone();
     let service = ServiceBuilder::new()
         .timeout(Duration::from_secs(1))
@@ -639,9 +637,9 @@ async fn layer_composes_with_tower_layers() {
 
 /// Retries each failure that is not a replay, at most ten times.
 #[derive(Clone, Default)]
-struct Stubborn(Effects);
+struct RetryUnlessReplay(Effects);
 
-impl<B, C: Clone> Policy<Request<C>, Response<B>, Infallible> for Stubborn {
+impl<B, C: Clone> Policy<Request<C>, Response<B>, Infallible> for RetryUnlessReplay {
     type Future = std::future::Ready<()>;
 
     fn retry(
@@ -661,10 +659,9 @@ impl<B, C: Clone> Policy<Request<C>, Response<B>, Infallible> for Stubborn {
 }
 
 // F-022
-// failure mode 15
 #[tokio::test(start_paused = true)]
 async fn outer_retry_layer_sees_replay_marker() {
-    let (effects, policy) = (Effects::default(), Stubborn::default());
+    let (effects, policy) = (Effects::default(), RetryUnlessReplay::default());
     let (counted, retries) = (effects.clone(), policy.0.clone());
     let service = ServiceBuilder::new()
         .retry(policy)
@@ -684,7 +681,6 @@ async fn outer_retry_layer_sees_replay_marker() {
 }
 
 // F-025
-// failure mode 106
 #[tokio::test(start_paused = true)]
 async fn auth_outside_layer_blocks_replay_after_revocation() {
     for inside in [true, false] {
@@ -709,7 +705,7 @@ async fn auth_outside_layer_blocks_replay_after_revocation() {
         let first = send(&app, order()).await;
         *revoked.lock().expect("no panic") = true;
         let meanwhile = send(&app, order()).await;
-        // With the layer outside, no authentication takes place.
+        // With the layer outside, the authentication does not run.
         let expected = if inside { 403 } else { 201 };
         assert_eq!((meanwhile.status.as_u16(), effects.count()), (expected, 1));
         *revoked.lock().expect("no panic") = false;
@@ -733,8 +729,8 @@ async fn plain_hyper_server_replays() {
                 async move {
                     let body = req.into_body().collect().await?.to_bytes();
                     let n = counted.happen();
-                    let answer = format!("execution {n} of {} bytes", body.len());
-                    Ok::<_, hyper::Error>(Response::new(Full::<Bytes>::from(answer)))
+                    let response = format!("execution {n} of {} bytes", body.len());
+                    Ok::<_, hyper::Error>(Response::new(Full::<Bytes>::from(response)))
                 }
             },
         ));
@@ -803,7 +799,7 @@ fn public_types_can_go_between_threads() {
     fn shown<T: Debug>() {}
 
     shared::<IdempotencyLayer>();
-    shared::<Idempotency<Careful>>();
+    shared::<Idempotency<ReadinessChecked>>();
     shared::<IdempotencyKey>();
     shared::<Lease>();
     shared::<MemoryStore>();
@@ -816,9 +812,9 @@ fn public_types_can_go_between_threads() {
     shown::<Passed<Full<Bytes>>>();
     shown::<ResponseFuture<std::future::Ready<()>, Full<Bytes>, Infallible>>();
 
-    let mut service = layer().layer(Careful {
+    let mut service = layer().layer(ReadinessChecked {
         ready: true,
-        ..Careful::default()
+        ..ReadinessChecked::default()
     });
     let future = service.call(full("k", "order"));
     sent(&future);

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use http_body_util::BodyExt;
 use tests::{
-    Answer, Effects, Scripted, Step, app, creating, post, read, send,
+    Effects, Scripted, Step, TestResponse, app, creating, post, read, send,
     wire::{Server, post_bytes},
 };
 use tokio::{
@@ -47,11 +47,11 @@ fn scripted<S: Into<Step>>(steps: impl IntoIterator<Item = S>) -> Body {
     Body::new(Scripted::new(steps))
 }
 
-fn assert_not_retained(answer: &Answer) {
-    assert_eq!(answer.status, StatusCode::CONFLICT);
-    assert_eq!(answer.code(), "response-not-retained");
-    assert_eq!(answer.header("retry-after"), None);
-    assert!(!answer.is_replay());
+fn assert_not_retained(response: &TestResponse) {
+    assert_eq!(response.status, StatusCode::CONFLICT);
+    assert_eq!(response.code(), "response-not-retained");
+    assert_eq!(response.header("retry-after"), None);
+    assert!(!response.is_replay());
 }
 
 /// Checks that the first response is complete and that a tombstone is left. No retry executes, and another request is a
@@ -112,9 +112,9 @@ async fn larger_response_can_release_key() {
         });
         let key = if unknown_length { "a" } else { "b" };
         for _ in 0..2 {
-            let answer = send(&app, post("/orders", key, "order")).await;
-            assert_eq!(answer.text(), "01234567890");
-            assert!(!answer.is_replay());
+            let response = send(&app, post("/orders", key, "order")).await;
+            assert_eq!(response.text(), "01234567890");
+            assert!(!response.is_replay());
         }
         assert_eq!(effects.count(), 2);
     }
@@ -154,7 +154,7 @@ async fn record_over_store_limit_leaves_tombstone() {
 // S-284
 #[tokio::test(start_paused = true)]
 async fn too_many_headers_leave_tombstone() {
-    let answer = || {
+    let response = || {
         let mut res = Response::new(Body::from("x"));
         for _ in 0..129 {
             res.headers_mut()
@@ -167,7 +167,7 @@ async fn too_many_headers_leave_tombstone() {
         (Unrecordable::Release, StatusCode::OK, 2),
     ] {
         let (app, effects) = app(layer().with_unrecordable(unrecordable), move |_, _| {
-            answer()
+            response()
         });
         assert_eq!(send(&app, order()).await.headers.len(), 130);
         assert_eq!(send(&app, order()).await.status, status, "{unrecordable:?}");
@@ -308,7 +308,6 @@ async fn events_reach_client_immediately() {
 }
 
 // S-293
-// failure mode 89
 #[tokio::test(start_paused = true)]
 async fn aborted_response_releases_key() {
     let (app, effects) = answering(layer(), || scripted(["half".into(), Step::Fail]));
@@ -320,7 +319,6 @@ async fn aborted_response_releases_key() {
 }
 
 // F-081, S-294
-// failure mode 90
 #[tokio::test(start_paused = true)]
 async fn wrong_length_response_is_not_recorded() {
     for length in [3, 5] {
@@ -331,9 +329,9 @@ async fn wrong_length_response_is_not_recorded() {
             std::future::ready(res)
         });
         for _ in 0..2 {
-            let answer = send(&app, order()).await;
-            assert_eq!(answer.text(), "data");
-            assert!(!answer.is_replay(), "{length}");
+            let response = send(&app, order()).await;
+            assert_eq!(response.text(), "data");
+            assert!(!response.is_replay(), "{length}");
         }
         assert_eq!(effects.count(), 2, "{length}");
     }
@@ -355,15 +353,14 @@ async fn missing_announced_body_is_not_sent_as_empty() {
         let req = String::from_utf8(post_bytes("/orders", "k", "order")).expect("text");
         let req = req.replacen("\r\n", "\r\nconnection: close\r\n", 1);
         client.write_all(req.as_bytes()).await.expect("a server");
-        let mut answer = String::new();
-        client.read_to_string(&mut answer).await.expect("an end");
-        assert!(!answer.contains("content-length: 0"), "{answer}");
+        let mut response = String::new();
+        client.read_to_string(&mut response).await.expect("an end");
+        assert!(!response.contains("content-length: 0"), "{response}");
     }
     assert_eq!(effects.count(), 2);
 }
 
 // S-079
-// failure mode 75
 #[tokio::test(start_paused = true)]
 async fn bodies_in_flight_are_bounded_together() {
     let store = MemoryStore::new();
@@ -425,8 +422,8 @@ async fn buffered_stream_counts_until_read() {
     let dropped = app.clone().oneshot(post("/orders", "dropped", "order"));
     drop(dropped.await.expect("infallible"));
     for replay in [false, true] {
-        let answer = send(&app, post("/orders", "kept", "order")).await;
-        assert_eq!(answer.is_replay(), replay);
+        let response = send(&app, post("/orders", "kept", "order")).await;
+        assert_eq!(response.is_replay(), replay);
     }
     assert_eq!(effects.count(), 4);
 }
@@ -453,8 +450,8 @@ async fn unread_responses_leave_bytes_to_other_callers() {
         req
     };
     for replay in [false, true] {
-        let answer = send(&app, of_other()).await;
-        assert_eq!((answer.body.len(), answer.is_replay()), (LONG, replay));
+        let response = send(&app, of_other()).await;
+        assert_eq!((response.body.len(), response.is_replay()), (LONG, replay));
     }
     let upload = post("/orders", "upload", "u".repeat(75_000));
     assert_eq!(send(&app, upload).await.status, StatusCode::OK);
@@ -489,8 +486,8 @@ async fn chunked_known_length_response_counts() {
     assert_not_retained(&send(&app, order()).await);
     drop(unread);
     for replay in [false, true] {
-        let answer = send(&app, post("/orders", "kept", "order")).await;
-        assert_eq!(answer.is_replay(), replay);
+        let response = send(&app, post("/orders", "kept", "order")).await;
+        assert_eq!(response.is_replay(), replay);
     }
 }
 
@@ -532,8 +529,8 @@ async fn small_response_is_uncounted_once_recorded() {
         unread.push(res.await.expect("infallible"));
     }
     for replay in [false, true] {
-        let answer = send(&app, post("/orders", "kept", "order")).await;
-        assert_eq!(answer.is_replay(), replay);
+        let response = send(&app, post("/orders", "kept", "order")).await;
+        assert_eq!(response.is_replay(), replay);
     }
     assert_eq!(effects.count(), 4);
 }
@@ -585,8 +582,8 @@ async fn chunked_upload_over_limit_skips_handler() {
     let (app, effects) = creating(layer().with_request_limit(1000));
     let body = Scripted::new((0..100).map(|_| Step::Data(Bytes::from(vec![7; 100]))));
     let taken = body.taken();
-    let answer = send(&app, post("/orders", "k", Body::new(body))).await;
-    assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE);
+    let response = send(&app, post("/orders", "k", Body::new(body))).await;
+    assert_eq!(response.status, StatusCode::PAYLOAD_TOO_LARGE);
     assert_eq!(taken.load(Ordering::SeqCst), 11, "the rest is not read");
     assert_eq!(effects.count(), 0);
 }

@@ -14,8 +14,8 @@ use http_body::Frame;
 use http_body_util::BodyExt;
 use tests::{
     Scripted, Step,
+    barrier::{bounded, eventually, within},
     bodies::{Piece, Pieces, Taken, pieces},
-    gate::{bounded, eventually, within},
     send,
 };
 use tokio::time::{Instant, Interval, interval};
@@ -52,7 +52,6 @@ impl World {
 // ---- Request bodies ----
 
 // F-013
-// fm 75
 #[tokio::test(start_paused = true)]
 async fn upload_of_10_gb_is_refused_at_limit() {
     bounded(async {
@@ -77,7 +76,6 @@ async fn upload_of_10_gb_is_refused_at_limit() {
     .await;
 }
 
-// fm 75
 #[tokio::test(start_paused = true)]
 async fn body_limit_is_exact_for_every_framing() {
     bounded(async {
@@ -134,7 +132,6 @@ fn trickle() -> Body {
 }
 
 // F-012
-// fm 74
 #[tokio::test(start_paused = true)]
 async fn trickling_body_is_refused() {
     within(Duration::from_secs(600), async {
@@ -164,7 +161,6 @@ async fn read_some(res: Response, length: usize) -> Vec<u8> {
 }
 
 // F-076
-// fm 88, 97
 #[tokio::test(start_paused = true)]
 async fn endless_response_streams_after_limit() {
     bounded(async {
@@ -172,7 +168,7 @@ async fn endless_response_streams_after_limit() {
         for unrecordable in [Unrecordable::Tombstone, Unrecordable::Release] {
             let world = World::new(|layer| layer.with_unrecordable(unrecordable));
             let (body, taken) = endless();
-            world.answers(Response::new(body));
+            world.responses(Response::new(body));
             let res = world.app.clone().oneshot(tests::post("/", "k", "")).await;
             let Ok(res) = res;
             assert!(
@@ -198,7 +194,6 @@ async fn endless_response_streams_after_limit() {
 }
 
 // F-075
-// fm 97
 #[tokio::test(start_paused = true)]
 async fn announced_oversized_response_is_not_buffered() {
     bounded(async {
@@ -210,7 +205,7 @@ async fn announced_oversized_response_is_not_buffered() {
             let mut res = Response::new(Body::new(body));
             let announced = HeaderValue::from(length);
             res.headers_mut().insert(header::CONTENT_LENGTH, announced);
-            world.answers(res);
+            world.responses(res);
             let Ok(res) = world.app.clone().oneshot(tests::post("/", "k", "")).await;
             assert_eq!(taken.bytes(), if kept { length } else { 0 });
             assert_eq!(tests::read(res).await.body.len() as u64, length);
@@ -222,12 +217,11 @@ async fn announced_oversized_response_is_not_buffered() {
 }
 
 // F-076
-// fm 88
 #[tokio::test(start_paused = true)]
 async fn long_response_streams_on() {
     within(Duration::from_secs(600), async {
         let world = World::new(|layer| layer);
-        world.answers(Response::new(trickle()));
+        world.responses(Response::new(trickle()));
         let started = Instant::now();
         let Ok(res) = world.app.clone().oneshot(tests::post("/", "k", "")).await;
         let waited = started.elapsed();
@@ -241,7 +235,6 @@ async fn long_response_streams_on() {
 }
 
 // F-076
-// fm 88
 #[tokio::test(start_paused = true)]
 async fn event_stream_is_never_buffered() {
     within(Duration::from_secs(600), async {
@@ -249,7 +242,7 @@ async fn event_stream_is_never_buffered() {
         let mut res = Response::new(trickle());
         let events = HeaderValue::from_static("Text/Event-Stream; charset=utf-8");
         res.headers_mut().insert(header::CONTENT_TYPE, events);
-        world.answers(res);
+        world.responses(res);
         let started = Instant::now();
         let Ok(res) = world.app.clone().oneshot(tests::post("/", "k", "")).await;
         assert_eq!(started.elapsed(), Duration::ZERO);
@@ -261,14 +254,13 @@ async fn event_stream_is_never_buffered() {
 }
 
 // F-080
-// fm 89
 #[tokio::test(start_paused = true)]
 async fn aborted_response_is_forwarded_and_not_recorded() {
     bounded(async {
         let world = World::new(|layer| layer);
         let data = |data: &'static str| Piece::Data(data.into());
         let body = pieces([data("one"), Piece::Wait, data("two"), Piece::Break]);
-        world.answers(Response::new(body));
+        world.responses(Response::new(body));
         let Ok(res) = world.app.clone().oneshot(tests::post("/", "k", "")).await;
         let mut body = res.into_body();
         let first = body.frame().await.expect("data").expect("no error yet");
@@ -288,21 +280,20 @@ const BYTES: usize = 133_336;
 
 // S-080
 /// Without this limit, clients with slow uploads would prevent the recording of other clients' responses.
-// fm 75, 97
 #[tokio::test(start_paused = true)]
 async fn uploads_leave_bytes_for_responses() {
     bounded(async {
         let world = World::held(|layer| layer.with_max_buffered(BYTES, BYTES));
         let answered = world.spawn("k", "");
-        world.gate.arrival().await;
+        world.barrier.arrival().await;
         let slow = || Scripted::new([Step::Data(vec![b'x'; 10_000].into()), Step::Wait(STALL)]);
         let stalled: Vec<_> = (0..20)
             .map(|n| world.spawn(&format!("slow-{n}"), Body::new(slow())))
             .collect();
         tokio::time::sleep(Duration::from_secs(1)).await;
         let parts = (0..3).map(|_| Piece::Data(vec![b'y'; 5_000].into()));
-        world.answers(Response::new(pieces(parts)));
-        world.gate.open_for_good();
+        world.responses(Response::new(pieces(parts)));
+        world.barrier.open_for_good();
         assert_eq!(answered.await.expect("no panic").body.len(), 15_000);
         assert!(world.post("k", "").await.is_replay());
         for stalled in stalled {
@@ -313,8 +304,7 @@ async fn uploads_leave_bytes_for_responses() {
 }
 
 // F-078, S-287
-/// Slow clients, whether they upload or read, leave bytes for the short responses of the same caller.
-// fm 75, 97
+/// Clients that upload or read slowly leave bytes for the short responses of the same caller.
 #[tokio::test(start_paused = true)]
 async fn slow_clients_leave_budget_for_whole_responses() {
     bounded(async {
@@ -325,7 +315,7 @@ async fn slow_clients_leave_budget_for_whole_responses() {
         let mut unread = Vec::new();
         let streamed = |parts: usize| {
             let parts = (0..parts).map(|_| Piece::Data(vec![b'y'; 1_000].into()));
-            world.answers(Response::new(pieces(parts)));
+            world.responses(Response::new(pieces(parts)));
         };
         for n in 0..20 {
             streamed(11);
@@ -333,7 +323,7 @@ async fn slow_clients_leave_budget_for_whole_responses() {
             let Ok(res) = world.app.clone().oneshot(req).await;
             unread.push(res);
         }
-        world.answers(Response::new(vec![b'z'; 1_000].into()));
+        world.responses(Response::new(vec![b'z'; 1_000].into()));
         assert_eq!(world.post("k", "").await.body.len(), 1_000);
         assert!(world.post("k", "").await.is_replay());
 
@@ -350,14 +340,13 @@ async fn slow_clients_leave_budget_for_whole_responses() {
 const STALL: Duration = Duration::from_secs(20);
 
 // F-013
-// fm 75
 #[tokio::test(start_paused = true)]
 async fn request_bytes_are_bounded_and_freed() {
     bounded(async {
         let world = World::held(|layer| layer.with_max_buffered(BYTES, BYTES));
         let body = |length: usize| vec![b'x'; length];
         let first = world.spawn("first", body(80_000));
-        world.gate.arrival().await;
+        world.barrier.arrival().await;
         let asked = world.store.calls(Operation::Acquire);
         for n in 0..100 {
             // The body arrives in pieces, so that some bytes are buffered before the limit is exceeded.
@@ -370,10 +359,10 @@ async fn request_bytes_are_bounded_and_freed() {
         assert_eq!(world.store.calls(Operation::Acquire), asked);
         assert_eq!(world.effects.count(), 1);
         let second = world.spawn("second", body(20_000));
-        world.gate.arrival().await;
-        world.gate.open_for_good();
-        for answer in [first, second] {
-            assert_eq!(answer.await.expect("no panic").status, StatusCode::OK);
+        world.barrier.arrival().await;
+        world.barrier.open_for_good();
+        for response in [first, second] {
+            assert_eq!(response.await.expect("no panic").status, StatusCode::OK);
         }
         // All bytes are free again.
         assert_eq!(world.post("third", body(90_000)).await.text(), "90000");
@@ -384,7 +373,6 @@ async fn request_bytes_are_bounded_and_freed() {
 }
 
 // F-009, F-021, F-093
-// fm 6
 #[tokio::test(start_paused = true)]
 async fn in_flight_limit_counts_disconnected_clients() {
     const BOUND: usize = 100;
@@ -418,7 +406,7 @@ async fn in_flight_limit_counts_disconnected_clients() {
         .await;
         // A request without a key passes.
         let unkeyed = Request::post("/").body(Body::empty()).expect("a request");
-        world.gate.open_for_good();
+        world.barrier.open_for_good();
         assert_eq!(send(&world.app, unkeyed).await.status, StatusCode::OK);
         eventually("the handlers end", || world.layer.in_flight() == 0).await;
         for n in 0..executed {

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use axum::body::Body;
 use http::{HeaderName, Method, Request, StatusCode};
-use tests::{Answer, app, created, post, send};
+use tests::{TestResponse, app, created, post, send};
 use tokio::time::sleep;
 use tower_idempotency::{
     ConcurrentRequests, FingerprintBy, IdempotencyLayer, KeyReuse, KeyScope, KeySyntax,
@@ -58,10 +58,14 @@ async fn changed_id_discards_records() {
         }),
     ];
     for change in CHANGES {
-        let (answer, effects) = change.after().await;
-        assert!(answer.status.is_success(), "{change:?}");
+        let (response, effects) = change.after().await;
+        assert!(response.status.is_success(), "{change:?}");
         assert_eq!(effects, 2, "{change:?}, recorded");
-        assert_eq!(change.beside().await.1, 2, "{change:?}, in progress");
+        assert_eq!(
+            change.during_first_request().await.1,
+            2,
+            "{change:?}, in progress"
+        );
     }
 }
 
@@ -83,12 +87,16 @@ async fn changed_fingerprint_refuses_retries() {
         Change("head", order, plain, head),
         Change("custom", order, plain, custom),
     ] {
-        for (answer, effects) in [
+        for (response, effects) in [
             change.after().await,
-            change.beside().await,
+            change.during_first_request().await,
             change.orphaned().await,
         ] {
-            assert_eq!((&*answer.code(), effects), ("key-reused", 1), "{change:?}");
+            assert_eq!(
+                (&*response.code(), effects),
+                ("key-reused", 1),
+                "{change:?}"
+            );
         }
     }
     // Only JSON has a canonical form.
@@ -102,8 +110,8 @@ async fn orphan_executes_if_any_process_takes_over() {
     fn refusing(store: Shelf) -> IdempotencyLayer {
         plain(store).with_orphan_policy(OrphanPolicy::Refuse)
     }
-    let (answer, effects) = Change("to Refuse", order, plain, refusing).orphaned().await;
-    assert_eq!((&*answer.code(), effects), ("outcome-unknown", 1));
+    let (response, effects) = Change("to Refuse", order, plain, refusing).orphaned().await;
+    assert_eq!((&*response.code(), effects), ("outcome-unknown", 1));
     let (_, effects) = Change("the old one", order, refusing, plain)
         .orphaned()
         .await;
@@ -112,7 +120,7 @@ async fn orphan_executes_if_any_process_takes_over() {
 
 // S-068
 #[tokio::test(start_paused = true)]
-async fn everything_else_may_change_while_clients_retry() {
+async fn other_settings_may_change_between_retries() {
     const CHANGES: [Change; 27] = [
         Change("alias", order, plain, |it| {
             plain(it).with_header_alias(OTHER)
@@ -208,12 +216,16 @@ async fn everything_else_may_change_while_clients_retry() {
         ),
     ];
     for change in CHANGES {
-        let (answer, effects) = change.after().await;
-        assert!(answer.is_replay(), "{change:?}: {answer:?}");
-        assert_eq!(answer.header("location"), Some("/orders/1"), "{change:?}");
+        let (response, effects) = change.after().await;
+        assert!(response.is_replay(), "{change:?}: {response:?}");
+        assert_eq!(response.header("location"), Some("/orders/1"), "{change:?}");
         assert_eq!(effects, 1, "{change:?}");
-        let (answer, effects) = change.beside().await;
-        assert_eq!((&*answer.code(), effects), ("in-progress", 1), "{change:?}");
+        let (response, effects) = change.during_first_request().await;
+        assert_eq!(
+            (&*response.code(), effects),
+            ("in-progress", 1),
+            "{change:?}"
+        );
     }
 }
 
@@ -226,23 +238,23 @@ type Shelf = Arc<FaultInjector<MemoryStore>>;
 
 impl Change {
     /// Returns the response to a retry after the first response was recorded, and the number of executions.
-    async fn after(&self) -> (Answer, u64) {
+    async fn after(&self) -> (TestResponse, u64) {
         self.again(shelf(), TAKES * 2).await
     }
 
     /// Returns the same for a retry while the first request is in progress.
-    async fn beside(&self) -> (Answer, u64) {
+    async fn during_first_request(&self) -> (TestResponse, u64) {
         self.again(shelf(), TAKES / 2).await
     }
 
     /// Returns the same for a retry after the lease of the first request expired without an outcome.
-    async fn orphaned(&self) -> (Answer, u64) {
+    async fn orphaned(&self) -> (TestResponse, u64) {
         let store = shelf();
         store.fail_each(Operation::Complete, Fault::CallLost);
         self.again(store, Duration::from_secs(60)).await
     }
 
-    async fn again(&self, store: Shelf, later: Duration) -> (Answer, u64) {
+    async fn again(&self, store: Shelf, later: Duration) -> (TestResponse, u64) {
         let Self(_, req, old, new) = self;
         let work = async |n, _req| {
             sleep(TAKES).await;
@@ -254,9 +266,9 @@ impl Change {
         let ended = tokio::spawn(async move { send(&old, req()).await });
         sleep(later).await;
         store.clear_faults();
-        let answer = send(&new, req()).await;
+        let response = send(&new, req()).await;
         ended.await.expect("an answer");
-        (answer, first.count() + second.count())
+        (response, first.count() + second.count())
     }
 }
 

@@ -5,39 +5,43 @@ use std::sync::{Arc, atomic::Ordering};
 use axum::{Router, body::Body};
 use http::{HeaderValue, Request, StatusCode};
 use serde_json::Value;
-use tests::{Answer, Effects, Scripted, app, created, post, send};
+use tests::{Effects, Scripted, TestResponse, app, created, post, send};
 use tokio::{sync::Semaphore, task::JoinHandle};
 use tower_idempotency::{
     ConcurrentRequests, IdempotencyLayer, KeyReuse, MemoryStore,
     conformance::{FaultInjector, Operation},
 };
 
-/// A router whose handler waits at a gate.
+/// A router whose handler waits at a barrier.
 struct Gated {
     app: Router,
     effects: Effects,
-    gate: Arc<Semaphore>,
+    barrier: Arc<Semaphore>,
 }
 
 fn gated(layer: IdempotencyLayer) -> Gated {
-    let gate = Arc::new(Semaphore::new(0));
-    let held = Arc::clone(&gate);
+    let barrier = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&barrier);
     let (app, effects) = app(layer, move |n, _req| {
         let held = Arc::clone(&held);
         async move {
             held.acquire()
                 .await
-                .expect("the gate is never closed")
+                .expect("the barrier is never closed")
                 .forget();
             created(n)
         }
     });
-    Gated { app, effects, gate }
+    Gated {
+        app,
+        effects,
+        barrier,
+    }
 }
 
 impl Gated {
     /// Sends a request, and returns when its handler runs.
-    async fn start(&self, req: Request<Body>) -> JoinHandle<Answer> {
+    async fn start(&self, req: Request<Body>) -> JoinHandle<TestResponse> {
         let before = self.effects.count();
         let app = self.app.clone();
         let task = tokio::spawn(async move { send(&app, req).await });
@@ -47,8 +51,8 @@ impl Gated {
         task
     }
 
-    async fn finish(&self, task: JoinHandle<Answer>) -> Answer {
-        self.gate.add_permits(1);
+    async fn finish(&self, task: JoinHandle<TestResponse>) -> TestResponse {
+        self.barrier.add_permits(1);
         task.await.expect("no panic")
     }
 }
@@ -221,15 +225,15 @@ fn async_body(signal: tokio::sync::oneshot::Receiver<()>) -> Body {
 // With one atomic acquire there is no gap between the query and the read.
 #[tokio::test(start_paused = true)]
 async fn key_freed_under_duplicate_is_leased_again() {
-    let gate = Arc::new(Semaphore::new(0));
-    let held = Arc::clone(&gate);
+    let barrier = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&barrier);
     let store = MemoryStore::new();
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), move |n, _req| {
         let held = Arc::clone(&held);
         async move {
             held.acquire()
                 .await
-                .expect("the gate is never closed")
+                .expect("the barrier is never closed")
                 .forget();
             if n == 1 {
                 return axum::response::IntoResponse::into_response(StatusCode::BAD_GATEWAY);
@@ -237,7 +241,7 @@ async fn key_freed_under_duplicate_is_leased_again() {
             created(n)
         }
     });
-    gate.add_permits(1);
+    barrier.add_permits(1);
     assert_eq!(send(&app, order()).await.status, StatusCode::BAD_GATEWAY);
     let second = {
         let app = app.clone();
@@ -248,7 +252,7 @@ async fn key_freed_under_duplicate_is_leased_again() {
     }
     assert_eq!(store.len(), 1, "under a lease of its own");
     assert_eq!(send(&app, order()).await.code(), "in-progress");
-    gate.add_permits(1);
+    barrier.add_permits(1);
     assert_eq!(second.await.expect("no panic").status, StatusCode::CREATED);
     assert_eq!(effects.count(), 2);
 }

@@ -45,7 +45,7 @@ async fn safe_methods_bypass_store() {
 
 // S-024
 #[tokio::test(start_paused = true)]
-async fn every_method_that_is_not_safe_is_executed_once() {
+async fn every_unsafe_method_is_executed_once() {
     for method in ["POST", "PATCH", "PUT", "DELETE", "PURGE", "post"] {
         assert_eq!(executed(|layer| layer, method).await, PROTECTED, "{method}");
     }

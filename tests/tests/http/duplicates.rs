@@ -8,8 +8,8 @@ use std::{
 use axum::{Router, response::IntoResponse, routing::post};
 use http::StatusCode;
 use tests::{
-    Answer, Effects,
-    gate::{Gate, bounded, eventually, within},
+    Effects, TestResponse,
+    barrier::{Barrier, bounded, eventually, within},
     send,
     wire::soon,
 };
@@ -22,13 +22,13 @@ use tower_idempotency::{
     conformance::{Fault, FaultInjector, Operation},
 };
 
-/// Handlers that wait at a gate and return the queued responses in order, then 201.
+/// Handlers that wait at a barrier and return the queued responses in order, then 201.
 #[derive(Clone)]
 struct Held {
     layer: IdempotencyLayer,
     store: FaultInjector<MemoryStore>,
     app: Router,
-    gate: Gate,
+    barrier: Barrier,
     effects: Effects,
 }
 
@@ -43,9 +43,9 @@ impl Held {
     ) -> Self {
         let store = FaultInjector::new(MemoryStore::new()).with_script(|_, _| Fault::None);
         let layer = configure(IdempotencyLayer::new(store.clone()));
-        let (gate, effects) = (Gate::shut(), Effects::default());
+        let (barrier, effects) = (Barrier::closed(), Effects::default());
         let statuses = Arc::new(Mutex::new(statuses.into_iter()));
-        let (held, counted) = (gate.clone(), effects.clone());
+        let (held, counted) = (barrier.clone(), effects.clone());
         let handler = async move || {
             let n = counted.happen();
             held.pass().await;
@@ -60,7 +60,7 @@ impl Held {
             layer,
             store,
             app,
-            gate,
+            barrier,
             effects,
         }
     }
@@ -70,20 +70,20 @@ impl Held {
     }
 
     /// Sends a request under a key, in a task.
-    fn send(&self, key: &'static str) -> JoinHandle<Answer> {
+    fn send(&self, key: &'static str) -> JoinHandle<TestResponse> {
         let app = self.app.clone();
         tokio::spawn(async move { send(&app, tests::post("/", key, "{}")).await })
     }
 
-    /// Sends the first request, and returns when its handler is at the gate.
-    async fn first(&self) -> JoinHandle<Answer> {
+    /// Sends the first request, and returns when its handler is at the barrier.
+    async fn first(&self) -> JoinHandle<TestResponse> {
         let first = self.send("k");
-        self.gate.arrival().await;
+        self.barrier.arrival().await;
         first
     }
 
     /// Sends a duplicate, and returns when the layer has queried the store for it.
-    async fn duplicate(&self) -> JoinHandle<Answer> {
+    async fn duplicate(&self) -> JoinHandle<TestResponse> {
         let asked = self.store.calls(Operation::Acquire);
         let duplicate = self.send("k");
         eventually("it asks", || self.store.calls(Operation::Acquire) > asked).await;
@@ -93,12 +93,12 @@ impl Held {
 
 const LONG: Duration = Duration::from_secs(600);
 
-async fn joined(answer: JoinHandle<Answer>) -> Answer {
-    answer.await.expect("no panic")
+async fn joined(response: JoinHandle<TestResponse>) -> TestResponse {
+    response.await.expect("no panic")
 }
 
 // F-052, S-135
-// fm 31: the rejected request must not release the key of the first
+// The rejected request must not release the key of the first.
 #[tokio::test(start_paused = true)]
 async fn duplicates_are_refused_during_execution() {
     for (in_flight, status) in [
@@ -119,7 +119,7 @@ async fn duplicates_are_refused_during_execution() {
                 assert!(!refused.is_replay());
             }
             assert_eq!(held.effects.count(), 1);
-            held.gate.open_for_good();
+            held.barrier.open_for_good();
             let first = joined(first).await;
             let retry = joined(held.send("k")).await;
             assert!(retry.is_replay());
@@ -131,7 +131,6 @@ async fn duplicates_are_refused_during_execution() {
 }
 
 // F-065
-// fm 81
 #[tokio::test(start_paused = true)]
 async fn other_request_during_execution_is_key_reuse() {
     for in_flight in [
@@ -151,7 +150,7 @@ async fn other_request_during_execution_is_key_reuse() {
                 Duration::ZERO,
                 "the duplicate does not wait"
             );
-            held.gate.open_for_good();
+            held.barrier.open_for_good();
             assert_eq!(joined(first).await.status, StatusCode::CREATED);
             assert_eq!(held.effects.count(), 1);
         })
@@ -160,7 +159,6 @@ async fn other_request_during_execution_is_key_reuse() {
 }
 
 // F-056, S-136
-// fm 116, 117
 #[tokio::test(start_paused = true)]
 async fn waiters_share_one_store_query() {
     bounded(async {
@@ -176,7 +174,7 @@ async fn waiters_share_one_store_query() {
         assert!(polls <= 20, "{polls} queries in 10 s");
 
         let opened = Instant::now();
-        held.gate.open_for_good();
+        held.barrier.open_for_good();
         let first = joined(first).await;
         for waiter in waiters.join_all().await {
             assert_eq!(waiter.status, StatusCode::CREATED);
@@ -192,7 +190,6 @@ async fn waiters_share_one_store_query() {
 }
 
 // F-057
-// fm 46
 #[tokio::test(start_paused = true)]
 async fn waiters_poll_without_notifications() {
     for after in [Duration::from_millis(20), Duration::from_secs(60)] {
@@ -206,7 +203,7 @@ async fn waiters_poll_without_notifications() {
             let waiter = held.duplicate().await;
             tokio::time::sleep(after).await;
             let opened = Instant::now();
-            held.gate.open_for_good();
+            held.barrier.open_for_good();
             let first = joined(first).await;
             let waiter = tokio::time::timeout(Duration::from_secs(2), joined(waiter)).await;
             assert_eq!(waiter.expect("an answer").body, first.body);
@@ -218,7 +215,7 @@ async fn waiters_poll_without_notifications() {
 }
 
 // F-056
-// fm 116: not even if the notifications are meaningless
+// Notifications without a change must not cause a query each.
 #[tokio::test(start_paused = true)]
 async fn waiters_back_off_on_constant_notifications() {
     bounded(async {
@@ -240,7 +237,7 @@ async fn waiters_back_off_on_constant_notifications() {
             asked <= 40,
             "the store was queried {asked} times in a second"
         );
-        held.gate.open_for_good();
+        held.barrier.open_for_good();
         assert_eq!(joined(first).await.status, StatusCode::CREATED);
         assert_eq!(held.effects.count(), 1);
     })
@@ -263,35 +260,38 @@ async fn one_waiter_executes_after_release() {
         }
         eventually("all ask", || held.store.calls(Operation::Acquire) >= 9).await;
 
-        held.gate.let_through(1);
+        held.barrier.let_through(1);
         assert_eq!(joined(first).await.status, failed);
-        held.gate.arrival().await;
+        held.barrier.arrival().await;
         assert!(
-            soon(held.gate.arrival()).await.is_none(),
+            soon(held.barrier.arrival()).await.is_none(),
             "only one executes"
         );
         assert!(soon(waiters.join_next()).await.is_none(), "the others wait");
         assert_eq!(held.effects.count(), 2);
 
-        held.gate.let_through(1);
+        held.barrier.let_through(1);
         let second = waiters.join_next().await.expect("a waiter");
         let second = second.expect("no panic");
         assert_eq!((second.status, second.text()), (failed, "execution 2"));
-        held.gate.arrival().await;
+        held.barrier.arrival().await;
         assert!(
-            soon(held.gate.arrival()).await.is_none(),
+            soon(held.barrier.arrival()).await.is_none(),
             "only one executes"
         );
         assert_eq!(held.effects.count(), 3);
 
-        held.gate.let_through(1);
-        let answers = waiters.join_all().await;
-        assert_eq!(answers.len(), 7);
-        for answer in &answers {
-            assert_eq!(answer.status, StatusCode::CREATED);
-            assert_eq!(answer.text(), "execution 3");
+        held.barrier.let_through(1);
+        let responses = waiters.join_all().await;
+        assert_eq!(responses.len(), 7);
+        for response in &responses {
+            assert_eq!(response.status, StatusCode::CREATED);
+            assert_eq!(response.text(), "execution 3");
         }
-        let firsts = answers.iter().filter(|answer| !answer.is_replay()).count();
+        let firsts = responses
+            .iter()
+            .filter(|response| !response.is_replay())
+            .count();
         assert_eq!((firsts, held.effects.count()), (1, 3));
     })
     .await;
@@ -318,7 +318,7 @@ async fn timed_out_waiter_is_refused() {
         // The lease would have expired by then.
         tokio::time::sleep(Duration::from_secs(20)).await;
         assert_eq!(joined(held.send("k")).await.code(), "in-progress");
-        held.gate.open_for_good();
+        held.barrier.open_for_good();
         let first = joined(first).await;
         let retry = joined(held.send("k")).await;
         assert!(retry.is_replay());
@@ -329,7 +329,6 @@ async fn timed_out_waiter_is_refused() {
 }
 
 // F-056, S-139
-// fm 116
 #[tokio::test(start_paused = true)]
 async fn waiters_are_bounded_per_key_and_in_total() {
     bounded(async {
@@ -341,7 +340,7 @@ async fn waiters_are_bounded_per_key_and_in_total() {
         let mut firsts = Vec::new();
         for key in ["k", "l", "m"] {
             firsts.push(held.send(key));
-            held.gate.arrival().await;
+            held.barrier.arrival().await;
         }
         let waits = async |key| {
             let mut waiter = held.send(key);
@@ -369,9 +368,9 @@ async fn waiters_are_bounded_per_key_and_in_total() {
             assert!(waits("k").await.is_none(), "two wait for this key");
             assert!(waits("m").await.is_none(), "three wait in all");
         }
-        held.gate.open_for_good();
-        for answer in firsts.into_iter().chain(waiters) {
-            assert_eq!(joined(answer).await.status, StatusCode::CREATED);
+        held.barrier.open_for_good();
+        for response in firsts.into_iter().chain(waiters) {
+            assert_eq!(joined(response).await.status, StatusCode::CREATED);
         }
         assert_eq!((held.effects.count(), held.layer.in_flight()), (3, 0));
         // The waiters that received a response have released their permits, too.
@@ -390,7 +389,7 @@ async fn unlimited_wait_is_accepted() {
         let first = held.first().await;
         let waiter = held.duplicate().await;
         tokio::time::sleep(Duration::from_secs(5)).await;
-        held.gate.open_for_good();
+        held.barrier.open_for_good();
         let first = joined(first).await;
         let waiter = joined(waiter).await;
         assert!(waiter.is_replay());
@@ -414,7 +413,7 @@ async fn waiter_with_store_failure_passes_its_turn() {
         let failed = joined(failing).await;
         assert_eq!(failed.status, StatusCode::SERVICE_UNAVAILABLE);
         held.store.set_script(|_, _| Fault::None);
-        held.gate.open_for_good();
+        held.barrier.open_for_good();
         let first = joined(first).await;
         assert_eq!(joined(waiting).await.body, first.body);
         assert_eq!(held.effects.count(), 1);
@@ -439,7 +438,7 @@ async fn waiter_with_store_failure_never_executes() {
         });
         sleep(Duration::from_secs(5)).await;
         assert_eq!(held.effects.count(), 1, "the first still runs");
-        held.gate.open_for_good();
+        held.barrier.open_for_good();
         joined(first).await;
         let waited = joined(waiting).await;
         assert_eq!(waited.status, StatusCode::SERVICE_UNAVAILABLE);

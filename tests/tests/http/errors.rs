@@ -9,7 +9,7 @@ use axum::{Router, body::Body, response::IntoResponse};
 use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode};
 use serde_json::Value;
-use tests::{Answer, Effects, Scripted, Step, app, created, creating, post, send};
+use tests::{Effects, Scripted, Step, TestResponse, app, created, creating, post, send};
 use tower_idempotency::{
     ErrorKind, IdempotencyLayer, KeyReuse, MemoryStore, MissingKey, OrphanPolicy, Principal, Ttl,
     conformance::{Fault, FaultInjector, Operation},
@@ -18,7 +18,7 @@ use tower_idempotency::{
 const KEY: &str = "secret-key-8e03978e";
 const TOKEN: &str = "Bearer secret-token-40d5";
 const BODY: &str = "secret-body-43dd";
-const ANSWER: &str = "secret-answer-bc93";
+const ANSWER: &str = "secret-response-bc93";
 
 fn order() -> Request<Body> {
     let mut req = post("/orders?code=secret-query", KEY, BODY);
@@ -34,14 +34,14 @@ struct Extension;
 async fn refusal(
     kind: ErrorKind,
     with: impl Fn(IdempotencyLayer) -> IdempotencyLayer,
-) -> (Answer, u64) {
+) -> (TestResponse, u64) {
     let store = FaultInjector::new(MemoryStore::new());
     let layer = with(IdempotencyLayer::new(store.clone()));
     let answering = |layer| app(layer, async |_, _| ANSWER.into_response());
     let sent = async |(app, effects): (Router, Effects), req| {
         let before = effects.count();
-        let answer = send(&app, req).await;
-        (answer, effects.count() - before)
+        let response = send(&app, req).await;
+        (response, effects.count() - before)
     };
     match kind {
         ErrorKind::MissingKey => {
@@ -174,9 +174,9 @@ const KINDS: [(ErrorKind, u16, &str, bool, bool); 15] = [
     (ErrorKind::Draining, 503, "draining", true, true),
 ];
 
-fn members(answer: &Answer) -> Vec<String> {
+fn members(response: &TestResponse) -> Vec<String> {
     let problem: serde_json::Map<String, Value> =
-        serde_json::from_slice(&answer.body).expect("a JSON object");
+        serde_json::from_slice(&response.body).expect("a JSON object");
     let mut members: Vec<_> = problem.keys().cloned().collect();
     members.sort_unstable();
     members
@@ -186,15 +186,15 @@ fn members(answer: &Answer) -> Vec<String> {
 #[tokio::test(start_paused = true)]
 async fn every_refusal_has_stable_code() {
     for (kind, status, code, retryable, retry_after) in KINDS {
-        let (answer, executed) = refusal(kind, |layer| layer).await;
-        assert_eq!(answer.status, status, "{code}");
+        let (response, executed) = refusal(kind, |layer| layer).await;
+        assert_eq!(response.status, status, "{code}");
         assert_eq!(executed, 0, "{code}");
         assert_eq!(
-            answer.header("content-type"),
+            response.header("content-type"),
             Some("application/problem+json"),
             "{code}"
         );
-        let problem: Value = serde_json::from_slice(&answer.body).expect("JSON");
+        let problem: Value = serde_json::from_slice(&response.body).expect("JSON");
         assert_eq!(problem["code"], code);
         assert_eq!(problem["status"], status, "{code}");
         assert_eq!(problem["retryable"], retryable, "{code}");
@@ -224,30 +224,30 @@ async fn every_refusal_has_stable_code() {
             let digits = problem["entry"].as_str().expect("digits");
             assert!(digits.len() == 8 && digits.bytes().all(|it| it.is_ascii_hexdigit()));
         }
-        assert_eq!(members(&answer), all, "{code}");
+        assert_eq!(members(&response), all, "{code}");
         assert_eq!(
-            answer.header("retry-after").is_some(),
+            response.header("retry-after").is_some(),
             retry_after,
             "{code}"
         );
-        assert_eq!(answer.header("cache-control"), Some("no-store"), "{code}");
-        let link = answer.header("link").expect("a link");
+        assert_eq!(response.header("cache-control"), Some("no-store"), "{code}");
+        let link = response.header("link").expect("a link");
         assert!(link.ends_with("; rel=\"describedby\""), "{code} {link}");
-        assert!(!answer.is_replay(), "{code}");
+        assert!(!response.is_replay(), "{code}");
     }
 }
 
 // F-184, S-297
 #[tokio::test(start_paused = true)]
-async fn no_refusal_echoes_key_principal_body_or_answer() {
+async fn refusals_echo_no_request_or_response_data() {
     for (kind, _, code, _, _) in KINDS {
-        let (answer, _) = refusal(kind, |layer| layer).await;
+        let (response, _) = refusal(kind, |layer| layer).await;
         assert!(
-            !answer.text().contains("secret"),
+            !response.text().contains("secret"),
             "{code}: {}",
-            answer.text()
+            response.text()
         );
-        let headers = format!("{:?}", answer.headers);
+        let headers = format!("{:?}", response.headers);
         assert!(!headers.contains("secret"), "{code}: {headers}");
     }
 }
@@ -273,7 +273,7 @@ async fn no_refusal_is_recorded() {
 async fn refusals_can_be_rendered_by_service() {
     for (kind, status, _, _, retry_after) in KINDS {
         let asked = Arc::new(Mutex::new(Vec::new()));
-        let (answer, executed) = refusal(kind, |layer| {
+        let (response, executed) = refusal(kind, |layer| {
             let asked = Arc::clone(&asked);
             layer.with_error_response(move |error| {
                 asked.lock().expect("no panic").push((
@@ -290,10 +290,10 @@ async fn refusals_can_be_rendered_by_service() {
             })
         })
         .await;
-        assert_eq!(answer.status, StatusCode::IM_A_TEAPOT, "{kind:?}");
-        assert_eq!(answer.text(), "no");
-        assert_eq!(answer.header("x-refused"), Some("yes"));
-        assert_eq!(answer.header("link"), None, "nothing is added");
+        assert_eq!(response.status, StatusCode::IM_A_TEAPOT, "{kind:?}");
+        assert_eq!(response.text(), "no");
+        assert_eq!(response.header("x-refused"), Some("yes"));
+        assert_eq!(response.header("link"), None, "nothing is added");
         assert_eq!(executed, 0, "{kind:?}");
         let asked = asked.lock().expect("no panic").clone();
         assert_eq!(asked, [(kind, status, retry_after)], "once");
@@ -303,17 +303,17 @@ async fn refusals_can_be_rendered_by_service() {
 // S-300
 #[tokio::test(start_paused = true)]
 async fn problem_link_is_configurable() {
-    let (answer, _) = refusal(ErrorKind::MalformedKey, |layer| layer).await;
-    let link = answer.header("link").expect("a link");
+    let (response, _) = refusal(ErrorKind::MalformedKey, |layer| layer).await;
+    let link = response.header("link").expect("a link");
     assert!(link.contains("draft-ietf-httpapi-idempotency-key-header"));
-    let (answer, executed) = refusal(ErrorKind::MalformedKey, |layer| {
+    let (response, executed) = refusal(ErrorKind::MalformedKey, |layer| {
         layer
             .with_described_by("https://example.com/errors")
             .expect("a URL")
     })
     .await;
     let link = "<https://example.com/errors>; rel=\"describedby\"";
-    assert_eq!(answer.header("link"), Some(link));
+    assert_eq!(response.header("link"), Some(link));
     assert_eq!(executed, 0);
 }
 
@@ -321,11 +321,11 @@ async fn problem_link_is_configurable() {
 #[tokio::test(start_paused = true)]
 async fn retry_after_is_whole_seconds_rounded_up() {
     for (after, expected) in [(0, "1"), (1, "1"), (1000, "1"), (1001, "2"), (90_000, "90")] {
-        let (answer, _) = refusal(ErrorKind::InProgress, |layer| {
+        let (response, _) = refusal(ErrorKind::InProgress, |layer| {
             layer.with_retry_after(Duration::from_millis(after))
         })
         .await;
-        assert_eq!(answer.header("retry-after"), Some(expected), "{after} ms");
+        assert_eq!(response.header("retry-after"), Some(expected), "{after} ms");
     }
 }
 
@@ -362,9 +362,9 @@ async fn empty_settings_are_obeyed() {
     let (lower, upper) = (10, 5);
     let (no_length, effects) = creating(layer().with_key_length(lower..=upper));
     for (key, code) in [("1234567", "key-too-long"), ("1", "malformed-key")] {
-        let answer = send(&no_length, post("/orders", key, "order")).await;
-        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
-        assert_eq!(answer.code(), code);
+        let response = send(&no_length, post("/orders", key, "order")).await;
+        assert_eq!(response.status, StatusCode::BAD_REQUEST);
+        assert_eq!(response.code(), code);
     }
     assert_eq!(effects.count(), 0);
 

@@ -20,7 +20,7 @@ fn app(effects: &Effects, layer: IdempotencyLayer) -> Router {
 
 // F-045
 #[tokio::test(start_paused = true)]
-async fn durations_without_end_neither_panic_nor_overflow() {
+async fn maximum_durations_neither_panic_nor_overflow() {
     let effects = Effects::default();
     let layer = IdempotencyLayer::new(MemoryStore::new())
         .with_store_timeout(Duration::MAX)
@@ -34,16 +34,16 @@ async fn durations_without_end_neither_panic_nor_overflow() {
     // Only a body that is not complete at once starts the timers.
     for _ in 0..2 {
         let body = pieces([Piece::Wait, Piece::Data("late".into())]);
-        let answer = send(&app, tests::post("/", "k", body)).await;
-        assert_eq!(answer.status, StatusCode::OK);
-        assert_eq!(answer.text(), "1");
+        let response = send(&app, tests::post("/", "k", body)).await;
+        assert_eq!(response.status, StatusCode::OK);
+        assert_eq!(response.text(), "1");
     }
     assert_eq!(effects.count(), 1);
     assert!(layer.drain(Duration::MAX).await);
 }
 
 #[tokio::test(start_paused = true)]
-async fn limits_of_zero_refuse_and_execute_nothing() {
+async fn limits_of_zero_refuse_every_request() {
     let effects = Effects::default();
     let store = MemoryStore::new();
     let none_in_flight = IdempotencyLayer::new(store.clone())
@@ -53,22 +53,22 @@ async fn limits_of_zero_refuse_and_execute_nothing() {
         .with_max_in_flight(10)
         .with_max_buffered(0, 0);
     for layer in [none_in_flight, nothing_buffered] {
-        let answer = send(&app(&effects, layer), tests::post("/", "k", "body")).await;
-        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
-        assert_eq!(answer.code(), "overloaded");
+        let response = send(&app(&effects, layer), tests::post("/", "k", "body")).await;
+        assert_eq!(response.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(response.code(), "overloaded");
     }
     let no_body = IdempotencyLayer::new(store.clone()).with_request_limit(0);
-    let answer = send(
+    let response = send(
         &app(&effects, no_body.clone()),
         tests::post("/", "k", "body"),
     )
     .await;
-    assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(response.status, StatusCode::PAYLOAD_TOO_LARGE);
     assert_eq!(effects.count(), 0);
     assert!(store.is_empty(), "nothing reached the store");
 
-    let answer = send(&app(&effects, no_body), tests::post("/", "k", "")).await;
-    assert_eq!(answer.status, StatusCode::OK);
+    let response = send(&app(&effects, no_body), tests::post("/", "k", "")).await;
+    assert_eq!(response.status, StatusCode::OK);
 }
 
 // F-045

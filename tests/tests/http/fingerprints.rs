@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::Value;
-use tests::{Answer, Effects, Scripted, Step, app, created, creating, post, send};
+use tests::{Effects, Scripted, Step, TestResponse, app, created, creating, post, send};
 use tower_idempotency::{FingerprintBy, IdempotencyLayer, KeyReuse, MemoryStore, Principal};
 
 fn layer() -> IdempotencyLayer {
@@ -37,7 +37,7 @@ enum Second {
 }
 use Second::{Executed, Refused, Replayed};
 
-fn judge(first: &Answer, second: &Answer, effects: u64) -> Second {
+fn judge(first: &TestResponse, second: &TestResponse, effects: u64) -> Second {
     assert_eq!(first.status, StatusCode::CREATED, "{first:?}");
     match (second.status, second.is_replay()) {
         (StatusCode::CREATED, true) => {
@@ -419,9 +419,9 @@ async fn refusing_principal_sends_its_own_response() {
         Err(res.into())
     }));
     let (app, effects) = creating(layer);
-    let answer = send(&app, post("/orders", "k", "order")).await;
-    assert_eq!(answer.status, StatusCode::UNAUTHORIZED);
-    assert_eq!(answer.text(), "who are you?");
+    let response = send(&app, post("/orders", "k", "order")).await;
+    assert_eq!(response.status, StatusCode::UNAUTHORIZED);
+    assert_eq!(response.text(), "who are you?");
     assert_eq!(effects.count(), 0);
     assert!(store.is_empty());
 }
@@ -433,16 +433,16 @@ async fn missing_principal_extension_is_500() {
     let store = MemoryStore::new();
     let layer = IdempotencyLayer::new(store.clone());
     let (app, effects) = creating(layer.clone().with_principal(by_account()));
-    let answer = send(&app, post("/orders", "k", "order")).await;
-    assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
-    assert_eq!(answer.code(), "principal-missing");
+    let response = send(&app, post("/orders", "k", "order")).await;
+    assert_eq!(response.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(response.code(), "principal-missing");
     assert_eq!(effects.count(), 0);
     assert!(store.is_empty());
 
     let or_token = layer.with_principal(by_account().or(Principal::authorization()));
     let (app, effects) = creating(or_token);
-    let answer = send(&app, with("authorization", "a")).await;
-    assert_eq!(answer.status, StatusCode::CREATED);
+    let response = send(&app, with("authorization", "a")).await;
+    assert_eq!(response.status, StatusCode::CREATED);
     assert_eq!(effects.count(), 1);
 }
 
@@ -480,7 +480,7 @@ async fn principal_sources_are_tried_in_order() {
 
 // S-057
 #[tokio::test(start_paused = true)]
-async fn two_sources_together_tell_callers_apart_by_both() {
+async fn combined_sources_distinguish_callers_by_both() {
     let tenant = || Principal::header(http::HeaderName::from_static("x-tenant"));
     let by_both = tenant().and(Principal::authorization());
     assert_eq!(
@@ -512,8 +512,8 @@ async fn two_sources_together_tell_callers_apart_by_both() {
     let half = [(None, None), (Some("t"), None), (None, Some("a"))];
     for (tenant, token) in half {
         let (app, effects) = creating(layer().with_principal(by_both.clone()));
-        let answer = send(&app, of(tenant, token)).await;
-        assert_eq!(answer.code(), "principal-missing", "{tenant:?} {token:?}");
+        let response = send(&app, of(tenant, token)).await;
+        assert_eq!(response.code(), "principal-missing", "{tenant:?} {token:?}");
         assert_eq!(effects.count(), 0);
     }
     // If another source finds a principal, the parts of the first source are not used.
@@ -529,7 +529,7 @@ async fn two_sources_together_tell_callers_apart_by_both() {
 
 // F-074, S-058
 #[tokio::test(start_paused = true)]
-async fn equal_bytes_of_two_sources_are_two_principals() {
+async fn equal_bytes_from_two_sources_are_two_principals() {
     #[derive(Clone)]
     struct Service(u64);
 
@@ -575,7 +575,7 @@ async fn unscoped_callers_share_their_keys() {
 
 // F-072, S-062
 #[tokio::test(start_paused = true)]
-async fn namespaces_and_keys_do_not_run_into_each_other() {
+async fn namespace_and_key_are_unambiguous() {
     let one = layer();
     let named = |name: &str| one.clone().with_namespace(name);
     let found = across(
@@ -648,8 +648,8 @@ async fn handler_receives_all_frames_and_trailers() {
     for (chunks, replay) in [(&["a", "b", "cd"][..], false), (&["abcd"], true)] {
         let steps = chunks.iter().copied().map(Step::from);
         let body = Scripted::new(steps.chain([Step::Trailers(trailers.clone())]));
-        let answer = send(&app, post("/orders", "k", Body::new(body))).await;
-        assert_eq!(answer.is_replay(), replay, "however it was cut");
+        let response = send(&app, post("/orders", "k", Body::new(body))).await;
+        assert_eq!(response.is_replay(), replay, "however it was cut");
     }
     let received = received.lock().expect("no panic").clone();
     assert_eq!(received, [(Bytes::from("abcd"), Some(trailers))]);
@@ -710,9 +710,9 @@ async fn body_over_limit_is_refused_unread() {
         (req, taken)
     };
     let (larger, taken) = declared("12345");
-    let answer = send(&app, larger).await;
-    assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE);
-    assert_eq!(answer.code(), "body-too-large");
+    let response = send(&app, larger).await;
+    assert_eq!(response.status, StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(response.code(), "body-too-large");
     assert_eq!(taken.load(Ordering::SeqCst), 0, "refused unread");
     assert_eq!(effects.count(), 0);
     assert!(store.is_empty());
@@ -735,8 +735,8 @@ async fn limit_ignores_length_header_while_reading() {
             let length = HeaderValue::from_static(length);
             req.headers_mut().insert("content-length", length);
         }
-        let answer = send(&app, req).await;
-        assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE, "{length:?}");
+        let response = send(&app, req).await;
+        assert_eq!(response.status, StatusCode::PAYLOAD_TOO_LARGE, "{length:?}");
         assert_eq!(taken.load(Ordering::SeqCst), 2, "no more than needed");
         assert_eq!(effects.count(), 0, "{length:?}");
         assert!(store.is_empty());
@@ -750,23 +750,22 @@ async fn default_request_limit_is_2_mib() {
     let fits = vec![7; 2 * 1024 * 1024];
     let mut larger = fits.clone();
     larger.push(7);
-    let answer = send(&app, post("/orders", "a", fits)).await;
-    assert_eq!(answer.status, StatusCode::CREATED);
-    let answer = send(&app, post("/orders", "b", larger)).await;
-    assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE);
+    let response = send(&app, post("/orders", "a", fits)).await;
+    assert_eq!(response.status, StatusCode::CREATED);
+    let response = send(&app, post("/orders", "b", larger)).await;
+    assert_eq!(response.status, StatusCode::PAYLOAD_TOO_LARGE);
     assert_eq!(effects.count(), 1);
 }
 
 // F-010, S-075
-// failure mode 76
 #[tokio::test(start_paused = true)]
 async fn aborted_body_leaves_key_untouched() {
     let store = MemoryStore::new();
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     let broken = Body::new(Scripted::new([Step::from("half"), Step::Fail]));
-    let answer = send(&app, post("/orders", "k", broken)).await;
-    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
-    assert_eq!(answer.code(), "body-unreadable");
+    let response = send(&app, post("/orders", "k", broken)).await;
+    assert_eq!(response.status, StatusCode::BAD_REQUEST);
+    assert_eq!(response.code(), "body-unreadable");
     assert!(store.is_empty());
     assert_eq!(effects.count(), 0);
     let whole = send(&app, post("/orders", "k", "half and half")).await;
@@ -775,7 +774,6 @@ async fn aborted_body_leaves_key_untouched() {
 }
 
 // S-078
-// failure mode 74
 #[tokio::test(start_paused = true)]
 async fn slow_body_is_refused_before_lease() {
     let store = MemoryStore::new();
@@ -784,12 +782,12 @@ async fn slow_body_is_refused_before_lease() {
         let wait = Step::Wait(std::time::Duration::from_secs(secs));
         Body::new(Scripted::new([Step::from("a"), wait, Step::from("b")]))
     };
-    let answer = send(&app, post("/orders", "k", drip(31))).await;
-    assert_eq!(answer.status, StatusCode::REQUEST_TIMEOUT);
-    assert_eq!(answer.code(), "body-timeout");
+    let response = send(&app, post("/orders", "k", drip(31))).await;
+    assert_eq!(response.status, StatusCode::REQUEST_TIMEOUT);
+    assert_eq!(response.code(), "body-timeout");
     assert!(store.is_empty());
     assert_eq!(effects.count(), 0);
-    let answer = send(&app, post("/orders", "k", drip(29))).await;
-    assert_eq!(answer.status, StatusCode::CREATED);
+    let response = send(&app, post("/orders", "k", drip(29))).await;
+    assert_eq!(response.status, StatusCode::CREATED);
     assert_eq!(effects.count(), 1);
 }

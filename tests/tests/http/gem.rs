@@ -17,12 +17,12 @@ fn layer() -> IdempotencyLayer {
     IdempotencyLayer::with_preset(MemoryStore::new(), Preset::Idempo)
 }
 
-/// Returns a service that responds with the result of `answer` for the number of the execution.
+/// Returns a service that responds with the result of `response` for the number of the execution.
 fn answering<R: IntoResponse + 'static>(
-    answer: impl Fn(u64) -> R + Clone + Send + Sync + 'static,
+    response: impl Fn(u64) -> R + Clone + Send + Sync + 'static,
 ) -> (Router, Effects) {
     app(layer(), move |n, _req| {
-        std::future::ready(answer(n).into_response())
+        std::future::ready(response(n).into_response())
     })
 }
 
@@ -38,8 +38,8 @@ fn order() -> Request<Body> {
 async fn executions(app: &Router, requests: impl IntoIterator<Item = Request<Body>>) -> Vec<u64> {
     let mut executions = Vec::new();
     for req in requests {
-        let answer = send(app, req).await;
-        let number = answer.text().strip_prefix("execution ");
+        let response = send(app, req).await;
+        let number = response.text().strip_prefix("execution ");
         let number = number.expect("a response of the handler");
         executions.push(number.parse().expect("a number"));
     }
@@ -121,10 +121,10 @@ async fn quoted_key_equals_unquoted() {
 async fn empty_key_gets_json_400() {
     let (app, effects) = numbered();
     for key in ["", "\"\"", "  "] {
-        let answer = send(&app, post("/orders", key, "order")).await;
-        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{key}");
-        assert_eq!(answer.header("content-type"), Some("application/json"));
-        let body: Value = serde_json::from_slice(&answer.body).expect("JSON");
+        let response = send(&app, post("/orders", key, "order")).await;
+        assert_eq!(response.status, StatusCode::BAD_REQUEST, "{key}");
+        assert_eq!(response.header("content-type"), Some("application/json"));
+        let body: Value = serde_json::from_slice(&response.body).expect("JSON");
         let message = body["error"]["message"].as_str().expect("a message");
         assert_eq!(body, json!({"ok": false, "error": {"message": message}}));
         assert!(!message.is_empty());
@@ -206,8 +206,8 @@ async fn response_over_4_mib_is_not_stored() {
     };
     let (app, effects) = answering(large);
     for n in 1..=2_u64 {
-        let answer = send(&app, order()).await;
-        assert!(answer.body == large(n), "execution {n}, whole");
+        let response = send(&app, order()).await;
+        assert!(response.body == large(n), "execution {n}, whole");
     }
     assert_eq!(effects.count(), 2);
 }
@@ -231,8 +231,8 @@ async fn no_store_policy_ignores_case() {
         ("x-iDeMpO-pOlIcY", "No-Store"),
     ] {
         let (app, effects) = answering(move |n| ([(name, value)], format!("execution {n}")));
-        let answer = send(&app, order()).await;
-        assert!(!answer.headers.contains_key("x-idempo-policy"), "{name}");
+        let response = send(&app, order()).await;
+        assert!(!response.headers.contains_key("x-idempo-policy"), "{name}");
         assert_eq!(executions(&app, [order(), order()]).await, [2, 3], "{name}");
         assert_eq!(effects.count(), 3);
     }
@@ -246,8 +246,12 @@ async fn persist_for_seconds_ignores_case() {
         "x-IdEmPo-PeRsIsT-fOr-SeCoNdS",
     ] {
         let (app, effects) = answering(move |n| ([(name, "2")], format!("execution {n}")));
-        let answer = send(&app, order()).await;
-        assert!(!answer.headers.contains_key("x-idempo-persist-for-seconds"));
+        let response = send(&app, order()).await;
+        assert!(
+            !response
+                .headers
+                .contains_key("x-idempo-persist-for-seconds")
+        );
         advance(Duration::from_millis(1999)).await;
         assert_eq!(executions(&app, [order()]).await, [1], "{name}");
         advance(Duration::from_millis(1)).await;
@@ -286,8 +290,8 @@ async fn other_presets_retain_for_24_hours() {
 // S-336
 #[tokio::test(start_paused = true)]
 async fn concurrent_duplicate_gets_429() {
-    let gate = Arc::new(Semaphore::new(0));
-    let held = Arc::clone(&gate);
+    let barrier = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&barrier);
     let (app, effects) = app(layer(), move |n, _req| {
         let held = Arc::clone(&held);
         async move {
@@ -311,7 +315,7 @@ async fn concurrent_duplicate_gets_429() {
         let message = body["error"]["message"].as_str().expect("a message");
         assert_eq!(body, json!({"ok": false, "error": {"message": message}}));
     }
-    gate.add_permits(1);
+    barrier.add_permits(1);
     assert_eq!(first.await.expect("no panic").text(), "execution 1");
     assert_eq!(
         executions(&app, [order()]).await,

@@ -7,8 +7,8 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{Router, extract::Request, http::StatusCode};
 use tests::{
-    Answer, Effects, app,
-    gate::{Gate, eventually},
+    Effects, TestResponse, app,
+    barrier::{Barrier, eventually},
     wire::{H1, H2, Server, Stream},
 };
 use tokio::{
@@ -24,25 +24,25 @@ const HANGS: Duration = Duration::from_secs(300);
 
 const ATTACKERS: [Option<&str>; 2] = [Some("Bearer mallory"), None];
 
-/// A served layer. Handlers of `/slow` wait at the gate, the others respond at once.
+/// A served layer. Handlers of `/slow` wait at the barrier, the others respond at once.
 struct World {
     layer: IdempotencyLayer,
     slow: Effects,
-    gate: Gate,
+    barrier: Barrier,
     addr: SocketAddr,
     _server: Arc<Server>,
 }
 
 impl World {
     async fn start(layer: IdempotencyLayer) -> Self {
-        let (gate, slow) = (Gate::shut(), Effects::default());
-        let (passed, counted) = (gate.clone(), slow.clone());
+        let (barrier, slow) = (Barrier::closed(), Effects::default());
+        let (passed, counted) = (barrier.clone(), slow.clone());
         let (app, _): (Router, _) = app(layer.clone(), move |_, req: Request| {
-            let (gate, slow) = (passed.clone(), counted.clone());
+            let (barrier, slow) = (passed.clone(), counted.clone());
             async move {
                 if req.uri().path() == "/slow" {
                     slow.happen();
-                    gate.pass().await;
+                    barrier.pass().await;
                 }
                 StatusCode::CREATED
             }
@@ -51,7 +51,7 @@ impl World {
         Self {
             layer,
             slow,
-            gate,
+            barrier,
             addr: server.addr(),
             _server: Arc::new(server),
         }
@@ -75,7 +75,7 @@ impl World {
     }
 
     async fn finish(&self) {
-        self.gate.open_for_good();
+        self.barrier.open_for_good();
         eventually("all executions end", || self.layer.in_flight() == 0).await;
     }
 }
@@ -87,10 +87,10 @@ async fn honest_caller(addr: SocketAddr, stopped: watch::Receiver<bool>) -> Vec<
     while n < 20 || !*stopped.borrow() {
         for replay in [false, true] {
             let started = Instant::now();
-            let answer = post(addr, "/fast", &format!("honest-{n}"), Some("Bearer bob")).await;
+            let response = post(addr, "/fast", &format!("honest-{n}"), Some("Bearer bob")).await;
             times.push(started.elapsed());
-            assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text());
-            assert_eq!(answer.is_replay(), replay);
+            assert_eq!(response.status, StatusCode::CREATED, "{}", response.text());
+            assert_eq!(response.is_replay(), replay);
         }
         n += 1;
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -105,10 +105,10 @@ fn head(path: &str, key: &str, caller: Option<&str>, length: usize) -> String {
     )
 }
 
-async fn post(addr: SocketAddr, path: &str, key: &str, caller: Option<&str>) -> Answer {
+async fn post(addr: SocketAddr, path: &str, key: &str, caller: Option<&str>) -> TestResponse {
     let mut client = H1::connect(addr).await;
     client.send(head(path, key, caller, 0)).await;
-    client.answer().await.expect("an answer")
+    client.response().await.expect("an answer")
 }
 
 fn layer() -> IdempotencyLayer {
@@ -117,7 +117,7 @@ fn layer() -> IdempotencyLayer {
 
 // F-950
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reset_requests_leave_places_to_others() {
+async fn reset_requests_leave_permits_to_other_callers() {
     for attacker in ATTACKERS {
         let world = World::start(layer()).await;
         let attack = async {
@@ -150,7 +150,7 @@ async fn reset_requests_leave_places_to_others() {
 
 // F-951
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bodies_that_never_come_leave_places_to_others() {
+async fn missing_bodies_leave_permits_to_other_callers() {
     for attacker in ATTACKERS {
         let world = World::start(layer()).await;
         let attack = async {
@@ -187,7 +187,7 @@ impl World {
 
 // F-952
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn uploads_without_last_byte_leave_bytes_to_others() {
+async fn unfinished_uploads_leave_bytes_to_other_callers() {
     const LENGTH: usize = 2 * 1024 * 1024;
     for attacker in ATTACKERS {
         let world = World::start(layer()).await;
@@ -207,8 +207,8 @@ async fn uploads_without_last_byte_leave_bytes_to_others() {
             client.send(upload).await;
             client.send(&data).await;
             client.send("x").await;
-            let answer = client.answer().await.expect("an answer");
-            assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text());
+            let response = client.response().await.expect("an answer");
+            assert_eq!(response.status, StatusCode::CREATED, "{}", response.text());
             held
         };
         let attacked = world.attacked("140 uploads without their last byte", attack);
@@ -221,7 +221,7 @@ async fn uploads_without_last_byte_leave_bytes_to_others() {
 
 // F-953
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waits_leave_places_to_others() {
+async fn waits_leave_permits_to_other_callers() {
     for attacker in ATTACKERS {
         let wait = ConcurrentRequests::Wait(Duration::from_secs(120));
         let world = World::start(layer().with_concurrent_requests(wait)).await;
@@ -242,7 +242,7 @@ async fn waits_leave_places_to_others() {
             let waiting = tokio::spawn(first());
             tokio::time::sleep(Duration::from_millis(200)).await;
             assert!(!waiting.is_finished(), "the duplicate waits");
-            world.gate.open_for_good();
+            world.barrier.open_for_good();
             assert!(!executed.await.expect("no panic").is_replay());
             assert!(waiting.await.expect("no panic").is_replay());
             drop(held);

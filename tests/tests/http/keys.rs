@@ -1,7 +1,7 @@
 //! The header of the key, and its syntax.
 
 use http::{HeaderName, HeaderValue, Request, StatusCode};
-use tests::{Answer, Effects, app, created, creating, post, send};
+use tests::{Effects, TestResponse, app, created, creating, post, send};
 use tower_idempotency::{
     IdempotencyLayer, KeyScope, KeySyntax, MemoryStore, MissingKey, Ttl,
     conformance::{Fault, FaultInjector},
@@ -31,15 +31,15 @@ fn keyed(key: impl AsRef<[u8]>) -> Request<Body> {
     with_header("idempotency-key", key)
 }
 
-fn assert_refused(answer: &Answer, code: &str, what: &str) {
-    assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{what}");
+fn assert_refused(response: &TestResponse, code: &str, what: &str) {
+    assert_eq!(response.status, StatusCode::BAD_REQUEST, "{what}");
     assert_eq!(
-        answer.header("content-type"),
+        response.header("content-type"),
         Some("application/problem+json"),
         "{what}"
     );
-    assert_eq!(answer.code(), code, "{what}");
-    assert!(!answer.is_replay(), "{what}");
+    assert_eq!(response.code(), code, "{what}");
+    assert!(!response.is_replay(), "{what}");
 }
 
 /// Returns `true` if two requests with these keys are treated as one.
@@ -60,8 +60,8 @@ async fn are_one(app: &(Router, Effects), first: Request<Body>, second: Request<
 #[tokio::test(start_paused = true)]
 async fn missing_required_key_is_refused() {
     let (app, effects) = creating(layer().with_missing_key(MissingKey::Reject));
-    let answer = send(&app, keyless("order")).await;
-    assert_refused(&answer, "missing-key", "no header");
+    let response = send(&app, keyless("order")).await;
+    assert_refused(&response, "missing-key", "no header");
     assert_eq!(effects.count(), 0);
 }
 
@@ -74,9 +74,9 @@ async fn missing_key_error_names_header() {
         .with_header(HeaderName::from_static("x-payment"));
     for (layer, name) in [(layer, "idempotency-key"), (other, "x-payment")] {
         let (app, _) = creating(layer);
-        let answer = send(&app, keyless("order")).await;
-        assert_refused(&answer, "missing-key", name);
-        assert!(answer.text().contains(name), "{}", answer.text());
+        let response = send(&app, keyless("order")).await;
+        assert_refused(&response, "missing-key", name);
+        assert!(response.text().contains(name), "{}", response.text());
     }
 }
 
@@ -86,10 +86,10 @@ async fn optional_key_passes_without_store() {
     let store = MemoryStore::new();
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     for n in 1..=3 {
-        let answer = send(&app, keyless("order")).await;
-        assert_eq!(answer.status, StatusCode::CREATED);
-        assert_eq!(answer.text(), format!("{{\"execution\":{n}}}"));
-        assert!(!answer.is_replay());
+        let response = send(&app, keyless("order")).await;
+        assert_eq!(response.status, StatusCode::CREATED);
+        assert_eq!(response.text(), format!("{{\"execution\":{n}}}"));
+        assert!(!response.is_replay());
     }
     assert_eq!(effects.count(), 3);
     assert!(store.is_empty());
@@ -105,8 +105,12 @@ async fn empty_key_is_malformed_if_optional() {
     ] {
         let (app, effects) = creating(layer().with_missing_key(missing));
         for value in ["", " \t ", "\"\"", " \"\" "] {
-            let answer = send(&app, keyed(value)).await;
-            assert_refused(&answer, "malformed-key", &format!("{missing:?} {value:?}"));
+            let response = send(&app, keyed(value)).await;
+            assert_refused(
+                &response,
+                "malformed-key",
+                &format!("{missing:?} {value:?}"),
+            );
         }
         assert_eq!(effects.count(), 0);
     }
@@ -140,15 +144,15 @@ async fn key_over_255_bytes_is_too_long() {
     let (app, effects) = creating(layer());
     for quote in ["", "\""] {
         let longest = format!("{quote}{}{quote}", "k".repeat(255));
-        let answer = send(&app, keyed(longest)).await;
-        assert_eq!(answer.status, StatusCode::CREATED, "{quote}");
+        let response = send(&app, keyed(longest)).await;
+        assert_eq!(response.status, StatusCode::CREATED, "{quote}");
         let too_long = format!("{quote}{}{quote}", "k".repeat(256));
-        let answer = send(&app, keyed(too_long)).await;
-        assert_refused(&answer, "key-too-long", quote);
+        let response = send(&app, keyed(too_long)).await;
+        assert_refused(&response, "key-too-long", quote);
     }
     assert_eq!(effects.count(), 1, "the quoted one is a replay");
-    let answer = send(&app, keyed("k".repeat(10_000))).await;
-    assert_refused(&answer, "key-too-long", "far too long");
+    let response = send(&app, keyed("k".repeat(10_000))).await;
+    assert_refused(&response, "key-too-long", "far too long");
 }
 
 // S-007
@@ -159,11 +163,11 @@ async fn key_length_counts_bytes() {
         Some("é".repeat(repeat.parse().ok()?))
     });
     let (app, effects) = creating(from_head);
-    let answer = send(&app, with_header("x-repeat", "128")).await;
-    assert_refused(&answer, "key-too-long", "128 characters of two bytes");
+    let response = send(&app, with_header("x-repeat", "128")).await;
+    assert_refused(&response, "key-too-long", "128 characters of two bytes");
     assert_eq!(effects.count(), 0);
-    let answer = send(&app, with_header("x-repeat", "127")).await;
-    assert_eq!(answer.status, StatusCode::CREATED);
+    let response = send(&app, with_header("x-repeat", "127")).await;
+    assert_eq!(response.status, StatusCode::CREATED);
     assert_eq!(effects.count(), 1);
 }
 
@@ -171,11 +175,11 @@ async fn key_length_counts_bytes() {
 #[tokio::test(start_paused = true)]
 async fn key_below_minimum_is_refused() {
     let (app, effects) = creating(layer().with_key_length(21..=255));
-    let answer = send(&app, keyed("k".repeat(20))).await;
-    assert_refused(&answer, "malformed-key", "20 bytes");
+    let response = send(&app, keyed("k".repeat(20))).await;
+    assert_refused(&response, "malformed-key", "20 bytes");
     assert_eq!(effects.count(), 0);
-    let answer = send(&app, keyed("k".repeat(21))).await;
-    assert_eq!(answer.status, StatusCode::CREATED);
+    let response = send(&app, keyed("k".repeat(21))).await;
+    assert_eq!(response.status, StatusCode::CREATED);
     assert_eq!(effects.count(), 1);
 }
 
@@ -197,8 +201,12 @@ async fn invalid_key_is_refused() {
         b"\"caf\xc3\xa9\"",
         b"\xff\xfe",
     ] {
-        let answer = send(&app, keyed(value)).await;
-        assert_refused(&answer, "malformed-key", &value.escape_ascii().to_string());
+        let response = send(&app, keyed(value)).await;
+        assert_refused(
+            &response,
+            "malformed-key",
+            &value.escape_ascii().to_string(),
+        );
     }
     assert_eq!(effects.count(), 0);
 }
@@ -236,12 +244,12 @@ async fn key_check_restricts_characters() {
             .all(|byte| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte))
     }));
     for value in ["a/b", "\"a b\"", "a\tb", "a+b="] {
-        let answer = send(&app, keyed(value)).await;
-        assert_refused(&answer, "malformed-key", value);
+        let response = send(&app, keyed(value)).await;
+        assert_refused(&response, "malformed-key", value);
     }
     assert_eq!(effects.count(), 0);
-    let answer = send(&app, keyed("Order_7.a:b-c")).await;
-    assert_eq!(answer.status, StatusCode::CREATED);
+    let response = send(&app, keyed("Order_7.a:b-c")).await;
+    assert_eq!(response.status, StatusCode::CREATED);
     assert_eq!(effects.count(), 1);
 }
 
@@ -256,12 +264,12 @@ async fn key_check_can_require_uuid() {
             })
     };
     let (app, effects) = creating(layer().with_key_check(is_uuid));
-    let answer = send(&app, keyed("order-7")).await;
-    assert_refused(&answer, "malformed-key", "not a UUID");
+    let response = send(&app, keyed("order-7")).await;
+    assert_refused(&response, "malformed-key", "not a UUID");
     assert_eq!(effects.count(), 0);
-    let answer = send(&app, keyed("\"8e03978e-40d5-43dd-bc93-6894a57f9324\"")).await;
+    let response = send(&app, keyed("\"8e03978e-40d5-43dd-bc93-6894a57f9324\"")).await;
     assert_eq!(
-        answer.status,
+        response.status,
         StatusCode::CREATED,
         "checked without its quotes"
     );
@@ -275,16 +283,16 @@ async fn custom_header_replaces_default() {
     let layer = layer().with_header(name);
     let (app, effects) = creating(layer.clone());
     for _ in 0..2 {
-        let answer = send(&app, keyed("abc")).await;
-        assert_eq!(answer.status, StatusCode::CREATED);
+        let response = send(&app, keyed("abc")).await;
+        assert_eq!(response.status, StatusCode::CREATED);
     }
     assert_eq!(effects.count(), 2);
     let key = || with_header("x-request-key", "abc");
     let app = creating(layer.clone());
     assert!(are_one(&app, key(), key()).await);
     let (app, effects) = creating(layer.with_missing_key(MissingKey::Reject));
-    let answer = send(&app, keyed("abc")).await;
-    assert_refused(&answer, "missing-key", "the other name");
+    let response = send(&app, keyed("abc")).await;
+    assert_refused(&response, "missing-key", "the other name");
     assert_eq!(effects.count(), 0);
 }
 
@@ -296,8 +304,8 @@ async fn alias_header_carries_same_key() {
     let aliased = || with_header("x-idempotency-key", "k");
     assert!(are_one(&app, aliased(), keyed("k")).await);
     let (app, effects) = app;
-    let answer = send(&app, aliased()).await;
-    assert!(answer.is_replay());
+    let response = send(&app, aliased()).await;
+    assert!(response.is_replay());
     assert_eq!(effects.count(), 1);
 }
 
@@ -309,8 +317,8 @@ async fn header_takes_precedence_over_alias() {
     let mut both = keyed("first");
     both.headers_mut()
         .insert("x-idempotency-key", HeaderValue::from_static("second"));
-    let answer = send(&app, both).await;
-    assert_eq!(answer.status, StatusCode::CREATED);
+    let response = send(&app, both).await;
+    assert_eq!(response.status, StatusCode::CREATED);
     assert!(send(&app, keyed("first")).await.is_replay());
     assert!(!send(&app, keyed("second")).await.is_replay());
     assert_eq!(effects.count(), 2);
@@ -327,15 +335,15 @@ async fn rejected_key_uses_service_renderer() {
             res
         });
     let (app, effects) = creating(layer);
-    let answer = send(&app, keyed("refund-7")).await;
-    assert_eq!(answer.status, StatusCode::IM_A_TEAPOT);
-    assert_eq!(answer.text(), "no: malformed-key");
+    let response = send(&app, keyed("refund-7")).await;
+    assert_eq!(response.status, StatusCode::IM_A_TEAPOT);
+    assert_eq!(response.text(), "no: malformed-key");
     assert_eq!(effects.count(), 0);
 }
 
 // F-061, S-009
 #[tokio::test(start_paused = true)]
-async fn several_key_lines_are_refused_even_when_they_agree() {
+async fn repeated_key_lines_are_refused() {
     let alias = HeaderName::from_static("x-idempotency-key");
     let (app, effects) = creating(layer().with_header_alias(alias));
     for name in ["idempotency-key", "x-idempotency-key"] {
@@ -343,9 +351,9 @@ async fn several_key_lines_are_refused_even_when_they_agree() {
             let mut req = with_header(name, first);
             req.headers_mut()
                 .append(name, HeaderValue::from_static(second));
-            let answer = send(&app, req).await;
+            let response = send(&app, req).await;
             assert_refused(
-                &answer,
+                &response,
                 "malformed-key",
                 &format!("{name} {first} {second}"),
             );
@@ -378,8 +386,8 @@ async fn key_from_head_names_entity() {
     assert!(!are_one(&app, refund(8), refund(9)).await);
 
     let (app, effects) = creating(by_order());
-    let answer = send(&app, keyed("abc")).await;
-    assert_eq!(answer.status, StatusCode::CREATED);
+    let response = send(&app, keyed("abc")).await;
+    assert_eq!(response.status, StatusCode::CREATED);
     assert!(
         !send(&app, keyed("abc")).await.is_replay(),
         "the header is ignored"
@@ -400,8 +408,8 @@ async fn head_without_key_follows_setting() {
     }
     assert_eq!(effects.count(), 2);
     let (app, effects) = creating(from_head.with_missing_key(MissingKey::Reject));
-    let answer = send(&app, keyless("order")).await;
-    assert_refused(&answer, "missing-key", "the closure found none");
+    let response = send(&app, keyless("order")).await;
+    assert_refused(&response, "missing-key", "the closure found none");
     assert_eq!(effects.count(), 0);
 }
 
@@ -414,8 +422,8 @@ async fn service_key_is_limited_without_syntax() {
             .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
     }));
     for value in ["", "tab\there"] {
-        let answer = send(&app, with_header("x-event", value)).await;
-        assert_refused(&answer, "malformed-key", value);
+        let response = send(&app, with_header("x-event", value)).await;
+        assert_refused(&response, "malformed-key", value);
     }
     assert_eq!(effects.count(), 0);
     let event = || with_header("x-event", "invoice, 7; \"paid\"");
@@ -454,8 +462,8 @@ async fn each_syntax_decides_about_quotes() {
                 assert_eq!(found, one, "{syntax:?}");
             }
             None => {
-                let answer = send(&app.0, keyed("abc")).await;
-                assert_refused(&answer, "malformed-key", "strict and unquoted");
+                let response = send(&app.0, keyed("abc")).await;
+                assert_refused(&response, "malformed-key", "strict and unquoted");
                 assert_eq!(app.1.count(), 0);
                 assert!(are_one(&app, keyed("\"abc\""), keyed(" \"abc\";p ")).await);
             }
@@ -498,8 +506,8 @@ async fn handler_sees_decoded_key() {
         assert_eq!(key.as_deref(), Some(r#"a"b\c"#));
         created(n)
     });
-    let answer = send(&app, post("/orders", r#""a\"b\\c""#, "order")).await;
-    assert_eq!(answer.status, StatusCode::CREATED);
+    let response = send(&app, post("/orders", r#""a\"b\\c""#, "order")).await;
+    assert_eq!(response.status, StatusCode::CREATED);
     assert_eq!(effects.count(), 1);
 }
 

@@ -15,6 +15,7 @@ mod errors;
 mod extremes;
 mod fingerprints;
 mod gem;
+mod grpc;
 mod hostile;
 mod keys;
 mod multipart;

@@ -54,7 +54,7 @@ async fn other_parts_are_key_reuse() {
         BODY.replace("1\r\n", "2\r\n"),
         BODY.replace("\"a\"", "\"a\"; filename=\"a\""),
         swapped,
-        // One part in the place of two.
+        // One part instead of two.
         BODY.replacen("\r\n--BOUNDARY\r\n", "\r\n--BOUNDAR\r\n", 1),
         // Not the plain form: compared byte by byte.
         format!("before\r\n{BODY}"),

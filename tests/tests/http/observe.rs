@@ -16,8 +16,9 @@ use axum::{
 use bytes::Bytes;
 use http::{Request, StatusCode};
 use tests::{
-    Effects, Scripted, Step, app, created,
-    gate::Gate,
+    Effects, Scripted, Step, app,
+    barrier::Barrier,
+    created,
     observed::{Metrics, counted, observed, total},
     post as keyed, send,
 };
@@ -67,7 +68,7 @@ fn counts<const N: usize>(counts: [(&str, u32); N]) -> BTreeMap<String, f64> {
         .collect()
 }
 
-/// Lets the tasks beside a request run.
+/// Lets the background tasks of a request run.
 async fn settle() {
     sleep(Duration::from_millis(1)).await;
 }
@@ -123,18 +124,18 @@ fn verdicts_are_counted() {
 fn concurrent_duplicate_would_conflict() {
     for (name, layer) in stores() {
         let metrics = counted(async {
-            let gate = Gate::shut();
-            let passed = gate.clone();
+            let barrier = Barrier::closed();
+            let passed = barrier.clone();
             let (app, effects) = app(layer, move |_, _| {
-                let gate = passed.clone();
-                async move { gate.pass().await }
+                let barrier = passed.clone();
+                async move { barrier.pass().await }
             });
             let first = tokio::spawn(app.clone().oneshot(keyed("/", "k", "")));
-            gate.arrival().await;
+            barrier.arrival().await;
             settle().await;
             let second = tokio::spawn(app.clone().oneshot(keyed("/", "k", "")));
-            gate.arrival().await;
-            gate.let_through(2);
+            barrier.arrival().await;
+            barrier.let_through(2);
             for task in [first, second] {
                 let Ok(res) = task.await.unwrap();
                 assert_eq!(tests::read(res).await.status, StatusCode::OK);
@@ -207,11 +208,11 @@ fn retry_is_judged_by_first_response() {
             None,
         ),
     ];
-    for (name, answer, expected, differs) in cases {
+    for (name, response, expected, differs) in cases {
         for (store, layer) in stores() {
             let metrics = counted(async {
                 let layer = layer.with_response_limit(1999);
-                let (app, effects) = app(layer, move |n, _| ready(answer(n)));
+                let (app, effects) = app(layer, move |n, _| ready(response(n)));
                 for _ in 0..2 {
                     let res = send(&app, keyed("/", "k", "")).await;
                     assert!(!res.headers.contains_key("x-idempo-policy"));
@@ -442,18 +443,18 @@ fn announced_large_body_passes_unread() {
 #[test]
 fn client_that_leaves_ends_observation() {
     let metrics = counted(async {
-        let gate = Gate::shut();
-        let passed = gate.clone();
+        let barrier = Barrier::closed();
+        let passed = barrier.clone();
         let (app, effects) = app(observing(MemoryStore::new()), move |n, _| {
-            let gate = passed.clone();
+            let barrier = passed.clone();
             async move {
                 if n == 1 {
-                    gate.pass().await;
+                    barrier.pass().await;
                 }
             }
         });
         let left = tokio::spawn(app.clone().oneshot(keyed("/", "k", "")));
-        gate.arrival().await;
+        barrier.arrival().await;
         left.abort();
         assert!(left.await.is_err());
         assert_eq!(send(&app, keyed("/", "k", "")).await.status, 200);
@@ -472,7 +473,7 @@ fn client_that_leaves_ends_observation() {
 
 // S-854
 #[test]
-fn fingerprints_compare_like_enforced_ones() {
+fn observed_fingerprints_equal_enforced_ones() {
     let json = |key: &str, body: &'static str| {
         let mut req = keyed("/", key, body);
         let media_type = http::HeaderValue::from_static("application/json");
@@ -707,26 +708,26 @@ fn enforcement_starts_clean() {
 #[test]
 fn execution_ends_under_its_enforcement() {
     counted(async {
-        let gate = Gate::shut();
-        let passed = gate.clone();
+        let barrier = Barrier::closed();
+        let passed = barrier.clone();
         let switch = EnforcementSwitch::new(Enforce);
         let layer = IdempotencyLayer::new(MemoryStore::new()).with_enforcement(&switch);
         let (app, effects) = app(layer, move |n, _| {
-            let gate = passed.clone();
+            let barrier = passed.clone();
             async move {
                 if n == 1 {
-                    gate.pass().await;
+                    barrier.pass().await;
                 }
                 format!("{n}")
             }
         });
         let order = || keyed("/", "k", "");
         let first = tokio::spawn(app.clone().oneshot(order()));
-        gate.arrival().await;
+        barrier.arrival().await;
         switch.set(Observe);
-        // Not protected any more: it executes beside the first one.
+        // The request is no longer protected: it executes concurrently with the first one.
         assert_eq!(send(&app, order()).await.text(), "2");
-        gate.let_through(1);
+        barrier.let_through(1);
         let Ok(res) = first.await.unwrap();
         assert_eq!(tests::read(res).await.text(), "1");
         for mode in [Off, Observe, Enforce] {
@@ -778,7 +779,7 @@ fn callers_of_share_are_protected_as_whole() {
             switch.set(Rollout::new(percent, Enforce, Observe).unwrap());
             let mut now = 0;
             for caller in 0..100 {
-                // Other keys for each share: what is enforced is recorded.
+                // Each share gets other keys, because enforced requests are recorded.
                 let keys = u32::from(percent) * 10..u32::from(percent) * 10 + 5;
                 let before = effects.count();
                 for key in keys.clone().chain(keys) {
@@ -822,7 +823,7 @@ fn caller_without_principal_belongs_to_rest() {
 
 // S-858
 #[test]
-fn routes_switch_apart() {
+fn routes_switch_independently() {
     counted(async {
         let layer = IdempotencyLayer::new(MemoryStore::new());
         let switch = EnforcementSwitch::new(Enforcement::Observe);
@@ -856,7 +857,7 @@ fn routes_switch_apart() {
 type Executions = Arc<Mutex<BTreeMap<String, [u32; 2]>>>;
 
 // S-858, S-859
-/// Every request gets the response of one execution, whatever the switch does in between. A key that was executed under a lease
+/// Every request gets the response of one execution, for any changes of the switch. A key that was executed under a lease
 /// is replayed afterwards, and no other one is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn switch_under_load_loses_nothing() {

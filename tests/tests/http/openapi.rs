@@ -340,6 +340,6 @@ fn undescribable_documents_stay_unchanged() {
         assert!(error.to_string().contains(expected), "{error}");
         assert_eq!(document, original);
     }
-    // A reference that nothing has to be added to is left alone.
+    // A reference that needs no addition does not change.
     described(&policy(), with(json!({ "302": { "$ref": "other.json" } })));
 }

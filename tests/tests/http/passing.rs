@@ -72,7 +72,7 @@ async fn h1(server: &Server, headers: &Headers, key: Option<&str>) -> StatusCode
         write!(head, "idempotency-key: {key}\r\n").expect("a string");
     }
     client.send(format!("{head}\r\n{{}}")).await;
-    client.answer().await.expect("an answer").status
+    client.response().await.expect("an answer").status
 }
 
 async fn h2(server: &Server, headers: &Headers, key: Option<&str>) -> StatusCode {

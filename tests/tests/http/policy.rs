@@ -1,4 +1,4 @@
-//! A policy says what its layer does: each field of it is provoked over HTTP, for each value of each setting.
+//! A policy describes its layer: the tests provoke each field over HTTP, for each value of each setting.
 
 mod claims;
 mod outcomes;
@@ -193,7 +193,7 @@ const SETTINGS: &[&[(&str, Change)]] = &[
         ("own errors", |layer| {
             layer.with_error_response(|error| {
                 let mut res = Response::new(Bytes::from(error.kind().code()));
-                // The service has statuses of its own.
+                // The service also returns its own statuses.
                 let status = 460 + u16::from(error.status() == 409);
                 *res.status_mut() = StatusCode::from_u16(status).expect("a status");
                 res

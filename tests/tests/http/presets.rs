@@ -1,4 +1,4 @@
-//! Every cell of the table of presets, and a change of each cell alone.
+//! Every cell of the table of presets, and settings that change only one cell.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use axum::{
 };
 use http::{HeaderName, HeaderValue, Method, Request, StatusCode};
 use serde_json::Value;
-use tests::{Answer, Effects, Scripted, Step, app, created, send};
+use tests::{Effects, Scripted, Step, TestResponse, app, created, send};
 use tokio::{sync::Semaphore, time::advance};
 use tower_idempotency::{
     ConcurrentRequests, IdempotencyKey, IdempotencyLayer, KeyReuse, KeySyntax, MemoryStore,
@@ -253,8 +253,8 @@ impl Layers {
                 let key = req.extensions().get::<IdempotencyKey>();
                 key.map_or_else(String::new, |key| key.as_str().to_owned())
             });
-            let answer = send(&app, keyed("POST", name, "\"key\"", "x")).await;
-            if answer.status == StatusCode::OK && !answer.body.is_empty() {
+            let response = send(&app, keyed("POST", name, "\"key\"", "x")).await;
+            if response.status == StatusCode::OK && !response.body.is_empty() {
                 assert_eq!(effects.count(), 1);
                 found.push(name);
             }
@@ -274,12 +274,12 @@ impl Layers {
                 *keep.lock().expect("no panic") = Some(key);
                 std::future::ready(created(n))
             });
-            let answer = send(&app, keyed("POST", name, spelling, "x")).await;
+            let response = send(&app, keyed("POST", name, spelling, "x")).await;
             let seen = seen.lock().expect("no panic").take();
             assert_eq!(
                 seen.is_none(),
-                answer.status == 400,
-                "{spelling} {answer:?}"
+                response.status == 400,
+                "{spelling} {response:?}"
             );
             assert_eq!(effects.count(), u64::from(seen.is_some()));
             found.push(seen.map(|key| &*key.leak()));
@@ -300,12 +300,12 @@ impl Layers {
             } else {
                 &key
             };
-            let answer = send(&app, keyed("POST", name, key, "x")).await;
-            if answer.status == 201 {
+            let response = send(&app, keyed("POST", name, key, "x")).await;
+            if response.status == 201 {
                 assert_eq!(effects.count(), 1);
                 longest = length;
             } else {
-                assert_eq!((answer.status.as_u16(), effects.count()), (400, 0));
+                assert_eq!((response.status.as_u16(), effects.count()), (400, 0));
             }
         }
         longest
@@ -317,9 +317,9 @@ impl Layers {
         let name = HeaderName::from_static(self.name().await);
         req.headers_mut()
             .append(name, HeaderValue::from_static("\"key\""));
-        let answer = send(&app, req).await;
+        let response = send(&app, req).await;
         assert_eq!(effects.count(), 0);
-        answer.status.as_u16()
+        response.status.as_u16()
     }
 
     async fn methods(self) -> Vec<&'static str> {
@@ -343,8 +343,8 @@ impl Layers {
         let (app, effects) = self.creating();
         let keyless = || Request::post("/orders").body(Body::empty());
         send(&app, keyless().expect("a request")).await;
-        let answer = send(&app, keyless().expect("a request")).await;
-        (answer.status.as_u16(), effects.count())
+        let response = send(&app, keyless().expect("a request")).await;
+        (response.status.as_u16(), effects.count())
     }
 
     async fn by_authorization(self) -> bool {
@@ -368,8 +368,8 @@ impl Layers {
     }
 
     async fn concurrent(self) -> (u16, Option<String>) {
-        let gate = std::sync::Arc::new(Semaphore::new(0));
-        let held = std::sync::Arc::clone(&gate);
+        let barrier = std::sync::Arc::new(Semaphore::new(0));
+        let held = std::sync::Arc::clone(&barrier);
         let (app, effects) = app(self.layer(), move |n, _req| {
             let held = std::sync::Arc::clone(&held);
             async move {
@@ -385,7 +385,7 @@ impl Layers {
             tokio::task::yield_now().await;
         }
         let duplicate = send(&app, self.keyed("x").await).await;
-        gate.add_permits(1);
+        barrier.add_permits(1);
         first.await.expect("no panic");
         assert_eq!(effects.count(), 1);
         let after = duplicate.header("retry-after").map(ToOwned::to_owned);
@@ -396,10 +396,10 @@ impl Layers {
     /// effects.
     async fn twice<R: IntoResponse + 'static>(
         self,
-        answer: impl Fn() -> R + Clone + Send + Sync + 'static,
-    ) -> (Answer, u64) {
+        response: impl Fn() -> R + Clone + Send + Sync + 'static,
+    ) -> (TestResponse, u64) {
         let (app, effects) = app(self.layer(), move |_, _| {
-            std::future::ready(answer().into_response())
+            std::future::ready(response().into_response())
         });
         send(&app, self.keyed("x").await).await;
         let retry = send(&app, self.keyed("x").await).await;
@@ -479,13 +479,13 @@ impl Layers {
     async fn error(self) -> Shape {
         let (app, effects) = self.creating();
         let name = self.name().await;
-        let answer = send(&app, keyed("POST", name, "", "x")).await;
+        let response = send(&app, keyed("POST", name, "", "x")).await;
         assert_eq!(effects.count(), 0);
-        let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+        let body: Value = serde_json::from_slice(&response.body).unwrap_or_default();
         let problem = "application/problem+json";
-        match answer.header("content-type") {
+        match response.header("content-type") {
             Some(media_type) if media_type == problem => {
-                let link = answer.header("link").expect("a link");
+                let link = response.header("link").expect("a link");
                 assert!(link.ends_with("rel=\"describedby\""), "{link}");
                 assert_eq!(body["code"], "malformed-key");
                 Shape::Problem
@@ -506,7 +506,7 @@ impl Layers {
         }
     }
 
-    async fn look(self) -> Row {
+    async fn observe(self) -> Row {
         Row {
             headers: self.headers().await,
             syntax: self.syntax().await,
@@ -567,7 +567,7 @@ async fn every_preset_matches_its_column() {
             preset,
             change: |layer| layer,
         };
-        let (expected, found) = (table(preset), layers.look().await);
+        let (expected, found) = (table(preset), layers.observe().await);
         assert!(
             found == expected,
             "{preset:?}{}",
@@ -624,7 +624,7 @@ async fn default_layer_is_recommended_preset() {
         preset: Preset::Idempo,
         change: |_| IdempotencyLayer::new(MemoryStore::new()),
     };
-    let (expected, found) = (table(Preset::Recommended), layers.look().await);
+    let (expected, found) = (table(Preset::Recommended), layers.observe().await);
     assert!(found == expected, "{}", differences(&expected, &found));
     assert_eq!(Preset::default(), Preset::Recommended);
 }
@@ -750,7 +750,7 @@ async fn each_setting_changes_its_cell_alone(preset: Preset) {
     for (setting, change, changed) in SETTINGS {
         let mut expected = table(preset);
         changed(&mut expected);
-        let found = Layers { preset, change }.look().await;
+        let found = Layers { preset, change }.observe().await;
         let differences = differences(&expected, &found);
         assert!(found == expected, "{preset:?} with {setting}{differences}");
     }
@@ -758,25 +758,25 @@ async fn each_setting_changes_its_cell_alone(preset: Preset) {
 
 // S-332
 #[tokio::test(start_paused = true)]
-async fn each_setting_changes_its_cell_of_recommended_alone() {
+async fn recommended_setting_changes_only_its_cell() {
     each_setting_changes_its_cell_alone(Preset::Recommended).await;
 }
 
 // S-333
 #[tokio::test(start_paused = true)]
-async fn each_setting_changes_its_cell_of_ietf_alone() {
+async fn ietf_setting_changes_only_its_cell() {
     each_setting_changes_its_cell_alone(Preset::Ietf).await;
 }
 
 // S-334
 #[tokio::test(start_paused = true)]
-async fn each_setting_changes_its_cell_of_stripe_alone() {
+async fn stripe_setting_changes_only_its_cell() {
     each_setting_changes_its_cell_alone(Preset::Stripe).await;
 }
 
 // S-335
 #[tokio::test(start_paused = true)]
-async fn each_setting_changes_its_cell_of_idempo_alone() {
+async fn idempo_setting_changes_only_its_cell() {
     each_setting_changes_its_cell_alone(Preset::Idempo).await;
 }
 
@@ -794,7 +794,7 @@ async fn unrecordable_setting_changes_only_its_cells() {
             let layers = Layers { preset, change };
             let mut row = table(preset);
             (row.too_large, row.streamed) = (expected, expected);
-            let found = layers.look().await;
+            let found = layers.observe().await;
             let differences = differences(&row, &found);
             assert!(
                 found == row,

@@ -4,7 +4,7 @@ use axum::{Router, body::Body, routing::post};
 use http::{HeaderName, HeaderValue, Method, Request, header};
 use serde_json::{Value, json};
 use tests::{
-    Answer, Effects, send,
+    Effects, TestResponse, send,
     wire::{H1, Server},
 };
 use tower_http::cors::CorsLayer;
@@ -20,7 +20,7 @@ fn layer() -> IdempotencyLayer {
     layer.with_described_by(PATH).expect("a URL")
 }
 
-async fn get(app: &Router, method: Method) -> Answer {
+async fn get(app: &Router, method: Method) -> TestResponse {
     let req = Request::builder()
         .method(method)
         .uri(PATH)
@@ -35,16 +35,16 @@ async fn service_publishes_policy() {
     let app: Router = Router::new()
         .route("/pay", post(async || "paid").route_layer(layer.clone()))
         .route_service(PATH, layer.policy().service());
-    let answer = get(&app, Method::GET).await;
-    assert_eq!(answer.status, 200);
-    assert_eq!(answer.header("content-type"), Some("application/json"));
-    assert_eq!(answer.header("cache-control"), Some("no-cache"));
-    let published: Value = serde_json::from_slice(&answer.body).expect("JSON");
+    let response = get(&app, Method::GET).await;
+    assert_eq!(response.status, 200);
+    assert_eq!(response.header("content-type"), Some("application/json"));
+    assert_eq!(response.header("cache-control"), Some("no-cache"));
+    let published: Value = serde_json::from_slice(&response.body).expect("JSON");
     assert_eq!(
         published,
         serde_json::to_value(layer.policy()).expect("JSON")
     );
-    let length = answer.body.len().to_string();
+    let length = response.body.len().to_string();
     let head = get(&app, Method::HEAD).await;
     assert_eq!(
         (head.header("content-length"), head.body.len()),
@@ -183,8 +183,8 @@ async fn policy_reports_share_that_is_enforced() {
 }
 
 // S-958
-/// The part of a preflight that needs no browser. A page of another origin that sends the key with `fetch` sends the same
-/// preflight, and reads the marker from the response only if it is exposed.
+/// The part of a preflight that needs no browser. If a page of another origin sends the key with `fetch`, the browser sends
+/// the same preflight. The page can read the marker from the response only if it is exposed.
 #[tokio::test]
 async fn preflight_permits_key_and_marker_is_exposed() {
     let marker = (
@@ -214,25 +214,28 @@ async fn preflight_permits_key_and_marker_is_exposed() {
              access-control-request-method: POST\r\naccess-control-request-headers: content-type,x-key\r\n\r\n",
         )
         .await;
-    let answer = connection.answer().await.expect("a response");
-    assert_eq!(answer.status, 200, "{answer:?}");
-    let lists = |answer: &Answer, header: &str, name: &str| {
-        let list = answer.header(header).expect("a list");
+    let response = connection.response().await.expect("a response");
+    assert_eq!(response.status, 200, "{response:?}");
+    let lists = |response: &TestResponse, header: &str, name: &str| {
+        let list = response.header(header).expect("a list");
         assert!(
             list.split(',').any(|listed| listed.trim() == name),
             "{list}"
         );
     };
     for name in ["x-key", "content-type"] {
-        lists(&answer, "access-control-allow-headers", name);
+        lists(&response, "access-control-allow-headers", name);
     }
     assert_eq!(effects.count(), 0);
     for marker in [None, Some("1")] {
         connection
             .send("POST /pay HTTP/1.1\r\nhost: a\r\norigin: https://shop.example\r\nx-key: 7\r\ncontent-length: 0\r\n\r\n")
             .await;
-        let answer = connection.answer().await.expect("a response");
-        assert_eq!((answer.text(), answer.header("x-cached")), ("1", marker));
-        lists(&answer, "access-control-expose-headers", "x-cached");
+        let response = connection.response().await.expect("a response");
+        assert_eq!(
+            (response.text(), response.header("x-cached")),
+            ("1", marker)
+        );
+        lists(&response, "access-control-expose-headers", "x-cached");
     }
 }

@@ -32,11 +32,11 @@ fn order() -> Request<Body> {
 /// Returns the number of executions if the same request arrives twice at a handler with this response.
 async fn executions<R: IntoResponse + 'static>(
     layer: IdempotencyLayer,
-    answer: impl Fn(u64) -> R + Clone + Send + Sync + 'static,
+    response: impl Fn(u64) -> R + Clone + Send + Sync + 'static,
 ) -> u64 {
     let (app, effects) = app(layer, move |n, _req| {
-        let answer = answer(n).into_response();
-        async move { answer }
+        let response = response(n).into_response();
+        async move { response }
     });
     let first = send(&app, order()).await;
     let second = send(&app, order()).await;
@@ -69,10 +69,10 @@ async fn first_response_is_unchanged() {
         ];
         (StatusCode::CREATED, headers, "made")
     });
-    let answer = send(&app, order()).await;
-    assert_eq!(answer.status, StatusCode::CREATED);
-    assert_eq!(answer.text(), "made");
-    let mut headers: Vec<_> = answer
+    let response = send(&app, order()).await;
+    assert_eq!(response.status, StatusCode::CREATED);
+    assert_eq!(response.text(), "made");
+    let mut headers: Vec<_> = response
         .headers
         .iter()
         .map(|(name, value)| (name.as_str(), value.as_bytes()))
@@ -176,9 +176,9 @@ async fn corrected_header_is_executed_under_same_key() {
                 req
             };
             assert_eq!(send(&app, order()).await.status.as_u16(), code);
-            let answer = send(&app, corrected()).await;
-            assert_eq!(answer.status, StatusCode::CREATED, "{preset:?} {code}");
-            assert_eq!(send(&app, corrected()).await.body, answer.body);
+            let response = send(&app, corrected()).await;
+            assert_eq!(response.status, StatusCode::CREATED, "{preset:?} {code}");
+            assert_eq!(send(&app, corrected()).await.body, response.body);
             assert_eq!(effects.count(), 2, "{preset:?} {code}");
         }
     }
@@ -254,10 +254,10 @@ async fn control_headers_never_reach_client() {
     let get = Request::get("/").body(Body::empty()).expect("a request");
     for req in [order(), order(), post("/failing", "f", ""), keyless, get] {
         let what = format!("{} {}", req.method(), req.uri());
-        let answer = send(&app, req).await;
-        assert_eq!(answer.header("x-idempo-policy"), None, "{what}");
+        let response = send(&app, req).await;
+        assert_eq!(response.header("x-idempo-policy"), None, "{what}");
         assert_eq!(
-            answer.header("x-idempo-persist-for-seconds"),
+            response.header("x-idempo-persist-for-seconds"),
             None,
             "{what}"
         );
@@ -297,8 +297,8 @@ async fn handler_can_set_retention() {
 #[tokio::test(start_paused = true)]
 async fn handler_retention_is_capped() {
     let capped = layer().with_max_retention(Ttl::from_secs(10));
-    let answer = with_header("x-idempo-persist-for-seconds", "86400");
-    let (app, effects) = app(capped, move |n, _req| std::future::ready(answer(n)));
+    let response = with_header("x-idempo-persist-for-seconds", "86400");
+    let (app, effects) = app(capped, move |n, _req| std::future::ready(response(n)));
     assert!(!send(&app, order()).await.is_replay());
     advance(Duration::from_secs(9)).await;
     assert!(send(&app, order()).await.is_replay());
@@ -461,18 +461,18 @@ async fn no_byte_is_sent_before_record() {
     let store = FaultInjector::new(MemoryStore::new());
     store.enqueue(Operation::Complete, [Fault::Hang]);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
-    let answer = tokio::spawn(app.clone().oneshot(order()));
+    let response = tokio::spawn(app.clone().oneshot(order()));
     while store.calls(Operation::Complete) == 0 {
         tokio::task::yield_now().await;
     }
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }
-    assert!(!answer.is_finished());
+    assert!(!response.is_finished());
     assert_eq!(effects.count(), 1);
     let duplicate = send(&app, order()).await;
     assert_eq!(duplicate.code(), "in-progress");
-    answer.abort();
+    response.abort();
 }
 
 #[tokio::test(start_paused = true)]

@@ -15,7 +15,7 @@ use http::{
 };
 use http_body::Body as _;
 use http_body_util::BodyExt;
-use tests::{Answer, Effects, Scripted, Step, app, creating, post, send};
+use tests::{Effects, Scripted, Step, TestResponse, app, creating, post, send};
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_http::{
     compression::CompressionLayer,
@@ -37,18 +37,21 @@ fn order() -> Request<Body> {
 }
 
 /// Returns the first response of a handler, and its replay.
-async fn twice(layer: IdempotencyLayer, answer: fn() -> Response) -> (Answer, Answer) {
-    let (app, effects) = app(layer, move |_, _| std::future::ready(answer()));
+async fn twice(
+    layer: IdempotencyLayer,
+    response: fn() -> Response,
+) -> (TestResponse, TestResponse) {
+    let (app, effects) = app(layer, move |_, _| std::future::ready(response()));
     let first = send(&app, order()).await;
     let replay = send(&app, order()).await;
     assert_eq!(effects.count(), 1);
     (first, replay)
 }
 
-fn lines(answer: &Answer) -> Vec<(String, Vec<u8>)> {
+fn lines(response: &TestResponse) -> Vec<(String, Vec<u8>)> {
     let line =
         |(name, value): (&HeaderName, &HeaderValue)| (name.to_string(), value.as_bytes().to_vec());
-    answer.headers.iter().map(line).collect()
+    response.headers.iter().map(line).collect()
 }
 
 // F-024, S-101
@@ -256,7 +259,7 @@ async fn per_exchange_headers_are_not_replayed() {
 
 /// A service without a router, which would compute a `Content-Length` itself.
 fn bare(
-    answer: impl Fn() -> Response + Clone + Send + Sync + 'static,
+    response: impl Fn() -> Response + Clone + Send + Sync + 'static,
 ) -> (
     BoxCloneSyncService<Request<Body>, Response, Infallible>,
     Effects,
@@ -266,7 +269,7 @@ fn bare(
     let service = layer().layer(service_fn(
         move |_req: Request<tower_idempotency::Body<Body>>| {
             let _ = counted.happen();
-            std::future::ready(Ok(answer()))
+            std::future::ready(Ok(response()))
         },
     ));
     let service = service.map_response(|res: http::Response<_>| res.map(Body::new));
@@ -450,7 +453,7 @@ async fn trailers_are_replayed() {
 
 // S-116
 #[tokio::test(start_paused = true)]
-async fn trailers_are_replayed_as_headers_are() {
+async fn trailers_obey_replayed_headers_setting() {
     type Allowed = fn(&HeaderName) -> bool;
     let one: Allowed = |name| name == "x-checksum";
     let none: Allowed = |_| false;
@@ -501,7 +504,6 @@ async fn encoded_response_keeps_encoding() {
 }
 
 // F-026, S-120
-// failure mode 94
 #[tokio::test(start_paused = true)]
 async fn compression_outside_layer_encodes_per_client() {
     let effects = Effects::default();
@@ -562,9 +564,9 @@ async fn documented_layer_order_shows_replay_to_browser() {
         let mut req = order();
         let origin = HeaderValue::from_static("https://example.com");
         req.headers_mut().insert("origin", origin);
-        let answer = send(&app, req).await;
-        assert_eq!(answer.is_replay(), replay);
-        let exposed = answer.header("access-control-expose-headers");
+        let response = send(&app, req).await;
+        assert_eq!(response.is_replay(), replay);
+        let exposed = response.header("access-control-expose-headers");
         let exposed = exposed.expect("a list");
         for name in ["idempotent-replayed", "location", "retry-after"] {
             assert!(exposed.contains(name), "{name}: {exposed}");
@@ -573,7 +575,6 @@ async fn documented_layer_order_shows_replay_to_browser() {
 }
 
 // F-028
-// failure mode 95
 #[tokio::test(start_paused = true)]
 async fn cors_outside_layer_serves_each_origin() {
     for inside in [true, false] {
@@ -628,12 +629,12 @@ async fn unreadable_record_gets_503_without_execution() {
         assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
         store.rewrite_records(garble);
         for _ in 0..2 {
-            let answer = send(&app, order()).await;
-            assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{what}");
-            assert_eq!(answer.code(), "store-unavailable", "{what}");
-            assert!(!answer.is_replay(), "{what}");
+            let response = send(&app, order()).await;
+            assert_eq!(response.status, StatusCode::SERVICE_UNAVAILABLE, "{what}");
+            assert_eq!(response.code(), "store-unavailable", "{what}");
+            assert!(!response.is_replay(), "{what}");
             // A client that reads this must not repeat the operation under another key.
-            assert!(answer.text().contains("was executed before"), "{what}");
+            assert!(response.text().contains("was executed before"), "{what}");
         }
         assert_eq!(effects.count(), 1, "{what}");
     }
@@ -667,8 +668,8 @@ async fn replay_keeps_header_order() {
         (headers, "answer").into_response()
     })
     .await;
-    let replayed_headers = |answer: &Answer| {
-        let mut lines = lines(answer);
+    let replayed_headers = |response: &TestResponse| {
+        let mut lines = lines(response);
         lines.retain(|(name, _)| name.starts_with("x-"));
         lines
     };

@@ -99,7 +99,7 @@ async fn sent_key_never_equals_key_of_service() {
 
 type Keys = Arc<Mutex<Vec<String>>>;
 
-/// A handler that derives a key for a call to another service, and then responds with these statuses in turn.
+/// A handler that derives a key for a call to another service, and then responds with these statuses in order.
 fn charging(layer: IdempotencyLayer, statuses: &'static [u16]) -> (Router, Effects, Keys) {
     let keys = Keys::default();
     let charged = Arc::clone(&keys);

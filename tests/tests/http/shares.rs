@@ -6,7 +6,9 @@ use axum::{Router, body::Body, response::Response};
 use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode};
 use http_body_util::BodyExt;
-use tests::{Answer, Effects, Scripted, Step, app, creating, gate::bounded, noise, post, send};
+use tests::{
+    Effects, Scripted, Step, TestResponse, app, barrier::bounded, creating, noise, post, send,
+};
 use tokio::{task::JoinHandle, time::sleep};
 use tower::ServiceExt;
 use tower_idempotency::{
@@ -24,17 +26,17 @@ fn by(caller: &str, key: &str, body: impl Into<Body>) -> Request<Body> {
     req
 }
 
-fn assert_caller_limit(answer: &Answer) {
-    assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(answer.code(), "caller-limit");
-    assert_eq!(answer.header("retry-after"), Some("1"));
-    assert!(answer.is_retryable());
-    assert!(!answer.is_replay());
+fn assert_caller_limit(response: &TestResponse) {
+    assert_eq!(response.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(response.code(), "caller-limit");
+    assert_eq!(response.header("retry-after"), Some("1"));
+    assert!(response.is_retryable());
+    assert!(!response.is_replay());
 }
 
 impl World {
     /// Sends a request in a task, and lets it run as far as it can.
-    async fn start(&self, req: Request<Body>) -> JoinHandle<Answer> {
+    async fn start(&self, req: Request<Body>) -> JoinHandle<TestResponse> {
         let app = self.app.clone();
         let sent = tokio::spawn(async move { send(&app, req).await });
         sleep(Duration::from_millis(1)).await;
@@ -42,7 +44,7 @@ impl World {
     }
 
     /// Starts this number of executions of one caller.
-    async fn execute(&self, caller: &str, number: usize) -> Vec<JoinHandle<Answer>> {
+    async fn execute(&self, caller: &str, number: usize) -> Vec<JoinHandle<TestResponse>> {
         let mut running = Vec::new();
         for n in 0..number {
             let started = self.start(by(caller, &format!("{caller}-{n}"), "")).await;
@@ -52,11 +54,11 @@ impl World {
         running
     }
 
-    async fn finish(&self, running: impl IntoIterator<Item = JoinHandle<Answer>>) {
-        self.gate.open_for_good();
+    async fn finish(&self, running: impl IntoIterator<Item = JoinHandle<TestResponse>>) {
+        self.barrier.open_for_good();
         for running in running {
-            let answer = running.await.expect("no panic");
-            assert_eq!(answer.status, StatusCode::OK);
+            let response = running.await.expect("no panic");
+            assert_eq!(response.status, StatusCode::OK);
         }
         assert_eq!(self.layer.in_flight(), 0);
     }
@@ -64,7 +66,7 @@ impl World {
 
 // S-970
 #[tokio::test(start_paused = true)]
-async fn executions_of_one_caller_leave_places_to_others() {
+async fn executions_of_one_caller_leave_permits_to_others() {
     bounded(async {
         let world = World::held(|layer| layer.with_max_in_flight(16));
         let mut running = world.execute("alice", 12).await;
@@ -103,7 +105,7 @@ async fn requests_without_principal_count_as_one_caller() {
 
 // S-972
 #[tokio::test(start_paused = true)]
-async fn duplicates_need_no_place_among_executions() {
+async fn duplicates_need_no_execution_permit() {
     bounded(async {
         let world = World::held(|layer| layer.with_max_in_flight(8));
         let recorded = |body: &'static str| {
@@ -141,9 +143,9 @@ async fn refusal_for_share_executes_and_records_nothing() {
         assert_eq!(world.effects.count(), 12);
         world.finish(running).await;
         for replay in [false, true] {
-            let answer = send(&world.app, by("alice", "later", "")).await;
-            assert_eq!(answer.status, StatusCode::OK);
-            assert_eq!(answer.is_replay(), replay);
+            let response = send(&world.app, by("alice", "later", "")).await;
+            assert_eq!(response.status, StatusCode::OK);
+            assert_eq!(response.is_replay(), replay);
         }
         assert_eq!(world.effects.count(), 13);
     })
@@ -178,7 +180,7 @@ async fn unread_bodies_have_limit_of_their_own() {
 
 // S-975
 #[tokio::test(start_paused = true)]
-async fn waits_of_one_caller_leave_places_to_others() {
+async fn waits_of_one_caller_leave_permits_to_others() {
     bounded(async {
         let wait = ConcurrentRequests::Wait(Duration::from_secs(20));
         let world = World::held(|layer| {
@@ -213,7 +215,7 @@ async fn waits_of_one_caller_leave_places_to_others() {
 async fn refused_bytes_do_not_count() {
     bounded(async {
         let world = World::held(|layer| layer.with_max_buffered(100_000, 100_000));
-        world.gate.open_for_good();
+        world.barrier.open_for_good();
         let stalled = |length: usize| {
             let data = Step::Data(vec![b'x'; length].into());
             Body::new(Scripted::new([data, Step::Wait(Duration::from_secs(20))]))
@@ -228,8 +230,8 @@ async fn refused_bytes_do_not_count() {
         sleep(Duration::from_millis(1)).await;
         let of_bob = world.start(by("bob", "large", stalled(74_000))).await;
         // Alice holds little again, and can therefore use the last quarter.
-        let answer = send(&world.app, by("alice", "again", vec![b'x'; 12_000])).await;
-        assert_eq!(answer.status, StatusCode::OK);
+        let response = send(&world.app, by("alice", "again", vec![b'x'; 12_000])).await;
+        assert_eq!(response.status, StatusCode::OK);
         assert!(!small.is_finished() && !of_bob.is_finished());
     })
     .await;
@@ -262,8 +264,8 @@ async fn unread_replays_count_against_limit() {
         let layer = IdempotencyLayer::new(MemoryStore::new()).with_max_buffered(100_000, 100_000);
         let (app, effects) = long_responses(layer);
         for n in 0..5 {
-            let answer = send(&app, by("alice", &n.to_string(), "")).await;
-            assert_eq!(answer.body.len(), LONG);
+            let response = send(&app, by("alice", &n.to_string(), "")).await;
+            assert_eq!(response.body.len(), LONG);
         }
         assert_eq!(send(&app, by("bob", "k", "")).await.body.len(), LONG);
         let mut held = Vec::new();
@@ -405,8 +407,11 @@ async fn small_bodies_pass_while_bytes_are_used_up() {
         assert_eq!(send(&app, large(6)).await.code(), "response-not-retained");
         let small = || by("alice", "small", vec![b'y'; 1000]);
         for is_replay in [false, true, true] {
-            let answer = send(&app, small()).await;
-            assert_eq!((answer.body.len(), answer.is_replay()), (1000, is_replay));
+            let response = send(&app, small()).await;
+            assert_eq!(
+                (response.body.len(), response.is_replay()),
+                (1000, is_replay)
+            );
         }
         assert_eq!(effects.count(), 8);
     })
@@ -437,9 +442,9 @@ async fn fresh_keys_of_each_caller_have_rate() {
         assert_eq!(effects.count(), 3);
         sleep(Duration::from_secs(1)).await;
         for replay in [false, true] {
-            let answer = send(&app, by("alice", "3", "")).await;
+            let response = send(&app, by("alice", "3", "")).await;
             assert_eq!(
-                (answer.status, answer.is_replay()),
+                (response.status, response.is_replay()),
                 (StatusCode::CREATED, replay)
             );
         }
@@ -451,7 +456,7 @@ async fn fresh_keys_of_each_caller_have_rate() {
 // S-983, F-947
 /// A client that can make the handler panic leaves an orphan with each request.
 #[tokio::test(start_paused = true)]
-async fn orphans_of_one_caller_leave_room_to_others() {
+async fn orphans_of_one_caller_leave_leases_to_others() {
     bounded(async {
         let store = MemoryStore::new().with_max_entries(40);
         let (app, effects) = app(
@@ -477,8 +482,8 @@ async fn orphans_of_one_caller_leave_room_to_others() {
         }
         assert_eq!(effects.count(), 30);
         for key in 0..1000 {
-            let answer = send(&app, by("bob", &key.to_string(), "")).await;
-            assert_eq!(answer.status, StatusCode::CREATED, "{key}");
+            let response = send(&app, by("bob", &key.to_string(), "")).await;
+            assert_eq!(response.status, StatusCode::CREATED, "{key}");
         }
         assert!(send(&app, by("bob", "999", "")).await.is_replay());
         assert_eq!(effects.count(), 1030);
@@ -537,8 +542,8 @@ async fn replay_over_limit_is_not_inflated() {
             let layer = IdempotencyLayer::new(Damaged(store.clone()));
             let layer = layer.with_max_buffered(1 << 20, limit);
             let (app, effects) = creating(layer);
-            let answer = send(&app, by("alice", "large", "")).await;
-            assert_eq!(answer.code(), code);
+            let response = send(&app, by("alice", "large", "")).await;
+            assert_eq!(response.code(), code);
             assert_eq!(effects.count(), 0);
         }
     })

@@ -191,11 +191,11 @@ async fn trace_is_linked_over_http() {
     };
     let mut client = H1::connect(server.addr()).await;
     client.send(request(FIRST)).await;
-    let first = client.answer().await.expect("a response");
+    let first = client.response().await.expect("a response");
     assert_eq!(first.header("x-link"), None);
     assert!(!log.text().contains("execution_trace_id"), "{}", log.text());
     client.send(request(RETRY)).await;
-    let replay = client.answer().await.expect("a replay");
+    let replay = client.response().await.expect("a replay");
     assert!(replay.is_replay());
     assert_eq!(
         replay.header("x-link"),

@@ -9,7 +9,7 @@ use axum::{Extension, Router, response::IntoResponse};
 use bytes::Bytes;
 use http::StatusCode;
 use tests::{
-    Answer, Effects, app, created, post,
+    Effects, TestResponse, app, created, post,
     scratch::Scratch,
     send,
     servers::{mariadb, postgres, redis},
@@ -62,12 +62,12 @@ impl Service {
         }
     }
 
-    async fn ask(&self, key: &str) -> Answer {
+    async fn send_request(&self, key: &str) -> TestResponse {
         send(&self.app, post("/cancel", key, "{}")).await
     }
 
     async fn is_refused(&self, key: &str) {
-        let refused = self.ask(key).await;
+        let refused = self.send_request(key).await;
         assert_eq!(refused.status, StatusCode::CONFLICT, "{refused:?}");
         assert!(refused.text().contains(r#""reason":"refund-failed""#));
     }
@@ -75,16 +75,16 @@ impl Service {
     /// Asserts that the request is executed, with this total number of executions. The last one must be a takeover if
     /// `takeover` is set.
     async fn is_executed(&self, key: &str, effects: u64, takeover: bool) {
-        let answer = self.ask(key).await;
-        assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
+        let response = self.send_request(key).await;
+        assert_eq!(response.status, StatusCode::CREATED, "{response:?}");
         assert_eq!(self.effects.count(), effects);
         let takeovers = self.takeovers.lock().expect("no panic").clone();
         assert_eq!(takeovers.last(), Some(&takeover));
-        assert!(self.ask(key).await.is_replay());
+        assert!(self.send_request(key).await.is_replay());
     }
 }
 
-fn answer() -> http::Response<Bytes> {
+fn response() -> http::Response<Bytes> {
     http::Response::new(Bytes::from_static(b"refunded by hand"))
 }
 
@@ -134,7 +134,10 @@ async fn operators_resolve<S: Store + Clone>(
     let service = Service::on(store);
     let list = async || find(statement(&format!("Find: {database}"))).await;
     for key in ["freed", "retried", "settled"] {
-        assert_eq!(service.ask(key).await.status, StatusCode::BAD_GATEWAY);
+        assert_eq!(
+            service.send_request(key).await.status,
+            StatusCode::BAD_GATEWAY
+        );
         service.is_refused(key).await;
     }
     // Entries in progress and entries with a response are not listed.
@@ -170,7 +173,10 @@ async fn operators_resolve<S: Store + Clone>(
     let other = send(&service.app, post("/cancel", "retried", "another")).await;
     assert_eq!(other.code(), "key-reused");
     service.gives_up.store(true, Ordering::SeqCst);
-    assert_eq!(service.ask("retried").await.status, StatusCode::BAD_GATEWAY);
+    assert_eq!(
+        service.send_request("retried").await.status,
+        StatusCode::BAD_GATEWAY
+    );
     service.is_refused("retried").await;
     assert_eq!(
         run(update).await,
@@ -188,12 +194,12 @@ async fn operators_resolve<S: Store + Clone>(
 
     let record = service
         .layer
-        .encode_response_record(&key_id(&seen[2].id), &answer());
+        .encode_response_record(&key_id(&seen[2].id), &response());
     let digits: String = record.iter().map(|byte| format!("{byte:02x}")).collect();
     let settle = answer_with.replace("<record>", &digits);
     let settle = settle.replace("tower_idempotency", TABLE);
     assert_eq!(run(fill(settle, &seen[2])).await, 1);
-    let replay = service.ask("settled").await;
+    let replay = service.send_request("settled").await;
     assert_eq!(replay.text(), "refunded by hand");
     assert!(replay.is_replay());
     assert_eq!(list().await.len(), 0);
@@ -201,7 +207,7 @@ async fn operators_resolve<S: Store + Clone>(
 }
 
 macro_rules! operators_resolve {
-    ($store:expr, $connection:ty, $url:expr, $database:literal, $free:literal, $answer:literal) => {{
+    ($store:expr, $connection:ty, $url:expr, $database:literal, $free:literal, $response:literal) => {{
         let url: String = $url;
         let find = async |statement: String| {
             let mut admin = <$connection>::connect(&url).await.expect("it runs");
@@ -233,7 +239,7 @@ macro_rules! operators_resolve {
             let done = raw_sql(AssertSqlSafe(statement)).execute(&mut admin).await;
             done.expect("a valid statement").rows_affected()
         };
-        operators_resolve($store, $database, $free, $answer, find, run).await;
+        operators_resolve($store, $database, $free, $response, find, run).await;
     }};
 }
 
@@ -292,7 +298,7 @@ async fn operators_resolve_attention_in_redis() {
     let store = server.store().await;
     let service = Service::on(store.clone());
     for key in ["a", "b", "c"] {
-        service.ask(key).await;
+        service.send_request(key).await;
         service.is_refused(key).await;
     }
     service.gives_up.store(false, Ordering::SeqCst);
@@ -325,10 +331,12 @@ async fn operators_resolve_attention_in_redis() {
     service.is_executed("b", 6, true).await;
 
     let id = found[2].strip_prefix("idempotency:").expect("the prefix");
-    let settled = service.layer.encode_response_record(&key_id(id), &answer());
+    let settled = service
+        .layer
+        .encode_response_record(&key_id(id), &response());
     server.command(&[b"HSET", found[2].as_bytes(), b"b", &settled]);
     server.command(&["PEXPIRE", found[2], "60000"]);
-    let replay = service.ask("c").await;
+    let replay = service.send_request("c").await;
     assert_eq!(replay.text(), "refunded by hand");
     assert!(replay.is_replay());
     assert!(keys.lines().all(|key| eval(&find, key) == "0"));

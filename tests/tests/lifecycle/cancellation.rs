@@ -18,8 +18,8 @@ use axum::{
 use http::{Request, StatusCode};
 use tests::{
     Effects,
+    barrier::{Barrier, bounded, eventually},
     bodies::{Piece, pieces},
-    gate::{Gate, bounded, eventually},
     read, send,
 };
 use tokio::runtime::{Builder, Runtime};
@@ -69,10 +69,10 @@ impl World {
     /// Creates a handler that yields before and after its effect, and that reads and writes its bodies in pieces.
     fn new(layer: IdempotencyLayer, ending: Ending) -> Self {
         let (begun, finished) = (Effects::default(), Effects::default());
-        let books = (begun.clone(), finished.clone());
+        let database = (begun.clone(), finished.clone());
         let handler = async move |body: axum::body::Bytes| {
             assert_eq!(body, "one two");
-            let (begun, finished) = books;
+            let (begun, finished) = database;
             tokio::task::yield_now().await;
             let n = begun.happen();
             tokio::task::yield_now().await;
@@ -120,11 +120,11 @@ impl World {
         );
     }
 
-    /// Sends a request after all work has ended, and checks that the key is not stuck.
-    async fn retry(&self) -> tests::Answer {
-        let answer = send(&self.app, Self::request()).await;
+    /// Sends a request after all work has ended, and checks that the key is not blocked.
+    async fn retry(&self) -> tests::TestResponse {
+        let response = send(&self.app, Self::request()).await;
         self.settle().await;
-        answer
+        response
     }
 }
 
@@ -132,18 +132,18 @@ impl World {
 /// number of polls.
 async fn at_every_poll<Fut: Future<Output = ()>>(
     world: impl Fn() -> World,
-    check: impl Fn(World, Option<tests::Answer>) -> Fut,
+    check: impl Fn(World, Option<tests::TestResponse>) -> Fut,
 ) -> usize {
     for polls in 0..1_000 {
         let world = world();
         let res = dropped_after(polls, world.call()).await;
-        let answer = match res {
+        let response = match res {
             Some(res) => Some(read(res.unwrap()).await),
             None => None,
         };
-        let ended = answer.is_some();
+        let ended = response.is_some();
         world.settle().await;
-        check(world, answer).await;
+        check(world, response).await;
         if ended {
             return polls;
         }
@@ -158,7 +158,7 @@ async fn executes_once_at_every_poll(store: impl Fn() -> FaultInjector<MemorySto
         let layer = IdempotencyLayer::new(store());
         World::new(layer, Ending::Answers(StatusCode::CREATED))
     };
-    let polls = at_every_poll(world, async |world, answer| {
+    let polls = at_every_poll(world, async |world, response| {
         assert!(world.begun.count() <= 1);
         let executed = world.begun.count() == 1;
         let retry = world.retry().await;
@@ -168,9 +168,9 @@ async fn executes_once_at_every_poll(store: impl Fn() -> FaultInjector<MemorySto
         let again = world.retry().await;
         assert!(again.is_replay());
         assert_eq!(again.body, retry.body);
-        if let Some(answer) = answer {
-            assert!(!answer.is_replay());
-            assert_eq!(answer.body, retry.body);
+        if let Some(response) = response {
+            assert!(!response.is_replay());
+            assert_eq!(response.body, retry.body);
         }
         assert_eq!(world.begun.count(), 1);
     })
@@ -179,7 +179,6 @@ async fn executes_once_at_every_poll(store: impl Fn() -> FaultInjector<MemorySto
 }
 
 // F-003, S-143
-// fm 1
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_leaves_one_effect_and_response() {
     bounded(executes_once_at_every_poll(|| {
@@ -189,7 +188,6 @@ async fn drop_at_any_poll_leaves_one_effect_and_response() {
 }
 
 // F-005
-// fm 32, fm 36
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_survives_lost_acquire_reply() {
     let store = || {
@@ -202,7 +200,6 @@ async fn drop_at_any_poll_survives_lost_acquire_reply() {
 }
 
 // F-005
-// fm 37
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_survives_lost_complete_reply() {
     let store = || {
@@ -214,7 +211,6 @@ async fn drop_at_any_poll_survives_lost_complete_reply() {
     bounded(executes_once_at_every_poll(store)).await;
 }
 
-// fm 121
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_survives_background_completion() {
     let store = || {
@@ -227,7 +223,7 @@ async fn drop_at_any_poll_survives_background_completion() {
 }
 
 // F-005
-// fm 36: all replies are lost, so no handler runs, and the layer releases the lease that the store may hold
+// All replies are lost, so no handler runs, and the layer releases the lease that the store may hold.
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_releases_after_unreadable_record() {
     let world = || {
@@ -241,9 +237,9 @@ async fn drop_at_any_poll_releases_after_unreadable_record() {
             Ending::Answers(StatusCode::CREATED),
         )
     };
-    let check = async |world: World, answer: Option<tests::Answer>| {
-        if let Some(answer) = answer {
-            assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+    let check = async |world: World, response: Option<tests::TestResponse>| {
+        if let Some(response) = response {
+            assert_eq!(response.status, StatusCode::SERVICE_UNAVAILABLE);
         }
         assert_eq!(world.begun.count(), 0);
         // If the request was dropped before its acquire, the faults are still queued for this one.
@@ -259,7 +255,6 @@ async fn drop_at_any_poll_releases_after_unreadable_record() {
     bounded(at_every_poll(world, check)).await;
 }
 
-// fm 98
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_releases_key_if_not_recorded() {
     for releases_failing in [0, 1, 4] {
@@ -284,7 +279,6 @@ async fn drop_at_any_poll_releases_key_if_not_recorded() {
 }
 
 // F-089
-// fm 97, fm 100
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_leaves_tombstone_if_too_large() {
     let world = || {
@@ -293,7 +287,7 @@ async fn drop_at_any_poll_leaves_tombstone_if_too_large() {
         );
         World::new(layer.with_response_limit(100), Ending::AnswersTooMuch)
     };
-    let check = async |world: World, answer: Option<tests::Answer>| {
+    let check = async |world: World, response: Option<tests::TestResponse>| {
         assert!(world.begun.count() <= 1);
         let executed = world.begun.count() == 1;
         let retry = world.retry().await;
@@ -303,8 +297,8 @@ async fn drop_at_any_poll_leaves_tombstone_if_too_large() {
         } else {
             assert_eq!(retry.status, StatusCode::OK);
         }
-        if let Some(answer) = answer {
-            assert_eq!(answer.body.len(), "execution 1".len() + 1_000);
+        if let Some(response) = response {
+            assert_eq!(response.body.len(), "execution 1".len() + 1_000);
         }
         assert_eq!(world.retry().await.code(), "response-not-retained");
         assert_eq!(world.begun.count(), 1);
@@ -313,7 +307,6 @@ async fn drop_at_any_poll_leaves_tombstone_if_too_large() {
 }
 
 // F-017
-// fm 7
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_releases_key_after_panic() {
     for polls in 0..100 {
@@ -342,8 +335,9 @@ async fn dropped_waiter_affects_no_other_request() {
     for owner_fails in [false, true] {
         let (mut polls, mut places_freed) = (0, 0);
         loop {
-            let gate = Gate::shut();
-            let (effects, books, held) = (Effects::default(), Effects::default(), gate.clone());
+            let barrier = Barrier::closed();
+            let (effects, database, held) =
+                (Effects::default(), Effects::default(), barrier.clone());
             let counted = effects.clone();
             let layer = IdempotencyLayer::new(
                 FaultInjector::new(MemoryStore::new()).with_script(|_, _| Fault::Yield),
@@ -354,7 +348,7 @@ async fn dropped_waiter_affects_no_other_request() {
                 .route(
                     "/",
                     post(async move || {
-                        let call = books.happen();
+                        let call = database.happen();
                         if call == 1 {
                             held.pass().await;
                         }
@@ -371,9 +365,9 @@ async fn dropped_waiter_affects_no_other_request() {
                 let app = app.clone();
                 async move { send(&app, request()).await }
             });
-            gate.arrival().await;
+            barrier.arrival().await;
             // The first request ends by itself after a while, so that some waiter is polled to its end.
-            let opens = gate.clone();
+            let opens = barrier.clone();
             tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 opens.open_for_good();
@@ -381,7 +375,7 @@ async fn dropped_waiter_affects_no_other_request() {
             let waiter = dropped_after(polls, app.clone().oneshot(request())).await;
             let ended = waiter.is_some();
             let left_at = layer.in_flight();
-            if !ended && gate.arrivals() == 0 && !owner.is_finished() && left_at == 1 {
+            if !ended && barrier.arrivals() == 0 && !owner.is_finished() && left_at == 1 {
                 // The only permit for waiters is free again.
                 let next = tokio::spawn({
                     let app = app.clone();
@@ -414,7 +408,7 @@ async fn dropped_waiter_affects_no_other_request() {
     }
 }
 
-// fm 76: nothing has happened yet
+// The request body is incomplete, so the handler has not run.
 #[tokio::test(start_paused = true)]
 async fn drop_during_request_body_executes_nothing() {
     bounded(async {
@@ -441,11 +435,11 @@ async fn drop_during_request_body_executes_nothing() {
     .await;
 }
 
-/// Returns a service whose handler has its effect when the gate opens.
-fn gated(layer: &IdempotencyLayer, gate: &Gate, effects: &Effects) -> Router {
-    let (gate, effects) = (gate.clone(), effects.clone());
+/// Returns a service whose handler has its effect when the barrier opens.
+fn gated(layer: &IdempotencyLayer, barrier: &Barrier, effects: &Effects) -> Router {
+    let (barrier, effects) = (barrier.clone(), effects.clone());
     let handler = async move || {
-        gate.pass().await;
+        barrier.pass().await;
         format!("effect {}", effects.happen())
     };
     Router::new()
@@ -455,22 +449,21 @@ fn gated(layer: &IdempotencyLayer, gate: &Gate, effects: &Effects) -> Router {
 
 type Boxed = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
-/// Polls the future until its handler is at the gate, and returns it.
+/// Polls the future until its handler is at the barrier, and returns it.
 async fn at_the_gate(
     future: impl Future<Output = Result<Response, Infallible>> + Send + 'static,
-    gate: &Gate,
+    barrier: &Barrier,
 ) -> Boxed {
     let mut future: Boxed = Box::pin(future);
     tokio::select! {
         biased;
-        _ = &mut future => panic!("the gate is shut"),
-        () = gate.arrival() => {}
+        _ = &mut future => panic!("the barrier is shut"),
+        () = barrier.arrival() => {}
     }
     future
 }
 
 // F-003
-// fm 1
 #[test]
 fn future_dropped_outside_runtime_continues() {
     let layer = IdempotencyLayer::new(MemoryStore::new());
@@ -478,12 +471,12 @@ fn future_dropped_outside_runtime_continues() {
     // The second round uses a new runtime, after the first one has ended.
     for round in 1..=2 {
         let runtime = Runtime::new().unwrap();
-        let gate = Gate::shut();
-        let app = gated(&layer, &gate, &effects);
+        let barrier = Barrier::closed();
+        let app = gated(&layer, &barrier, &effects);
         let request = || tests::post("/", &format!("k{round}"), "");
-        let future = runtime.block_on(at_the_gate(app.clone().oneshot(request()), &gate));
+        let future = runtime.block_on(at_the_gate(app.clone().oneshot(request()), &barrier));
         drop(future);
-        gate.open_for_good();
+        barrier.open_for_good();
         runtime.block_on(bounded(async {
             eventually("the handler has its effect", || effects.count() == round).await;
             eventually("nothing is in flight", || layer.in_flight() == 0).await;
@@ -493,18 +486,17 @@ fn future_dropped_outside_runtime_continues() {
     }
 }
 
-// fm 1
 #[test]
 fn future_dropped_in_ending_runtime_continues() {
     let layer = IdempotencyLayer::new(MemoryStore::new());
-    let (effects, gate) = (Effects::default(), Gate::shut());
-    let app = gated(&layer, &gate, &effects);
+    let (effects, barrier) = (Effects::default(), Barrier::closed());
+    let app = gated(&layer, &barrier, &effects);
     let request = || tests::post("/", "k", "");
     let runtime = Runtime::new().unwrap();
-    let future = runtime.block_on(at_the_gate(app.clone().oneshot(request()), &gate));
+    let future = runtime.block_on(at_the_gate(app.clone().oneshot(request()), &barrier));
     let passing = tokio::runtime::Builder::new_current_thread().build();
     passing.unwrap().block_on(async move { drop(future) });
-    gate.open_for_good();
+    barrier.open_for_good();
     runtime.block_on(bounded(async {
         eventually("the handler has its effect", || effects.count() == 1).await;
         eventually("nothing is in flight", || layer.in_flight() == 0).await;
@@ -514,26 +506,26 @@ fn future_dropped_in_ending_runtime_continues() {
 }
 
 // F-029, S-147
-// fm 9: if a task is aborted or a runtime ends, the lease expires
+// If a task is aborted or a runtime ends, the lease expires.
 #[test]
 fn runtime_end_during_handler_leaves_orphan() {
     for dropped_first in [true, false] {
         let layer = IdempotencyLayer::new(MemoryStore::new());
-        let (effects, gate) = (Effects::default(), Gate::shut());
-        let app = gated(&layer, &gate, &effects);
+        let (effects, barrier) = (Effects::default(), Barrier::closed());
+        let app = gated(&layer, &barrier, &effects);
         let request = || tests::post("/", "k", "");
         let runtime = Runtime::new().unwrap();
         let future = app.clone().oneshot(request());
         if dropped_first {
-            let future = runtime.block_on(at_the_gate(future, &gate));
+            let future = runtime.block_on(at_the_gate(future, &barrier));
             drop(future);
         } else {
             runtime.spawn(future);
-            runtime.block_on(bounded(gate.arrival()));
+            runtime.block_on(bounded(barrier.arrival()));
         }
-        // Waits until its tasks have ended. A task that is left when the gate opens would run to completion.
+        // Waits until its tasks have ended. A task that is left when the barrier opens would run to completion.
         runtime.shutdown_timeout(Duration::from_secs(60));
-        gate.open_for_good();
+        barrier.open_for_good();
         assert_eq!(effects.count(), 0);
         let paused = Builder::new_current_thread()
             .enable_all()
@@ -543,8 +535,11 @@ fn runtime_end_during_handler_leaves_orphan() {
             assert_eq!(send(&app, request()).await.code(), "in-progress");
             // The lease expires: the default is 15 s.
             tokio::time::sleep(Duration::from_secs(16)).await;
-            let answer = send(&app, request()).await;
-            assert_eq!((answer.status, answer.is_replay()), (StatusCode::OK, false));
+            let response = send(&app, request()).await;
+            assert_eq!(
+                (response.status, response.is_replay()),
+                (StatusCode::OK, false)
+            );
             assert!(send(&app, request()).await.is_replay());
         }));
         assert_eq!(effects.count(), 1);
@@ -556,9 +551,9 @@ fn runtime_end_during_handler_leaves_orphan() {
 #[tokio::test(start_paused = true)]
 async fn lease_is_renewed_after_caller_drops() {
     bounded(async {
-        let gate = Gate::shut();
+        let barrier = Barrier::closed();
         let seen = Arc::new(std::sync::Mutex::new(None));
-        let (held, sees) = (gate.clone(), Arc::clone(&seen));
+        let (held, sees) = (barrier.clone(), Arc::clone(&seen));
         let layer = IdempotencyLayer::new(MemoryStore::new());
         let app = Router::new()
             .route(
@@ -570,8 +565,8 @@ async fn lease_is_renewed_after_caller_drops() {
             )
             .route_layer(layer.clone());
         let call = app.clone().oneshot(tests::post("/", "k", ""));
-        drop(at_the_gate(call, &gate).await);
-        gate.open_for_good();
+        drop(at_the_gate(call, &barrier).await);
+        barrier.open_for_good();
         eventually("nothing is in flight", || layer.in_flight() == 0).await;
         assert_eq!(*seen.lock().unwrap(), Some(true));
     })
@@ -579,7 +574,7 @@ async fn lease_is_renewed_after_caller_drops() {
 }
 
 /// Returns the log of a call that runs in a span and continues after its caller has left.
-fn said_after_the_caller_left(level: Level, calls: Calls) -> String {
+fn log_after_caller_left(level: Level, calls: Calls) -> String {
     // If the program has only one subscriber, a thread without a subscriber that reaches an event first disables the
     // event for all threads. This second one prevents that.
     static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
@@ -596,12 +591,12 @@ fn said_after_the_caller_left(level: Level, calls: Calls) -> String {
         .expect("a runtime");
     tracing::subscriber::with_default(subscriber.finish(), || {
         runtime.block_on(bounded(async {
-            let gate = Gate::shut();
+            let barrier = Barrier::closed();
             let layer = IdempotencyLayer::new(MemoryStore::new());
-            let call = calls(layer.clone(), gate.clone());
+            let call = calls(layer.clone(), barrier.clone());
             let call = call.instrument(tracing::info_span!("caller", request = 7));
-            drop(at_the_gate(call, &gate).await);
-            gate.open_for_good();
+            drop(at_the_gate(call, &barrier).await);
+            barrier.open_for_good();
             eventually("nothing is in flight", || layer.in_flight() == 0).await;
         }));
     });
@@ -611,21 +606,21 @@ fn said_after_the_caller_left(level: Level, calls: Calls) -> String {
     line.expect("it goes on").to_owned()
 }
 
-type Calls = fn(IdempotencyLayer, Gate) -> Boxed;
+type Calls = fn(IdempotencyLayer, Barrier) -> Boxed;
 
-fn a_request(layer: IdempotencyLayer, gate: Gate) -> Boxed {
+fn start_request(layer: IdempotencyLayer, barrier: Barrier) -> Boxed {
     let handler = async move || {
-        gate.pass().await;
+        barrier.pass().await;
         tracing::info!("it goes on");
     };
     let app = Router::new().route("/", post(handler)).route_layer(layer);
     Box::pin(app.oneshot(tests::post("/", "k", "")))
 }
 
-fn a_run(layer: IdempotencyLayer, gate: Gate) -> Boxed {
+fn start_run(layer: IdempotencyLayer, barrier: Barrier) -> Boxed {
     Box::pin(async move {
         let work = async move |_lease: Lease| {
-            gate.pass().await;
+            barrier.pass().await;
             tracing::info!("it goes on");
             Ok::<_, WorkError<()>>(())
         };
@@ -648,12 +643,12 @@ impl std::io::Write for Shared {
 }
 
 // F-004
-// fm 12: an operator finds the outcome of a request under the request's span, at any log level of the layer.
+// An operator finds the outcome of a request under the request's span, at any log level of the layer.
 #[test]
 fn detached_handler_runs_in_span_of_caller() {
     for level in [Level::INFO, Level::DEBUG] {
-        for calls in [a_request, a_run] {
-            let line = said_after_the_caller_left(level, calls);
+        for calls in [start_request, start_run] {
+            let line = log_after_caller_left(level, calls);
             assert!(line.contains("caller{request=7}"), "{level}: {line}");
         }
     }

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use http::StatusCode;
 use tests::{
-    gate::eventually,
+    barrier::eventually,
+    held_server::{HeldServer, PHASES, Phase},
     on_both_runtimes,
-    stage::{PHASES, Phase, Stage},
     wire::{H1, Leave, post_bytes, soon},
 };
 use tower_idempotency::{FingerprintBy, IdempotencyLayer, MemoryStore};
@@ -50,130 +50,124 @@ on_both_runtimes! {
 
 async fn leaves(path: &'static str, leave: Leave) {
     for phase in PHASES {
-        let stage = Stage::held(phase).await;
-        let mut client = H1::connect(stage.server.addr()).await;
+        let held = HeldServer::held(phase).await;
+        let mut client = H1::connect(held.server.addr()).await;
         client.send(post_bytes(path, "k", "{}")).await;
-        stage.arrival(phase).await;
+        held.arrival(phase).await;
         client.leave(leave);
-        stage.left().await;
-        stage.assert_executed_once(path, "k", "{}").await;
+        held.left().await;
+        held.assert_executed_once(path, "k", "{}").await;
     }
 }
 
-// fm 1, fm 3
 async fn closed_connection_executes_once() {
     leaves("/orders", Leave::Close).await;
     leaves("/read", Leave::Close).await;
 }
 
-// fm 1
 async fn reset_connection_executes_once() {
     leaves("/orders", Leave::Reset).await;
     leaves("/read", Leave::Reset).await;
 }
 
-// fm 4
 async fn half_closed_connection_executes_once() {
     for phase in PHASES {
-        let stage = Stage::held(phase).await;
-        let mut client = H1::connect(stage.server.addr()).await;
+        let held = HeldServer::held(phase).await;
+        let mut client = H1::connect(held.server.addr()).await;
         client.send(post_bytes("/orders", "k", "{}")).await;
-        stage.arrival(phase).await;
+        held.arrival(phase).await;
         client.half_close().await;
-        stage.left().await;
-        stage.assert_executed_once("/orders", "k", "{}").await;
+        held.left().await;
+        held.assert_executed_once("/orders", "k", "{}").await;
         assert_eq!(
-            client.answer().await,
+            client.response().await,
             None,
             "hyper closes half-closed connections"
         );
     }
 }
 
-// fm 1: the work is in a task that the handler spawned
+// The work is in a task that the handler spawned.
 async fn spawned_work_executes_once_after_disconnect() {
     leaves("/spawned", Leave::Close).await;
     leaves("/spawned", Leave::Reset).await;
 }
 
-// fm 18
 async fn disconnect_with_unread_response_executes_once() {
     for leave in [Leave::Close, Leave::Reset] {
-        let stage = Stage::open().await;
-        let mut client = H1::connect(stage.server.addr()).await;
+        let held = HeldServer::open().await;
+        let mut client = H1::connect(held.server.addr()).await;
         client.send(post_bytes("/orders", "k", "{}")).await;
-        eventually("it executes", || stage.finished.count() == 1).await;
+        eventually("it executes", || held.finished.count() == 1).await;
         client.leave(leave);
-        stage.assert_executed_once("/orders", "k", "{}").await;
+        held.assert_executed_once("/orders", "k", "{}").await;
     }
 }
 
-// fm 3: the server cannot detect that this client disconnected
+// The server cannot detect that this client disconnected.
 async fn trailing_bytes_change_nothing() {
     for phase in PHASES {
         for leave in [Leave::Close, Leave::Reset] {
-            let stage = Stage::held(phase).await;
-            let mut client = H1::connect(stage.server.addr()).await;
+            let held = HeldServer::held(phase).await;
+            let mut client = H1::connect(held.server.addr()).await;
             let mut bytes = post_bytes("/orders", "k", "{}");
             bytes.extend_from_slice(b"POST /orders HTTP/1.1\r\nhost: te");
             client.send(bytes).await;
-            stage.arrival(phase).await;
+            held.arrival(phase).await;
             client.leave(leave);
-            stage.assert_executed_once("/orders", "k", "{}").await;
+            held.assert_executed_once("/orders", "k", "{}").await;
         }
     }
     // Two complete requests in one write are executed in order.
-    let stage = Stage::open().await;
-    let mut client = H1::connect(stage.server.addr()).await;
+    let held = HeldServer::open().await;
+    let mut client = H1::connect(held.server.addr()).await;
     let mut bytes = post_bytes("/orders", "k", "{}");
     bytes.extend(post_bytes("/orders", "k", "{}"));
     client.send(bytes).await;
     let (first, second) = (
-        client.answer().await.unwrap(),
-        client.answer().await.unwrap(),
+        client.response().await.unwrap(),
+        client.response().await.unwrap(),
     );
     assert_eq!((first.is_replay(), second.is_replay()), (false, true));
     assert_eq!(first.body, second.body);
-    stage.assert_executed_once("/orders", "k", "{}").await;
+    held.assert_executed_once("/orders", "k", "{}").await;
 }
 
-// fm 5
 async fn outer_timeout_executes_once() {
     for phase in PHASES {
-        let (stage, deadline) = Stage::with_deadline(phase).await;
-        let mut client = H1::connect(stage.server.addr()).await;
+        let (held, deadline) = HeldServer::with_deadline(phase).await;
+        let mut client = H1::connect(held.server.addr()).await;
         client.send(post_bytes("/orders", "k", "{}")).await;
-        stage.arrival(phase).await;
+        held.arrival(phase).await;
         deadline.let_through(1);
-        let answer = client.answer().await.unwrap();
-        assert_eq!(answer.status, StatusCode::REQUEST_TIMEOUT);
-        stage.assert_executed_once("/orders", "k", "{}").await;
+        let response = client.response().await.unwrap();
+        assert_eq!(response.status, StatusCode::REQUEST_TIMEOUT);
+        held.assert_executed_once("/orders", "k", "{}").await;
     }
 }
 
-// fm 7
 async fn panic_releases_key_and_closes_own_connection() {
-    let stage = Stage::open().await;
-    let addr = stage.server.addr();
+    let held = HeldServer::open().await;
+    let addr = held.server.addr();
     let mut other = H1::connect(addr).await;
     let mut client = H1::connect(addr).await;
     client.send(post_bytes("/panics-once", "k", "{}")).await;
-    assert_eq!(client.answer().await, None, "the connection is closed");
-    stage.settle().await;
-    assert_eq!(stage.begun.count(), 1);
+    assert_eq!(client.response().await, None, "the connection is closed");
+    held.settle().await;
+    assert_eq!(held.begun.count(), 1);
 
     other.send(post_bytes("/panics-once", "k", "{}")).await;
-    let retry = other.answer().await.unwrap();
+    let retry = other.response().await.unwrap();
     assert_eq!(
         (retry.status, retry.is_replay()),
         (StatusCode::CREATED, false)
     );
     assert_eq!(retry.text(), "execution 2");
     other.send(post_bytes("/panics-once", "k", "{}")).await;
-    let again = other.answer().await.unwrap();
+    let again = other.response().await.unwrap();
     assert!(again.is_replay());
     assert_eq!(again.body, retry.body);
-    assert_eq!(stage.begun.count(), 2);
+    assert_eq!(held.begun.count(), 2);
 }
 
 const PARTIAL: &str =
@@ -182,37 +176,35 @@ const PARTIAL: &str =
 const PARTIAL_CHUNKED: &str = "POST /orders HTTP/1.1\r\nhost: test\r\nidempotency-key: k\r\n\
      transfer-encoding: chunked\r\n\r\n5\r\n01234\r\n";
 
-// fm 76
 async fn aborted_body_has_no_effect() {
     for partial in [PARTIAL, PARTIAL_CHUNKED] {
         for leave in [Some(Leave::Close), Some(Leave::Reset), None] {
-            let stage = Stage::open().await;
-            let mut client = H1::connect(stage.server.addr()).await;
+            let held = HeldServer::open().await;
+            let mut client = H1::connect(held.server.addr()).await;
             client.send(partial).await;
-            eventually("the body is read", || stage.layer.in_flight() == 1).await;
+            eventually("the body is read", || held.layer.in_flight() == 1).await;
             if let Some(leave) = leave {
                 client.leave(leave);
             } else {
                 client.half_close().await;
             }
-            stage.settle().await;
-            stage.assert_untouched("/orders", "k", "0123456789").await;
+            held.settle().await;
+            held.assert_untouched("/orders", "k", "0123456789").await;
         }
     }
 }
 
-// fm 74, behaviours K
 async fn stalled_body_is_refused() {
     let layer = IdempotencyLayer::new(MemoryStore::new());
-    let stage = Stage::with(layer.with_body_timeout(Duration::from_millis(50))).await;
+    let held = HeldServer::with(layer.with_body_timeout(Duration::from_millis(50))).await;
     for partial in [PARTIAL, PARTIAL_CHUNKED] {
-        let mut client = H1::connect(stage.server.addr()).await;
+        let mut client = H1::connect(held.server.addr()).await;
         client.send(partial).await;
-        let answer = client.answer().await.unwrap();
-        assert_eq!(answer.status, StatusCode::REQUEST_TIMEOUT);
-        assert_eq!(answer.code(), "body-timeout");
+        let response = client.response().await.unwrap();
+        assert_eq!(response.status, StatusCode::REQUEST_TIMEOUT);
+        assert_eq!(response.code(), "body-timeout");
     }
-    stage.assert_untouched("/orders", "k", "0123456789").await;
+    held.assert_untouched("/orders", "k", "0123456789").await;
 }
 
 fn expecting(length: usize) -> String {
@@ -222,43 +214,46 @@ fn expecting(length: usize) -> String {
     )
 }
 
-// fm 77
 async fn waiting_client_gets_100_continue() {
-    let stage = Stage::open().await;
-    let mut client = H1::connect(stage.server.addr()).await;
+    let held = HeldServer::open().await;
+    let mut client = H1::connect(held.server.addr()).await;
     client.send(expecting(10)).await;
-    let go_on = client.answer().await.unwrap();
+    let go_on = client.response().await.unwrap();
     assert_eq!(go_on.status, StatusCode::CONTINUE);
-    assert_eq!(stage.begun.count(), 0);
+    assert_eq!(held.begun.count(), 0);
     client.send("0123456789").await;
-    let answer = client.answer().await.unwrap();
-    assert_eq!(answer.status, StatusCode::CREATED);
-    stage
-        .assert_executed_once("/orders", "k", "0123456789")
+    let response = client.response().await.unwrap();
+    assert_eq!(response.status, StatusCode::CREATED);
+    held.assert_executed_once("/orders", "k", "0123456789")
         .await;
 }
 
-// fm 77
 async fn oversized_length_is_refused_before_body() {
     let layer = IdempotencyLayer::new(MemoryStore::new()).with_request_limit(10);
-    let stage = Stage::with(layer).await;
-    let mut client = H1::connect(stage.server.addr()).await;
+    let held = HeldServer::with(layer).await;
+    let mut client = H1::connect(held.server.addr()).await;
     client.send(expecting(11)).await;
-    let answer = client.answer().await.unwrap();
-    assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE, "and not 100");
-    assert_eq!(answer.code(), "body-too-large");
-    stage.assert_untouched("/orders", "k", "0123456789").await;
+    let response = client.response().await.unwrap();
+    assert_eq!(
+        response.status,
+        StatusCode::PAYLOAD_TOO_LARGE,
+        "and not 100"
+    );
+    assert_eq!(response.code(), "body-too-large");
+    held.assert_untouched("/orders", "k", "0123456789").await;
 }
 
-// fm 3, fm 77
 async fn unsent_body_has_no_effect() {
     for leave in [Leave::Close, Leave::Reset] {
-        let stage = Stage::open().await;
-        let mut client = H1::connect(stage.server.addr()).await;
+        let held = HeldServer::open().await;
+        let mut client = H1::connect(held.server.addr()).await;
         client.send(expecting(10)).await;
-        assert_eq!(client.answer().await.unwrap().status, StatusCode::CONTINUE);
+        assert_eq!(
+            client.response().await.unwrap().status,
+            StatusCode::CONTINUE
+        );
         client.leave(leave);
-        stage.assert_untouched("/orders", "k", "0123456789").await;
+        held.assert_untouched("/orders", "k", "0123456789").await;
     }
 }
 
@@ -266,63 +261,62 @@ async fn unsent_body_has_no_effect() {
 async fn body_aborted_in_handler_is_not_recorded() {
     for leave in [Leave::Close, Leave::Reset] {
         let layer = IdempotencyLayer::new(MemoryStore::new());
-        let stage = Stage::with(layer.with_fingerprint(FingerprintBy::head_only())).await;
-        let mut client = H1::connect(stage.server.addr()).await;
+        let held = HeldServer::with(layer.with_fingerprint(FingerprintBy::head_only())).await;
+        let mut client = H1::connect(held.server.addr()).await;
         client.send(PARTIAL.replace("/orders", "/read")).await;
-        eventually("the body is read", || stage.layer.in_flight() == 1).await;
+        eventually("the body is read", || held.layer.in_flight() == 1).await;
         client.leave(leave);
-        stage.assert_untouched("/read", "k", "0123456789").await;
+        held.assert_untouched("/read", "k", "0123456789").await;
     }
 }
 
-/// Creates a stage whose layer leaves bodies to the handler.
-async fn unread(phase: Phase) -> Stage {
+/// Creates a held whose layer leaves bodies to the handler.
+async fn unread(phase: Phase) -> HeldServer {
     let layer = IdempotencyLayer::new(MemoryStore::new());
     let layer = layer.with_fingerprint(FingerprintBy::head_only());
-    Stage::set(layer, &[phase], |app| app).await
+    HeldServer::set(layer, &[phase], |app| app).await
 }
 
-// fm 3: an unread body prevents hyper from detecting that this client has disconnected
+// An unread body prevents hyper from detecting that this client has disconnected.
 async fn unread_aborted_body_executes_once() {
     for path in ["/orders", "/holds", "/spawned"] {
         for partial in [PARTIAL, PARTIAL_CHUNKED] {
             for phase in PHASES {
                 for leave in [Leave::Close, Leave::Reset] {
-                    let stage = unread(phase).await;
-                    let mut client = H1::connect(stage.server.addr()).await;
+                    let held = unread(phase).await;
+                    let mut client = H1::connect(held.server.addr()).await;
                     client.send(partial.replace("/orders", path)).await;
-                    stage.arrival(phase).await;
+                    held.arrival(phase).await;
                     client.leave(leave);
                     assert!(
-                        soon(stage.left()).await.is_none(),
+                        soon(held.left()).await.is_none(),
                         "the disconnect is noticed"
                     );
-                    stage.assert_executed_once(path, "k", "0123456789").await;
+                    held.assert_executed_once(path, "k", "0123456789").await;
                 }
             }
         }
     }
 }
 
-// fm 3, fm 77
 async fn unread_body_is_not_requested() {
     for path in ["/orders", "/holds"] {
         for phase in PHASES {
             for leave in [None, Some(Leave::Close), Some(Leave::Reset)] {
-                let stage = unread(phase).await;
-                let mut client = H1::connect(stage.server.addr()).await;
+                let held = unread(phase).await;
+                let mut client = H1::connect(held.server.addr()).await;
                 client.send(expecting(10).replace("/orders", path)).await;
-                stage.arrival(phase).await;
+                held.arrival(phase).await;
                 if let Some(leave) = leave {
                     client.leave(leave);
                 } else {
-                    assert_eq!(soon(client.answer()).await, None, "no client asks for it");
-                    stage.go_on();
-                    let answer = client.answer().await.unwrap();
-                    assert_eq!(answer.status, StatusCode::CREATED, "and not 100");
-                    assert_eq!(answer.text(), "execution 1");
+                    assert_eq!(soon(client.response()).await, None, "no client asks for it");
+                    held.go_on();
+                    let response = client.response().await.unwrap();
+                    assert_eq!(response.status, StatusCode::CREATED, "and not 100");
+                    assert_eq!(response.text(), "execution 1");
                 }
-                stage.assert_executed_once(path, "k", "0123456789").await;
+                held.assert_executed_once(path, "k", "0123456789").await;
             }
         }
     }

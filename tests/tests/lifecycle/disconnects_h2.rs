@@ -7,9 +7,9 @@ use std::time::Duration;
 use h2::Reason;
 use http::StatusCode;
 use tests::{
-    gate::eventually,
+    barrier::eventually,
+    held_server::{HeldServer, PHASES},
     on_both_runtimes,
-    stage::{PHASES, Stage},
     wire::H2,
 };
 use tower_idempotency::{FingerprintBy, IdempotencyLayer, MemoryStore};
@@ -38,150 +38,156 @@ on_both_runtimes! {
     unread_aborted_body_executes_once,
 }
 
-// fm 1
 async fn reset_stream_executes_once() {
     // The work of the last one runs in a separate task.
     for path in ["/orders", "/read", "/spawned"] {
         for phase in PHASES {
-            let stage = Stage::held(phase).await;
-            let client = H2::connect(stage.server.addr()).await;
+            let held = HeldServer::held(phase).await;
+            let client = H2::connect(held.server.addr()).await;
             let stream = client.post(path, "k", "{}").await;
-            stage.arrival(phase).await;
+            held.arrival(phase).await;
             stream.reset();
-            stage.left().await;
-            stage.assert_executed_once(path, "k", "{}").await;
+            held.left().await;
+            held.assert_executed_once(path, "k", "{}").await;
         }
     }
 }
 
-// fm 1
 async fn lost_connection_executes_each_stream_once() {
     const STREAMS: usize = 5;
     for phase in PHASES {
-        let stage = Stage::held(phase).await;
-        let client = H2::connect(stage.server.addr()).await;
+        let held = HeldServer::held(phase).await;
+        let client = H2::connect(held.server.addr()).await;
         let mut streams = Vec::new();
         for stream in 0..STREAMS {
             streams.push(client.post("/orders", &format!("k{stream}"), "{}").await);
-            stage.arrival(phase).await;
+            held.arrival(phase).await;
         }
         client.lose().await;
         for _ in 0..STREAMS {
-            stage.left().await;
+            held.left().await;
         }
-        stage.go_on();
-        stage.settle().await;
-        assert_eq!(stage.finished.count(), STREAMS as u64);
+        held.go_on();
+        held.settle().await;
+        assert_eq!(held.finished.count(), STREAMS as u64);
 
-        let client = H2::connect(stage.server.addr()).await;
+        let client = H2::connect(held.server.addr()).await;
         for stream in 0..STREAMS {
             let key = format!("k{stream}");
-            let retry = client.post("/orders", &key, "{}").await.answer().await;
+            let retry = client.post("/orders", &key, "{}").await.response().await;
             let retry = retry.unwrap();
             assert_eq!(retry.status, StatusCode::CREATED);
             assert!(retry.is_replay());
-            let again = client.post("/orders", &key, "{}").await.answer().await;
+            let again = client.post("/orders", &key, "{}").await.response().await;
             assert_eq!(retry, again.unwrap());
         }
-        assert_eq!(stage.begun.count(), STREAMS as u64);
+        assert_eq!(held.begun.count(), STREAMS as u64);
     }
 }
 
-// fm 18
 async fn stream_reset_with_unread_response_executes_once() {
-    let stage = Stage::open().await;
-    let client = H2::connect(stage.server.addr()).await;
+    let held = HeldServer::open().await;
+    let client = H2::connect(held.server.addr()).await;
     let stream = client.post("/orders", "k", "{}").await;
-    eventually("it executes", || stage.finished.count() == 1).await;
+    eventually("it executes", || held.finished.count() == 1).await;
     stream.reset();
-    stage.assert_executed_once("/orders", "k", "{}").await;
+    held.assert_executed_once("/orders", "k", "{}").await;
 }
 
 async fn retry_on_same_connection_gets_reset_response() {
     for phase in PHASES {
-        let stage = Stage::held(phase).await;
-        let client = H2::connect(stage.server.addr()).await;
+        let held = HeldServer::held(phase).await;
+        let client = H2::connect(held.server.addr()).await;
         let stream = client.post("/orders", "k", "{}").await;
-        stage.arrival(phase).await;
+        held.arrival(phase).await;
         stream.reset();
-        stage.left().await;
-        let early = client.post("/orders", "k", "{}").await.answer().await;
+        held.left().await;
+        let early = client.post("/orders", "k", "{}").await.response().await;
         let early = early.unwrap();
         assert_eq!(early.status, StatusCode::CONFLICT);
         assert_eq!(early.code(), "in-progress");
-        stage.assert_executed_once("/orders", "k", "{}").await;
-        let late = client.post("/orders", "k", "{}").await.answer().await;
+        held.assert_executed_once("/orders", "k", "{}").await;
+        let late = client.post("/orders", "k", "{}").await.response().await;
         assert!(late.unwrap().is_replay());
     }
 }
 
-// fm 5
 async fn outer_timeout_executes_once() {
     for phase in PHASES {
-        let (stage, deadline) = Stage::with_deadline(phase).await;
-        let client = H2::connect(stage.server.addr()).await;
+        let (held, deadline) = HeldServer::with_deadline(phase).await;
+        let client = H2::connect(held.server.addr()).await;
         let stream = client.post("/orders", "k", "{}").await;
-        stage.arrival(phase).await;
+        held.arrival(phase).await;
         deadline.let_through(1);
-        let answer = stream.answer().await;
-        assert_eq!(answer.unwrap().status, StatusCode::REQUEST_TIMEOUT);
-        stage.assert_executed_once("/orders", "k", "{}").await;
+        let response = stream.response().await;
+        assert_eq!(response.unwrap().status, StatusCode::REQUEST_TIMEOUT);
+        held.assert_executed_once("/orders", "k", "{}").await;
     }
 }
 
-// fm 7
 async fn panic_releases_key_and_resets_own_stream() {
-    let stage = Stage::open().await;
-    let client = H2::connect(stage.server.addr()).await;
-    let panicked = client.post("/panics-once", "k", "{}").await.answer().await;
+    let held = HeldServer::open().await;
+    let client = H2::connect(held.server.addr()).await;
+    let panicked = client
+        .post("/panics-once", "k", "{}")
+        .await
+        .response()
+        .await;
     assert!(panicked.unwrap_err().is_reset(), "the stream is reset");
-    stage.settle().await;
-    assert_eq!(stage.begun.count(), 1);
+    held.settle().await;
+    assert_eq!(held.begun.count(), 1);
 
-    let retry = client.post("/panics-once", "k", "{}").await.answer().await;
+    let retry = client
+        .post("/panics-once", "k", "{}")
+        .await
+        .response()
+        .await;
     let retry = retry.expect("the connection is fine");
     assert_eq!(
         (retry.status, retry.is_replay()),
         (StatusCode::CREATED, false)
     );
-    let again = client.post("/panics-once", "k", "{}").await.answer().await;
+    let again = client
+        .post("/panics-once", "k", "{}")
+        .await
+        .response()
+        .await;
     let again = again.unwrap();
     assert!(again.is_replay());
     assert_eq!(again.body, retry.body);
-    assert_eq!(stage.begun.count(), 2);
+    assert_eq!(held.begun.count(), 2);
 }
 
-// fm 76
 async fn aborted_body_has_no_effect() {
     for lost in [false, true] {
-        let stage = Stage::open().await;
-        let client = H2::connect(stage.server.addr()).await;
+        let held = HeldServer::open().await;
+        let client = H2::connect(held.server.addr()).await;
         let mut stream = client.start("/orders", "k").await;
         stream.send("01234", false);
-        eventually("the body is read", || stage.layer.in_flight() == 1).await;
+        eventually("the body is read", || held.layer.in_flight() == 1).await;
         if lost {
             client.lose().await;
         } else {
             stream.reset();
         }
-        stage.settle().await;
-        stage.assert_untouched("/orders", "k", "0123456789").await;
+        held.settle().await;
+        held.assert_untouched("/orders", "k", "0123456789").await;
     }
 }
 
-// fm 76: hyper treats a stream that is reset with NO_ERROR as ended, so an incomplete body looks complete. A proxy does
+// Hyper treats a stream that is reset with NO_ERROR as ended, so an incomplete body looks complete. A proxy does
 // this to its server if its own client disconnects.
 async fn body_cut_off_without_error_has_no_effect() {
     for length in [None, Some(10)] {
         for sent in ["", "01234"] {
-            let stage = Stage::open().await;
-            let client = H2::connect(stage.server.addr()).await;
+            let held = HeldServer::open().await;
+            let client = H2::connect(held.server.addr()).await;
             let mut stream = client.start_announcing("/orders", "k", length).await;
             stream.send(sent, false);
-            eventually("the body is read", || stage.layer.in_flight() == 1).await;
+            eventually("the body is read", || held.layer.in_flight() == 1).await;
             stream.reset_for(Reason::NO_ERROR);
-            stage.settle().await;
-            stage.assert_untouched("/orders", "k", "0123456789").await;
+            held.settle().await;
+            held.assert_untouched("/orders", "k", "0123456789").await;
         }
     }
 }
@@ -190,48 +196,46 @@ async fn body_cut_off_without_error_has_no_effect() {
 // handler's rejection.
 async fn incomplete_body_in_handler_is_known_by_length() {
     let layer = IdempotencyLayer::new(MemoryStore::new());
-    let stage = Stage::with(layer.with_fingerprint(FingerprintBy::head_only())).await;
-    let client = H2::connect(stage.server.addr()).await;
+    let held = HeldServer::with(layer.with_fingerprint(FingerprintBy::head_only())).await;
+    let client = H2::connect(held.server.addr()).await;
     let mut stream = client.start_announcing("/checks", "k", Some(10)).await;
     stream.send("01234", false);
-    eventually("the body is read", || stage.layer.in_flight() == 1).await;
+    eventually("the body is read", || held.layer.in_flight() == 1).await;
     stream.reset_for(Reason::NO_ERROR);
-    stage.settle().await;
-    stage.assert_untouched("/checks", "k", "0123456789").await;
+    held.settle().await;
+    held.assert_untouched("/checks", "k", "0123456789").await;
 }
 
-// fm 74
 async fn stalled_body_is_refused() {
     let layer = IdempotencyLayer::new(MemoryStore::new());
-    let stage = Stage::with(layer.with_body_timeout(Duration::from_millis(50))).await;
-    let client = H2::connect(stage.server.addr()).await;
+    let held = HeldServer::with(layer.with_body_timeout(Duration::from_millis(50))).await;
+    let client = H2::connect(held.server.addr()).await;
     let mut stream = client.start("/orders", "k").await;
     stream.send("01234", false);
-    let answer = stream.answer().await.unwrap();
-    assert_eq!(answer.status, StatusCode::REQUEST_TIMEOUT);
-    assert_eq!(answer.code(), "body-timeout");
-    stage.assert_untouched("/orders", "k", "0123456789").await;
+    let response = stream.response().await.unwrap();
+    assert_eq!(response.status, StatusCode::REQUEST_TIMEOUT);
+    assert_eq!(response.code(), "body-timeout");
+    held.assert_untouched("/orders", "k", "0123456789").await;
 }
 
-// fm 3
 async fn unread_aborted_body_executes_once() {
     for path in ["/orders", "/holds", "/spawned"] {
         for phase in PHASES {
             for lost in [false, true] {
                 let layer = IdempotencyLayer::new(MemoryStore::new());
                 let layer = layer.with_fingerprint(FingerprintBy::head_only());
-                let stage = Stage::set(layer, &[phase], |app| app).await;
-                let client = H2::connect(stage.server.addr()).await;
+                let held = HeldServer::set(layer, &[phase], |app| app).await;
+                let client = H2::connect(held.server.addr()).await;
                 let mut stream = client.start(path, "k").await;
                 stream.send("01234", false);
-                stage.arrival(phase).await;
+                held.arrival(phase).await;
                 if lost {
                     client.lose().await;
                 } else {
                     stream.reset();
                 }
-                stage.left().await;
-                stage.assert_executed_once(path, "k", "0123456789").await;
+                held.left().await;
+                held.assert_executed_once(path, "k", "0123456789").await;
             }
         }
     }

@@ -14,7 +14,6 @@ fn layer() -> IdempotencyLayer {
 }
 
 // F-019, S-144
-// fm 20
 #[tokio::test(start_paused = true)]
 async fn endless_handler_holds_its_key() {
     let layer = layer();
@@ -55,7 +54,6 @@ fn stuck(layer: IdempotencyLayer) -> (Router, Effects) {
 }
 
 // F-019, S-145
-// fm 20
 #[tokio::test(start_paused = true)]
 async fn timeout_inside_layer_releases_key() {
     let layer = layer();
@@ -73,7 +71,7 @@ async fn timeout_inside_layer_releases_key() {
 }
 
 // F-020, S-145
-// fm 20: the handler may have had its effect before it was dropped
+// The handler may have had its effect before it was dropped.
 #[tokio::test(start_paused = true)]
 async fn timeout_inside_layer_can_be_recorded() {
     let recorded =

@@ -8,7 +8,7 @@ use axum::{
 };
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
-use tests::{Answer, Effects, Scripted, Step, post};
+use tests::{Effects, Scripted, Step, TestResponse, post};
 use tokio::time::advance;
 use tower::{BoxError, Layer, ServiceExt, service_fn};
 use tower_idempotency::{
@@ -30,14 +30,14 @@ const FAILURES: [Failure; 3] = [Failure::Panic, Failure::Error, Failure::BrokenB
 /// The client's view of a response.
 #[derive(Debug)]
 enum Seen {
-    Answer(Answer),
+    TestResponse(TestResponse),
     Failed(Failure),
 }
 
 impl Seen {
-    fn answer(self) -> Answer {
+    fn response(self) -> TestResponse {
         match self {
-            Self::Answer(answer) => answer,
+            Self::TestResponse(response) => response,
             Self::Failed(failure) => panic!("expected a response, found {failure:?}"),
         }
     }
@@ -112,7 +112,7 @@ impl Failing {
         };
         let (head, body) = res.into_parts();
         match body.collect().await {
-            Ok(body) => Seen::Answer(Answer {
+            Ok(body) => Seen::TestResponse(TestResponse {
                 status: head.status,
                 headers: head.headers,
                 body: body.to_bytes(),
@@ -137,7 +137,7 @@ async fn failed_execution_under_refuse_leaves_orphan() {
         service.order().await.assert_failed(failure);
         for _ in 0..2 {
             advance(MOMENT).await;
-            let retry = service.order().await.answer();
+            let retry = service.order().await.response();
             assert_eq!(retry.status, StatusCode::CONFLICT, "{failure}");
             assert_eq!(retry.code(), "outcome-unknown", "{failure}");
         }
@@ -201,7 +201,7 @@ async fn failed_execution_can_need_attention() {
             let service = Failing::new(layer, failure);
             service.order().await.assert_failed(failure);
             advance(Duration::from_secs(60)).await;
-            let retry = service.order().await.answer();
+            let retry = service.order().await.response();
             assert_eq!(retry.status, StatusCode::CONFLICT, "{failure}");
             assert_eq!(retry.code(), "outcome-unknown", "{failure}");
             assert!(retry.text().contains(code), "{failure}: {}", retry.text());
@@ -222,7 +222,7 @@ async fn orphan_is_left_although_store_fails() {
         let codes = [(Duration::ZERO, "in-progress"), (LEASE, "outcome-unknown")];
         for (delay, code) in codes {
             advance(delay).await;
-            assert_eq!(service.order().await.answer().code(), code, "{failure}");
+            assert_eq!(service.order().await.response().code(), code, "{failure}");
         }
         assert_eq!(service.effects.count(), 1, "{failure}");
         assert_eq!(store.calls(Operation::Release), 0, "{failure}");

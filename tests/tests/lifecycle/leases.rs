@@ -10,8 +10,8 @@ use axum::{Router, body::Body, response::IntoResponse, routing::post};
 use bytes::Bytes;
 use http::{Request, StatusCode};
 use tests::{
-    Answer, Effects,
-    gate::{Gate, bounded, eventually, within},
+    Effects, TestResponse,
+    barrier::{Barrier, bounded, eventually, within},
     send,
 };
 use tokio::{
@@ -26,13 +26,13 @@ use tower_idempotency::{
     store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError},
 };
 
-/// A process: its own layer in front of a store that may be shared, and a handler held at a gate.
+/// A process: its own layer in front of a store that may be shared, and a handler held at a barrier.
 #[derive(Clone)]
 struct Node {
     layer: IdempotencyLayer,
     store: FaultInjector<MemoryStore>,
     app: Router,
-    gate: Gate,
+    barrier: Barrier,
     effects: Effects,
     leases: Arc<Mutex<Vec<Lease>>>,
     status: Arc<Mutex<StatusCode>>,
@@ -55,7 +55,7 @@ impl Node {
             app: Router::new(),
             layer,
             store,
-            gate: Gate::shut(),
+            barrier: Barrier::closed(),
             effects: effects.clone(),
             leases: Arc::default(),
             status,
@@ -64,7 +64,7 @@ impl Node {
         let handler = async move |lease: Option<Lease>| {
             this.leases.lock().expect("no poison").extend(lease);
             let n = this.effects.happen();
-            this.gate.pass().await;
+            this.barrier.pass().await;
             let status = *this.status.lock().expect("no poison");
             (status, format!("execution {n}")).into_response()
         };
@@ -79,20 +79,22 @@ impl Node {
         Self::on(self.store.inner(), &self.effects, |layer| layer)
     }
 
-    fn send(&self) -> JoinHandle<Answer> {
+    fn send(&self) -> JoinHandle<TestResponse> {
         let app = self.app.clone();
         tokio::spawn(async move { send(&app, request()).await })
     }
 
     /// Sends a request. Returns its task and its lease when its handler runs.
-    async fn running(&self) -> (JoinHandle<Answer>, Lease) {
+    async fn running(&self) -> (JoinHandle<TestResponse>, Lease) {
         let request = self.send();
-        timeout(LONG, self.gate.arrival()).await.expect("it runs");
+        timeout(LONG, self.barrier.arrival())
+            .await
+            .expect("it runs");
         let leases = self.leases.lock().expect("no poison");
         (request, leases.last().expect("a lease").clone())
     }
 
-    async fn answer(&self) -> Answer {
+    async fn response(&self) -> TestResponse {
         send(&self.app, request()).await
     }
 
@@ -120,8 +122,8 @@ fn request() -> Request<Body> {
     tests::post("/", "k", "{}")
 }
 
-async fn joined(answer: JoinHandle<Answer>) -> Answer {
-    answer.await.expect("no panic")
+async fn joined(response: JoinHandle<TestResponse>) -> TestResponse {
+    response.await.expect("no panic")
 }
 
 const LONG: Duration = Duration::from_secs(600);
@@ -130,7 +132,6 @@ const LEASE: Duration = Duration::from_secs(15);
 // ---- Renewals ----
 
 // F-039
-// fm 20
 #[tokio::test(start_paused = true)]
 async fn handler_longer_than_lease_holds_it() {
     within(LONG, async {
@@ -140,18 +141,18 @@ async fn handler_longer_than_lease_holds_it() {
         for _ in 0..60 {
             sleep(Duration::from_secs(1)).await;
             assert!(lease.is_held());
-            assert_eq!(node.answer().await.code(), "in-progress");
-            assert_eq!(other.answer().await.code(), "in-progress");
+            assert_eq!(node.response().await.code(), "in-progress");
+            assert_eq!(other.response().await.code(), "in-progress");
         }
         // No renewal is due at this moment.
         sleep(Duration::from_millis(500)).await;
         let renewals = node.store.calls(Operation::Renew);
         assert_eq!(renewals, 12, "renewals in 60 s");
-        node.gate.open_for_good();
+        node.barrier.open_for_good();
         assert_eq!(joined(first).await.text(), "execution 1");
         assert!(!lease.is_held(), "the lease has ended");
         lease.lost().await;
-        assert!(other.answer().await.is_replay());
+        assert!(other.response().await.is_replay());
         sleep(LONG / 2).await;
         assert_eq!(
             node.store.calls(Operation::Renew),
@@ -169,7 +170,7 @@ async fn short_request_makes_no_renewal() {
         let node = Node::new();
         let (first, _) = node.running().await;
         sleep(LEASE / 3 - Duration::from_millis(10)).await;
-        node.gate.open_for_good();
+        node.barrier.open_for_good();
         assert_eq!(joined(first).await.status, StatusCode::CREATED);
         sleep(LEASE).await;
         assert_eq!(node.store.calls(Operation::Renew), 0);
@@ -178,7 +179,6 @@ async fn short_request_makes_no_renewal() {
 }
 
 // F-040, F-042
-// fm 21
 #[tokio::test(start_paused = true)]
 async fn renewal_failures_within_lease_are_harmless() {
     for act in [
@@ -201,12 +201,12 @@ async fn renewal_failures_within_lease_are_harmless() {
             for _ in 0..60 {
                 sleep(Duration::from_secs(1)).await;
                 assert!(lease.is_held());
-                assert_eq!(other.answer().await.code(), "in-progress");
+                assert_eq!(other.response().await.code(), "in-progress");
             }
             assert!(timeout(LEASE, lease.lost()).await.is_err());
-            node.gate.open_for_good();
+            node.barrier.open_for_good();
             assert_eq!(joined(first).await.text(), "execution 1");
-            assert!(other.answer().await.is_replay());
+            assert!(other.response().await.is_replay());
             assert_eq!(node.effects.count(), 1);
         })
         .await;
@@ -214,7 +214,6 @@ async fn renewal_failures_within_lease_are_harmless() {
 }
 
 // F-040, S-163
-// fm 21
 #[tokio::test(start_paused = true)]
 async fn hanging_renewal_leaves_time_for_second() {
     within(LONG, async {
@@ -226,8 +225,8 @@ async fn hanging_renewal_leaves_time_for_second() {
             _ => Fault::None,
         });
         assert!(timeout(LEASE, lease.lost()).await.is_err());
-        assert_eq!(node.another().answer().await.code(), "in-progress");
-        node.gate.open_for_good();
+        assert_eq!(node.another().response().await.code(), "in-progress");
+        node.barrier.open_for_good();
         assert_eq!(joined(first).await.text(), "execution 1");
         assert_eq!(node.effects.count(), 1);
     })
@@ -245,8 +244,8 @@ async fn panicking_renewal_counts_as_failed() {
             _ => Fault::None,
         });
         assert!(timeout(LEASE * 2, lease.lost()).await.is_err());
-        assert_eq!(node.another().answer().await.code(), "in-progress");
-        node.gate.open_for_good();
+        assert_eq!(node.another().response().await.code(), "in-progress");
+        node.barrier.open_for_good();
         assert_eq!(joined(first).await.text(), "execution 1");
         assert_eq!(node.effects.count(), 1);
     })
@@ -254,9 +253,9 @@ async fn panicking_renewal_counts_as_failed() {
 }
 
 /// A store whose renewals panic when they are called, before they return a future.
-struct Rash(MemoryStore, Arc<Mutex<Vec<Instant>>>);
+struct PanickingRenewals(MemoryStore, Arc<Mutex<Vec<Instant>>>);
 
-impl Store for Rash {
+impl Store for PanickingRenewals {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         self.0.acquire(claim).await
     }
@@ -293,7 +292,8 @@ impl Store for Rash {
 async fn renewal_panicking_on_call_counts_as_failed() {
     within(LONG, async {
         let calls = Arc::default();
-        let layer = IdempotencyLayer::new(Rash(MemoryStore::new(), Arc::clone(&calls)));
+        let layer =
+            IdempotencyLayer::new(PanickingRenewals(MemoryStore::new(), Arc::clone(&calls)));
         let handler = async |lease: Lease| {
             let lost = timeout(LEASE * 2, lease.lost()).await;
             assert!(lost.is_err(), "the lease was renewed");
@@ -310,7 +310,7 @@ async fn renewal_panicking_on_call_counts_as_failed() {
 }
 
 // F-041
-// fm 21: counted from before the last good renewal was sent
+// The lease duration counts from before the last successful renewal was sent.
 #[tokio::test(start_paused = true)]
 async fn unrenewed_lease_is_not_held_until_renewal() {
     within(LONG, async {
@@ -335,10 +335,10 @@ async fn unrenewed_lease_is_not_held_until_renewal() {
         node.recover();
         sleep(Duration::from_secs(3)).await;
         assert!(lease.is_held());
-        assert_eq!(node.another().answer().await.code(), "in-progress");
-        node.gate.open_for_good();
+        assert_eq!(node.another().response().await.code(), "in-progress");
+        node.barrier.open_for_good();
         assert_eq!(joined(first).await.text(), "execution 1");
-        assert!(node.another().answer().await.is_replay());
+        assert!(node.another().response().await.is_replay());
     })
     .await;
 }
@@ -364,7 +364,7 @@ async fn lost_renewal_notifies_handler_immediately() {
             1,
             "there is nothing to renew"
         );
-        node.gate.open_for_good();
+        node.barrier.open_for_good();
         assert_eq!(joined(first).await.text(), "execution 1");
     })
     .await;
@@ -374,27 +374,26 @@ async fn lost_renewal_notifies_handler_immediately() {
 #[tokio::test(start_paused = true)]
 async fn renewal_during_finish_is_last() {
     bounded(async {
-        let (node, reply) = (Node::new(), Gate::shut());
+        let (node, reply) = (Node::new(), Barrier::closed());
         let (first, lease) = node.running().await;
-        let gate = reply.clone();
+        let barrier = reply.clone();
         node.store.set_script(move |op, _| match op {
-            Operation::Renew => Fault::HoldReply(gate.clone().into()),
+            Operation::Renew => Fault::HoldReply(barrier.clone().into()),
             _ => Fault::None,
         });
         reply.arrival().await;
-        node.gate.open_for_good();
+        node.barrier.open_for_good();
         assert_eq!(joined(first).await.text(), "execution 1");
         reply.open_for_good();
         sleep(LEASE).await;
         assert_eq!(node.store.calls(Operation::Renew), 1);
         assert!(!lease.is_held());
-        assert!(node.answer().await.is_replay());
+        assert!(node.response().await.is_replay());
     })
     .await;
 }
 
 // F-043
-// fm 22
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocking_handler_does_not_starve_renewal() {
     bounded(async {
@@ -461,8 +460,8 @@ async fn one_task_renews_all_leases_of_layer() {
             (5_000..=6_000).contains(&renewals),
             "{renewals} renewals of 1,000 leases"
         );
-        for answer in requests.join_all().await {
-            assert_eq!(answer.status, StatusCode::OK);
+        for response in requests.join_all().await {
+            assert_eq!(response.status, StatusCode::OK);
         }
         assert_eq!(tasks() - before, 1, "the renewer waits for the next lease");
         let dropped = Instant::now();
@@ -491,8 +490,8 @@ fn renewal_continues_in_second_runtime() {
         let renewals = store.calls(Operation::Renew);
         let runtime = Runtime::new().expect("a runtime");
         let key = round.to_string();
-        let answer = runtime.block_on(bounded(send(&app, tests::post("/", &key, ""))));
-        assert_eq!(answer.status, StatusCode::OK);
+        let response = runtime.block_on(bounded(send(&app, tests::post("/", &key, ""))));
+        assert_eq!(response.status, StatusCode::OK);
         assert!(store.calls(Operation::Renew) >= renewals + 4);
     }
 }
@@ -510,7 +509,7 @@ fn renewal_moves_when_its_runtime_ends() {
         let (app, key) = (node.app.clone(), key.to_owned());
         async move { send(&app, tests::post("/", &key, "{}")).await }
     };
-    node.gate.let_through(1);
+    node.barrier.let_through(1);
     ends.block_on(bounded(quick("first")));
     node.fail(&[Operation::Renew], Fault::Hang);
     let slow = stays.spawn(quick("slow"));
@@ -525,10 +524,10 @@ fn renewal_moves_when_its_runtime_ends() {
         sleep(Duration::from_secs(4)).await;
         let lease = node.leases.lock().expect("no poison")[1].clone();
         eventually("the lease is renewed", || lease.is_held()).await;
-        node.gate.open_for_good();
-        let answers = [bounded(slow).await, bounded(another).await];
-        for answer in answers {
-            assert_eq!(answer.expect("no panic").status, StatusCode::CREATED);
+        node.barrier.open_for_good();
+        let responses = [bounded(slow).await, bounded(another).await];
+        for response in responses {
+            assert_eq!(response.expect("no panic").status, StatusCode::CREATED);
         }
     });
     assert_eq!(node.effects.count(), 3);
@@ -539,10 +538,10 @@ fn renewal_moves_when_its_runtime_ends() {
 /// Returns a node whose lease was not renewed while its handler runs, and another node that has taken the lease over.
 async fn taken_over() -> (
     Node,
-    JoinHandle<Answer>,
+    JoinHandle<TestResponse>,
     Lease,
     Node,
-    JoinHandle<Answer>,
+    JoinHandle<TestResponse>,
     Lease,
 ) {
     let node = Node::new();
@@ -550,9 +549,9 @@ async fn taken_over() -> (
     node.fail(&[Operation::Renew], Fault::Hang);
     let other = node.another();
     sleep(LEASE - Duration::from_millis(10)).await;
-    assert_eq!(other.answer().await.code(), "in-progress");
+    assert_eq!(other.response().await.code(), "in-progress");
     sleep(Duration::from_millis(20)).await;
-    assert!(!lease.is_held(), "fm 19: the paused one can see it");
+    assert!(!lease.is_held(), "the paused process can detect it");
     let (second, taken) = other.running().await;
     assert!(taken.is_held());
     assert!((lease.generation(), lease.is_takeover()) == (1, false));
@@ -561,19 +560,18 @@ async fn taken_over() -> (
 }
 
 // F-035
-// fm 16, 19, 29
 #[tokio::test(start_paused = true)]
 async fn lost_lease_returns_stored_response() {
     within(LONG, async {
         let (node, first, _, other, second, _) = taken_over().await;
-        other.gate.open_for_good();
+        other.barrier.open_for_good();
         let second = joined(second).await;
         assert_eq!((second.text(), second.is_replay()), ("execution 2", false));
-        node.gate.open_for_good();
+        node.barrier.open_for_good();
         let first = joined(first).await;
         assert_eq!((first.text(), first.is_replay()), ("execution 2", true));
         for node in [&node, &other] {
-            let retry = node.answer().await;
+            let retry = node.response().await;
             assert_eq!((retry.text(), retry.is_replay()), ("execution 2", true));
         }
         assert_eq!(node.effects.count(), 2);
@@ -582,59 +580,57 @@ async fn lost_lease_returns_stored_response() {
 }
 
 // F-038
-// fm 28, 29
 #[tokio::test(start_paused = true)]
 async fn lost_lease_is_unknown_while_rival_runs() {
     within(LONG, async {
         let (node, first, _, other, second, taken) = taken_over().await;
-        node.gate.open_for_good();
+        node.barrier.open_for_good();
         let first = joined(first).await;
         assert_eq!(first.status, StatusCode::CONFLICT);
         assert_eq!(first.code(), "outcome-unknown");
         assert!(taken.is_held(), "the first node did not get the lease back");
-        assert_eq!(node.answer().await.code(), "in-progress");
-        other.gate.open_for_good();
+        assert_eq!(node.response().await.code(), "in-progress");
+        other.barrier.open_for_good();
         assert_eq!(joined(second).await.text(), "execution 2");
-        assert_eq!(node.answer().await.text(), "execution 2");
+        assert_eq!(node.response().await.text(), "execution 2");
         assert_eq!(node.effects.count(), 2);
     })
     .await;
 }
 
-// fm 28, 29: the other lease has expired too
+// The lease of the other process has expired too.
 #[tokio::test(start_paused = true)]
 async fn lost_lease_is_not_retaken_as_orphan() {
     within(LONG, async {
         let (node, first, _, other, second, _) = taken_over().await;
         other.fail(&[Operation::Renew], Fault::Hang);
         sleep(LEASE * 2).await;
-        node.gate.open_for_good();
+        node.barrier.open_for_good();
         assert_eq!(joined(first).await.code(), "outcome-unknown");
-        other.gate.open_for_good();
+        other.barrier.open_for_good();
         assert_eq!(joined(second).await.text(), "execution 2");
-        assert_eq!(node.answer().await.text(), "execution 2");
+        assert_eq!(node.response().await.text(), "execution 2");
         assert_eq!(node.effects.count(), 2);
     })
     .await;
 }
 
 // F-037
-// fm 30
 #[tokio::test(start_paused = true)]
 async fn failed_handler_after_lost_lease_releases_nothing() {
     within(LONG, async {
         let (node, first, _, other, second, taken) = taken_over().await;
         node.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
-        node.gate.open_for_good();
+        node.barrier.open_for_good();
         assert_eq!(
             joined(first).await.status,
             StatusCode::INTERNAL_SERVER_ERROR
         );
         assert!(taken.is_held());
-        assert_eq!(node.answer().await.code(), "in-progress");
-        other.gate.open_for_good();
+        assert_eq!(node.response().await.code(), "in-progress");
+        other.barrier.open_for_good();
         assert_eq!(joined(second).await.text(), "execution 2");
-        assert_eq!(node.answer().await.text(), "execution 2");
+        assert_eq!(node.response().await.text(), "execution 2");
         assert_eq!(node.effects.count(), 2);
     })
     .await;
@@ -646,16 +642,16 @@ async fn lost_lease_stores_record_if_rival_left_none() {
     within(LONG, async {
         let (node, first, _, other, second, _) = taken_over().await;
         other.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
-        other.gate.open_for_good();
+        other.barrier.open_for_good();
         assert_eq!(
             joined(second).await.status,
             StatusCode::INTERNAL_SERVER_ERROR
         );
-        node.gate.open_for_good();
+        node.barrier.open_for_good();
         let first = joined(first).await;
         assert_eq!((first.text(), first.is_replay()), ("execution 1", false));
         for node in [&node, &other] {
-            let retry = node.answer().await;
+            let retry = node.response().await;
             assert_eq!((retry.text(), retry.is_replay()), ("execution 1", true));
         }
         assert_eq!(node.effects.count(), 2);
@@ -671,24 +667,24 @@ async fn record_after_lost_lease_stored_when_store_recovers() {
         within(LONG, async {
             let (node, first, _, other, second, _) = taken_over().await;
             other.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
-            let left = other.gate.clone();
-            let gate = Gate::shut();
-            let held = gate.clone();
+            let left = other.barrier.clone();
+            let barrier = Barrier::closed();
+            let held = barrier.clone();
             node.store.set_script(move |op, nth| match (op, nth) {
                 // The completion finds the lease lost. Its reply arrives after the other node has released the entry.
                 (Operation::Complete, 1) => Fault::HoldReply(held.clone().into()),
                 (op, 2..=4) if op == fails => Fault::CallLost,
                 _ => Fault::None,
             });
-            node.gate.open_for_good();
-            gate.arrival().await;
+            node.barrier.open_for_good();
+            barrier.arrival().await;
             left.open_for_good();
             let second = joined(second).await;
             assert_eq!(second.status, StatusCode::INTERNAL_SERVER_ERROR);
-            gate.open_for_good();
+            barrier.open_for_good();
             assert_eq!(joined(first).await.code(), "outcome-unknown");
             sleep(Duration::from_secs(5)).await;
-            let retry = other.answer().await;
+            let retry = other.response().await;
             assert_eq!((retry.text(), retry.is_replay()), ("execution 1", true));
             assert_eq!((node.effects.count(), node.layer.in_flight()), (2, 0));
         })
@@ -703,7 +699,7 @@ async fn record_is_stored_after_unreported_lease_loss() {
     within(LONG, async {
         let (node, first, _, other, second, _) = taken_over().await;
         other.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
-        other.gate.open_for_good();
+        other.barrier.open_for_good();
         assert_eq!(
             joined(second).await.status,
             StatusCode::INTERNAL_SERVER_ERROR
@@ -712,11 +708,11 @@ async fn record_is_stored_after_unreported_lease_loss() {
             (Operation::Complete, 1..=3) => Fault::CallLost,
             _ => Fault::None,
         });
-        node.gate.open_for_good();
+        node.barrier.open_for_good();
         let first = joined(first).await;
         assert_eq!((first.text(), first.is_replay()), ("execution 1", false));
         sleep(Duration::from_secs(1)).await;
-        let retry = other.answer().await;
+        let retry = other.response().await;
         assert_eq!((retry.text(), retry.is_replay()), ("execution 1", true));
         assert_eq!((node.effects.count(), node.layer.in_flight()), (2, 0));
     })
@@ -724,13 +720,13 @@ async fn record_is_stored_after_unreported_lease_loss() {
 }
 
 // S-151
-// The effect of the first execution may have happened, whatever the outcome of the second execution.
+// The effect of the first execution may have happened, for any outcome of the second execution.
 #[tokio::test(start_paused = true)]
 async fn takeover_without_outcome_is_taken_over_again() {
     within(LONG, async {
         let (node, _, _, other, second, _) = taken_over().await;
         other.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
-        other.gate.open_for_good();
+        other.barrier.open_for_good();
         assert_eq!(
             joined(second).await.status,
             StatusCode::INTERNAL_SERVER_ERROR
@@ -738,10 +734,10 @@ async fn takeover_without_outcome_is_taken_over_again() {
         let reused = send(&other.app, tests::post("/", "k", "another request")).await;
         assert_eq!(reused.code(), "key-reused");
         other.answers_with(StatusCode::CREATED);
-        assert_eq!(other.answer().await.text(), "execution 3");
+        assert_eq!(other.response().await.text(), "execution 3");
         let third = other.leases.lock().expect("no poison")[1].clone();
         assert_eq!((third.generation(), third.is_takeover()), (3, true));
-        assert!(other.answer().await.is_replay());
+        assert!(other.response().await.is_replay());
         assert_eq!(node.effects.count(), 3);
     })
     .await;
@@ -757,15 +753,15 @@ async fn takeover_that_never_ran_is_taken_over_again() {
             node.fail(&[Operation::Renew], Fault::Hang);
             sleep(LEASE * 2).await;
             let other = node.another();
-            other.gate.open_for_good();
+            other.barrier.open_for_good();
             other.fail(&[Operation::Acquire], act);
-            assert_eq!(other.answer().await.code(), "store-unavailable");
+            assert_eq!(other.response().await.code(), "store-unavailable");
             other.recover();
             sleep(Duration::from_secs(1)).await;
-            assert_eq!(other.answer().await.text(), "execution 2");
+            assert_eq!(other.response().await.text(), "execution 2");
             let taken = other.leases.lock().expect("no poison")[0].clone();
             assert_eq!((taken.generation(), taken.is_takeover()), (3, true));
-            node.gate.open_for_good();
+            node.barrier.open_for_good();
             assert_eq!(joined(first).await.text(), "execution 2");
         })
         .await;
@@ -777,16 +773,16 @@ async fn takeover_that_never_ran_is_taken_over_again() {
 async fn lost_lease_stores_own_record_after_rival_releases() {
     within(LONG, async {
         let (node, first, _, other, second, _) = taken_over().await;
-        let asking = Gate::shut();
-        let gate = asking.clone();
+        let asking = Barrier::closed();
+        let barrier = asking.clone();
         node.store.set_script(move |op, _| match op {
-            Operation::Acquire => Fault::HoldCall(gate.clone().into()),
+            Operation::Acquire => Fault::HoldCall(barrier.clone().into()),
             _ => Fault::None,
         });
-        node.gate.open_for_good();
+        node.barrier.open_for_good();
         asking.arrival().await;
         other.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
-        other.gate.open_for_good();
+        other.barrier.open_for_good();
         assert_eq!(
             joined(second).await.status,
             StatusCode::INTERNAL_SERVER_ERROR
@@ -795,7 +791,7 @@ async fn lost_lease_stores_own_record_after_rival_releases() {
         let first = joined(first).await;
         assert_eq!((first.text(), first.is_replay()), ("execution 1", false));
         for node in [&node, &other] {
-            let retry = node.answer().await;
+            let retry = node.response().await;
             assert_eq!((retry.text(), retry.is_replay()), ("execution 1", true));
         }
         assert_eq!(node.effects.count(), 2);
@@ -803,7 +799,6 @@ async fn lost_lease_stores_own_record_after_rival_releases() {
     .await;
 }
 
-// fm 19
 #[tokio::test(start_paused = true)]
 async fn late_response_is_stored_without_takeover() {
     for policy in [OrphanPolicy::TakeOver, OrphanPolicy::Refuse] {
@@ -814,10 +809,10 @@ async fn late_response_is_stored_without_takeover() {
             let (first, _) = node.running().await;
             node.fail(&[Operation::Renew], Fault::CallLost);
             sleep(LEASE * 3).await;
-            node.gate.open_for_good();
+            node.barrier.open_for_good();
             let first = joined(first).await;
             assert_eq!((first.text(), first.is_replay()), ("execution 1", false));
-            let retry = node.another().answer().await;
+            let retry = node.another().response().await;
             assert_eq!((retry.text(), retry.is_replay()), ("execution 1", true));
         })
         .await;
@@ -825,7 +820,6 @@ async fn late_response_is_stored_without_takeover() {
 }
 
 // F-031
-// fm 17
 #[tokio::test(start_paused = true)]
 async fn refused_orphan_executes_only_after_expiry() {
     within(LONG * 10, async {
@@ -840,7 +834,7 @@ async fn refused_orphan_executes_only_after_expiry() {
         node.fail(&[Operation::Renew], Fault::CallLost);
         // A waiter is notified when the lease expires.
         let started = Instant::now();
-        let waiter = node.answer().await;
+        let waiter = node.response().await;
         assert_eq!(
             (waiter.status, waiter.code().as_str()),
             (StatusCode::CONFLICT, "outcome-unknown")
@@ -850,11 +844,11 @@ async fn refused_orphan_executes_only_after_expiry() {
             "{:?}",
             started.elapsed()
         );
-        assert_eq!(node.answer().await.code(), "outcome-unknown");
+        assert_eq!(node.response().await.code(), "outcome-unknown");
         first.abort();
-        node.gate.open_for_good();
+        node.barrier.open_for_good();
         sleep(kept.as_duration() - LEASE - Duration::from_secs(60)).await;
-        let refused = node.answer().await;
+        let refused = node.response().await;
         // The handler did not stop when its client disconnected, so its response is recorded.
         assert_eq!((refused.text(), refused.is_replay()), ("execution 1", true));
         assert_eq!(node.effects.count(), 1);
@@ -875,8 +869,8 @@ async fn waiter_takes_over_after_lease_expiry() {
         let (second, taken) = other.running().await;
         assert!(started.elapsed() < LEASE + Duration::from_millis(50));
         assert_eq!((taken.generation(), taken.is_takeover()), (2, true));
-        other.gate.open_for_good();
-        node.gate.open_for_good();
+        other.barrier.open_for_good();
+        node.barrier.open_for_good();
         assert_eq!(joined(second).await.text(), "execution 2");
         assert_eq!(joined(first).await.text(), "execution 2");
     })
@@ -900,7 +894,7 @@ async fn derived_key_is_stable_across_takeover() {
             differs(lease.derive(name));
         }
         // Requests with another key, and of another caller.
-        node.gate.open_for_good();
+        node.barrier.open_for_good();
         let mut other = tests::post("/", "l", "{}");
         assert_eq!(send(&node.app, other).await.status, StatusCode::CREATED);
         other = request();
@@ -921,7 +915,6 @@ async fn derived_key_is_stable_across_takeover() {
 // ---- A store that fails ----
 
 // F-090
-// fm 120
 #[tokio::test(start_paused = true)]
 async fn nothing_is_executed_when_no_lease_can_be_taken() {
     for (act, at_most) in [
@@ -932,15 +925,11 @@ async fn nothing_is_executed_when_no_lease_can_be_taken() {
     ] {
         within(LONG, async {
             let node = Node::new();
-            node.gate.open_for_good();
+            node.barrier.open_for_good();
             node.fail(&[Operation::Acquire], act);
             let started = Instant::now();
-            let refused = node.answer().await;
-            assert!(
-                started.elapsed() <= at_most,
-                "fm 45: {:?}",
-                started.elapsed()
-            );
+            let refused = node.response().await;
+            assert!(started.elapsed() <= at_most, "{:?}", started.elapsed());
             assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
             assert_eq!(refused.code(), "store-unavailable");
             assert_eq!(refused.header("retry-after"), Some("1"));
@@ -949,31 +938,30 @@ async fn nothing_is_executed_when_no_lease_can_be_taken() {
             node.recover();
             // The layer releases the lease that the store may have granted, long before it would expire.
             sleep(Duration::from_millis(100)).await;
-            let retry = node.answer().await;
+            let retry = node.response().await;
             assert_eq!(
                 (retry.status, retry.is_replay()),
                 (StatusCode::CREATED, false)
             );
             assert!(!node.leases.lock().expect("no poison")[0].is_takeover());
-            assert!(node.answer().await.is_replay());
+            assert!(node.response().await.is_replay());
             assert_eq!(node.effects.count(), 1);
         })
         .await;
     }
 }
 
-// fm 32, 36
 #[tokio::test(start_paused = true)]
 async fn retried_acquire_finds_own_lease() {
     for act in [Fault::ReplyLost, Fault::HangAfter] {
         within(LONG, async {
             let node = Node::new();
-            node.gate.open_for_good();
+            node.barrier.open_for_good();
             node.store.set_script(move |op, nth| match (op, nth) {
                 (Operation::Acquire, 1) => act.clone(),
                 _ => Fault::None,
             });
-            let first = node.answer().await;
+            let first = node.response().await;
             assert_eq!(
                 (first.status, first.is_replay()),
                 (StatusCode::CREATED, false)
@@ -981,7 +969,7 @@ async fn retried_acquire_finds_own_lease() {
             assert_eq!(node.store.calls(Operation::Acquire), 2);
             let lease = node.leases.lock().expect("no poison")[0].clone();
             assert_eq!((lease.generation(), lease.is_takeover()), (1, false));
-            assert!(node.answer().await.is_replay());
+            assert!(node.response().await.is_replay());
             assert_eq!(node.effects.count(), 1);
         })
         .await;
@@ -1002,24 +990,24 @@ async fn late_grant_is_acquired_again() {
         within(LONG, async {
             let (store, effects) = (MemoryStore::new(), Effects::default());
             let late = Node::on(&store, &effects, slow);
-            let reply = Gate::shut();
+            let reply = Barrier::closed();
             let held_back = reply.clone();
             late.store.set_script(move |op, nth| match (op, nth) {
                 (Operation::Acquire, 1) => Fault::HoldReply(held_back.clone().into()),
                 _ => Fault::None,
             });
-            late.gate.open_for_good();
-            let answer = late.send();
+            late.barrier.open_for_good();
+            let response = late.send();
             sleep(Duration::from_secs(2)).await;
             if taken_over {
                 let other = late.another();
-                other.gate.open_for_good();
-                assert_eq!(other.answer().await.text(), "execution 1");
+                other.barrier.open_for_good();
+                assert_eq!(other.response().await.text(), "execution 1");
             }
             reply.open_for_good();
-            let answer = joined(answer).await;
+            let response = joined(response).await;
             assert_eq!(
-                (answer.text(), answer.is_replay()),
+                (response.text(), response.is_replay()),
                 ("execution 1", taken_over)
             );
             assert_eq!(effects.count(), 1);
@@ -1029,7 +1017,6 @@ async fn late_grant_is_acquired_again() {
     }
 }
 
-// fm 37
 #[tokio::test(start_paused = true)]
 async fn retried_completion_finds_own_record() {
     for act in [
@@ -1040,15 +1027,15 @@ async fn retried_completion_finds_own_record() {
     ] {
         within(LONG, async {
             let node = Node::new();
-            node.gate.open_for_good();
+            node.barrier.open_for_good();
             node.store.set_script(move |op, nth| match (op, nth) {
                 (Operation::Complete, 1) => act.clone(),
                 _ => Fault::None,
             });
-            let first = node.answer().await;
+            let first = node.response().await;
             assert_eq!((first.text(), first.is_replay()), ("execution 1", false));
             assert_eq!(node.store.calls(Operation::Complete), 2);
-            let retry = node.another().answer().await;
+            let retry = node.another().response().await;
             assert_eq!((retry.text(), retry.is_replay()), ("execution 1", true));
             assert_eq!(node.effects.count(), 1);
         })
@@ -1057,7 +1044,6 @@ async fn retried_completion_finds_own_record() {
 }
 
 // F-099
-// fm 121
 #[tokio::test(start_paused = true)]
 async fn response_precedes_record_during_store_failure() {
     for (act, at_most) in [
@@ -1067,19 +1053,19 @@ async fn response_precedes_record_during_store_failure() {
         within(LONG, async {
             let node = Node::new();
             let other = node.another();
-            node.gate.open_for_good();
+            node.barrier.open_for_good();
             node.fail(&[Operation::Complete, Operation::Renew], act);
             let started = Instant::now();
-            let first = node.answer().await;
+            let first = node.response().await;
             assert!(started.elapsed() <= at_most, "{:?}", started.elapsed());
             assert_eq!(first.status, StatusCode::CREATED);
             for _ in 0..8 {
                 sleep(Duration::from_secs(1)).await;
-                assert_eq!(other.answer().await.code(), "in-progress");
+                assert_eq!(other.response().await.code(), "in-progress");
             }
             node.recover();
             sleep(Duration::from_secs(3)).await;
-            let retry = other.answer().await;
+            let retry = other.response().await;
             assert!(retry.is_replay());
             assert_eq!((retry.body, node.effects.count()), (first.body, 1));
             assert_eq!(node.layer.in_flight(), 0);
@@ -1089,7 +1075,7 @@ async fn response_precedes_record_during_store_failure() {
 }
 
 // F-100
-// fm 42: the store keeps the lease alive and refuses the record, as a full Redis does
+// The store keeps the lease alive and refuses the record, as a full Redis does.
 #[tokio::test(start_paused = true)]
 async fn unstorable_record_does_not_hold_key_forever() {
     for ops in [
@@ -1098,9 +1084,9 @@ async fn unstorable_record_does_not_hold_key_forever() {
     ] {
         within(LONG, async {
             let node = Node::new();
-            node.gate.open_for_good();
+            node.barrier.open_for_good();
             let other = node.another();
-            other.gate.open_for_good();
+            other.barrier.open_for_good();
             node.store.set_script(move |op, _| {
                 if ops.contains(&op) {
                     Fault::CallLost
@@ -1108,13 +1094,13 @@ async fn unstorable_record_does_not_hold_key_forever() {
                     Fault::None
                 }
             });
-            assert_eq!(node.answer().await.status, StatusCode::CREATED);
+            assert_eq!(node.response().await.status, StatusCode::CREATED);
             sleep(LEASE / 2).await;
-            assert_eq!(other.answer().await.code(), "in-progress");
+            assert_eq!(other.response().await.code(), "in-progress");
             sleep(LEASE * 2).await;
             assert_eq!(node.layer.in_flight(), 0, "the permit is released");
             let renewals = node.store.calls(Operation::Renew);
-            let again = other.answer().await;
+            let again = other.response().await;
             assert_eq!(
                 (again.status, again.is_replay()),
                 (StatusCode::CREATED, false)
@@ -1133,17 +1119,17 @@ async fn failed_release_is_retried_in_background() {
     for act in [Fault::CallLost, Fault::Hang] {
         within(LONG, async {
             let node = Node::new();
-            node.gate.open_for_good();
+            node.barrier.open_for_good();
             node.answers_with(StatusCode::BAD_GATEWAY);
             node.fail(&[Operation::Release], act);
             let started = Instant::now();
-            assert_eq!(node.answer().await.status, StatusCode::BAD_GATEWAY);
+            assert_eq!(node.response().await.status, StatusCode::BAD_GATEWAY);
             assert!(started.elapsed() <= Duration::from_millis(4_010));
-            assert_eq!(node.another().answer().await.code(), "in-progress");
+            assert_eq!(node.another().response().await.code(), "in-progress");
             node.recover();
             node.answers_with(StatusCode::CREATED);
             sleep(Duration::from_secs(4)).await;
-            assert_eq!(node.answer().await.text(), "execution 2");
+            assert_eq!(node.response().await.text(), "execution 2");
             assert_eq!((node.effects.count(), node.layer.in_flight()), (2, 0));
         })
         .await;
@@ -1155,14 +1141,14 @@ async fn failed_release_is_retried_in_background() {
 async fn unreleasable_key_is_free_after_lease_expiry() {
     within(LONG, async {
         let node = Node::new();
-        node.gate.open_for_good();
+        node.barrier.open_for_good();
         node.answers_with(StatusCode::BAD_GATEWAY);
         node.fail(&[Operation::Release], Fault::CallLost);
-        assert_eq!(node.answer().await.status, StatusCode::BAD_GATEWAY);
+        assert_eq!(node.response().await.status, StatusCode::BAD_GATEWAY);
         sleep(LEASE + Duration::from_secs(2)).await;
         assert_eq!(node.layer.in_flight(), 0);
         node.answers_with(StatusCode::CREATED);
-        assert_eq!(node.answer().await.text(), "execution 2");
+        assert_eq!(node.response().await.text(), "execution 2");
         assert_eq!(node.store.calls(Operation::Renew), 0);
     })
     .await;
@@ -1181,7 +1167,7 @@ async fn record_unstored_at_lease_end_is_stored_later() {
             let (first, _) = node.running().await;
             node.fail(&[Operation::Renew, Operation::Complete], Fault::CallLost);
             sleep(LEASE * 2).await;
-            node.gate.open_for_good();
+            node.barrier.open_for_good();
             assert_eq!(joined(first).await.text(), "execution 1");
             sleep(Duration::from_secs(1)).await;
             assert_eq!(
@@ -1191,7 +1177,7 @@ async fn record_unstored_at_lease_end_is_stored_later() {
             );
             node.recover();
             sleep(Duration::from_secs(2)).await;
-            let retry = node.another().answer().await;
+            let retry = node.another().response().await;
             assert_eq!((retry.text(), retry.is_replay()), ("execution 1", true));
             assert_eq!((node.effects.count(), node.layer.in_flight()), (1, 0));
         })
@@ -1210,20 +1196,19 @@ async fn key_unreleased_at_lease_end_is_released_later() {
         let (first, _) = node.running().await;
         node.fail(&[Operation::Renew, Operation::Release], Fault::CallLost);
         sleep(LEASE * 2).await;
-        node.gate.open_for_good();
+        node.barrier.open_for_good();
         assert_eq!(joined(first).await.status, StatusCode::BAD_GATEWAY);
         sleep(Duration::from_secs(1)).await;
         node.recover();
         node.answers_with(StatusCode::CREATED);
         sleep(Duration::from_secs(2)).await;
-        assert_eq!(node.answer().await.text(), "execution 2");
+        assert_eq!(node.response().await.text(), "execution 2");
         assert_eq!((node.effects.count(), node.layer.in_flight()), (2, 0));
     })
     .await;
 }
 
 // F-105
-// fm 63
 #[tokio::test(start_paused = true)]
 async fn record_too_large_for_store_follows_setting() {
     within(LONG, async {
@@ -1231,13 +1216,13 @@ async fn record_too_large_for_store_follows_setting() {
             let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
                 layer.with_unrecordable(unrecordable)
             });
-            node.gate.open_for_good();
+            node.barrier.open_for_good();
             node.store.set_script(|op, nth| match (op, nth) {
                 (Operation::Complete, 1) => Fault::RecordTooLarge(10),
                 _ => Fault::None,
             });
-            assert_eq!(node.answer().await.text(), "execution 1");
-            let retry = node.answer().await;
+            assert_eq!(node.response().await.text(), "execution 1");
+            let retry = node.response().await;
             if unrecordable == Unrecordable::Tombstone {
                 assert_eq!(retry.status, StatusCode::CONFLICT);
                 assert_eq!(retry.code(), "response-not-retained");
@@ -1250,10 +1235,10 @@ async fn record_too_large_for_store_follows_setting() {
         // Not even the tombstone fits. The key stays in progress until the lease expires, and no retry executes before
         // that.
         let node = Node::new();
-        node.gate.open_for_good();
+        node.barrier.open_for_good();
         node.fail(&[Operation::Complete], Fault::RecordTooLarge(1));
-        assert_eq!(node.answer().await.text(), "execution 1");
-        assert_eq!(node.another().answer().await.code(), "in-progress");
+        assert_eq!(node.response().await.text(), "execution 1");
+        assert_eq!(node.another().response().await.code(), "in-progress");
         sleep(LEASE * 3).await;
         assert_eq!((node.effects.count(), node.layer.in_flight()), (1, 0));
     })
@@ -1269,20 +1254,20 @@ async fn late_record_too_large_follows_setting() {
             let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
                 layer.with_unrecordable(unrecordable)
             });
-            node.gate.open_for_good();
+            node.barrier.open_for_good();
             node.store.set_script(|op, nth| match (op, nth) {
                 (Operation::Complete, 1..=3) => Fault::CallLost,
                 (Operation::Complete, 4) => Fault::RecordTooLarge(200),
                 _ => Fault::None,
             });
-            assert_eq!(node.answer().await.text(), "execution 1");
+            assert_eq!(node.response().await.text(), "execution 1");
             sleep(Duration::from_secs(3)).await;
             assert_eq!(node.layer.in_flight(), 0);
-            let retry = node.answer().await;
+            let retry = node.response().await;
             if unrecordable == Unrecordable::Tombstone {
                 assert_eq!(retry.code(), "response-not-retained");
                 sleep(LEASE * 2).await;
-                assert_eq!(node.answer().await.code(), "response-not-retained");
+                assert_eq!(node.response().await.code(), "response-not-retained");
                 assert_eq!(node.effects.count(), 1);
             } else {
                 assert_eq!(retry.text(), "execution 2");
@@ -1299,19 +1284,19 @@ async fn unprotected_execution_only_during_outage() {
             let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
                 layer.with_store_failure(StoreFailure::DangerouslyExecuteUnprotected)
             });
-            node.gate.open_for_good();
+            node.barrier.open_for_good();
             node.fail(&[Operation::Acquire], act);
             for n in 1..=3 {
-                let answer = node.answer().await;
-                assert_eq!(answer.text(), format!("execution {n}"));
-                assert!(!answer.is_replay());
+                let response = node.response().await;
+                assert_eq!(response.text(), format!("execution {n}"));
+                assert!(!response.is_replay());
             }
             assert_eq!(node.store.calls(Operation::Complete), 0);
             assert!(node.leases.lock().expect("no poison").is_empty());
             node.recover();
             sleep(Duration::from_secs(1)).await;
-            assert_eq!(node.answer().await.text(), "execution 4");
-            assert!(node.answer().await.is_replay());
+            assert_eq!(node.response().await.text(), "execution 4");
+            assert!(node.response().await.is_replay());
             assert_eq!((node.effects.count(), node.layer.in_flight()), (4, 0));
         })
         .await;
@@ -1327,9 +1312,9 @@ async fn maximum_store_timeout_never_expires() {
                 .with_collect_timeout(Duration::MAX)
                 .with_body_timeout(Duration::MAX)
         });
-        node.gate.open_for_good();
-        assert_eq!(node.answer().await.text(), "execution 1");
-        assert!(node.answer().await.is_replay());
+        node.barrier.open_for_good();
+        assert_eq!(node.response().await.text(), "execution 1");
+        assert!(node.response().await.is_replay());
         assert_eq!(node.effects.count(), 1);
     })
     .await;

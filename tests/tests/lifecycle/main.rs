@@ -8,6 +8,7 @@ mod disconnects_h1;
 mod disconnects_h2;
 mod endless_handlers;
 mod failures;
+mod items;
 mod leases;
 mod needs_attention;
 mod operators;

@@ -9,8 +9,8 @@ use axum::{
 };
 use http::{Request, StatusCode};
 use tests::{
-    Answer, Effects, Scripted, Step, app,
-    gate::{Gate, bounded},
+    Effects, Scripted, Step, TestResponse, app,
+    barrier::{Barrier, bounded},
     ledger::{Fate, Ledger},
     playground::Playground,
     post,
@@ -56,7 +56,7 @@ fn giving_up(layer: IdempotencyLayer) -> (Router, Effects) {
     app(layer, async |n, _| gave_up(n))
 }
 
-fn assert_unresolved(retry: &Answer) {
+fn assert_unresolved(retry: &TestResponse) {
     assert_eq!(retry.status, StatusCode::CONFLICT, "{retry:?}");
     assert_eq!(retry.code(), "outcome-unknown", "{}", retry.text());
     let problem: serde_json::Value = serde_json::from_slice(&retry.body).expect("JSON");
@@ -67,7 +67,7 @@ fn assert_unresolved(retry: &Answer) {
     assert_eq!(retry.header("retry-after"), None);
 }
 
-fn assert_gave_up(first: &Answer, n: u64) {
+fn assert_gave_up(first: &TestResponse, n: u64) {
     assert_eq!(first.status, StatusCode::BAD_GATEWAY, "{first:?}");
     assert_eq!(first.text(), format!("execution {n}: we will be in touch"));
 }
@@ -98,20 +98,20 @@ async fn refuses_retries_until_resolved(store: impl Store + Clone) {
         };
         racers.spawn(bounded(async move {
             loop {
-                let answer = send(&app, post("/cancel", "raced", "{}")).await;
+                let response = send(&app, post("/cancel", "raced", "{}")).await;
                 // A server may cancel calls that wait too long for one row.
-                if answer.status != StatusCode::SERVICE_UNAVAILABLE {
-                    return answer;
+                if response.status != StatusCode::SERVICE_UNAVAILABLE {
+                    return response;
                 }
             }
         }));
     }
     let mut gave_up = 0;
-    for answer in racers.join_all().await {
-        match answer.status {
+    for response in racers.join_all().await {
+        match response.status {
             StatusCode::BAD_GATEWAY => gave_up += 1,
-            _ if answer.code() == "in-progress" => {}
-            _ => assert_unresolved(&answer),
+            _ if response.code() == "in-progress" => {}
+            _ => assert_unresolved(&response),
         }
     }
     assert_eq!(gave_up, 1);
@@ -169,8 +169,8 @@ async fn attention_outlives_its_process() {
     let scratch = Scratch::new();
     let store = format!("sqlite:{}", scratch.file("keys.db").display());
     let first = Playground::start(&["--store", &store]);
-    let answer = first.post("/attention", "k", b"tea").await;
-    assert_eq!(answer.status, StatusCode::BAD_GATEWAY);
+    let response = first.post("/attention", "k", b"tea").await;
+    assert_eq!(response.status, StatusCode::BAD_GATEWAY);
     drop(first);
     let second = Playground::start(&["--store", &store]);
     for _ in 0..2 {
@@ -201,7 +201,7 @@ async fn attention_ignores_retention_and_maximum() {
 #[tokio::test(start_paused = true)]
 async fn attention_overrides_any_response() {
     type Handler = fn() -> Response;
-    let answers: [(&str, Handler); 6] = [
+    let responses: [(&str, Handler); 6] = [
         ("recorded", || "done".into_response()),
         ("not recorded", || StatusCode::BAD_GATEWAY.into_response()),
         ("informational", || StatusCode::PROCESSING.into_response()),
@@ -218,15 +218,15 @@ async fn attention_overrides_any_response() {
             Response::new(Body::new(Scripted::new([Step::from("half"), Step::Fail])))
         }),
     ];
-    for (name, answer) in answers {
+    for (name, response) in responses {
         let (app, effects) = app(IdempotencyLayer::new(MemoryStore::new()), move |_, _| {
-            let mut res = answer();
+            let mut res = response();
             res.extensions_mut().insert(attention());
             std::future::ready(res)
         });
         let first = tower::ServiceExt::oneshot(app.clone(), order()).await;
         let first = first.expect("infallible");
-        assert_eq!(first.status(), answer().status(), "{name}");
+        assert_eq!(first.status(), response().status(), "{name}");
         assert!(!first.headers().contains_key("x-idempo-policy"), "{name}");
         assert!(
             first.extensions().get::<NeedsAttention>().is_none(),
@@ -259,18 +259,21 @@ async fn attention_is_recorded_after_aborted_request() {
 // S-222
 #[tokio::test(start_paused = true)]
 async fn attention_is_stored_before_first_byte() {
-    let gate = Gate::shut();
+    let barrier = Barrier::closed();
     let store = FaultInjector::new(MemoryStore::new());
-    store.enqueue(Operation::Complete, [Fault::HoldCall(gate.clone().into())]);
+    store.enqueue(
+        Operation::Complete,
+        [Fault::HoldCall(barrier.clone().into())],
+    );
     let (app, effects) = giving_up(IdempotencyLayer::new(store));
     let first = tokio::spawn({
         let app = app.clone();
         async move { send(&app, order()).await }
     });
-    gate.arrival().await;
+    barrier.arrival().await;
     assert!(!first.is_finished());
     assert_eq!(send(&app, order()).await.code(), "in-progress");
-    gate.open_for_good();
+    barrier.open_for_good();
     assert_gave_up(&bounded(first).await.expect("no panic"), 1);
     assert_unresolved(&send(&app, order()).await);
     assert_eq!(effects.count(), 1);
@@ -291,10 +294,10 @@ async fn waiter_is_refused_with_attention_code() {
         waiters.spawn(async move { send(&app, order()).await });
     }
     let mut gave_up = 0;
-    for answer in waiters.join_all().await {
-        match answer.status {
+    for response in waiters.join_all().await {
+        match response.status {
             StatusCode::BAD_GATEWAY => gave_up += 1,
-            _ => assert_unresolved(&answer),
+            _ => assert_unresolved(&response),
         }
     }
     assert_eq!((gave_up, effects.count()), (1, 1));
@@ -453,8 +456,8 @@ async fn attention_after_lost_lease_keeps_stored_record() {
             }
         })
     };
-    let answer = send(&late, order()).await;
-    assert_eq!(answer.text(), "refunded");
+    let response = send(&late, order()).await;
+    assert_eq!(response.text(), "refunded");
     assert!(send(&late, order()).await.is_replay());
     assert_eq!(effects.count(), 1);
 }
@@ -507,10 +510,10 @@ async fn attention_after_failed_commit_is_recorded() {
 
 /// Returns a service that commits a part of its effect and the record that needs attention, in one transaction.
 fn committing(ledger: &Ledger) -> (Router, Effects) {
-    let books = ledger.clone();
+    let database = ledger.clone();
     app(IdempotencyLayer::new(ledger.clone()), move |n, req| {
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
-        let ledger = books.clone();
+        let ledger = database.clone();
         async move {
             let mut tx = ledger.begin();
             tx.insert(format!("seat {n} given away"));
@@ -638,9 +641,9 @@ async fn committed_value_overrides_later_attention() {
         let ledger = Ledger::default();
         ledger.next(fate);
         let layer = IdempotencyLayer::new(ledger.clone());
-        let books = ledger.clone();
+        let database = ledger.clone();
         let work = async move |lease: Lease| {
-            let mut tx = books.begin();
+            let mut tx = database.begin();
             tx.insert("refund");
             let commit = tx.commit_prepared(lease.prepare_value(7));
             let _ = timeout(Duration::from_secs(1), commit).await;

@@ -1,4 +1,4 @@
-//! Operators resolve keys that are stuck, while the layer is in use.
+//! Operators resolve blocked keys while the layer is in use.
 
 use std::{
     sync::{
@@ -12,9 +12,9 @@ use axum::{Router, body::Body};
 use bytes::Bytes;
 use http::{Request, StatusCode};
 use tests::{
-    Answer, Effects, app, created,
-    gate::{Gate, bounded},
-    post, send,
+    Effects, TestResponse, app,
+    barrier::{Barrier, bounded},
+    created, post, send,
 };
 use tokio::{task::JoinHandle, time::sleep};
 use tower_idempotency::{
@@ -24,12 +24,12 @@ use tower_idempotency::{
     store::KeyId,
 };
 
-/// A service whose handler waits at a gate. It responds with 201 in a takeover and with 200 in a first execution.
+/// A service whose handler waits at a barrier. It responds with 201 in a takeover and with 200 in a first execution.
 struct Service {
     app: Router,
     effects: Effects,
     store: MemoryStore,
-    gate: Gate,
+    barrier: Barrier,
     layer: IdempotencyLayer,
     panics: Arc<AtomicBool>,
 }
@@ -38,8 +38,8 @@ impl Service {
     fn new(policy: OrphanPolicy) -> Self {
         let store = MemoryStore::new().with_details();
         let layer = IdempotencyLayer::new(store.clone()).with_orphan_policy(policy);
-        let gate = Gate::shut();
-        let held = gate.clone();
+        let barrier = Barrier::closed();
+        let held = barrier.clone();
         let panics = Arc::<AtomicBool>::default();
         let panicking = Arc::clone(&panics);
         let (app, effects) = app(layer.clone(), move |n, req| {
@@ -59,7 +59,7 @@ impl Service {
             app,
             effects,
             store,
-            gate,
+            barrier,
             layer,
             panics,
         }
@@ -69,11 +69,11 @@ impl Service {
         post("/orders", "k", "tea")
     }
 
-    /// Sends a request whose handler is stopped at the gate.
-    async fn stuck(&self) -> JoinHandle<Answer> {
+    /// Sends a request whose handler is stopped at the barrier.
+    async fn stuck(&self) -> JoinHandle<TestResponse> {
         let app = self.app.clone();
         let stuck = tokio::spawn(async move { send(&app, Self::request()).await });
-        bounded(self.gate.arrival()).await;
+        bounded(self.barrier.arrival()).await;
         stuck
     }
 
@@ -100,7 +100,7 @@ impl Service {
         assert!(resolved.expect("memory").is_applied());
     }
 
-    async fn ask(&self) -> Answer {
+    async fn send_request(&self) -> TestResponse {
         send(&self.app, Self::request()).await
     }
 }
@@ -110,13 +110,13 @@ impl Service {
 async fn allowed_retry_executes_refused_orphan_once() {
     let service = Service::new(OrphanPolicy::Refuse);
     service.orphan().await;
-    service.gate.open_for_good();
-    assert_eq!(service.ask().await.code(), "outcome-unknown");
+    service.barrier.open_for_good();
+    assert_eq!(service.send_request().await.code(), "outcome-unknown");
     let before = service.effects.count();
     service.resolve(State::Orphaned, &Resolution::Retry).await;
-    let retry = service.ask().await;
+    let retry = service.send_request().await;
     assert_eq!(retry.status, StatusCode::CREATED, "a takeover");
-    assert!(service.ask().await.is_replay());
+    assert!(service.send_request().await.is_replay());
     assert_eq!(service.effects.count(), before + 1);
 }
 
@@ -135,14 +135,14 @@ async fn broken_lease_lets_retry_execute() {
         .await;
 
     let retry = service.stuck().await;
-    service.gate.let_through(1);
+    service.barrier.let_through(1);
     // The first handler ends while the retry runs. Its response is not recorded.
     let first = bounded(stuck).await.expect("no panic");
     assert_eq!(first.code(), "outcome-unknown", "{}", first.text());
-    service.gate.open_for_good();
+    service.barrier.open_for_good();
     let retry = bounded(retry).await.expect("no panic");
     assert_eq!(retry.status, StatusCode::CREATED, "a takeover");
-    let replay = service.ask().await;
+    let replay = service.send_request().await;
     assert!(replay.is_replay() && replay.body == retry.body);
     assert_eq!(service.effects.count(), 2);
 }
@@ -161,14 +161,14 @@ async fn broken_lease_leaves_allowed_retry() {
         if retried {
             service.resolve(State::Orphaned, &Resolution::Retry).await;
         }
-        service.gate.open_for_good();
+        service.barrier.open_for_good();
         let first = bounded(stuck).await.expect("no panic");
         assert_eq!(first.code(), "outcome-unknown", "{}", first.text());
         // All background tasks of the layer have ended.
         sleep(Duration::from_secs(60)).await;
         let entry = service.only(State::Orphaned).await;
         assert_eq!((entry.generation(), entry.retry_allowed), (1, retried));
-        let retry = service.ask().await;
+        let retry = service.send_request().await;
         if retried {
             assert_eq!(retry.status, StatusCode::CREATED, "a takeover");
         } else {
@@ -183,7 +183,7 @@ async fn broken_lease_leaves_allowed_retry() {
 async fn report_of_client_finds_entry() {
     let service = Service::new(OrphanPolicy::Refuse);
     service.orphan().await;
-    let refused = service.ask().await;
+    let refused = service.send_request().await;
     let body: serde_json::Value = serde_json::from_slice(&refused.body).expect("JSON");
     let digits: IdPrefix = body["entry"].as_str().expect("digits").parse().expect("8");
     let query = Query::new(State::Orphaned).with_id_prefix(digits);
@@ -205,8 +205,8 @@ async fn report_of_client_finds_entry() {
 #[tokio::test(start_paused = true)]
 async fn every_rejection_of_key_names_entry() {
     let service = Service::new(OrphanPolicy::Refuse);
-    let entry_of = |answer: &Answer| {
-        let body: serde_json::Value = serde_json::from_slice(&answer.body).expect("JSON");
+    let entry_of = |response: &TestResponse| {
+        let body: serde_json::Value = serde_json::from_slice(&response.body).expect("JSON");
         body["entry"].as_str().map(str::to_owned)
     };
     let (head, _) = Service::request().into_parts();
@@ -217,7 +217,7 @@ async fn every_rejection_of_key_names_entry() {
         .expect("a key");
     let expected = Some(id.to_string());
     let stuck = service.stuck().await;
-    let in_progress = service.ask().await;
+    let in_progress = service.send_request().await;
     assert_eq!(in_progress.code(), "in-progress");
     assert_eq!(entry_of(&in_progress), expected);
     let reused = send(&service.app, post("/orders", "k", "coffee")).await;
@@ -226,16 +226,16 @@ async fn every_rejection_of_key_names_entry() {
     service
         .resolve(State::InProgress, &Resolution::BreakLease)
         .await;
-    let orphaned = service.ask().await;
+    let orphaned = service.send_request().await;
     assert_eq!(entry_of(&orphaned), expected);
     let examine = NeedsAttention::new("examine");
     service
         .resolve(State::Orphaned, &Resolution::NeedsAttention(examine))
         .await;
-    let unresolved = service.ask().await;
+    let unresolved = service.send_request().await;
     assert!(unresolved.text().contains(r#""reason":"examine""#));
     assert_eq!(entry_of(&unresolved), expected);
-    service.gate.open_for_good();
+    service.barrier.open_for_good();
     let first = bounded(stuck).await.expect("no panic");
     assert_eq!(entry_of(&first), expected);
     // No entry: the key is malformed.
@@ -259,7 +259,7 @@ async fn operator_record_is_replayed() {
     let retention = Ttl::from_secs(60);
     let complete = Resolution::Complete { record, retention };
     service.resolve(State::Orphaned, &complete).await;
-    let replay = service.ask().await;
+    let replay = service.send_request().await;
     assert_eq!(
         (replay.status, replay.text()),
         (StatusCode::ACCEPTED, "paid by hand")
@@ -273,8 +273,8 @@ async fn operator_record_is_replayed() {
 async fn unreadable_record_is_deleted_by_operator() {
     use tower_idempotency::store::{Claim, Store};
     let service = Service::new(OrphanPolicy::TakeOver);
-    service.gate.open_for_good();
-    assert_eq!(service.ask().await.status, StatusCode::OK);
+    service.barrier.open_for_good();
+    assert_eq!(service.send_request().await.status, StatusCode::OK);
     let stored = service.only(State::Completed).await;
     let details = service.store.get(stored.id()).await.expect("memory");
     let fingerprint = details.and_then(|it| it.fingerprint).expect("readable");
@@ -288,7 +288,7 @@ async fn unreadable_record_is_deleted_by_operator() {
     let completed = service.store.complete(&lease, later, Ttl::MAX).await;
     completed.expect("held");
 
-    assert_eq!(service.ask().await.code(), "store-unavailable");
+    assert_eq!(service.send_request().await.code(), "store-unavailable");
     let page = service.store.list(&Query::new(State::Completed)).await;
     let page = page.expect("memory");
     assert_eq!((page.entries.len(), page.unreadable()), (1, 1));
@@ -296,7 +296,7 @@ async fn unreadable_record_is_deleted_by_operator() {
         .store
         .resolve(page.entries[0].seen(), &Resolution::DeleteRecord);
     assert!(resolved.await.expect("memory").is_applied());
-    assert_eq!(service.ask().await.status, StatusCode::OK);
+    assert_eq!(service.send_request().await.status, StatusCode::OK);
     assert_eq!(service.effects.count(), 2);
 }
 

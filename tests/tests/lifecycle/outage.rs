@@ -18,9 +18,9 @@ use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode};
 use serde_json::Value;
 use tests::{
-    Answer, Effects, Scripted, Step, app, created, creating,
-    gate::{Gate, bounded, eventually},
-    post, send,
+    Effects, Scripted, Step, TestResponse, app,
+    barrier::{Barrier, bounded, eventually},
+    created, creating, post, send,
 };
 use tokio::{
     runtime::Handle,
@@ -38,14 +38,14 @@ fn order() -> Request<Body> {
     post("/orders", "k", "order")
 }
 
-fn assert_unavailable(answer: &Answer) {
-    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+fn assert_unavailable(response: &TestResponse) {
+    assert_eq!(response.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(
-        answer.header("content-type"),
+        response.header("content-type"),
         Some("application/problem+json")
     );
-    assert_eq!(answer.header("retry-after"), Some("1"));
-    let problem: Value = serde_json::from_slice(&answer.body).expect("JSON");
+    assert_eq!(response.header("retry-after"), Some("1"));
+    let problem: Value = serde_json::from_slice(&response.body).expect("JSON");
     assert_eq!(problem["code"], "store-unavailable");
     assert_eq!(problem["retryable"], true);
 }
@@ -83,7 +83,6 @@ async fn acquire_is_tried_three_times() {
 }
 
 // F-095, S-258
-// failure mode 36
 #[tokio::test(start_paused = true)]
 async fn acquire_after_lost_reply_finds_own_lease() {
     let store = FaultInjector::new(MemoryStore::new());
@@ -216,22 +215,22 @@ async fn lease_granted_after_release_is_released_again() {
     }
 }
 
-/// Returns a service whose first execution waits at the gate and releases its key.
-fn releasing_first(layer: IdempotencyLayer, gate: &Gate) -> (Router, Effects) {
-    let gate = gate.clone();
+/// Returns a service whose first execution waits at the barrier and releases its key.
+fn releasing_first(layer: IdempotencyLayer, barrier: &Barrier) -> (Router, Effects) {
+    let barrier = barrier.clone();
     app(layer, move |n, _req| {
-        let gate = gate.clone();
+        let barrier = barrier.clone();
         async move {
             if n > 1 {
                 return created(n);
             }
-            gate.pass().await;
+            barrier.pass().await;
             StatusCode::BAD_GATEWAY.into_response()
         }
     })
 }
 
-fn spawn_order(app: &Router) -> JoinHandle<Answer> {
+fn spawn_order(app: &Router) -> JoinHandle<TestResponse> {
     let app = app.clone();
     tokio::spawn(async move { send(&app, order()).await })
 }
@@ -254,17 +253,17 @@ async fn assert_late_lease_is_released(
 #[tokio::test(start_paused = true)]
 async fn late_acquire_of_refused_duplicate_is_released() {
     for waits in [false, true] {
-        let (store, gate) = (Stalled::new(1..2), Gate::shut());
+        let (store, barrier) = (Stalled::new(1..2), Barrier::closed());
         let mut layer =
             IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
         if waits {
             layer = layer.with_concurrent_requests(ConcurrentRequests::Wait(MOMENT));
         }
-        let service = releasing_first(layer.clone(), &gate);
+        let service = releasing_first(layer.clone(), &barrier);
         let first = spawn_order(&service.0);
-        gate.arrival().await;
+        barrier.arrival().await;
         assert_eq!(send(&service.0, order()).await.code(), "in-progress");
-        gate.open_for_good();
+        barrier.open_for_good();
         let first = first.await.expect("no panic");
         assert_eq!(first.status, StatusCode::BAD_GATEWAY);
         assert_late_lease_is_released(&store, &layer, &service).await;
@@ -275,20 +274,20 @@ async fn late_acquire_of_refused_duplicate_is_released() {
 /// The client of a waiter disconnects while a call of the waiter may still acquire the lease. The waiter releases it.
 #[tokio::test(start_paused = true)]
 async fn late_acquire_of_dropped_waiter_is_released() {
-    let (store, gate) = (Stalled::new(1..2), Gate::shut());
+    let (store, barrier) = (Stalled::new(1..2), Barrier::closed());
     let layer = IdempotencyLayer::new(store.clone())
         .with_orphan_policy(OrphanPolicy::Refuse)
         .with_concurrent_requests(ConcurrentRequests::Wait(MOMENT * 10));
-    let service = releasing_first(layer.clone(), &gate);
+    let service = releasing_first(layer.clone(), &barrier);
     let first = spawn_order(&service.0);
-    gate.arrival().await;
+    barrier.arrival().await;
     let waiter = spawn_order(&service.0);
     let repeated = || store.acquires.load(SeqCst) > 2;
     eventually("the call of the waiter was repeated", repeated).await;
     sleep(MOMENT / 10).await;
     waiter.abort();
     assert!(waiter.await.is_err(), "the client has left");
-    gate.open_for_good();
+    barrier.open_for_good();
     let first = first.await.expect("no panic");
     assert_eq!(first.status, StatusCode::BAD_GATEWAY);
     assert_late_lease_is_released(&store, &layer, &service).await;
@@ -299,27 +298,27 @@ const MOMENT: Duration = Duration::from_millis(100);
 /// A store in which the first requested entry hangs indefinitely, like an entry whose row another transaction has
 /// locked.
 #[derive(Clone, Default)]
-struct OneHangs {
+struct FirstEntryHangs {
     inner: MemoryStore,
     first: Arc<OnceLock<KeyId>>,
 }
 
-impl OneHangs {
-    async fn unless_it_hangs(&self, id: KeyId) {
+impl FirstEntryHangs {
+    async fn hang_if_first_entry(&self, id: KeyId) {
         if id == *self.first.get_or_init(|| id) {
             std::future::pending::<()>().await;
         }
     }
 }
 
-impl Store for OneHangs {
+impl Store for FirstEntryHangs {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        self.unless_it_hangs(claim.id).await;
+        self.hang_if_first_entry(claim.id).await;
         self.inner.acquire(claim).await
     }
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
-        self.unless_it_hangs(lease.id).await;
+        self.hang_if_first_entry(lease.id).await;
         self.inner.renew(lease, ttl).await
     }
 
@@ -329,12 +328,12 @@ impl Store for OneHangs {
         record: Bytes,
         retention: Ttl,
     ) -> Result<(), StoreError> {
-        self.unless_it_hangs(lease.id).await;
+        self.hang_if_first_entry(lease.id).await;
         self.inner.complete(lease, record, retention).await
     }
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
-        self.unless_it_hangs(lease.id).await;
+        self.hang_if_first_entry(lease.id).await;
         self.inner.release(lease).await
     }
 
@@ -347,15 +346,15 @@ impl Store for OneHangs {
 #[tokio::test(start_paused = true)]
 async fn background_release_takes_no_permit() {
     // One caller can have 10 of 13 requests in flight.
-    let layer = IdempotencyLayer::new(OneHangs::default()).with_max_in_flight(13);
+    let layer = IdempotencyLayer::new(FirstEntryHangs::default()).with_max_in_flight(13);
     let (app, effects) = creating(layer.clone());
     let mut hanging = JoinSet::new();
     for _ in 0..10 {
         let app = app.clone();
         hanging.spawn(async move { send(&app, order()).await });
     }
-    for answer in hanging.join_all().await {
-        assert_unavailable(&answer);
+    for response in hanging.join_all().await {
+        assert_unavailable(&response);
     }
     let other = send(&app, post("/orders", "another", "order")).await;
     assert_eq!(other.status, StatusCode::CREATED);
@@ -426,11 +425,11 @@ async fn unprotected_execution_is_configurable() {
             (policy, created(n)).into_response()
         });
         for n in 1..=2 {
-            let answer = send(&app, order()).await;
-            assert_eq!(answer.status, StatusCode::CREATED);
-            assert_eq!(answer.text(), format!("{{\"execution\":{n}}}"));
-            assert_eq!(answer.header("x-idempo-policy"), None);
-            assert!(!answer.is_replay());
+            let response = send(&app, order()).await;
+            assert_eq!(response.status, StatusCode::CREATED);
+            assert_eq!(response.text(), format!("{{\"execution\":{n}}}"));
+            assert_eq!(response.header("x-idempo-policy"), None);
+            assert!(!response.is_replay());
         }
         assert_eq!(effects.count(), 2);
     }
@@ -456,7 +455,6 @@ async fn unprotected_panic_leaves_no_lease() {
 }
 
 // S-081
-// fm 75
 #[tokio::test(start_paused = true)]
 async fn background_release_buffers_no_bytes() {
     let store = FaultInjector::new(MemoryStore::new());
@@ -490,14 +488,14 @@ async fn unprotected_execution_is_for_outages_only() {
 }
 
 // F-094, S-275
-/// A panic of the store has the same consequences as an error: no second effect, and no stuck key.
+/// A panic of the store has the same consequences as an error: no second effect, and no blocked key.
 #[tokio::test(start_paused = true)]
 async fn store_panic_counts_as_failure() {
     for panics in [Operation::Acquire, Operation::Complete, Operation::Release] {
         for times in [1, 3] {
             for happened in [false, true] {
                 let store = FaultInjector::new(MemoryStore::new());
-                let layer = IdempotencyLayer::new(Rash {
+                let layer = IdempotencyLayer::new(PanickingStore {
                     inner: store.clone(),
                     op: panics,
                     left: Arc::new(AtomicU64::new(times)),
@@ -530,14 +528,14 @@ async fn store_panic_counts_as_failure() {
 }
 
 /// A store that panics in some calls of a method, before or after their effect.
-struct Rash {
+struct PanickingStore {
     inner: FaultInjector<MemoryStore>,
     op: Operation,
     left: Arc<AtomicU64>,
     happened: bool,
 }
 
-impl Rash {
+impl PanickingStore {
     fn run<T>(
         &self,
         op: Operation,
@@ -547,14 +545,14 @@ impl Rash {
         let panics = op == self.op && self.left.fetch_update(SeqCst, SeqCst, less).is_ok();
         assert!(!panics || self.happened, "as it is called");
         async move {
-            let answer = call.await;
+            let response = call.await;
             assert!(!panics, "once it happened");
-            answer
+            response
         }
     }
 }
 
-impl Store for Rash {
+impl Store for PanickingStore {
     fn acquire(&self, claim: &Claim) -> impl Future<Output = Result<Acquired, StoreError>> + Send {
         self.run(Operation::Acquire, self.inner.acquire(claim))
     }
@@ -597,7 +595,7 @@ impl Store for Rash {
 async fn waiter_survives_panic_in_wait_for_change() {
     for happened in [false, true] {
         let inner = FaultInjector::new(MemoryStore::new());
-        let layer = IdempotencyLayer::new(Rash {
+        let layer = IdempotencyLayer::new(PanickingStore {
             inner: inner.clone(),
             op: Operation::WaitForChange,
             left: Arc::new(u64::MAX.into()),
@@ -705,7 +703,6 @@ async fn unstored_outcome_becomes_orphan() {
 }
 
 // F-098, S-271
-// failure mode 37
 #[tokio::test(start_paused = true)]
 async fn complete_survives_lost_reply() {
     let store = FaultInjector::new(MemoryStore::new());
@@ -798,9 +795,11 @@ async fn full_store_refuses_new_leases() {
                 refusals.push(send(&refusing, req).await);
             }
             // A caller that shares its group with the lease holder gets 429: one of 1,024.
-            let refused = |answer: &Answer| answer.is_retryable() && answer.status.as_u16() >= 429;
+            let refused = |response: &TestResponse| {
+                response.is_retryable() && response.status.as_u16() >= 429
+            };
             assert!(refusals.iter().all(refused), "{refusals:?}");
-            let mut others = refusals.iter().filter(|answer| answer.status == 503);
+            let mut others = refusals.iter().filter(|response| response.status == 503);
             assert_unavailable(others.next().expect("three of four, at least"));
             created(n)
         }
@@ -811,7 +810,6 @@ async fn full_store_refuses_new_leases() {
 }
 
 // F-106, S-279
-// failure mode 34
 #[tokio::test(start_paused = true)]
 async fn record_is_stored_after_store_data_loss() {
     // Releases the lease while the handler runs, as if the store had lost its data.
@@ -838,7 +836,6 @@ async fn record_is_stored_after_store_data_loss() {
 }
 
 // F-038, S-155
-// failure modes 28, 29
 #[tokio::test(start_paused = true)]
 async fn stored_response_wins_after_lost_lease() {
     let store = FaultInjector::new(MemoryStore::new());
@@ -848,17 +845,17 @@ async fn stored_response_wins_after_lost_lease() {
         let thief = thief.clone();
         async move {
             advance(Duration::from_secs(16)).await;
-            let answer = send(&thief, order()).await;
-            assert_eq!(answer.status, StatusCode::CREATED);
+            let response = send(&thief, order()).await;
+            assert_eq!(response.status, StatusCode::CREATED);
             Response::new(Body::from("the late one"))
         }
     });
-    let answer = send(&app, order()).await;
-    assert_eq!(answer.text(), "{\"execution\":1}", "the thief's");
+    let response = send(&app, order()).await;
+    assert_eq!(response.text(), "{\"execution\":1}", "the thief's");
     assert_eq!((effects.count(), stolen.count()), (1, 1));
     let retry = send(&app, order()).await;
     assert!(retry.is_replay());
-    assert_eq!(retry.body, answer.body);
+    assert_eq!(retry.body, response.body);
     assert_eq!(effects.count(), 1);
 }
 
@@ -868,10 +865,13 @@ async fn lost_lease_without_record_is_outcome_unknown() {
     let store = FaultInjector::new(MemoryStore::new());
     store.fail_each(Operation::Complete, Fault::LeaseLost);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
-    let answer = send(&app, order()).await;
-    assert_eq!(answer.status, StatusCode::CONFLICT);
-    assert_eq!(answer.code(), "outcome-unknown");
-    assert!(answer.is_retryable(), "the lease holder may still respond");
-    assert_eq!(answer.header("retry-after"), Some("1"));
+    let response = send(&app, order()).await;
+    assert_eq!(response.status, StatusCode::CONFLICT);
+    assert_eq!(response.code(), "outcome-unknown");
+    assert!(
+        response.is_retryable(),
+        "the lease holder may still respond"
+    );
+    assert_eq!(response.header("retry-after"), Some("1"));
     assert_eq!(effects.count(), 1);
 }

@@ -18,8 +18,8 @@ use proptest::{
     test_runner::TestRunner,
 };
 use tests::{
-    Answer, Effects,
-    gate::{bounded, within},
+    Effects, TestResponse,
+    barrier::{bounded, within},
     send,
     wire::{H1, H2, Server, post_bytes},
 };
@@ -63,24 +63,27 @@ impl Shop {
 
 /// Asserts that one response is the first one, and that all clients with a response received the same. Returns the
 /// number of these clients.
-fn assert_one_answer(answers: &[Answer]) -> usize {
-    let (answered, refused): (Vec<_>, Vec<_>) = answers
+fn assert_one_answer(responses: &[TestResponse]) -> usize {
+    let (answered, refused): (Vec<_>, Vec<_>) = responses
         .iter()
-        .partition(|answer| answer.status.is_success());
+        .partition(|response| response.status.is_success());
     for refused in refused {
         assert_eq!(refused.status, StatusCode::CONFLICT);
         assert_eq!(refused.code(), "in-progress");
     }
-    let firsts = answered.iter().filter(|answer| !answer.is_replay()).count();
+    let firsts = answered
+        .iter()
+        .filter(|response| !response.is_replay())
+        .count();
     assert_eq!(firsts, 1, "first answers");
-    for answer in &answered {
-        assert_eq!(answer.status, answered[0].status);
-        assert_eq!(answer.body, answered[0].body);
+    for response in &answered {
+        assert_eq!(response.status, answered[0].status);
+        assert_eq!(response.body, answered[0].body);
     }
     answered.len()
 }
 
-async fn race(shop: &Shop, key: usize, clients: usize) -> Vec<Answer> {
+async fn race(shop: &Shop, key: usize, clients: usize) -> Vec<TestResponse> {
     let mut racing = JoinSet::new();
     for _ in 0..clients {
         let app = shop.app.clone();
@@ -96,7 +99,6 @@ const CLIENTS: usize = 64;
 const KEYS: usize = 1_000;
 
 // F-050, S-133
-// fm 53
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_of_64_clients_per_key_executes() {
     within(ENOUGH, async {
@@ -115,8 +117,8 @@ async fn all_64_waiting_clients_get_one_response() {
     within(ENOUGH, async {
         let shop = Shop::new(KEYS, ConcurrentRequests::Wait(Duration::from_secs(20)));
         for key in 0..KEYS {
-            let answers = race(&shop, key, CLIENTS).await;
-            assert_eq!(assert_one_answer(&answers), CLIENTS);
+            let responses = race(&shop, key, CLIENTS).await;
+            assert_eq!(assert_one_answer(&responses), CLIENTS);
         }
         shop.assert_executed_once();
     })
@@ -139,13 +141,13 @@ async fn one_of_16_http1_connections_executes() {
                 let request = request.clone();
                 racing.spawn(async move {
                     client.send(request).await;
-                    let answer = client.answer().await;
-                    (client, answer.expect("the connection is kept alive"))
+                    let response = client.response().await;
+                    (client, response.expect("the connection is kept alive"))
                 });
             }
-            let answers: Vec<_>;
-            (clients, answers) = racing.join_all().await.into_iter().unzip();
-            assert_one_answer(&answers);
+            let responses: Vec<_>;
+            (clients, responses) = racing.join_all().await.into_iter().unzip();
+            assert_one_answer(&responses);
         }
         shop.assert_executed_once();
     })
@@ -167,8 +169,8 @@ async fn one_of_32_http2_streams_executes() {
                     let client = Arc::clone(&client);
                     racing.spawn(async move {
                         let (path, key) = (format!("/{key}"), format!("k{key}"));
-                        let answer = client.post(&path, &key, "{}").await.answer().await;
-                        answer.expect("a stream that is not reset")
+                        let response = client.post(&path, &key, "{}").await.response().await;
+                        response.expect("a stream that is not reset")
                     });
                 }
                 let answered = assert_one_answer(&racing.join_all().await);
@@ -193,8 +195,11 @@ async fn different_keys_run_side_by_side() {
             let app = app.clone();
             racing.spawn(async move { send(&app, tests::post("/", &key.to_string(), "")).await });
         }
-        for answer in racing.join_all().await {
-            assert_eq!((answer.status, answer.is_replay()), (StatusCode::OK, false));
+        for response in racing.join_all().await {
+            assert_eq!(
+                (response.status, response.is_replay()),
+                (StatusCode::OK, false)
+            );
         }
         assert!(started.elapsed() < Duration::from_millis(1_100));
     })
@@ -202,9 +207,8 @@ async fn different_keys_run_side_by_side() {
 }
 
 // F-071, F-072, S-064
-// fm 102, 103
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn no_answer_crosses_from_one_principal_to_another() {
+async fn principals_never_share_response() {
     within(ENOUGH, async {
         // All short strings of two letters: "a" with "bb" has the same bytes as "ab" with "b". The empty principal is
         // one of them.
@@ -242,8 +246,8 @@ async fn no_answer_crosses_from_one_principal_to_another() {
                     req = req.header(header::AUTHORIZATION, &principal);
                 }
                 let req = req.body(axum::body::Body::empty());
-                let answer = send(&app, req.expect("a valid request")).await;
-                (principal, key, answer)
+                let response = send(&app, req.expect("a valid request")).await;
+                (principal, key, response)
             });
             while racing.len() >= 64 {
                 if let Some(done) = racing.join_next().await {
@@ -260,20 +264,20 @@ async fn no_answer_crosses_from_one_principal_to_another() {
 }
 
 fn check(
-    (principal, key, answer): (String, String, Answer),
+    (principal, key, response): (String, String, TestResponse),
     responses: &mut HashMap<(String, String), Bytes>,
 ) {
-    assert_eq!(answer.status, StatusCode::OK);
+    assert_eq!(response.status, StatusCode::OK);
     let expected = if principal.is_empty() {
         format!("None {key:?}")
     } else {
         format!("Some({principal:?}) {key:?}")
     };
-    assert_eq!(answer.text(), expected);
+    assert_eq!(response.text(), expected);
     let first = responses
         .entry((principal, key))
-        .or_insert_with(|| answer.body.clone());
-    assert_eq!(*first, answer.body);
+        .or_insert_with(|| response.body.clone());
+    assert_eq!(*first, response.body);
 }
 
 const PAIRS: usize = 100_000;

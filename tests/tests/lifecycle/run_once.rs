@@ -1,4 +1,4 @@
-//! The engine without HTTP.
+//! Executions without HTTP: `run_once`.
 
 use std::{
     collections::BTreeMap,
@@ -13,8 +13,9 @@ use std::{
 
 use serde::{Deserialize, Serialize, Serializer, de::DeserializeOwned};
 use tests::{
-    Effects, creating,
-    gate::Gate,
+    Effects,
+    barrier::Barrier,
+    creating,
     ledger::{Fate, Ledger},
     post, send,
 };
@@ -241,12 +242,12 @@ async fn orphan(layer: &IdempotencyLayer, effects: &Effects) {
     let counted = effects.clone();
     let work = async move |_lease: Lease| {
         let _ = counted.happen();
-        Err::<u64, _>(WorkError::Hold("no answer from the bank"))
+        Err::<u64, _>(WorkError::Hold("no response from the bank"))
     };
     let outcome = layer.run_once("message-42", "invoice 7", work).await;
     assert_eq!(
         outcome.expect("an outcome"),
-        Outcome::Failed("no answer from the bank")
+        Outcome::Failed("no response from the bank")
     );
 }
 
@@ -333,27 +334,27 @@ async fn lost_lease_stores_value_if_rival_left_none() {
     let layers = [store.clone(), store.clone()].map(IdempotencyLayer::new);
     let [one, other] = layers.clone();
     let effects = Effects::default();
-    let (work_of_other, reply) = (Gate::shut(), Gate::shut());
+    let (work_of_other, reply) = (Barrier::closed(), Barrier::closed());
     let held_back = reply.clone();
     store.set_script(move |op, nth| match (op, nth) {
         (Operation::Complete, 1) => Fault::HoldReply(held_back.clone().into()),
         _ => Fault::None,
     });
     let work = {
-        let (effects, gate) = (effects.clone(), work_of_other.clone());
+        let (effects, barrier) = (effects.clone(), work_of_other.clone());
         async move |_lease| {
             let _ = effects.happen();
             advance(Duration::from_secs(16)).await;
-            gate.arrival().await;
+            barrier.arrival().await;
             Ok::<_, WorkError<Infallible>>("own".to_owned())
         }
     };
     let running = tokio::spawn(async move { one.run_once("message-42", "invoice 7", work).await });
     sleep(Duration::from_secs(17)).await;
     let taking_over = {
-        let gate = work_of_other.clone();
+        let barrier = work_of_other.clone();
         let work = async move |_lease| {
-            gate.pass().await;
+            barrier.pass().await;
             Err::<String, _>(WorkError::Release(()))
         };
         tokio::spawn(async move { other.run_once("message-42", "invoice 7", work).await })
@@ -396,14 +397,14 @@ async fn lost_lease_returns_value_during_outage() {
 // S-356
 /// The committed value may be stored, and differs from the returned value.
 #[tokio::test(start_paused = true)]
-async fn value_beside_unacknowledged_commit_is_unknown() {
+async fn value_after_unacknowledged_commit_is_unknown() {
     let ledger = Ledger::default();
     ledger.next(Fate::HangAfter);
     ledger.store.fail_each(Operation::Complete, Fault::CallLost);
     let layer = IdempotencyLayer::new(ledger.clone());
-    let books = ledger.clone();
+    let database = ledger.clone();
     let work = async move |lease: Lease| {
-        let commit = books
+        let commit = database
             .begin()
             .commit_prepared(lease.prepare_value("paid".to_owned()));
         let unheard = tokio::time::timeout(Duration::from_secs(1), commit).await;
@@ -570,9 +571,9 @@ async fn unserializable_value_leaves_tombstone() {
 
 /// A value that panics when it is serialized, after the work was done.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-struct Treacherous(u8);
+struct PanickingValue(u8);
 
-impl Serialize for Treacherous {
+impl Serialize for PanickingValue {
     fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
         panic!("the intended panic")
     }
@@ -582,9 +583,12 @@ impl Serialize for Treacherous {
 #[tokio::test(start_paused = true)]
 async fn value_panicking_on_serialize_leaves_tombstone() {
     let (layer, effects) = (layer(), Effects::default());
-    let first = run(&layer, &effects, Treacherous(1)).await;
-    assert_eq!(first.expect("executed"), Outcome::Executed(Treacherous(1)));
-    let again = run(&layer, &effects, Treacherous(2)).await;
+    let first = run(&layer, &effects, PanickingValue(1)).await;
+    assert_eq!(
+        first.expect("executed"),
+        Outcome::Executed(PanickingValue(1))
+    );
+    let again = run(&layer, &effects, PanickingValue(2)).await;
     assert_eq!(again.expect("an outcome"), Outcome::NotRecorded);
     assert_eq!(effects.count(), 1);
 }
@@ -719,7 +723,7 @@ async fn full_or_draining_layer_runs_nothing() {
 
 // S-371
 #[tokio::test(start_paused = true)]
-async fn http_and_run_once_never_meet() {
+async fn http_and_run_once_have_separate_entries() {
     let store = MemoryStore::new();
     let layer = IdempotencyLayer::new(store.clone());
     let (app, requests) = creating(layer.clone());
@@ -856,9 +860,9 @@ async fn unacknowledged_commit_returns_stored_value() {
             let ledger = Ledger::default();
             ledger.next(fate.clone());
             let layer = IdempotencyLayer::new(ledger.clone());
-            let (books, ends) = (ledger.clone(), end.clone());
+            let (database, ends) = (ledger.clone(), end.clone());
             let work = async move |lease: Lease| {
-                let mut tx = books.begin();
+                let mut tx = database.begin();
                 tx.insert("payment");
                 let prepared = lease.prepare_value("paid".to_owned());
                 let commit = tx.commit_prepared(prepared);
@@ -903,14 +907,14 @@ async fn unverifiable_work_commit_is_outcome_unknown() {
         let ledger = Ledger::default();
         ledger.next(fate);
         let layer = IdempotencyLayer::new(ledger.clone());
-        let books = ledger.clone();
+        let database = ledger.clone();
         let work = async move |lease: Lease| {
-            let commit = books
+            let commit = database
                 .begin()
                 .commit_prepared(lease.prepare_value("paid".to_owned()));
             let unheard = tokio::time::timeout(Duration::from_secs(1), commit).await;
             assert!(unheard.is_err());
-            books
+            database
                 .store
                 .enqueue(Operation::Acquire, vec![Fault::CallLost; 3]);
             Err::<String, _>(end("timed out"))
@@ -927,13 +931,13 @@ async fn oversized_value_with_lost_commit_is_returned() {
     let ledger = Ledger::default();
     ledger.next(Fate::ReplyLost);
     let layer = IdempotencyLayer::new(ledger.clone()).with_response_limit(10);
-    let books = ledger.clone();
+    let database = ledger.clone();
     let work = async move |lease: Lease| {
-        books
+        database
             .store
             .enqueue(Operation::Acquire, vec![Fault::CallLost; 3]);
         let prepared = lease.prepare_value("x".repeat(100));
-        let unheard = books.begin().commit_prepared(prepared).await;
+        let unheard = database.begin().commit_prepared(prepared).await;
         assert!(unheard.is_err());
         Ok::<_, WorkError<()>>("x".repeat(100))
     };
@@ -949,9 +953,9 @@ async fn oversized_committed_value_leaves_tombstone() {
     let layer = IdempotencyLayer::new(ledger.clone()).with_response_limit(10);
     let value = || "x".repeat(100);
     for expected in [Outcome::Executed(value()), Outcome::NotRecorded] {
-        let books = ledger.clone();
+        let database = ledger.clone();
         let work = async move |lease: Lease| {
-            let mut tx = books.begin();
+            let mut tx = database.begin();
             tx.insert("payment");
             let prepared = lease.prepare_value("x".repeat(100));
             tx.commit_prepared(prepared)

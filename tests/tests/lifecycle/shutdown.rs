@@ -8,10 +8,10 @@ use std::{
 
 use http::{Request, StatusCode};
 use tests::{
-    Answer,
-    gate::{bounded, eventually},
+    TestResponse,
+    barrier::{bounded, eventually},
+    held_server::{HeldServer, PHASES, Phase},
     on_both_runtimes, send,
-    stage::{PHASES, Phase, Stage},
     wire::{H1, H2, Leave, post_bytes, soon},
 };
 use tokio::runtime;
@@ -39,65 +39,60 @@ fn on(store: &MemoryStore) -> IdempotencyLayer {
 }
 
 /// Returns the response of another process on the same store.
-async fn next_process(store: &MemoryStore, key: &str) -> (Answer, u64) {
-    let stage = Stage::with(on(store)).await;
-    let answer = send(&stage.app, tests::post("/orders", key, "{}")).await;
-    (answer, stage.begun.count())
+async fn next_process(store: &MemoryStore, key: &str) -> (TestResponse, u64) {
+    let held = HeldServer::with(on(store)).await;
+    let response = send(&held.app, tests::post("/orders", key, "{}")).await;
+    (response, held.begun.count())
 }
 
-// fm 10
 async fn shutdown_and_drain_wait_for_all_work() {
     for phase in PHASES {
         let store = MemoryStore::new();
-        let stage = Stage::set(on(&store), &[phase], |app| app).await;
-        let addr = stage.server.addr();
+        let held = HeldServer::set(on(&store), &[phase], |app| app).await;
+        let addr = held.server.addr();
         let mut stays = H1::connect(addr).await;
         stays.send(post_bytes("/orders", "stays", "{}")).await;
-        stage.arrival(phase).await;
+        held.arrival(phase).await;
         let leaves = H2::connect(addr).await;
         let stream = leaves.post("/orders", "leaves", "{}").await;
-        stage.arrival(phase).await;
+        held.arrival(phase).await;
         stream.reset();
-        stage.left().await;
+        held.left().await;
         leaves.lose().await;
 
-        assert_eq!(soon(stage.server.shut_down()).await, None, "a client waits");
-        assert!(!stage.layer.drain(Duration::from_millis(20)).await);
-        stage.go_on();
-        let answer = stays.answer().await.expect("the server finishes");
-        assert_eq!(answer.status, StatusCode::CREATED);
-        stage.server.shut_down().await;
-        assert!(stage.layer.drain(LONG).await);
-        assert_eq!((stage.begun.count(), stage.finished.count()), (2, 2));
+        assert_eq!(soon(held.server.shut_down()).await, None, "a client waits");
+        assert!(!held.layer.drain(Duration::from_millis(20)).await);
+        held.go_on();
+        let response = stays.response().await.expect("the server finishes");
+        assert_eq!(response.status, StatusCode::CREATED);
+        held.server.shut_down().await;
+        assert!(held.layer.drain(LONG).await);
+        assert_eq!((held.begun.count(), held.finished.count()), (2, 2));
 
         let (retry, effects) = next_process(&store, "stays").await;
-        assert_eq!((retry.body, effects), (answer.body, 0));
+        assert_eq!((retry.body, effects), (response.body, 0));
         let (retry, effects) = next_process(&store, "leaves").await;
         assert!(retry.is_replay());
         assert_eq!(effects, 0);
     }
 }
 
-// fm 10: the server cannot know this handler
+// The server does not wait for this handler, because its client has disconnected.
 async fn drain_waits_for_handler_of_disconnected_client() {
     for phase in PHASES {
         for leave in [Leave::Close, Leave::Reset] {
             let store = MemoryStore::new();
-            let stage = Stage::set(on(&store), &[phase], |app| app).await;
-            let mut client = H1::connect(stage.server.addr()).await;
+            let held = HeldServer::set(on(&store), &[phase], |app| app).await;
+            let mut client = H1::connect(held.server.addr()).await;
             client.send(post_bytes("/orders", "k", "{}")).await;
-            stage.arrival(phase).await;
+            held.arrival(phase).await;
             client.leave(leave);
-            stage.left().await;
-            stage.server.shut_down().await;
-            assert_eq!(
-                soon(stage.layer.drain(LONG)).await,
-                None,
-                "the handler runs"
-            );
-            stage.go_on();
-            assert!(stage.layer.drain(LONG).await);
-            assert_eq!(stage.finished.count(), 1);
+            held.left().await;
+            held.server.shut_down().await;
+            assert_eq!(soon(held.layer.drain(LONG)).await, None, "the handler runs");
+            held.go_on();
+            assert!(held.layer.drain(LONG).await);
+            assert_eq!(held.finished.count(), 1);
             let (retry, effects) = next_process(&store, "k").await;
             assert!(retry.is_replay());
             assert_eq!(effects, 0);
@@ -105,48 +100,42 @@ async fn drain_waits_for_handler_of_disconnected_client() {
     }
 }
 
-// fm 11
 async fn drain_timeout_leaves_lease() {
     let store = MemoryStore::new();
-    let stage = Stage::set(on(&store), &[Phase::DuringTheEffect], |app| app).await;
-    let mut client = H1::connect(stage.server.addr()).await;
+    let held = HeldServer::set(on(&store), &[Phase::DuringTheEffect], |app| app).await;
+    let mut client = H1::connect(held.server.addr()).await;
     client.send(post_bytes("/orders", "k", "{}")).await;
-    stage.arrival(Phase::DuringTheEffect).await;
+    held.arrival(Phase::DuringTheEffect).await;
     client.leave(Leave::Close);
-    stage.left().await;
-    assert!(!stage.layer.drain(Duration::from_millis(20)).await);
+    held.left().await;
+    assert!(!held.layer.drain(Duration::from_millis(20)).await);
     let (retry, effects) = next_process(&store, "k").await;
     assert_eq!((retry.code().as_str(), effects), ("in-progress", 0));
 }
 
-// fm 10
 async fn keyed_requests_are_refused_while_draining() {
     let store = FaultInjector::new(MemoryStore::new()).with_script(|_, _| Fault::None);
-    let stage = Stage::with(IdempotencyLayer::new(store.clone())).await;
+    let held = HeldServer::with(IdempotencyLayer::new(store.clone())).await;
     let request = || tests::post("/orders", "k", "{}");
-    assert_eq!(
-        send(&stage.app, request()).await.status,
-        StatusCode::CREATED
-    );
-    assert!(stage.layer.drain(LONG).await);
+    assert_eq!(send(&held.app, request()).await.status, StatusCode::CREATED);
+    assert!(held.layer.drain(LONG).await);
     let asked = store.calls(Operation::Acquire);
     // First requests and retries are both rejected, so that the client retries on another process.
     for key in ["k", "other"] {
-        let refused = send(&stage.app, tests::post("/orders", key, "{}")).await;
+        let refused = send(&held.app, tests::post("/orders", key, "{}")).await;
         assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(refused.code(), "draining");
         assert_eq!(refused.header("retry-after"), Some("1"));
     }
     assert_eq!(store.calls(Operation::Acquire), asked);
-    assert_eq!(stage.begun.count(), 1);
+    assert_eq!(held.begun.count(), 1);
     // Requests that the layer does not cover pass through.
     let unkeyed = Request::post("/orders").body(axum::body::Body::empty());
-    let unkeyed = send(&stage.app, unkeyed.expect("a valid request")).await;
+    let unkeyed = send(&held.app, unkeyed.expect("a valid request")).await;
     assert_eq!(unkeyed.status, StatusCode::CREATED);
 }
 
 // F-047
-// fm 10, fm 121
 #[tokio::test(start_paused = true)]
 async fn drain_waits_for_background_completion() {
     bounded(async {
@@ -154,21 +143,20 @@ async fn drain_waits_for_background_completion() {
             Operation::Complete => Fault::CallLost,
             _ => Fault::None,
         });
-        let stage = Stage::with(IdempotencyLayer::new(store.clone())).await;
-        let answer = send(&stage.app, tests::post("/orders", "k", "{}")).await;
-        assert_eq!(answer.status, StatusCode::CREATED);
-        assert!(!stage.layer.drain(Duration::from_secs(3)).await);
+        let held = HeldServer::with(IdempotencyLayer::new(store.clone())).await;
+        let response = send(&held.app, tests::post("/orders", "k", "{}")).await;
+        assert_eq!(response.status, StatusCode::CREATED);
+        assert!(!held.layer.drain(Duration::from_secs(3)).await);
         store.set_script(|_, _| Fault::None);
-        assert!(stage.layer.drain(LONG).await);
+        assert!(held.layer.drain(LONG).await);
         let (retry, effects) = next_process(store.inner(), "k").await;
         assert!(retry.is_replay());
-        assert_eq!((retry.body, effects), (answer.body, 0));
+        assert_eq!((retry.body, effects), (response.body, 0));
     })
     .await;
 }
 
 // F-047
-// fm 10
 #[tokio::test(start_paused = true)]
 async fn drain_waits_for_background_release() {
     bounded(async {
@@ -192,7 +180,7 @@ async fn drain_waits_for_background_release() {
 }
 
 // F-046
-// fm 10: a request is rejected, or drain waits for it
+// A request is rejected, or drain waits for it.
 #[test]
 fn drain_admits_no_later_request() {
     const ROUNDS: usize = 5_000;
@@ -243,20 +231,20 @@ fn drain_admits_no_later_request() {
 #[tokio::test]
 async fn cancelled_drain_keeps_layer_closed() {
     bounded(async {
-        let stage = Stage::held(Phase::DuringTheEffect).await;
-        let mut client = H1::connect(stage.server.addr()).await;
+        let held = HeldServer::held(Phase::DuringTheEffect).await;
+        let mut client = H1::connect(held.server.addr()).await;
         client.send(post_bytes("/orders", "k", "{}")).await;
-        stage.arrival(Phase::DuringTheEffect).await;
-        assert_eq!(soon(stage.layer.drain(LONG)).await, None);
-        let refused = send(&stage.app, tests::post("/orders", "other", "{}")).await;
+        held.arrival(Phase::DuringTheEffect).await;
+        assert_eq!(soon(held.layer.drain(LONG)).await, None);
+        let refused = send(&held.app, tests::post("/orders", "other", "{}")).await;
         assert_eq!(refused.code(), "draining");
-        stage.go_on();
+        held.go_on();
         assert_eq!(
-            client.answer().await.map(|answer| answer.status),
+            client.response().await.map(|response| response.status),
             Some(StatusCode::CREATED)
         );
-        eventually("nothing is in flight", || stage.layer.in_flight() == 0).await;
-        assert_eq!(stage.begun.count(), 1);
+        eventually("nothing is in flight", || held.layer.in_flight() == 0).await;
+        assert_eq!(held.begun.count(), 1);
     })
     .await;
 }

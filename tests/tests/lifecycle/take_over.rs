@@ -9,8 +9,9 @@ use axum::{
 };
 use http::StatusCode;
 use tests::{
-    Answer, Effects, app, created,
-    gate::{Gate, eventually, within},
+    Effects, TestResponse, app,
+    barrier::{Barrier, eventually, within},
+    created,
     ledger::{Fate, Ledger},
     post, send,
 };
@@ -46,10 +47,10 @@ impl Orphan {
         let (sender, lease) = tokio::sync::oneshot::channel();
         let sender = std::sync::Mutex::new(Some(sender));
         let sender = std::sync::Arc::new(sender);
-        let books = ledger.clone();
+        let database = ledger.clone();
         let (app, executions) = app(layer.clone(), move |n, req| {
             let lease = req.extensions().get::<Lease>().expect("a lease").clone();
-            let (sender, ledger) = (sender.lock().expect("no poison").take(), books.clone());
+            let (sender, ledger) = (sender.lock().expect("no poison").take(), database.clone());
             async move {
                 if let Some(sender) = sender {
                     sender.send(lease.clone()).expect("the receiver waits");
@@ -82,7 +83,7 @@ impl Orphan {
         Claim::new(self.id, self.fingerprint).expect("randomness")
     }
 
-    async fn retry(&self) -> Answer {
+    async fn retry(&self) -> TestResponse {
         send(&self.app, order()).await
     }
 }
@@ -100,9 +101,9 @@ async fn charge(ledger: &Ledger, lease: &Lease, n: u64) -> Response {
     }
 }
 
-type Taken<E = Infallible> = TakeOverOutcome<Response<tower_idempotency::Body<Body>>, E>;
+type TakeOverResponse<E = Infallible> = TakeOverOutcome<Response<tower_idempotency::Body<Body>>, E>;
 
-async fn executed(taken: Taken) -> Answer {
+async fn executed(taken: TakeOverResponse) -> TestResponse {
     match taken {
         TakeOverOutcome::Executed(res) => tests::read(res.map(Body::new)).await,
         other => panic!("expected an execution, found {other:?}"),
@@ -119,7 +120,7 @@ async fn orphan_is_executed_without_its_client() {
                 let orphan = Orphan::new(policy).await;
                 let (ledger, derived) = (orphan.ledger.clone(), orphan.derived.clone());
                 ledger.store.clear_faults();
-                let taken: Taken = orphan
+                let taken: TakeOverResponse = orphan
                     .layer
                     .take_over(orphan.claim(), async move |lease: Lease| {
                         assert!(lease.is_takeover());
@@ -163,7 +164,8 @@ async fn one_of_many_takeovers_executes() {
             let claim = orphan.claim();
             completers.spawn(async move {
                 let work = async move |lease: Lease| Ok(charge(&ledger, &lease, n).await);
-                let taken: Taken = layer.take_over(claim, work).await.expect("an answer");
+                let taken: TakeOverResponse =
+                    layer.take_over(claim, work).await.expect("an answer");
                 matches!(taken, TakeOverOutcome::Executed(_))
             });
         }
@@ -186,7 +188,7 @@ async fn take_over_without_orphan_runs_nothing() {
                 ran.happen();
                 Ok(created(0))
             };
-            let taken: Taken = layer.take_over(claim, work).await.expect("an answer");
+            let taken: TakeOverResponse = layer.take_over(claim, work).await.expect("an answer");
             assert!(matches!(taken, TakeOverOutcome::NoOrphan), "{taken:?}");
         };
         // A claim of another request, and a claim of an unknown key, which must not be leased afterwards.
@@ -212,8 +214,8 @@ async fn take_over_without_orphan_runs_nothing() {
             }
         ));
         // A retry is in progress, and then completes.
-        let gate = Gate::shut();
-        let held = gate.clone();
+        let barrier = Barrier::closed();
+        let held = barrier.clone();
         let ledger = orphan.ledger.another();
         let layer = IdempotencyLayer::new(ledger.clone());
         let (running, claim) = (layer.clone(), orphan.claim());
@@ -224,9 +226,9 @@ async fn take_over_without_orphan_runs_nothing() {
             };
             running.take_over::<_, Infallible, _, _>(claim, work).await
         });
-        gate.arrival().await;
+        barrier.arrival().await;
         refused(&orphan.layer, orphan.claim()).await;
-        gate.open_for_good();
+        barrier.open_for_good();
         executed(first.await.expect("no panic").expect("a lease")).await;
         refused(&orphan.layer, orphan.claim()).await;
         // The record expires.
@@ -244,25 +246,26 @@ async fn reused_claim_does_not_execute_concurrently() {
     within(LONG, async {
         let orphan = Orphan::new(OrphanPolicy::Refuse).await;
         orphan.ledger.store.clear_faults();
-        let (claim, gate, runs) = (orphan.claim(), Gate::shut(), Effects::default());
+        let (claim, barrier, runs) = (orphan.claim(), Barrier::closed(), Effects::default());
         let take_over = || {
             let (layer, claim, ledger) =
                 (orphan.layer.clone(), claim.clone(), orphan.ledger.clone());
-            let (gate, runs) = (gate.clone(), runs.clone());
+            let (barrier, runs) = (barrier.clone(), runs.clone());
             async move {
                 let work = async move |lease: Lease| {
                     let n = runs.happen();
-                    gate.pass().await;
+                    barrier.pass().await;
                     Ok(charge(&ledger, &lease, n).await)
                 };
-                let taken: Taken = layer.take_over(claim, work).await.expect("an answer");
+                let taken: TakeOverResponse =
+                    layer.take_over(claim, work).await.expect("an answer");
                 taken
             }
         };
         let left = tokio::time::timeout(Duration::from_secs(1), take_over()).await;
         assert!(left.is_err(), "the execution continues in a task");
         assert!(matches!(take_over().await, TakeOverOutcome::NoOrphan));
-        gate.open_for_good();
+        barrier.open_for_good();
         sleep(Duration::from_secs(1)).await;
         assert_eq!(runs.count(), 1);
         assert_eq!(orphan.ledger.rows().await, ["charge 1"]);
@@ -291,7 +294,7 @@ async fn failed_call_does_not_release_reused_claim() {
             assert!(lease.is_held());
             Ok(charge(&ledger, &lease, 2).await)
         };
-        let taken: Taken = orphan.layer.take_over(claim, work).await.expect("a lease");
+        let taken: TakeOverResponse = orphan.layer.take_over(claim, work).await.expect("a lease");
         assert_eq!(executed(taken).await.status, StatusCode::CREATED);
         assert_eq!(orphan.ledger.rows().await, ["charge 2"]);
     })
@@ -312,7 +315,7 @@ async fn failed_takeover_leaves_orphan() {
             .expect("a lease");
         assert!(matches!(failed, TakeOverOutcome::Failed("no connection")));
 
-        let taken: Taken = layer
+        let taken: TakeOverResponse = layer
             .take_over(claim(), async |lease: Lease| {
                 assert_eq!(lease.generation(), 3);
                 Ok(StatusCode::BAD_GATEWAY.into_response())
@@ -333,7 +336,7 @@ async fn failed_takeover_leaves_orphan() {
 
         assert_eq!(orphan.retry().await.code(), "outcome-unknown");
         let ledger = orphan.ledger.clone();
-        let taken: Taken = layer
+        let taken: TakeOverResponse = layer
             .take_over(claim(), async move |lease: Lease| {
                 assert_eq!(lease.generation(), 5);
                 Ok(charge(&ledger, &lease, 5).await)
@@ -356,7 +359,7 @@ async fn takeover_resolves_unacknowledged_commit() {
             orphan.ledger.store.clear_faults();
             orphan.ledger.next(fate);
             let ledger = orphan.ledger.clone();
-            let taken: Taken = orphan
+            let taken: TakeOverResponse = orphan
                 .layer
                 .take_over(orphan.claim(), async move |lease: Lease| {
                     Ok(charge(&ledger, &lease, 2).await)

@@ -74,7 +74,7 @@ async fn value_of_run_once_is_replayed_without_call() {
 
 // F-989, S-988
 #[tokio::test(start_paused = true)]
-async fn other_request_under_kept_key_is_rejected() {
+async fn other_request_under_key_in_tier_is_rejected() {
     let store = FaultInjector::new(MemoryStore::new());
     let (app, effects) = process(&store);
     send(&app, order()).await;
@@ -214,7 +214,7 @@ async fn tombstone_after_large_record_is_not_kept() {
 
 // F-990
 #[tokio::test(start_paused = true)]
-async fn outage_stops_new_keys_and_not_kept_replays() {
+async fn outage_stops_new_keys_but_no_tier_replays() {
     let store = FaultInjector::new(MemoryStore::new());
     let (app, effects) = process(&store);
     send(&app, order()).await;

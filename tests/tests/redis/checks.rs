@@ -51,7 +51,7 @@ async fn check_names_eviction_policy_and_rights() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn check_names_server_that_is_gone() {
+async fn check_names_stopped_server() {
     let mut server = RedisServer::start(&["--requirepass", SECRET]);
     let store = server.store().await;
     server.kill();

@@ -9,10 +9,14 @@ use axum::{Json, Router, routing::post as route};
 use http::StatusCode;
 use serde_json::{Value, json};
 use tests::{
-    app, creating,
-    gate::Gate,
-    post, send,
-    servers::redis::{Asked, RedisServer, until_connected},
+    app,
+    barrier::Barrier,
+    creating, post, send,
+    servers::redis::{
+        Asked, RedisServer,
+        scripts::{ACQUIRE, LOOK, RENEW},
+        until_connected,
+    },
 };
 use tower_idempotency::{ConcurrentRequests, IdempotencyLayer, Ttl};
 use tower_idempotency_redis::{RedisOptions, redis::Script};
@@ -27,7 +31,10 @@ async fn layer(server: &RedisServer) -> IdempotencyLayer {
 
 /// Returns the calls that clients made to the server while `work` ran. Calls made by scripts are not round trips and are left
 /// out; the same calls made by a client are counted.
-async fn asked(server: &RedisServer, work: impl Future<Output = ()>) -> BTreeMap<String, u64> {
+async fn count_calls(
+    server: &RedisServer,
+    work: impl Future<Output = ()>,
+) -> BTreeMap<String, u64> {
     let monitor = server.monitor();
     work.await;
     let mut asked = BTreeMap::new();
@@ -41,18 +48,46 @@ fn calls(n: u64) -> BTreeMap<String, u64> {
     BTreeMap::from([("evalsha".to_owned(), n)])
 }
 
+/// Acquire and complete run one command each on the index of leases. One acquire of 16 removes expired members.
+#[tokio::test]
+async fn fresh_request_runs_two_commands_on_index() {
+    const COUNT: u64 = 64;
+    let server = RedisServer::start(&[]);
+    let (app, _) = creating(layer(&server).await);
+    let on_index = || {
+        let stats = server.commandstats();
+        let sets = stats.into_iter().filter(|(name, _)| name.starts_with('z'));
+        sets.collect::<BTreeMap<_, _>>()
+    };
+    send(&app, post("/orders", "before", "tea")).await;
+    let before = on_index();
+    for n in 0..COUNT {
+        send(&app, post("/orders", &format!("k{n}"), "tea")).await;
+    }
+    let mut during = on_index();
+    for (name, count) in before {
+        during.entry(name).and_modify(|it| *it -= count);
+    }
+    let trims = during.remove("zremrangebyscore").unwrap_or_default();
+    assert!(trims <= COUNT / 4, "{trims}");
+    let expected = [("zadd".to_owned(), COUNT), ("zrem".to_owned(), COUNT)];
+    assert_eq!(during, BTreeMap::from(expected));
+    // No lease is left, and Redis deletes an empty set.
+    assert_eq!(server.command(&["EXISTS", "idempotency:~leases"]), "0");
+}
+
 #[tokio::test]
 async fn fresh_request_makes_two_calls_and_replay_one() {
     let server = RedisServer::start(&[]);
     let (app, effects) = creating(layer(&server).await);
     // The store opens the connection for completions with the first completion.
     send(&app, post("/orders", "before", "tea")).await;
-    let fresh = asked(&server, async {
-        let answer = send(&app, post("/orders", "k", "tea")).await;
-        assert_eq!(answer.status, StatusCode::CREATED);
+    let fresh = count_calls(&server, async {
+        let response = send(&app, post("/orders", "k", "tea")).await;
+        assert_eq!(response.status, StatusCode::CREATED);
     });
     assert_eq!(fresh.await, calls(2));
-    let replay = asked(&server, async {
+    let replay = count_calls(&server, async {
         assert!(send(&app, post("/orders", "k", "tea")).await.is_replay());
     });
     assert_eq!(replay.await, calls(1));
@@ -62,8 +97,8 @@ async fn fresh_request_makes_two_calls_and_replay_one() {
 #[tokio::test]
 async fn duplicate_and_key_reuse_make_one_call() {
     let server = RedisServer::start(&[]);
-    let gate = Gate::shut();
-    let held = gate.clone();
+    let barrier = Barrier::closed();
+    let held = barrier.clone();
     let (app, effects) = app(layer(&server).await, move |_, _| {
         let held = held.clone();
         async move { held.pass().await }
@@ -72,18 +107,18 @@ async fn duplicate_and_key_reuse_make_one_call() {
         let app = app.clone();
         async move { send(&app, post("/orders", "k", "tea")).await }
     });
-    gate.arrival().await;
-    let duplicate = asked(&server, async {
-        let answer = send(&app, post("/orders", "k", "tea")).await;
-        assert_eq!(answer.status, StatusCode::CONFLICT);
+    barrier.arrival().await;
+    let duplicate = count_calls(&server, async {
+        let response = send(&app, post("/orders", "k", "tea")).await;
+        assert_eq!(response.status, StatusCode::CONFLICT);
     });
     assert_eq!(duplicate.await, calls(1));
-    let another = asked(&server, async {
-        let answer = send(&app, post("/orders", "k", "coffee")).await;
-        assert_eq!(answer.status, StatusCode::UNPROCESSABLE_ENTITY);
+    let another = count_calls(&server, async {
+        let response = send(&app, post("/orders", "k", "coffee")).await;
+        assert_eq!(response.status, StatusCode::UNPROCESSABLE_ENTITY);
     });
     assert_eq!(another.await, calls(1));
-    gate.open_for_good();
+    barrier.open_for_good();
     first.await.expect("the first response");
     assert_eq!(effects.count(), 1);
 }
@@ -95,7 +130,7 @@ async fn unrecorded_request_makes_two_calls() {
         StatusCode::INTERNAL_SERVER_ERROR
     });
     send(&app, post("/orders", "before", "tea")).await;
-    let asked = asked(&server, async {
+    let asked = count_calls(&server, async {
         send(&app, post("/orders", "k", "tea")).await;
     });
     assert_eq!(asked.await, calls(2));
@@ -108,7 +143,7 @@ async fn no_script_is_sent_twice() {
     let server = RedisServer::start(&[]);
     let layer = layer(&server).await;
     let (app, _) = creating(layer.clone());
-    let asked = asked(&server, async {
+    let asked = count_calls(&server, async {
         for key in ["a", "b"] {
             send(&app, post("/orders", key, "tea")).await;
         }
@@ -132,18 +167,13 @@ fn calls_of_the_store(asked: &[Asked]) -> usize {
         .count()
 }
 
-const ACQUIRE: &str =
-    include_str!("../../../crates/tower-idempotency-redis/src/scripts/acquire.lua");
-const RENEW: &str = include_str!("../../../crates/tower-idempotency-redis/src/scripts/renew.lua");
-const LOOK: &str = include_str!("../../../crates/tower-idempotency-redis/src/scripts/look.lua");
-
 #[tokio::test]
 async fn renewal_is_one_call_per_third_of_lease() {
     // A third of the lease. If a stall delays a renewal, its call times out and is repeated before the lease expires.
     const THIRD: Duration = Duration::from_secs(2);
     let server = RedisServer::start(&[]);
-    let gate = Gate::shut();
-    let held = gate.clone();
+    let barrier = Barrier::closed();
+    let held = barrier.clone();
     let layer = layer(&server).await.with_lease_ttl(Ttl::from_secs(6));
     let (app, _) = app(layer, move |_, _| {
         let held = held.clone();
@@ -151,11 +181,11 @@ async fn renewal_is_one_call_per_third_of_lease() {
     });
     let (monitor, began) = (server.monitor(), Instant::now());
     let first = tokio::spawn(async move { send(&app, post("/orders", "k", "tea")).await });
-    gate.arrival().await;
+    barrier.arrival().await;
     // The first call acquires the lease.
     let calls = || server.commandstats().get("evalsha").copied();
     eventually("the lease is renewed three times", || calls() >= Some(4)).await;
-    gate.open_for_good();
+    barrier.open_for_good();
     first.await.expect("an answer");
     let thirds = began.elapsed().as_millis() / THIRD.as_millis();
     let asked = monitor.asked();
@@ -172,8 +202,8 @@ async fn renewal_is_one_call_per_third_of_lease() {
 #[tokio::test]
 async fn waiter_makes_two_calls_with_backoff() {
     let server = RedisServer::start(&[]);
-    let gate = Gate::shut();
-    let held = gate.clone();
+    let barrier = Barrier::closed();
+    let held = barrier.clone();
     let wait = ConcurrentRequests::Wait(Duration::from_secs(600));
     let (app, _) = app(layer(&server).await, move |_, _| {
         let held = held.clone();
@@ -182,13 +212,13 @@ async fn waiter_makes_two_calls_with_backoff() {
     // The waiter is in another process, because waiters in the same process share replies.
     let (waiting, _) = creating(layer(&server).await.with_concurrent_requests(wait));
     let first = tokio::spawn(async move { send(&app, post("/orders", "k", "tea")).await });
-    gate.arrival().await;
+    barrier.arrival().await;
 
     let (monitor, began) = (server.monitor(), Instant::now());
     let waiter = tokio::spawn(async move { send(&waiting, post("/orders", "k", "tea")).await });
     let looked = || server.commandstats().get("evalsha").copied() >= Some(2 + 2 * 8);
     eventually("the waiter queries repeatedly", looked).await;
-    gate.open_for_good();
+    barrier.open_for_good();
     first.await.expect("an answer");
     assert!(waiter.await.expect("an answer").is_replay());
     let (asked, took) = (monitor.asked(), began.elapsed());
@@ -269,16 +299,16 @@ async fn record_of_1_kib_takes_similar_memory() {
 #[tokio::test]
 async fn smallest_record_takes_few_hundred_bytes() {
     let server = RedisServer::start(&[]);
-    let gate = Gate::shut();
-    let held = gate.clone();
+    let barrier = Barrier::closed();
+    let held = barrier.clone();
     let (app, _) = app(layer(&server).await, move |_, _| {
         let held = held.clone();
         async move { held.pass().await }
     });
     let first = tokio::spawn(async move { send(&app, post("/orders", "k", "tea")).await });
-    gate.arrival().await;
+    barrier.arrival().await;
     let lease = only_entry(&server);
-    gate.open_for_good();
+    barrier.open_for_good();
     first.await.expect("an answer");
     let record = only_entry(&server);
     println!("{lease} bytes for a lease, {record} for an empty record");
@@ -292,8 +322,8 @@ async fn every_entry_has_time_to_live() {
     let server = RedisServer::start(&[]);
     let (options, url) = (RedisOptions::new().with_prefix("shop:"), server.url());
     let store = until_connected(|| options.clone().connect(&url)).await;
-    let gate = Gate::shut();
-    let held = gate.clone();
+    let barrier = Barrier::closed();
+    let held = barrier.clone();
     let layer = IdempotencyLayer::new(store)
         .with_lease_ttl(Ttl::from_secs(20))
         .with_retention(Ttl::from_secs(100));
@@ -302,7 +332,7 @@ async fn every_entry_has_time_to_live() {
         async move { held.pass().await }
     });
     let first = tokio::spawn(async move { send(&app, post("/orders", "k", "tea")).await });
-    gate.arrival().await;
+    barrier.arrival().await;
     let lives = || -> u64 {
         let key = server.entries().remove(0);
         assert!(key.starts_with("shop:") && key.len() == 5 + 64, "{key}");
@@ -311,7 +341,7 @@ async fn every_entry_has_time_to_live() {
     // The entry lives for the lease and the orphan retention.
     let left = lives();
     assert!((105..=120).contains(&left), "{left}");
-    gate.open_for_good();
+    barrier.open_for_good();
     first.await.expect("an answer");
     let left = lives();
     assert!((60..=100).contains(&left), "{left}");

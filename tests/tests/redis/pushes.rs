@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use tests::servers::redis::{Asked, RedisServer};
+use tests::servers::redis::{
+    Asked, RedisServer,
+    scripts::{ACQUIRE, COMPLETE, LOOK},
+};
 use tower_idempotency_redis::redis::Script;
 
 /// Repeats a trial until pushes have woken the waiters of three trials.
@@ -35,7 +38,7 @@ pub(crate) async fn until_delays_are_long(server: &RedisServer, before: u64) {
     crate::events::eventually("the waiter queries repeatedly", looked).await;
 }
 
-/// Returns `true` if a push woke the waiter: its last acquire came before its delay had ended, and the entry was
+/// Returns `true` if a push woke the waiter. Its last acquire then came before its delay had ended, and the entry was
 /// completed while the waiter listened.
 fn was_woken(asked: &[Asked]) -> bool {
     let places = |script: &str| -> Vec<usize> {
@@ -58,9 +61,3 @@ fn was_woken(asked: &[Asked]) -> bool {
     println!("an acquire {apart:?} after the previous one; polling has a delay of {delay} ms");
     listened && apart.as_secs_f64() * 1000.0 < delay * 0.95
 }
-
-const ACQUIRE: &str =
-    include_str!("../../../crates/tower-idempotency-redis/src/scripts/acquire.lua");
-const COMPLETE: &str =
-    include_str!("../../../crates/tower-idempotency-redis/src/scripts/complete.lua");
-const LOOK: &str = include_str!("../../../crates/tower-idempotency-redis/src/scripts/look.lua");

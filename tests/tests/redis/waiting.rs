@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use axum::Router;
 use http::StatusCode;
 use tests::{
-    Answer, app,
-    gate::{Gate, within},
+    TestResponse, app,
+    barrier::{Barrier, within},
     playground::Playground,
     post, send,
     servers::redis::RedisServer,
@@ -26,9 +26,9 @@ async fn waiting_layer(server: &RedisServer) -> IdempotencyLayer {
         .with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(600)))
 }
 
-/// Returns two services that share only the server, like two processes. The first handler waits at the gate.
-async fn two_services(server: &RedisServer, gate: &Gate) -> (Router, Router) {
-    let held = gate.clone();
+/// Returns two services that share only the server, like two processes. The first handler waits at the barrier.
+async fn two_services(server: &RedisServer, barrier: &Barrier) -> (Router, Router) {
+    let held = barrier.clone();
     let (first, _) = app(waiting_layer(server).await, move |n, _| {
         let held = held.clone();
         async move {
@@ -42,7 +42,7 @@ async fn two_services(server: &RedisServer, gate: &Gate) -> (Router, Router) {
     (first, second)
 }
 
-fn sent(app: &Router, key: &str) -> JoinHandle<Answer> {
+fn sent(app: &Router, key: &str) -> JoinHandle<TestResponse> {
     let (app, req) = (app.clone(), post("/orders", key, "tea"));
     tokio::spawn(async move { within(HANG, send(&app, req)).await })
 }
@@ -63,20 +63,20 @@ fn listeners(server: &RedisServer) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn remote_completion_wakes_waiter() {
     let server = RedisServer::start(&[]);
-    let gate = Gate::shut();
-    let (first, second) = two_services(&server, &gate).await;
+    let barrier = Barrier::closed();
+    let (first, second) = two_services(&server, &barrier).await;
     until_pushes_have_woken(async |n| {
         let key = format!("k{n}");
         let running = sent(&first, &key);
-        within(HANG, gate.arrival()).await;
+        within(HANG, barrier.arrival()).await;
         let monitor = server.monitor();
         let before = server.commandstats()["evalsha"];
         let waiter = sent(&second, &key);
         until_delays_are_long(&server, before).await;
-        gate.let_through(1);
-        let answer = running.await.expect("the first response");
+        barrier.let_through(1);
+        let response = running.await.expect("the first response");
         let replay = waiter.await.expect("the waiter's response");
-        assert_eq!(replay.body, answer.body);
+        assert_eq!(replay.body, response.body);
         assert!(replay.is_replay());
         monitor.asked()
     })
@@ -97,10 +97,10 @@ async fn completion_in_other_process_wakes_waiter() {
             // The waiter's delays grow to a second before the handler completes.
             tokio::spawn(async move {
                 loop {
-                    let answer = playground.post("/slow/3000", &key, b"tea").await;
+                    let response = playground.post("/slow/3000", &key, b"tea").await;
                     // A server that stalls is unavailable to a playground.
-                    if answer.status != StatusCode::SERVICE_UNAVAILABLE {
-                        return answer;
+                    if response.status != StatusCode::SERVICE_UNAVAILABLE {
+                        return response;
                     }
                 }
             })
@@ -109,9 +109,9 @@ async fn completion_in_other_process_wakes_waiter() {
         first.has_begun(n as u64 + 1).await;
         let monitor = server.monitor();
         let waiting = post(&second);
-        let answer = running.await.expect("an answer");
+        let response = running.await.expect("an answer");
         let replay = waiting.await.expect("an answer");
-        assert_eq!((replay.is_replay(), &replay.body), (true, &answer.body));
+        assert_eq!((replay.is_replay(), &replay.body), (true, &response.body));
         monitor.asked()
     })
     .await;
@@ -123,10 +123,10 @@ async fn completion_in_other_process_wakes_waiter() {
 async fn subscription_recovers_after_connection_loss() {
     within(HANG * 2, async {
         let server = RedisServer::start(&[]);
-        let gate = Gate::shut();
-        let (first, second) = two_services(&server, &gate).await;
+        let barrier = Barrier::closed();
+        let (first, second) = two_services(&server, &barrier).await;
         let running = sent(&first, "k");
-        gate.arrival().await;
+        barrier.arrival().await;
         let waiter = sent(&second, "k");
         listened_to(&server, 1).await;
         let former = listeners(&server);
@@ -137,10 +137,10 @@ async fn subscription_recovers_after_connection_loss() {
         })
         .await;
         listened_to(&server, 1).await;
-        gate.let_through(1);
-        let answer = running.await.expect("the first response");
+        barrier.let_through(1);
+        let response = running.await.expect("the first response");
         let replay = waiter.await.expect("the waiter's response");
-        assert_eq!((replay.is_replay(), &replay.body), (true, &answer.body));
+        assert_eq!((replay.is_replay(), &replay.body), (true, &response.body));
     })
     .await;
 }
@@ -150,8 +150,8 @@ async fn subscription_recovers_after_connection_loss() {
 async fn remote_release_lets_waiter_execute() {
     within(HANG * 2, async {
         let server = RedisServer::start(&[]);
-        let gate = Gate::shut();
-        let held = gate.clone();
+        let barrier = Barrier::closed();
+        let held = barrier.clone();
         let (first, _) = app(waiting_layer(&server).await, move |_, _| {
             let held = held.clone();
             async move {
@@ -163,14 +163,14 @@ async fn remote_release_lets_waiter_execute() {
             format!("execution {n} of the second")
         });
         let running = sent(&first, "k");
-        gate.arrival().await;
+        barrier.arrival().await;
         let waiters: Vec<_> = (0..5).map(|_| sent(&second, "k")).collect();
         listened_to(&server, 1).await;
-        gate.let_through(1);
+        barrier.let_through(1);
         running.await.expect("an answer");
         for waiter in waiters {
-            let answer = waiter.await.expect("an answer");
-            assert_eq!(answer.text(), "execution 1 of the second");
+            let response = waiter.await.expect("an answer");
+            assert_eq!(response.text(), "execution 1 of the second");
         }
         assert_eq!(effects.count(), 1);
     })
@@ -182,18 +182,18 @@ async fn remote_release_lets_waiter_execute() {
 async fn channels_are_left_after_last_waiter() {
     within(HANG * 2, async {
         let server = RedisServer::start(&[]);
-        let gate = Gate::shut();
-        let (first, second) = two_services(&server, &gate).await;
+        let barrier = Barrier::closed();
+        let (first, second) = two_services(&server, &barrier).await;
         let mut all = Vec::new();
         for key in ["a", "b", "c"] {
             all.push(sent(&first, key));
-            gate.arrival().await;
+            barrier.arrival().await;
             all.push(sent(&second, key));
         }
         listened_to(&server, 3).await;
-        gate.open_for_good();
-        for answer in all {
-            answer.await.expect("an answer");
+        barrier.open_for_good();
+        for response in all {
+            response.await.expect("an answer");
         }
         listened_to(&server, 0).await;
     })

@@ -1,5 +1,6 @@
 //! The text of each check and of each refused constructor. None contains a password.
 
+use tests::database::pool_options;
 use tests::{
     scratch::Scratch,
     servers::{free_port, mariadb, postgres},
@@ -8,8 +9,7 @@ use tower_idempotency::store::{CheckErrorKind, Store};
 use tower_idempotency_sqlx::{
     MySqlStore, PostgresStore, SqliteStore,
     sqlx::{
-        self, MySqlPool, PgPool, SqlitePool, mysql::MySqlConnectOptions,
-        postgres::PgConnectOptions, sqlite::SqliteConnectOptions,
+        self, mysql::MySqlConnectOptions, postgres::PgConnectOptions, sqlite::SqliteConnectOptions,
     },
 };
 
@@ -33,7 +33,10 @@ async fn postgres_check_names_missing_parts() {
     use CheckErrorKind::{Denied, Incomplete};
 
     let url = postgres::shared().url();
-    let pool = PgPool::connect(&url).await.unwrap();
+    let pool = pool_options::<sqlx::Postgres>()
+        .connect(&url)
+        .await
+        .unwrap();
     let run = async |sql: &'static str| sqlx::raw_sql(sql).execute(&pool).await.map(drop);
     let store = PostgresStore::from_url(&url)
         .unwrap()
@@ -103,7 +106,7 @@ async fn mariadb_check_names_missing_parts() {
 
     store.migrate().await.unwrap();
     store.check().await.unwrap();
-    let pool = MySqlPool::connect(&url).await.unwrap();
+    let pool = pool_options::<sqlx::MySql>().connect(&url).await.unwrap();
     sqlx::raw_sql("drop index orphans on checks")
         .execute(&pool)
         .await
@@ -151,7 +154,10 @@ async fn sqlite_check_names_missing_parts() {
     store.migrate().await.unwrap();
     store.check().await.unwrap();
     let options = SqliteConnectOptions::new().filename(&path);
-    let pool = SqlitePool::connect_with(options.clone()).await.unwrap();
+    let pool = pool_options::<sqlx::Sqlite>()
+        .connect_with(options.clone())
+        .await
+        .unwrap();
     let run = async |sql: &'static str| sqlx::raw_sql(sql).execute(&pool).await.unwrap();
     run("drop index tower_idempotency_attention").await;
     let missing = format!("{table} has no index attention: {MIGRATE}");
@@ -169,7 +175,7 @@ async fn sqlite_check_names_missing_parts() {
     assert_eq!(problem(&read_only).await, (refused, Unsafe));
 }
 
-/// Each connection would have a database of its own, and execute the same request once.
+/// Each connection would have a separate database, and execute the same request once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sqlite_refuses_databases_in_memory() {
     let refused = "the database is in memory or in an unnamed file, so each connection would have a database of its own: \

@@ -13,9 +13,9 @@ use axum::{
 use http::{Request, StatusCode};
 use tests::{
     Effects, app,
-    books::{self, Books, TestDialect},
+    barrier::{Barrier, bounded, within},
     created,
-    gate::{Gate, bounded, within},
+    database::{self, TestDatabase, TestDialect},
     post,
     scratch::Scratch,
     send,
@@ -33,15 +33,15 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 const OLDER: Duration = Duration::from_millis(20);
 
 /// Returns a service whose handler completes its first phase and fails in the second.
-fn half_done<S: TestDialect>(books: &Books<S>) -> (Router, Effects) {
-    let (bank, layer) = (books.clone(), sql::layer(books.store.clone()));
+fn failing_after_first_phase<S: TestDialect>(database: &TestDatabase<S>) -> (Router, Effects) {
+    let (bank, layer) = (database.clone(), sql::layer(database.store.clone()));
     app(layer, move |n, req: Request<Body>| {
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
         let key = req.headers()["idempotency-key"].to_str().expect("text");
-        let (books, key) = (bank.clone(), key.to_owned());
+        let (database, key) = (bank.clone(), key.to_owned());
         async move {
-            let mut tx = books.begin(&lease).await.expect("a transaction");
-            let created = S::run(&mut tx, books.effect(&format!("created {key}"), 1, n)).await;
+            let mut tx = database.begin(&lease).await.expect("a transaction");
+            let created = S::run(&mut tx, database.effect(&format!("created {key}"), 1, n)).await;
             created.expect("the effect");
             let checkpoint = (key, lease.derive("charge"));
             tx.checkpoint("created", &checkpoint)
@@ -53,40 +53,48 @@ fn half_done<S: TestDialect>(books: &Books<S>) -> (Router, Effects) {
 }
 
 /// Executes the second phase, as the work of a completer.
-async fn finish<S: TestDialect>(books: Books<S>, orphan: Orphan) -> Result<Response, Failure> {
+async fn finish<S: TestDialect>(
+    database: TestDatabase<S>,
+    orphan: Orphan,
+) -> Result<Response, Failure> {
     assert_eq!(orphan.operation(), "POST /rides");
     assert!(orphan.lease().is_takeover());
     let at = orphan.checkpoint().expect("the first phase is done");
     assert_eq!(at.name(), "created");
     let (key, charge): (String, String) = at.data()?;
     assert_eq!(orphan.lease().derive("charge"), charge);
-    let mut tx = books.begin(orphan.lease()).await?;
-    S::run(&mut tx, books.effect(&format!("paid {key}"), 1, 1)).await?;
+    let mut tx = database.begin(orphan.lease()).await?;
+    S::run(&mut tx, database.effect(&format!("paid {key}"), 1, 1)).await?;
     Ok(tx.commit(created(1)).await?.into_response())
 }
 
-fn finishing<S: TestDialect>(books: &Books<S>) -> Completer<S> {
-    let (bank, layer) = (books.clone(), sql::layer(books.store.clone()));
+fn finishing<S: TestDialect>(database: &TestDatabase<S>) -> Completer<S> {
+    let (bank, layer) = (database.clone(), sql::layer(database.store.clone()));
     let work = move |orphan| finish(bank.clone(), orphan);
-    Completer::new(&books.store, &layer, work).with_min_age(OLDER)
+    Completer::new(&database.store, &layer, work).with_min_age(OLDER)
 }
 
-async fn two_replicas_finish_each_orphan_once<S: TestDialect>(books: Books<S>) {
-    let (app, executions) = half_done(&books);
+async fn two_replicas_finish_each_orphan_once<S: TestDialect>(database: TestDatabase<S>) {
+    let (app, executions) = failing_after_first_phase(&database);
     let keys: Vec<_> = (0..24).map(|n| format!("ride-{n}")).collect();
     for key in &keys {
         let half = send(&app, post("/rides", key, "tea")).await;
         assert_eq!(half.status, StatusCode::BAD_GATEWAY);
     }
     sleep(2 * OLDER).await;
-    let (one, other) = (finishing(&books), finishing(&books));
+    let (one, other) = (finishing(&database), finishing(&database));
     let (one, other) = tokio::join!(one.sweep(), other.sweep());
     let (one, other) = (one.expect("a sweep"), other.expect("a sweep"));
     assert_eq!(one.failed + other.failed, 0, "{one:?} {other:?}");
     // If both completers found an entry, one of them got the reply that the other one holds it.
     assert_eq!(one.executed + other.executed, 24, "{one:?} {other:?}");
 
-    let mut effects: Vec<_> = books.effects().await.into_iter().map(|it| it.key).collect();
+    let mut effects: Vec<_> = database
+        .effects()
+        .await
+        .into_iter()
+        .map(|it| it.key)
+        .collect();
     effects.sort();
     let mut expected: Vec<_> = keys
         .iter()
@@ -100,40 +108,40 @@ async fn two_replicas_finish_each_orphan_once<S: TestDialect>(books: Books<S>) {
     }
     assert_eq!(executions.count(), 24, "the first phases");
     assert_eq!(
-        finishing(&books).sweep().await.expect("a sweep"),
+        finishing(&database).sweep().await.expect("a sweep"),
         SweepStats::default()
     );
 }
 
 /// Creates an orphan, as if its process had died.
-async fn orphan<S: TestDialect>(books: &Books<S>, operation: &str) -> Claim {
+async fn orphan<S: TestDialect>(database: &TestDatabase<S>, operation: &str) -> Claim {
     let mut claim = claim();
     claim.lease = Ttl::MIN;
     claim.operation = operation.into();
-    let acquired = books.store.acquire(&claim).await.expect("an answer");
+    let acquired = database.store.acquire(&claim).await.expect("an answer");
     assert!(matches!(acquired, Acquired::Granted { .. }));
     claim
 }
 
 /// Returns a completer of this work, which receives the orphan.
-fn working<S, W, F>(books: &Books<S>, older_than: Duration, work: W) -> Completer<S>
+fn working<S, W, F>(database: &TestDatabase<S>, older_than: Duration, work: W) -> Completer<S>
 where
     S: TestDialect,
     W: Fn(Orphan) -> F + Send + Sync + 'static,
     F: Future<Output = Result<Response, &'static str>> + Send + 'static,
 {
-    let layer = sql::layer(books.store.clone());
-    Completer::new(&books.store, &layer, work).with_min_age(older_than)
+    let layer = sql::layer(database.store.clone());
+    Completer::new(&database.store, &layer, work).with_min_age(older_than)
 }
 
-async fn every_page_is_looked_at<S: TestDialect>(books: Books<S>) {
+async fn every_page_is_examined<S: TestDialect>(database: TestDatabase<S>) {
     for _ in 0..230 {
-        orphan(&books, "POST /rides").await;
+        orphan(&database, "POST /rides").await;
     }
     sleep(2 * OLDER).await;
     let done = Effects::default();
     let counted = done.clone();
-    let completer = working(&books, OLDER, move |_| {
+    let completer = working(&database, OLDER, move |_| {
         counted.happen();
         async { Ok(created(1)) }
     });
@@ -143,54 +151,54 @@ async fn every_page_is_looked_at<S: TestDialect>(books: Books<S>) {
     assert_eq!(done.count(), 230);
 }
 
-async fn completer_leaves_other_entries_alone<S: TestDialect>(books: Books<S>) {
+async fn completer_leaves_other_entries_alone<S: TestDialect>(database: TestDatabase<S>) {
     // Entries in progress, completed entries, those of `run_once`, and young orphans.
     let mut running = claim();
     running.lease = Ttl::from_secs(600);
     running.operation = "POST /rides".into();
-    books.store.acquire(&running).await.expect("an answer");
-    let completed = orphan(&books, "POST /rides").await;
+    database.store.acquire(&running).await.expect("an answer");
+    let completed = orphan(&database, "POST /rides").await;
     let (reference, record) = (completed.lease_ref(1), vec![7_u8].into());
-    let stored = books.store.complete(&reference, record, Ttl::MAX);
+    let stored = database.store.complete(&reference, record, Ttl::MAX);
     stored.await.expect("the record is stored");
-    orphan(&books, "run_once").await;
+    orphan(&database, "run_once").await;
     sleep(2 * OLDER).await;
     let completer = |older_than| {
-        working(&books, older_than, async |_| {
+        working(&database, older_than, async |_| {
             panic!("the work must not run")
         })
     };
     let swept = completer(OLDER).sweep().await.expect("a sweep");
     assert_eq!(swept, SweepStats::default());
-    orphan(&books, "POST /rides").await;
+    orphan(&database, "POST /rides").await;
     let swept = completer(Duration::from_secs(3_600)).sweep().await;
     assert_eq!(swept.expect("a sweep"), SweepStats::default());
 }
 
 /// The delay is ten hours, and 64 times that after many takeovers.
-async fn pauses_may_be_long<S: TestDialect>(books: Books<S>) {
-    orphan(&books, "POST /rides").await;
+async fn delays_may_be_long<S: TestDialect>(database: TestDatabase<S>) {
+    orphan(&database, "POST /rides").await;
     let hours = "update {table} set generation = 7, lease_ends = lease_ends - 11 * 3600000";
-    books.admin(hours).await;
+    database.admin(hours).await;
     let older = Duration::from_secs(10 * 3_600);
-    let completer = working(&books, older, async |_| panic!("the work must not run"));
+    let completer = working(&database, older, async |_| panic!("the work must not run"));
     let swept = completer.sweep().await.expect("a sweep");
     assert_eq!(swept, SweepStats::default());
-    books.admin("update {table} set generation = 1").await;
-    let completer = working(&books, older, async |_| Ok(created(1)));
+    database.admin("update {table} set generation = 1").await;
+    let completer = working(&database, older, async |_| Ok(created(1)));
     assert_eq!(completer.sweep().await.expect("a sweep").executed, 1);
 }
 
 /// The entry stays an orphan, and the delay before each retry grows. The test moves the lease expiry back to simulate
 /// the time.
-async fn failed_execution_is_retried_after_delay<S: TestDialect>(books: Books<S>) {
+async fn failed_execution_is_retried_after_delay<S: TestDialect>(database: TestDatabase<S>) {
     const PAUSE: Duration = Duration::from_secs(3_600);
     /// Longer than the test.
     const MINUTES: Duration = Duration::from_secs(10 * 60);
-    let before = orphan(&books, "POST /rides").await;
+    let before = orphan(&database, "POST /rides").await;
     let seen = Arc::new(Mutex::new(Vec::new()));
     let generations = Arc::clone(&seen);
-    let completer = working(&books, PAUSE, move |orphan: Orphan| {
+    let completer = working(&database, PAUSE, move |orphan: Orphan| {
         let generation = orphan.lease().generation();
         generations
             .lock()
@@ -210,7 +218,7 @@ async fn failed_execution_is_retried_after_delay<S: TestDialect>(books: Books<S>
             "update {{table}} set lease_ends = lease_ends - {}",
             time.as_millis()
         );
-        assert_eq!(books.admin(&back).await, 1);
+        assert_eq!(database.admin(&back).await, 1);
     };
     for due in [PAUSE, PAUSE * 2, PAUSE * 4] {
         assert_eq!(sweep().await.found, 0, "at once");
@@ -225,18 +233,18 @@ async fn failed_execution_is_retried_after_delay<S: TestDialect>(books: Books<S>
     assert_eq!(seen, [2, 3, 4]);
     let mut again = before;
     again.token = Token::random().expect("randomness");
-    let acquired = books.store.acquire(&again).await.expect("an answer");
+    let acquired = database.store.acquire(&again).await.expect("an answer");
     assert!(matches!(acquired, Acquired::Completed { .. }));
 }
 
 /// The completer reports the operation unchanged after any number of takeovers.
-async fn operation_is_reported_unchanged<S: TestDialect>(books: Books<S>) {
+async fn operation_is_reported_unchanged<S: TestDialect>(database: TestDatabase<S>) {
     let path = "/\\a\\134b/ä/€/\u{1}\u{7f}";
     let asked = format!("POST {path}");
-    orphan(&books, &asked).await;
+    orphan(&database, &asked).await;
     let seen = Arc::new(Mutex::new(Vec::new()));
     let (operations, expected) = (Arc::clone(&seen), vec![asked; 3]);
-    let completer = working(&books, Duration::ZERO, move |orphan: Orphan| {
+    let completer = working(&database, Duration::ZERO, move |orphan: Orphan| {
         let operation = orphan.operation().to_owned();
         let mut seen = operations.lock().unwrap_or_else(PoisonError::into_inner);
         seen.push(operation);
@@ -248,9 +256,9 @@ async fn operation_is_reported_unchanged<S: TestDialect>(books: Books<S>) {
         assert_eq!(completer.sweep().await.expect("a sweep").failed, 1);
         let length = format!(
             "select 'length', 0 * generation + length(operation), generation from {}",
-            books.table
+            database.table
         );
-        stored.push(S::rows(&books.pool, length).await[0].pid);
+        stored.push(S::rows(&database.pool, length).await[0].pid);
     }
     let seen = seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
     assert_eq!(seen, expected);
@@ -258,12 +266,12 @@ async fn operation_is_reported_unchanged<S: TestDialect>(books: Books<S>) {
 }
 
 /// An entry that failed in this sweep is due again at once, but only the next sweep retries it.
-async fn sweep_ends_if_everything_fails<S: TestDialect>(books: Books<S>) {
+async fn sweep_ends_if_everything_fails<S: TestDialect>(database: TestDatabase<S>) {
     for _ in 0..150 {
-        orphan(&books, "POST /rides").await;
+        orphan(&database, "POST /rides").await;
     }
     sleep(OLDER).await;
-    let completer = working(&books, Duration::ZERO, async |_| Err("no provider"));
+    let completer = working(&database, Duration::ZERO, async |_| Err("no provider"));
     let sweeping = completer.with_concurrency(8);
     let swept = within(Duration::from_secs(60), sweeping.sweep()).await;
     let swept = swept.expect("a sweep");
@@ -271,30 +279,32 @@ async fn sweep_ends_if_everything_fails<S: TestDialect>(books: Books<S>) {
 }
 
 /// Another replica that found the same entry does not retry it either.
-async fn failed_execution_is_not_retried_by_each_replica<S: TestDialect>(books: Books<S>) {
+async fn failed_execution_is_not_retried_by_each_replica<S: TestDialect>(
+    database: TestDatabase<S>,
+) {
     for _ in 0..12 {
-        orphan(&books, "POST /rides").await;
+        orphan(&database, "POST /rides").await;
     }
     sleep(2 * OLDER).await;
-    let (tried, gate) = (Effects::default(), Gate::shut());
-    let replica = |gate: Gate| {
+    let (tried, barrier) = (Effects::default(), Barrier::closed());
+    let replica = |barrier: Barrier| {
         let tried = tried.clone();
         let work = move |_| {
             tried.happen();
-            let gate = gate.clone();
+            let barrier = barrier.clone();
             async move {
-                gate.pass().await;
+                barrier.pass().await;
                 Err("no provider")
             }
         };
-        working(&books, OLDER, work).with_concurrency(1)
+        working(&database, OLDER, work).with_concurrency(1)
     };
-    let (one, other) = (replica(gate.clone()), replica(Gate::open()));
+    let (one, other) = (replica(barrier.clone()), replica(Barrier::open()));
     let meanwhile = async {
         // The replica has found all entries, and executes the first one.
-        bounded(gate.arrival()).await;
+        bounded(barrier.arrival()).await;
         let swept = other.sweep().await;
-        gate.open_for_good();
+        barrier.open_for_good();
         swept
     };
     let (one, other) = tokio::join!(one.sweep(), meanwhile);
@@ -303,19 +313,19 @@ async fn failed_execution_is_not_retried_by_each_replica<S: TestDialect>(books: 
     assert_eq!(tried.count(), 12, "{one:?} {other:?}");
     // The entry was not taken over without an execution, which would double its delay.
     let twice = "delete from {table} where generation <> 2";
-    assert_eq!(books.admin(twice).await, 0, "{one:?} {other:?}");
+    assert_eq!(database.admin(twice).await, 0, "{one:?} {other:?}");
 }
 
-async fn background_completer_runs_until_dropped<S: TestDialect>(books: Books<S>) {
+async fn background_completer_runs_until_dropped<S: TestDialect>(database: TestDatabase<S>) {
     let done = Effects::default();
     let counted = done.clone();
-    let completer = working(&books, OLDER, move |_| {
+    let completer = working(&database, OLDER, move |_| {
         counted.happen();
         async { Ok(created(1)) }
     });
     let completing = completer.spawn(Duration::from_millis(30));
     for n in 1..=2 {
-        orphan(&books, "POST /rides").await;
+        orphan(&database, "POST /rides").await;
         within(Duration::from_secs(60), async {
             while done.count() != n {
                 sleep(Duration::from_millis(5)).await;
@@ -324,20 +334,20 @@ async fn background_completer_runs_until_dropped<S: TestDialect>(books: Books<S>
         .await;
     }
     drop(completing);
-    orphan(&books, "POST /rides").await;
+    orphan(&database, "POST /rides").await;
     sleep(Duration::from_millis(200)).await;
     assert_eq!(done.count(), 2);
 }
 
 /// An execution in progress continues, and drain waits for it. No other entry is taken over.
-async fn dropped_sweep_takes_over_nothing_more<S: TestDialect>(books: Books<S>) {
+async fn dropped_sweep_takes_over_nothing_more<S: TestDialect>(database: TestDatabase<S>) {
     for _ in 0..3 {
-        orphan(&books, "POST /rides").await;
+        orphan(&database, "POST /rides").await;
     }
     sleep(2 * OLDER).await;
-    let (gate, done) = (Gate::shut(), Effects::default());
-    let layer = sql::layer(books.store.clone());
-    let (held, counted) = (gate.clone(), done.clone());
+    let (barrier, done) = (Barrier::closed(), Effects::default());
+    let layer = sql::layer(database.store.clone());
+    let (held, counted) = (barrier.clone(), done.clone());
     let work = move |_: Orphan| {
         let (held, counted) = (held.clone(), counted.clone());
         async move {
@@ -346,18 +356,18 @@ async fn dropped_sweep_takes_over_nothing_more<S: TestDialect>(books: Books<S>) 
             Ok::<_, Failure>(created(1))
         }
     };
-    let completer = Completer::new(&books.store, &layer, work)
+    let completer = Completer::new(&database.store, &layer, work)
         .with_min_age(OLDER)
         .with_concurrency(1);
     let sweeping = {
         let completer = completer.clone();
         tokio::spawn(async move { completer.sweep().await })
     };
-    gate.arrival().await;
+    barrier.arrival().await;
     sweeping.abort();
     let _ = sweeping.await;
     assert_eq!(layer.in_flight(), 1);
-    gate.open_for_good();
+    barrier.open_for_good();
     assert!(layer.drain(Duration::from_secs(60)).await);
     assert_eq!(done.count(), 1);
     let swept = completer.sweep().await.expect("a sweep");
@@ -370,7 +380,7 @@ macro_rules! each {
             $(
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $case() {
-                    super::$case(super::books::on_postgres(&super::table(stringify!($case))).await).await;
+                    super::$case(super::database::on_postgres(&super::table(stringify!($case))).await).await;
                 }
             )*
         }
@@ -379,7 +389,7 @@ macro_rules! each {
             $(
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $case() {
-                    super::$case(super::books::on_mariadb(&super::table(stringify!($case))).await).await;
+                    super::$case(super::database::on_mariadb(&super::table(stringify!($case))).await).await;
                 }
             )*
         }
@@ -389,7 +399,7 @@ macro_rules! each {
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $case() {
                     let scratch = super::Scratch::new();
-                    super::$case(super::books::in_a_file(&scratch, "keys").await).await;
+                    super::$case(super::database::in_a_file(&scratch, "keys").await).await;
                 }
             )*
         }
@@ -399,9 +409,9 @@ macro_rules! each {
 each! {
     // F-033, S-211
     two_replicas_finish_each_orphan_once
-    every_page_is_looked_at
+    every_page_is_examined
     completer_leaves_other_entries_alone
-    pauses_may_be_long
+    delays_may_be_long
     failed_execution_is_retried_after_delay
     failed_execution_is_not_retried_by_each_replica
     operation_is_reported_unchanged

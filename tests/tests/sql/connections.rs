@@ -12,9 +12,9 @@ use std::{
 use axum::body::Body;
 use http::{Request, StatusCode};
 use tests::{
-    Effects, app, created, creating,
-    gate::{bounded, within},
-    post,
+    Effects, app,
+    barrier::{bounded, within},
+    created, creating, post,
     proxy::{Mode, Proxy},
     scratch::Scratch,
     send,
@@ -41,14 +41,14 @@ use tower_idempotency_sqlx::{
     },
 };
 
-fn postgres_by(way: &Proxy, table: &str) -> PostgresStore {
-    let url = format!("postgres://app@{}/postgres", way.address());
+fn postgres_by(proxy: &Proxy, table: &str) -> PostgresStore {
+    let url = format!("postgres://app@{}/postgres", proxy.address());
     let store = PostgresStore::from_url(&url).expect("an URL");
     store.with_table(table).expect("an identifier")
 }
 
-fn mariadb_by(way: &Proxy, table: &str) -> MySqlStore {
-    let url = format!("mysql://app:app@{}/app", way.address());
+fn mariadb_by(proxy: &Proxy, table: &str) -> MySqlStore {
+    let url = format!("mysql://app:app@{}/app", proxy.address());
     let store = MySqlStore::from_url(&url).expect("an URL");
     store.with_table(table).expect("an identifier")
 }
@@ -60,14 +60,14 @@ const SLOW: Mode = Mode::Delay {
 };
 
 /// Connects to the server and makes a query, as a probe of [`until_undisturbed`].
-async fn ask_postgres(server: &PostgresServer) {
+async fn probe_postgres(server: &PostgresServer) {
     if let Ok(mut connection) = PgConnection::connect(&server.url()).await {
         connection.execute("select 1").await.ok();
     }
 }
 
 /// Connects to the server and makes a query, as a probe of [`until_undisturbed`].
-async fn ask_mariadb(server: &MariaDbServer) {
+async fn probe_mariadb(server: &MariaDbServer) {
     if let Ok(mut connection) = MySqlConnection::connect(&server.url()).await {
         connection.execute("select 1").await.ok();
     }
@@ -75,25 +75,25 @@ async fn ask_mariadb(server: &MariaDbServer) {
 
 /// Makes the store open this number of connections, which are all idle afterwards. No call gets its reply before all
 /// are open.
-async fn warm<S: Store + Clone>(store: &S, way: &Proxy, connections: u64) {
-    let before = way.counts().connections;
-    way.set(Mode::Hold);
+async fn warm<S: Store + Clone>(store: &S, proxy: &Proxy, connections: u64) {
+    let before = proxy.counts().connections;
+    proxy.set(Mode::Hold);
     let mut calls = JoinSet::new();
     for _ in 0..connections {
         let store = store.clone();
         calls.spawn(async move { store.acquire(&claim()).await.map(drop) });
     }
-    connect(way, before + connections).await;
-    way.set(Mode::Pass);
+    connect(proxy, before + connections).await;
+    proxy.set(Mode::Pass);
     for made in bounded(calls.join_all()).await {
         made.expect("the test server runs");
     }
 }
 
 /// Waits until this number of connections was made through the proxy.
-async fn connect(way: &Proxy, connections: u64) {
+async fn connect(proxy: &Proxy, connections: u64) {
     within(Duration::from_secs(60), async {
-        while way.counts().connections < connections {
+        while proxy.counts().connections < connections {
             sleep(Duration::from_millis(1)).await;
         }
     })
@@ -107,7 +107,7 @@ async fn connect(way: &Proxy, connections: u64) {
 /// meanwhile.
 ///
 /// A stall of the machine costs the lease as well. Calls that a trial leaves behind delay only the store of that trial.
-async fn a_flood_costs_no_lease<S: Store, T: Store>(flooded: S, other: T) {
+async fn check_flood_costs_no_lease<S: Store, T: Store>(flooded: S, other: T) {
     const LONG: Duration = Duration::from_secs(12);
     let layer = |layer: IdempotencyLayer| layer.with_lease_ttl(Ttl::from_secs(6));
     let (long, held) = (Effects::default(), Arc::new(AtomicBool::new(true)));
@@ -148,8 +148,10 @@ async fn a_flood_costs_no_lease<S: Store, T: Store>(flooded: S, other: T) {
             n += 1;
             sleep(Duration::from_millis(20)).await;
         }
-        let answers = flood.join_all().await;
-        let served = answers.iter().filter(|it| it.status == StatusCode::CREATED);
+        let responses = flood.join_all().await;
+        let served = responses
+            .iter()
+            .filter(|it| it.status == StatusCode::CREATED);
         (n, served.count())
     });
     // Without renewals the lease would have expired by now.
@@ -166,15 +168,15 @@ async fn a_flood_costs_no_lease<S: Store, T: Store>(flooded: S, other: T) {
     assert!(served < asked, "the database served all requests");
 }
 
-async fn a_flood_costs_no_lease_in_postgres(connections: usize) {
+async fn check_flood_in_postgres(connections: usize) {
     let table = format!("flood_{connections}");
-    let probe = async || ask_postgres(postgres::shared()).await;
+    let probe = async || probe_postgres(postgres::shared()).await;
     until_undisturbed(probe, async || {
         let other = sql::postgres(postgres::shared(), &table).await;
-        let way = Proxy::start(postgres::shared().address());
-        way.set(SLOW);
-        let flooded = postgres_by(&way, &table).with_connections(connections);
-        a_flood_costs_no_lease(flooded, other).await;
+        let proxy = Proxy::start(postgres::shared().address());
+        proxy.set(SLOW);
+        let flooded = postgres_by(&proxy, &table).with_connections(connections);
+        check_flood_costs_no_lease(flooded, other).await;
     })
     .await;
 }
@@ -182,25 +184,25 @@ async fn a_flood_costs_no_lease_in_postgres(connections: usize) {
 // F-164
 #[tokio::test(flavor = "multi_thread")]
 async fn fresh_key_flood_loses_no_lease_in_postgres() {
-    a_flood_costs_no_lease_in_postgres(3).await;
+    check_flood_in_postgres(3).await;
 }
 
 // F-164
 #[tokio::test(flavor = "multi_thread")]
 async fn flood_on_one_connection_loses_no_lease() {
-    a_flood_costs_no_lease_in_postgres(1).await;
+    check_flood_in_postgres(1).await;
 }
 
 // F-164
 #[tokio::test(flavor = "multi_thread")]
 async fn fresh_key_flood_loses_no_lease_in_mariadb() {
-    let probe = async || ask_mariadb(mariadb::shared()).await;
+    let probe = async || probe_mariadb(mariadb::shared()).await;
     until_undisturbed(probe, async || {
         let other = sql::mariadb(mariadb::shared(), "flood").await;
-        let way = Proxy::start(mariadb::shared().address());
-        way.set(SLOW);
-        let flooded = mariadb_by(&way, "flood").with_connections(3);
-        a_flood_costs_no_lease(flooded, other).await;
+        let proxy = Proxy::start(mariadb::shared().address());
+        proxy.set(SLOW);
+        let flooded = mariadb_by(&proxy, "flood").with_connections(3);
+        check_flood_costs_no_lease(flooded, other).await;
     })
     .await;
 }
@@ -210,10 +212,10 @@ async fn fresh_key_flood_loses_no_lease_in_mariadb() {
 #[tokio::test(flavor = "multi_thread")]
 async fn fresh_key_flood_loses_no_lease_in_sqlite() {
     // SQLite runs in this process.
-    until_undisturbed(async || {}, async || a_flood_in_sqlite().await).await;
+    until_undisturbed(async || {}, async || check_flood_in_sqlite().await).await;
 }
 
-async fn a_flood_in_sqlite() {
+async fn check_flood_in_sqlite() {
     let scratch = Scratch::new();
     let flooded = sql::sqlite(&scratch).await;
     let other = SqliteStore::new(scratch.file("keys.db"));
@@ -235,19 +237,19 @@ async fn a_flood_in_sqlite() {
         count(in_a_tenth)
     );
     admin.execute(AssertSqlSafe(slow)).await.expect(SERVES);
-    a_flood_costs_no_lease(flooded, other).await;
+    check_flood_costs_no_lease(flooded, other).await;
 }
 
 // ---- Connections to a server that no longer accepts writes ----
 
 /// The server becomes a replica, and new connections lead to the promoted server.
-async fn a_failover_is_followed<S: Store + Clone>(
+async fn check_failover_is_followed<S: Store + Clone>(
     store: S,
-    way: &Proxy,
+    proxy: &Proxy,
     demote: impl AsyncFnOnce(),
     lead_on: impl FnOnce(),
 ) {
-    warm(&store, way, 8).await;
+    warm(&store, proxy, 8).await;
     let (app, effects) = creating(sql::layer(store));
     demote().await;
     // Each backend applies the change separately, and may write until then.
@@ -255,22 +257,22 @@ async fn a_failover_is_followed<S: Store + Clone>(
     let key = within(Duration::from_secs(60), async {
         loop {
             let key = format!("k{served}");
-            let answer = send(&app, post("/orders", &key, "tea")).await;
-            if answer.status == StatusCode::SERVICE_UNAVAILABLE {
+            let response = send(&app, post("/orders", &key, "tea")).await;
+            if response.status == StatusCode::SERVICE_UNAVAILABLE {
                 return key;
             }
-            assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text());
+            assert_eq!(response.status, StatusCode::CREATED, "{}", response.text());
             served += 1;
         }
     })
     .await;
     lead_on();
-    let answer = within(
+    let response = within(
         Duration::from_secs(60),
         send(&app, post("/orders", &key, "tea")),
     )
     .await;
-    assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text());
+    assert_eq!(response.status, StatusCode::CREATED, "{}", response.text());
     assert_eq!(effects.count(), served + 1);
 }
 
@@ -280,13 +282,13 @@ async fn read_only_server_is_left_in_postgres() {
     let demoted = PostgresServer::start(&[]);
     sql::postgres(&demoted, "failover").await;
     sql::postgres(postgres::shared(), "failover").await;
-    let way = Proxy::start(demoted.address());
+    let proxy = Proxy::start(demoted.address());
     let demote = async || {
         let mut admin = PgConnection::connect(&demoted.url()).await.unwrap();
         set(&mut admin, "default_transaction_read_only = on").await;
     };
-    let lead_on = || way.lead_to(postgres::shared().address());
-    a_failover_is_followed(postgres_by(&way, "failover"), &way, demote, lead_on).await;
+    let lead_on = || proxy.lead_to(postgres::shared().address());
+    check_failover_is_followed(postgres_by(&proxy, "failover"), &proxy, demote, lead_on).await;
 }
 
 // F-165
@@ -302,41 +304,41 @@ async fn read_only_server_is_left_in_mariadb() {
         let grant = "grant select, insert, update, delete on app.* to plain@'%'";
         admin.execute(grant).await.unwrap();
     }
-    let way = Proxy::start(demoted.address());
+    let proxy = Proxy::start(demoted.address());
     let demote = async || {
         let mut admin = MySqlConnection::connect(&demoted.url()).await.unwrap();
         admin.execute("set global read_only = 1").await.unwrap();
     };
-    let lead_on = || way.lead_to(mariadb::shared().address());
+    let lead_on = || proxy.lead_to(mariadb::shared().address());
     let options = MySqlConnectOptions::new()
         .host("127.0.0.1")
-        .port(way.address().port())
+        .port(proxy.address().port())
         .username("plain")
         .password("plain")
         .database("app");
     let store = MySqlStore::new(options).with_table("failover").unwrap();
-    a_failover_is_followed(store, &way, demote, lead_on).await;
+    check_failover_is_followed(store, &proxy, demote, lead_on).await;
 }
 
 // ---- Unresponsive connections ----
 
-/// Calls on connections of the old proxy get no reply any more. New connections through `way` succeed. The layer has
+/// Calls on connections of the old proxy get no reply any more. New connections through `proxy` succeed. The layer has
 /// its default timeouts, which the test depends on.
-async fn silent_connections_are_left_together<S: Store + Clone>(
+async fn unresponsive_connections_are_closed_together<S: Store + Clone>(
     open: impl Fn(&Proxy) -> S,
     server: SocketAddr,
     connections: u64,
 ) {
     let old = Proxy::start(server);
-    let way = &Proxy::start(old.address());
-    let store = open(way);
-    warm(&store, way, connections).await;
+    let proxy = &Proxy::start(old.address());
+    let store = open(proxy);
+    warm(&store, proxy, connections).await;
     let (app, effects) = creating(IdempotencyLayer::new(store));
     old.set(Mode::Hold);
-    way.lead_to(server);
+    proxy.lead_to(server);
     // All trials share the table.
     let ask = async |name: &str| {
-        let key = format!("{name}-{}", way.address());
+        let key = format!("{name}-{}", proxy.address());
         bounded(send(&app, post("/orders", &key, "tea"))).await
     };
     let (first, second) = (ask("first").await, ask("second").await);
@@ -345,24 +347,24 @@ async fn silent_connections_are_left_together<S: Store + Clone>(
     assert_eq!(effects.count(), 2);
 }
 
-async fn left_together_in_postgres(most: usize, connections: u64) {
+async fn closed_together_in_postgres(most: usize, connections: u64) {
     let (server, table) = (postgres::shared(), format!("silent_{most}"));
     sql::postgres(server, &table).await;
-    let probe = async || ask_postgres(server).await;
+    let probe = async || probe_postgres(server).await;
     until_undisturbed(probe, async || {
-        let open = |way: &Proxy| postgres_by(way, &table).with_connections(most);
-        silent_connections_are_left_together(open, server.address(), connections).await;
+        let open = |proxy: &Proxy| postgres_by(proxy, &table).with_connections(most);
+        unresponsive_connections_are_closed_together(open, server.address(), connections).await;
     })
     .await;
 }
 
-async fn left_together_in_mariadb(most: usize, connections: u64) {
+async fn closed_together_in_mariadb(most: usize, connections: u64) {
     let (server, table) = (mariadb::shared(), format!("silent_{most}"));
     sql::mariadb(server, &table).await;
-    let probe = async || ask_mariadb(server).await;
+    let probe = async || probe_mariadb(server).await;
     until_undisturbed(probe, async || {
-        let open = |way: &Proxy| mariadb_by(way, &table).with_connections(most);
-        silent_connections_are_left_together(open, server.address(), connections).await;
+        let open = |proxy: &Proxy| mariadb_by(proxy, &table).with_connections(most);
+        unresponsive_connections_are_closed_together(open, server.address(), connections).await;
     })
     .await;
 }
@@ -370,42 +372,42 @@ async fn left_together_in_mariadb(most: usize, connections: u64) {
 // F-166
 #[tokio::test(flavor = "multi_thread")]
 async fn stalled_connections_are_closed_in_postgres() {
-    left_together_in_postgres(10, 8).await;
+    closed_together_in_postgres(10, 8).await;
 }
 
 // F-166
 #[tokio::test(flavor = "multi_thread")]
 async fn stalled_connections_are_closed_in_mariadb() {
-    left_together_in_mariadb(10, 8).await;
+    closed_together_in_mariadb(10, 8).await;
 }
 
 // F-166
 /// Renewals have one of the two connections reserved, so the call that was dropped had the only permit.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_stalled_connections_are_closed_in_postgres() {
-    left_together_in_postgres(2, 1).await;
+    closed_together_in_postgres(2, 1).await;
 }
 
 // F-166
 #[tokio::test(flavor = "multi_thread")]
 async fn two_stalled_connections_are_closed_in_mariadb() {
-    left_together_in_mariadb(2, 1).await;
+    closed_together_in_mariadb(2, 1).await;
 }
 
 /// After a second without a reply the server counts as down, so the next call is not delayed.
-async fn server_exit_is_not_stall<S: Store + Clone>(open: impl Fn() -> S, way: &Proxy) {
+async fn server_exit_is_not_stall<S: Store + Clone>(open: impl Fn() -> S, proxy: &Proxy) {
     for _ in 0..20 {
         // A new store has no idle connection of an earlier trial.
         let store = open();
-        warm(&store, way, 1).await;
-        way.set(Mode::Hold);
+        warm(&store, proxy, 1).await;
+        proxy.set(Mode::Hold);
         let (asking, began) = (store.clone(), Instant::now());
         let asking = tokio::spawn(async move { asking.acquire(&claim()).await });
         sleep(Duration::from_millis(1_100)).await;
         assert!(began.elapsed() >= Duration::from_millis(1_000));
-        way.set(Mode::Cut);
+        proxy.set(Mode::Cut);
         assert!(bounded(asking).await.expect("no panic").is_err());
-        way.set(Mode::Pass);
+        proxy.set(Mode::Pass);
         let began = Instant::now();
         bounded(store.acquire(&claim())).await.expect("it runs");
         // If the store delayed the call, it would do so in each trial.
@@ -419,17 +421,17 @@ async fn server_exit_is_not_stall<S: Store + Clone>(open: impl Fn() -> S, way: &
 #[tokio::test(flavor = "multi_thread")]
 async fn server_exit_is_not_stall_in_postgres() {
     sql::postgres(postgres::shared(), "goes").await;
-    let way = Proxy::start(postgres::shared().address());
-    let open = || postgres_by(&way, "goes").with_connections(2);
-    server_exit_is_not_stall(open, &way).await;
+    let proxy = Proxy::start(postgres::shared().address());
+    let open = || postgres_by(&proxy, "goes").with_connections(2);
+    server_exit_is_not_stall(open, &proxy).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn server_exit_is_not_stall_in_mariadb() {
     sql::mariadb(mariadb::shared(), "goes").await;
-    let way = Proxy::start(mariadb::shared().address());
-    let open = || mariadb_by(&way, "goes").with_connections(2);
-    server_exit_is_not_stall(open, &way).await;
+    let proxy = Proxy::start(mariadb::shared().address());
+    let open = || mariadb_by(&proxy, "goes").with_connections(2);
+    server_exit_is_not_stall(open, &proxy).await;
 }
 
 // F-166
@@ -439,11 +441,11 @@ async fn dropped_call_closes_only_own_connection() {
     let server = postgres::shared();
     sql::postgres(server, "dropped").await;
     for _ in 0..100 {
-        let way = Proxy::start(server.address());
-        let store = postgres_by(&way, "dropped");
-        warm(&store, &way, 4).await;
-        assert_eq!(way.counts().connections, 4);
-        way.set(Mode::Hold);
+        let proxy = Proxy::start(server.address());
+        let store = postgres_by(&proxy, "dropped");
+        warm(&store, &proxy, 4).await;
+        assert_eq!(proxy.counts().connections, 4);
+        proxy.set(Mode::Hold);
         let began = Instant::now();
         let dropped = timeout(Duration::from_millis(50), store.acquire(&claim())).await;
         assert!(dropped.is_err());
@@ -456,13 +458,13 @@ async fn dropped_call_closes_only_own_connection() {
             let store = store.clone();
             calls.spawn(async move { store.acquire(&claim()).await.map(drop) });
         }
-        connect(&way, 5).await;
+        connect(&proxy, 5).await;
         sleep(Duration::from_millis(100)).await;
-        way.set(Mode::Pass);
+        proxy.set(Mode::Pass);
         for made in bounded(calls.join_all()).await {
             made.expect("the test server runs");
         }
-        assert_eq!(way.counts().connections, 5);
+        assert_eq!(proxy.counts().connections, 5);
         return;
     }
     panic!("no call was dropped early");
@@ -477,9 +479,9 @@ async fn idle_closed_connections_are_left_in_mariadb() {
     let mut admin = MySqlConnection::connect(&server.url()).await.unwrap();
     // The timeout is longer than a stall, during which the server would close connections in use.
     admin.execute("set global wait_timeout = 6").await.unwrap();
-    let way = Proxy::start(server.address());
-    let store = mariadb_by(&way, "idle");
-    warm(&store, &way, 8).await;
+    let proxy = Proxy::start(server.address());
+    let store = mariadb_by(&proxy, "idle");
+    warm(&store, &proxy, 8).await;
     let others = "select count(*) from information_schema.processlist
         where user = 'app' and id <> connection_id()";
     within(Duration::from_secs(60), async {
@@ -512,9 +514,9 @@ async fn reported_closed_connections_are_left_in_mysql() {
     for code in [1159, 1160, 1927, 3032, 3169, 4031] {
         let table = format!("closed_{code}");
         sql::mariadb(server, &table).await;
-        let way = Proxy::start(server.address());
-        let store = mariadb_by(&way, &table);
-        warm(&store, &way, 8).await;
+        let proxy = Proxy::start(server.address());
+        let store = mariadb_by(&proxy, &table);
+        warm(&store, &proxy, 8).await;
         let mut admin = MySqlConnection::connect(&server.url()).await.unwrap();
         let says = format!(
             "create trigger says_{code} before insert on {table} for each row
@@ -554,7 +556,7 @@ async fn set(admin: &mut PgConnection, setting: &str) {
 
 /// Makes commits wait for a standby that does not exist, as soon as this returns.
 async fn stall(server: &PostgresServer, admin: &mut PgConnection) {
-    go_on(admin).await;
+    permit_commits(admin).await;
     let table = "create table if not exists probe (n integer)";
     admin.execute(table).await.expect(SERVES);
     set(admin, "synchronous_standby_names = '*'").await;
@@ -573,7 +575,7 @@ async fn stall(server: &PostgresServer, admin: &mut PgConnection) {
     }
 }
 
-async fn go_on(admin: &mut PgConnection) {
+async fn permit_commits(admin: &mut PgConnection) {
     set(admin, "synchronous_standby_names = ''").await;
 }
 
@@ -592,7 +594,7 @@ async fn late_committed_lease_is_released() {
     assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
     // The first release found no lease.
     sleep(Duration::from_millis(1_500)).await;
-    go_on(&mut admin).await;
+    permit_commits(&mut admin).await;
     // The key is free long before the lease would expire.
     let given_back = async {
         while send(&app, post("/orders", "k", "tea")).await.status != StatusCode::CREATED {
@@ -608,15 +610,15 @@ async fn late_committed_lease_is_released() {
 async fn stall_leaves_few_backends() {
     let server = PostgresServer::start(&[]);
     sql::postgres(&server, "stall").await;
-    let probe = async || ask_postgres(&server).await;
+    let probe = async || probe_postgres(&server).await;
     let trials = AtomicU64::new(0);
     until_undisturbed(probe, async || {
-        few_backends_are_left_behind(&server, trials.fetch_add(1, SeqCst)).await;
+        stall_leaves_only_few_backends(&server, trials.fetch_add(1, SeqCst)).await;
     })
     .await;
 }
 
-async fn few_backends_are_left_behind(server: &PostgresServer, trial: u64) {
+async fn stall_leaves_only_few_backends(server: &PostgresServer, trial: u64) {
     let name = format!("store_{trial}");
     let options: PgConnectOptions = server.url().parse().expect("an URL");
     let store = PostgresStore::new(options.application_name(&name));
@@ -639,7 +641,7 @@ async fn few_backends_are_left_behind(server: &PostgresServer, trial: u64) {
     }
     // One connection each time that the permit is free: after the layer's timeout and the linger time.
     let turns = i64::try_from(began.elapsed().as_millis() / 3_500).expect("few") + 1;
-    go_on(&mut admin).await;
+    permit_commits(&mut admin).await;
     let refused = bounded(asking.join_all()).await;
     assert!(
         refused.iter().any(StatusCode::is_server_error),
@@ -659,12 +661,12 @@ async fn few_backends_are_left_behind(server: &PostgresServer, trial: u64) {
 // ---- A server that completes no handshake ----
 
 /// The server accepts connections and sends nothing, so there is no statement that could be cancelled.
-async fn handshakes_that_hang_are_few<S: Store>(store: S, way: &Proxy) {
-    way.set(Mode::Hold);
+async fn handshakes_that_hang_are_few<S: Store>(store: S, proxy: &Proxy) {
+    proxy.set(Mode::Hold);
     let (app, effects) = creating(IdempotencyLayer::new(store));
     let (mut asking, began) = (JoinSet::new(), Instant::now());
     for n in 0..20 {
-        let key = format!("k{n}-{}", way.address());
+        let key = format!("k{n}-{}", proxy.address());
         let (app, req) = (app.clone(), post("/orders", &key, "tea"));
         asking.spawn(async move { send(&app, req).await.status });
         sleep(Duration::from_millis(750)).await;
@@ -672,8 +674,8 @@ async fn handshakes_that_hang_are_few<S: Store>(store: S, way: &Proxy) {
     // The store tries one connection each time that the permit is free. A caller has the permit for its remaining
     // timeout, of which at most 750 ms have passed, and then for the linger time.
     let turns = began.elapsed().as_millis() / 2_750 + 1;
-    let tried = way.counts().connections;
-    way.set(Mode::Pass);
+    let tried = proxy.counts().connections;
+    proxy.set(Mode::Pass);
     let refused = bounded(asking.join_all()).await;
     assert!(
         refused.iter().any(StatusCode::is_server_error),
@@ -683,7 +685,7 @@ async fn handshakes_that_hang_are_few<S: Store>(store: S, way: &Proxy) {
         u128::from(tried) <= turns,
         "{tried} handshakes in {turns} turns"
     );
-    let after = format!("after-{}", way.address());
+    let after = format!("after-{}", proxy.address());
     let served = bounded(send(&app, post("/orders", &after, "tea"))).await;
     assert_eq!(served.status, StatusCode::CREATED, "{}", served.text());
     assert!(effects.count() >= 1);
@@ -693,11 +695,11 @@ async fn handshakes_that_hang_are_few<S: Store>(store: S, way: &Proxy) {
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_server_gets_few_connections_in_postgres() {
     sql::postgres(postgres::shared(), "greets").await;
-    let probe = async || ask_postgres(postgres::shared()).await;
+    let probe = async || probe_postgres(postgres::shared()).await;
     until_undisturbed(probe, async || {
-        let way = Proxy::start(postgres::shared().address());
-        let store = postgres_by(&way, "greets").with_connections(2);
-        handshakes_that_hang_are_few(store, &way).await;
+        let proxy = Proxy::start(postgres::shared().address());
+        let store = postgres_by(&proxy, "greets").with_connections(2);
+        handshakes_that_hang_are_few(store, &proxy).await;
     })
     .await;
 }
@@ -706,11 +708,11 @@ async fn silent_server_gets_few_connections_in_postgres() {
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_server_gets_few_connections_in_mariadb() {
     sql::mariadb(mariadb::shared(), "greets").await;
-    let probe = async || ask_mariadb(mariadb::shared()).await;
+    let probe = async || probe_mariadb(mariadb::shared()).await;
     until_undisturbed(probe, async || {
-        let way = Proxy::start(mariadb::shared().address());
-        let store = mariadb_by(&way, "greets").with_connections(2);
-        handshakes_that_hang_are_few(store, &way).await;
+        let proxy = Proxy::start(mariadb::shared().address());
+        let store = mariadb_by(&proxy, "greets").with_connections(2);
+        handshakes_that_hang_are_few(store, &proxy).await;
     })
     .await;
 }

@@ -1,14 +1,15 @@
 //! Costs of a request on a database: round trips, counted on the wire.
 
 use std::{sync::Arc, time::Duration};
+use tests::database::pool_options;
 
 use axum::Router;
 use http::StatusCode;
 use tests::{
     Effects, app,
-    books::{Books, TestDialect},
+    barrier::{Barrier, within},
     created, creating,
-    gate::{Gate, within},
+    database::{TestDatabase, TestDialect},
     post,
     round_trips::RoundTrips,
     send,
@@ -17,10 +18,7 @@ use tests::{
 };
 use tokio::time::sleep;
 use tower_idempotency::{Lease, store::Store};
-use tower_idempotency_sqlx::{
-    MySqlStore, PostgresStore,
-    sqlx::{mysql::MySqlPoolOptions, postgres::PgPoolOptions, query},
-};
+use tower_idempotency_sqlx::{MySqlStore, PostgresStore, sqlx::query};
 
 async fn on_postgres() -> (PostgresStore, RoundTrips) {
     let trips = RoundTrips::before(postgres::shared().address());
@@ -39,8 +37,8 @@ async fn on_mariadb() -> (MySqlStore, RoundTrips) {
 }
 
 async fn is_created(app: &Router, key: &str, body: &'static str) {
-    let answer = send(app, post("/orders", key, body)).await;
-    assert_eq!(answer.status, StatusCode::CREATED);
+    let response = send(app, post("/orders", key, body)).await;
+    assert_eq!(response.status, StatusCode::CREATED);
 }
 
 /// The tests of this binary share a table, so each has its own key.
@@ -69,8 +67,8 @@ async fn costs_two_when_not_recorded<S: Store>(store: S, trips: RoundTrips) {
 }
 
 async fn costs_one_when_in_progress<S: Store>(store: S, trips: RoundTrips) {
-    let gate = Gate::shut();
-    let held = gate.clone();
+    let barrier = Barrier::closed();
+    let held = barrier.clone();
     let (app, effects): (_, Effects) = app(layer(store), move |_, _| {
         let held = held.clone();
         async move { held.pass().await }
@@ -79,12 +77,12 @@ async fn costs_one_when_in_progress<S: Store>(store: S, trips: RoundTrips) {
         let app = app.clone();
         async move { send(&app, post("/orders", "held", "tea")).await }
     });
-    gate.arrival().await;
+    barrier.arrival().await;
     let _ = trips.taken();
     let duplicate = send(&app, post("/orders", "held", "tea")).await;
     assert_eq!(duplicate.status, StatusCode::CONFLICT);
     assert_eq!(trips.taken(), 1);
-    gate.open_for_good();
+    barrier.open_for_good();
     first.await.expect("the first response");
     assert_eq!(effects.count(), 1);
 }
@@ -122,9 +120,9 @@ each! {
 // ---- In the handler's transaction ----
 
 /// Waits until the only connection of the pool is idle. The pool checks a returned connection first.
-async fn is_back<S: TestDialect>(books: &Books<S>) {
+async fn wait_until_idle<S: TestDialect>(database: &TestDatabase<S>) {
     within(Duration::from_secs(60), async {
-        while books.pool.num_idle() < 1 {
+        while database.pool.num_idle() < 1 {
             sleep(Duration::from_millis(5)).await;
         }
     })
@@ -133,27 +131,27 @@ async fn is_back<S: TestDialect>(books: &Books<S>) {
 
 /// Counts the calls of the store, and the statements on the handler's connection.
 async fn costs_of_a_transaction<S: TestDialect>(
-    books: Books<S>,
+    database: TestDatabase<S>,
     trips: [RoundTrips; 2],
     expected: (u64, &str),
 ) {
-    let layer = layer(books.store.clone());
-    let bank = books.clone();
+    let layer = layer(database.store.clone());
+    let bank = database.clone();
     let (app, effects) = app(layer, move |n, req: http::Request<axum::body::Body>| {
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
-        let books = bank.clone();
+        let database = bank.clone();
         async move {
-            let mut tx = books.begin(&lease).await.expect("a transaction");
-            let effect = S::run(&mut tx, books.effect("charge", 1, n)).await;
+            let mut tx = database.begin(&lease).await.expect("a transaction");
+            let effect = S::run(&mut tx, database.effect("charge", 1, n)).await;
             effect.expect("the effect");
             tx.commit(created(n)).await.expect("a commit")
         }
     });
     is_created(&app, "tx-before", "tea").await;
-    is_back(&books).await;
+    wait_until_idle(&database).await;
     let _ = trips.each_ref().map(RoundTrips::taken);
     is_created(&app, "tx", "tea").await;
-    is_back(&books).await;
+    wait_until_idle(&database).await;
     let [store, handler] = trips.each_ref().map(RoundTrips::taken);
     assert_eq!(store, 1, "to acquire");
     let pool = 2;
@@ -165,13 +163,13 @@ async fn costs_of_a_transaction<S: TestDialect>(
 
 /// Counts the costs on one connection. The connection caches statements of the handler, as by default, if `keeps` is
 /// set.
-async fn a_transaction_on_postgres_costs(keeps: bool, table: &str, expected: (u64, &str)) {
+async fn check_postgres_transaction_costs(keeps: bool, table: &str, expected: (u64, &str)) {
     let trips = || RoundTrips::before(postgres::shared().address());
     let trips = [trips(), trips()];
     let [store, pool] = trips
         .each_ref()
         .map(|it| format!("postgres://app@{}/postgres", it.address()));
-    let one = PgPoolOptions::new().max_connections(1);
+    let one = pool_options::<tower_idempotency_sqlx::sqlx::Postgres>().max_connections(1);
     let one = one.after_connect(move |connection, _| {
         Box::pin(async move {
             if keeps {
@@ -181,20 +179,20 @@ async fn a_transaction_on_postgres_costs(keeps: bool, table: &str, expected: (u6
         })
     });
     let pool = one.connect_lazy(&pool).expect("an URL");
-    let books = Books::open(&store, pool, table).await;
-    costs_of_a_transaction::<PostgresStore>(books, trips, expected).await;
+    let database = TestDatabase::open(&store, pool, table).await;
+    costs_of_a_transaction::<PostgresStore>(database, trips, expected).await;
 }
 
 #[tokio::test]
 async fn postgres_transaction_costs_four_round_trips() {
     let all = "begin, lease, effect, record, commit";
-    a_transaction_on_postgres_costs(true, "tx_costs", (5, all)).await;
+    check_postgres_transaction_costs(true, "tx_costs", (5, all)).await;
 }
 
 #[tokio::test]
 async fn postgres_without_statement_cache_costs_six() {
     let all = "begin, lease, lease, effect, record, record, commit";
-    a_transaction_on_postgres_costs(false, "tx_costs_again", (7, all)).await;
+    check_postgres_transaction_costs(false, "tx_costs_again", (7, all)).await;
 }
 
 #[tokio::test]
@@ -204,28 +202,31 @@ async fn mariadb_transaction_costs_five_round_trips() {
     let [store, pool] = trips
         .each_ref()
         .map(|it| format!("mysql://app:app@{}/app", it.address()));
-    let one = MySqlPoolOptions::new().max_connections(1);
+    let one = pool_options::<tower_idempotency_sqlx::sqlx::MySql>().max_connections(1);
     let pool = one.connect_lazy(&pool).expect("an URL");
-    let books = Books::open(&store, pool, "tx_costs").await;
+    let database = TestDatabase::open(&store, pool, "tx_costs").await;
     let all = "begin, lease, effect, savepoint, record, commit";
-    costs_of_a_transaction::<MySqlStore>(books, trips, (6, all)).await;
+    costs_of_a_transaction::<MySqlStore>(database, trips, (6, all)).await;
 }
 
 /// A checkpoint costs the same on a new connection, because it prepares no statements. A driver that is cut off during
-/// a prepare loses its place in the protocol.
+/// a prepare loses its position in the protocol.
 #[tokio::test]
 async fn mariadb_checkpoint_prepares_nothing() {
     let trips = Arc::new(RoundTrips::before(mariadb::shared().address()));
     let url = format!("mysql://app:app@{}/app", trips.address());
-    let pool = MySqlPoolOptions::new().connect_lazy(&url).expect("an URL");
-    let books = Books::<MySqlStore>::open(&mariadb::shared().url(), pool, "tx_prepares").await;
-    let layer = layer(books.store.clone());
-    let (bank, counted) = (books.clone(), Arc::clone(&trips));
+    let pool = pool_options::<tower_idempotency_sqlx::sqlx::MySql>()
+        .connect_lazy(&url)
+        .expect("an URL");
+    let database =
+        TestDatabase::<MySqlStore>::open(&mariadb::shared().url(), pool, "tx_prepares").await;
+    let layer = layer(database.store.clone());
+    let (bank, counted) = (database.clone(), Arc::clone(&trips));
     let (app, _) = app(layer, move |n, req: http::Request<axum::body::Body>| {
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
-        let (books, trips) = (bank.clone(), Arc::clone(&counted));
+        let (database, trips) = (bank.clone(), Arc::clone(&counted));
         async move {
-            let tx = books.begin(&lease).await.expect("a transaction");
+            let tx = database.begin(&lease).await.expect("a transaction");
             let _ = trips.taken();
             tx.checkpoint("phase", &n).await.expect("a phase");
             let taken = trips.taken();

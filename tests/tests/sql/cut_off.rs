@@ -8,6 +8,7 @@ use std::{
     task::Poll,
     time::{Duration, Instant},
 };
+use tests::database::pool_options;
 
 use axum::{
     Router,
@@ -17,9 +18,9 @@ use axum::{
 use http::{Request, StatusCode};
 use tests::{
     Effects, app,
-    books::{self, Books, TestDialect},
+    barrier::within,
     created,
-    gate::within,
+    database::{self, TestDatabase, TestDialect},
     post,
     proxy::{Fault, Mode, Proxy, Then},
     scratch::Scratch,
@@ -34,20 +35,17 @@ use tokio::time::{sleep, timeout};
 use tower_idempotency::Lease;
 use tower_idempotency_sqlx::{
     FencedTransaction, MySqlStore, PostgresStore, SqliteStore, TransactionError,
-    sqlx::{
-        AssertSqlSafe, Connection, Executor, MySqlConnection, MySqlPool, PgPool, pool::PoolOptions,
-        query_scalar, raw_sql,
-    },
+    sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, query_scalar, raw_sql},
 };
 
-/// Returns a service on the books. The handler gets its lease and the number of its execution.
-fn bank<S, H, F>(books: &Books<S>, handler: H) -> (Router, Effects)
+/// Returns a service on the database. The handler gets its lease and the number of its execution.
+fn bank<S, H, F>(database: &TestDatabase<S>, handler: H) -> (Router, Effects)
 where
     S: TestDialect,
     H: Fn(Lease, u64) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response> + Send + 'static,
 {
-    let layer = sql::layer(books.store.clone());
+    let layer = sql::layer(database.store.clone());
     app(layer, move |n, req: Request<Body>| {
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
         handler(lease, n)
@@ -58,9 +56,13 @@ fn order() -> Request<Body> {
     post("/orders", "k", "tea")
 }
 
-async fn charged<S: TestDialect>(books: &Books<S>, lease: &Lease, n: u64) -> FencedTransaction<S> {
-    let mut tx = books.begin(lease).await.expect("a transaction");
-    let effect = S::run(&mut tx, books.effect("charge", 1, n)).await;
+async fn charged<S: TestDialect>(
+    database: &TestDatabase<S>,
+    lease: &Lease,
+    n: u64,
+) -> FencedTransaction<S> {
+    let mut tx = database.begin(lease).await.expect("a transaction");
+    let effect = S::run(&mut tx, database.effect("charge", 1, n)).await;
     effect.expect("the effect");
     tx
 }
@@ -71,63 +73,70 @@ async fn committed<S: TestDialect>(tx: FencedTransaction<S>, n: u64) -> Response
 }
 
 /// The handlers' pool with one connection through a proxy, and a direct pool.
-struct Way<S: TestDialect> {
-    books: Books<S>,
-    direct: Books<S>,
+struct ProxiedPool<S: TestDialect> {
+    database: TestDatabase<S>,
+    direct: TestDatabase<S>,
     proxy: Arc<Proxy>,
 }
 
-impl<S: TestDialect> Clone for Way<S> {
+impl<S: TestDialect> Clone for ProxiedPool<S> {
     fn clone(&self) -> Self {
         Self {
-            books: self.books.clone(),
+            database: self.database.clone(),
             direct: self.direct.clone(),
             proxy: Arc::clone(&self.proxy),
         }
     }
 }
 
-async fn by_postgres(table: &str) -> Way<PostgresStore> {
+async fn by_postgres(table: &str) -> ProxiedPool<PostgresStore> {
     let proxy = Proxy::start(postgres::shared().address());
     let url = format!("postgres://app@{}/postgres", proxy.address());
-    let direct = books::on_postgres(table).await;
-    of_one(direct, PgPool::connect_lazy(&url).expect("an URL"), proxy).await
+    let direct = database::on_postgres(table).await;
+    of_one(
+        direct,
+        pool_options::<tower_idempotency_sqlx::sqlx::Postgres>()
+            .connect_lazy(&url)
+            .expect("an URL"),
+        proxy,
+    )
+    .await
 }
 
-async fn by_mariadb(table: &str) -> Way<MySqlStore> {
+async fn by_mariadb(table: &str) -> ProxiedPool<MySqlStore> {
     let proxy = Proxy::start(mariadb::shared().address());
     let url = format!("mysql://app:app@{}/app", proxy.address());
-    let direct = books::on_mariadb(table).await;
-    let pool = MySqlPool::connect_lazy(&url).expect("an URL");
+    let direct = database::on_mariadb(table).await;
+    let pool = pool_options::<tower_idempotency_sqlx::sqlx::MySql>()
+        .connect_lazy(&url)
+        .expect("an URL");
     of_one(direct, pool, proxy).await
 }
 
-/// Returns a way that is connected, and whose pool lends connections without a liveness check: the statement is cut off
+/// Returns a connected pool that lends connections without a liveness check, so that the statement is cut off
 /// first.
 async fn of_one<S: TestDialect>(
-    direct: Books<S>,
+    direct: TestDatabase<S>,
     pool: tower_idempotency_sqlx::sqlx::Pool<S::Database>,
     proxy: Proxy,
-) -> Way<S> {
-    let options = PoolOptions::new()
-        .max_connections(1)
-        .test_before_acquire(false);
-    let books = Books {
+) -> ProxiedPool<S> {
+    let options = pool_options().max_connections(1).test_before_acquire(false);
+    let database = TestDatabase {
         pool: options.connect_lazy_with((*pool.connect_options()).clone()),
         ..direct.clone()
     };
-    books.count().await;
-    is_idle(&books).await;
-    Way {
-        books,
+    database.count().await;
+    is_idle(&database).await;
+    ProxiedPool {
+        database,
         direct,
         proxy: Arc::new(proxy),
     }
 }
 
-async fn is_idle<S: TestDialect>(books: &Books<S>) {
+async fn is_idle<S: TestDialect>(database: &TestDatabase<S>) {
     within(Duration::from_secs(60), async {
-        while books.pool.num_idle() == 0 {
+        while database.pool.num_idle() == 0 {
             sleep(Duration::from_millis(5)).await;
         }
     })
@@ -137,44 +146,50 @@ async fn is_idle<S: TestDialect>(books: &Books<S>) {
 // ---- Transactions without a caller ----
 
 /// Later writes of other code on the connection are visible at once, and the next transaction can begin.
-async fn cut_off_begin_leaves_no_transaction<S: TestDialect>(way: Way<S>) {
-    let at = way.clone();
-    let (app, _) = bank(&way.books, move |lease, n| {
-        let way = at.clone();
+async fn cut_off_begin_leaves_no_transaction<S: TestDialect>(proxied: ProxiedPool<S>) {
+    let at = proxied.clone();
+    let (app, _) = bank(&proxied.database, move |lease, n| {
+        let proxied = at.clone();
         async move {
-            is_idle(&way.books).await;
-            way.proxy.set(Mode::Hold);
-            let begun = timeout(CUT, way.books.begin(&lease)).await;
+            is_idle(&proxied.database).await;
+            proxied.proxy.set(Mode::Hold);
+            let begun = timeout(CUT, proxied.database.begin(&lease)).await;
             assert!(begun.is_err(), "{begun:?}");
-            way.proxy.set(Mode::Pass);
-            let plain = S::run_alone(&way.books.pool, way.books.effect("plain", 1, n)).await;
+            proxied.proxy.set(Mode::Pass);
+            let plain = S::run_alone(
+                &proxied.database.pool,
+                proxied.database.effect("plain", 1, n),
+            )
+            .await;
             plain.expect("the effect");
-            assert_eq!(way.direct.count().await, 1, "seen by others");
-            committed(charged(&way.books, &lease, n).await, n).await
+            assert_eq!(proxied.direct.count().await, 1, "seen by others");
+            committed(charged(&proxied.database, &lease, n).await, n).await
         }
     });
     let first = within(Duration::from_secs(60), send(&app, order())).await;
     assert_eq!(first.status, StatusCode::CREATED);
     assert!(send(&app, order()).await.is_replay());
-    assert_eq!(way.direct.count().await, 2);
+    assert_eq!(proxied.direct.count().await, 2);
 }
 
 /// The pool gets its permit back if another party closes the connection, as with a commit.
-async fn hanging_begin_returns_pool_permit<S: TestDialect>(way: Way<S>) {
-    let connect = way.books.pool.connect_options();
-    for patience in books::PATIENCE {
-        let pool = books::patient(PoolOptions::new(), patience).max_connections(1);
-        let books = Books {
+async fn hanging_begin_returns_pool_permit<S: TestDialect>(proxied: ProxiedPool<S>) {
+    let connect = proxied.database.pool.connect_options();
+    for patience in database::PATIENCE {
+        let pool = database::patient(pool_options(), patience).max_connections(1);
+        let database = TestDatabase {
             pool: pool.connect_lazy_with((*connect).clone()),
-            ..way.books.clone()
+            ..proxied.database.clone()
         };
-        let (at, proxy) = (books.clone(), Arc::clone(&way.proxy));
-        let (app, _) = bank(&books, move |lease, n| {
-            let (books, proxy) = (at.clone(), Arc::clone(&proxy));
+        let (at, proxy) = (database.clone(), Arc::clone(&proxied.proxy));
+        let (app, _) = bank(&database, move |lease, n| {
+            let (database, proxy) = (at.clone(), Arc::clone(&proxy));
             async move {
                 let charged = async {
-                    let mut tx = books.begin(&lease).await.ok()?;
-                    S::run(&mut tx, books.effect("charge", 1, n)).await.ok()?;
+                    let mut tx = database.begin(&lease).await.ok()?;
+                    S::run(&mut tx, database.effect("charge", 1, n))
+                        .await
+                        .ok()?;
                     tx.commit(created(n)).await.ok()
                 };
                 // If a handler stopped waiting before the reply was lost, its begin would lose the reply later.
@@ -194,17 +209,19 @@ async fn hanging_begin_returns_pool_permit<S: TestDialect>(way: Way<S>) {
                 }
             }
         });
-        way.proxy.once(Fault::reply_to("read write"), Then::Hang);
+        proxied
+            .proxy
+            .once(Fault::reply_to("read write"), Then::Hang);
         let first = within(Duration::from_secs(120), send(&app, order())).await;
         assert_eq!(first.status, StatusCode::SERVICE_UNAVAILABLE);
-        if way.proxy.hits() == 0 {
+        if proxied.proxy.hits() == 0 {
             continue;
         }
         within(Duration::from_secs(120), async {
             while send(&app, order()).await.status != StatusCode::CREATED {}
         })
         .await;
-        assert_eq!(way.direct.count().await, 1);
+        assert_eq!(proxied.direct.count().await, 1);
         return;
     }
     panic!("nothing comes to its begin");
@@ -228,7 +245,7 @@ impl End {
                     .commit(created(n))
                     .await
                     .expect_err("an ended transaction");
-                error.into_answer().expect_err("an ended transaction")
+                error.into_output().expect_err("an ended transaction")
             }
             Self::Checkpoint => tx
                 .checkpoint("phase", &n)
@@ -241,22 +258,22 @@ impl End {
 /// Asserts that the first execution left nothing, that its handler got the reason, and that the next execution
 /// succeeds.
 async fn assert_refused<S: TestDialect>(
-    books: &Books<S>,
+    database: &TestDatabase<S>,
     app: &Router,
     effects: usize,
     what: &str,
 ) {
     let refused = within(Duration::from_secs(60), send(app, order())).await;
     assert_eq!(refused.text(), "Ended", "{what}: {refused:?}");
-    assert_eq!(books.count().await, effects, "{what}");
+    assert_eq!(database.count().await, effects, "{what}");
     let stored = "delete from {table} where completed is not null or checkpoint is not null";
-    assert_eq!(books.admin(stored).await, 0, "{what}");
+    assert_eq!(database.admin(stored).await, 0, "{what}");
     let next = send(app, order()).await;
     assert_eq!(next.status, StatusCode::CREATED, "{what}: {next:?}");
     assert!(send(app, order()).await.is_replay(), "{what}");
-    assert_eq!(books.count().await, effects + 1, "{what}");
-    books.admin("delete from {table}").await;
-    books.admin("delete from {table}_effects").await;
+    assert_eq!(database.count().await, effects + 1, "{what}");
+    database.admin("delete from {table}").await;
+    database.admin("delete from {table}_effects").await;
 }
 
 fn ended(error: &TransactionError) -> Response {
@@ -266,8 +283,8 @@ fn ended(error: &TransactionError) -> Response {
 
 /// Cuts off a savepoint, after which the driver rolls back the whole transaction. Without a proxy, drops the future
 /// while the savepoint is in flight.
-async fn cut_off_a_savepoint<S: TestDialect>(tx: &mut FencedTransaction<S>, way: Option<&Proxy>) {
-    if let Some(proxy) = way {
+async fn cut_off_savepoint<S: TestDialect>(tx: &mut FencedTransaction<S>, proxy: Option<&Proxy>) {
+    if let Some(proxy) = proxy {
         proxy.set(Mode::Hold);
         let begun = timeout(CUT, Connection::begin(&mut **tx)).await;
         assert!(begun.is_err(), "{begun:?}");
@@ -285,54 +302,60 @@ async fn cut_off_a_savepoint<S: TestDialect>(tx: &mut FencedTransaction<S>, way:
     panic!("it is never in flight");
 }
 
-async fn a_savepoint_that_is_cut_off<S: TestDialect>(books: Books<S>, way: Option<Arc<Proxy>>) {
+async fn check_cut_off_savepoint<S: TestDialect>(
+    database: TestDatabase<S>,
+    proxy: Option<Arc<Proxy>>,
+) {
     for end in [End::Commit, End::Checkpoint] {
-        let (at, way) = (books.clone(), way.clone());
-        let (app, _) = bank(&books, move |lease, n| {
-            let (books, way) = (at.clone(), way.clone());
+        let (at, proxy) = (database.clone(), proxy.clone());
+        let (app, _) = bank(&database, move |lease, n| {
+            let (database, proxy) = (at.clone(), proxy.clone());
             async move {
-                let mut tx = charged(&books, &lease, n).await;
+                let mut tx = charged(&database, &lease, n).await;
                 if n > 1 {
                     return committed(tx, n).await;
                 }
-                cut_off_a_savepoint(&mut tx, way.as_deref()).await;
+                cut_off_savepoint(&mut tx, proxy.as_deref()).await;
                 ended(&end.refused(tx, n).await)
             }
         });
-        assert_refused(&books, &app, 0, &format!("{end:?}")).await;
+        assert_refused(&database, &app, 0, &format!("{end:?}")).await;
     }
 }
 
 // F-149
 #[tokio::test(flavor = "multi_thread")]
 async fn cut_off_savepoint_prevents_commit_on_postgres() {
-    let way = by_postgres("savepoint").await;
-    a_savepoint_that_is_cut_off(way.books, Some(way.proxy)).await;
+    let proxied = by_postgres("savepoint").await;
+    check_cut_off_savepoint(proxied.database, Some(proxied.proxy)).await;
 }
 
 // F-149
 #[tokio::test(flavor = "multi_thread")]
 async fn cut_off_savepoint_prevents_commit_on_mariadb() {
-    let way = by_mariadb("savepoint").await;
-    a_savepoint_that_is_cut_off(way.books, Some(way.proxy)).await;
+    let proxied = by_mariadb("savepoint").await;
+    check_cut_off_savepoint(proxied.database, Some(proxied.proxy)).await;
 }
 
 // F-149
 #[tokio::test(flavor = "multi_thread")]
 async fn cut_off_savepoint_prevents_commit_on_sqlite() {
     let scratch = Scratch::new();
-    a_savepoint_that_is_cut_off(books::in_a_file(&scratch, "keys").await, None).await;
+    check_cut_off_savepoint(database::in_a_file(&scratch, "keys").await, None).await;
 }
 
 /// Statements that the handler committed itself are stored, and the handler receives the error that they were not
 /// fenced.
-async fn a_transaction_that_the_handler_ends<S: TestDialect>(books: Books<S>, statements: &[&str]) {
+async fn check_handler_ends_transaction<S: TestDialect>(
+    database: TestDatabase<S>,
+    statements: &[&str],
+) {
     for end in [End::Commit, End::Checkpoint] {
-        let (at, ends) = (books.clone(), statements.join("|"));
-        let (app, _) = bank(&books, move |lease, n| {
-            let (books, ends) = (at.clone(), ends.clone());
+        let (at, ends) = (database.clone(), statements.join("|"));
+        let (app, _) = bank(&database, move |lease, n| {
+            let (database, ends) = (at.clone(), ends.clone());
             async move {
-                let mut tx = charged(&books, &lease, n).await;
+                let mut tx = charged(&database, &lease, n).await;
                 if n > 1 {
                     return committed(tx, n).await;
                 }
@@ -342,26 +365,26 @@ async fn a_transaction_that_the_handler_ends<S: TestDialect>(books: Books<S>, st
                 ended(&end.refused(tx, n).await)
             }
         });
-        assert_refused(&books, &app, 1, &format!("{end:?} after {statements:?}")).await;
+        assert_refused(&database, &app, 1, &format!("{end:?} after {statements:?}")).await;
     }
 }
 
 // F-149
 #[tokio::test(flavor = "multi_thread")]
 async fn handler_end_prevents_commit_on_postgres() {
-    let books = books::on_postgres("own_commit").await;
+    let database = database::on_postgres("own_commit").await;
     for statements in [&["commit"][..], &["commit", "begin"]] {
-        a_transaction_that_the_handler_ends(books.clone(), statements).await;
+        check_handler_ends_transaction(database.clone(), statements).await;
     }
 }
 
 // F-149
 #[tokio::test(flavor = "multi_thread")]
 async fn handler_end_prevents_commit_on_mariadb() {
-    let books = books::on_mariadb("own_commit").await;
+    let database = database::on_mariadb("own_commit").await;
     let ddl = ["drop table if exists ddl", "create table ddl (n int)"];
     for statements in [&["commit"][..], &["commit", "begin"], &ddl] {
-        a_transaction_that_the_handler_ends(books.clone(), statements).await;
+        check_handler_ends_transaction(database.clone(), statements).await;
     }
 }
 
@@ -369,9 +392,9 @@ async fn handler_end_prevents_commit_on_mariadb() {
 #[tokio::test(flavor = "multi_thread")]
 async fn handler_end_prevents_commit_on_sqlite() {
     let scratch = Scratch::new();
-    let books = books::in_a_file(&scratch, "own_commit").await;
+    let database = database::in_a_file(&scratch, "own_commit").await;
     for statements in [&["commit"][..], &["commit", "begin"]] {
-        a_transaction_that_the_handler_ends(books.clone(), statements).await;
+        check_handler_ends_transaction(database.clone(), statements).await;
     }
 }
 
@@ -383,19 +406,19 @@ async fn sqlite_rollback_leaves_connection_usable() {
     let refuse = "begin select raise(rollback, 'full'); end";
     for (end, column) in [(End::Commit, "completed"), (End::Checkpoint, "checkpoint")] {
         let scratch = Scratch::new();
-        let books = books::in_a_file(&scratch, "keys").await;
-        let pool = PoolOptions::new().max_connections(1);
-        let pool = pool.connect_lazy_with((*books.pool.connect_options()).clone());
-        let books = Books { pool, ..books };
+        let database = database::in_a_file(&scratch, "keys").await;
+        let pool = pool_options().max_connections(1);
+        let pool = pool.connect_lazy_with((*database.pool.connect_options()).clone());
+        let database = TestDatabase { pool, ..database };
         let trigger = format!(
             "create trigger full before update on {{table}} when new.{column} is not null {refuse}"
         );
-        books.admin(&trigger).await;
-        let at = books.clone();
-        let (app, _) = bank(&books, move |lease, n| {
-            let books = at.clone();
+        database.admin(&trigger).await;
+        let at = database.clone();
+        let (app, _) = bank(&database, move |lease, n| {
+            let database = at.clone();
             async move {
-                let tx = charged(&books, &lease, n).await;
+                let tx = charged(&database, &lease, n).await;
                 if n > 1 {
                     return committed(tx, n).await;
                 }
@@ -404,10 +427,10 @@ async fn sqlite_rollback_leaves_connection_usable() {
         });
         let refused = send(&app, order()).await;
         assert_eq!(refused.text(), "Database", "{end:?}");
-        books.admin("drop trigger full").await;
+        database.admin("drop trigger full").await;
         let next = send(&app, order()).await;
         assert_eq!(next.status, StatusCode::CREATED, "{end:?}: {next:?}");
-        assert_eq!(books.count().await, 1, "{end:?}");
+        assert_eq!(database.count().await, 1, "{end:?}");
     }
 }
 
@@ -416,22 +439,22 @@ async fn sqlite_rollback_leaves_connection_usable() {
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_sqlite_commit_leaves_connection_usable() {
     let scratch = Scratch::new();
-    let books = books::in_a_file(&scratch, "keys").await;
-    let pool = PoolOptions::new().max_connections(1);
-    let pool = pool.connect_lazy_with((*books.pool.connect_options()).clone());
-    let books = Books { pool, ..books };
+    let database = database::in_a_file(&scratch, "keys").await;
+    let pool = pool_options().max_connections(1);
+    let pool = pool.connect_lazy_with((*database.pool.connect_options()).clone());
+    let database = TestDatabase { pool, ..database };
     for sql in [
         "create table parents (id integer primary key)",
         "create table children (id integer references parents deferrable initially deferred)",
     ] {
-        books.admin(sql).await;
+        database.admin(sql).await;
     }
     for end in [End::Commit, End::Checkpoint] {
-        let at = books.clone();
-        let (app, _) = bank(&books, move |lease, n| {
-            let books = at.clone();
+        let at = database.clone();
+        let (app, _) = bank(&database, move |lease, n| {
+            let database = at.clone();
             async move {
-                let mut tx = charged(&books, &lease, n).await;
+                let mut tx = charged(&database, &lease, n).await;
                 if n > 1 {
                     return committed(tx, n).await;
                 }
@@ -441,14 +464,14 @@ async fn refused_sqlite_commit_leaves_connection_usable() {
             }
         });
         assert_eq!(send(&app, order()).await.text(), "Database", "{end:?}");
-        assert_eq!(books.count().await, 0, "{end:?}");
+        assert_eq!(database.count().await, 0, "{end:?}");
         assert_eq!(
             send(&app, order()).await.status,
             StatusCode::CREATED,
             "{end:?}"
         );
-        books.admin("delete from {table}").await;
-        books.admin("delete from {table}_effects").await;
+        database.admin("delete from {table}").await;
+        database.admin("delete from {table}_effects").await;
     }
 }
 
@@ -457,12 +480,12 @@ async fn refused_sqlite_commit_leaves_connection_usable() {
 /// outcome of the next statement.
 #[tokio::test(flavor = "multi_thread")]
 async fn cut_off_savepoint_release_keeps_transaction() {
-    let way = by_mariadb("savepoint_end").await;
-    let (books, proxy) = (way.books.clone(), Arc::clone(&way.proxy));
-    let (app, _) = bank(&books.clone(), move |lease, n| {
-        let (books, proxy) = (books.clone(), Arc::clone(&proxy));
+    let proxied = by_mariadb("savepoint_end").await;
+    let (database, proxy) = (proxied.database.clone(), Arc::clone(&proxied.proxy));
+    let (app, _) = bank(&database.clone(), move |lease, n| {
+        let (database, proxy) = (database.clone(), Arc::clone(&proxy));
         async move {
-            let mut tx = charged(&books, &lease, n).await;
+            let mut tx = charged(&database, &lease, n).await;
             if n > 1 {
                 return committed(tx, n).await;
             }
@@ -476,9 +499,9 @@ async fn cut_off_savepoint_release_keeps_transaction() {
     });
     let refused = within(Duration::from_secs(60), send(&app, order())).await;
     assert_eq!(refused.text(), "Database");
-    assert_eq!(way.direct.count().await, 0);
+    assert_eq!(proxied.direct.count().await, 0);
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
-    assert_eq!(way.direct.count().await, 1);
+    assert_eq!(proxied.direct.count().await, 1);
 }
 
 // F-149
@@ -486,20 +509,23 @@ async fn cut_off_savepoint_release_keeps_transaction() {
 #[tokio::test(flavor = "multi_thread")]
 async fn swallowed_deadlock_prevents_commit_on_mariadb() {
     let server = MariaDbServer::start(&[]);
-    let pool = MySqlPool::connect(&server.url()).await.expect("it runs");
-    let books = Books::<MySqlStore>::open(&server.url(), pool, "swallowed").await;
+    let pool = pool_options::<tower_idempotency_sqlx::sqlx::MySql>()
+        .connect(&server.url())
+        .await
+        .expect("it runs");
+    let database = TestDatabase::<MySqlStore>::open(&server.url(), pool, "swallowed").await;
     for setup in [
         "create table accounts (id int primary key, n int not null)",
         "insert into accounts values (1, 0), (2, 0)",
         "create table ballast (n int not null)",
     ] {
-        books.admin(setup).await;
+        database.admin(setup).await;
     }
-    let (at, url) = (books.clone(), server.url());
-    let (app, _) = bank(&books, move |lease, n| {
-        let (books, url) = (at.clone(), url.clone());
+    let (at, url) = (database.clone(), server.url());
+    let (app, _) = bank(&database, move |lease, n| {
+        let (database, url) = (at.clone(), url.clone());
         async move {
-            let mut tx = charged(&books, &lease, n).await;
+            let mut tx = charged(&database, &lease, n).await;
             if n > 1 {
                 return committed(tx, n).await;
             }
@@ -513,7 +539,7 @@ async fn swallowed_deadlock_prevents_commit_on_mariadb() {
             ended(&End::Commit.refused(tx, n).await)
         }
     });
-    assert_refused(&books, &app, 0, "a deadlock").await;
+    assert_refused(&database, &app, 0, "a deadlock").await;
 }
 
 async fn update(

@@ -41,7 +41,7 @@ async fn is_completed<S: Store>(store: &S, claim: &Claim) {
 }
 
 /// Repeats a trial until both parties were in time, because a late party proves nothing.
-async fn tried(trial: impl AsyncFn() -> Trial) {
+async fn repeat_until_in_time(trial: impl AsyncFn() -> Trial) {
     for _ in 0..10 {
         if trial().await == Trial::Seen {
             return;
@@ -57,7 +57,7 @@ enum Trial {
 }
 
 /// Returns `true` if all attempts of the store failed with a lock timeout or a deadlock.
-fn given_up(completed: &Result<(), StoreError>) -> bool {
+fn is_lock_failure(completed: &Result<(), StoreError>) -> bool {
     let codes = ["40P01", "55P03", "1205", "1213"];
     matches!(completed, Err(error) if codes.iter().any(|code| format!("{error:?}").contains(code)))
 }
@@ -66,7 +66,10 @@ fn given_up(completed: &Result<(), StoreError>) -> bool {
 #[tokio::test]
 async fn completion_retries_after_deadlock_in_postgres() {
     // The party that checks first is aborted: here the store, which checks at once.
-    tried(async || completion_is_retried_in_postgres("10ms", "deadlock detected").await).await;
+    repeat_until_in_time(async || {
+        completion_is_retried_in_postgres("10ms", "deadlock detected").await
+    })
+    .await;
 }
 
 // F-158
@@ -74,7 +77,7 @@ async fn completion_retries_after_deadlock_in_postgres() {
 #[tokio::test]
 async fn completion_retries_after_lock_timeout_in_postgres() {
     let reported = "canceling statement due to lock timeout";
-    tried(async || completion_is_retried_in_postgres("5min", reported).await).await;
+    repeat_until_in_time(async || completion_is_retried_in_postgres("5min", reported).await).await;
 }
 
 async fn completion_is_retried_in_postgres(deadlock_timeout: &str, reported: &str) -> Trial {
@@ -125,7 +128,7 @@ async fn completion_is_retried_in_postgres(deadlock_timeout: &str, reported: &st
     other.execute(raw_sql(circle)).await.unwrap();
     let completed = completing.await.unwrap();
     let log = server.log();
-    if given_up(&completed) {
+    if is_lock_failure(&completed) {
         return Trial::TooLate;
     }
     completed.expect("made again");
@@ -219,10 +222,10 @@ async fn mariadb_completion_type_is_irrelevant() {
 // F-158
 #[tokio::test]
 async fn completion_retries_after_deadlock_in_mariadb() {
-    tried(is_made_again_in_mariadb).await;
+    repeat_until_in_time(retries_after_deadlock_in_mariadb).await;
 }
 
-async fn is_made_again_in_mariadb() -> Trial {
+async fn retries_after_deadlock_in_mariadb() -> Trial {
     let server = MariaDbServer::start(&[]);
     let store = sql::mariadb(&server, "entries").await;
     let mut other = MySqlConnection::connect(&server.url()).await.unwrap();
@@ -266,7 +269,7 @@ async fn is_made_again_in_mariadb() -> Trial {
         .unwrap();
     other.execute(raw_sql("commit")).await.unwrap();
     let completed = completing.await.unwrap();
-    if given_up(&completed) {
+    if is_lock_failure(&completed) {
         return Trial::TooLate;
     }
     completed.expect("made again");
@@ -290,8 +293,8 @@ async fn is_made_again_in_mariadb() -> Trial {
 #[tokio::test]
 async fn completion_waits_for_row_once_in_mariadb() {
     sql::mariadb(mariadb::shared(), "held_long").await;
-    let way = Proxy::start(mariadb::shared().address());
-    let url = format!("mysql://app:app@{}/app", way.address());
+    let proxy = Proxy::start(mariadb::shared().address());
+    let url = format!("mysql://app:app@{}/app", proxy.address());
     let store = MySqlStore::from_url(&url).unwrap();
     let store = store.with_table("held_long").unwrap();
     let mut other = MySqlConnection::connect(&mariadb::shared().url())
@@ -302,7 +305,7 @@ async fn completion_waits_for_row_once_in_mariadb() {
     for hold in ["begin", "select * from held_long for update"] {
         other.execute(raw_sql(AssertSqlSafe(hold))).await.unwrap();
     }
-    tried(async || {
+    repeat_until_in_time(async || {
         let began = Instant::now();
         let refused = completing(&store, &claim).await.unwrap().unwrap_err();
         assert!(format!("{refused:?}").contains("1205"), "{refused:?}");
@@ -316,7 +319,7 @@ async fn completion_waits_for_row_once_in_mariadb() {
     .await;
     other.execute(raw_sql("commit")).await.unwrap();
     completing(&store, &claim).await.unwrap().unwrap();
-    assert_eq!(way.counts().connections, 1);
+    assert_eq!(proxy.counts().connections, 1);
     is_completed(&store, &claim).await;
 }
 
@@ -335,7 +338,7 @@ async fn completion_waits_for_row_in_postgres() {
     let refused = completing(&store, &claim).await.unwrap().unwrap_err();
     assert!(format!("{refused:?}").contains("55P03"), "{refused:?}");
     other.execute(raw_sql("commit")).await.unwrap();
-    tried(async || {
+    repeat_until_in_time(async || {
         let claim = sql::claim();
         store.acquire(&claim).await.unwrap();
         let url = postgres::shared().url();
@@ -347,7 +350,7 @@ async fn completion_waits_for_row_in_postgres() {
         assert!(!completing.is_finished() || began.elapsed() > Duration::from_millis(1_400));
         other.execute(raw_sql("commit")).await.unwrap();
         let completed = completing.await.unwrap();
-        if given_up(&completed) {
+        if is_lock_failure(&completed) {
             return Trial::TooLate;
         }
         completed.expect("made again");
@@ -371,7 +374,7 @@ async fn failed_completion_clears_session_in_mariadb() {
         begin; update entries set keep = keep + 1";
     other.execute(raw_sql(hold)).await.unwrap();
     let completed = completing(&store, &claim).await.unwrap();
-    assert!(given_up(&completed), "{completed:?}");
+    assert!(is_lock_failure(&completed), "{completed:?}");
     other.execute(raw_sql("rollback")).await.unwrap();
     store.acquire(&sql::claim()).await.unwrap();
     let seen = query_scalar::<_, i32>("select n from seen").fetch_all(&mut other);

@@ -1,5 +1,6 @@
-//! Rows of earlier versions: this version reads and takes over what they have written.
+//! Rows of earlier versions: this version reads and takes over these rows.
 
+use tests::database::pool_options;
 use tests::{
     scratch::Scratch,
     servers::{mariadb::MariaDbServer, postgres::PostgresServer},
@@ -7,7 +8,7 @@ use tests::{
 use tower_idempotency::store::{Acquired, Claim, Fingerprint, KeyId, Store, Token, Ttl};
 use tower_idempotency_sqlx::{
     MySqlStore, PostgresStore, SqliteStore,
-    sqlx::{self, MySqlPool, PgPool, SqlitePool},
+    sqlx::{self},
 };
 
 fn claim(id: u8) -> Claim {
@@ -72,7 +73,10 @@ async fn reads_rows(store: &impl Store) {
 async fn postgres_reads_rows_of_version_1() {
     let server = PostgresServer::start(&[]);
     let store = PostgresStore::connect(&server.url()).await.unwrap();
-    let pool = PgPool::connect(&server.url()).await.unwrap();
+    let pool = pool_options::<sqlx::Postgres>()
+        .connect(&server.url())
+        .await
+        .unwrap();
     let rows = include_str!("../../golden/sql-v1/postgres.sql");
     sqlx::raw_sql(rows).execute(&pool).await.unwrap();
     reads_rows(&store).await;
@@ -82,7 +86,10 @@ async fn postgres_reads_rows_of_version_1() {
 async fn mariadb_reads_rows_of_version_1() {
     let server = MariaDbServer::start(&[]);
     let store = MySqlStore::connect(&server.url()).await.unwrap();
-    let pool = MySqlPool::connect(&server.url()).await.unwrap();
+    let pool = pool_options::<sqlx::MySql>()
+        .connect(&server.url())
+        .await
+        .unwrap();
     let rows = include_str!("../../golden/sql-v1/mysql.sql");
     sqlx::raw_sql(rows).execute(&pool).await.unwrap();
     reads_rows(&store).await;
@@ -93,7 +100,7 @@ async fn sqlite_reads_rows_of_version_1() {
     let scratch = Scratch::new();
     let url = format!("sqlite:{}", scratch.file("golden.db").display());
     let store = SqliteStore::connect(&url).await.unwrap();
-    let pool = SqlitePool::connect(&url).await.unwrap();
+    let pool = pool_options::<sqlx::Sqlite>().connect(&url).await.unwrap();
     let rows = include_str!("../../golden/sql-v1/sqlite.sql");
     sqlx::raw_sql(rows).execute(&pool).await.unwrap();
     reads_rows(&store).await;

@@ -57,7 +57,7 @@ const SHORT: Ttl = Ttl::from_millis(30);
 /// databases round to milliseconds.
 const BOTH: Duration = Duration::from_millis(59);
 
-/// fm 56: two processes purge as fast as possible, a few rows at a time. Meanwhile other entries are about to expire:
+/// Two processes purge as fast as possible, a few rows at a time. Meanwhile other entries are about to expire:
 /// leases that are renewed, orphans that are taken over, and records that are replaced after their expiry.
 async fn purge_keeps_live_entries<S: Purged>(store: S) {
     let over = Arc::new(AtomicBool::new(false));
@@ -147,7 +147,7 @@ fn super_short() -> Claim {
     claim(Ttl::MIN, Ttl::MIN)
 }
 
-/// fm 57: no process purges.
+/// No process purges.
 async fn expired_entry_is_absent_before_purge<S: Purged>(store: S) {
     let claims = [claim(SHORT, SHORT), claim(LONG, LONG)];
     for claim in &claims {
@@ -168,7 +168,7 @@ async fn expired_entry_is_absent_before_purge<S: Purged>(store: S) {
 }
 
 /// A call deletes at most one batch of this size, and returns the number of deleted entries.
-async fn purging_says_how_many_it_deleted<S: Purged>(store: S) {
+async fn purge_returns_number_of_deleted_entries<S: Purged>(store: S) {
     for _ in 0..10 {
         is_granted(&store, &super_short()).await;
     }
@@ -248,7 +248,7 @@ each! {
     purge_keeps_live_entries
     // F-103
     expired_entry_is_absent_before_purge
-    purging_says_how_many_it_deleted
+    purge_returns_number_of_deleted_entries
     background_purger_runs_until_dropped
 }
 

@@ -9,9 +9,9 @@ use axum::body::Body;
 use http::{Request, StatusCode};
 use tests::{
     app,
-    books::{self, Books, TestDialect},
+    barrier::within,
     created,
-    gate::within,
+    database::{self, TestDatabase, TestDialect},
     post,
     proxy::{Fault, Proxy, Then},
     send,
@@ -26,8 +26,8 @@ use tower_idempotency_sqlx::{
 };
 
 /// Queries of the store go through a proxy, on one connection.
-struct Way<S: TestDialect> {
-    books: Books<S>,
+struct ProxiedStore<S: TestDialect> {
+    database: TestDatabase<S>,
     proxy: Proxy,
     purger: fn(&S, Duration) -> Purger,
     purge: fn(S) -> Purging,
@@ -35,26 +35,26 @@ struct Way<S: TestDialect> {
 
 type Purging = Pin<Box<dyn Future<Output = Result<u64, SqlError>> + Send>>;
 
-async fn by_postgres(table: &str) -> Way<PostgresStore> {
+async fn by_postgres(table: &str) -> ProxiedStore<PostgresStore> {
     let proxy = Proxy::start(postgres::shared().address());
-    let books = books::on_postgres(table).await;
+    let database = database::on_postgres(table).await;
     let url = format!("postgres://app@{}/postgres", proxy.address());
     let store = PostgresStore::open(&url, table).with_connections(1);
-    Way {
-        books: Books { store, ..books },
+    ProxiedStore {
+        database: TestDatabase { store, ..database },
         proxy,
         purger: PostgresStore::spawn_purger,
         purge: |store| Box::pin(async move { store.purge_expired(100).await }),
     }
 }
 
-async fn by_mariadb(table: &str) -> Way<MySqlStore> {
+async fn by_mariadb(table: &str) -> ProxiedStore<MySqlStore> {
     let proxy = Proxy::start(mariadb::shared().address());
-    let books = books::on_mariadb(table).await;
+    let database = database::on_mariadb(table).await;
     let url = format!("mysql://app:app@{}/app", proxy.address());
     let store = MySqlStore::open(&url, table).with_connections(1);
-    Way {
-        books: Books { store, ..books },
+    ProxiedStore {
+        database: TestDatabase { store, ..database },
         proxy,
         purger: MySqlStore::spawn_purger,
         purge: |store| Box::pin(async move { store.purge_expired(100).await }),
@@ -63,7 +63,7 @@ async fn by_mariadb(table: &str) -> Way<MySqlStore> {
 
 /// Loses the reply to the statement that contains `needle`, after which the connection no longer replies. Then pauses
 /// the clock until the call ends.
-async fn without_an_answer<T: Send + 'static>(
+async fn run_with_lost_reply<T: Send + 'static>(
     proxy: &Proxy,
     needle: &str,
     call: impl Future<Output = T> + Send + 'static,
@@ -78,14 +78,14 @@ async fn without_an_answer<T: Send + 'static>(
     })
     .await;
     pause();
-    let answer = within(Duration::from_secs(120), call).await;
+    let response = within(Duration::from_secs(120), call).await;
     resume();
-    answer.expect("no panic")
+    response.expect("no panic")
 }
 
-async fn checkpoint_query_ends<S: TestDialect>(way: Way<S>) {
-    let layer = sql::layer(way.books.store.clone()).with_lease_ttl(Ttl::from_secs(3_600));
-    let (store, proxy) = (way.books.store.clone(), Arc::new(way.proxy));
+async fn checkpoint_query_ends<S: TestDialect>(proxied: ProxiedStore<S>) {
+    let layer = sql::layer(proxied.database.store.clone()).with_lease_ttl(Ttl::from_secs(3_600));
+    let (store, proxy) = (proxied.database.store.clone(), Arc::new(proxied.proxy));
     let (app, effects) = app(layer, move |_, req: Request<Body>| {
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
         let (store, proxy) = (store.clone(), Arc::clone(&proxy));
@@ -94,10 +94,10 @@ async fn checkpoint_query_ends<S: TestDialect>(way: Way<S>) {
                 let (store, lease) = (store.clone(), lease.clone());
                 async move { Checkpoint::last(&store, &lease).await }
             };
-            let refused = without_an_answer(&proxy, "checkpoint_data", looking).await;
+            let refused = run_with_lost_reply(&proxy, "checkpoint_data", looking).await;
             assert_eq!(refused.expect_err("silence").kind(), Kind::Database);
-            let answer = Checkpoint::last(&store, &lease).await;
-            assert!(answer.expect("the lease is held").is_none());
+            let response = Checkpoint::last(&store, &lease).await;
+            assert!(response.expect("the lease is held").is_none());
             created(1)
         }
     });
@@ -109,40 +109,55 @@ async fn checkpoint_query_ends<S: TestDialect>(way: Way<S>) {
     assert_eq!((res.status, effects.count()), (StatusCode::CREATED, 1));
 }
 
-async fn orphan_query_ends<S: TestDialect>(way: Way<S>) {
+async fn orphan_query_ends<S: TestDialect>(proxied: ProxiedStore<S>) {
     let mut orphan = claim();
     orphan.lease = Ttl::MIN;
     orphan.operation = "POST /rides".into();
-    way.books.store.acquire(&orphan).await.expect("it runs");
-    let layer = sql::layer(way.books.store.clone());
+    proxied
+        .database
+        .store
+        .acquire(&orphan)
+        .await
+        .expect("it runs");
+    let layer = sql::layer(proxied.database.store.clone());
     let work = async |_: Orphan| Ok::<_, &str>(created(1));
-    let completer = Completer::new(&way.books.store, &layer, work).with_min_age(Duration::ZERO);
+    let completer =
+        Completer::new(&proxied.database.store, &layer, work).with_min_age(Duration::ZERO);
     // Loses the reply to the query for a page, and then the one for the orphan.
     for needle in ["id limit", "generation = 1 and"] {
         let sweeping = completer.clone();
         let sweeping = async move { sweeping.sweep().await };
-        let swept = without_an_answer(&way.proxy, needle, sweeping).await;
+        let swept = run_with_lost_reply(&proxied.proxy, needle, sweeping).await;
         assert!(swept.is_err() || swept.is_ok_and(|it| it.failed == 1));
     }
     let swept = within(Duration::from_secs(60), completer.sweep()).await;
     assert_eq!(swept.expect("a sweep").executed, 1);
 }
 
-async fn background_purger_continues_after_lost_reply<S: TestDialect>(way: Way<S>) {
+async fn background_purger_continues_after_lost_reply<S: TestDialect>(proxied: ProxiedStore<S>) {
     let mut over = claim();
     (over.lease, over.orphan_retention) = (Ttl::MIN, Ttl::MIN);
-    way.books.store.acquire(&over).await.expect("it runs");
-    let purger = (way.purger)(&way.books.store, Duration::from_secs(1));
+    proxied
+        .database
+        .store
+        .acquire(&over)
+        .await
+        .expect("it runs");
+    let purger = (proxied.purger)(&proxied.database.store, Duration::from_secs(1));
     let minute = sleep(Duration::from_secs(60));
-    without_an_answer(&way.proxy, "forgotten_at limit", minute).await;
+    run_with_lost_reply(&proxied.proxy, "forgotten_at limit", minute).await;
     // The first call took effect.
     let mut next = claim();
     (next.lease, next.orphan_retention) = (over.lease, over.orphan_retention);
-    let acquired = within(Duration::from_secs(60), way.books.store.acquire(&next)).await;
+    let acquired = within(
+        Duration::from_secs(60),
+        proxied.database.store.acquire(&next),
+    )
+    .await;
     acquired.expect("it runs");
     let left = "update {table} set keep = keep + 1";
     within(Duration::from_secs(60), async {
-        while way.books.admin(left).await > 0 {
+        while proxied.database.admin(left).await > 0 {
             sleep(Duration::from_millis(50)).await;
         }
     })
@@ -150,12 +165,12 @@ async fn background_purger_continues_after_lost_reply<S: TestDialect>(way: Way<S
     drop(purger);
 }
 
-async fn manual_purge_batch_ends<S: TestDialect>(way: Way<S>) {
-    let store = way.books.store.clone();
-    let purging = (way.purge)(store.clone());
-    let purged = without_an_answer(&way.proxy, "forgotten_at limit", purging).await;
+async fn manual_purge_batch_ends<S: TestDialect>(proxied: ProxiedStore<S>) {
+    let store = proxied.database.store.clone();
+    let purging = (proxied.purge)(store.clone());
+    let purged = run_with_lost_reply(&proxied.proxy, "forgotten_at limit", purging).await;
     purged.expect_err("silence");
-    let purged = within(Duration::from_secs(60), (way.purge)(store)).await;
+    let purged = within(Duration::from_secs(60), (proxied.purge)(store)).await;
     assert_eq!(purged.expect("it runs"), 0);
 }
 

@@ -10,9 +10,9 @@ use axum::body::Body;
 use http::{Request, StatusCode};
 use tests::{
     app,
-    books::{TestDialect, sqlite_pool},
+    barrier::{Barrier, bounded, within},
     created, creating,
-    gate::{Gate, bounded, within},
+    database::{TestDialect, sqlite_pool},
     post,
     scratch::Scratch,
     send,
@@ -138,7 +138,7 @@ async fn failed_sqlite_commit_grants_nothing() {
 
 /// The first response is complete. Its retry receives the error that the response was not retained, and is not executed
 /// again.
-async fn a_larger_record_is_a_tombstone<S: Store>(store: S) {
+async fn check_larger_record_is_tombstone<S: Store>(store: S) {
     let (app, effects) = app(sql::layer(store), async |_, _| tests::noise(2 << 20));
     let first = send(&app, post("/orders", "large", "tea")).await;
     assert_eq!((first.status, first.body.len()), (StatusCode::OK, 2 << 20));
@@ -154,7 +154,7 @@ async fn a_larger_record_is_a_tombstone<S: Store>(store: S) {
 #[tokio::test]
 async fn record_over_limit_is_tombstone_in_postgres() {
     let store = sql::postgres(postgres::shared(), TABLE).await;
-    a_larger_record_is_a_tombstone(store.with_record_limit(1 << 20)).await;
+    check_larger_record_is_tombstone(store.with_record_limit(1 << 20)).await;
 }
 
 // F-162
@@ -162,7 +162,7 @@ async fn record_over_limit_is_tombstone_in_postgres() {
 async fn record_over_limit_is_tombstone_in_sqlite() {
     let scratch = Scratch::new();
     let store = sql::sqlite(&scratch).await.with_record_limit(1 << 20);
-    a_larger_record_is_a_tombstone(store).await;
+    check_larger_record_is_tombstone(store).await;
 }
 
 // F-162
@@ -170,7 +170,7 @@ async fn record_over_limit_is_tombstone_in_sqlite() {
 async fn record_over_packet_limit_is_tombstone_in_mariadb() {
     let server = MariaDbServer::start(&["max-allowed-packet=2M"]);
     let store = sql::mariadb(&server, TABLE).await;
-    a_larger_record_is_a_tombstone(store.clone()).await;
+    check_larger_record_is_tombstone(store.clone()).await;
     // The store accepts a record of the reported limit.
     let claim = claim();
     store.acquire(&claim).await.unwrap();
@@ -191,7 +191,7 @@ async fn record_over_packet_limit_is_tombstone_in_mariadb() {
 // ---- Isolation ----
 
 // F-142
-/// fm 54: if the statements ran at the stricter default level, the server would reject most of them, and the store
+/// If the statements ran at the stricter default level, the server would reject most of them, and the store
 /// would retry.
 #[tokio::test(flavor = "multi_thread")]
 async fn isolation_default_causes_no_failures() {
@@ -237,7 +237,7 @@ async fn isolation_default_causes_no_failures() {
 
 // ---- Locked rows ----
 
-/// fm 58: a handler's transaction may lock the row for as long as the handler runs. Its duplicates do not wait: they
+/// A handler's transaction may lock the row for as long as the handler runs. Its duplicates do not wait: they
 /// get the record or 409 at once.
 async fn is_notified_at_once<S: Store>(store: &S, claim: &Claim) {
     // A statement that waits for the row is rejected after a while.
@@ -385,12 +385,12 @@ async fn release_after_checkpoint_leaves_orphan() {
 
 // ---- Connections ----
 
-/// fm 51, 118: neither handlers nor waiters occupy a connection, so one is enough for all of them.
+/// Neither handlers nor waiters occupy a connection, so one is enough for all of them.
 async fn one_connection_is_enough<S: Store>(store: S) {
     const HELD: u64 = 40;
     const FRESH: u64 = 10;
-    let gate = Gate::shut();
-    let held = gate.clone();
+    let barrier = Barrier::closed();
+    let held = barrier.clone();
     let layer = sql::layer(store)
         .with_lease_ttl(Ttl::from_secs(8))
         .with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(600)));
@@ -410,7 +410,7 @@ async fn one_connection_is_enough<S: Store>(store: S) {
     };
     for key in 0..HELD {
         ask(key);
-        bounded(gate.arrival()).await;
+        bounded(barrier.arrival()).await;
     }
     for key in 0..HELD / 2 {
         ask(key);
@@ -422,9 +422,9 @@ async fn one_connection_is_enough<S: Store>(store: S) {
         let fresh = bounded(send(&shop, fresh)).await;
         assert_eq!(fresh.status, StatusCode::CREATED);
     }
-    gate.open_for_good();
-    for answer in bounded(asking.join_all()).await {
-        assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
+    barrier.open_for_good();
+    for response in bounded(asking.join_all()).await {
+        assert_eq!(response.status, StatusCode::CREATED, "{response:?}");
     }
     assert_eq!(effects.count(), HELD + FRESH);
 }
@@ -470,7 +470,7 @@ async fn error_shows_no_stored_data() {
 
 /// Clients choose the path, which operators see.
 #[tokio::test]
-async fn any_path_and_any_owner_can_be_kept() {
+async fn any_path_and_owner_can_be_stored() {
     let scratch = Scratch::new();
     let sqlite = sql::sqlite(&scratch).await;
     let postgres = sql::postgres(postgres::shared(), TABLE).await;
@@ -502,7 +502,7 @@ async fn any_path_and_any_owner_can_be_kept() {
 }
 
 #[test]
-fn hostile_names_of_tables_are_refused_by_every_store() {
+fn hostile_table_names_are_refused_by_every_store() {
     for name in [
         "",
         "keys; drop table users",

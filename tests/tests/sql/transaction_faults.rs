@@ -8,6 +8,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
+use tests::database::pool_options;
 
 use axum::{
     Router,
@@ -16,10 +17,10 @@ use axum::{
 };
 use http::{Request, StatusCode};
 use tests::{
-    Answer, Effects, app,
-    books::{self, Books, TestDialect},
+    Effects, TestResponse, app,
+    barrier::within,
     created,
-    gate::within,
+    database::{self, TestDatabase, TestDialect},
     post,
     proxy::{Fault, Proxy, Then},
     scratch::Scratch,
@@ -39,34 +40,29 @@ use tower_idempotency::{
 };
 use tower_idempotency_sqlx::{
     Checkpoint, MySqlStore, PostgresStore, TransactionErrorKind as Kind,
-    sqlx::{
-        ConnectOptions, Executor, MySqlPool, PgPool, Pool,
-        mysql::MySqlPoolOptions,
-        pool::{PoolConnection, PoolOptions},
-        postgres::{PgConnectOptions, PgPoolOptions},
-    },
+    sqlx::{ConnectOptions, Executor, Pool, pool::PoolConnection, postgres::PgConnectOptions},
 };
 
 /// Returns a service that charges, and that reports a failed commit in its response.
-fn bank<S: TestDialect>(books: &Books<S>) -> (Router, Effects) {
-    impatient_bank(books, || sleep(Duration::from_secs(60)))
+fn bank<S: TestDialect>(database: &TestDatabase<S>) -> (Router, Effects) {
+    impatient_bank(database, || sleep(Duration::from_secs(60)))
 }
 
 /// Like [`bank`], but a handler stops waiting when its `patience` resolves.
-fn impatient_bank<S, P, F>(books: &Books<S>, patience: P) -> (Router, Effects)
+fn impatient_bank<S, P, F>(database: &TestDatabase<S>, patience: P) -> (Router, Effects)
 where
     S: TestDialect,
     P: Fn() -> F + Clone + Send + Sync + 'static,
     F: Future<Output = ()> + Send + 'static,
 {
-    let books = books.clone();
-    let layer = sql::layer(books.store.clone());
+    let database = database.clone();
+    let layer = sql::layer(database.store.clone());
     app(layer, move |n, req: Request<Body>| {
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
-        let (books, gives_up) = (books.clone(), patience());
+        let (database, gives_up) = (database.clone(), patience());
         async move {
             let charged = tokio::select! {
-                charged = charge(&books, &lease, n) => charged,
+                charged = charge(&database, &lease, n) => charged,
                 () = gives_up => return failed("hung".to_owned()),
             };
             charged.unwrap_or_else(|kind| failed(format!("{kind:?}")))
@@ -74,13 +70,17 @@ where
     })
 }
 
-async fn charge<S: TestDialect>(books: &Books<S>, lease: &Lease, n: u64) -> Result<Response, Kind> {
-    let mut tx = books.begin(lease).await.map_err(|error| error.kind())?;
-    let effect = S::run(&mut tx, books.effect("charge", 1, n)).await;
+async fn charge<S: TestDialect>(
+    database: &TestDatabase<S>,
+    lease: &Lease,
+    n: u64,
+) -> Result<Response, Kind> {
+    let mut tx = database.begin(lease).await.map_err(|error| error.kind())?;
+    let effect = S::run(&mut tx, database.effect("charge", 1, n)).await;
     effect.map_err(|_| Kind::Database)?;
     match tx.commit(created(n)).await {
         Ok(res) => Ok(res.into_response()),
-        Err(error) => match error.into_answer() {
+        Err(error) => match error.into_output() {
             Ok(res) => Ok(res.into_response()),
             Err(error) => Err(error.kind()),
         },
@@ -95,19 +95,23 @@ fn order() -> Request<Body> {
     post("/orders", "k", "tea")
 }
 
-/// Returns books whose handlers use a pool behind the proxy. The store connects directly.
-async fn postgres_behind(proxy: &Proxy, table: &str) -> Books<PostgresStore> {
-    let direct = books::on_postgres(table).await;
+/// Returns database whose handlers use a pool behind the proxy. The store connects directly.
+async fn postgres_behind(proxy: &Proxy, table: &str) -> TestDatabase<PostgresStore> {
+    let direct = database::on_postgres(table).await;
     let url = format!("postgres://app@{}/postgres", proxy.address());
-    let pool = PgPool::connect_lazy(&url).expect("an URL");
-    Books { pool, ..direct }
+    let pool = pool_options::<tower_idempotency_sqlx::sqlx::Postgres>()
+        .connect_lazy(&url)
+        .expect("an URL");
+    TestDatabase { pool, ..direct }
 }
 
-async fn mariadb_behind(proxy: &Proxy, table: &str) -> Books<MySqlStore> {
-    let direct = books::on_mariadb(table).await;
+async fn mariadb_behind(proxy: &Proxy, table: &str) -> TestDatabase<MySqlStore> {
+    let direct = database::on_mariadb(table).await;
     let url = format!("mysql://app:app@{}/app", proxy.address());
-    let pool = MySqlPool::connect_lazy(&url).expect("an URL");
-    Books { pool, ..direct }
+    let pool = pool_options::<tower_idempotency_sqlx::sqlx::MySql>()
+        .connect_lazy(&url)
+        .expect("an URL");
+    TestDatabase { pool, ..direct }
 }
 
 // ---- Lost replies ----
@@ -116,21 +120,21 @@ async fn mariadb_behind(proxy: &Proxy, table: &str) -> Books<MySqlStore> {
 /// this patience. A handler stops waiting this long after the reply was lost. If it stopped before that, its commit
 /// would lose the reply later.
 async fn response_after_lost_reply<S: TestDialect>(
-    books: &Books<S>,
+    database: &TestDatabase<S>,
     proxy: &Arc<Proxy>,
     then: Then,
     pool: impl Fn(Duration) -> Pool<S::Database>,
-) -> (Router, Effects, Answer) {
-    for patience in books::PATIENCE {
-        books.admin("delete from {table}").await;
-        books.admin("delete from {table}_effects").await;
+) -> (Router, Effects, TestResponse) {
+    for patience in database::PATIENCE {
+        database.admin("delete from {table}").await;
+        database.admin("delete from {table}_effects").await;
         let pool = pool(patience);
-        let books = Books {
+        let database = TestDatabase {
             pool,
-            ..books.clone()
+            ..database.clone()
         };
         let (hits, lost) = (proxy.hits(), Arc::clone(proxy));
-        let (app, executions) = impatient_bank(&books, move || {
+        let (app, executions) = impatient_bank(&database, move || {
             let lost = Arc::clone(&lost);
             async move {
                 while lost.hits() == hits {
@@ -149,66 +153,73 @@ async fn response_after_lost_reply<S: TestDialect>(
 }
 
 /// The reply is lost, and the layer queries the store: the client receives the committed response.
-async fn lost_commit_reply_is_looked_up<S: TestDialect>(books: Books<S>, proxy: Arc<Proxy>) {
+async fn lost_commit_reply_is_looked_up<S: TestDialect>(
+    database: TestDatabase<S>,
+    proxy: Arc<Proxy>,
+) {
     for then in [Then::Cut, Then::Hang] {
-        let pool = |_| books.pool.clone();
-        let (app, executions, first) = response_after_lost_reply(&books, &proxy, then, pool).await;
+        let pool = |_| database.pool.clone();
+        let (app, executions, first) =
+            response_after_lost_reply(&database, &proxy, then, pool).await;
         assert_eq!(first.status, StatusCode::CREATED, "{then:?}: {first:?}");
         let retry = send(&app, order()).await;
         assert!(retry.is_replay() && retry.body == first.body, "{retry:?}");
-        assert_eq!((books.count().await, executions.count()), (1, 1));
+        assert_eq!((database.count().await, executions.count()), (1, 1));
     }
 }
 
 /// The pool gets its permit back if another party closes the connection. The pool itself would wait indefinitely.
 async fn hanging_connection_returns_pool_permit<S: TestDialect>(
-    books: Books<S>,
+    database: TestDatabase<S>,
     proxy: Arc<Proxy>,
 ) {
-    let connect = books.pool.connect_options();
+    let connect = database.pool.connect_options();
     let pool = |patience| {
-        let pool = books::patient(PoolOptions::new(), patience).max_connections(1);
+        let pool = database::patient(pool_options(), patience).max_connections(1);
         pool.connect_lazy_with((*connect).clone())
     };
     let (app, executions, first) =
-        response_after_lost_reply(&books, &proxy, Then::Hang, pool).await;
+        response_after_lost_reply(&database, &proxy, Then::Hang, pool).await;
     assert_eq!(first.status, StatusCode::CREATED, "{first:?}");
     within(Duration::from_secs(120), async {
         while send(&app, post("/orders", "next", "tea")).await.status != StatusCode::CREATED {}
     })
     .await;
-    assert_eq!(books.count().await, 2);
+    assert_eq!(database.count().await, 2);
     assert!(executions.count() >= 2);
 }
 
 /// The commit never arrives: nothing is committed, and the retry executes.
-async fn lost_commit_commits_nothing<S: TestDialect>(books: Books<S>, proxy: Arc<Proxy>) {
+async fn lost_commit_commits_nothing<S: TestDialect>(database: TestDatabase<S>, proxy: Arc<Proxy>) {
     // The other statement writes the record.
     for (needle, kind) in [("COMMIT", "Unknown"), ("{\"execution\":", "Database")] {
-        books.admin("delete from {table}").await;
-        books.admin("delete from {table}_effects").await;
-        let (app, executions) = bank(&books);
+        database.admin("delete from {table}").await;
+        database.admin("delete from {table}_effects").await;
+        let (app, executions) = bank(&database);
         proxy.once(Fault::request(needle), Then::Cut);
         let first = send(&app, order()).await;
         assert_eq!(first.text(), kind, "{needle}: {first:?}");
-        assert_eq!(books.count().await, 0, "{needle}");
+        assert_eq!(database.count().await, 0, "{needle}");
         let retry = send(&app, order()).await;
         assert_eq!(retry.status, StatusCode::CREATED);
         assert!(send(&app, order()).await.is_replay());
-        assert_eq!((books.count().await, executions.count()), (1, 2));
+        assert_eq!((database.count().await, executions.count()), (1, 2));
     }
 }
 
-async fn lost_checkpoint_reply_is_looked_up<S: TestDialect>(books: Books<S>, proxy: Arc<Proxy>) {
-    let (bank, at) = (books.clone(), Arc::clone(&proxy));
-    let layer = sql::layer(books.store.clone());
+async fn lost_checkpoint_reply_is_looked_up<S: TestDialect>(
+    database: TestDatabase<S>,
+    proxy: Arc<Proxy>,
+) {
+    let (bank, at) = (database.clone(), Arc::clone(&proxy));
+    let layer = sql::layer(database.store.clone());
     let (app, _) = app(layer, move |_, req: Request<Body>| {
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
-        let (books, proxy) = (bank.clone(), Arc::clone(&at));
+        let (database, proxy) = (bank.clone(), Arc::clone(&at));
         async move {
             let phase = async |n| {
-                let mut tx = books.begin(&lease).await.expect("a transaction");
-                let effect = S::run(&mut tx, books.effect("phase", 1, n)).await;
+                let mut tx = database.begin(&lease).await.expect("a transaction");
+                let effect = S::run(&mut tx, database.effect("phase", 1, n)).await;
                 effect.expect("the effect");
                 tx.checkpoint("phase", &n).await
             };
@@ -217,11 +228,11 @@ async fn lost_checkpoint_reply_is_looked_up<S: TestDialect>(books: Books<S>, pro
             proxy.once(Fault::request("COMMIT"), Then::Cut);
             let error = phase(2).await.expect_err("the commit did not arrive");
             assert_eq!(error.kind(), Kind::Database);
-            // The checkpoint is the same as the stored one: the store cannot determine whether the commit arrived.
+            // The checkpoint is the same as the stored one: the store cannot determine if the commit arrived.
             proxy.once(Fault::request("COMMIT"), Then::Cut);
             let error = phase(1).await.expect_err("the outcome is unknown");
             assert_eq!(error.kind(), Kind::Unknown);
-            let at = Checkpoint::last(&books.store, &lease).await;
+            let at = Checkpoint::last(&database.store, &lease).await;
             let at = at.expect("held").expect("a checkpoint");
             assert_eq!(
                 (at.name(), at.data::<u64>().expect("a number")),
@@ -231,7 +242,7 @@ async fn lost_checkpoint_reply_is_looked_up<S: TestDialect>(books: Books<S>, pro
         }
     });
     assert_eq!(send(&app, order()).await.text(), "done");
-    assert_eq!((books.count().await, proxy.hits()), (1, 3));
+    assert_eq!((database.count().await, proxy.hits()), (1, 3));
 }
 
 macro_rules! behind_a_proxy {
@@ -273,15 +284,15 @@ behind_a_proxy! {
 // ---- Isolation ----
 
 /// At each default level of the pool, the lease is renewed during the transaction, and the commit succeeds.
-async fn renewals_keep_fence<S: TestDialect>(books: Books<S>, direct: Books<S>) {
-    let layer = sql::layer(books.store.clone()).with_lease_ttl(Ttl::from_millis(600));
-    let bank = books.clone();
+async fn renewals_keep_fence<S: TestDialect>(database: TestDatabase<S>, direct: TestDatabase<S>) {
+    let layer = sql::layer(database.store.clone()).with_lease_ttl(Ttl::from_millis(600));
+    let bank = database.clone();
     let (app, executions) = app(layer, move |n, req: Request<Body>| {
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
-        let (books, direct) = (bank.clone(), direct.clone());
+        let (database, direct) = (bank.clone(), direct.clone());
         async move {
-            let mut tx = books.begin(&lease).await.expect("a transaction");
-            S::run(&mut tx, books.effect("charge", 1, n))
+            let mut tx = database.begin(&lease).await.expect("a transaction");
+            S::run(&mut tx, database.effect("charge", 1, n))
                 .await
                 .expect("the effect");
             let ends = async || {
@@ -306,7 +317,7 @@ async fn renewals_keep_fence<S: TestDialect>(books: Books<S>, direct: Books<S>) 
     });
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
     assert!(send(&app, order()).await.is_replay());
-    assert_eq!((books.count().await, executions.count()), (1, 1));
+    assert_eq!((database.count().await, executions.count()), (1, 1));
 }
 
 // F-142
@@ -314,15 +325,16 @@ async fn renewals_keep_fence<S: TestDialect>(books: Books<S>, direct: Books<S>) 
 async fn every_isolation_level_on_postgres() {
     for level in ["read uncommitted", "repeatable read", "serializable"] {
         let table = format!("at_{}", level.replace(' ', "_"));
-        let books = books::on_postgres(&table).await;
+        let database = database::on_postgres(&table).await;
         let options: PgConnectOptions = postgres::shared().url().parse().expect("an URL");
         let options = options.options([
             ("default_transaction_isolation", level),
             ("default_transaction_read_only", "on"),
         ]);
-        let pool = PgPoolOptions::new().connect_lazy_with(options.disable_statement_logging());
-        let direct = books.clone();
-        renewals_keep_fence(Books { pool, ..books }, direct).await;
+        let pool = pool_options::<tower_idempotency_sqlx::sqlx::Postgres>()
+            .connect_lazy_with(options.disable_statement_logging());
+        let direct = database.clone();
+        renewals_keep_fence(TestDatabase { pool, ..database }, direct).await;
     }
 }
 
@@ -331,9 +343,9 @@ async fn every_isolation_level_on_postgres() {
 async fn every_isolation_level_on_mariadb() {
     for level in ["read uncommitted", "repeatable read", "serializable"] {
         let table = format!("at_{}", level.replace(' ', "_"));
-        let books = books::on_mariadb(&table).await;
+        let database = database::on_mariadb(&table).await;
         let setup = format!("set session transaction isolation level {level}, read only");
-        let pool = MySqlPoolOptions::new()
+        let pool = pool_options::<tower_idempotency_sqlx::sqlx::MySql>()
             .after_connect(move |connection, _| {
                 let setup = setup.clone();
                 Box::pin(async move {
@@ -344,8 +356,8 @@ async fn every_isolation_level_on_mariadb() {
             })
             .connect_lazy(&mariadb::shared().url());
         let pool = pool.expect("an URL");
-        let direct = books.clone();
-        renewals_keep_fence(Books { pool, ..books }, direct).await;
+        let direct = database.clone();
+        renewals_keep_fence(TestDatabase { pool, ..database }, direct).await;
     }
 }
 
@@ -355,27 +367,27 @@ async fn every_isolation_level_on_mariadb() {
 async fn pool_behind_pgbouncer() {
     let server = postgres::shared();
     let bouncer = PgBouncer::start(server, 2);
-    let books = books::on_postgres("behind_pgbouncer").await;
+    let database = database::on_postgres("behind_pgbouncer").await;
     let options: PgConnectOptions = bouncer.url().parse().expect("an URL");
     let options = options.statement_cache_capacity(0);
-    let pool = PgPoolOptions::new().connect_lazy_with(options);
-    let direct = books.clone();
-    renewals_keep_fence(Books { pool, ..books }, direct).await;
+    let pool = pool_options::<tower_idempotency_sqlx::sqlx::Postgres>().connect_lazy_with(options);
+    let direct = database.clone();
+    renewals_keep_fence(TestDatabase { pool, ..database }, direct).await;
 }
 
 /// A deferred constraint fails at the commit. Nothing is written, and the response reports the database's error.
 #[tokio::test(flavor = "multi_thread")]
 async fn constraint_failure_at_commit() {
-    let books = books::on_postgres("deferred").await;
+    let database = database::on_postgres("deferred").await;
     let unique = "alter table {table}_effects add unique (effect) deferrable initially deferred";
-    books.admin(unique).await;
-    books
+    database.admin(unique).await;
+    database
         .admin("insert into {table}_effects values ('charge', 0, 0)")
         .await;
-    let (app, _) = bank(&books);
+    let (app, _) = bank(&database);
     assert_eq!(send(&app, order()).await.text(), "Database");
-    assert_eq!(books.count().await, 1);
-    books.admin("delete from {table}_effects").await;
+    assert_eq!(database.count().await, 1);
+    database.admin("delete from {table}_effects").await;
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
 }
 
@@ -392,7 +404,7 @@ async fn refusing_the_first_commit(error: &'static [u8]) -> SocketAddr {
             tokio::spawn(async move {
                 let (mut from_client, mut to_client) = client.into_split();
                 let (mut from_server, mut to_server) = server.into_split();
-                let (mut question, mut answer) = (Vec::new(), Vec::new());
+                let (mut question, mut response) = (Vec::new(), Vec::new());
                 let mut refuses = false;
                 // The protocol alternates between request and reply. A piece is a message, or a part of a long one.
                 loop {
@@ -400,14 +412,14 @@ async fn refusing_the_first_commit(error: &'static [u8]) -> SocketAddr {
                         Ok(1..) = from_client.read_buf(&mut question) => {
                             let is_commit = question == b"\x07\0\0\0\x03COMMIT";
                             refuses = is_commit && !refused.swap(true, SeqCst);
-                            let asked = if refuses { b"\x09\0\0\0\x03ROLLBACK" } else { &*question };
-                            to_server.write_all(asked).await.expect("a server");
+                            let forwarded = if refuses { b"\x09\0\0\0\x03ROLLBACK" } else { &*question };
+                            to_server.write_all(forwarded).await.expect("a server");
                             question.clear();
                         }
-                        Ok(1..) = from_server.read_buf(&mut answer) => {
-                            let reply = if refuses { error } else { &*answer };
+                        Ok(1..) = from_server.read_buf(&mut response) => {
+                            let reply = if refuses { error } else { &*response };
                             to_client.write_all(reply).await.ok();
-                            answer.clear();
+                            response.clear();
                         }
                         else => break,
                     }
@@ -424,28 +436,33 @@ async fn refusing_the_first_commit(error: &'static [u8]) -> SocketAddr {
 async fn uncertified_commit_writes_nothing_in_mysql() {
     // Error 3101 with SQLSTATE 40000.
     let refusal = b"\x0a\0\0\x01\xff\x1d\x0c#40000.";
-    let books = books::on_mariadb("certified").await;
+    let database = database::on_mariadb("certified").await;
     let url = format!(
         "mysql://app:app@{}/app",
         refusing_the_first_commit(refusal).await
     );
-    let pool = MySqlPool::connect_lazy(&url).expect("an URL");
-    let (app, executions) = bank(&Books {
+    let pool = pool_options::<tower_idempotency_sqlx::sqlx::MySql>()
+        .connect_lazy(&url)
+        .expect("an URL");
+    let (app, executions) = bank(&TestDatabase {
         pool,
-        ..books.clone()
+        ..database.clone()
     });
     assert_eq!(send(&app, order()).await.text(), "Database");
-    assert_eq!(books.count().await, 0);
+    assert_eq!(database.count().await, 0);
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
-    assert_eq!((books.count().await, executions.count()), (1, 2));
+    assert_eq!((database.count().await, executions.count()), (1, 2));
 }
 
 // ---- Other databases ----
 
-async fn pool_of_other_database_begins_nothing<S: TestDialect>(books: Books<S>, other: Books<S>) {
-    let elsewhere = Books {
+async fn pool_of_other_database_begins_nothing<S: TestDialect>(
+    database: TestDatabase<S>,
+    other: TestDatabase<S>,
+) {
+    let elsewhere = TestDatabase {
         pool: other.pool.clone(),
-        ..books.clone()
+        ..database.clone()
     };
     let (app, _) = bank(&elsewhere);
     assert_eq!(
@@ -455,48 +472,52 @@ async fn pool_of_other_database_begins_nothing<S: TestDialect>(books: Books<S>, 
     );
     other.admin("drop table {table}").await;
     assert_eq!(send(&app, order()).await.text(), "NoEntry", "no table");
-    assert_eq!((books.count().await, other.count().await), (0, 0));
+    assert_eq!((database.count().await, other.count().await), (0, 0));
 }
 
 // F-172
 #[tokio::test(flavor = "multi_thread")]
 async fn another_database_of_postgres() {
-    let books = books::on_postgres("elsewhere").await;
-    books.admin("create database other").await;
+    let database = database::on_postgres("elsewhere").await;
+    database.admin("create database other").await;
     let url = postgres::shared().url().replace("/postgres", "/other");
-    let pool = PgPool::connect_lazy(&url).expect("an URL");
-    let other = Books::open(&url, pool, "elsewhere").await;
-    pool_of_other_database_begins_nothing(books, other).await;
+    let pool = pool_options::<tower_idempotency_sqlx::sqlx::Postgres>()
+        .connect_lazy(&url)
+        .expect("an URL");
+    let other = TestDatabase::open(&url, pool, "elsewhere").await;
+    pool_of_other_database_begins_nothing(database, other).await;
 }
 
 // F-172
 #[tokio::test(flavor = "multi_thread")]
 async fn another_database_of_mariadb() {
-    let books = books::on_mariadb("elsewhere").await;
-    books.admin("create database other").await;
+    let database = database::on_mariadb("elsewhere").await;
+    database.admin("create database other").await;
     let url = format!("mysql://app:app@{}/other", mariadb::shared().address());
-    let pool = MySqlPool::connect_lazy(&url).expect("an URL");
-    let other = Books::open(&url, pool, "elsewhere").await;
-    pool_of_other_database_begins_nothing(books, other).await;
+    let pool = pool_options::<tower_idempotency_sqlx::sqlx::MySql>()
+        .connect_lazy(&url)
+        .expect("an URL");
+    let other = TestDatabase::open(&url, pool, "elsewhere").await;
+    pool_of_other_database_begins_nothing(database, other).await;
 }
 
 // F-172
 #[tokio::test(flavor = "multi_thread")]
 async fn another_file_of_sqlite() {
     let (here, there) = (Scratch::new(), Scratch::new());
-    let books = books::in_a_file(&here, "keys").await;
-    let other = books::in_a_file(&there, "keys").await;
-    pool_of_other_database_begins_nothing(books, other).await;
+    let database = database::in_a_file(&here, "keys").await;
+    let other = database::in_a_file(&there, "keys").await;
+    pool_of_other_database_begins_nothing(database, other).await;
 }
 
 // ---- Concurrent acquires ----
 
 /// Completes the entry in an open transaction like a fence, until `commit` is called.
-async fn completed_by_hand<S: TestDialect>(books: &Books<S>, claim: &Claim) -> Held<S> {
-    let mut held = Held(books.pool.acquire().await.expect("a connection"));
+async fn completed_by_hand<S: TestDialect>(database: &TestDatabase<S>, claim: &Claim) -> Held<S> {
+    let mut held = Held(database.pool.acquire().await.expect("a connection"));
     let id = claim.id.as_bytes().iter();
     let id: String = id.map(|it| format!("{it:02x}")).collect();
-    let fence = S::fence_by_hand(&books.table, &id);
+    let fence = S::fence_by_hand(&database.table, &id);
     S::run(&mut held.0, fence).await.expect("the fence");
     held
 }
@@ -518,34 +539,37 @@ fn own(claim: &Claim) -> Claim {
 
 /// An acquire under the lease's own token, as after a lost reply, waits for a transaction that has written the entry.
 /// So does an acquire that wants to take over. Neither returns that the lease is held or is free.
-async fn acquire_waits_for_transaction<S: TestDialect>(books: Books<S>) {
+async fn acquire_waits_for_transaction<S: TestDialect>(database: TestDatabase<S>) {
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(120) {
         let mut mine = claim();
         mine.lease = Ttl::from_millis(1);
-        let granted = retried(|| books.store.acquire(&mine)).await;
+        let granted = retried(|| database.store.acquire(&mine)).await;
         assert!(matches!(
             granted.expect("an answer"),
             Acquired::Granted { .. }
         ));
         sleep(Duration::from_millis(5)).await;
-        let held = completed_by_hand(&books, &mine).await;
+        let held = completed_by_hand(&database, &mine).await;
         let mut asking = JoinSet::new();
         for claim in [own(&mine), duplicate(&mine)] {
-            let store = books.store.clone();
+            let store = database.store.clone();
             asking.spawn(async move { store.acquire(&claim).await });
         }
         let early = timeout(Duration::from_millis(300), asking.join_next()).await;
-        if let Ok(Some(answer)) = &early {
-            assert!(matches!(answer, Ok(Err(_))), "{answer:?}");
+        if let Ok(Some(response)) = &early {
+            assert!(matches!(response, Ok(Err(_))), "{response:?}");
         }
         held.commit().await;
-        let answers = asking.join_all().await;
-        for answer in answers.iter().flatten() {
-            assert!(matches!(answer, Acquired::Completed { .. }), "{answer:?}");
+        let responses = asking.join_all().await;
+        for response in responses.iter().flatten() {
+            assert!(
+                matches!(response, Acquired::Completed { .. }),
+                "{response:?}"
+            );
         }
         // If an acquire timed out, the trial proves nothing.
-        if early.is_err() && answers.iter().all(Result::is_ok) {
+        if early.is_err() && responses.iter().all(Result::is_ok) {
             return;
         }
     }
@@ -554,27 +578,27 @@ async fn acquire_waits_for_transaction<S: TestDialect>(books: Books<S>) {
 
 /// Many callers at once, at any moment, as in production. Each acquire after the write of the entry returns that it is
 /// completed.
-async fn acquire_after_fence_sees_record<S: TestDialect>(books: Books<S>) {
+async fn acquire_after_fence_sees_record<S: TestDialect>(database: TestDatabase<S>) {
     let mut racing = JoinSet::new();
     for n in 0..32 {
-        let books = books.clone();
+        let database = database.clone();
         racing.spawn(async move {
             for round in 0..6_u64 {
                 let mine = claim();
-                let granted = retried(|| books.store.acquire(&mine)).await;
+                let granted = retried(|| database.store.acquire(&mine)).await;
                 let granted = granted.expect("an answer");
                 assert!(matches!(granted, Acquired::Granted { .. }));
-                let held = completed_by_hand(&books, &mine).await;
+                let held = completed_by_hand(&database, &mine).await;
                 let asks = {
-                    let (store, own) = (books.store.clone(), own(&mine));
+                    let (store, own) = (database.store.clone(), own(&mine));
                     tokio::spawn(async move { store.acquire(&own).await })
                 };
                 sleep(Duration::from_micros((n * 131 + round * 977) % 4000)).await;
                 held.commit().await;
-                let answer = asks.await.expect("no panic");
+                let response = asks.await.expect("no panic");
                 assert!(
-                    matches!(answer, Ok(Acquired::Completed { .. }) | Err(_)),
-                    "{answer:?}"
+                    matches!(response, Ok(Acquired::Completed { .. }) | Err(_)),
+                    "{response:?}"
                 );
             }
         });
@@ -583,51 +607,58 @@ async fn acquire_after_fence_sees_record<S: TestDialect>(books: Books<S>) {
 }
 
 /// The acquire waits for a second at most, and then returns an unknown outcome; the layer retries.
-async fn long_acquire_ends_with_unknown_outcome<S: TestDialect>(books: Books<S>) {
+async fn long_acquire_ends_with_unknown_outcome<S: TestDialect>(database: TestDatabase<S>) {
     let mine = claim();
-    books.store.acquire(&mine).await.expect("an answer");
-    let held = completed_by_hand(&books, &mine).await;
+    database.store.acquire(&mine).await.expect("an answer");
+    let held = completed_by_hand(&database, &mine).await;
     let own_claim = own(&mine);
-    let answer = within(Duration::from_secs(60), books.store.acquire(&own_claim)).await;
-    let error = answer.expect_err("the row is locked");
+    let response = within(Duration::from_secs(60), database.store.acquire(&own_claim)).await;
+    let error = response.expect_err("the row is locked");
     // The database stopped waiting for the row.
     let codes = ["55P03", "1205"];
     let said = format!("{error:?}");
     assert!(codes.iter().any(|code| said.contains(code)), "{said}");
     held.commit().await;
-    let answer = books.store.acquire(&own(&mine)).await.expect("an answer");
-    assert!(matches!(answer, Acquired::Completed { .. }), "{answer:?}");
+    let response = database
+        .store
+        .acquire(&own(&mine))
+        .await
+        .expect("an answer");
+    assert!(
+        matches!(response, Acquired::Completed { .. }),
+        "{response:?}"
+    );
 }
 
-macro_rules! asked {
+macro_rules! acquire_tests {
     ($($case:ident)*) => {
-        mod asked_on_postgres {
+        mod acquire_on_postgres {
             $(
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $case() {
-                    let books = super::books::on_postgres(stringify!($case)).await;
-                    let pool = super::PgPoolOptions::new().max_connections(40);
+                    let database = super::database::on_postgres(stringify!($case)).await;
+                    let pool = super::pool_options::<tower_idempotency_sqlx::sqlx::Postgres>().max_connections(40);
                     let pool = pool.connect_lazy(&super::postgres::shared().url()).expect("an URL");
-                    super::$case(super::Books { pool, ..books }).await;
+                    super::$case(super::TestDatabase { pool, ..database }).await;
                 }
             )*
         }
 
-        mod asked_on_mariadb {
+        mod acquire_on_mariadb {
             $(
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $case() {
-                    let books = super::books::on_mariadb(stringify!($case)).await;
-                    let pool = super::MySqlPoolOptions::new().max_connections(40);
+                    let database = super::database::on_mariadb(stringify!($case)).await;
+                    let pool = super::pool_options::<tower_idempotency_sqlx::sqlx::MySql>().max_connections(40);
                     let pool = pool.connect_lazy(&super::mariadb::shared().url()).expect("an URL");
-                    super::$case(super::Books { pool, ..books }).await;
+                    super::$case(super::TestDatabase { pool, ..database }).await;
                 }
             )*
         }
     };
 }
 
-asked! {
+acquire_tests! {
     acquire_waits_for_transaction
     acquire_after_fence_sees_record
     long_acquire_ends_with_unknown_outcome
@@ -637,5 +668,5 @@ asked! {
 #[tokio::test(flavor = "multi_thread")]
 async fn sqlite_acquire_waits_for_transaction() {
     let scratch = Scratch::new();
-    acquire_waits_for_transaction(books::in_a_file(&scratch, "keys").await).await;
+    acquire_waits_for_transaction(database::in_a_file(&scratch, "keys").await).await;
 }

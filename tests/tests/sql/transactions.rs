@@ -17,9 +17,9 @@ use axum::{
 use http::{Request, StatusCode};
 use tests::{
     Effects, app,
-    books::{self, Books, TestDialect},
+    barrier::within,
     created,
-    gate::within,
+    database::{self, TestDatabase, TestDialect},
     post,
     scratch::Scratch,
     send, sql,
@@ -37,37 +37,41 @@ use tower_idempotency_sqlx::{
     sqlx::{AssertSqlSafe, PgConnection, Postgres, postgres::PgListener, query},
 };
 
-/// Returns a service on the books. The handler gets the books, its lease and the number of its execution.
-fn bank<S, H, F>(books: &Books<S>, handler: H) -> (Router, Effects)
+/// Returns a service on the database. The handler gets the database, its lease and the number of its execution.
+fn bank<S, H, F>(database: &TestDatabase<S>, handler: H) -> (Router, Effects)
 where
     S: TestDialect,
-    H: Fn(Books<S>, Lease, u64) -> F + Clone + Send + Sync + 'static,
+    H: Fn(TestDatabase<S>, Lease, u64) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response> + Send + 'static,
 {
-    behind(sql::layer(books.store.clone()), books, handler)
+    behind(sql::layer(database.store.clone()), database, handler)
 }
 
-fn behind<S, H, F>(layer: IdempotencyLayer, books: &Books<S>, handler: H) -> (Router, Effects)
+fn behind<S, H, F>(
+    layer: IdempotencyLayer,
+    database: &TestDatabase<S>,
+    handler: H,
+) -> (Router, Effects)
 where
     S: TestDialect,
-    H: Fn(Books<S>, Lease, u64) -> F + Clone + Send + Sync + 'static,
+    H: Fn(TestDatabase<S>, Lease, u64) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response> + Send + 'static,
 {
-    let books = books.clone();
+    let database = database.clone();
     app(layer, move |n, req: Request<Body>| {
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
-        handler(books.clone(), lease, n)
+        handler(database.clone(), lease, n)
     })
 }
 
 /// Begins a transaction, and has the effect.
 async fn charged<S: TestDialect>(
-    books: &Books<S>,
+    database: &TestDatabase<S>,
     lease: &Lease,
     n: u64,
 ) -> Result<FencedTransaction<S>, TransactionError> {
-    let mut tx = books.begin(lease).await?;
-    let effect = S::run(&mut tx, books.effect("charge", 1, n)).await;
+    let mut tx = database.begin(lease).await?;
+    let effect = S::run(&mut tx, database.effect("charge", 1, n)).await;
     effect.expect("the effect");
     Ok(tx)
 }
@@ -75,15 +79,15 @@ async fn charged<S: TestDialect>(
 async fn committed<S: TestDialect>(tx: FencedTransaction<S>, res: Response) -> Response {
     match tx.commit(res).await {
         Ok(res) => res.into_response(),
-        Err(error) => match error.into_answer() {
+        Err(error) => match error.into_output() {
             Ok(res) => res.into_response(),
             Err(error) => failed(&error),
         },
     }
 }
 
-async fn charge<S: TestDialect>(books: Books<S>, lease: Lease, n: u64) -> Response {
-    match charged(&books, &lease, n).await {
+async fn charge<S: TestDialect>(database: TestDatabase<S>, lease: Lease, n: u64) -> Response {
+    match charged(&database, &lease, n).await {
         Ok(tx) => committed(tx, created(n)).await,
         Err(error) => failed(&error),
     }
@@ -103,9 +107,9 @@ fn order() -> Request<Body> {
 
 /// Asserts that the response to `first` is stored, with one effect.
 async fn assert_charged_once<S: TestDialect>(
-    books: &Books<S>,
+    database: &TestDatabase<S>,
     app: &Router,
-    first: &tests::Answer,
+    first: &tests::TestResponse,
 ) {
     assert_eq!(first.status, StatusCode::CREATED, "{first:?}");
     for _ in 0..2 {
@@ -116,24 +120,24 @@ async fn assert_charged_once<S: TestDialect>(
             (StatusCode::CREATED, &first.body)
         );
     }
-    assert_eq!(books.count().await, 1);
+    assert_eq!(database.count().await, 1);
 }
 
 // ---- Committed ----
 
-async fn effect_and_record_are_committed_together<S: TestDialect>(books: Books<S>) {
-    let (app, executions) = bank(&books, charge);
+async fn effect_and_record_are_committed_together<S: TestDialect>(database: TestDatabase<S>) {
+    let (app, executions) = bank(&database, charge);
     let first = send(&app, order()).await;
     assert!(!first.is_replay());
-    assert_charged_once(&books, &app, &first).await;
+    assert_charged_once(&database, &app, &first).await;
     assert_eq!(executions.count(), 1);
 }
 
 /// The transaction takes longer than its lease, which is renewed meanwhile on other connections.
-async fn transaction_outlasts_lease<S: TestDialect>(books: Books<S>) {
-    let layer = sql::layer(books.store.clone()).with_lease_ttl(Ttl::from_millis(150));
-    let (app, executions) = behind(layer, &books, async |books, lease, n| {
-        let tx = match charged(&books, &lease, n).await {
+async fn transaction_outlasts_lease<S: TestDialect>(database: TestDatabase<S>) {
+    let layer = sql::layer(database.store.clone()).with_lease_ttl(Ttl::from_millis(150));
+    let (app, executions) = behind(layer, &database, async |database, lease, n| {
+        let tx = match charged(&database, &lease, n).await {
             Ok(tx) => tx,
             Err(error) => return failed(&error),
         };
@@ -141,16 +145,16 @@ async fn transaction_outlasts_lease<S: TestDialect>(books: Books<S>) {
         committed(tx, created(n)).await
     });
     let first = send(&app, order()).await;
-    assert_charged_once(&books, &app, &first).await;
+    assert_charged_once(&database, &app, &first).await;
     assert_eq!(executions.count(), 1);
 }
 
-async fn value_is_committed_with_effect<S: TestDialect>(books: Books<S>) {
-    let layer = sql::layer(books.store.clone());
+async fn value_is_committed_with_effect<S: TestDialect>(database: TestDatabase<S>) {
+    let layer = sql::layer(database.store.clone());
     for run in 0..2 {
-        let books = books.clone();
+        let database = database.clone();
         let work = async move |lease: Lease| {
-            let tx = charged(&books, &lease, 1).await.expect("a transaction");
+            let tx = charged(&database, &lease, 1).await.expect("a transaction");
             Ok::<_, tower_idempotency::run_once::WorkError<()>>(
                 tx.commit_value(7).await.expect("a commit"),
             )
@@ -160,23 +164,23 @@ async fn value_is_committed_with_effect<S: TestDialect>(books: Books<S>) {
         let expected = ["Executed(7)", "Replayed(7)"][run];
         assert_eq!(outcome, expected);
     }
-    assert_eq!(books.count().await, 1);
+    assert_eq!(database.count().await, 1);
 }
 
 /// The notification is sent in the same transaction as the record, and not before it.
 #[tokio::test(flavor = "multi_thread")]
 async fn postgres_commit_notifies_waiter() {
-    let books = books::on_postgres("notified_by_commit").await;
-    let mut listener = PgListener::connect_with(&books.pool)
+    let database = database::on_postgres("notified_by_commit").await;
+    let mut listener = PgListener::connect_with(&database.pool)
         .await
         .expect("a connection");
     listener
         .listen("notified_by_commit")
         .await
         .expect("a channel");
-    let (app, _) = bank(&books, async |books, lease, n| {
-        let tx = charged(&books, &lease, n).await.expect("a transaction");
-        books.admin("update {table} set awaited = true").await;
+    let (app, _) = bank(&database, async |database, lease, n| {
+        let tx = charged(&database, &lease, n).await.expect("a transaction");
+        database.admin("update {table} set awaited = true").await;
         committed(tx, created(n)).await
     });
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
@@ -187,9 +191,9 @@ async fn postgres_commit_notifies_waiter() {
 
 // ---- Rolled back ----
 
-async fn forgotten_commit_is_no_success<S: TestDialect>(books: Books<S>) {
-    let (app, executions) = bank(&books, async |books, lease, n| {
-        let tx = charged(&books, &lease, n).await.expect("a transaction");
+async fn forgotten_commit_is_no_success<S: TestDialect>(database: TestDatabase<S>) {
+    let (app, executions) = bank(&database, async |database, lease, n| {
+        let tx = charged(&database, &lease, n).await.expect("a transaction");
         match n {
             1 => {
                 drop(tx);
@@ -198,47 +202,47 @@ async fn forgotten_commit_is_no_success<S: TestDialect>(books: Books<S>) {
             // The first transaction of this execution is dropped, and the second one is committed.
             _ => {
                 drop(tx);
-                charge(books, lease, n).await
+                charge(database, lease, n).await
             }
         }
     });
     let forgotten = send(&app, order()).await;
     assert_eq!(forgotten.status, StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(forgotten.code(), "unfinished-transaction");
-    assert_eq!(books.count().await, 0);
+    assert_eq!(database.count().await, 0);
     let first = send(&app, order()).await;
-    assert_charged_once(&books, &app, &first).await;
+    assert_charged_once(&database, &app, &first).await;
     assert_eq!(executions.count(), 2);
 }
 
-async fn rolled_back_success_is_recorded<S: TestDialect>(books: Books<S>) {
-    let (app, executions) = bank(&books, async |books, lease, n| {
-        let tx = charged(&books, &lease, n).await.expect("a transaction");
+async fn rolled_back_success_is_recorded<S: TestDialect>(database: TestDatabase<S>) {
+    let (app, executions) = bank(&database, async |database, lease, n| {
+        let tx = charged(&database, &lease, n).await.expect("a transaction");
         tx.rollback().await.expect("a rollback");
         created(n)
     });
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
     assert!(send(&app, order()).await.is_replay());
-    assert_eq!((books.count().await, executions.count()), (0, 1));
+    assert_eq!((database.count().await, executions.count()), (0, 1));
 }
 
 /// Inserts a number. The first execution inserts it twice, which a deferred constraint rejects at the commit.
 async fn number<S: TestDialect<Database = Postgres>>(
-    books: &Books<S>,
+    database: &TestDatabase<S>,
     tx: &mut PgConnection,
     n: u64,
 ) {
     for _ in n..=2 {
-        let insert = format!("insert into {}_numbers values (7)", books.table);
+        let insert = format!("insert into {}_numbers values (7)", database.table);
         let inserted = query(AssertSqlSafe(insert)).execute(&mut *tx).await;
         inserted.expect("the constraint is deferred");
     }
 }
 
 /// Returns the number of rows behind the deferred constraint.
-async fn numbers<S: TestDialect<Database = Postgres>>(books: &Books<S>) -> usize {
-    let select = format!("select n from {}_numbers", books.table);
-    let rows = query(AssertSqlSafe(select)).fetch_all(&books.pool).await;
+async fn numbers<S: TestDialect<Database = Postgres>>(database: &TestDatabase<S>) -> usize {
+    let select = format!("select n from {}_numbers", database.table);
+    let rows = query(AssertSqlSafe(select)).fetch_all(&database.pool).await;
     rows.expect("a table").len()
 }
 
@@ -246,30 +250,34 @@ async fn numbers<S: TestDialect<Database = Postgres>>(books: &Books<S>) -> usize
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_deferred_constraint_is_not_reported() {
     for (is_fenced, is_early) in [(true, false), (false, true), (false, false)] {
-        let books = books::on_postgres(&format!("deferred_{is_fenced}_{is_early}")).await;
+        let database = database::on_postgres(&format!("deferred_{is_fenced}_{is_early}")).await;
         let create = format!(
             "create table {}_numbers (n int unique deferrable initially deferred)",
-            books.table
+            database.table
         );
-        let created_table = query(AssertSqlSafe(create)).execute(&books.pool).await;
+        let created_table = query(AssertSqlSafe(create)).execute(&database.pool).await;
         created_table.expect("a table");
-        let (app, executions) = bank(&books, move |books, lease, n| async move {
+        let (app, executions) = bank(&database, move |database, lease, n| async move {
             let refused = || (StatusCode::CONFLICT, "refused").into_response();
             if is_fenced {
-                let mut tx = books.begin(&lease).await.expect("a transaction");
-                number(&books, &mut tx, n).await;
+                let mut tx = database.begin(&lease).await.expect("a transaction");
+                number(&database, &mut tx, n).await;
                 return match tx.commit(created(n)).await {
                     Ok(res) => res.into_response(),
                     Err(_) => refused(),
                 };
             }
             let begin = "begin isolation level read committed";
-            let mut tx = books.pool.begin_with(begin).await.expect("a transaction");
-            number(&books, &mut tx, n).await;
+            let mut tx = database
+                .pool
+                .begin_with(begin)
+                .await
+                .expect("a transaction");
+            number(&database, &mut tx, n).await;
             let prepared = lease.prepare(created(n)).await.expect("recorded");
             let (at, record) = (prepared.lease_ref(), prepared.record().to_vec());
             let retention = i64::try_from(prepared.retention().as_millis()).expect("it fits");
-            let write = query(AssertSqlSafe(documented("PostgreSQL", &books.table)))
+            let write = query(AssertSqlSafe(documented("PostgreSQL", &database.table)))
                 .bind(at.id.as_bytes().to_vec())
                 .bind(at.token.as_bytes().to_vec())
                 .bind(record)
@@ -297,10 +305,10 @@ async fn refused_deferred_constraint_is_not_reported() {
         });
         let first = send(&app, order()).await;
         assert_eq!(first.status, StatusCode::CONFLICT, "{}", first.text());
-        assert_eq!((first.text(), numbers(&books).await), ("refused", 0));
+        assert_eq!((first.text(), numbers(&database).await), ("refused", 0));
         let second = send(&app, order()).await;
         assert_eq!(
-            (second.status, numbers(&books).await),
+            (second.status, numbers(&database).await),
             (StatusCode::CREATED, 1)
         );
         assert!(send(&app, order()).await.is_replay());
@@ -308,9 +316,9 @@ async fn refused_deferred_constraint_is_not_reported() {
     }
 }
 
-async fn uncommitted_work_has_no_effect<S: TestDialect>(books: Books<S>) {
-    let (app, executions) = bank(&books, async |books, lease, n| {
-        let tx = charged(&books, &lease, n).await.expect("a transaction");
+async fn uncommitted_work_has_no_effect<S: TestDialect>(database: TestDatabase<S>) {
+    let (app, executions) = bank(&database, async |database, lease, n| {
+        let tx = charged(&database, &lease, n).await.expect("a transaction");
         match n {
             1 => tx.rollback().await.expect("a rollback"),
             2 => drop(tx),
@@ -321,21 +329,21 @@ async fn uncommitted_work_has_no_effect<S: TestDialect>(books: Books<S>) {
     });
     for n in 1..=3 {
         let app = app.clone();
-        let answer = tokio::spawn(async move { send(&app, order()).await }).await;
-        match answer {
-            Ok(answer) => assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR),
+        let response = tokio::spawn(async move { send(&app, order()).await }).await;
+        match response {
+            Ok(response) => assert_eq!(response.status, StatusCode::INTERNAL_SERVER_ERROR),
             Err(error) => assert!(error.is_panic() && n == 3),
         }
-        assert_eq!(books.count().await, 0);
+        assert_eq!(database.count().await, 0);
     }
     let first = send(&app, order()).await;
-    assert_charged_once(&books, &app, &first).await;
+    assert_charged_once(&database, &app, &first).await;
     assert_eq!(executions.count(), 4);
 }
 
-async fn unrecorded_work_is_rolled_back_and_released<S: TestDialect>(books: Books<S>) {
-    let (app, executions) = bank(&books, async |books, lease, n| {
-        let tx = charged(&books, &lease, n).await.expect("a transaction");
+async fn unrecorded_work_is_rolled_back_and_released<S: TestDialect>(database: TestDatabase<S>) {
+    let (app, executions) = bank(&database, async |database, lease, n| {
+        let tx = charged(&database, &lease, n).await.expect("a transaction");
         let res = match n {
             1 => (StatusCode::BAD_GATEWAY, "no provider").into_response(),
             2 => ([("x-idempo-policy", "no-store")], "not recorded").into_response(),
@@ -346,26 +354,26 @@ async fn unrecorded_work_is_rolled_back_and_released<S: TestDialect>(books: Book
         let reason = reasons[usize::try_from(n - 1).expect("few")];
         assert_eq!(error.not_recorded_reason(), Some(reason));
         assert!(error.failure().is_none());
-        error.into_answer().expect("the answer").into_response()
+        error.into_output().expect("the answer").into_response()
     });
-    let answer = send(&app, order()).await;
-    assert_eq!(answer.status, StatusCode::BAD_GATEWAY);
-    assert_eq!(answer.text(), "no provider");
-    let answer = send(&app, order()).await;
+    let response = send(&app, order()).await;
+    assert_eq!(response.status, StatusCode::BAD_GATEWAY);
+    assert_eq!(response.text(), "no provider");
+    let response = send(&app, order()).await;
     assert_eq!(
-        (answer.status, answer.text()),
+        (response.status, response.text()),
         (StatusCode::OK, "not recorded")
     );
-    assert_eq!(books.count().await, 0);
+    assert_eq!(database.count().await, 0);
     let first = send(&app, order()).await;
-    assert_charged_once(&books, &app, &first).await;
+    assert_charged_once(&database, &app, &first).await;
     assert_eq!(executions.count(), 3);
 }
 
 // ---- Lost ----
 
 /// Without the entry, the transaction commits nothing and creates no entry.
-async fn commit_requires_lease<S: TestDialect>(books: Books<S>) {
+async fn commit_requires_lease<S: TestDialect>(database: TestDatabase<S>) {
     let thefts = [
         "update {table} set token = null",
         "update {table} set completed = 1, record = fingerprint",
@@ -373,22 +381,22 @@ async fn commit_requires_lease<S: TestDialect>(books: Books<S>) {
         "delete from {table}",
     ];
     for (n, theft) in thefts.into_iter().enumerate() {
-        let (app, _) = bank(&books, move |books, lease, n| async move {
-            let mut tx = charged(&books, &lease, n).await.expect("a transaction");
-            let theft = theft.replace("{table}", &books.table);
+        let (app, _) = bank(&database, move |database, lease, n| async move {
+            let mut tx = charged(&database, &lease, n).await.expect("a transaction");
+            let theft = theft.replace("{table}", &database.table);
             S::run(&mut tx, theft).await.expect("a theft");
             let error = tx.commit(created(n)).await.expect_err("no lease");
-            let error = error.into_answer().expect_err("no lease");
+            let error = error.into_output().expect_err("no lease");
             assert_eq!(error.kind(), Kind::LeaseLost);
             failed(&error)
         });
-        let answer = send(&app, post("/orders", &format!("stolen-{n}"), "tea")).await;
-        assert_eq!(answer.text(), "LeaseLost", "{theft}: {answer:?}");
-        assert_eq!(books.count().await, 0, "{theft}");
+        let response = send(&app, post("/orders", &format!("stolen-{n}"), "tea")).await;
+        assert_eq!(response.text(), "LeaseLost", "{theft}: {response:?}");
+        assert_eq!(database.count().await, 0, "{theft}");
     }
 }
 
-async fn lost_lease_begins_nothing<S: TestDialect>(books: Books<S>) {
+async fn lost_lease_begins_nothing<S: TestDialect>(database: TestDatabase<S>) {
     for (theft, kind) in [
         ("update {table} set token = null", Kind::LeaseLost),
         (
@@ -397,59 +405,61 @@ async fn lost_lease_begins_nothing<S: TestDialect>(books: Books<S>) {
         ),
         ("delete from {table}", Kind::NoEntry),
     ] {
-        let (app, _) = bank(&books, move |books, lease, n| async move {
-            books.admin(theft).await;
-            let error = charged(&books, &lease, n).await.expect_err("no lease");
+        let (app, _) = bank(&database, move |database, lease, n| async move {
+            database.admin(theft).await;
+            let error = charged(&database, &lease, n).await.expect_err("no lease");
             assert_eq!(error.kind(), kind, "{theft}");
             failed(&error)
         });
-        let answer = send(&app, order()).await;
-        assert_eq!(answer.text(), format!("{kind:?}"));
-        books.admin("delete from {table}").await;
+        let response = send(&app, order()).await;
+        assert_eq!(response.text(), format!("{kind:?}"));
+        database.admin("delete from {table}").await;
     }
-    assert_eq!(books.count().await, 0);
+    assert_eq!(database.count().await, 0);
 }
 
 /// Another replica acquired the lease and finished meanwhile. This one returns that response, and has no effect.
-async fn superseded_handler_commits_nothing<S: TestDialect>(books: Books<S>) {
-    let (other, _) = bank(&books, charge);
-    let (app, _) = bank(&books, move |books, lease, _| {
+async fn superseded_handler_commits_nothing<S: TestDialect>(database: TestDatabase<S>) {
+    let (other, _) = bank(&database, charge);
+    let (app, _) = bank(&database, move |database, lease, _| {
         let other = other.clone();
         async move {
-            let tx = charged(&books, &lease, 100).await.expect("a transaction");
-            books.admin("update {table} set lease_ends = 0").await;
+            let tx = charged(&database, &lease, 100)
+                .await
+                .expect("a transaction");
+            database.admin("update {table} set lease_ends = 0").await;
             let response = send(&other, order()).await;
             assert_eq!(response.status, StatusCode::CREATED, "{response:?}");
             let error = tx.commit(created(100)).await.expect_err("no lease");
-            let error = error.into_answer().expect_err("no lease");
+            let error = error.into_output().expect_err("no lease");
             assert_eq!(error.kind(), Kind::LeaseLost);
             failed(&error)
         }
     });
-    let answer = send(&app, order()).await;
-    assert!(answer.is_replay(), "{answer:?}");
-    assert_charged_once(&books, &app, &answer).await;
-    assert_eq!(books.effects().await[0].n, 1);
+    let reply = send(&app, order()).await;
+    assert!(reply.is_replay(), "{reply:?}");
+    assert_charged_once(&database, &app, &reply).await;
+    assert_eq!(database.effects().await[0].n, 1);
 }
 
 // F-036
 #[tokio::test(flavor = "multi_thread")]
 async fn takeover_during_transaction_on_postgres() {
-    superseded_handler_commits_nothing(books::on_postgres("taken_over").await).await;
+    superseded_handler_commits_nothing(database::on_postgres("taken_over").await).await;
 }
 
 // F-036
 /// In SQLite no process takes over before the transaction ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn takeover_during_transaction_on_mariadb() {
-    superseded_handler_commits_nothing(books::on_mariadb("taken_over").await).await;
+    superseded_handler_commits_nothing(database::on_mariadb("taken_over").await).await;
 }
 
 // ---- Too large ----
 
-async fn oversized_record_becomes_tombstone<S: TestDialect>(books: Books<S>) {
-    let (app, executions) = bank(&books, async |books, lease, n| {
-        let tx = charged(&books, &lease, n).await.expect("a transaction");
+async fn oversized_record_becomes_tombstone<S: TestDialect>(database: TestDatabase<S>) {
+    let (app, executions) = bank(&database, async |database, lease, n| {
+        let tx = charged(&database, &lease, n).await.expect("a transaction");
         committed(tx, tests::noise(2 << 20).into_response()).await
     });
     let first = send(&app, order()).await;
@@ -459,22 +469,24 @@ async fn oversized_record_becomes_tombstone<S: TestDialect>(books: Books<S>) {
         assert_eq!(retry.status, StatusCode::CONFLICT);
         assert_eq!(retry.code(), "response-not-retained");
     }
-    assert_eq!((books.count().await, executions.count()), (1, 1));
+    assert_eq!((database.count().await, executions.count()), (1, 1));
 }
 
 // ---- Checkpoints ----
 
 /// Executes the first phase unless it is done, and then the second one if the provider is available.
 async fn in_phases<S: TestDialect>(
-    books: &Books<S>,
+    database: &TestDatabase<S>,
     lease: &Lease,
     n: u64,
     goes_on: bool,
 ) -> Response {
-    let at = Checkpoint::last(&books.store, lease).await.expect("held");
+    let at = Checkpoint::last(&database.store, lease)
+        .await
+        .expect("held");
     let ride: u64 = match &at {
         None => {
-            let tx = charged(books, lease, n).await.expect("a transaction");
+            let tx = charged(database, lease, n).await.expect("a transaction");
             tx.checkpoint("ride-created", &n).await.expect("a phase");
             n
         }
@@ -486,53 +498,53 @@ async fn in_phases<S: TestDialect>(
     if !goes_on {
         return StatusCode::BAD_GATEWAY.into_response();
     }
-    let mut tx = books.begin(lease).await.expect("a transaction");
-    let paid = S::run(&mut tx, books.effect("paid", 1, ride)).await;
+    let mut tx = database.begin(lease).await.expect("a transaction");
+    let paid = S::run(&mut tx, database.effect("paid", 1, ride)).await;
     paid.expect("the effect");
     committed(tx, created(ride)).await
 }
 
-async fn retry_continues_from_checkpoint<S: TestDialect>(books: Books<S>) {
-    let (app, executions) = bank(&books, async |books, lease, n| {
+async fn retry_continues_from_checkpoint<S: TestDialect>(database: TestDatabase<S>) {
+    let (app, executions) = bank(&database, async |database, lease, n| {
         assert_eq!(lease.generation(), n, "each phase reads the previous one");
-        in_phases(&books, &lease, n, n == 3).await
+        in_phases(&database, &lease, n, n == 3).await
     });
     for _ in 0..2 {
-        let answer = send(&app, order()).await;
-        assert_eq!(answer.status, StatusCode::BAD_GATEWAY);
-        assert_eq!(books.count().await, 1, "the first phase");
+        let response = send(&app, order()).await;
+        assert_eq!(response.status, StatusCode::BAD_GATEWAY);
+        assert_eq!(database.count().await, 1, "the first phase");
     }
     let other = send(&app, post("/orders", "k", "coffee")).await;
     assert_eq!(other.status, StatusCode::UNPROCESSABLE_ENTITY);
     let first = send(&app, order()).await;
     assert_eq!(first.text(), "{\"execution\":1}");
     assert!(send(&app, order()).await.is_replay());
-    assert_eq!((books.count().await, executions.count()), (2, 3));
+    assert_eq!((database.count().await, executions.count()), (2, 3));
     let left = "delete from {table} where checkpoint is not null or checkpoint_data is not null";
-    assert_eq!(books.admin(left).await, 0, "a record empties it");
+    assert_eq!(database.admin(left).await, 0, "a record empties it");
 }
 
-async fn lost_lease_writes_no_checkpoint<S: TestDialect>(books: Books<S>) {
-    let (app, _) = bank(&books, async |books, lease, n| {
-        let mut tx = charged(&books, &lease, n).await.expect("a transaction");
-        let theft = "update {table} set token = null".replace("{table}", &books.table);
+async fn lost_lease_writes_no_checkpoint<S: TestDialect>(database: TestDatabase<S>) {
+    let (app, _) = bank(&database, async |database, lease, n| {
+        let mut tx = charged(&database, &lease, n).await.expect("a transaction");
+        let theft = "update {table} set token = null".replace("{table}", &database.table);
         S::run(&mut tx, theft).await.expect("a theft");
         let error = tx.checkpoint("phase", &1).await.expect_err("no lease");
         assert_eq!(error.kind(), Kind::LeaseLost);
-        let last = Checkpoint::last(&books.store, &lease).await;
+        let last = Checkpoint::last(&database.store, &lease).await;
         assert!(last.expect("held").is_none());
 
-        let tx = charged(&books, &lease, n).await.expect("a transaction");
+        let tx = charged(&database, &lease, n).await.expect("a transaction");
         let error = tx.checkpoint("two words", &1).await.expect_err("no name");
         assert_eq!(error.kind(), Kind::Checkpoint);
 
-        books.admin("update {table} set token = null").await;
-        let error = Checkpoint::last(&books.store, &lease).await;
+        database.admin("update {table} set token = null").await;
+        let error = Checkpoint::last(&database.store, &lease).await;
         assert_eq!(error.expect_err("no lease").kind(), Kind::LeaseLost);
         StatusCode::BAD_GATEWAY.into_response()
     });
     assert_eq!(send(&app, order()).await.status, StatusCode::BAD_GATEWAY);
-    assert_eq!(books.count().await, 0);
+    assert_eq!(database.count().await, 0);
 }
 
 // ---- Logs ----
@@ -600,13 +612,13 @@ fn everything_logged() -> Log {
 }
 
 /// On the connections of handlers, sqlx logs each statement, also the statements of the store.
-async fn sqlx_logs_show_no_transaction_content<S: TestDialect>(books: Books<S>) {
+async fn sqlx_logs_show_no_transaction_content<S: TestDialect>(database: TestDatabase<S>) {
     let log = everything_logged().read();
-    let (app, executions) = bank(&books, async |books, lease, n| {
-        let tx = charged(&books, &lease, n).await.expect("a transaction");
+    let (app, executions) = bank(&database, async |database, lease, n| {
+        let tx = charged(&database, &lease, n).await.expect("a transaction");
         let written = tx.checkpoint("phase", &HUSH.repeat(64)).await;
         written.expect("a phase");
-        let tx = charged(&books, &lease, n).await.expect("a transaction");
+        let tx = charged(&database, &lease, n).await.expect("a transaction");
         let mut res = committed(tx, HUSH.repeat(64).into_response()).await;
         res.extensions_mut().insert(lease);
         res
@@ -627,7 +639,7 @@ async fn sqlx_logs_show_no_transaction_content<S: TestDialect>(books: Books<S>) 
     let (id, token) = (hex(lease.id.as_bytes()), hex(lease.token.as_bytes()));
     let log = log.0.text();
     let is_the_fence = |line: &str| {
-        [&books.table, "sqlx::query", "completed = "]
+        [&database.table, "sqlx::query", "completed = "]
             .iter()
             .all(|it| line.contains(*it))
     };
@@ -653,15 +665,15 @@ const HUSH: &str = "zythop";
 // F-184
 #[tokio::test]
 async fn sqlx_log_shows_no_data_on_postgres() {
-    let books = books::on_postgres("logged_transactions").await;
-    sqlx_logs_show_no_transaction_content(books).await;
+    let database = database::on_postgres("logged_transactions").await;
+    sqlx_logs_show_no_transaction_content(database).await;
 }
 
 // F-184
 #[tokio::test]
 async fn sqlx_log_shows_no_data_on_mariadb() {
-    let books = books::on_mariadb("logged_transactions").await;
-    sqlx_logs_show_no_transaction_content(books).await;
+    let database = database::on_mariadb("logged_transactions").await;
+    sqlx_logs_show_no_transaction_content(database).await;
 }
 
 // ---- Without the guard ----
@@ -677,24 +689,28 @@ fn documented(database: &str, table: &str) -> String {
 }
 
 macro_rules! without_the_guard {
-    ($case:ident, $store:ty, $books:expr, $database:literal, $begin:literal, |$query:ident, $id:ident, $token:ident, $record:ident, $retention:ident| $bound:expr) => {
+    ($case:ident, $store:ty, $database:expr, $dialect:literal, $begin:literal, |$query:ident, $id:ident, $token:ident, $record:ident, $retention:ident| $bound:expr) => {
         #[tokio::test(flavor = "multi_thread")]
         async fn $case() {
             let scratch = Scratch::new();
-            let books = ($books)(&scratch).await;
-            let (app, executions) = bank(&books, |books, lease, n| async move {
-                let mut tx = books.pool.begin_with($begin).await.expect("a transaction");
-                let effect = books.effect("charge", 1, n);
+            let database = ($database)(&scratch).await;
+            let (app, executions) = bank(&database, |database, lease, n| async move {
+                let mut tx = database
+                    .pool
+                    .begin_with($begin)
+                    .await
+                    .expect("a transaction");
+                let effect = database.effect("charge", 1, n);
                 <$store>::run(&mut tx, effect).await.expect("the effect");
                 if n == 1 {
-                    let theft = format!("update {} set token = null", books.table);
+                    let theft = format!("update {} set token = null", database.table);
                     <$store>::run(&mut tx, theft).await.expect("a theft");
                 }
                 let prepared = lease.prepare(created(n)).await.expect("recorded");
                 let (at, record) = (prepared.lease_ref(), prepared.record().clone());
                 let retention = prepared.retention().as_millis() as i64;
                 let committed = prepared.commit(async {
-                    let sql = documented($database, &books.table);
+                    let sql = documented($dialect, &database.table);
                     let $query = tower_idempotency_sqlx::sqlx::query(
                         tower_idempotency_sqlx::sqlx::AssertSqlSafe(sql),
                     );
@@ -717,9 +733,9 @@ macro_rules! without_the_guard {
             });
             let lost = send(&app, order()).await;
             assert_eq!(lost.text(), "the lease is no longer held");
-            assert_eq!(books.count().await, 0);
+            assert_eq!(database.count().await, 0);
             let first = send(&app, order()).await;
-            assert_charged_once(&books, &app, &first).await;
+            assert_charged_once(&database, &app, &first).await;
             assert_eq!(executions.count(), 2);
         }
     };
@@ -731,8 +747,8 @@ macro_rules! each {
             $(
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $case() {
-                    let books = super::books::on_postgres(&super::table(stringify!($case))).await;
-                    super::$case(super::limited(books, |store| store.with_record_limit(1 << 20))).await;
+                    let database = super::database::on_postgres(&super::table(stringify!($case))).await;
+                    super::$case(super::limited(database, |store| store.with_record_limit(1 << 20))).await;
                 }
             )*
         }
@@ -741,8 +757,8 @@ macro_rules! each {
             $(
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $case() {
-                    let books = super::books::on_mariadb(&super::table(stringify!($case))).await;
-                    super::$case(super::limited(books, |store| store.with_record_limit(1 << 20))).await;
+                    let database = super::database::on_mariadb(&super::table(stringify!($case))).await;
+                    super::$case(super::limited(database, |store| store.with_record_limit(1 << 20))).await;
                 }
             )*
         }
@@ -752,8 +768,8 @@ macro_rules! each {
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $case() {
                     let scratch = super::Scratch::new();
-                    let books = super::books::in_a_file(&scratch, "keys").await;
-                    super::$case(super::limited(books, |store| store.with_record_limit(1 << 20))).await;
+                    let database = super::database::in_a_file(&scratch, "keys").await;
+                    super::$case(super::limited(database, |store| store.with_record_limit(1 << 20))).await;
                 }
             )*
         }
@@ -779,21 +795,21 @@ each! {
 
 without_the_guard! {
     the_documented_statement_on_postgres, PostgresStore,
-    async |_: &Scratch| books::on_postgres("documented").await,
+    async |_: &Scratch| database::on_postgres("documented").await,
     "PostgreSQL", "begin isolation level read committed",
     |query, id, token, record, retention| query.bind(id).bind(token).bind(record).bind(retention)
 }
 
 without_the_guard! {
     the_documented_statement_on_mariadb, MySqlStore,
-    async |_: &Scratch| books::on_mariadb("documented").await,
+    async |_: &Scratch| database::on_mariadb("documented").await,
     "MySQL", "set transaction isolation level read committed; start transaction",
     |query, id, token, record, retention| query.bind(retention).bind(record).bind(id).bind(token)
 }
 
 without_the_guard! {
     the_documented_statement_on_sqlite, SqliteStore,
-    async |scratch: &Scratch| books::in_a_file(scratch, "documented").await,
+    async |scratch: &Scratch| database::in_a_file(scratch, "documented").await,
     "SQLite", "begin immediate",
     |query, id, token, record, retention| query.bind(id).bind(token).bind(record).bind(retention)
 }
@@ -803,9 +819,12 @@ fn table(case: &str) -> String {
     case.chars().take(40).collect()
 }
 
-fn limited<S: TestDialect>(books: Books<S>, limit: impl FnOnce(S) -> S) -> Books<S> {
-    Books {
-        store: limit(books.store.clone()),
-        ..books
+fn limited<S: TestDialect>(
+    database: TestDatabase<S>,
+    limit: impl FnOnce(S) -> S,
+) -> TestDatabase<S> {
+    TestDatabase {
+        store: limit(database.store.clone()),
+        ..database
     }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tests::{
-    gate::within,
+    barrier::within,
     proxy::{Mode, Proxy},
     servers::postgres::{self, PostgresServer},
     sql::{self, claim},
@@ -108,8 +108,8 @@ async fn waiter_wakes_after_listener_loss() {
 async fn waiter_wakes_after_listener_stall() {
     let server = postgres::shared();
     let old = Proxy::start(server.address());
-    let way = Proxy::start(old.address());
-    let url = format!("postgres://app@{}/postgres", way.address());
+    let proxy = Proxy::start(old.address());
+    let url = format!("postgres://app@{}/postgres", proxy.address());
     let store = sql::postgres(server, "silent_ear").await;
     let store = store.with_listener(url.parse().unwrap());
     // No process holds this key, so the call returns when the store listens to the channel.
@@ -118,21 +118,21 @@ async fn waiter_wakes_after_listener_stall() {
         .wait_for_change(&nobodys, Duration::from_secs(60))
         .await;
     old.set(Mode::Hold);
-    way.lead_to(server.address());
+    proxy.lead_to(server.address());
     // Each advance of the clock cuts off calls in flight. Each round therefore leaves more time for a new connection.
     let mut time = Duration::from_millis(100);
-    while way.counts().connections < 2 && time < Duration::from_secs(20) {
+    while proxy.counts().connections < 2 && time < Duration::from_secs(20) {
         tokio::time::pause();
         tokio::time::advance(Duration::from_secs(31)).await;
         tokio::time::resume();
         let began = Instant::now();
-        while way.counts().connections < 2 && began.elapsed() < time {
+        while proxy.counts().connections < 2 && began.elapsed() < time {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         time = time * 3 / 2;
     }
     assert!(
-        way.counts().connections > 1,
+        proxy.counts().connections > 1,
         "the listener does not reconnect"
     );
     store
@@ -160,8 +160,8 @@ async fn waiter_wakes_after_listener_stall() {
 #[tokio::test(flavor = "multi_thread")]
 async fn early_waiter_queries_open_no_connections() {
     sql::postgres(postgres::shared(), "early").await;
-    let way = Proxy::start(postgres::shared().address());
-    let url = format!("postgres://app@{}/postgres", way.address());
+    let proxy = Proxy::start(postgres::shared().address());
+    let url = format!("postgres://app@{}/postgres", proxy.address());
     let store = PostgresStore::from_url(&url).unwrap();
     let store = store.with_table("early").unwrap();
     let claim = claim();
@@ -171,9 +171,9 @@ async fn early_waiter_queries_open_no_connections() {
     store
         .wait_for_change(&nobodys, Duration::from_secs(60))
         .await;
-    let before = way.counts().connections;
+    let before = proxy.counts().connections;
     let slow = Duration::from_millis(40);
-    way.set(Mode::Delay {
+    proxy.set(Mode::Delay {
         up: slow,
         down: slow,
     });
@@ -182,10 +182,10 @@ async fn early_waiter_queries_open_no_connections() {
             .wait_for_change(&claim.id, Duration::from_millis(25))
             .await;
     }
-    assert_eq!(way.counts().connections, before);
+    assert_eq!(proxy.counts().connections, before);
     let lease = claim.lease_ref(1);
     store.renew(&lease, claim.lease).await.unwrap();
-    assert_eq!(way.counts().connections, before);
+    assert_eq!(proxy.counts().connections, before);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,7 +6,7 @@ use axum::{Router, routing::post};
 use http::StatusCode;
 use metrics_util::debugging::DebuggingRecorder;
 use tests::{
-    gate::{Gate, bounded},
+    barrier::{Barrier, bounded},
     observed::{read, total},
     send,
 };
@@ -21,7 +21,6 @@ fn leases_lost(recorder: &DebuggingRecorder) -> f64 {
 }
 
 // F-186
-// fm 123
 #[tokio::test(start_paused = true)]
 async fn finish_before_renewal_reports_no_loss() {
     let recorder = DebuggingRecorder::new();
@@ -31,11 +30,11 @@ async fn finish_before_renewal_reports_no_loss() {
             (Operation::Complete, StatusCode::CREATED),
             (Operation::Release, StatusCode::BAD_GATEWAY),
         ] {
-            let reply = Gate::shut();
-            let gate = reply.clone();
+            let reply = Barrier::closed();
+            let barrier = reply.clone();
             let store = FaultInjector::new(MemoryStore::new()).with_script(move |called, _| {
                 if called == op {
-                    Fault::HoldReply(gate.clone().into())
+                    Fault::HoldReply(barrier.clone().into())
                 } else {
                     Fault::None
                 }

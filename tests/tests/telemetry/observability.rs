@@ -1,4 +1,4 @@
-//! Events and metrics that operators see, and data that must never appear in them: failure modes 122 and 123.
+//! Events and metrics that operators see, and data that must never appear in them.
 
 use std::{
     convert::Infallible,
@@ -15,7 +15,7 @@ use http::{Request, StatusCode};
 use metrics_util::debugging::DebuggingRecorder;
 use tests::{
     Effects, Scripted, Step, app,
-    gate::{Gate, eventually},
+    barrier::{Barrier, eventually},
     ledger::{Fate, Ledger},
     observed::{self, Metrics, paused, read},
     send,
@@ -34,7 +34,7 @@ const KEY: &str = "raw-key-8e03978e";
 const TOKEN: &str = "Bearer raw-token-40d5";
 const BODY: &str = "raw-body-43dd";
 const QUERY: &str = "raw-query-bc93";
-const ANSWER: &str = "raw-answer-6894";
+const ANSWER: &str = "raw-response-6894";
 const SECRETS: [&str; 6] = [KEY, "raw-token", BODY, QUERY, ANSWER, "raw-cookie"];
 
 fn order() -> Request<Body> {
@@ -67,8 +67,8 @@ pub(crate) const FLOWS: [(&str, StartFlow); 49] = [
     ("waited", || Box::pin(waited())),
     ("orphan refused", || Box::pin(orphan(OrphanPolicy::Refuse))),
     ("takeover", || Box::pin(orphan(OrphanPolicy::TakeOver))),
-    ("lease lost at the end", || Box::pin(stolen(false))),
-    ("lease lost meanwhile", || Box::pin(stolen(true))),
+    ("lease lost at the end", || Box::pin(lose_lease(false))),
+    ("lease lost meanwhile", || Box::pin(lose_lease(true))),
     ("renewed", || Box::pin(renewed())),
     ("renewed late", || Box::pin(renewed_late())),
     ("acquire failing", || {
@@ -109,7 +109,7 @@ pub(crate) const FLOWS: [(&str, StartFlow); 49] = [
     ("needs attention", || Box::pin(needs_attention())),
     ("needs attention too late", || Box::pin(too_late())),
     ("needs attention, lease lost", || {
-        Box::pin(stolen_from(false, || {
+        Box::pin(lose_lease_with_response(false, || {
             Extension(GAVE_UP.with_reason(ANSWER)).into_response()
         }))
     }),
@@ -130,17 +130,17 @@ pub(crate) const FLOWS: [(&str, StartFlow); 49] = [
         Box::pin(committed_then_failed())
     }),
     ("needs attention, commit in doubt", || {
-        Box::pin(in_doubt(Fate::Hang, 0))
+        Box::pin(attention_after_unknown_commit(Fate::Hang, 0))
     }),
     ("needs attention beside a commit, later", || {
-        Box::pin(in_doubt(Fate::HangAfter, 3))
+        Box::pin(attention_after_unknown_commit(Fate::HangAfter, 3))
     }),
     ("never recorded, and no reply", || {
         Box::pin(neither_recorded_nor_reported())
     }),
     ("panic", || Box::pin(panicking())),
     ("bad record", || Box::pin(bad_record())),
-    ("caller left", || Box::pin(caller_left())),
+    ("caller left", || Box::pin(caller_disconnects())),
     ("refused", || Box::pin(refused())),
     ("anonymous", || Box::pin(anonymous())),
     ("refreshed token", || Box::pin(refreshed_token())),
@@ -269,12 +269,12 @@ async fn orphan(policy: OrphanPolicy) -> u64 {
     sleep(Duration::from_secs(1)).await;
     let (app, effects) = answering(layer);
     sleep(Duration::from_secs(20)).await;
-    let answer = send(&app, order()).await;
+    let response = send(&app, order()).await;
     match policy {
         OrphanPolicy::Refuse | OrphanPolicy::Never => {
-            assert_eq!(answer.code(), "outcome-unknown");
+            assert_eq!(response.code(), "outcome-unknown");
         }
-        OrphanPolicy::TakeOver => assert_eq!(answer.text(), ANSWER),
+        OrphanPolicy::TakeOver => assert_eq!(response.text(), ANSWER),
     }
     drop(dying);
     effects.count() + died.count()
@@ -282,11 +282,11 @@ async fn orphan(policy: OrphanPolicy) -> u64 {
 
 /// Loses its lease to another layer, which responds first. With `noticed`, a renewal detects the loss before the
 /// handler ends.
-async fn stolen(noticed: bool) -> u64 {
-    stolen_from(noticed, || "the late one".into_response()).await
+async fn lose_lease(noticed: bool) -> u64 {
+    lose_lease_with_response(noticed, || "the late one".into_response()).await
 }
 
-async fn stolen_from(noticed: bool, late: fn() -> Response) -> u64 {
+async fn lose_lease_with_response(noticed: bool, late: fn() -> Response) -> u64 {
     let store = FaultInjector::new(MemoryStore::new());
     store.fail_each(Operation::Renew, Fault::Hang);
     let (thief, stolen) = answering(on(&store));
@@ -381,9 +381,9 @@ async fn streamed() -> u64 {
     .await
 }
 
-async fn ending(answer: fn() -> Response) -> u64 {
+async fn ending(response: fn() -> Response) -> u64 {
     let (app, effects) = app(on(&FaultInjector::new(MemoryStore::new())), move |_, _| {
-        std::future::ready(answer())
+        std::future::ready(response())
     });
     send(&app, order()).await;
     effects.count()
@@ -443,9 +443,9 @@ async fn cut_off(cut: Cut) -> u64 {
     let ledger = Ledger::default();
     ledger.next(Fate::HangAfter);
     let effects = Effects::default();
-    let (books, counting) = (ledger.clone(), effects.clone());
+    let (database, counting) = (ledger.clone(), effects.clone());
     let service = tower::service_fn(move |req: Request<tower_idempotency::Body<Body>>| {
-        let (tx, counting) = (books.begin(), counting.clone());
+        let (tx, counting) = (database.begin(), counting.clone());
         async move {
             counting.happen();
             let lease = req.extensions().get::<Lease>().expect("a lease").clone();
@@ -480,9 +480,9 @@ fn gave_up() -> Response {
 async fn committed_then_failed() -> u64 {
     let ledger = Ledger::default();
     let effects = Effects::default();
-    let (books, counting) = (ledger.clone(), effects.clone());
+    let (database, counting) = (ledger.clone(), effects.clone());
     let service = tower::service_fn(move |req: Request<tower_idempotency::Body<Body>>| {
-        let (tx, counting) = (books.begin(), counting.clone());
+        let (tx, counting) = (database.begin(), counting.clone());
         async move {
             counting.happen();
             let lease = req.extensions().get::<Lease>().expect("a lease").clone();
@@ -501,7 +501,7 @@ async fn committed_then_failed() -> u64 {
 
 /// Reports that the entry needs attention after an unacknowledged commit. The first queries for that commit fail, and
 /// so do `completions` completions.
-async fn in_doubt(fate: Fate, completions: usize) -> u64 {
+async fn attention_after_unknown_commit(fate: Fate, completions: usize) -> u64 {
     let ledger = Ledger::default();
     ledger.next(fate);
     let store = ledger.store.clone();
@@ -572,7 +572,7 @@ async fn bad_record() -> u64 {
     effects.count()
 }
 
-async fn caller_left() -> u64 {
+async fn caller_disconnects() -> u64 {
     let layer = on(&FaultInjector::new(MemoryStore::new()));
     let (app, effects) = slow(layer.clone());
     let left = tokio::time::timeout(Duration::from_millis(100), send(&app, order())).await;
@@ -698,7 +698,6 @@ fn orphan_and_takeover_are_counted_once() {
 }
 
 // F-186, S-311
-// failure mode 123
 #[test]
 fn lost_lease_is_counted_once() {
     for name in ["lease lost at the end", "lease lost meanwhile"] {
@@ -710,7 +709,6 @@ fn lost_lease_is_counted_once() {
 }
 
 // F-187, S-322
-// failure modes 22 and 123
 #[test]
 fn late_renewal_is_counted() {
     for (name, flow) in FLOWS {
@@ -726,7 +724,7 @@ fn late_renewal_is_counted() {
 }
 
 // F-187, S-322
-// failure modes 22 and 123: real time, on one thread
+// The test runs in real time, on one thread.
 #[test]
 fn blocked_runtime_shows_late_renewal() {
     let recorder = DebuggingRecorder::new();
@@ -875,7 +873,7 @@ fn committed_attention_is_counted_once() {
 
 // S-318
 #[test]
-fn attention_beside_unknown_commit_is_counted() {
+fn attention_after_unknown_commit_is_counted() {
     let found = counted(flow("needs attention, commit in doubt"));
     assert_eq!(
         found.get("idempotency_needs_attention_total{reason=gave-up}"),
@@ -1001,26 +999,26 @@ fn in_flight_gauge_counts_disconnected_clients() {
         sum += read(&recorder)["idempotency_in_flight"];
         sum
     };
-    let gate = Gate::shut();
+    let barrier = Barrier::closed();
     let (app, effects) = app(on(&FaultInjector::new(MemoryStore::new())), {
-        let gate = gate.clone();
+        let barrier = barrier.clone();
         move |_, _| {
-            let gate = gate.clone();
-            async move { gate.pass().await }
+            let barrier = barrier.clone();
+            async move { barrier.pass().await }
         }
     });
     metrics::with_local_recorder(&recorder, || {
         paused().block_on(async {
             let first = tokio::spawn(send_owned(app.clone(), keyed("first", BODY)));
-            gate.arrival().await;
+            barrier.arrival().await;
             assert_eq!(in_flight(), 1.0);
             let second = tokio::spawn(send_owned(app, keyed("second", BODY)));
-            gate.arrival().await;
+            barrier.arrival().await;
             assert_eq!(in_flight(), 2.0);
             second.abort();
             assert!(second.await.is_err(), "the client has disconnected");
             assert_eq!(in_flight(), 2.0);
-            gate.open_for_good();
+            barrier.open_for_good();
             first.await.expect("an answer");
             sleep(Duration::from_secs(1)).await;
             assert_eq!(in_flight(), 0.0);
@@ -1029,7 +1027,7 @@ fn in_flight_gauge_counts_disconnected_clients() {
     assert_eq!(effects.count(), 2);
 }
 
-async fn send_owned(app: Router, req: Request<Body>) -> tests::Answer {
+async fn send_owned(app: Router, req: Request<Body>) -> tests::TestResponse {
     send(&app, req).await
 }
 
@@ -1055,7 +1053,7 @@ fn times_and_sizes_are_observed() {
 }
 
 #[test]
-fn run_once_is_counted_as_requests_are() {
+fn run_once_is_counted_like_requests() {
     let found = counted(|| {
         Box::pin(async {
             let layer = on(&FaultInjector::new(MemoryStore::new()));
@@ -1113,7 +1111,6 @@ fn committed_value_is_not_counted_as_replay() {
 }
 
 // F-184, S-325
-// failure mode 122
 #[test]
 fn labels_carry_no_request_data() {
     const LABELS: [&str; 6] = [
@@ -1148,13 +1145,13 @@ pub(crate) fn logged(flow: fn() -> Flow) -> String {
 
 #[test]
 fn events_are_captured_from_first_callsite_use() {
-    fn say() {
+    fn log_event() {
         tracing::info!("said");
     }
     let log = logged(|| {
         Box::pin(async {
-            std::thread::spawn(say).join().expect("no panic");
-            say();
+            std::thread::spawn(log_event).join().expect("no panic");
+            log_event();
             1
         })
     });
@@ -1179,9 +1176,9 @@ fn events_show_no_secrets() {
 
 /// A value whose serialization error contains the value.
 #[derive(serde::Deserialize)]
-struct Talkative;
+struct QuotingValue;
 
-impl serde::Serialize for Talkative {
+impl serde::Serialize for QuotingValue {
     fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
         Err(serde::ser::Error::custom(ANSWER))
     }
@@ -1194,7 +1191,7 @@ fn run_once_events_show_no_key_or_value() {
             let layer = on(&FaultInjector::new(MemoryStore::new()));
             let text = async |_lease: Lease| Ok::<_, WorkError<Infallible>>(ANSWER.to_owned());
             let number = async |_lease: Lease| Ok::<_, WorkError<Infallible>>(7_u64);
-            let talkative = async |_lease: Lease| Ok::<_, WorkError<Infallible>>(Talkative);
+            let talkative = async |_lease: Lease| Ok::<_, WorkError<Infallible>>(QuotingValue);
             let first = layer.run_once(KEY, BODY, text).await;
             assert!(first.is_ok());
             assert!(layer.run_once(KEY, BODY, number).await.is_err());

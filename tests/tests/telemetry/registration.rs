@@ -100,8 +100,8 @@ fn first_request_registers_every_metric() {
     let (layer, recorder) = (layer(), recorder());
     with_local_recorder(&recorder, || {
         assert_eq!(recorder.handle().render(), "");
-        let answer = async { drop(send(&app(layer), tests::post("/", "k", "")).await) };
-        block_on(answer);
+        let response = async { drop(send(&app(layer), tests::post("/", "k", "")).await) };
+        block_on(response);
     });
     let page = recorder.handle().render();
     assert_lists_every_metric(&page);
@@ -182,7 +182,7 @@ fn every_execution_is_counted_with_its_outcome() {
         let missing = match flow {
             // The process of the first execution has died.
             "orphan refused" | "takeover" => 1.0,
-            // The store reports neither that the handler's commit arrived nor that it did not.
+            // The store does not report if the handler's commit arrived.
             "commit cut off by a panic" => 1.0,
             _ => 0.0,
         };
@@ -265,8 +265,8 @@ fn later_requests_look_up_only_their_metrics() {
             assert!(lookups.take() > 60, "the first request registers");
             for key in ["second", "third"] {
                 send(&app, tests::post("/", key, "")).await;
-                // Two lookups for requests in flight, one for the grant, two for store calls, two for handler and
-                // record, one each for the anonymous caller and the coverage.
+                // Two lookups for requests in flight, one for the grant and two for store calls. Two more are for handler
+                // and record, and one each for the anonymous caller and the coverage.
                 assert_eq!(lookups.take(), 9, "{key}");
             }
             send(&app, tests::post("/", "third", "")).await;

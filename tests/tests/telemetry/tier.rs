@@ -49,7 +49,7 @@ fn replays_are_counted_by_source() {
 }
 
 #[test]
-fn executions_alone_count_nothing() {
+fn execution_changes_no_tier_counter() {
     let found = counted(async {
         let tiered = Tiered::new(FaultInjector::new(MemoryStore::new()));
         let (app, _) = creating(IdempotencyLayer::new(tiered));

@@ -1,4 +1,4 @@
-//! A bank in a process of its own, which can be killed. A POST to `/charge/{ms}` inserts a row into a database, and its
+//! A bank in a separate process, which can be killed. A POST to `/charge/{ms}` inserts a row into a database, and its
 //! response comes that many milliseconds later. Row and record are in one transaction, of sqlx or of tokio-postgres, or in two.
 
 use std::{
@@ -10,6 +10,7 @@ use std::{
     },
     time::Duration,
 };
+use tests::database::pool_options;
 
 use axum::{
     Router,
@@ -20,8 +21,8 @@ use axum::{
 use deadpool_postgres::{Manager, Object, tokio_postgres::NoTls};
 use http::StatusCode;
 use tests::{
-    books::{Books, TestDialect, patient, sqlite_pool},
     created,
+    database::{TestDatabase, TestDialect, patient, sqlite_pool},
 };
 use tokio::{
     net::TcpListener,
@@ -29,8 +30,7 @@ use tokio::{
 };
 use tower_idempotency::{IdempotencyKey, IdempotencyLayer, Lease, Ttl};
 use tower_idempotency_sqlx::{
-    MySqlStore, PostgresStore, SqliteStore, TransactionError,
-    sqlx::{Pool, mysql::MySqlPoolOptions, postgres::PgPoolOptions},
+    MySqlStore, PostgresStore, SqliteStore, TransactionError, sqlx::Pool,
 };
 use tower_idempotency_tokio_postgres::begin;
 
@@ -53,10 +53,18 @@ async fn main() {
     if args.get("--commit") == "tokio-postgres" {
         serve_with_tokio_postgres(&args, &store).await;
     } else if store.starts_with("postgres:") {
-        let pool = patient(PgPoolOptions::new(), PATIENCE).max_connections(CONNECTIONS);
+        let pool = patient(
+            pool_options::<tower_idempotency_sqlx::sqlx::Postgres>(),
+            PATIENCE,
+        )
+        .max_connections(CONNECTIONS);
         serve::<PostgresStore>(&args, pool.connect_lazy(&store).expect("an URL")).await;
     } else if store.starts_with("mysql:") {
-        let pool = patient(MySqlPoolOptions::new(), PATIENCE).max_connections(CONNECTIONS);
+        let pool = patient(
+            pool_options::<tower_idempotency_sqlx::sqlx::MySql>(),
+            PATIENCE,
+        )
+        .max_connections(CONNECTIONS);
         serve::<MySqlStore>(&args, pool.connect_lazy(&store).expect("an URL")).await;
     } else {
         serve::<SqliteStore>(&args, sqlite_pool(&store)).await;
@@ -65,7 +73,7 @@ async fn main() {
 
 #[derive(Clone)]
 struct Bank<S: TestDialect> {
-    books: Books<S>,
+    database: TestDatabase<S>,
     executions: Arc<AtomicU64>,
     together: bool,
 }
@@ -74,7 +82,7 @@ async fn serve<S: TestDialect>(args: &Args, pool: Pool<S::Database>) {
     let table = args.get("--table").to_owned();
     let store = S::open(args.get("--store"), &table);
     let bank = Bank {
-        books: Books {
+        database: TestDatabase {
             store: store.clone(),
             pool,
             table,
@@ -111,18 +119,18 @@ async fn charge<S: TestDialect>(
     let pid = process::id();
     // The number is unique among all processes.
     let n = u64::from(pid) << 24 | bank.executions.fetch_add(1, SeqCst);
-    let effect = bank.books.effect(key.as_str(), pid, n);
+    let effect = bank.database.effect(key.as_str(), pid, n);
     let pause = Duration::from_millis(ms);
     let res = ([("x-execution", n.to_string())], created(n)).into_response();
     if bank.together {
-        let charged = together(&bank.books, &lease, effect, pause, res);
+        let charged = together(&bank.database, &lease, effect, pause, res);
         match timeout(pause + PATIENCE, charged).await {
             Ok(Ok(res)) => res,
             Ok(Err(error)) => failed(&error),
             Err(elapsed) => failed(&elapsed),
         }
     } else {
-        match S::run_alone(&bank.books.pool, effect).await {
+        match S::run_alone(&bank.database.pool, effect).await {
             Ok(_) => {
                 sleep(pause).await;
                 res
@@ -133,30 +141,36 @@ async fn charge<S: TestDialect>(
 }
 
 async fn together<S: TestDialect>(
-    books: &Books<S>,
+    database: &TestDatabase<S>,
     lease: &Lease,
     effect: String,
     pause: Duration,
     res: Response,
 ) -> Result<Response, TransactionError> {
-    let mut tx = books.begin(lease).await?;
+    let mut tx = database.begin(lease).await?;
     S::run(&mut tx, effect).await.expect("the effect");
     sleep(pause).await;
     match tx.commit(res).await {
         Ok(res) => Ok(res.into_response()),
-        Err(error) => Ok(error.into_answer()?.into_response()),
+        Err(error) => Ok(error.into_output()?.into_response()),
     }
 }
 
 /// The store and its tables, the handlers' connections, and the number of executions.
-type Clients = (Books<PostgresStore>, deadpool_postgres::Pool, AtomicU64);
+type Clients = (
+    TestDatabase<PostgresStore>,
+    deadpool_postgres::Pool,
+    AtomicU64,
+);
 
 /// Like `serve`, with handlers whose transactions are those of tokio-postgres. The store keeps its connections of sqlx.
 async fn serve_with_tokio_postgres(args: &Args, url: &str) {
     let table = args.get("--table").to_owned();
     let store = PostgresStore::open(url, &table);
-    let lazy = PgPoolOptions::new().connect_lazy(url).expect("an URL");
-    let books = Books {
+    let lazy = pool_options::<tower_idempotency_sqlx::sqlx::Postgres>()
+        .connect_lazy(url)
+        .expect("an URL");
+    let database = TestDatabase {
         store: store.clone(),
         pool: lazy,
         table,
@@ -165,27 +179,27 @@ async fn serve_with_tokio_postgres(args: &Args, url: &str) {
     let clients = deadpool_postgres::Pool::builder(manager).max_size(CONNECTIONS as usize);
     let clients = clients.build().expect("a pool");
     let executions = AtomicU64::new(0);
-    let state = Arc::new((books, clients, executions));
+    let state = Arc::new((database, clients, executions));
     let charge = async |State(state): State<Arc<Clients>>,
                         Path(ms): Path<u64>,
                         key: IdempotencyKey,
                         lease: Lease| {
-        let (books, clients, executions) = &*state;
+        let (database, clients, executions) = &*state;
         let pid = process::id();
         let n = u64::from(pid) << 24 | executions.fetch_add(1, SeqCst);
-        let effect = books.effect(key.as_str(), pid, n);
+        let effect = database.effect(key.as_str(), pid, n);
         let pause = Duration::from_millis(ms);
         let res = ([("x-execution", n.to_string())], created(n)).into_response();
         let charged = async {
             let mut client: Object = clients.get().await.map_err(|error| failed(&error))?;
-            let tx = begin(&books.store, &lease, &mut client).await;
+            let tx = begin(&database.store, &lease, &mut client).await;
             let tx = tx.map_err(|error| failed(&error))?;
             let effect = tx.batch_execute(&effect).await;
             effect.map_err(|error| failed(&error))?;
             sleep(pause).await;
             match tx.commit(res).await {
                 Ok(res) => Ok(res.into_response()),
-                Err(error) => match error.into_answer() {
+                Err(error) => match error.into_output() {
                     Ok(res) => Ok(res.into_response()),
                     Err(error) => Err(failed(&error)),
                 },
@@ -203,7 +217,7 @@ async fn serve_with_tokio_postgres(args: &Args, url: &str) {
     listen(args, app).await;
 }
 
-/// Not recorded: the key is free, or an orphan.
+/// The layer does not record this response: the key is free, or an orphan.
 fn failed(error: &dyn std::error::Error) -> Response {
     eprintln!("{error}: {:?}", error.source());
     StatusCode::SERVICE_UNAVAILABLE.into_response()

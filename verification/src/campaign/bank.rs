@@ -4,14 +4,12 @@ use std::{
     process::Command,
     sync::{Arc, Mutex},
 };
+use tests::database::pool_options;
 
-use tower_idempotency_sqlx::{
-    MySqlStore, PostgresStore, SqliteStore,
-    sqlx::{MySqlPool, PgPool},
-};
+use tower_idempotency_sqlx::{MySqlStore, PostgresStore, SqliteStore};
 
-use super::{Campaign, Kind, Site, at, beside};
-use tests::books::{Books, TestDialect, sqlite_pool};
+use super::{Campaign, Kind, Site, at, sibling_command};
+use tests::database::{TestDatabase, TestDialect, sqlite_pool};
 
 use crate::{
     fleet::{Fleet, Load},
@@ -22,18 +20,23 @@ pub(super) async fn run(campaign: &Campaign, site: &Arc<Mutex<Site>>, load: Load
     let url = at(site).own_url();
     match campaign.kind {
         Kind::Postgres => {
-            let pool = PgPool::connect_lazy(&url).expect("an URL");
-            let books: Books<PostgresStore> = Books::open(&url, pool, TABLE).await;
-            run_with(campaign, site, load, books).await
+            let pool = pool_options::<tower_idempotency_sqlx::sqlx::Postgres>()
+                .connect_lazy(&url)
+                .expect("an URL");
+            let database: TestDatabase<PostgresStore> = TestDatabase::open(&url, pool, TABLE).await;
+            run_with(campaign, site, load, database).await
         }
         Kind::MariaDb => {
-            let pool = MySqlPool::connect_lazy(&url).expect("an URL");
-            let books: Books<MySqlStore> = Books::open(&url, pool, TABLE).await;
-            run_with(campaign, site, load, books).await
+            let pool = pool_options::<tower_idempotency_sqlx::sqlx::MySql>()
+                .connect_lazy(&url)
+                .expect("an URL");
+            let database: TestDatabase<MySqlStore> = TestDatabase::open(&url, pool, TABLE).await;
+            run_with(campaign, site, load, database).await
         }
         Kind::Sqlite => {
-            let books: Books<SqliteStore> = Books::open(&url, sqlite_pool(&url), TABLE).await;
-            run_with(campaign, site, load, books).await
+            let database: TestDatabase<SqliteStore> =
+                TestDatabase::open(&url, sqlite_pool(&url), TABLE).await;
+            run_with(campaign, site, load, database).await
         }
         Kind::Redis | Kind::RedisCluster | Kind::DynamoDb => {
             unreachable!("the campaign was checked")
@@ -45,7 +48,7 @@ async fn run_with<S: TestDialect>(
     campaign: &Campaign,
     site: &Arc<Mutex<Site>>,
     load: Load,
-    books: Books<S>,
+    database: TestDatabase<S>,
 ) -> History {
     let url = at(site).bank_url();
     let lease = load.lease.as_millis().to_string();
@@ -54,7 +57,7 @@ async fn run_with<S: TestDialect>(
     let fleet = Fleet::of(bank, campaign.kind.members(), &args);
     let request = format!("POST {}", load.path);
     let mut history = campaign.run_with_fault(fleet, site, load).await;
-    let effects = books.effects().await.into_iter().map(|row| Effect {
+    let effects = database.effects().await.into_iter().map(|row| Effect {
         pid: u32::try_from(row.pid).expect("a process id"),
         n: u64::try_from(row.n).expect("a number"),
         request: request.clone(),
@@ -67,7 +70,7 @@ async fn run_with<S: TestDialect>(
 }
 
 fn bank(args: &[&str]) -> Command {
-    let mut command = beside("bank");
+    let mut command = sibling_command("bank");
     command.args(args);
     command
 }

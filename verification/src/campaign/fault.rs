@@ -6,7 +6,7 @@ use super::Kind;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "the list of all faults")]
 pub enum Fault {
-    /// A member is killed with SIGKILL, and another process is started in its place.
+    /// A member is killed with SIGKILL, and another process replaces it.
     Kill,
     /// A member is stopped for longer than its leases last.
     Pause,
@@ -24,7 +24,7 @@ pub enum Fault {
     Freeze,
     /// The server is killed and restarted, without its data.
     Empty,
-    /// The server is killed, and its replica takes its place.
+    /// The server is killed, and its replica replaces it.
     Failover,
     /// The server evicts all entries.
     Evict,

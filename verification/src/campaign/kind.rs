@@ -80,7 +80,7 @@ impl Kind {
 
     /// Returns the delay between the start of a member and the next strike. By then the member has connected and has work
     /// to lose.
-    pub(super) fn respite(self) -> Duration {
+    pub(super) fn strike_interval(self) -> Duration {
         Duration::from_millis(match self {
             Self::Redis | Self::Sqlite => 250,
             // A server with a process for each connection needs more time.

@@ -28,7 +28,7 @@ pub(super) struct Site {
     server: Server,
     /// The proxy that delays replies. A member is therefore often struck after the store acted and before the reply
     /// arrived.
-    way: Option<Proxy>,
+    proxy: Option<Proxy>,
 }
 
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl Site {
             Kind::Sqlite => Server::Sqlite(File::new(fault)),
             Kind::Redis => redis(fault),
             Kind::RedisCluster => {
-                Server::Cluster(RedisCluster::start_with_replicas_and(&FAILS_OVER))
+                Server::Cluster(RedisCluster::start_with_replicas_and(&FAST_FAILOVER))
             }
             Kind::DynamoDb => Server::DynamoDb(DynamoDbServer::start(StandIn::Dynoxide)),
         };
@@ -76,11 +76,11 @@ impl Site {
             // The nodes of a cluster report the addresses of the other nodes, so the fleet would bypass a proxy.
             Server::Sqlite(_) | Server::Cluster(_) => None,
         };
-        let way = address.map(Proxy::start);
-        if let Some(way) = &way {
-            way.set(LATE);
+        let proxy = address.map(Proxy::start);
+        if let Some(proxy) = &proxy {
+            proxy.set(LATE);
         }
-        Self { server, way }
+        Self { server, proxy }
     }
 
     /// Returns the URL of the store for playgrounds.
@@ -133,33 +133,33 @@ impl Site {
     }
 
     fn through(&self) -> std::net::SocketAddr {
-        self.way().address()
+        self.proxy().address()
     }
 
-    fn way(&self) -> &Proxy {
-        self.way.as_ref().expect("the fault is for the store")
+    fn proxy(&self) -> &Proxy {
+        self.proxy.as_ref().expect("the fault is for the store")
     }
 
     /// Injects a fault once and ends it. Returns the [`Occasion`] for more effects if the store lost data.
     pub(super) fn inject(&mut self, fault: Fault, random: &mut Random) -> Option<Occasion> {
         let from = Instant::now();
         let forgets = match fault {
-            Fault::Cut => self.astray(Mode::Cut, random.around(Duration::from_millis(60))),
+            Fault::Cut => self.set_mode_for(Mode::Cut, random.around(Duration::from_millis(60))),
             Fault::Delay => {
                 let mut late = || Duration::from_millis(random.below(120) as u64);
                 let (up, down) = (late(), late());
-                self.astray(Mode::Delay { up, down }, Duration::from_millis(500))
+                self.set_mode_for(Mode::Delay { up, down }, Duration::from_millis(500))
             }
-            Fault::Silence => self.astray(Mode::Hold, random.around(Duration::from_millis(900))),
+            Fault::Silence => {
+                self.set_mode_for(Mode::Hold, random.around(Duration::from_millis(900)))
+            }
             Fault::Replies => {
                 let then = [Then::Cut, Then::Hang][random.below(2)];
                 let length = random.around(Duration::from_millis(200));
-                self.astray(Mode::LoseReplies(then), length)
+                self.set_mode_for(Mode::LoseReplies(then), length)
             }
             Fault::Restart => self.restart(random.around(Duration::from_millis(200))),
-            Fault::Freeze if matches!(self.server, Server::Cluster(_)) => {
-                self.freeze_a_node(random)
-            }
+            Fault::Freeze if matches!(self.server, Server::Cluster(_)) => self.freeze_node(random),
             Fault::Freeze => self.freeze(random.around(Duration::from_millis(1800))),
             Fault::Empty => {
                 self.restart(random.around(Duration::from_millis(50)));
@@ -185,9 +185,9 @@ impl Site {
                 redis.command(&["CONFIG", "SET", "maxmemory", "0"]);
                 false
             }
-            Fault::Node => self.lose_a_node(random),
+            Fault::Node => self.lose_node(random),
             Fault::Slots => self.move_slots(random),
-            Fault::Disk => self.fill_the_disk(random.around(Duration::from_millis(500))),
+            Fault::Disk => self.fill_disk(random.around(Duration::from_millis(500))),
             Fault::Kill | Fault::Pause => unreachable!("the fault strikes the fleet"),
         };
         let until = Instant::now();
@@ -199,10 +199,10 @@ impl Site {
         })
     }
 
-    fn astray(&self, mode: Mode, length: Duration) -> bool {
-        self.way().set(mode);
+    fn set_mode_for(&self, mode: Mode, length: Duration) -> bool {
+        self.proxy().set(mode);
         thread::sleep(length);
-        self.way().set(LATE);
+        self.proxy().set(LATE);
         false
     }
 
@@ -261,8 +261,8 @@ impl Site {
         let next = replica.take().expect("a replica");
         primary.kill();
         next.promote();
-        let way = self.way.as_ref().expect("Redis has one");
-        way.lead_to(next.address());
+        let proxy = self.proxy.as_ref().expect("Redis has one");
+        proxy.lead_to(next.address());
         *replica = Some(RedisServer::replica_of(&next));
         *primary = next;
         true
@@ -276,7 +276,7 @@ impl Site {
     }
 
     /// Kills a master until its replica takes over. Writes that had not reached the replica are lost.
-    fn lose_a_node(&mut self, random: &mut Random) -> bool {
+    fn lose_node(&mut self, random: &mut Random) -> bool {
         let cluster = self.cluster();
         let slot = u16::try_from(random.below(16_384)).expect("a slot");
         let master = cluster.master_of(slot).expect("all slots are served");
@@ -288,7 +288,7 @@ impl Site {
     }
 
     /// Pauses a master for long enough that its replica takes over.
-    fn freeze_a_node(&mut self, random: &mut Random) -> bool {
+    fn freeze_node(&mut self, random: &mut Random) -> bool {
         let cluster = self.cluster();
         let slot = u16::try_from(random.below(16_384)).expect("a slot");
         let master = cluster.master_of(slot).expect("all slots are served");
@@ -307,7 +307,7 @@ impl Site {
         false
     }
 
-    fn fill_the_disk(&self, length: Duration) -> bool {
+    fn fill_disk(&self, length: Duration) -> bool {
         let Server::Sqlite(file) = &self.server else {
             unreachable!("the fault is for SQLite");
         };
@@ -368,5 +368,5 @@ const LATE: Mode = Mode::Delay {
 };
 /// The environment variable with the mount point of a small disk that the campaign may fill.
 const DISK: &str = "CAMPAIGN_DISK";
-/// A node that is silent for a second has failed: the campaign has many failovers.
-const FAILS_OVER: [&str; 2] = ["--cluster-node-timeout", "1000"];
+/// A node that is unresponsive for a second has failed: the campaign has many failovers.
+const FAST_FAILOVER: [&str; 2] = ["--cluster-node-timeout", "1000"];

@@ -19,7 +19,7 @@ pub struct Tally {
 
 impl Tally {
     /// The first two lines of the table.
-    pub const HEAD: &str = "| store | what goes wrong | mode | first seed | rounds | times | keys | requests | executed twice | refused, with and without an effect | reply lost, answer kept | late answers, another's | longest wait | minutes | violations |\n\
+    pub const HEAD: &str = "| store | what goes wrong | mode | first seed | rounds | times | keys | requests | executed twice | refused, with and without an effect | reply lost, response kept | late responses, another's | longest wait | minutes | violations |\n\
         |---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|";
 
     pub(super) fn new(campaign: &Campaign) -> Self {

@@ -1,4 +1,4 @@
-//! Reports of the client, one a line, which survive its kills.
+//! Reports of the client, one on each line, which survive its kills.
 
 use std::{
     collections::HashSet,
@@ -10,7 +10,7 @@ use std::{
 /// Reports that were read.
 #[derive(Default)]
 pub(super) struct Journal {
-    /// Operations that are done.
+    /// Operations that were reported as done.
     pub(super) done: HashSet<usize>,
     pub(super) recovered: usize,
     pub(super) not_executed: usize,
@@ -51,7 +51,7 @@ impl Journal {
         journal
     }
 
-    /// Opens the file to append lines. A line that a kill has cut is ended.
+    /// Opens the file to append lines. Ends a line that a kill has cut off.
     pub(super) fn append(path: &Path) -> File {
         let text = fs::read(path).unwrap_or_default();
         let file = OpenOptions::new().create(true).append(true).open(path);

@@ -1,4 +1,4 @@
-//! The client: sends each operation until its outcome is known, and recovers those of the process before it.
+//! The client: sends each operation until its outcome is known, and recovers the operations of the previous process.
 
 use std::{
     collections::HashSet,
@@ -10,6 +10,7 @@ use std::{
     },
     time::Duration,
 };
+use tests::database::pool_options;
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, header::AUTHORIZATION};
@@ -23,10 +24,7 @@ use tower::{Layer, ServiceExt};
 use tower_idempotency_client::{
     FileOutbox, Operation, Outbox, OutboxLayer, OutboxService, Outcome, PostgresOutbox,
     ResponseBody, RetryLayer, SqliteOutbox,
-    sqlx::{
-        postgres::PgPoolOptions,
-        sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
-    },
+    sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
 };
 
 use super::journal::{Journal, report};
@@ -34,12 +32,12 @@ use super::journal::{Journal, report};
 type Hyper = Client<HttpConnector, Full<Bytes>>;
 type Res = Response<ResponseBody<hyper::body::Incoming>>;
 
-/// Runs the client with the words of a command line: the URL of the server, the outbox, the journal and the number of
+/// Runs the client with the arguments of a command line: the URL of the server, the outbox, the journal and the number of
 /// operations. The outbox is `file:PATH`, `sqlite:PATH` or the URL of a PostgreSQL.
 ///
 /// # Panics
 ///
-/// Panics if a word is missing, or if the outbox fails.
+/// Panics if an argument is missing, or if the outbox fails.
 pub async fn run(words: &[String]) {
     let [server, outbox, journal, operations] = words else {
         panic!("expected a server, an outbox, a journal and a number");
@@ -52,14 +50,14 @@ pub async fn run(words: &[String]) {
             .run()
             .await;
     } else if let Some(path) = outbox.strip_prefix("sqlite:") {
-        // Survives the process. A crash of the machine is no part of the campaign.
+        // The data survives the process. The campaign does not include crashes of the machine.
         let options = SqliteConnectOptions::new()
             .filename(path)
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Normal)
             .busy_timeout(PATIENCE);
-        let pool = SqlitePoolOptions::new()
+        let pool = pool_options::<tower_idempotency_sqlx::sqlx::Sqlite>()
             .max_connections(1)
             .acquire_timeout(PATIENCE);
         let outbox = SqliteOutbox::new(pool.connect_with(options).await.expect("a file"));
@@ -68,7 +66,7 @@ pub async fn run(words: &[String]) {
             .run()
             .await;
     } else {
-        let pool = PgPoolOptions::new()
+        let pool = pool_options::<tower_idempotency_sqlx::sqlx::Postgres>()
             .max_connections(8)
             .acquire_timeout(PATIENCE);
         let pool = pool.connect(outbox).await.expect("a server");
@@ -187,7 +185,7 @@ impl<O: Outbox> Orders<O> {
                     self.settle(number, operation.key(), res, "done").await;
                     return;
                 }
-                // Pending: the next recovery sends it again.
+                // The operation stays pending: the next recovery sends it again.
                 _ => return,
             }
         }

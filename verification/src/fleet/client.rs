@@ -10,7 +10,7 @@ use http::{StatusCode, header};
 use tokio::time::{sleep, timeout};
 
 use super::{Fleet, connection::Connection};
-use tests::{Answer, random::Random};
+use tests::{TestResponse, random::Random};
 
 use crate::oracle::{Attempt, Outcome};
 
@@ -42,7 +42,11 @@ impl Client {
     /// # Panics
     ///
     /// Panics if no response arrives.
-    pub(super) async fn insist(&mut self, key: &str, patience: Duration) -> Vec<Attempt> {
+    pub(super) async fn request_until_response(
+        &mut self,
+        key: &str,
+        patience: Duration,
+    ) -> Vec<Attempt> {
         let began = Instant::now();
         let mut attempts = Vec::new();
         let mut silent = None;
@@ -83,7 +87,7 @@ impl Client {
     async fn attempt(&mut self, member: usize, key: &str, patience: Duration) -> Attempt {
         let began = Instant::now();
         let outcome = match timeout(patience, self.post(member, key)).await {
-            Ok(Ok(answer)) => outcome(answer),
+            Ok(Ok(response)) => outcome(response),
             Ok(Err(_)) => Outcome::Failed,
             Err(_) => Outcome::HungUp,
         };
@@ -99,7 +103,7 @@ impl Client {
 
     /// Takes the connection out of the list during the request. After an error, or if the client hangs up, the
     /// connection is closed.
-    async fn post(&mut self, member: usize, key: &str) -> io::Result<Answer> {
+    async fn post(&mut self, member: usize, key: &str) -> io::Result<TestResponse> {
         let asked = &self.fleet.members[member];
         let mut connection = match self.connections[member].take() {
             Some(connection) => connection,
@@ -107,10 +111,10 @@ impl Client {
         };
         // The process that receives the request runs now, or has already ended.
         let process = asked.process.load(Ordering::SeqCst);
-        let answer = connection.post(&self.path, key, "tea").await?;
+        let response = connection.post(&self.path, key, "tea").await?;
         asked.at_work.fetch_max(process, Ordering::SeqCst);
         self.connections[member] = Some(connection);
-        Ok(answer)
+        Ok(response)
     }
 }
 
@@ -118,16 +122,16 @@ impl Client {
 /// large enough for a busy machine.
 pub(super) const LONGEST: Duration = Duration::from_secs(120);
 
-fn outcome(mut answer: Answer) -> Outcome {
-    if answer.status.is_success() {
+fn outcome(mut response: TestResponse) -> Outcome {
+    if response.status.is_success() {
         // The two headers that may differ between responses.
-        answer.headers.remove(header::DATE);
-        answer.headers.remove("idempotent-replayed");
-        return Outcome::Answered(answer);
+        response.headers.remove(header::DATE);
+        response.headers.remove("idempotent-replayed");
+        return Outcome::Answered(response);
     }
-    let problem: Option<serde_json::Value> = serde_json::from_slice(&answer.body).ok();
+    let problem: Option<serde_json::Value> = serde_json::from_slice(&response.body).ok();
     let code = problem.and_then(|problem| problem["code"].as_str().map(str::to_owned));
-    match (answer.status, code.as_deref()) {
+    match (response.status, code.as_deref()) {
         (StatusCode::CONFLICT, Some("outcome-unknown")) => Outcome::Refused,
         (_, Some(code)) => Outcome::NotYet(code.to_owned()),
         (status, None) => Outcome::NotYet(status.as_str().to_owned()),

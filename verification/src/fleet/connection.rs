@@ -6,7 +6,7 @@ use std::{io, net::SocketAddr};
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
-use tests::{Answer, wire::post_bytes};
+use tests::{TestResponse, wire::post_bytes};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -29,7 +29,12 @@ impl Connection {
     }
 
     /// Posts, and reads a response with a content length. After an error the connection cannot be used.
-    pub(super) async fn post(&mut self, path: &str, key: &str, body: &str) -> io::Result<Answer> {
+    pub(super) async fn post(
+        &mut self,
+        path: &str,
+        key: &str,
+        body: &str,
+    ) -> io::Result<TestResponse> {
         self.stream.write_all(&post_bytes(path, key, body)).await?;
         let head = loop {
             if let Some(end) = self.unread.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -41,7 +46,7 @@ impl Connection {
         let length = headers.get(header::CONTENT_LENGTH);
         let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
         let body = self.take(length.ok_or(io::ErrorKind::InvalidData)?).await?;
-        Ok(Answer {
+        Ok(TestResponse {
             status,
             headers,
             body,

@@ -33,13 +33,13 @@ pub struct Load {
     /// The lease of the members.
     pub lease: Duration,
     /// The number of strikes. The load continues until the last one.
-    pub blows: usize,
+    pub strike_count: usize,
     /// The kind of the strikes.
-    pub blow: StrikeKind,
+    pub strike_kind: StrikeKind,
     /// The largest number of members that are down at a time.
     pub at_once: usize,
     /// The typical delay between two strikes at a member. The actual delay is between 0.5 and 1.5 times this value.
-    pub respite: Duration,
+    pub strike_interval: Duration,
     /// The seed of all random choices. The history also depends on timing.
     pub seed: u64,
 }
@@ -47,7 +47,7 @@ pub struct Load {
 /// A kind of strike at a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StrikeKind {
-    /// `kill -9`, and another process in its place.
+    /// `kill -9`, and another process that replaces it.
     Kill,
     /// SIGSTOP, and SIGCONT after this duration.
     Pause(Duration),
@@ -75,7 +75,7 @@ impl Fleet {
     /// # Panics
     ///
     /// Panics if a key has no response for two minutes, or if `trouble` panics.
-    pub async fn run_beside(
+    pub async fn run_until(
         self,
         load: Load,
         trouble: impl FnOnce() -> Vec<Occasion> + Send + 'static,
@@ -110,8 +110,8 @@ impl Fleet {
                 while next.load(Ordering::SeqCst) < load.keys || !over.load(Ordering::SeqCst) {
                     let key = key(next.fetch_add(1, Ordering::SeqCst));
                     let asked = tokio::join!(
-                        hasty.insist(&key, load.lease / 2),
-                        patient.insist(&key, LONGEST)
+                        hasty.request_until_response(&key, load.lease / 2),
+                        patient.request_until_response(&key, LONGEST)
                     );
                     attempts.extend(asked.0.into_iter().chain(asked.1));
                 }
@@ -131,7 +131,7 @@ impl Fleet {
             workers.spawn(async move {
                 let mut attempts = Vec::new();
                 for n in mine {
-                    attempts.extend(client.insist(&key(n), LONGEST).await);
+                    attempts.extend(client.request_until_response(&key(n), LONGEST).await);
                 }
                 attempts
             });

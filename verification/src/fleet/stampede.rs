@@ -44,7 +44,11 @@ impl Fleet {
                 let mut attempts = Vec::new();
                 for n in 0..keys {
                     start.wait().await;
-                    attempts.extend(client.insist(&format!("key-{n}"), LONGEST).await);
+                    attempts.extend(
+                        client
+                            .request_until_response(&format!("key-{n}"), LONGEST)
+                            .await,
+                    );
                 }
                 attempts
             });

@@ -13,7 +13,7 @@ use crate::oracle::Strike;
 
 /// Strikes the members until no strikes are left.
 pub(super) fn all(fleet: &Fleet, load: &Load) -> thread::Result<Vec<Strike>> {
-    let left = AtomicUsize::new(load.blows);
+    let left = AtomicUsize::new(load.strike_count);
     let down = AtomicUsize::new(0);
     thread::scope(|scope| {
         let strikers: Vec<_> = (fleet.members.iter().zip(0..))
@@ -50,7 +50,7 @@ impl Striker<'_> {
     fn strike(mut self) -> Vec<Strike> {
         let mut strikes = Vec::new();
         loop {
-            thread::sleep(self.random.around(self.load.respite));
+            thread::sleep(self.random.around(self.load.strike_interval));
             let less = |left: usize| left.checked_sub(1);
             let taken = self
                 .left
@@ -60,7 +60,7 @@ impl Striker<'_> {
             }
             self.wait_for_others();
             self.wait_for_work();
-            let (pid, ordered, down, resumed) = match self.load.blow {
+            let (pid, ordered, down, resumed) = match self.load.strike_kind {
                 StrikeKind::Kill => self.member.kill(),
                 StrikeKind::Pause(length) => self.member.pause(length),
             };
@@ -78,7 +78,7 @@ impl Striker<'_> {
     /// Waits until the member has work to lose, for a limited time. A member that receives no requests has no such work.
     fn wait_for_work(&self) {
         let began = Instant::now();
-        while !self.member.is_at_work() && began.elapsed() < IDLE {
+        while !self.member.has_responded() && began.elapsed() < IDLE {
             thread::sleep(Duration::from_millis(1));
         }
     }

@@ -8,7 +8,7 @@ use std::{
 use http::{HeaderMap, StatusCode};
 
 use super::{Attempt, Effect, History, Occasion, Outcome, Strike};
-use tests::Answer;
+use tests::TestResponse;
 
 pub(super) const LEASE: Duration = Duration::from_millis(100);
 const REQUEST: &str = "POST /slow/40";
@@ -109,10 +109,10 @@ impl HistoryBuilder {
     }
 }
 
-pub(super) fn answer(n: u64) -> Outcome {
+pub(super) fn response(n: u64) -> Outcome {
     let mut headers = HeaderMap::new();
     headers.insert("x-execution", n.into());
-    Outcome::Answered(Answer {
+    Outcome::Answered(TestResponse {
         status: StatusCode::CREATED,
         headers,
         body: format!("execution {n}").into(),

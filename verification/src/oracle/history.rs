@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tests::Answer;
+use tests::TestResponse;
 
 /// An execution of a handler, as its process recorded it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub struct Attempt {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The response, without the parts that may differ between replays.
-    Answered(Answer),
+    Answered(TestResponse),
     /// 409 outcome-unknown, or another problem that persists over retries.
     Refused,
     /// Another problem, with this code, after which the client retries.
@@ -102,7 +102,7 @@ pub struct History {
     pub max_reply_age: Duration,
     /// The retention of records, or `None` if a member may store a record late.
     pub retention: Option<Duration>,
-    /// The codes of the problems after which clients may retry, besides in-progress and store-unavailable.
+    /// The codes of the problems after which clients may retry, in addition to in-progress and store-unavailable.
     pub problems: &'static [&'static str],
 }
 
@@ -130,16 +130,16 @@ impl Effect {
 impl Attempt {
     /// Returns the response, if there is one.
     #[must_use]
-    pub fn answer(&self) -> Option<&Answer> {
+    pub fn response(&self) -> Option<&TestResponse> {
         match &self.outcome {
-            Outcome::Answered(answer) => Some(answer),
+            Outcome::Answered(response) => Some(response),
             Outcome::Refused | Outcome::NotYet(_) | Outcome::HungUp | Outcome::Failed => None,
         }
     }
 
     /// Returns the number of the execution that is named in the response.
     pub(super) fn execution(&self) -> Option<u64> {
-        self.answer()?.header("x-execution")?.parse().ok()
+        self.response()?.header("x-execution")?.parse().ok()
     }
 
     /// Returns `true` if the client need not retry.
@@ -152,14 +152,14 @@ impl Attempt {
     }
 
     /// Returns `true` if the attempt was in flight when its member was struck, or while the member was still stopped.
-    pub(super) fn meets(&self, strike: &Strike) -> bool {
+    pub(super) fn is_struck_by(&self, strike: &Strike) -> bool {
         self.member == strike.member && self.began <= strike.end() && self.ended >= strike.ordered
     }
 
     /// Returns `true` if the attempt was in flight for the whole time that its process was stopped, and that time was at
     /// least a lease.
-    pub(super) fn outlasts(&self, strike: &Strike, lease: Duration) -> bool {
-        self.meets(strike)
+    pub(super) fn is_in_flight_during(&self, strike: &Strike, lease: Duration) -> bool {
+        self.is_struck_by(strike)
             && strike
                 .resumed
                 .is_some_and(|resumed| resumed - strike.down >= lease && self.ended >= resumed)

@@ -8,7 +8,7 @@ use std::{
 use http::StatusCode;
 
 use super::{Attempt, Effect, History, Occasion, Outcome, Strike};
-use ::tests::Answer;
+use ::tests::TestResponse;
 
 /// The effects and attempts under one key.
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ impl History {
                 .iter()
                 .map(|pid| self.count_explained(story, *pid))
                 .sum();
-            let answered = story.answers().map(|(when, _)| when).min();
+            let answered = story.responses().map(|(when, _)| when).min();
             let slow = story.attempts.iter().filter(|attempt| {
                 // A client that hung up does not know the duration of the execution.
                 let ended = match attempt.outcome {
@@ -99,7 +99,7 @@ impl History {
     pub fn retracted(&self) -> Vec<String> {
         let stories = self.stories();
         let retracted = stories.iter().filter(|(key, story)| {
-            let answered = || story.attempts.iter().filter(|it| it.answer().is_some());
+            let answered = || story.attempts.iter().filter(|it| it.response().is_some());
             let mut refused = story.attempts.iter();
             refused.any(|late| {
                 late.outcome == Outcome::Refused
@@ -127,7 +127,7 @@ impl History {
         };
         let stories = self.stories();
         let stale = stories.iter().filter(|(_, story)| {
-            let answered = || story.attempts.iter().filter(|it| it.answer().is_some());
+            let answered = || story.attempts.iter().filter(|it| it.response().is_some());
             answered().any(|one| {
                 let over = one.ended + retention + self.max_reply_age;
                 answered().any(|late| late.began > over && late.outcome == one.outcome)
@@ -218,7 +218,7 @@ impl History {
         is_compared: impl Fn(&Attempt) -> bool,
     ) -> bool {
         let attempts = || story.attempts.iter().filter(|it| is_compared(it));
-        let answered = || attempts().filter(|it| it.answer().is_some());
+        let answered = || attempts().filter(|it| it.response().is_some());
         answered().any(|one| {
             answered().any(|other| {
                 let (from, until) = (one.began.min(other.began), one.ended.max(other.ended));
@@ -247,14 +247,16 @@ impl History {
         &'a self,
         attempt: &'a Attempt,
     ) -> impl Iterator<Item = &'a Strike> {
-        self.strikes.iter().filter(|strike| attempt.meets(strike))
+        self.strikes
+            .iter()
+            .filter(|strike| attempt.is_struck_by(strike))
     }
 
     /// Returns the number of executions of this key by one process that may have been taken over. It is at most the number
     /// of strikes at the process in that time.
     fn count_explained(&self, story: &KeyHistory<'_>, pid: u32) -> usize {
         let asked = story.attempts.iter().map(|attempt| attempt.began).min();
-        let answered = story.answers().map(|(when, _)| when).min();
+        let answered = story.responses().map(|(when, _)| when).min();
         let strikes = self.strikes.iter().filter(|strike| {
             strike.pid == pid
                 && strike.loses_leases(self.lease)
@@ -301,17 +303,17 @@ impl History {
 
 impl<'a> KeyHistory<'a> {
     /// Returns each response, and its time.
-    pub(super) fn answers(&self) -> impl Iterator<Item = (Instant, &'a Answer)> {
+    pub(super) fn responses(&self) -> impl Iterator<Item = (Instant, &'a TestResponse)> {
         let attempts = self.attempts.iter();
-        attempts.filter_map(|&attempt| Some((attempt.ended, attempt.answer()?)))
+        attempts.filter_map(|&attempt| Some((attempt.ended, attempt.response()?)))
     }
 
     /// Returns `true` if the response is not of an execution of this request.
     fn is_uncaused(&self, attempt: &Attempt) -> bool {
         let n = attempt.execution();
         let is_cause = |it: &&Effect| Some(it.n) == n && it.request == attempt.request;
-        let answer = attempt.answer();
-        answer.is_some_and(|answer| answer.status != StatusCode::SERVICE_UNAVAILABLE)
+        let response = attempt.response();
+        response.is_some_and(|response| response.status != StatusCode::SERVICE_UNAVAILABLE)
             && !self.effects.iter().any(is_cause)
     }
 
@@ -330,8 +332,8 @@ impl<'a> KeyHistory<'a> {
             }
             let at = began.map_or(Duration::ZERO, |began| attempt.began - began);
             let outcome = match &attempt.outcome {
-                Outcome::Answered(answer) => {
-                    format!("{} {:?}", answer.status, answer.text())
+                Outcome::Answered(response) => {
+                    format!("{} {:?}", response.status, response.text())
                 }
                 other => format!("{other:?}"),
             };

@@ -28,7 +28,7 @@ pub struct Sums {
     pub lost_replies: usize,
     /// The number of responses from a process that was stopped for a lease or longer during the request.
     pub late: usize,
-    /// The number of these if the process had an effect of its own, and returned the response of another process.
+    /// The number of these if the process had an effect itself, and returned the response of another process.
     pub late_and_outrun: usize,
     /// The number of requests that took a lease or longer although their process was not struck.
     pub slow: usize,
@@ -74,11 +74,11 @@ impl History {
         sums.keys += 1;
         sums.executed_twice += usize::from(story.effects.len() > 1);
         sums.longest_wait = sums.longest_wait.max(self.wait(story));
-        let refused = story.answers().next().is_none();
+        let refused = story.responses().next().is_none();
         sums.refused_with_effect += usize::from(refused && !story.effects.is_empty());
         sums.refused_without_effect += usize::from(refused && story.effects.is_empty());
-        let given = story.answers().next();
-        let given = given.and_then(|(_, answer)| answer.header("x-execution"));
+        let given = story.responses().next();
+        let given = given.and_then(|(_, response)| response.header("x-execution"));
         let (mut struck, mut lost_reply) = (false, false);
         for attempt in &story.attempts {
             let mut met = false;
@@ -90,7 +90,7 @@ impl History {
                 let is_own = own.any(|own| given == Some(&own.n.to_string()));
                 struck |= has_own;
                 lost_reply |= is_own && attempt.outcome == Outcome::Failed;
-                if attempt.outlasts(strike, self.lease) && attempt.answer().is_some() {
+                if attempt.is_in_flight_during(strike, self.lease) && attempt.response().is_some() {
                     sums.late += 1;
                     sums.late_and_outrun += usize::from(has_own && !is_own);
                 }
@@ -111,7 +111,7 @@ impl fmt::Display for Sums {
         write!(
             f,
             "{} keys, {} strikes, {} keys struck: {} executed twice, {} refused with an effect and {} without, {} answered \
-             by another process; {} late answers, {} of them another's; {} slow; {} without a store; longest wait {:?}",
+             by another process; {} late responses, {} of them another's; {} slow; {} without a store; longest wait {:?}",
             self.keys,
             self.strikes,
             self.struck,

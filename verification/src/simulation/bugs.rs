@@ -49,7 +49,7 @@ pub enum Bug {
     LeavingReleases,
     /// The handler is dropped if the client leaves.
     LeavingCutsOff,
-    /// Code around the layer returns the handler's response in place of the layer's response.
+    /// Code around the layer returns the handler's response instead of the layer's response.
     HandlerResponseIsSent,
     /// The layer executes without a lease if the store fails.
     ExecutesUnprotected,

@@ -153,7 +153,7 @@ pub(super) async fn run_attempt(
         Outcome::Answered(_) | Outcome::Refused(..)
             if world.has(Bug::HandlerResponseIsSent)
                 && let Some(execution) = world.attempts[number].execution
-                && let Some(produced) = world.executions[execution].answers.last() =>
+                && let Some(produced) = world.executions[execution].responses.last() =>
         {
             Outcome::Answered(Reply {
                 status: produced.status,

@@ -424,7 +424,7 @@ impl Driver {
                 let clocks = self.hosts.iter().filter_map(|host| host.process.as_ref());
                 let ahead = clocks.map(Process::clock).max().unwrap_or(0);
                 let retried = retry_all(&mut world, ahead.saturating_sub(now));
-                // A lease whose holder is unknown to all processes expires by then.
+                // A lease whose holder is unknown to all processes has expired at that time.
                 let last = world
                     .expected
                     .values()

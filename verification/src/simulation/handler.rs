@@ -34,12 +34,12 @@ pub(super) struct Handler(pub(super) Link);
 #[derive(Debug)]
 pub(super) struct Failed;
 
-pub(super) type Answer = Result<Response<ResponseBody>, Failed>;
+pub(super) type TestResponse = Result<Response<ResponseBody>, Failed>;
 
 impl Service<Request<Body<PacedBody>>> for Handler {
     type Response = Response<ResponseBody>;
     type Error = Failed;
-    type Future = Pin<Box<dyn Future<Output = Answer> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = TestResponse> + Send>>;
 
     fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), Failed>> {
         Poll::Ready(Ok(()))
@@ -55,8 +55,8 @@ impl Service<Request<Body<PacedBody>>> for Handler {
     }
 }
 
-/// The work of an operator who finishes an orphan: the work of the handler, without a request.
-pub(super) async fn finish(link: Link, attempt: usize, lease: Lease) -> Answer {
+/// Finishes an orphan for an operator: the work of the handler, without a request.
+pub(super) async fn finish(link: Link, attempt: usize, lease: Lease) -> TestResponse {
     Run::start(link, attempt, Some(lease))
         .run_to_end(None)
         .await
@@ -171,7 +171,7 @@ impl Run {
             lease: lease.as_ref().map(Lease::lease_ref),
             commits: Vec::new(),
             over: None,
-            answers: Vec::new(),
+            responses: Vec::new(),
             state: Progress::Runs,
             completing: false,
             received: false,
@@ -204,7 +204,7 @@ impl Run {
         }
     }
 
-    async fn run_to_end(mut self, body: Option<Body<PacedBody>>) -> Answer {
+    async fn run_to_end(mut self, body: Option<Body<PacedBody>>) -> TestResponse {
         let link = self.link.clone();
         let ended = run_unless_dropped(&link, self.number, self.work(body)).await;
         self.ends(ended).unwrap_or(Err(Failed))
@@ -212,8 +212,8 @@ impl Run {
 
     /// Ends the execution, unless it was dropped.
     pub(super) fn ends<T, E>(&mut self, ended: Option<Result<T, E>>) -> Option<Result<T, E>> {
-        if let Some(answer) = &ended {
-            self.is_over(match answer {
+        if let Some(response) = &ended {
+            self.set_progress(match response {
                 Ok(_) => Progress::Answered,
                 Err(_) => Progress::Failed,
             });
@@ -221,14 +221,14 @@ impl Run {
         ended
     }
 
-    fn is_over(&mut self, state: Progress) {
+    fn set_progress(&mut self, state: Progress) {
         self.over = true;
         let mut world = self.link.world.lock();
         world.executions[self.number].state = state;
         world.record_event(EventKind::ExecutionEnded(self.number));
     }
 
-    async fn work(&mut self, body: Option<Body<PacedBody>>) -> Answer {
+    async fn work(&mut self, body: Option<Body<PacedBody>>) -> TestResponse {
         let script = self.script;
         if let Some(body) = body
             && read(body).await.is_err()
@@ -238,7 +238,7 @@ impl Run {
         }
         self.reach_effect().await;
         let transactional = self.link.world.lock().plan.transactional;
-        let answer = if transactional {
+        let response = if transactional {
             self.commit().await
         } else {
             self.apply_effect();
@@ -251,7 +251,7 @@ impl Run {
         if script.ending == Ending::Fails {
             return Err(Failed);
         }
-        answer
+        response
     }
 
     pub(super) async fn reach_effect(&mut self) {
@@ -265,7 +265,7 @@ impl Run {
     }
 
     pub(super) fn panic(&mut self) -> ! {
-        self.is_over(Progress::Failed);
+        self.set_progress(Progress::Failed);
         // Panics without printing a message.
         resume_unwind(Box::new("as drawn"))
     }
@@ -279,7 +279,7 @@ impl Run {
     }
 
     /// Commits effect and record in one transaction, and retries once if the outcome of the commit is unknown.
-    async fn commit(&mut self) -> Answer {
+    async fn commit(&mut self) -> TestResponse {
         let Some(lease) = self.lease.clone() else {
             return Err(Failed);
         };
@@ -291,7 +291,7 @@ impl Run {
             let prepared = match lease.prepare(res).await {
                 Ok(prepared) => prepared,
                 // The transaction was rolled back.
-                Err(unrecorded) => return Ok(unrecorded.into_answer().map(prepared_page)),
+                Err(unrecorded) => return Ok(unrecorded.into_output().map(prepared_page)),
             };
             let (reference, record) = (prepared.lease_ref(), prepared.record().clone());
             let retention = prepared.retention();
@@ -329,7 +329,7 @@ impl Run {
             _ => Recording::Expected,
         };
         world.executions[self.number]
-            .answers
+            .responses
             .push(ProducedResponse {
                 status,
                 body: text.clone(),

@@ -59,12 +59,12 @@ pub(super) enum EventKind {
         id: usize,
         state: Option<&'static str>,
     },
-    /// A decision of an operator arrived at the store. `answer` is the number of the operator's response.
+    /// A decision of an operator arrived at the store. `response` is the number of the operator's response.
     EntryResolved {
         id: usize,
         resolution: &'static str,
         is_applied: bool,
-        answer: Option<usize>,
+        response: Option<usize>,
     },
     /// A record, an orphan or a first lease expired, or an operator deleted the entry: its key is free again.
     KeyFreed(usize),
@@ -135,7 +135,7 @@ pub(super) enum StoreReply {
 /// The reply as the layer received it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReceivedReply {
-    Answer,
+    TestResponse,
     Error,
 }
 

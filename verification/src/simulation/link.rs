@@ -113,7 +113,7 @@ impl Link {
             call: name,
             token: token_name,
             received: match received {
-                Some(_) => ReceivedReply::Answer,
+                Some(_) => ReceivedReply::TestResponse,
                 None => ReceivedReply::Error,
             },
         });

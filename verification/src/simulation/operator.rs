@@ -1,4 +1,4 @@
-//! An operator, who reads entries and resolves them, or finishes an orphan.
+//! An operator reads entries and resolves them, or finishes an orphan.
 //!
 //! The operator is another program than the processes: it calls the store as `Inspect` does. Time passes between reading
 //! and deciding, so that the entry may have changed. A decision may arrive late, twice, or not at all.
@@ -21,7 +21,7 @@ use super::{
     world::{Attempt, Due, State},
 };
 
-/// A decision about an entry, on its way to the store.
+/// A decision about an entry that has not reached the store yet.
 #[derive(Clone)]
 pub(super) struct Decision {
     number: usize,
@@ -29,33 +29,33 @@ pub(super) struct Decision {
     expected: ExpectedView,
     resolution: Resolution,
     /// The index of the response that the decision stores.
-    answer: Option<usize>,
+    response: Option<usize>,
     /// The number of times that the operator may still read the entry.
     looks: u64,
 }
 
 /// A response that an operator stored, or tried to store.
 #[derive(Debug)]
-pub(super) struct OperatorAnswer {
+pub(super) struct OperatorResponse {
     pub(super) request: Request,
     body: Bytes,
     is_stored: bool,
 }
 
 /// Responses of operators are numbered like executions, from here on.
-const FIRST_ANSWER: usize = 1_000_000;
+const FIRST_RESPONSE: usize = 1_000_000;
 
-/// Returns the number that a response of an operator has in place of the number of an execution.
-pub(super) fn number(answer: usize) -> usize {
-    FIRST_ANSWER + answer
+/// Returns the number of an operator's response, which replaces the number of an execution.
+pub(super) fn number(response: usize) -> usize {
+    FIRST_RESPONSE + response
 }
 
-impl OperatorAnswer {
+impl OperatorResponse {
     /// Returns the response of this index, as a client receives it.
-    pub(super) fn reply(&self, answer: usize) -> Reply {
+    pub(super) fn reply(&self, response: usize) -> Reply {
         Reply {
             status: StatusCode::CREATED,
-            execution: Some(number(answer)),
+            execution: Some(number(response)),
             replayed: false,
             body: self.body.clone(),
         }
@@ -86,12 +86,13 @@ impl OperatorAnswer {
 }
 
 impl State {
-    /// Returns the response of an operator that has this number in place of an execution.
-    pub(super) fn operator_answer(&self, number: usize) -> Option<&OperatorAnswer> {
-        self.operator_answers.get(number.checked_sub(FIRST_ANSWER)?)
+    /// Returns the response of an operator with this number.
+    pub(super) fn operator_answer(&self, number: usize) -> Option<&OperatorResponse> {
+        self.operator_responses
+            .get(number.checked_sub(FIRST_RESPONSE)?)
     }
 
-    /// Reads an entry for an operator, who may then decide about it. `layer` encodes responses.
+    /// Reads an entry for an operator, which may then resolve it. `layer` encodes responses.
     pub(super) fn inspect(
         &mut self,
         id: Option<KeyId>,
@@ -125,7 +126,7 @@ impl State {
         let (Some((seen, fingerprint)), Some(expected)) = (found, view) else {
             return self.inspect_later(Some(id), looks);
         };
-        let Some((resolution, answer)) = self.decide(&seen, fingerprint, layer) else {
+        let Some((resolution, response)) = self.decide(&seen, fingerprint, layer) else {
             return self.inspect_later(Some(id), looks);
         };
         self.decisions += 1;
@@ -134,7 +135,7 @@ impl State {
             seen,
             expected,
             resolution,
-            answer,
+            response,
             looks,
         });
     }
@@ -173,9 +174,9 @@ impl State {
                 1 | 2 => Resolution::Free,
                 3..6 => Resolution::Retry,
                 _ => {
-                    let (record, answer) = self.respond(seen.id(), fingerprint, layer)?;
+                    let (record, response) = self.respond(seen.id(), fingerprint, layer)?;
                     let retention = ttl(self.plan.retention);
-                    return Some((Resolution::Complete { record, retention }, Some(answer)));
+                    return Some((Resolution::Complete { record, retention }, Some(response)));
                 }
             },
         };
@@ -195,22 +196,22 @@ impl State {
         };
         let execution = executions.find(|it| it.lease.as_ref().is_some_and(is_of_entry))?;
         let request = execution.request;
-        let answer = self.operator_answers.len();
-        let text = format!("operator's response {answer}");
+        let response = self.operator_responses.len();
+        let text = format!("operator's response {response}");
         let record = if self.plan.jobs {
-            layer?.encode_value_record(id, &(number(answer), &text))
+            layer?.encode_value_record(id, &(number(response), &text))
         } else {
             let res = Response::builder().status(StatusCode::CREATED);
-            let res = res.header("x-execution", number(answer));
+            let res = res.header("x-execution", number(response));
             let res = res.body(Bytes::from(text.clone()));
             layer?.encode_response_record(id, &res.expect("a valid response"))
         };
-        self.operator_answers.push(OperatorAnswer {
+        self.operator_responses.push(OperatorResponse {
             request,
             body: text.into(),
             is_stored: false,
         });
-        Some((record, answer))
+        Some((record, response))
     }
 
     /// Sends a decision after the time that the operator needs for it, and draws its fate.
@@ -254,14 +255,14 @@ impl State {
         if is_freed {
             self.record_event(EventKind::KeyFreed(name));
         }
-        if let Some(answer) = decision.answer.filter(|_| is_applied) {
-            self.operator_answers[answer].is_stored = true;
+        if let Some(response) = decision.response.filter(|_| is_applied) {
+            self.operator_responses[response].is_stored = true;
         }
         self.record_event(EventKind::EntryResolved {
             id: name,
             resolution: resolution.name(),
             is_applied,
-            answer: decision.answer,
+            response: decision.response,
         });
         if let Err(violation) = verdict {
             let name = decision.resolution.name();

@@ -99,7 +99,7 @@ pub(super) fn judge_release(world: &mut State, lease: &LeaseRef, is_held: bool) 
         return true;
     };
     let execution = &world.executions[number];
-    let produced = execution.answers.last().map(|produced| produced.keep);
+    let produced = execution.responses.last().map(|produced| produced.keep);
     let runs = execution.state == Progress::Runs && !world.dead[execution.process];
     // A response does not count if the record of an earlier commit may have expired.
     let over = execution.over.is_some_and(|over| world.now >= over);
@@ -128,7 +128,7 @@ pub(super) fn judge_release(world: &mut State, lease: &LeaseRef, is_held: bool) 
 /// Judges an attempt that has ended for its client.
 pub(super) fn judge_end(world: &mut State, attempt: usize, outcome: &Outcome) {
     let violation = match outcome {
-        Outcome::Answered(reply) => judge_answer(world, attempt, reply),
+        Outcome::Answered(reply) => judge_response(world, attempt, reply),
         Outcome::Refused(reason, status) => judge_refusal(world, attempt, reason, *status),
         Outcome::Panicked
         | Outcome::Failed
@@ -142,13 +142,13 @@ pub(super) fn judge_end(world: &mut State, attempt: usize, outcome: &Outcome) {
     }
 }
 
-fn judge_answer(world: &State, attempt: usize, reply: &Reply) -> Result<(), String> {
+fn judge_response(world: &State, attempt: usize, reply: &Reply) -> Result<(), String> {
     let known = &world.attempts[attempt];
     let Some(number) = reply.execution else {
         return Err(format!("a response without an execution: {reply:?}"));
     };
-    if let Some(answer) = world.operator_answer(number) {
-        return answer.judge(known.request, reply, world.plan.marks_replays());
+    if let Some(response) = world.operator_answer(number) {
+        return response.judge(known.request, reply, world.plan.marks_replays());
     }
     let Some(execution) = world.executions.get(number) else {
         return Err(format!("the response of an unknown execution: {reply:?}"));
@@ -159,7 +159,7 @@ fn judge_answer(world: &State, attempt: usize, reply: &Reply) -> Result<(), Stri
             known.request, execution.request
         ));
     }
-    let mut produced = execution.answers.iter().rev();
+    let mut produced = execution.responses.iter().rev();
     let produced =
         produced.find(|produced| produced.status == reply.status && produced.body == reply.body);
     let Some(produced) = produced else {
@@ -332,13 +332,13 @@ impl Execution {
 
     /// Returns `true` if the handler failed, or the body of its last response.
     fn has_failed(&self) -> bool {
-        let last = self.answers.last();
+        let last = self.responses.last();
         self.state == Progress::Failed
             || last.is_some_and(|produced| produced.keep == Recording::Forbidden)
     }
 
     fn is_unrecordable(&self) -> bool {
-        self.answers
+        self.responses
             .iter()
             .any(|produced| produced.keep == Recording::Allowed)
     }

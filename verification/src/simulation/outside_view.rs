@@ -18,7 +18,7 @@ use super::{
     plan::Plan,
     world::{Recording, State},
 };
-use tests::Answer;
+use tests::TestResponse;
 
 use crate::oracle::{Attempt, Effect, History, Occasion, Outcome, Strike};
 
@@ -87,11 +87,11 @@ fn history_of(world: &State) -> History {
                 });
             }
             EventKind::EntryResolved {
-                answer: Some(answer),
+                response: Some(response),
                 is_applied: true,
                 ..
             } => {
-                let (effect, attempt) = operator_response(world, *answer, at);
+                let (effect, attempt) = operator_response(world, *response, at);
                 history.effects.push(effect);
                 of_operator.push(attempt);
             }
@@ -112,12 +112,12 @@ fn history_of(world: &State) -> History {
 
 /// Returns an effect and an attempt that stand for a response of an operator. Each client that receives a response must
 /// receive this one, and no process had its effect.
-fn operator_response(world: &State, answer: usize, at: Instant) -> (Effect, Attempt) {
-    let response = &world.operator_answers[answer];
+fn operator_response(world: &State, number: usize, at: Instant) -> (Effect, Attempt) {
+    let response = &world.operator_responses[number];
     let (key, request) = (key(&world.plan, response.request), path(response.request));
     let effect = Effect {
         pid: OPERATOR,
-        n: operator::number(answer) as u64,
+        n: operator::number(number) as u64,
         request: request.clone(),
         key: key.clone(),
     };
@@ -127,7 +127,7 @@ fn operator_response(world: &State, answer: usize, at: Instant) -> (Effect, Atte
         member: OPERATOR_MEMBER,
         began: at,
         ended: at,
-        outcome: Outcome::Answered(self::answer(&response.reply(answer))),
+        outcome: Outcome::Answered(self::response(&response.reply(number))),
     };
     (effect, attempt)
 }
@@ -167,7 +167,7 @@ fn occasions(world: &State, instant: impl Fn(Millis) -> Instant) -> Vec<Occasion
             EventKind::LeaseTakenOver(id) if !world.plan.transactional => (id, true),
             EventKind::EntryResolved {
                 id,
-                answer: Some(_),
+                response: Some(_),
                 is_applied: true,
                 ..
             } => (id, true),
@@ -197,8 +197,8 @@ fn strike(process: usize, down: Instant, resumed: Option<Instant>) -> Strike {
 /// Returns the outcome as a client of a fleet reports it.
 fn client_outcome(world: &State, attempt: usize, outcome: &history::Outcome) -> Outcome {
     match outcome {
-        history::Outcome::Answered(reply) => match is_kept(world, attempt, reply) {
-            true => Outcome::Answered(answer(reply)),
+        history::Outcome::Answered(reply) => match is_recorded(world, attempt, reply) {
+            true => Outcome::Answered(response(reply)),
             false => Outcome::NotYet("unkept".to_owned()),
         },
         history::Outcome::Refused(reason, _) => match *reason {
@@ -216,10 +216,10 @@ fn client_outcome(world: &State, attempt: usize, outcome: &history::Outcome) -> 
 
 /// Returns `true` if all clients must receive the same response. The handler returned the response and its storage was
 /// acknowledged, or the response was stored although that was optional.
-fn is_kept(world: &State, attempt: usize, reply: &Reply) -> bool {
+fn is_recorded(world: &State, attempt: usize, reply: &Reply) -> bool {
     let number = reply.execution;
     let execution = number.and_then(|number| world.executions.get(number));
-    let mut produced = execution.iter().flat_map(|it| it.answers.iter().rev());
+    let mut produced = execution.iter().flat_map(|it| it.responses.iter().rev());
     let produced = produced.find(|it| it.status == reply.status && it.body == reply.body);
     let known = &world.attempts[attempt];
     produced.is_none_or(|produced| match produced.keep {
@@ -229,12 +229,12 @@ fn is_kept(world: &State, attempt: usize, reply: &Reply) -> bool {
     })
 }
 
-fn answer(reply: &Reply) -> Answer {
+fn response(reply: &Reply) -> TestResponse {
     let mut headers = HeaderMap::new();
     if let Some(execution) = reply.execution {
         headers.insert(HeaderName::from_static("x-execution"), execution.into());
     }
-    Answer {
+    TestResponse {
         status: reply.status,
         headers,
         body: reply.body.clone(),
@@ -256,7 +256,7 @@ fn pid(process: usize) -> u32 {
     u32::try_from(process).expect("a few")
 }
 
-/// The operator is a member of its own.
+/// The operator is a separate member.
 const OPERATOR: u32 = u32::MAX;
 const OPERATOR_MEMBER: usize = usize::MAX;
 

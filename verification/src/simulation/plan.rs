@@ -150,7 +150,7 @@ impl Plan {
         }
     }
 
-    /// Returns this plan with an operator who resolves entries.
+    /// Returns this plan with an operator that resolves entries.
     pub(super) fn with_operator(mut self, seed: u64) -> Self {
         self.strikes.resolutions = 1 + seed / 7 % 3;
         self

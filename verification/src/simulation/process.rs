@@ -1,4 +1,4 @@
-//! A simulated process: a separate runtime, whose clock stands still unless the driver advances it.
+//! A simulated process: a separate runtime, whose clock advances only when the driver advances it.
 //!
 //! The layer runs in the process without changes: it spawns tasks, sleeps and reads the clock. A process that is not driven
 //! is paused, as by SIGSTOP: when it continues, the real time has advanced. A process that is dropped is dead at once, with

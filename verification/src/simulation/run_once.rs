@@ -142,7 +142,7 @@ impl Run {
             },
         };
         let mut world = self.link.world.lock();
-        world.executions[self.number].answers.push(produced);
+        world.executions[self.number].responses.push(produced);
         (self.number, text)
     }
 }

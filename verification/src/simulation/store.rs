@@ -1,4 +1,4 @@
-//! The store of a simulation: entries and the contract, without a clock of its own.
+//! The store of a simulation: entries and the contract, without its own clock.
 //!
 //! Every method is one step at an instant that the caller passes. `verification/tests/simulation.rs` runs the conformance suite
 //! against the store.

@@ -16,7 +16,7 @@ use super::{
     bugs::Bug,
     expected_entry::{ExpectedEntry, Verdict},
     history::{Event, EventKind, Outcome, Reply, Request, StoreReply},
-    operator::{Decision, OperatorAnswer},
+    operator::{Decision, OperatorResponse},
     plan::Plan,
     random::Random,
     store::Entry,
@@ -51,7 +51,7 @@ pub(super) struct State {
     /// The number of decisions of operators, and of those that were applied.
     pub(super) decisions: usize,
     pub(super) resolutions: usize,
-    pub(super) operator_answers: Vec<OperatorAnswer>,
+    pub(super) operator_responses: Vec<OperatorResponse>,
     /// The number of attempts that have not ended.
     pub(super) open: usize,
     /// `true` for each process that was ever paused.
@@ -87,7 +87,7 @@ pub(super) enum Due {
     StepClock(Millis),
 }
 
-/// A call on its way to the store, and the receiver of its reply.
+/// A call that has not reached the store yet, and the receiver of its reply.
 pub(super) struct Call {
     pub(super) process: usize,
     pub(super) op: Op,
@@ -140,7 +140,7 @@ pub(super) struct Execution {
     /// The expiry of the record of the first commit that was sent, if that commit succeeded.
     pub(super) over: Option<Millis>,
     /// The responses that the execution produced; the last of them is its response.
-    pub(super) answers: Vec<ProducedResponse>,
+    pub(super) responses: Vec<ProducedResponse>,
     pub(super) state: Progress,
     /// `completing` is `true` if a completion under the lease was sent. `received` is `true` if a completion had a
     /// definite reply.
@@ -209,7 +209,7 @@ impl World {
             takeovers: 0,
             decisions: 0,
             resolutions: 0,
-            operator_answers: Vec::new(),
+            operator_responses: Vec::new(),
             open: 0,
             paused: Vec::new(),
             dead: Vec::new(),

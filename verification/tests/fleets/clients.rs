@@ -1,4 +1,4 @@
-//! Clients with an outbox that are killed again and again, behind a relay that breaks their connections.
+//! Clients with an outbox that are killed repeatedly, behind a relay that breaks their connections.
 //!
 //! 300 operations on each store; `FULL=1` makes them 5,000. `scripts/campaign client` runs any number.
 
@@ -7,7 +7,7 @@ use std::path::Path;
 use tests::few_or;
 use verification::clients::{Clients, StoreKind};
 
-/// Runs campaigns until each case was seen. A machine that stands still may let a client end before it is killed.
+/// Runs campaigns until each case was seen. On a machine that stalls, a client may end before it is killed.
 async fn run(store: StoreKind) {
     let operations = few_or(300, 5000);
     let mut seen = [0; 5];

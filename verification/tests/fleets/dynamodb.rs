@@ -17,7 +17,7 @@ use verification::{
     oracle::{History, Sums},
 };
 
-/// Fleets that run in parallel wait for processors longer than for leases, so they run in turn.
+/// Fleets that run in parallel wait for processors longer than for leases, so they run one after another.
 static TURN: Mutex<()> = Mutex::const_new(());
 
 const MEMBERS: usize = 3;
@@ -64,10 +64,10 @@ fn kills(seed: u64) -> Load {
         keys: 0,
         poll: POLL,
         lease: LEASE,
-        blows: few_or(12, 100),
-        blow: StrikeKind::Kill,
+        strike_count: few_or(12, 100),
+        strike_kind: StrikeKind::Kill,
         at_once: 2,
-        respite: Duration::from_millis(500),
+        strike_interval: Duration::from_millis(500),
         seed,
     }
 }
@@ -118,8 +118,8 @@ async fn paused_process_returns_record_of_dynamodb() {
             lease,
             path: format!("/slow/{}", handler.as_millis()),
             at_a_time: 18,
-            blows: few_or(6, 24),
-            blow: StrikeKind::Pause(lease * 3 / 2),
+            strike_count: few_or(6, 24),
+            strike_kind: StrikeKind::Pause(lease * 3 / 2),
             at_once: 1,
             ..kills(3 + round * 100)
         };
@@ -155,8 +155,8 @@ async fn keys_of_64_clients_execute_once() {
     none("excess effects", &history.excess_effects());
     none("contradictions", &history.contradictions());
     assert_eq!(history.effects.len(), keys);
-    let answers = history.attempts.iter().filter_map(|it| it.answer());
-    assert_eq!(answers.count(), 64 * keys);
+    let responses = history.attempts.iter().filter_map(|it| it.response());
+    assert_eq!(responses.count(), 64 * keys);
 }
 
 fn none(what: &str, keys: &[String]) {

@@ -8,18 +8,16 @@
 //! `FULL=1` uses 300 kills and 30 pauses. The default uses fewer.
 
 use std::{fmt, process::Command, time::Duration};
+use tests::database::pool_options;
 
 use tests::{
-    books::{Books, TestDialect, sqlite_pool},
+    database::{TestDatabase, TestDialect, sqlite_pool},
     few_or,
     proxy::{Mode, Proxy},
     scratch::Scratch,
     servers::{mariadb::MariaDbServer, postgres::PostgresServer},
 };
-use tower_idempotency_sqlx::{
-    MySqlStore, PostgresStore, SqliteStore,
-    sqlx::{MySqlPool, PgPool},
-};
+use tower_idempotency_sqlx::{MySqlStore, PostgresStore, SqliteStore};
 use verification::{
     fleet::{Case, Fleet, Load, StrikeKind, until_seen},
     oracle::{Effect, History, Sums},
@@ -41,11 +39,11 @@ fn kills((handler, at_a_time): (u64, usize), seed: u64) -> Load {
         keys: 0,
         poll: Duration::from_millis(100),
         lease: LEASE,
-        blows: few_or(12, 300),
-        blow: StrikeKind::Kill,
+        strike_count: few_or(12, 300),
+        strike_kind: StrikeKind::Kill,
         at_once: 1,
         // A process must connect before a kill can end an execution.
-        respite: Duration::from_millis(450),
+        strike_interval: Duration::from_millis(450),
         seed,
     }
 }
@@ -54,10 +52,10 @@ fn pauses(load: (u64, usize), seed: u64) -> Load {
     let lease = Duration::from_millis(500);
     Load {
         lease,
-        blows: few_or(6, 30),
-        blow: StrikeKind::Pause(lease * 3 / 2),
+        strike_count: few_or(6, 30),
+        strike_kind: StrikeKind::Pause(lease * 3 / 2),
         at_once: 1,
-        respite: Duration::from_millis(300),
+        strike_interval: Duration::from_millis(300),
         ..kills(load, seed)
     }
 }
@@ -70,17 +68,22 @@ fn late(proxy: &Proxy) {
     });
 }
 
-async fn run<S: TestDialect>(books: &Books<S>, url: &str, commit: &str, load: Load) -> History {
-    books.admin("delete from {table}").await;
-    books.admin("delete from {table}_effects").await;
+async fn run<S: TestDialect>(
+    database: &TestDatabase<S>,
+    url: &str,
+    commit: &str,
+    load: Load,
+) -> History {
+    database.admin("delete from {table}").await;
+    database.admin("delete from {table}_effects").await;
     let lease = load.lease.as_millis().to_string();
-    let (table, blow) = (books.table.as_str(), load.blow);
+    let (table, strike_kind) = (database.table.as_str(), load.strike_kind);
     let request = format!("POST {}", load.path);
     let args = [
         "--store", url, "--table", table, "--lease", &lease, "--commit", commit,
     ];
     let mut history = Fleet::of(bank, MEMBERS, &args).run(load).await;
-    let effects = books.effects().await.into_iter().map(|row| Effect {
+    let effects = database.effects().await.into_iter().map(|row| Effect {
         pid: u32::try_from(row.pid).expect("a process id"),
         n: u64::try_from(row.n).expect("a number"),
         request: request.clone(),
@@ -89,14 +92,14 @@ async fn run<S: TestDialect>(books: &Books<S>, url: &str, commit: &str, load: Lo
     history.effects = effects.collect();
     // A process that finds its lease lost before it writes responds with 503, and its client retries.
     history.problems = &["503"];
-    println!("{commit}, {blow:?}");
+    println!("{commit}, {strike_kind:?}");
     history
 }
 
 /// Asserts that each key has exactly one effect and one response.
-fn is_exactly_once(history: &History, blows: usize) {
+fn is_exactly_once(history: &History, strike_count: usize) {
     let sums = history.sums();
-    assert_eq!(sums.strikes, blows, "{sums}");
+    assert_eq!(sums.strikes, strike_count, "{sums}");
     none("excess effects", &history.excess_effects());
     none("contradictions", &history.contradictions());
     assert_eq!(history.effects.len(), sums.keys, "{sums}");
@@ -159,17 +162,17 @@ const OUTRUN: Case<Round> = ("answered by another process", |round| {
 
 /// Kills processes, and then stops them. `commit` is that of the bank.
 async fn survives_kills_and_pauses<S: TestDialect>(
-    books: &Books<S>,
+    database: &TestDatabase<S>,
     url: &str,
     commit: &str,
     how: How,
 ) {
     let exactly_once = async |load: Load| {
-        let history = run(books, url, commit, load.clone()).await;
-        is_exactly_once(&history, load.blows);
+        let history = run(database, url, commit, load.clone()).await;
+        is_exactly_once(&history, load.strike_count);
         Round {
             sums: history.sums(),
-            taken_over: taken_over(books).await,
+            taken_over: taken_over(database).await,
         }
     };
 
@@ -188,16 +191,16 @@ async fn survives_kills_and_pauses<S: TestDialect>(
     .await;
 }
 
-async fn each_key_has_one_effect<S: TestDialect>(books: Books<S>, url: &str, how: How) {
+async fn each_key_has_one_effect<S: TestDialect>(database: TestDatabase<S>, url: &str, how: How) {
     let apart = async |load: Load| {
-        let history = run(&books, url, "apart", load).await;
+        let history = run(&database, url, "apart", load).await;
         Round {
             sums: history.sums(),
-            taken_over: taken_over(&books).await,
+            taken_over: taken_over(&database).await,
         }
     };
 
-    survives_kills_and_pauses(&books, url, "together", how).await;
+    survives_kills_and_pauses(&database, url, "together", how).await;
     if how.meanwhile == Meanwhile::TheyTakeOver {
         until_seen(&[DOUBLE, OUTRUN], async |round| {
             apart(pauses(how.stopped, 4 + round * 100)).await
@@ -208,21 +211,21 @@ async fn each_key_has_one_effect<S: TestDialect>(books: Books<S>, url: &str, how
     let (_, at_a_time) = how.killed;
     until_seen(&[DOUBLE], async |round| {
         let load = kills((40, at_a_time), 3 + round * 100);
-        let history = run(&books, url, "apart", load).await;
+        let history = run(&database, url, "apart", load).await;
         none("unexplained", &history.unexplained());
         Round {
             sums: history.sums(),
-            taken_over: taken_over(&books).await,
+            taken_over: taken_over(&database).await,
         }
     })
     .await;
 }
 
 /// Returns the number of keys that were taken over from a process that was struck between its acquire and its commit.
-async fn taken_over<S: TestDialect>(books: &Books<S>) -> usize {
+async fn taken_over<S: TestDialect>(database: &TestDatabase<S>) -> usize {
     let sql = "select 'taken over', generation, generation from {table} where generation > 1";
-    let sql = sql.replace("{table}", &books.table);
-    S::rows(&books.pool, sql).await.len()
+    let sql = sql.replace("{table}", &database.table);
+    S::rows(&database.pool, sql).await.len()
 }
 
 // F-032, F-036
@@ -231,10 +234,13 @@ async fn on_postgres() {
     let server = PostgresServer::start(&["max_connections=300"]);
     let proxy = Proxy::start(server.address());
     late(&proxy);
-    let pool = PgPool::connect_lazy(&server.url()).expect("an URL");
-    let books: Books<PostgresStore> = Books::open(&server.url(), pool, "bank").await;
+    let pool = pool_options::<tower_idempotency_sqlx::sqlx::Postgres>()
+        .connect_lazy(&server.url())
+        .expect("an URL");
+    let database: TestDatabase<PostgresStore> =
+        TestDatabase::open(&server.url(), pool, "bank").await;
     let url = format!("postgres://app@{}/postgres", proxy.address());
-    each_key_has_one_effect(books, &url, ON_A_SERVER).await;
+    each_key_has_one_effect(database, &url, ON_A_SERVER).await;
 }
 
 // F-032, F-036
@@ -243,10 +249,13 @@ async fn with_tokio_postgres() {
     let server = PostgresServer::start(&["max_connections=300"]);
     let proxy = Proxy::start(server.address());
     late(&proxy);
-    let pool = PgPool::connect_lazy(&server.url()).expect("an URL");
-    let books: Books<PostgresStore> = Books::open(&server.url(), pool, "bank").await;
+    let pool = pool_options::<tower_idempotency_sqlx::sqlx::Postgres>()
+        .connect_lazy(&server.url())
+        .expect("an URL");
+    let database: TestDatabase<PostgresStore> =
+        TestDatabase::open(&server.url(), pool, "bank").await;
     let url = format!("postgres://app@{}/postgres", proxy.address());
-    survives_kills_and_pauses(&books, &url, "tokio-postgres", ON_A_SERVER).await;
+    survives_kills_and_pauses(&database, &url, "tokio-postgres", ON_A_SERVER).await;
 }
 
 // F-032
@@ -255,10 +264,12 @@ async fn on_mariadb() {
     let server = MariaDbServer::start(&[]);
     let proxy = Proxy::start(server.address());
     late(&proxy);
-    let pool = MySqlPool::connect_lazy(&server.url()).expect("an URL");
-    let books: Books<MySqlStore> = Books::open(&server.url(), pool, "bank").await;
+    let pool = pool_options::<tower_idempotency_sqlx::sqlx::MySql>()
+        .connect_lazy(&server.url())
+        .expect("an URL");
+    let database: TestDatabase<MySqlStore> = TestDatabase::open(&server.url(), pool, "bank").await;
     let url = format!("mysql://app:app@{}/app", proxy.address());
-    each_key_has_one_effect(books, &url, ON_A_SERVER).await;
+    each_key_has_one_effect(database, &url, ON_A_SERVER).await;
 }
 
 // F-032
@@ -266,8 +277,9 @@ async fn on_mariadb() {
 async fn on_sqlite_file() {
     let scratch = Scratch::new();
     let path = scratch.file("bank.db").display().to_string();
-    let books: Books<SqliteStore> = Books::open(&path, sqlite_pool(&path), "bank").await;
-    each_key_has_one_effect(books, &path, IN_A_FILE).await;
+    let database: TestDatabase<SqliteStore> =
+        TestDatabase::open(&path, sqlite_pool(&path), "bank").await;
+    each_key_has_one_effect(database, &path, IN_A_FILE).await;
 }
 
 fn none(what: &str, keys: &[String]) {

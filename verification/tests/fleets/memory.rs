@@ -16,10 +16,10 @@ fn load() -> Load {
         keys: 40,
         poll: Duration::from_millis(20),
         lease: LEASE,
-        blows: 0,
-        blow: StrikeKind::Kill,
+        strike_count: 0,
+        strike_kind: StrikeKind::Kill,
         at_once: 1,
-        respite: Duration::from_millis(100),
+        strike_interval: Duration::from_millis(100),
         seed: 1,
     }
 }
@@ -42,7 +42,7 @@ async fn undisturbed_fleet_executes_each_key_once() {
     assert_eq!((sums.strikes, sums.struck), (0, 0));
     assert_eq!(history.effects.len(), sums.keys);
     // Three clients request each key.
-    let answered = history.attempts.iter().filter(|it| it.answer().is_some());
+    let answered = history.attempts.iter().filter(|it| it.response().is_some());
     assert_eq!(answered.count(), 3 * sums.keys);
     assert_eq!(history.excess_effects().join("\n"), "");
     assert_eq!(history.unexplained().join("\n"), "");
@@ -54,15 +54,22 @@ async fn undisturbed_fleet_executes_each_key_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn fleet_detects_store_lost_with_process() {
     // Records are lost, responses differ, and a request that had its response is executed again.
-    let cases: [Case<Found>; 3] = [
+    let cases: [Case<Violations>; 3] = [
         ("excess effects", |found| found.excess),
         ("contradictions", |found| found.contradictions),
         ("unexplained", |found| found.unexplained),
     ];
     until_seen(&cases, async |round| {
-        let history = run(Load { blows: 5, ..load() }, round).await;
+        let history = run(
+            Load {
+                strike_count: 5,
+                ..load()
+            },
+            round,
+        )
+        .await;
         assert_eq!(history.strikes.len(), 5);
-        Found {
+        Violations {
             excess: history.excess_effects().len(),
             contradictions: history.contradictions().len(),
             unexplained: history.unexplained().len(),
@@ -73,14 +80,14 @@ async fn fleet_detects_store_lost_with_process() {
 }
 
 /// The violations that the oracle found.
-struct Found {
+struct Violations {
     excess: usize,
     contradictions: usize,
     unexplained: usize,
     sums: Sums,
 }
 
-impl fmt::Display for Found {
+impl fmt::Display for Violations {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.sums.fmt(f)
     }
@@ -89,8 +96,8 @@ impl fmt::Display for Found {
 #[tokio::test(flavor = "multi_thread")]
 async fn paused_process_returns_its_stored_record() {
     let load = Load {
-        blows: 3,
-        blow: StrikeKind::Pause(2 * LEASE),
+        strike_count: 3,
+        strike_kind: StrikeKind::Pause(2 * LEASE),
         ..load()
     };
     let late: Case<Sums> = ("late", |sums| sums.late);

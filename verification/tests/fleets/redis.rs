@@ -58,10 +58,10 @@ fn kills(seed: u64) -> Load {
         keys: 0,
         poll: POLL,
         lease: LEASE,
-        blows: few_or(40, 300),
-        blow: StrikeKind::Kill,
+        strike_count: few_or(40, 300),
+        strike_kind: StrikeKind::Kill,
         at_once: 2,
-        respite: Duration::from_millis(70),
+        strike_interval: Duration::from_millis(70),
         seed,
     }
 }
@@ -118,8 +118,8 @@ async fn killed_work_is_free_after_one_lease() {
     until_seen(&[in_time], async |round| {
         let rare = Load {
             lease,
-            blows: few_or(6, 40),
-            respite: Duration::from_millis(1500),
+            strike_count: few_or(6, 40),
+            strike_interval: Duration::from_millis(1500),
             ..kills(7 + round * 100)
         };
         let history = Late::start().run("reexecute", rare).await;
@@ -161,10 +161,10 @@ async fn paused_process_returns_stored_record() {
         lease,
         path: format!("/slow/{}", handler.as_millis()),
         at_a_time: 24,
-        blows: few_or(6, 20),
-        blow: StrikeKind::Pause(lease * 3 / 2),
+        strike_count: few_or(6, 20),
+        strike_kind: StrikeKind::Pause(lease * 3 / 2),
         at_once: 1,
-        respite: Duration::from_millis(300),
+        strike_interval: Duration::from_millis(300),
         ..kills(3)
     };
     let run = async |orphans, seed| {
@@ -173,7 +173,7 @@ async fn paused_process_returns_stored_record() {
             ..pauses.clone()
         };
         let history = Late::start().run(orphans, load).await;
-        assert_eq!(history.sums().strikes, pauses.blows);
+        assert_eq!(history.sums().strikes, pauses.strike_count);
         none("unexplained", &history.unexplained());
         none(
             "contradictions",
@@ -215,8 +215,8 @@ async fn keys_of_64_clients_execute_once() {
         none("excess effects", &history.excess_effects());
         none("contradictions", &history.contradictions());
         assert_eq!(history.effects.len(), keys);
-        let answers = history.attempts.iter().filter_map(|it| it.answer());
-        assert_eq!(answers.count(), 64 * keys);
+        let responses = history.attempts.iter().filter_map(|it| it.response());
+        assert_eq!(responses.count(), 64 * keys);
     }
 }
 

@@ -27,8 +27,8 @@ async fn each_key_is_executed_once(store: &str, in_flight: &str) {
     none("excess effects", &history.excess_effects());
     none("contradictions", &history.contradictions());
     assert_eq!(history.effects.len(), keys);
-    let answers = history.attempts.iter().filter_map(|it| it.answer());
-    assert_eq!(answers.count(), 64 * keys);
+    let responses = history.attempts.iter().filter_map(|it| it.response());
+    assert_eq!(responses.count(), 64 * keys);
 }
 
 // F-051, F-144

@@ -4,7 +4,7 @@
 //! The model counts neither retries nor time. A client may retry or give up at any moment, so the results hold for all
 //! timeouts.
 
-use crate::store::{Answer, Call, Caller, Orphans};
+use crate::store::{Call, Caller, Orphans, TestResponse};
 
 /// A request, from its arrival to its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -38,7 +38,7 @@ pub(crate) enum Phase {
     Completing,
     /// The store kept failing, and the request returned its response. Its record is still being sent.
     Late,
-    /// The record came too late: the request queries the stored state.
+    /// The record arrived too late: the request queries the stored state.
     Lost,
     /// The store has no record: the request sends its own record once more.
     Resending,
@@ -71,7 +71,7 @@ pub(crate) enum Fate {
     CallLost,
     /// The call had its effect, and the reply was lost.
     ReplyLost,
-    /// The call is still on its way, and its caller no longer waits for it.
+    /// The call has not reached the store yet, and its caller no longer waits for it.
     Late,
 }
 
@@ -80,7 +80,7 @@ pub(crate) enum Fate {
 pub(crate) enum Reply {
     Nothing,
     /// The request returns the response of this client.
-    Answer(u8),
+    TestResponse(u8),
     /// The request is executed.
     Run {
         takeover: bool,
@@ -158,38 +158,42 @@ impl Client {
         };
     }
 
-    /// Handles the reply to a call made as `who`.
-    pub(crate) fn receive(&mut self, caller: Caller, call: Call, answer: Answer) -> Reply {
-        let (phase, reply) = match (call, self.phase, answer) {
+    /// Handles the reply to a call of the caller `who`.
+    pub(crate) fn receive(&mut self, caller: Caller, call: Call, response: TestResponse) -> Reply {
+        let (phase, reply) = match (call, self.phase, response) {
             (Call::Renew, phase, _) => (phase, Reply::Nothing),
             // The record is the response for every caller with the same request. Another request must not get it.
             (
                 Call::Acquire(_),
                 _,
-                Answer::Completed {
+                TestResponse::Completed {
                     fingerprint,
                     record,
                     ..
                 },
-            ) if fingerprint == caller.fingerprint => (Phase::Over, Reply::Answer(record)),
-            (Call::Acquire(_), Phase::Lost, Answer::Granted { .. } | Answer::Orphaned { .. }) => {
-                (Phase::Resending, Reply::Nothing)
-            }
-            (Call::Acquire(_), Phase::Lost | Phase::Unacknowledged, Answer::InProgress { .. }) => {
-                (Phase::Over, Reply::Nothing)
-            }
-            (Call::Acquire(_), _, Answer::Granted { takeover, .. }) => {
+            ) if fingerprint == caller.fingerprint => (Phase::Over, Reply::TestResponse(record)),
+            (
+                Call::Acquire(_),
+                Phase::Lost,
+                TestResponse::Granted { .. } | TestResponse::Orphaned { .. },
+            ) => (Phase::Resending, Reply::Nothing),
+            (
+                Call::Acquire(_),
+                Phase::Lost | Phase::Unacknowledged,
+                TestResponse::InProgress { .. },
+            ) => (Phase::Over, Reply::Nothing),
+            (Call::Acquire(_), _, TestResponse::Granted { takeover, .. }) => {
                 (Phase::Running, Reply::Run { takeover })
             }
-            (Call::Acquire(_), _, Answer::InProgress { fingerprint, .. })
+            (Call::Acquire(_), _, TestResponse::InProgress { fingerprint, .. })
                 if fingerprint == caller.fingerprint =>
             {
                 (Phase::Waiting, Reply::Nothing)
             }
             (Call::Acquire(_), _, _) => (Phase::Over, Reply::Nothing),
             (Call::Complete, Phase::Late, _) => (Phase::Over, Reply::Nothing),
-            (Call::Complete | Call::Commit, _, Answer::Done) => {
-                (Phase::Over, Reply::Answer(caller.token))
+            (Call::Complete | Call::Commit, _, TestResponse::Done) => {
+                (Phase::Over, Reply::TestResponse(caller.token))
             }
             (Call::Complete, Phase::Resending, _) => (Phase::Over, Reply::Nothing),
             (Call::Complete, _, _) => (Phase::Lost, Reply::Nothing),

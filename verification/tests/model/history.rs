@@ -39,7 +39,7 @@ impl History {
         self.mixed |= first != fingerprint;
     }
 
-    pub(crate) fn answer(&mut self, of: u8) {
+    pub(crate) fn response(&mut self, of: u8) {
         self.disagreed |= self.answered.is_some_and(|answered| answered != of);
         self.answered = Some(of);
     }

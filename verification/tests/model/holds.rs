@@ -35,7 +35,7 @@ pub(crate) fn system(clients: usize) -> System {
 }
 
 /// Returns a system of equal requests in two processes with tiers. A record lives for two ticks, and a tier keeps it
-/// for `age`. If `is_delayed`, time may pass before a tier keeps a record that the store has accepted or reported.
+/// for `age`. If `is_delayed`, time may pass before a tier stores a record that the store has accepted or reported.
 pub(crate) fn tiered(clients: usize, age: u8, is_delayed: bool) -> System {
     let mut system = system(clients);
     system.rules.times.retention = 2;

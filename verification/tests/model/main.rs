@@ -4,7 +4,6 @@
 
 #![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
 
-mod asked;
 mod clients;
 mod history;
 mod holds;
@@ -16,5 +15,6 @@ mod replay;
 mod sequences;
 mod state;
 mod store;
+mod store_calls;
 mod system;
 mod tiers;

@@ -20,11 +20,11 @@ pub(crate) fn breaks(system: &System, property: &'static str) -> Option<usize> {
     Some(path.into_actions().len())
 }
 
-fn taking_over() -> System {
+fn takeover_system() -> System {
     system(3)
 }
 
-fn with_a_long_retention() -> System {
+fn long_retention_system() -> System {
     let mut system = system(3);
     system.rules.times.retention = 2 * system.rules.times.lease;
     system
@@ -71,27 +71,27 @@ macro_rules! caught {
 
 caught! {
     // F-095
-    NoOwnToken taking_over breaks OWN after 2;
-    UnfencedComplete taking_over breaks STORED after 7 and AGREE after 7;
-    ReleaseByAnyone taking_over breaks EFFECTS after 7;
-    ReleaseFreesTakeovers taking_over breaks EFFECTS after 8;
-    LeaseAsLongAsTheRetention with_a_long_retention breaks FREE after 1;
+    NoOwnToken takeover_system breaks OWN after 2;
+    UnfencedComplete takeover_system breaks STORED after 7 and AGREE after 7;
+    ReleaseByAnyone takeover_system breaks EFFECTS after 7;
+    ReleaseFreesTakeovers takeover_system breaks EFFECTS after 8;
+    LeaseAsLongAsTheRetention long_retention_system breaks FREE after 1;
     // F-103
-    ExpiryBySweeperOnly taking_over breaks FREE after 1;
-    TakeoverIsHidden taking_over breaks EFFECTS after 5;
+    ExpiryBySweeperOnly takeover_system breaks FREE after 1;
+    TakeoverIsHidden takeover_system breaks EFFECTS after 5;
     TakeoverOfAnotherRequest with_another_request breaks SAME after 3;
     RefuseIsIgnored refusing breaks ONCE after 5;
     UnfencedCommit in_transactions breaks ONCE after 5 and STORED after 5;
     // F-038
-    OwnAnswerAfterALostLease taking_over breaks AGREE after 7;
+    OwnAnswerAfterALostLease takeover_system breaks AGREE after 7;
     // F-053
-    ReadThenOverwrite taking_over breaks STORED after 6 and AGREE after 8;
+    ReadThenOverwrite takeover_system breaks STORED after 6 and AGREE after 8;
     // F-003
-    DropReleases taking_over breaks EFFECTS after 5;
+    DropReleases takeover_system breaks EFFECTS after 5;
     // F-059
-    WaiterRemoves taking_over breaks EFFECTS after 6 and STORED after 5 and AGREE after 8;
+    WaiterRemoves takeover_system breaks EFFECTS after 6 and STORED after 5 and AGREE after 8;
     // F-034
-    AnsweredBeforeItIsStored taking_over breaks AGREE after 5;
+    AnsweredBeforeItIsStored takeover_system breaks AGREE after 5;
     AnotherRequestIsAnswered with_another_request breaks OTHER after 4;
     // F-981
     RefusedCompletionIsKept with_tiers breaks TIER after 6 and AGREE after 9;
@@ -107,8 +107,8 @@ caught! {
 #[test]
 fn unmutated_model_holds() {
     for (system, properties) in [
-        (taking_over(), &[STORED, AGREE, EFFECTS, OWN, FREE][..]),
-        (with_a_long_retention(), &[FREE]),
+        (takeover_system(), &[STORED, AGREE, EFFECTS, OWN, FREE][..]),
+        (long_retention_system(), &[FREE]),
         (refusing(), &[ONCE]),
         (in_transactions(), &[ONCE, STORED]),
         (with_another_request(), &[OTHER, SAME]),

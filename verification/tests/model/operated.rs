@@ -1,4 +1,4 @@
-//! The system with an operator who may resolve the entry at any time. All properties hold, except those that a decision
+//! The system with an operator that may resolve the entry at any time. All properties hold, except those that a decision
 //! of the operator suspends.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
@@ -7,11 +7,11 @@ use crate::{
     holds::system,
     mutant::Mutant,
     state::State,
-    store::{Answer, Call, Entry, OPERATOR, Orphans, RETRY_ALLOWED, State as EntryState},
+    store::{Call, Entry, OPERATOR, Orphans, RETRY_ALLOWED, State as EntryState, TestResponse},
     system::{Action, System},
 };
 
-/// A decision of the operator, who has seen the entry in its present state.
+/// A decision of the operator about the entry in its present state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Decision {
     BreakLease,
@@ -158,14 +158,14 @@ impl Model for Operated {
             Step::System(action) => {
                 let (mut inner, exchange) = self.system.step(&state.inner, action);
                 let mut next = *state;
-                if let Some((caller, call, answer)) = exchange {
+                if let Some((caller, call, response)) = exchange {
                     let at = usize::from(caller.token);
-                    match (call, answer) {
-                        (Call::Complete | Call::Commit, Answer::Done) => {
+                    match (call, response) {
+                        (Call::Complete | Call::Commit, TestResponse::Done) => {
                             next.broken_completed |= inner.clients[at].broken;
                         }
                         // A late call has granted the token another lease. A query never grants one to it.
-                        (Call::Acquire(orphans), Answer::Granted { .. })
+                        (Call::Acquire(orphans), TestResponse::Granted { .. })
                             if orphans != Orphans::Never =>
                         {
                             inner.clients[at].broken = false;
@@ -217,24 +217,20 @@ impl Model for Operated {
 
 const A_LEASE_IS_BROKEN: &str = "a lease is broken";
 const AN_ALLOWED_RETRY_RUNS: &str = "an allowed retry runs";
-const AN_OPERATOR_ANSWERS: &str = "an operator completes the entry";
+const OPERATOR_COMPLETES: &str = "an operator completes the entry";
 
 fn to_see(name: &str) -> fn(&Operated, &OperatedState) -> bool {
     match name {
         A_LEASE_IS_BROKEN => |_, state| state.inner.clients.iter().any(|client| client.broken),
         AN_ALLOWED_RETRY_RUNS => |_, state| state.inner.history.takeovers > 0 && state.allowed > 0,
-        AN_OPERATOR_ANSWERS => |_, state| state.inner.history.answered == Some(OPERATOR),
+        OPERATOR_COMPLETES => |_, state| state.inner.history.answered == Some(OPERATOR),
         _ => panic!("no property is named {name}"),
     }
 }
 
 /// Checks every property in every reachable state. Asserts that there are `states` of them.
 fn holds(system: System, states: usize) {
-    let reachable_states = [
-        A_LEASE_IS_BROKEN,
-        AN_ALLOWED_RETRY_RUNS,
-        AN_OPERATOR_ANSWERS,
-    ];
+    let reachable_states = [A_LEASE_IS_BROKEN, AN_ALLOWED_RETRY_RUNS, OPERATOR_COMPLETES];
     let seen = Operated::new(system.clone(), &reachable_states).checker();
     let seen = seen.finish_when(HasDiscoveries::All).spawn_bfs().join();
     seen.assert_properties();

@@ -5,9 +5,9 @@ use stateright::Property;
 use crate::{
     clients::{Client, Phase},
     state::State,
-    store::{Answer, Call, Caller, Orphans, State as EntryState},
+    store::{Call, Caller, Orphans, State as EntryState, TestResponse},
     system::System,
-    tiers::Kept,
+    tiers::TierRecord,
 };
 
 pub(crate) const STORED: &str = "a stored record is never overwritten before it expires";
@@ -68,7 +68,7 @@ pub(crate) fn named(name: &'static str) -> Property<System> {
 }
 
 /// Returns `true` if the store has the record that a tier keeps.
-fn is_stored(state: &State, kept: Option<Kept>) -> bool {
+fn is_stored(state: &State, kept: Option<TierRecord>) -> bool {
     let Some(kept) = kept else { return true };
     state.entry.is_some_and(|held| {
         let EntryState::Completed { record, .. } = held.state else {
@@ -97,15 +97,15 @@ fn is_free_in_time(system: &System, state: &State) -> bool {
         system.rules.apply(&mut asked, next, ask)
     };
     match ask_after(times.lease) {
-        Answer::Granted { .. } => true,
-        Answer::Completed { .. } => {
-            matches!(ask_after(times.retention), Answer::Granted { .. })
+        TestResponse::Granted { .. } => true,
+        TestResponse::Completed { .. } => {
+            matches!(ask_after(times.retention), TestResponse::Granted { .. })
         }
-        Answer::Orphaned { .. } => {
+        TestResponse::Orphaned { .. } => {
             system.orphans == Orphans::Refuse
-                && matches!(ask_after(times.keep), Answer::Granted { .. })
+                && matches!(ask_after(times.keep), TestResponse::Granted { .. })
         }
-        Answer::InProgress { .. } | Answer::Done | Answer::LeaseLost => false,
+        TestResponse::InProgress { .. } | TestResponse::Done | TestResponse::LeaseLost => false,
     }
 }
 

@@ -4,7 +4,7 @@ use crate::{
     clients::Client,
     history::History,
     store::{Caller, Entry, State as EntryState},
-    tiers::{Kept, PROCESSES, Tier},
+    tiers::{PROCESSES, Tier, TierRecord},
 };
 
 /// The largest number of requests.
@@ -54,7 +54,7 @@ impl State {
             self.history.leaked = true;
         }
         self.history
-            .answer(u8::try_from(of).expect("a few clients"));
+            .response(u8::try_from(of).expect("a few clients"));
     }
 
     /// Returns one representative of all equivalent states. The clients are sorted, so that one state stands for up to
@@ -69,7 +69,7 @@ impl State {
         };
         let answered = self.history.answered;
         let tiers = self.tiers;
-        let is_in_tier = |kept: Option<Kept>, at: usize| is(kept.map(|kept| kept.record), at);
+        let is_in_tier = |kept: Option<TierRecord>, at: usize| is(kept.map(|kept| kept.record), at);
         let mut order: [usize; CLIENTS] = std::array::from_fn(|at| at);
         // Clients with equal keys are equivalent.
         order.sort_unstable_by_key(|&at| {
@@ -92,7 +92,7 @@ impl State {
                 kept.record = moved(kept.record);
             }
         }
-        // One effect too many is as wrong as several. After a loss of data any number is possible.
+        // One excess effect is as wrong as several. After a loss of data any number is possible.
         self.history.effects = self.history.effects.min(self.history.takeovers + 2);
         if let Some(held) = &mut self.entry {
             held.token = token.map(moved);

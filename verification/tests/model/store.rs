@@ -31,7 +31,7 @@ pub(crate) enum Orphans {
     TakeOver,
     /// Refuses the orphan, unless an operator has allowed a retry.
     Refuse,
-    /// A query, which takes nothing over.
+    /// A query, which never takes over.
     Never,
 }
 
@@ -42,7 +42,7 @@ pub(crate) const RETRY_ALLOWED: u8 = 101;
 
 /// The reply of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum TestResponse {
     Granted {
         generation: u8,
         takeover: bool,
@@ -105,7 +105,12 @@ pub(crate) struct Rules {
 
 impl Rules {
     /// Applies one call, which is one step.
-    pub(crate) fn apply(&self, entry: &mut Option<Entry>, caller: Caller, call: Call) -> Answer {
+    pub(crate) fn apply(
+        &self,
+        entry: &mut Option<Entry>,
+        caller: Caller,
+        call: Call,
+    ) -> TestResponse {
         match call {
             Call::Acquire(orphans) => self.acquire(entry, caller, orphans),
             Call::Renew => self.renew(entry, caller),
@@ -152,7 +157,7 @@ impl Rules {
         self.mutant == Some(mutant)
     }
 
-    fn acquire(&self, entry: &mut Option<Entry>, caller: Caller, orphans: Orphans) -> Answer {
+    fn acquire(&self, entry: &mut Option<Entry>, caller: Caller, orphans: Orphans) -> TestResponse {
         let Some(held) = entry else {
             *entry = Some(self.leased(caller, 1));
             return self.granted(1);
@@ -160,7 +165,7 @@ impl Rules {
         let fingerprint = held.fingerprint;
         let (generation, left, keep) = match held.state {
             State::Completed { record, left } => {
-                return Answer::Completed {
+                return TestResponse::Completed {
                     fingerprint,
                     record,
                     left,
@@ -177,7 +182,7 @@ impl Rules {
             return self.granted(generation);
         }
         if left > 0 || self.has(Mutant::ExpiryBySweeperOnly) {
-            return Answer::InProgress { fingerprint, left };
+            return TestResponse::InProgress { fingerprint, left };
         }
         let same = fingerprint == caller.fingerprint || self.has(Mutant::TakeoverOfAnotherRequest);
         let may = match orphans {
@@ -189,13 +194,13 @@ impl Rules {
         };
         if !(same && may) {
             let since = self.times.keep - keep;
-            return Answer::Orphaned { fingerprint, since };
+            return TestResponse::Orphaned { fingerprint, since };
         }
         *held = self.leased(caller, generation + 1);
         self.granted(generation + 1)
     }
 
-    fn renew(&self, entry: &mut Option<Entry>, caller: Caller) -> Answer {
+    fn renew(&self, entry: &mut Option<Entry>, caller: Caller) -> TestResponse {
         match entry {
             Some(Entry {
                 token,
@@ -204,29 +209,29 @@ impl Rules {
             }) if *token == Some(caller.token) => {
                 *left = self.lease();
                 *keep = self.times.keep;
-                Answer::Done
+                TestResponse::Done
             }
-            Some(_) | None => Answer::LeaseLost,
+            Some(_) | None => TestResponse::LeaseLost,
         }
     }
 
-    fn complete(&self, entry: &mut Option<Entry>, caller: Caller) -> Answer {
+    fn complete(&self, entry: &mut Option<Entry>, caller: Caller) -> TestResponse {
         if let Some(held) = entry
             && let Some(token) = held.token
         {
             if token != caller.token {
                 if !self.has(Mutant::UnfencedComplete) {
-                    return Answer::LeaseLost;
+                    return TestResponse::LeaseLost;
                 }
             } else if let State::Completed { .. } = held.state {
-                return Answer::Done;
+                return TestResponse::Done;
             }
         }
         *entry = Some(self.completed(caller));
-        Answer::Done
+        TestResponse::Done
     }
 
-    fn commit(&self, entry: &mut Option<Entry>, caller: Caller) -> Answer {
+    fn commit(&self, entry: &mut Option<Entry>, caller: Caller) -> TestResponse {
         match entry {
             Some(Entry {
                 token,
@@ -234,13 +239,13 @@ impl Rules {
                 ..
             }) if *token == Some(caller.token) => {}
             Some(_) if self.has(Mutant::UnfencedCommit) => {}
-            Some(_) | None => return Answer::LeaseLost,
+            Some(_) | None => return TestResponse::LeaseLost,
         }
         *entry = Some(self.completed(caller));
-        Answer::Done
+        TestResponse::Done
     }
 
-    fn release(&self, entry: &mut Option<Entry>, caller: Caller) -> Answer {
+    fn release(&self, entry: &mut Option<Entry>, caller: Caller) -> TestResponse {
         if let Some(held) = entry
             && let State::Leased {
                 generation,
@@ -257,11 +262,11 @@ impl Rules {
                 *keep = self.times.keep;
             }
         }
-        Answer::Done
+        TestResponse::Done
     }
 
-    fn granted(&self, generation: u8) -> Answer {
-        Answer::Granted {
+    fn granted(&self, generation: u8) -> TestResponse {
+        TestResponse::Granted {
             generation,
             takeover: generation > 1 && !self.has(Mutant::TakeoverIsHidden),
         }

@@ -8,7 +8,7 @@ use crate::{
     mutant::Mutant,
     properties,
     state::{CLIENTS, State},
-    store::{Answer, Call, Caller, Entry, Orphans, Rules, State as EntryState},
+    store::{Call, Caller, Entry, Orphans, Rules, State as EntryState, TestResponse},
     tiers::{PROCESSES, Tier, TierRules},
 };
 
@@ -41,7 +41,7 @@ pub(crate) enum Action {
     Move(usize, Move),
     Crash(usize),
     LoseData,
-    /// The tier of a process keeps a record that the store has accepted or reported.
+    /// The tier of a process stores a record that the store has accepted or reported.
     Keep(usize),
     /// An action of a mutant.
     Sweep,
@@ -49,7 +49,7 @@ pub(crate) enum Action {
 }
 
 /// A call that reached the store, and the store's reply.
-pub(crate) type Exchange = (Caller, Call, Answer);
+pub(crate) type Exchange = (Caller, Call, TestResponse);
 
 impl System {
     pub(crate) fn first(&self) -> State {
@@ -154,39 +154,39 @@ impl System {
                 None
             }
             Action::Call(at, call, Fate::ReplyLost) => {
-                let exchange = self.ask(&mut next, at, call);
+                let exchange = self.call_store(&mut next, at, call);
                 next.clients[at].miss_reply(call);
                 exchange
             }
             Action::Call(at, call, Fate::Delivered) => {
                 let from_tier = match call {
-                    Call::Acquire(_) => next.tier(at).answer(),
+                    Call::Acquire(_) => next.tier(at).response(),
                     _ => None,
                 };
                 let exchange = match from_tier {
-                    Some(answer) => Some((next.caller(at), call, answer)),
-                    None => self.ask(&mut next, at, call),
+                    Some(response) => Some((next.caller(at), call, response)),
+                    None => self.call_store(&mut next, at, call),
                 };
-                if let Some((caller, call, answer)) = exchange {
+                if let Some((caller, call, response)) = exchange {
                     if let Some(rules) = self.tiers
                         && from_tier.is_none()
                     {
                         // Before this reply, nothing else was sent under the token.
                         let is_first = state.clients[at].phase == Phase::Ran;
-                        let kept = self.kept(rules, (caller, call, answer), is_first);
+                        let kept = self.record_to_store(rules, (caller, call, response), is_first);
                         let tier = next.tier(at);
                         tier.pending = kept.or(tier.pending);
                         if !rules.is_delayed {
                             tier.keep();
                         }
                     }
-                    self.deliver(state, &mut next, at, (caller, call, answer));
+                    self.deliver(state, &mut next, at, (caller, call, response));
                 }
                 exchange
             }
             Action::Arrive(at) => {
                 let call = next.clients[at].late.take();
-                call.and_then(|call| self.ask(&mut next, at, call))
+                call.and_then(|call| self.call_store(&mut next, at, call))
             }
             Action::Move(at, step) => {
                 let client = &mut next.clients[at];
@@ -228,7 +228,7 @@ impl System {
     }
 
     /// Calls the store, even if no client receives the reply.
-    fn ask(&self, next: &mut State, at: usize, call: Call) -> Option<Exchange> {
+    fn call_store(&self, next: &mut State, at: usize, call: Call) -> Option<Exchange> {
         let caller = next.caller(at);
         let before = next.entry;
         if self.rules.has(Mutant::ReadThenOverwrite)
@@ -243,46 +243,51 @@ impl System {
             next.clients[at].phase = Phase::Reclaiming;
             return None;
         }
-        let answer = self.rules.apply(&mut next.entry, caller, call);
-        match (call, answer) {
-            (Call::Commit, Answer::Done) => next.history.effects += 1,
+        let response = self.rules.apply(&mut next.entry, caller, call);
+        match (call, response) {
+            (Call::Commit, TestResponse::Done) => next.history.effects += 1,
             // The outcome is definite and not recorded, so the next request is a first execution again.
             (Call::Release, _) if next.entry.is_none() && is_first_of(before, caller) => {
                 next.end_of_life();
             }
             _ => {}
         }
-        Some((caller, call, answer))
+        Some((caller, call, response))
     }
 
     fn deliver(&self, state: &State, next: &mut State, at: usize, exchange: Exchange) {
-        let (caller, call, answer) = exchange;
+        let (caller, call, response) = exchange;
         let own = state
             .entry
             .is_some_and(|held| held.token == Some(caller.token));
-        if own && matches!(answer, Answer::InProgress { .. } | Answer::Orphaned { .. }) {
+        if own
+            && matches!(
+                response,
+                TestResponse::InProgress { .. } | TestResponse::Orphaned { .. }
+            )
+        {
             next.history.locked_out = true;
         }
         let client = &mut next.clients[at];
-        let reply = match (call, answer) {
-            (Call::Complete, Answer::LeaseLost)
+        let reply = match (call, response) {
+            (Call::Complete, TestResponse::LeaseLost)
                 if self.rules.has(Mutant::OwnAnswerAfterALostLease)
                     && client.phase != Phase::Late =>
             {
                 client.phase = Phase::Over;
-                Reply::Answer(caller.token)
+                Reply::TestResponse(caller.token)
             }
-            (Call::Acquire(_), Answer::Completed { record, .. })
+            (Call::Acquire(_), TestResponse::Completed { record, .. })
                 if self.rules.has(Mutant::AnotherRequestIsAnswered) =>
             {
                 client.phase = Phase::Over;
-                Reply::Answer(record)
+                Reply::TestResponse(record)
             }
-            _ => client.receive(caller, call, answer),
+            _ => client.receive(caller, call, response),
         };
         match reply {
             Reply::Nothing => {}
-            Reply::Answer(record) => next.answered(at, usize::from(record)),
+            Reply::TestResponse(record) => next.answered(at, usize::from(record)),
             Reply::Run { takeover } => next.runs(at, takeover),
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::{
     mutant::Mutant,
-    store::{Answer, Call, Caller, Times},
+    store::{Call, Caller, TestResponse, Times},
     system::System,
 };
 
@@ -21,13 +21,13 @@ pub(crate) struct TierRules {
 /// The tier of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Tier {
-    pub(crate) kept: Option<Kept>,
+    pub(crate) kept: Option<TierRecord>,
     /// A record that the store has accepted or reported, and that the tier does not have yet.
-    pub(crate) pending: Option<Kept>,
+    pub(crate) pending: Option<TierRecord>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Kept {
+pub(crate) struct TierRecord {
     pub(crate) fingerprint: u8,
     pub(crate) record: u8,
     /// The time until the record expires at the store.
@@ -38,8 +38,8 @@ pub(crate) struct Kept {
 
 impl Tier {
     /// Returns the reply to an acquire, if the tier has a record.
-    pub(crate) fn answer(&self) -> Option<Answer> {
-        self.kept.map(|kept| Answer::Completed {
+    pub(crate) fn response(&self) -> Option<TestResponse> {
+        self.kept.map(|kept| TestResponse::Completed {
             fingerprint: kept.fingerprint,
             record: kept.record,
             left: kept.life,
@@ -54,14 +54,14 @@ impl Tier {
 
     /// Advances the time by one tick.
     pub(crate) fn tick(&mut self, system: &System) {
-        self.kept = self.kept.and_then(Kept::after_tick);
+        self.kept = self.kept.and_then(TierRecord::after_tick);
         if !system.rules.has(Mutant::LifeCountsFromReply) {
-            self.pending = self.pending.and_then(Kept::after_tick);
+            self.pending = self.pending.and_then(TierRecord::after_tick);
         }
     }
 }
 
-impl Kept {
+impl TierRecord {
     fn after_tick(mut self) -> Option<Self> {
         self.life -= 1;
         self.age -= 1;
@@ -71,27 +71,27 @@ impl Kept {
 
 impl System {
     /// Returns the record that a tier keeps after this reply. `is_first` is `true` for the first completion of a client.
-    pub(crate) fn kept(
+    pub(crate) fn record_to_store(
         &self,
         rules: TierRules,
-        (caller, call, answer): (Caller, Call, Answer),
+        (caller, call, response): (Caller, Call, TestResponse),
         is_first: bool,
-    ) -> Option<Kept> {
+    ) -> Option<TierRecord> {
         let Times { retention, .. } = self.rules.times;
         let is_first = is_first || self.rules.has(Mutant::RepeatedCompletionIsKept);
-        let (fingerprint, record, life) = match (call, answer) {
+        let (fingerprint, record, life) = match (call, response) {
             (
                 Call::Acquire(_),
-                Answer::Completed {
+                TestResponse::Completed {
                     fingerprint,
                     record,
                     left,
                 },
             ) => (fingerprint, record, left),
-            (Call::Complete, Answer::Done) if is_first => {
+            (Call::Complete, TestResponse::Done) if is_first => {
                 (caller.fingerprint, caller.token, retention)
             }
-            (Call::Complete, Answer::LeaseLost)
+            (Call::Complete, TestResponse::LeaseLost)
                 if self.rules.has(Mutant::RefusedCompletionIsKept) =>
             {
                 (caller.fingerprint, caller.token, retention)
@@ -103,7 +103,7 @@ impl System {
         } else {
             life
         };
-        Some(Kept {
+        Some(TierRecord {
             fingerprint,
             record,
             life,

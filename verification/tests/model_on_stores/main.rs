@@ -6,8 +6,6 @@
 
 #![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
 
-#[path = "../model/asked.rs"]
-mod asked;
 #[allow(dead_code, reason = "the model has them all")]
 #[path = "../model/mutant.rs"]
 mod mutant;
@@ -16,6 +14,8 @@ mod sequences;
 #[allow(dead_code, reason = "the model has mutants and transactions, too")]
 #[path = "../model/store.rs"]
 mod store;
+#[path = "../model/store_calls.rs"]
+mod store_calls;
 
 use std::{
     sync::{Arc, Mutex},
@@ -39,10 +39,10 @@ use tower_idempotency::store::{Acquired, Store, Token, Ttl};
 use tower_idempotency_dynamodb::DynamoDbOptions;
 
 use self::{
-    asked::{Durations, OBSERVER, QUERY, StoreReply, ask, id, record, token},
     mutant::Mutant,
     sequences::{Step, all_steps, sequences},
-    store::{Answer, Caller, Entry, Rules, Times},
+    store::{Caller, Entry, Rules, TestResponse, Times},
+    store_calls::{Durations, OBSERVER, QUERY, StoreReply, call_store, id, record, token},
 };
 
 const RULES: Rules = Rules {
@@ -80,14 +80,15 @@ impl Key {
     /// Makes all calls up to the next tick. Returns an error if a reply differs from the model.
     async fn round<S: Store>(&mut self, store: &S, lasts: Durations) -> Result<(), Failed> {
         while let Some(Step::Call(caller, call)) = self.sequence.get(self.done) {
-            let answer = self.rules.apply(&mut self.entry, *caller, *call);
-            self.compare(store, lasts, *caller, *call, answer).await?;
+            let response = self.rules.apply(&mut self.entry, *caller, *call);
+            self.compare(store, lasts, *caller, *call, response).await?;
             self.done += 1;
         }
         // The entry shows the effect of the calls. An absent entry is skipped, because a query would acquire it.
         if self.entry.is_some() {
-            let answer = self.rules.apply(&mut self.entry.clone(), OBSERVER, QUERY);
-            self.compare(store, lasts, OBSERVER, QUERY, answer).await?;
+            let response = self.rules.apply(&mut self.entry.clone(), OBSERVER, QUERY);
+            self.compare(store, lasts, OBSERVER, QUERY, response)
+                .await?;
         }
         Ok(())
     }
@@ -108,32 +109,33 @@ impl Key {
         lasts: Durations,
         caller: Caller,
         call: store::Call,
-        answer: Answer,
+        response: TestResponse,
     ) -> Result<(), Failed> {
-        let found = ask(store, lasts, id(self.number), caller, call).await;
+        let found = call_store(store, lasts, id(self.number), caller, call).await;
         let failed = |error| Failed::Call(format!("{call:?} of {caller:?} failed: {error}"));
         let found = found.map_err(failed)?;
-        if is_alike(&answer, &found) {
+        if is_alike(&response, &found) {
             return Ok(());
         }
         let Self { sequence, done, .. } = self;
         Err(Failed::Differs(format!(
-            "{call:?} of {caller:?} returns {found:?}, in the model {answer:?}: {done} of {sequence:?}"
+            "{call:?} of {caller:?} returns {found:?}, in the model {response:?}: {done} of {sequence:?}"
         )))
     }
 }
 
 /// Compares everything but the time, which cannot be predicted exactly.
-fn is_alike(answer: &Answer, found: &StoreReply) -> bool {
+fn is_alike(response: &TestResponse, found: &StoreReply) -> bool {
     let StoreReply::Acquired(found) = found else {
         return matches!(
-            (answer, found),
-            (Answer::Done, StoreReply::Done) | (Answer::LeaseLost, StoreReply::LeaseLost)
+            (response, found),
+            (TestResponse::Done, StoreReply::Done)
+                | (TestResponse::LeaseLost, StoreReply::LeaseLost)
         );
     };
-    match (answer, found) {
+    match (response, found) {
         (
-            Answer::Granted {
+            TestResponse::Granted {
                 generation,
                 takeover,
             },
@@ -143,19 +145,19 @@ fn is_alike(answer: &Answer, found: &StoreReply) -> bool {
             },
         ) => u64::from(*generation) == *found && takeover == reported,
         (
-            Answer::InProgress { fingerprint, .. },
+            TestResponse::InProgress { fingerprint, .. },
             Acquired::InProgress {
                 fingerprint: of, ..
             },
         )
         | (
-            Answer::Orphaned { fingerprint, .. },
+            TestResponse::Orphaned { fingerprint, .. },
             Acquired::Orphaned {
                 fingerprint: of, ..
             },
         ) => of.as_bytes() == &[*fingerprint; 32],
         (
-            Answer::Completed {
+            TestResponse::Completed {
                 fingerprint,
                 record: by,
                 ..
@@ -184,11 +186,11 @@ enum Failed {
     Differs(String),
 }
 
-/// The clock of a store that uses the clock of its process. It stands still during a round.
+/// The clock of a store that uses the clock of its process. It does not advance during a round.
 #[derive(Clone)]
-struct StillClock(Arc<Mutex<SystemTime>>);
+struct RoundClock(Arc<Mutex<SystemTime>>);
 
-impl StillClock {
+impl RoundClock {
     fn read(&self) -> SystemTime {
         *self.0.lock().unwrap()
     }
@@ -203,7 +205,7 @@ async fn every_transition<S: Store>(
     store: &Arc<S>,
     mutant: Option<Mutant>,
     tick: Duration,
-    clock: Option<&StillClock>,
+    clock: Option<&RoundClock>,
 ) -> Result<usize, Failed> {
     let rules = Rules { mutant, ..RULES };
     let first = u64::from_be_bytes(Token::random().unwrap().as_bytes()[..8].try_into().unwrap());
@@ -269,7 +271,7 @@ async fn every_transition<S: Store>(
 }
 
 /// Runs like [`every_transition`], with ticks as long as necessary.
-async fn alike<S: Store>(store: S, mutant: Option<Mutant>) -> Result<(), String> {
+async fn compare_with_model<S: Store>(store: S, mutant: Option<Mutant>) -> Result<(), String> {
     let store = Arc::new(store);
     let mut tick = Duration::from_secs(4);
     let mut failed_calls = 0;
@@ -299,14 +301,14 @@ async fn alike<S: Store>(store: S, mutant: Option<Mutant>) -> Result<(), String>
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_makes_every_transition() {
     let store = redis::shared().store().await;
-    alike(store, None).await.unwrap();
+    compare_with_model(store, None).await.unwrap();
 }
 
 // F-144
 #[tokio::test(flavor = "multi_thread")]
 async fn postgres_makes_every_transition() {
     let store = sql::postgres(postgres::shared(), "transitions").await;
-    alike(store, None).await.unwrap();
+    compare_with_model(store, None).await.unwrap();
 }
 
 // F-144, F-145
@@ -314,19 +316,19 @@ async fn postgres_makes_every_transition() {
 async fn mariadb_makes_every_transition() {
     let server = MariaDbServer::start(&[]);
     let store = sql::mariadb(&server, "transitions").await;
-    alike(store, None).await.unwrap();
+    compare_with_model(store, None).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sqlite_makes_every_transition() {
     let scratch = Scratch::new();
     let store = sql::sqlite(&scratch).await;
-    alike(store, None).await.unwrap();
+    compare_with_model(store, None).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dynamodb_makes_every_transition() {
-    let clock = StillClock(Arc::new(Mutex::new(SystemTime::now())));
+    let clock = RoundClock(Arc::new(Mutex::new(SystemTime::now())));
     let options = DynamoDbOptions::new()
         .with_clock_skew(Duration::ZERO)
         .with_clock({
@@ -354,7 +356,7 @@ async fn extra_store_rule_is_noticed() {
         Mutant::RefuseIsIgnored,
     ] {
         let store = sql::sqlite(&scratch).await;
-        let differs = alike(store, Some(mutant)).await.unwrap_err();
+        let differs = compare_with_model(store, Some(mutant)).await.unwrap_err();
         println!("{mutant:?}: {differs}");
     }
 }

@@ -133,6 +133,13 @@ impl RedisCluster {
         self.nodes.iter().map(RedisServer::url).collect()
     }
 
+    /// Returns the URL of the cluster: `redis+cluster://HOST:PORT,HOST:PORT`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let nodes = self.nodes.iter().map(|node| node.address().to_string());
+        format!("redis+cluster://{}", nodes.collect::<Vec<_>>().join(","))
+    }
+
     /// Returns a node.
     ///
     /// # Panics
@@ -294,12 +301,12 @@ impl RedisCluster {
     }
 
     fn ask_any<A: AsRef<[u8]>>(&self, args: &[A]) -> String {
-        let mut answers = self
+        let mut responses = self
             .nodes
             .iter()
             .filter_map(|node| node.try_command(args).ok());
-        let answer = answers.next().expect("a node that replies");
-        answer.expect("a valid command")
+        let response = responses.next().expect("a node that replies");
+        response.expect("a valid command")
     }
 
     fn every(&self, holds: impl Fn(&BTreeMap<String, String>) -> bool) -> bool {

@@ -45,7 +45,11 @@ impl<'a> Monitor<'a> {
     #[must_use]
     pub fn asked(self) -> Vec<Asked> {
         self.server.command(&["ECHO", THE_END]);
-        let lines = self.connection.into_inner().lines();
+        let connection = self.connection.into_inner();
+        let patience = Some(Duration::from_secs(60));
+        let limited = connection.get_ref().set_read_timeout(patience);
+        limited.expect("a socket");
+        let lines = connection.lines();
         let lines = lines.map(|line| line.expect("a line of the monitor"));
         let commands = lines.filter(|line| !line.contains(" lua] "));
         let asked = commands.map(|line| Asked::parse(&line).expect("a line of the monitor"));

@@ -8,10 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{RedisServer, answers, ask, password};
+use super::{RedisServer, ask, password, responses};
 use crate::servers::{Guard, READY_WITHIN, directory, on_a_free_port, tool};
 
-/// A single sentinel; killed when it is dropped. It calls the primary [`NAME`](Self::NAME), and decides alone.
+/// A single sentinel; killed when it is dropped. It calls the primary [`NAME`](Self::NAME), and decides without
+/// other sentinels.
 #[derive(Debug)]
 pub struct Sentinel {
     guard: Guard,
@@ -49,7 +50,7 @@ impl Sentinel {
             command.arg(file).arg("--sentinel");
             Guard::start(&directory, &command, "KILL")
         };
-        let (port, guard) = on_a_free_port(start, |port, guard| answers(port, None, guard));
+        let (port, guard) = on_a_free_port(start, |port, guard| responses(port, None, guard));
         let sentinel = Self { guard, port };
         sentinel.wait("the sentinel finds the replicas", || {
             let found = sentinel.command(&["SENTINEL", "REPLICAS", name]);
@@ -72,8 +73,8 @@ impl Sentinel {
     /// Panics if the sentinel does not report one.
     #[must_use]
     pub fn primary(&self) -> SocketAddr {
-        let answer = self.command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", Self::NAME]);
-        let address = answer.replace('\n', ":").parse();
+        let response = self.command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", Self::NAME]);
+        let address = response.replace('\n', ":").parse();
         address.expect("an address and a port")
     }
 
@@ -93,9 +94,9 @@ impl Sentinel {
     }
 
     fn command(&self, args: &[&str]) -> String {
-        let answer = ask(self.address(), None, args);
-        let answer = answer.expect("a reply of the sentinel");
-        answer.expect("a valid command").text()
+        let response = ask(self.address(), None, args);
+        let response = response.expect("a reply of the sentinel");
+        response.expect("a valid command").text()
     }
 
     fn wait(&self, what: &str, holds: impl Fn() -> bool) {

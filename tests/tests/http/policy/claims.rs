@@ -5,9 +5,9 @@ use std::time::Duration;
 use axum::{Router, body::Body, response::IntoResponse};
 use http::{HeaderName, HeaderValue, Method, Request, StatusCode};
 use tests::{
-    Answer, Effects, app, created,
-    gate::{Gate, within},
-    noise, send,
+    Effects, TestResponse, app,
+    barrier::{Barrier, within},
+    created, noise, send,
 };
 use tower_idempotency::{IdempotencyLayer, MemoryStore, Policy, conformance::FaultInjector};
 
@@ -33,14 +33,14 @@ pub(super) struct Bench {
     pub(super) app: Router,
     pub(super) effects: Effects,
     pub(super) store: FaultInjector<MemoryStore>,
-    pub(super) gate: Gate,
+    pub(super) barrier: Barrier,
 }
 
 impl Bench {
     fn new(layer: impl FnOnce(FaultInjector<MemoryStore>) -> IdempotencyLayer) -> Self {
         let store = FaultInjector::new(MemoryStore::new());
-        let gate = Gate::shut();
-        let held = gate.clone();
+        let barrier = Barrier::closed();
+        let held = barrier.clone();
         let (app, effects) = app(layer(store.clone()), move |n, req: Request<Body>| {
             let wish = req.headers().get("x-wish").cloned();
             let held = held.clone();
@@ -50,19 +50,23 @@ impl Bench {
             app,
             effects,
             store,
-            gate,
+            barrier,
         }
     }
 
     /// Returns the response, and `true` if the handler was executed for it.
-    pub(super) async fn send(&self, req: Request<Body>) -> (Answer, bool) {
+    pub(super) async fn send(&self, req: Request<Body>) -> (TestResponse, bool) {
         let before = self.effects.count();
-        let answer = send(&self.app, req).await;
-        (answer, self.effects.count() > before)
+        let response = send(&self.app, req).await;
+        (response, self.effects.count() > before)
     }
 }
 
-async fn respond(n: u64, wish: Option<&HeaderValue>, gate: &Gate) -> axum::response::Response {
+async fn respond(
+    n: u64,
+    wish: Option<&HeaderValue>,
+    barrier: &Barrier,
+) -> axum::response::Response {
     let wish = wish.map_or("", |wish| wish.to_str().expect("text"));
     match wish.split_once(' ').unwrap_or((wish, "")) {
         ("status", status) => StatusCode::from_bytes(status.as_bytes())
@@ -71,7 +75,7 @@ async fn respond(n: u64, wish: Option<&HeaderValue>, gate: &Gate) -> axum::respo
         ("bytes", bytes) => noise(bytes.parse().expect("a number")).into_response(),
         ("for", seconds) => [("x-idempo-persist-for-seconds", seconds.to_owned())].into_response(),
         ("wait", _) => {
-            gate.pass().await;
+            barrier.pass().await;
             created(n)
         }
         ("panic", _) => panic!("the intended panic"),
@@ -162,43 +166,49 @@ impl Claims<'_> {
         req
     }
 
-    /// Asserts that the layer refused the request as the policy says about this error.
+    /// Asserts that the layer refused the request as the policy states for this error.
     #[track_caller]
-    pub(super) fn assert_refused(&self, (answer, is_executed): &(Answer, bool), code: &str) {
+    pub(super) fn assert_refused(
+        &self,
+        (response, is_executed): &(TestResponse, bool),
+        code: &str,
+    ) {
         let error = self.policy.errors.iter().find(|error| error.code == code);
         let error = error.unwrap_or_else(|| panic!("{}: no {code} in the policy", self.name()));
         assert!(!is_executed, "{} {code}", self.name());
         assert_eq!(
-            answer.status,
+            response.status,
             error.status,
-            "{} {code} {answer:?}",
+            "{} {code} {response:?}",
             self.name()
         );
-        let media_type = answer.header("content-type").unwrap_or_default();
+        let media_type = response.header("content-type").unwrap_or_default();
         assert_eq!(media_type, error.media_type, "{} {code}", self.name());
     }
 
     /// Asserts that a second request is a replay, or else what other requests under the key get.
     #[track_caller]
-    fn assert_same(&self, second: &(Answer, bool), is_same: bool, what: &str) {
+    fn assert_same(&self, second: &(TestResponse, bool), is_same: bool, what: &str) {
         let name = self.name();
-        let (answer, is_executed) = second;
+        let (response, is_executed) = second;
         match (&self.policy.replay_marker, is_same) {
             (Some(marker), true) => {
                 assert_eq!(
-                    answer.header(&marker.name),
+                    response.header(&marker.name),
                     Some(&*marker.value),
-                    "{name} {what} {answer:?}"
+                    "{name} {what} {response:?}"
                 );
             }
-            (Some(marker), false) => assert_eq!(answer.header(&marker.name), None, "{name} {what}"),
-            (None, true) => assert_eq!(answer.status, 201, "{name} {what}"),
+            (Some(marker), false) => {
+                assert_eq!(response.header(&marker.name), None, "{name} {what}");
+            }
+            (None, true) => assert_eq!(response.status, 201, "{name} {what}"),
             (None, false) => {}
         }
         match self.policy.key_reuse {
             _ if is_same => assert!(!is_executed, "{name} {what}"),
             Some(status) => {
-                assert_eq!(answer.status, status, "{name} {what}");
+                assert_eq!(response.status, status, "{name} {what}");
                 self.assert_refused(second, "key-reused");
             }
             None => assert!(is_executed, "{name} {what}"),
@@ -283,11 +293,11 @@ impl Claims<'_> {
         let alias = HeaderName::from_bytes(alias.as_bytes()).expect("a name");
         req.headers_mut()
             .insert(alias, HeaderValue::try_from(quoted).expect("a value"));
-        let (answer, is_executed) = bench.send(req).await;
+        let (response, is_executed) = bench.send(req).await;
         if key.alias.is_some() {
             assert!(
-                !is_executed && answer.status == 201,
-                "{} {answer:?}",
+                !is_executed && response.status == 201,
+                "{} {response:?}",
                 self.name()
             );
         } else {
@@ -318,11 +328,11 @@ impl Claims<'_> {
             assert!(accepts(5_000).await.1, "{}", self.name());
         }
         let refused = self.with_key(self.keyless("POST", "/orders", JSON), "no-0123456789");
-        let answer = self.bench().send(refused).await;
+        let response = self.bench().send(refused).await;
         if key.has_check {
-            self.assert_refused(&answer, "malformed-key");
+            self.assert_refused(&response, "malformed-key");
         } else {
-            assert!(answer.1, "{}", self.name());
+            assert!(response.1, "{}", self.name());
         }
     }
 

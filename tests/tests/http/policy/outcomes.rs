@@ -19,7 +19,7 @@ impl Claims<'_> {
             let (app, req) = (bench.app.clone(), self.wish("wait"));
             tokio::spawn(async move { send(&app, req).await })
         };
-        bench.gate.arrival().await;
+        bench.barrier.arrival().await;
         let began = Instant::now();
         let second = bench.send(self.wish("wait")).await;
         let waited = began.elapsed();
@@ -40,7 +40,7 @@ impl Claims<'_> {
             "{}",
             self.name()
         );
-        bench.gate.open_for_good();
+        bench.barrier.open_for_good();
         assert_eq!(first.await.expect("no panic").status, 201);
     }
 

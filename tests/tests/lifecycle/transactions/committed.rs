@@ -14,8 +14,9 @@ use axum::{
 };
 use http::{HeaderName, HeaderValue, Request, StatusCode, header};
 use tests::{
-    Scripted, Step, app, created,
-    gate::{bounded, eventually},
+    Scripted, Step, app,
+    barrier::{bounded, eventually},
+    created,
     ledger::{Fate, Ledger},
     send,
 };
@@ -144,9 +145,9 @@ async fn committed_response_keeps_sensitive_mark() {
         commit(&ledger, &lease, n, res).await
     });
     for replayed in [false, true] {
-        let answer = send(&app, order()).await;
-        assert_eq!(answer.is_replay(), replayed);
-        assert!(answer.headers["x-token"].is_sensitive(), "{replayed}");
+        let response = send(&app, order()).await;
+        assert_eq!(response.is_replay(), replayed);
+        assert!(response.headers["x-token"].is_sensitive(), "{replayed}");
     }
 }
 
@@ -154,8 +155,8 @@ async fn committed_response_keeps_sensitive_mark() {
 #[tokio::test(start_paused = true)]
 async fn response_after_commit_adds_only_unrecorded_headers() {
     let ledger = Ledger::default();
-    let books = ledger.clone();
-    let handler = async move |lease: Lease| charge(books, lease, 1).await;
+    let database = ledger.clone();
+    let handler = async move |lease: Lease| charge(database, lease, 1).await;
     let app = Router::new()
         .route("/orders", axum::routing::post(handler))
         .layer(map_response(async |mut res: Response| {
@@ -217,9 +218,9 @@ async fn other_response_after_commit_is_discarded() {
 #[tokio::test(start_paused = true)]
 async fn service_error_after_commit_is_discarded() {
     let ledger = Ledger::default();
-    let books = ledger.clone();
+    let database = ledger.clone();
     let service = tower::service_fn(move |req: Request<tower_idempotency::Body<Body>>| {
-        let ledger = books.clone();
+        let ledger = database.clone();
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
         async move {
             charge(ledger, lease, 1).await;
@@ -229,9 +230,9 @@ async fn service_error_after_commit_is_discarded() {
     let service = IdempotencyLayer::new(ledger.clone()).layer(service);
     for replayed in [false, true] {
         let res = service.clone().oneshot(order()).await.expect("an answer");
-        let answer = tests::read(res.map(Body::new)).await;
-        first_of(&answer);
-        assert_eq!(answer.is_replay(), replayed);
+        let response = tests::read(res.map(Body::new)).await;
+        first_of(&response);
+        assert_eq!(response.is_replay(), replayed);
     }
     assert_eq!(ledger.rows().await, ["charge 1"]);
     assert_eq!(ledger.calls(Operation::Release), 0);

@@ -6,8 +6,9 @@ use axum::{Router, middleware::from_fn, response::IntoResponse};
 use http::StatusCode;
 use metrics_util::debugging::DebuggingRecorder;
 use tests::{
-    app, created,
-    gate::{Gate, eventually, within},
+    app,
+    barrier::{Barrier, eventually, within},
+    created,
     ledger::{Fate, Ledger},
     send,
 };
@@ -47,7 +48,7 @@ async fn failed_commit_is_resolved_while_rival_holds_key() {
     let _recorded = metrics::set_default_local_recorder(&recorder);
     within(LONG, async {
         for generation in 1..=2 {
-            let (ledger, looked) = (Ledger::default(), Gate::shut());
+            let (ledger, looked) = (Ledger::default(), Barrier::closed());
             let held = looked.clone();
             let (app, _) = bank(&ledger, async move |ledger: Ledger, lease, n| {
                 // The handler queries the entry, and then the layer does, under another token.
@@ -72,7 +73,7 @@ async fn failed_commit_is_resolved_while_rival_holds_key() {
             let request = tokio::spawn(async move { send(&app, order()).await });
             looked.arrival().await;
             let another = ledger.another();
-            let runs = Gate::shut();
+            let runs = Barrier::closed();
             let held = runs.clone();
             let (other, _) = bank(&another, async move |ledger, lease, _| {
                 held.pass().await;
@@ -135,25 +136,28 @@ async fn commit_with_unreleasable_lease_is_outcome_unknown() {
 async fn lease_acquired_by_commit_check_is_released() {
     for panics in [false, true] {
         within(LONG, async {
-            let (store, asking) = (FaultInjector::new(MemoryStore::new()), Gate::shut());
+            let (store, asking) = (FaultInjector::new(MemoryStore::new()), Barrier::closed());
             let layer = IdempotencyLayer::new(store.clone())
                 .with_orphan_policy(OrphanPolicy::Refuse)
                 .with_failure(ExecutionFailure::Release);
-            let (injector, gate) = (store.clone(), asking.clone());
+            let (injector, barrier) = (store.clone(), asking.clone());
             let (app, executions) = app(layer.clone(), move |n, req| {
                 let lease = req.extensions().get::<Lease>().expect("a lease").clone();
-                let (injector, gate) = (injector.clone(), gate.clone());
+                let (injector, barrier) = (injector.clone(), barrier.clone());
                 async move {
                     if n > 1 {
                         return created(n);
                     }
-                    injector.enqueue(Operation::Acquire, [Fault::HoldCall(gate.clone().into())]);
+                    injector.enqueue(
+                        Operation::Acquire,
+                        [Fault::HoldCall(barrier.clone().into())],
+                    );
                     tokio::spawn(async move {
                         let prepared = lease.prepare(created(n)).await.expect("it is recorded");
                         let cut = async { Err(StoreError::backend("the connection was cut")) };
                         assert!(prepared.commit(cut).await.is_err());
                     });
-                    gate.arrival().await;
+                    barrier.arrival().await;
                     assert!(!panics, "the intended panic");
                     StatusCode::GATEWAY_TIMEOUT.into_response()
                 }
@@ -191,17 +195,17 @@ async fn lease_acquired_by_commit_check_is_released() {
 #[tokio::test(start_paused = true)]
 async fn late_failed_commit_acquires_nothing() {
     within(LONG, async {
-        let (store, failing) = (FaultInjector::new(MemoryStore::new()), Gate::shut());
+        let (store, failing) = (FaultInjector::new(MemoryStore::new()), Barrier::closed());
         let layer = IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
-        let gate = failing.clone();
+        let barrier = failing.clone();
         let (app, executions) = app(layer, move |n, req| {
             let lease = req.extensions().get::<Lease>().expect("a lease").clone();
-            let gate = gate.clone();
+            let barrier = barrier.clone();
             async move {
                 if n > 1 {
                     return created(n);
                 }
-                let connection = gate.clone();
+                let connection = barrier.clone();
                 tokio::spawn(async move {
                     let prepared = lease.prepare(created(n)).await.expect("it is recorded");
                     let commit = async move {
@@ -210,7 +214,7 @@ async fn late_failed_commit_acquires_nothing() {
                     };
                     assert!(prepared.commit(commit).await.is_err());
                 });
-                gate.arrival().await;
+                barrier.arrival().await;
                 StatusCode::GATEWAY_TIMEOUT.into_response()
             }
         });
@@ -325,8 +329,8 @@ async fn timeout_during_commit_returns_its_outcome() {
             for status in [StatusCode::REQUEST_TIMEOUT, StatusCode::CONFLICT] {
                 let ledger = Ledger::default();
                 ledger.next(fate.clone());
-                let books = ledger.clone();
-                let handler = async move |lease: Lease| charge(books, lease, 1).await;
+                let database = ledger.clone();
+                let handler = async move |lease: Lease| charge(database, lease, 1).await;
                 let app = Router::new()
                     .route("/orders", axum::routing::post(handler))
                     .layer(from_fn(
@@ -346,7 +350,7 @@ async fn timeout_during_commit_returns_its_outcome() {
                 }
                 assert_eq!((first.status, first.text()), (status, "timed out"));
                 assert!(ledger.rows().await.is_empty());
-                // A response after a failed commit is not an outcome, whatever its status is.
+                // A response after a failed commit is not an outcome, with any status.
                 first_of(&send(&app, order()).await);
                 assert_charged_once(&ledger, &app).await;
             }
@@ -384,18 +388,18 @@ async fn panic_during_commit_keeps_its_outcome() {
 async fn pending_commit_is_awaited() {
     within(LONG, async {
         for status in [StatusCode::OK, StatusCode::BAD_GATEWAY] {
-            let (ledger, gate) = (Ledger::default(), Gate::shut());
-            ledger.next(Fate::Late(gate.clone()));
+            let (ledger, barrier) = (Ledger::default(), Barrier::closed());
+            ledger.next(Fate::Late(barrier.clone()));
             let (app, executions) = bank(&ledger, async move |ledger, lease, n| {
                 charge(ledger, lease, n).await;
                 (status, "the connection was cut").into_response()
             });
             let answering = app.clone();
             let first = tokio::spawn(async move { send(&answering, order()).await });
-            gate.arrival().await;
+            barrier.arrival().await;
             sleep(Duration::from_secs(1)).await;
             assert!(!first.is_finished());
-            gate.open_for_good();
+            barrier.open_for_good();
             first_of(&first.await.expect("no panic"));
             assert_charged_once(&ledger, &app).await;
             assert_eq!(executions.count(), 1);

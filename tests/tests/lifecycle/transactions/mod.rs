@@ -18,7 +18,7 @@ use axum::{
 use http::{Request, StatusCode};
 use metrics_util::debugging::DebuggingRecorder;
 use tests::{
-    Answer, Effects, app, created,
+    Effects, TestResponse, app, created,
     ledger::{Failed, Ledger},
     observed::{read, total},
     post, send,
@@ -89,16 +89,20 @@ pub(super) async fn assert_charged_once(ledger: &Ledger, app: &Router) {
     assert_eq!(ledger.rows().await, ["charge 1"]);
 }
 
-pub(super) fn first_of(answer: &Answer) {
-    assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
-    assert_eq!(answer.text(), "{\"execution\":1}");
+pub(super) fn first_of(response: &TestResponse) {
+    assert_eq!(response.status, StatusCode::CREATED, "{response:?}");
+    assert_eq!(response.text(), "{\"execution\":1}");
 }
 
 /// Asserts that the outcome is unknown, and that the response is retryable if `later` is set.
-pub(super) fn assert_unknown(answer: &Answer, later: bool) {
-    assert_eq!(answer.code(), "outcome-unknown", "{answer:?}");
-    assert_eq!(answer.is_retryable(), later, "{answer:?}");
-    assert_eq!(answer.header("retry-after").is_some(), later, "{answer:?}");
+pub(super) fn assert_unknown(response: &TestResponse, later: bool) {
+    assert_eq!(response.code(), "outcome-unknown", "{response:?}");
+    assert_eq!(response.is_retryable(), later, "{response:?}");
+    assert_eq!(
+        response.header("retry-after").is_some(),
+        later,
+        "{response:?}"
+    );
 }
 
 pub(super) const LONG: Duration = Duration::from_secs(600);

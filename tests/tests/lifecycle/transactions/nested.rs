@@ -3,7 +3,7 @@
 use axum::Router;
 use http::StatusCode;
 use tests::{
-    gate::bounded,
+    barrier::bounded,
     ledger::{Fate, Ledger},
     send,
 };
@@ -15,8 +15,8 @@ use super::{assert_charged_once, bank, charge, first_of, order};
 #[tokio::test(start_paused = true)]
 async fn nested_layer_leaves_commit_to_outer() {
     let (ledger, inner) = (Ledger::default(), Ledger::default());
-    let books = ledger.clone();
-    let handler = async move |lease: Lease| charge(books, lease, 1).await;
+    let database = ledger.clone();
+    let handler = async move |lease: Lease| charge(database, lease, 1).await;
     let app = Router::new()
         .route("/orders", axum::routing::post(handler))
         .layer(IdempotencyLayer::new(inner.clone()))
@@ -51,11 +51,11 @@ async fn one_of_many_commits_takes_effect() {
                 let app = app.clone();
                 clients.spawn(async move { send(&app, order()).await });
             }
-            while let Some(answer) = clients.join_next().await {
-                let answer = answer.expect("no panic");
-                match answer.status {
-                    StatusCode::CREATED => first_of(&answer),
-                    StatusCode::CONFLICT => assert_eq!(answer.code(), "in-progress"),
+            while let Some(response) = clients.join_next().await {
+                let response = response.expect("no panic");
+                match response.status {
+                    StatusCode::CREATED => first_of(&response),
+                    StatusCode::CONFLICT => assert_eq!(response.code(), "in-progress"),
                     other => assert_eq!(other, StatusCode::INTERNAL_SERVER_ERROR, "{round}"),
                 }
             }

@@ -9,8 +9,9 @@ use axum::{
 };
 use http::StatusCode;
 use tests::{
-    Answer, Scripted, Step, created,
-    gate::{Gate, within},
+    Scripted, Step, TestResponse,
+    barrier::{Barrier, within},
+    created,
     ledger::{Fate, Ledger},
     post, send,
 };
@@ -60,12 +61,12 @@ async fn layer_records_handler_without_commit() {
         (StatusCode::PAYMENT_REQUIRED, "no money").into_response()
     });
     for replayed in [false, true] {
-        let answer = send(&app, order()).await;
+        let response = send(&app, order()).await;
         assert_eq!(
-            (answer.status, answer.text()),
+            (response.status, response.text()),
             (StatusCode::PAYMENT_REQUIRED, "no money")
         );
-        assert_eq!(answer.is_replay(), replayed);
+        assert_eq!(response.is_replay(), replayed);
     }
     assert_eq!(
         (executions.count(), ledger.calls(Operation::Complete)),
@@ -96,32 +97,32 @@ async fn failed_transaction_can_be_retried() {
 /// A node whose handler runs under a lost lease, and another node that executes the same request.
 struct Overtaken {
     ledger: Ledger,
-    request: tokio::task::JoinHandle<Answer>,
-    first: Gate,
-    second: Gate,
+    request: tokio::task::JoinHandle<TestResponse>,
+    first: Barrier,
+    second: Barrier,
     other: Router,
 }
 
 impl Overtaken {
-    async fn new(answers: StatusCode, fate: Fate) -> Self {
+    async fn new(responses: StatusCode, fate: Fate) -> Self {
         let ledger = Ledger::default();
         ledger.next(fate);
-        let (first, second) = (Gate::shut(), Gate::shut());
+        let (first, second) = (Barrier::closed(), Barrier::closed());
         let paused = ledger.clone();
         // The node cannot renew its lease, like a paused process.
         ledger.store.fail_each(Operation::Renew, Fault::Hang);
-        let gate = first.clone();
+        let barrier = first.clone();
         let (app, _) = bank(&paused, async move |ledger, lease: Lease, n| {
-            gate.pass().await;
+            barrier.pass().await;
             let committed = charge(ledger, lease.clone(), n).await;
             assert_eq!(committed.text().await, "the lease is no longer held");
             assert!(!lease.is_held());
-            (answers, "not committed").into_response()
+            (responses, "not committed").into_response()
         });
         let another = ledger.another();
-        let gate = second.clone();
+        let barrier = second.clone();
         let (other, _) = bank(&another, async move |ledger, lease, _| {
-            gate.pass().await;
+            barrier.pass().await;
             commit(&ledger, &lease, 2, "of the other".into_response()).await
         });
         let request = tokio::spawn(async move { send(&app, order()).await });
@@ -159,15 +160,15 @@ impl Text for Response {
 #[tokio::test(start_paused = true)]
 async fn commit_after_lost_lease_has_no_effect() {
     within(LONG, async {
-        for (answers, fate) in ENDS {
-            let overtaken = Overtaken::new(answers, fate).await;
+        for (responses, fate) in ENDS {
+            let overtaken = Overtaken::new(responses, fate).await;
             overtaken.second.open_for_good();
             let other = send(&overtaken.other, order()).await;
             assert_eq!(other.text(), "of the other");
             overtaken.first.open_for_good();
-            let answer = overtaken.request.await.expect("no panic");
-            assert_eq!(answer.text(), "of the other", "{answers}");
-            assert!(answer.is_replay());
+            let response = overtaken.request.await.expect("no panic");
+            assert_eq!(response.text(), "of the other", "{responses}");
+            assert!(response.is_replay());
             assert_eq!(overtaken.ledger.rows().await, ["charge 2"]);
         }
     })
@@ -178,15 +179,15 @@ async fn commit_after_lost_lease_has_no_effect() {
 #[tokio::test(start_paused = true)]
 async fn commit_after_lost_lease_is_unknown_if_rival_runs() {
     within(LONG, async {
-        for (answers, fate) in ENDS {
-            let overtaken = Overtaken::new(answers, fate).await;
+        for (responses, fate) in ENDS {
+            let overtaken = Overtaken::new(responses, fate).await;
             let app = overtaken.other.clone();
             let other = tokio::spawn(async move { send(&app, order()).await });
             overtaken.second.arrival().await;
             overtaken.first.open_for_good();
-            let answer = overtaken.request.await.expect("no panic");
-            assert_eq!(answer.status, StatusCode::CONFLICT, "{answers}");
-            assert_unknown(&answer, true);
+            let response = overtaken.request.await.expect("no panic");
+            assert_eq!(response.status, StatusCode::CONFLICT, "{responses}");
+            assert_unknown(&response, true);
             assert!(overtaken.ledger.rows().await.is_empty());
             overtaken.second.open_for_good();
             assert_eq!(other.await.expect("no panic").text(), "of the other");
@@ -241,10 +242,10 @@ async fn renewal_during_commit_reports_no_loss() {
 async fn commit_after_response_is_refused() {
     for status in [StatusCode::OK, StatusCode::BAD_GATEWAY] {
         let ledger = Ledger::default();
-        let gate = Gate::shut();
+        let barrier = Barrier::closed();
         let (task, late) = tokio::sync::oneshot::channel();
         let task = std::sync::Arc::new(std::sync::Mutex::new(Some(task)));
-        let held = gate.clone();
+        let held = barrier.clone();
         let (app, _) = bank(&ledger, async move |ledger, lease, n| {
             let spawned = tokio::spawn(async move {
                 held.pass().await;
@@ -254,9 +255,12 @@ async fn commit_after_response_is_refused() {
             task.send(spawned).expect("the receiver waits");
             (status, "not committed").into_response()
         });
-        let answer = send(&app, order()).await;
-        assert_eq!((answer.status, answer.text()), (status, "not committed"));
-        gate.open_for_good();
+        let response = send(&app, order()).await;
+        assert_eq!(
+            (response.status, response.text()),
+            (status, "not committed")
+        );
+        barrier.open_for_good();
         let late = late.await.expect("spawned").await.expect("no panic");
         assert_eq!(late, "the lease is no longer held");
         assert!(ledger.rows().await.is_empty());
@@ -277,8 +281,11 @@ async fn commit_during_buffering_is_refused() {
         Response::new(Body::new(Scripted::new([slowly, Step::from("slowly")])))
     });
     for replayed in [false, true] {
-        let answer = send(&app, order()).await;
-        assert_eq!((answer.text(), answer.is_replay()), ("slowly", replayed));
+        let response = send(&app, order()).await;
+        assert_eq!(
+            (response.text(), response.is_replay()),
+            ("slowly", replayed)
+        );
     }
     assert!(ledger.rows().await.is_empty());
     assert_eq!(ledger.calls(Operation::Acquire), 2, "there was no doubt");

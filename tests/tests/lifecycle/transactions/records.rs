@@ -105,7 +105,7 @@ async fn unrecorded_response_cannot_be_committed() {
             assert_eq!(not.reason(), reason);
             // The transaction is dropped instead of the commit.
             drop(tx);
-            not.into_answer().into_response()
+            not.into_output().into_response()
         });
         for n in 1..=2 {
             let res = app.clone().oneshot(order()).await.expect("infallible");
@@ -124,9 +124,9 @@ async fn unrecorded_response_cannot_be_committed() {
 async fn response_to_incomplete_request_is_not_committed() {
     let ledger = Ledger::default();
     let layer = IdempotencyLayer::new(ledger.clone()).with_fingerprint(FingerprintBy::head_only());
-    let books = ledger.clone();
+    let database = ledger.clone();
     let (app, executions) = app(layer, move |n, req| {
-        let ledger = books.clone();
+        let ledger = database.clone();
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
         async move {
             let read = http_body_util::BodyExt::collect(req.into_body()).await;
@@ -139,7 +139,7 @@ async fn response_to_incomplete_request_is_not_committed() {
                 .await
                 .expect_err("it is not recorded");
             assert_eq!(not.reason(), NotRecordedReason::BrokenRequest);
-            not.into_answer().into_response()
+            not.into_output().into_response()
         }
     });
     let half = Body::new(Scripted::new([Step::from("half"), Step::Fail]));
@@ -239,7 +239,10 @@ async fn committed_stream_counts_until_read() {
     );
     assert_eq!(tests::read(unread).await.body.len(), 40_000);
     for replayed in [false, true] {
-        let answer = tests::read(sent("later").await).await;
-        assert_eq!((answer.body.len(), answer.is_replay()), (40_000, replayed));
+        let response = tests::read(sent("later").await).await;
+        assert_eq!(
+            (response.body.len(), response.is_replay()),
+            (40_000, replayed)
+        );
     }
 }

@@ -40,7 +40,7 @@ async fn client_error_after_failed_commit_is_not_recorded() {
 /// The way in which a handler reports that the database refused the transaction of a closure.
 #[derive(Clone, Copy, Debug)]
 enum Refused {
-    Answer(StatusCode),
+    TestResponse(StatusCode),
     Panic,
 }
 
@@ -62,8 +62,8 @@ async fn refused(lease: &Lease, n: u64, is_begun: bool) {
 async fn refused_commit_of_closure_is_not_reported() {
     for is_begun in [false, true] {
         for refusal in [
-            Refused::Answer(StatusCode::INTERNAL_SERVER_ERROR),
-            Refused::Answer(StatusCode::CONFLICT),
+            Refused::TestResponse(StatusCode::INTERNAL_SERVER_ERROR),
+            Refused::TestResponse(StatusCode::CONFLICT),
             Refused::Panic,
         ] {
             let ledger = Ledger::default();
@@ -73,7 +73,7 @@ async fn refused_commit_of_closure_is_not_reported() {
                 }
                 refused(&lease, n, is_begun).await;
                 match refusal {
-                    Refused::Answer(status) => (status, "refused").into_response(),
+                    Refused::TestResponse(status) => (status, "refused").into_response(),
                     Refused::Panic => panic!("refused"),
                 }
             });
@@ -82,7 +82,7 @@ async fn refused_commit_of_closure_is_not_reported() {
                 tokio::spawn(async move { send(&app, order()).await }).await
             };
             match (first, refusal) {
-                (Ok(first), Refused::Answer(status)) => {
+                (Ok(first), Refused::TestResponse(status)) => {
                     assert_eq!((first.status, first.text()), (status, "refused"));
                 }
                 (Err(error), Refused::Panic) => assert!(error.is_panic()),

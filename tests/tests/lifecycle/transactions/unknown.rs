@@ -6,8 +6,8 @@ use axum::response::IntoResponse;
 use http::StatusCode;
 use metrics_util::debugging::DebuggingRecorder;
 use tests::{
+    barrier::{Barrier, bounded, eventually, within},
     created,
-    gate::{Gate, bounded, eventually, within},
     ledger::{Fate, Ledger},
     send,
 };
@@ -72,9 +72,9 @@ async fn commit_resolved_after_retention_is_not_retried() {
         }
         failed(&StoreError::backend("tried twice"))
     });
-    let answer = send(&app, order()).await;
+    let response = send(&app, order()).await;
     assert_eq!(ledger.rows().await, ["charge 1"]);
-    assert_eq!(answer.code(), "outcome-unknown");
+    assert_eq!(response.code(), "outcome-unknown");
     let retry = send(&app, order()).await;
     assert!(
         !retry.is_replay(),
@@ -171,7 +171,7 @@ async fn lease_loss_after_failed_commit_is_reported_once() {
 async fn late_commit_fails_after_reconciliation() {
     within(LONG, async {
         let ledger = Ledger::default();
-        let (way, looked) = (Gate::shut(), Gate::shut());
+        let (way, looked) = (Barrier::closed(), Barrier::closed());
         ledger.next(Fate::UnderWay(way.clone()));
         let held = looked.clone();
         ledger.store.set_script(move |op, n| match (op, n) {
@@ -191,8 +191,8 @@ async fn late_commit_fails_after_reconciliation() {
         way.open_for_good();
         sleep(Duration::from_millis(100)).await;
         looked.open_for_good();
-        let answer = asked.await.expect("no panic");
-        assert_eq!(answer.status, StatusCode::GATEWAY_TIMEOUT);
+        let response = asked.await.expect("no panic");
+        assert_eq!(response.status, StatusCode::GATEWAY_TIMEOUT);
         sleep(Duration::from_secs(1)).await;
         assert!(ledger.rows().await.is_empty());
         let retry = send(&app, order()).await;
@@ -230,7 +230,7 @@ async fn reconciliation_after_expiry_leaves_no_lease() {
 
 // S-205
 /// The layer can store its own record, but the handler's commit may have succeeded and its record may have expired. The
-/// handler's response that nothing was charged may be untrue. It is neither sent nor recorded.
+/// handler's response that nothing was charged may be untrue. The layer neither sends nor records it.
 #[tokio::test(start_paused = true)]
 async fn response_discarded_if_committed_record_expired() {
     within(LONG, async {

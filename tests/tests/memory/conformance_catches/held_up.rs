@@ -65,20 +65,20 @@ held_up! {
 }
 
 /// A server that reports for this time that it is unavailable.
-struct Electing {
+struct TemporarilyUnavailable {
     store: Mutant,
     until: Instant,
 }
 
-impl Electing {
-    fn for_(time: Duration) -> Self {
+impl TemporarilyUnavailable {
+    fn for_duration(time: Duration) -> Self {
         Self {
             store: Mutant::new(Flaw::Nothing),
             until: Instant::now() + time,
         }
     }
 
-    fn is_there(&self) -> Result<(), StoreError> {
+    fn check_availability(&self) -> Result<(), StoreError> {
         if Instant::now() < self.until {
             return Err(StoreError::backend(io::Error::other("no leader")));
         }
@@ -86,14 +86,14 @@ impl Electing {
     }
 }
 
-impl Store for Electing {
+impl Store for TemporarilyUnavailable {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        self.is_there()?;
+        self.check_availability()?;
         self.store.acquire(claim).await
     }
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
-        self.is_there()?;
+        self.check_availability()?;
         self.store.renew(lease, ttl).await
     }
 
@@ -103,12 +103,12 @@ impl Store for Electing {
         record: Bytes,
         retention: Ttl,
     ) -> Result<(), StoreError> {
-        self.is_there()?;
+        self.check_availability()?;
         self.store.complete(lease, record, retention).await
     }
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
-        self.is_there()?;
+        self.check_availability()?;
         self.store.release(lease).await
     }
 
@@ -120,12 +120,14 @@ impl Store for Electing {
 #[test]
 fn transient_server_failure_is_retried() {
     run(PAUSED, async {
-        let subject = Subject::new(Electing::for_(Duration::from_secs(5)));
+        let subject = Subject::new(TemporarilyUnavailable::for_duration(Duration::from_secs(5)));
         case("release_frees_key").check(subject).await;
     });
     let for_long = AssertUnwindSafe(|| {
         run(PAUSED, async {
-            let subject = Subject::new(Electing::for_(Duration::from_secs(60)));
+            let subject = Subject::new(TemporarilyUnavailable::for_duration(Duration::from_secs(
+                60,
+            )));
             case("release_frees_key").check(subject).await;
         });
     });
@@ -157,9 +159,9 @@ struct Late {
 }
 
 /// A call in flight, which counts as dropped unless it is disarmed.
-struct UnderWay<'a>(&'a Late, Option<Claim>);
+struct CallInFlight<'a>(&'a Late, Option<Claim>);
 
-impl Drop for UnderWay<'_> {
+impl Drop for CallInFlight<'_> {
     fn drop(&mut self) {
         self.0.dropped.lock().unwrap().extend(self.1.take());
     }
@@ -167,9 +169,9 @@ impl Drop for UnderWay<'_> {
 
 impl Store for Late {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        let mut under_way = UnderWay(self, Some(claim.clone()));
+        let mut call_in_flight = CallInFlight(self, Some(claim.clone()));
         yield_now().await;
-        under_way.1 = None;
+        call_in_flight.1 = None;
         self.store.acquire(claim).await
     }
 

@@ -22,7 +22,7 @@ tower_idempotency::conformance_tests! {
 }
 
 /// Returns `true` if the case fails on the subject. All cases run on one thread with a paused clock, races too.
-fn is_caught<S: Store>(subject: Subject<S>, case: &str) -> bool {
+fn fails_case<S: Store>(subject: Subject<S>, case: &str) -> bool {
     let case = Case::named(case);
     let run = || run(Threads::One { start_paused: true }, case.check(subject));
     catch_unwind(AssertUnwindSafe(run)).is_err()
@@ -34,7 +34,7 @@ macro_rules! caught {
         #[allow(non_snake_case, reason = "named for the flaw")]
         fn $flaw() {
             $(
-                assert!(is_caught(Subject::new(Mutant::new(Flaw::$flaw)), stringify!($case)), "{} passes", stringify!($case));
+                assert!(fails_case(Subject::new(Mutant::new(Flaw::$flaw)), stringify!($case)), "{} passes", stringify!($case));
             )+
         }
     )* };
@@ -146,8 +146,8 @@ caught! {
 fn lost_replies_reveal_refused_own_token() {
     let case = "release_frees_key";
     let refusing = || Subject::new(Mutant::new(Flaw::OwnTokenIsRefused));
-    assert!(!is_caught(refusing(), case));
-    assert!(is_caught(refusing().through(Plan::RepliesLost), case));
+    assert!(!fails_case(refusing(), case));
+    assert!(fails_case(refusing().through(Plan::RepliesLost), case));
     let flawless = Subject::new(Mutant::new(Flaw::Nothing));
-    assert!(!is_caught(flawless.through(Plan::RepliesLost), case));
+    assert!(!fails_case(flawless.through(Plan::RepliesLost), case));
 }

@@ -171,7 +171,7 @@ impl Mutant {
             State::Completed { expires, .. } => now < expires,
         });
         let over = before.filter(|_| entry.is_none());
-        let answer = step(&mut entry, now);
+        let response = step(&mut entry, now);
         if let Some(over) = over
             && self.has(Flaw::AnotherLifeKeepsTheFingerprint)
         {
@@ -179,7 +179,7 @@ impl Mutant {
             entry.get_or_insert(over).fingerprint = fingerprint;
         }
         entries.extend(entry.map(|entry| (id, entry)));
-        answer
+        response
     }
 
     fn lease(&self, claim: &Claim, generation: u64, now: Instant) -> Entry {
@@ -404,8 +404,8 @@ impl Mutant {
         true
     }
 
-    /// Returns `true` if the release left an orphan.
-    fn give_back(
+    /// Applies a release. Returns `true` if it left an orphan.
+    fn apply_release(
         &self,
         found: &mut Option<Entry>,
         lease: &LeaseRef,
@@ -594,13 +594,13 @@ impl Store for Mutant {
             let held = seen
                 .as_ref()
                 .is_some_and(|it| it.token == Some(lease.token));
-            let released = self.give_back(&mut seen, lease, Instant::now());
+            let released = self.apply_release(&mut seen, lease, Instant::now());
             if held {
                 self.step(lease.id, |found, _| *found = seen);
             }
             released
         } else {
-            self.step(lease.id, |found, now| self.give_back(found, lease, now))
+            self.step(lease.id, |found, now| self.apply_release(found, lease, now))
         };
         if !(self.has(Flaw::ReleasedWakesNobody) && matches!(released, Ok(true))) {
             self.changed.notify_waiters();

@@ -18,7 +18,7 @@ async fn record(tiered: &Tiered<Backend>, caller: u64, n: u64, len: usize) {
     execute(tiered, &claim, &vec![1; len - PREFIX], HOUR).await;
 }
 
-async fn is_kept(tiered: &Tiered<Backend>, n: u64) -> bool {
+async fn is_in_tier(tiered: &Tiered<Backend>, n: u64) -> bool {
     let (record, calls) = replay(tiered, n).await;
     assert!(record.is_some());
     calls == 0
@@ -49,8 +49,8 @@ async fn record_above_eighth_is_not_kept() {
     let tiered = tiered().with_max_bytes(8 * 10_000);
     record(&tiered, 1, 1, 10_000 - OVERHEAD).await;
     record(&tiered, 1, 2, 10_001 - OVERHEAD).await;
-    assert!(is_kept(&tiered, 1).await);
-    assert!(!is_kept(&tiered, 2).await);
+    assert!(is_in_tier(&tiered, 1).await);
+    assert!(!is_in_tier(&tiered, 2).await);
 }
 
 #[tokio::test(start_paused = true)]
@@ -62,9 +62,9 @@ async fn oldest_records_are_removed_first() {
     }
     assert_eq!((tiered.len(), tiered.bytes()), (100, 100_000));
     for n in 50..150 {
-        assert!(is_kept(&tiered, n).await, "{n}");
+        assert!(is_in_tier(&tiered, n).await, "{n}");
     }
-    assert!(!is_kept(&tiered, 49).await);
+    assert!(!is_in_tier(&tiered, 49).await);
 }
 
 // F-988
@@ -83,7 +83,7 @@ async fn one_caller_does_not_push_out_others() {
         }
         let mut kept = 0;
         for n in 0..OTHERS * 5 {
-            kept += u64::from(is_kept(&tiered, n).await);
+            kept += u64::from(is_in_tier(&tiered, n).await);
         }
         // Some callers may be in the group of the hostile one.
         println!(
@@ -91,7 +91,7 @@ async fn one_caller_does_not_push_out_others() {
             OTHERS * 5
         );
         assert!(kept >= OTHERS * 5 * 9 / 10, "{kept}");
-        assert!(is_kept(&tiered, 1_000_000 + hostile - 1).await);
+        assert!(is_in_tier(&tiered, 1_000_000 + hostile - 1).await);
     }
 }
 
@@ -105,7 +105,7 @@ async fn lone_caller_uses_whole_tier() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn expired_records_make_way_first() {
+async fn expired_records_are_evicted_first() {
     let tiered = tiered().with_max_bytes(100 * 1000);
     // Many callers hold records that have passed their age, and then one caller fills the tier.
     for n in 0..100 {
@@ -116,7 +116,7 @@ async fn expired_records_make_way_first() {
         record(&tiered, 1000, n, 1000 - OVERHEAD).await;
     }
     for n in 100..190 {
-        assert!(is_kept(&tiered, n).await, "{n}");
+        assert!(is_in_tier(&tiered, n).await, "{n}");
     }
 }
 
@@ -162,5 +162,5 @@ async fn lower_bound_applies_from_next_record() {
     let _smaller = tiered.clone().with_max_bytes(20_000);
     record(&tiered, 1000, 1000, 1000).await;
     assert!(tiered.bytes() <= 20_000);
-    assert!(is_kept(&tiered, 1000).await);
+    assert!(is_in_tier(&tiered, 1000).await);
 }

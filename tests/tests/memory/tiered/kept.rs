@@ -1,6 +1,6 @@
 //! The records that the tier keeps, and those that it does not.
 
-use tests::gate::Gate;
+use tests::barrier::Barrier;
 use tower_idempotency::{
     NeedsAttention, OrphanPolicy,
     conformance::{Fault, Operation},
@@ -17,14 +17,14 @@ async fn own_completion_is_replayed_without_call() {
     for _ in 0..3 {
         assert_eq!(replay(&tiered, 1).await, from_tier("tea"));
     }
-    assert_eq!(replay(&beside(&tiered), 1).await, from_store("tea"));
+    assert_eq!(replay(&second_process(&tiered), 1).await, from_store("tea"));
 }
 
 // F-980
 #[tokio::test(start_paused = true)]
 async fn reported_record_is_replayed_without_call() {
     let tiered = tiered();
-    execute(&beside(&tiered), &claim(1), b"tea", HOUR).await;
+    execute(&second_process(&tiered), &claim(1), b"tea", HOUR).await;
     assert_eq!(replay(&tiered, 1).await, from_store("tea"));
     assert_eq!(replay(&tiered, 1).await, from_tier("tea"));
 }
@@ -118,7 +118,7 @@ async fn record_that_needs_attention_is_not_kept() {
     let attention = NeedsAttention::new("refund-failed");
     let record = attention_record(&id(1), attention.code());
     assert!(NeedsAttention::in_record(&record).is_some());
-    assert_never_kept(record).await;
+    assert_not_in_tier(record).await;
 }
 
 // F-983
@@ -134,12 +134,12 @@ async fn unreadable_record_is_not_kept() {
     let (version, sealed) = (changed(0, 2), changed(1, 4));
     let (damaged, short) = (changed(8, b'x'), good.slice(..5));
     for record in [version, sealed, damaged, short, of_other_key, Bytes::new()] {
-        assert_never_kept(record).await;
+        assert_not_in_tier(record).await;
     }
 }
 
 /// Asserts that the tier keeps this record of id 1 neither as its own completion nor from a reply.
-async fn assert_never_kept(record: Bytes) {
+async fn assert_not_in_tier(record: Bytes) {
     let tiered = tiered();
     let claim = claim(1);
     tiered.acquire(&claim).await.expect("no fault");
@@ -229,7 +229,7 @@ async fn waiter_is_woken_by_store() {
     let tiered = tiered();
     let claim = claim(1);
     tiered.acquire(&claim).await.expect("no fault");
-    let waiting = Gate::shut();
+    let waiting = Barrier::closed();
     let waiter = tokio::spawn({
         let (tiered, waiting) = (tiered.clone(), waiting.clone());
         async move {

@@ -90,7 +90,7 @@ fn tiered() -> Tiered<Backend> {
 }
 
 /// Returns another process on the same store.
-fn beside(tiered: &Tiered<Backend>) -> Tiered<Backend> {
+fn second_process(tiered: &Tiered<Backend>) -> Tiered<Backend> {
     Tiered::new(Arc::clone(tiered.store()))
 }
 

@@ -1,4 +1,4 @@
-//! A cluster whose slots move and whose nodes fail: failure modes 39 and 40.
+//! A cluster whose slots move and whose nodes fail.
 
 use std::{
     collections::HashSet,
@@ -26,7 +26,7 @@ use tower_idempotency_redis::{RedisOptions, RedisStore};
 use crate::{
     events::{HANG, eventually},
     faults::{
-        node::{Books, Node, options, patient, unhurried, until_connected},
+        node::{EffectsByKey, Node, options, patient, unhurried, until_connected},
         sentinel::caught_up,
     },
 };
@@ -37,21 +37,23 @@ pub(crate) async fn connect(cluster: &RedisCluster, prefix: &str) -> RedisStore 
 }
 
 // F-121
-// fm 39: each entry is one key, on any node.
+// Each entry is one key, on any node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_of_all_slots_are_served() {
     let cluster = RedisCluster::start();
     let node = Node::new(connect(&cluster, "all:").await);
-    let other = Node::with(connect(&cluster, "all:").await, &node.books, |layer| layer);
+    let other = Node::with(connect(&cluster, "all:").await, &node.database, |layer| {
+        layer
+    });
     let mut requests = JoinSet::new();
     for i in 0..150 {
         let (node, other) = (node.clone(), other.clone());
         requests.spawn(async move {
             let key = format!("k-{i}");
-            let answer = node.post("/orders", &key).await;
-            assert_eq!(answer.text(), format!("effect 1 of {key}"));
-            other.assert_replays("/orders", &key, &answer).await;
-            assert_eq!(node.books.of(&key), 1);
+            let response = node.post("/orders", &key).await;
+            assert_eq!(response.text(), format!("effect 1 of {key}"));
+            other.assert_replays("/orders", &key, &response).await;
+            assert_eq!(node.database.of(&key), 1);
         });
     }
     requests.join_all().await;
@@ -62,7 +64,7 @@ async fn keys_of_all_slots_are_served() {
 }
 
 // F-122
-// fm 40: MOVED and ASK.
+// The store follows the redirections MOVED and ASK.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slot_migration_loses_no_effect_or_record() {
     let cluster = RedisCluster::start();
@@ -70,10 +72,10 @@ async fn slot_migration_loses_no_effect_or_record() {
     let slot = cluster.slot("{moving}");
     let moving = unhurried().with_prefix("{moving}:");
     let store = || until_connected(|| moving.clone().connect_cluster(cluster.urls()));
-    let node = Node::with(store().await, &Books::default(), |layer| {
+    let node = Node::with(store().await, &EffectsByKey::default(), |layer| {
         patient(layer).with_lease_ttl(LEASE.try_into().unwrap())
     });
-    let other = Node::with(store().await, &node.books, patient);
+    let other = Node::with(store().await, &node.database, patient);
     let (running, lease) = node.running("running").await;
     let (done, refused, late) = (
         Arc::new(AtomicBool::new(false)),
@@ -94,17 +96,17 @@ async fn slot_migration_loses_no_effect_or_record() {
                 if first.status != StatusCode::CREATED {
                     refused.fetch_add(1, Ordering::Relaxed);
                     assert_eq!(first.code(), "store-unavailable");
-                    assert_eq!(node.books.of(&key), 0, "refused and executed");
+                    assert_eq!(node.database.of(&key), 0, "refused and executed");
                 }
-                let answer = other.until_served("/orders", &key).await;
+                let response = other.until_served("/orders", &key).await;
                 let again = node.until_served("/orders", &key).await;
-                assert_eq!(again.body, answer.body);
+                assert_eq!(again.body, response.body);
                 // A machine that stalls for a lease leaves orphans. They are executed again as takeovers.
-                let (effects, took) = (node.books.of(&key), began.elapsed());
-                let takeovers = node.books.of_takeovers(&key);
+                let (effects, took) = (node.database.of(&key), began.elapsed());
+                let takeovers = node.database.of_takeovers(&key);
                 assert!(
                     effects == 1 + takeovers && (takeovers == 0 || took > LEASE),
-                    "{key}: {effects} and {takeovers} in {took:?}: {first:?}, {answer:?}"
+                    "{key}: {effects} and {takeovers} in {took:?}: {first:?}, {response:?}"
                 );
                 late.fetch_add(takeovers, Ordering::Relaxed);
             }
@@ -115,8 +117,8 @@ async fn slot_migration_loses_no_effect_or_record() {
         let began = Instant::now();
         let mut round = 0;
         // A slow machine needs more rounds for enough requests.
-        while round < 9 || node.books.total() < 200 {
-            assert!(began.elapsed() < HANG, "{} effects", node.books.total());
+        while round < 9 || node.database.total() < 200 {
+            assert!(began.elapsed() < HANG, "{} effects", node.database.total());
             round += 1;
             let to = (cluster.master_of(slot).unwrap() + 1) % 3;
             thread::scope(|scope| {
@@ -138,48 +140,53 @@ async fn slot_migration_loses_no_effect_or_record() {
     let (keys, refused): (u64, _) = (keys.iter().sum(), refused.load(Ordering::Relaxed));
     println!("{keys} keys, {refused} refused");
     assert!(refused <= keys / 10, "{refused} of {keys} were refused");
-    node.gate.open_for_good();
-    let answer = running.await.unwrap();
-    other.assert_replays("/held", "running", &answer).await;
-    assert_eq!(node.books.total(), keys + 1 + late.load(Ordering::Relaxed));
+    node.barrier.open_for_good();
+    let response = running.await.unwrap();
+    other.assert_replays("/held", "running", &response).await;
+    assert_eq!(
+        node.database.total(),
+        keys + 1 + late.load(Ordering::Relaxed)
+    );
 }
 
 const LEASE: Duration = Duration::from_secs(20);
 
 // F-122
-// fm 40: while a slot moves, a request for a key that its former node does not have goes to the new node. If a script
+// While a slot moves, a request for a key that its former node does not have goes to the new node. If a script
 // deleted an entry before it wrote the record, the entry would be lost, and the key free.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lease_in_migrating_slot_becomes_record() {
     let cluster = RedisCluster::start();
     let (slot, prefix) = (cluster.slot("{leaving}"), "{leaving}:");
     let node = Node::new(connect(&cluster, prefix).await);
-    let other = Node::with(connect(&cluster, prefix).await, &node.books, |layer| layer);
+    let other = Node::with(connect(&cluster, prefix).await, &node.database, |layer| {
+        layer
+    });
     let from = cluster.master_of(slot).unwrap();
     let to = (from + 1) % 3;
     let (running, _) = node.running("running").await;
     let (failing, _) = node.running_on("/held-fails", "failing").await;
     cluster.begin_move(slot, to);
-    other.gate.open_for_good();
+    other.barrier.open_for_good();
     let duplicate = tokio::spawn({
         let other = other.clone();
         async move { other.until_served("/held", "running").await }
     });
-    node.gate.open_for_good();
-    let answer = running.await.unwrap();
+    node.barrier.open_for_good();
+    let response = running.await.unwrap();
     assert_eq!(failing.await.unwrap().status, StatusCode::BAD_GATEWAY);
     let entries = |n| cluster.node(n).entries().len();
     assert_eq!([entries(from), entries(to)], [1, 0]);
-    assert_eq!(duplicate.await.unwrap().body, answer.body);
-    other.assert_replays("/held", "running", &answer).await;
+    assert_eq!(duplicate.await.unwrap().body, response.body);
+    other.assert_replays("/held", "running", &response).await;
     cluster.move_keys(slot, to);
     cluster.end_move(slot, to);
-    other.assert_replays("/held", "running", &answer).await;
-    assert_eq!(node.books.of("running"), 1);
+    other.assert_replays("/held", "running", &response).await;
+    assert_eq!(node.database.of("running"), 1);
 }
 
 // F-124
-// fm 40: a node that imports a slot executes the command after ASKING on a connection, even if it does not have the
+// A node that imports a slot executes the command after ASKING on a connection, even if it does not have the
 // entry. If that command belonged to another request, whose entry is still on the former owner, that request would
 // execute twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -200,7 +207,7 @@ async fn asking_and_command_are_sent_together() {
         requests.spawn(async move {
             let key = format!("k-{i}");
             node.until_served("/orders", &key).await;
-            assert_eq!(node.books.of(&key), 1, "{key}");
+            assert_eq!(node.database.of(&key), 1, "{key}");
         });
     }
     requests.join_all().await;
@@ -227,7 +234,6 @@ async fn asking_and_command_are_sent_together() {
 }
 
 // F-122
-// fm 40, 35
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_node_keys_are_refused_until_failover() {
     let mut cluster = RedisCluster::start_with_replicas();
@@ -239,11 +245,11 @@ async fn dead_node_keys_are_refused_until_failover() {
     }
     // Each hash tag belongs to another node.
     let tags: Vec<_> = (0..3).map(|n| tag_on(&cluster, n)).collect();
-    let books = Books::default();
+    let database = EffectsByKey::default();
     let mut nodes = Vec::new();
     for tag in &tags {
         let store = connect(&cluster, &format!("{{{tag}}}:")).await;
-        nodes.push(Node::with(store, &books, |layer| {
+        nodes.push(Node::with(store, &database, |layer| {
             layer.with_lease_ttl(Ttl::from_secs(600))
         }));
     }
@@ -251,8 +257,8 @@ async fn dead_node_keys_are_refused_until_failover() {
     for (n, node) in nodes.iter().enumerate() {
         for i in 0..20 {
             let key = format!("done-{n}-{i}");
-            let answer = node.post("/orders-large", &key).await;
-            done.push((n, key, answer));
+            let response = node.post("/orders-large", &key).await;
+            done.push((n, key, response));
         }
     }
     let (running, _) = nodes[0].running("running").await;
@@ -278,20 +284,22 @@ async fn dead_node_keys_are_refused_until_failover() {
     // The store reconnects by itself, and the node still has its entries.
     let fresh = nodes[0].until_served("/orders", "fresh-0").await;
     assert_eq!(fresh.text(), "effect 1 of fresh-0");
-    for (n, key, answer) in &done {
-        nodes[*n].assert_replays("/orders-large", key, answer).await;
-        assert_eq!(books.of(key), 1);
+    for (n, key, response) in &done {
+        nodes[*n]
+            .assert_replays("/orders-large", key, response)
+            .await;
+        assert_eq!(database.of(key), 1);
     }
     let duplicate = nodes[0].post("/held", "running").await;
     assert_eq!(duplicate.code(), "in-progress");
-    nodes[0].gate.open_for_good();
-    let answer = running.await.unwrap();
-    nodes[0].assert_replays("/held", "running", &answer).await;
-    assert_eq!(books.total(), 60 + 3 + 1);
+    nodes[0].barrier.open_for_good();
+    let response = running.await.unwrap();
+    nodes[0].assert_replays("/held", "running", &response).await;
+    assert_eq!(database.total(), 60 + 3 + 1);
 }
 
 // F-123
-// fm 40, 35: a documented loss. Only the master of a slot knows that the slot moves. A replica that replaces the master does
+// This loss is documented. Only the master of a slot knows that the slot moves. A replica that replaces the master does
 // not know it, except in Valkey 8 and later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn migrated_key_reexecutes_after_master_loss() {
@@ -317,7 +325,7 @@ async fn migrated_key_reexecutes_after_master_loss() {
 }
 
 // F-127
-// fm 38, 40: the connections stay open, and no node redirects to another node.
+// The connections stay open, and no node redirects to another node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hanging_node_keys_are_served_after_failover() {
     let cluster = RedisCluster::start_with_replicas();
@@ -326,10 +334,10 @@ async fn hanging_node_keys_are_served_after_failover() {
         let command = ["CONFIG", "SET", "cluster-require-full-coverage", "no"];
         cluster.node(n).command(&command);
     }
-    let (books, mut nodes) = (Books::default(), Vec::new());
+    let (database, mut nodes) = (EffectsByKey::default(), Vec::new());
     for n in 0..3 {
         let store = connect(&cluster, &format!("{{{}}}:", tag_on(&cluster, n))).await;
-        nodes.push(Node::with(store, &books, |layer| layer));
+        nodes.push(Node::with(store, &database, |layer| layer));
     }
     let before = nodes[0].post("/orders", "before").await;
     caught_up(cluster.node(0), cluster.node(3)).await;
@@ -340,16 +348,16 @@ async fn hanging_node_keys_are_served_after_failover() {
     nodes[0].assert_replays("/orders", "before", &before).await;
     for (n, node) in nodes.iter().enumerate().skip(1) {
         let key = format!("other-{n}");
-        let answer = node.post("/orders", &key).await;
-        assert_eq!(answer.text(), format!("effect 1 of {key}"));
+        let response = node.post("/orders", &key).await;
+        assert_eq!(response.text(), format!("effect 1 of {key}"));
     }
     cluster.node(0).resume();
     nodes[0].until_served("/orders", "after").await;
-    assert_eq!(books.total(), 5);
+    assert_eq!(database.total(), 5);
 }
 
 // F-127
-// fm 38, 40: calls for all nodes share connections. A query for the slots at a hanging node must not delay calls to the
+// Calls for all nodes share connections. A query for the slots at a hanging node must not delay calls to the
 // other nodes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_of_other_nodes_are_served_while_one_hangs() {
@@ -386,7 +394,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 async fn assert_others_are_served(cluster: RedisCluster) {
     let options = RedisOptions::new().with_timeout(TIMEOUT);
     let store = until_connected(|| options.clone().connect_cluster(cluster.urls())).await;
-    let node = Node::with(store.clone(), &Books::default(), |layer| {
+    let node = Node::with(store.clone(), &EffectsByKey::default(), |layer| {
         let layer = layer.with_store_timeout(TIMEOUT * 2);
         layer.with_lease_ttl(Ttl::from_secs(30))
     });
@@ -425,13 +433,13 @@ async fn assert_others_are_served(cluster: RedisCluster) {
         }
     }
     println!("calls waited {waits:?} in {pauses} pauses");
-    node.gate.open_for_good();
+    node.barrier.open_for_good();
     for (request, _, key) in running {
-        let answer = request.await.expect("no panic");
-        assert_eq!(answer.text(), format!("effect 1 of {key}"));
+        let response = request.await.expect("no panic");
+        assert_eq!(response.text(), format!("effect 1 of {key}"));
         let replay = node.until_served("/held", &key).await;
         assert!(replay.is_replay());
-        assert_eq!(node.books.of(&key), 1);
+        assert_eq!(node.database.of(&key), 1);
     }
 }
 
@@ -485,7 +493,7 @@ fn slot_of(cluster: &RedisCluster, claim: &Claim) -> u16 {
 }
 
 // F-127
-// fm 40: unresponsive nodes do not prevent a connection to the others.
+// Unresponsive nodes do not prevent a connection to the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn process_connects_despite_unresponsive_nodes() {
     let cluster = RedisCluster::start_with(&NEVER_FAILS_OVER);
@@ -522,7 +530,7 @@ async fn process_connects_despite_unresponsive_nodes() {
 }
 
 // F-122
-// fm 40: CLUSTERDOWN.
+// The cluster replies CLUSTERDOWN.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_outage_executes_nothing() {
     let mut cluster = RedisCluster::start();
@@ -541,7 +549,7 @@ async fn cluster_outage_executes_nothing() {
     let fresh = node.until_served("/orders", "fresh").await;
     assert_eq!(fresh.text(), "effect 1 of fresh");
     node.assert_replays("/orders", "before", &before).await;
-    assert_eq!(node.books.total(), 2);
+    assert_eq!(node.database.total(), 2);
 }
 
 /// Returns a hash tag whose slot belongs to this node.

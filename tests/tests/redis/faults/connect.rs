@@ -1,4 +1,4 @@
-//! Servers that cannot be a store are rejected when the store connects: failure mode 43.
+//! Servers that cannot be a store are rejected when the store connects.
 
 use std::{error::Error, net::TcpListener, path::Path, time::Duration};
 
@@ -45,7 +45,7 @@ async fn refused_by(url: &str) -> Vec<ConnectError> {
 }
 
 /// Returns the error's message, with all its causes.
-fn said(error: &ConnectError) -> String {
+fn error_text(error: &ConnectError) -> String {
     let mut said = format!("{error} {error:?}");
     let mut source = error.source();
     while let Some(error) = source {
@@ -58,13 +58,12 @@ fn said(error: &ConnectError) -> String {
 fn assert_all(kind: ConnectErrorKind, errors: &[ConnectError]) {
     for error in errors {
         assert_eq!(error.kind(), kind, "{error:?}");
-        let said = said(error);
+        let said = error_text(error);
         assert!(!said.contains(SECRET), "{said}");
     }
 }
 
 // F-130
-// fm 43
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replica_is_refused() {
     let primary = RedisServer::start(&["--requirepass", SECRET]);
@@ -82,7 +81,6 @@ async fn replica_is_refused() {
 }
 
 // F-131
-// fm 43
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_without_scripts_is_refused() {
     let server = RedisServer::start(&["--requirepass", SECRET]);
@@ -174,7 +172,7 @@ async fn store_debug_shows_no_password() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn times_without_end_serve() {
+async fn maximum_timeouts_are_accepted() {
     let primary = RedisServer::start(&[]);
     let _replica = RedisServer::replica_of(&primary);
     let (url, end) = (primary.url(), Duration::MAX);

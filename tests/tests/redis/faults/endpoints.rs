@@ -1,4 +1,4 @@
-//! Forms of the addresses in the redirections of a cluster's nodes: failure mode 40.
+//! Forms of the addresses in the redirections of a cluster's nodes.
 
 #![expect(clippy::unwrap_used, reason = "a failed test shows its line")]
 
@@ -9,10 +9,10 @@ use tests::servers::redis::{RedisCluster, RedisServer, UNHURRIED};
 use tokio::task;
 use tower_idempotency_redis::{RedisOptions, RedisStore};
 
-use crate::faults::node::{Books, Node, options, patient, unhurried, until_connected};
+use crate::faults::node::{EffectsByKey, Node, options, patient, unhurried, until_connected};
 
-/// Connects with a timeout that is more than four times a stall of two seconds, because a node has a quarter of it to
-/// accept a connection. The store would connect to a skipped node later, and the test would count that.
+/// Connects with a timeout of more than 8 s (4 x a stall of 2 s), because a node has a quarter of it to accept a connection.
+/// The store would connect to a skipped node later, and the test would count that connection.
 async fn connect(cluster: &RedisCluster, prefix: &str) -> RedisStore {
     let options = RedisOptions::new()
         .with_timeout(UNHURRIED)
@@ -26,7 +26,11 @@ async fn connect(cluster: &RedisCluster, prefix: &str) -> RedisStore {
 async fn redirection_without_host_stays_on_host() {
     let cluster = nameless();
     let node = Node::new(connect(&cluster, "{nameless}:").await);
-    let other = Node::with(connect(&cluster, "{nameless}:").await, &node.books, |it| it);
+    let other = Node::with(
+        connect(&cluster, "{nameless}:").await,
+        &node.database,
+        |it| it,
+    );
     assert_is_sent_on(&cluster, "{nameless}", &node, &other).await;
 }
 
@@ -49,7 +53,7 @@ async fn ambiguous_redirection_is_refused_until_moved() {
     cluster.end_move(slot, to);
     node.until_served("/orders", "asked").await;
     node.assert_replays("/orders", "before", &before).await;
-    assert_eq!(node.books.total(), 2);
+    assert_eq!(node.database.total(), 2);
 }
 
 // F-126
@@ -59,7 +63,9 @@ async fn redirection_to_ipv6_address_is_followed() {
     let announced = ["--cluster-announce-ip", "::1"];
     let cluster = RedisCluster::start_with(&[both.as_slice(), &announced].concat());
     let node = Node::new(connect(&cluster, "{colons}:").await);
-    let other = Node::with(connect(&cluster, "{colons}:").await, &node.books, |it| it);
+    let other = Node::with(connect(&cluster, "{colons}:").await, &node.database, |it| {
+        it
+    });
     assert_is_sent_on(&cluster, "{colons}", &node, &other).await;
 }
 
@@ -73,10 +79,10 @@ async fn cluster_tls_client_process() {
     let urls: Vec<_> = urls.split(' ').collect();
     let prefixed = unhurried().with_prefix("{tls}:");
     let store = until_connected(|| prefixed.clone().connect_cluster(&urls)).await;
-    let node = Node::with(store, &Books::default(), patient);
-    let answer = node.post("/orders", "asked").await;
-    assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
-    node.assert_replays("/orders", "asked", &answer).await;
+    let node = Node::with(store, &EffectsByKey::default(), patient);
+    let response = node.post("/orders", "asked").await;
+    assert_eq!(response.status, StatusCode::CREATED, "{response:?}");
+    node.assert_replays("/orders", "asked", &response).await;
 }
 
 // F-126
@@ -105,8 +111,8 @@ async fn assert_is_sent_on(cluster: &RedisCluster, tag: &str, node: &Node, other
     let slot = cluster.slot(tag);
     let to = (cluster.master_of(slot).unwrap() + 1) % 3;
     for it in [node, other] {
-        let answer = it.post("/orders", "before").await;
-        assert_eq!(answer.text(), "effect 1 of before");
+        let response = it.post("/orders", "before").await;
+        assert_eq!(response.text(), "effect 1 of before");
     }
     cluster.begin_move(slot, to);
     let asked = node.post("/orders", "asked").await;
@@ -122,7 +128,7 @@ async fn assert_is_sent_on(cluster: &RedisCluster, tag: &str, node: &Node, other
     // Three connections are those that count, and two are for acquires and completions on the new node.
     assert_eq!(connections(cluster) - connected, 3 + 2);
     node.assert_replays("/orders", "moved", &fresh).await;
-    assert_eq!(node.books.total(), 3);
+    assert_eq!(node.database.total(), 3);
 }
 
 /// Starts a cluster whose nodes do not know their own names.

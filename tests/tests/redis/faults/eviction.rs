@@ -1,4 +1,4 @@
-//! The server evicts entries when its memory is full: failure mode 41.
+//! The server evicts entries when its memory is full.
 
 use std::{
     io,
@@ -31,7 +31,6 @@ impl io::Write for Log {
 }
 
 // F-128
-// fm 41
 #[tokio::test]
 async fn evicting_server_is_warned_about_or_refused() {
     // The process has one log: it also contains the events of parallel tests, which have another limit.
@@ -67,13 +66,13 @@ async fn evicting_server_is_warned_about_or_refused() {
 }
 
 // F-128
-// fm 41: both policies evict leases, because every entry has a time to live.
+// Both policies evict leases, because every entry has a time to live.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn evicted_lease_runs_twice_with_one_record() {
     for policy in ["allkeys-lru", "volatile-lru"] {
         let server = RedisServer::start(&["--maxmemory-policy", policy]);
         let first = Node::new(connect(&server.url()).await);
-        let second = Node::with(connect(&server.url()).await, &first.books, |layer| layer);
+        let second = Node::with(connect(&server.url()).await, &first.database, |layer| layer);
         let (late, _) = first.running("k").await;
         let (alone, _) = first.running("l").await;
         // The server now evicts every entry that its policy permits.
@@ -83,19 +82,19 @@ async fn evicted_lease_runs_twice_with_one_record() {
         eventually("all entries are evicted", is_empty).await;
         server.command(&["CONFIG", "SET", "maxmemory", "0"]);
 
-        second.gate.open_for_good();
-        let answer = second.post("/held", "k").await;
-        assert_eq!(answer.status, StatusCode::CREATED);
-        assert_eq!(answer.text(), "effect 2 of k", "{policy}");
-        first.gate.open_for_good();
-        assert_eq!(late.await.unwrap().body, answer.body);
+        second.barrier.open_for_good();
+        let response = second.post("/held", "k").await;
+        assert_eq!(response.status, StatusCode::CREATED);
+        assert_eq!(response.text(), "effect 2 of k", "{policy}");
+        first.barrier.open_for_good();
+        assert_eq!(late.await.unwrap().body, response.body);
         // No other process acquired this key meanwhile.
         let stored = alone.await.unwrap();
         for node in [&first, &second] {
-            node.assert_replays("/held", "k", &answer).await;
+            node.assert_replays("/held", "k", &response).await;
             node.assert_replays("/held", "l", &stored).await;
         }
-        assert_eq!((first.books.of("k"), first.books.of("l")), (2, 1));
+        assert_eq!((first.database.of("k"), first.database.of("l")), (2, 1));
     }
 }
 

@@ -1,4 +1,4 @@
-//! The server loses its scripts: failure mode 38.
+//! The server loses its scripts.
 
 use http::StatusCode;
 use tests::servers::redis::RedisServer;
@@ -6,7 +6,7 @@ use tower_idempotency::Ttl;
 
 use crate::{
     events::eventually,
-    faults::node::{Books, Node, connect_unhurried, patient},
+    faults::node::{EffectsByKey, Node, connect_unhurried, patient},
 };
 
 /// Returns the number of script calls by hash and by code since the last call.
@@ -18,12 +18,11 @@ fn calls(server: &RedisServer) -> (u64, u64) {
 }
 
 // F-120
-// fm 38
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flushed_script_is_sent_once() {
     let server = RedisServer::start(&[]);
     let store = connect_unhurried(&server.url()).await;
-    let node = Node::with(store.clone(), &Books::default(), |layer| {
+    let node = Node::with(store.clone(), &EffectsByKey::default(), |layer| {
         patient(layer).with_lease_ttl(Ttl::from_secs(600))
     });
     calls(&server);
@@ -45,7 +44,7 @@ async fn flushed_script_is_sent_once() {
     node.post("/orders-fails", "fourth").await;
     assert_eq!(calls(&server), (2, 0));
 
-    let renewing = Node::with(store, &node.books, |layer| {
+    let renewing = Node::with(store, &node.database, |layer| {
         patient(layer).with_lease_ttl(Ttl::from_secs(9))
     });
     let (request, lease) = renewing.running("fifth").await;
@@ -61,11 +60,11 @@ async fn flushed_script_is_sent_once() {
     assert!(lease.is_held());
     // The scripts are also lost between an acquire and its completion.
     server.command(&["SCRIPT", "FLUSH"]);
-    renewing.gate.open_for_good();
-    let answer = request.await.unwrap();
-    node.assert_replays("/held", "fifth", &answer).await;
+    renewing.barrier.open_for_good();
+    let response = request.await.unwrap();
+    node.assert_replays("/held", "fifth", &response).await;
     for key in ["first", "second", "third", "fifth"] {
-        assert_eq!(node.books.of(key), 1, "{key}");
+        assert_eq!(node.database.of(key), 1, "{key}");
     }
-    assert_eq!(node.books.of("fourth"), 2, "nothing was recorded");
+    assert_eq!(node.database.of("fourth"), 2, "nothing was recorded");
 }

@@ -1,4 +1,4 @@
-//! The server's memory is full, and it evicts nothing: failure mode 42.
+//! The server's memory is full, and it evicts nothing.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tower_idempotency::Ttl;
 
 use crate::{
     events::{eventually, until_renewed},
-    faults::node::{Books, Node, connect_unhurried, patient},
+    faults::node::{EffectsByKey, Node, connect_unhurried, patient},
 };
 
 /// Fills the memory of a server.
@@ -25,14 +25,13 @@ fn fill(server: &RedisServer) {
 }
 
 // F-129
-// fm 42
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn full_server_refuses_new_keys() {
     let server = RedisServer::start(&["--maxmemory-policy", "noeviction"]);
-    let way = Proxy::start(server.address());
-    let url = format!("redis://{}/0", way.address());
+    let proxy = Proxy::start(server.address());
+    let url = format!("redis://{}/0", proxy.address());
     let store = connect_unhurried(&url).await;
-    let node = Node::with(store, &Books::default(), |layer| {
+    let node = Node::with(store, &EffectsByKey::default(), |layer| {
         patient(layer).with_lease_ttl(LEASE.try_into().unwrap())
     });
     let before = node.post("/orders", "before").await;
@@ -40,13 +39,13 @@ async fn full_server_refuses_new_keys() {
     let (failing, _) = node.running_on("/held-fails", "failing").await;
     fill(&server);
     let entries = server.command(&["DBSIZE"]);
-    let connections = way.counts().connections;
+    let connections = proxy.counts().connections;
     let refused = Instant::now();
     while refused.elapsed() < Duration::from_secs(1) {
         node.assert_unavailable("/orders", "fresh").await;
     }
     assert_eq!(
-        way.counts().connections,
+        proxy.counts().connections,
         connections,
         "the server replies, so no new connection is made"
     );
@@ -62,11 +61,12 @@ async fn full_server_refuses_new_keys() {
         let duplicate = node.post("/held-large", "running").await;
         assert_eq!(duplicate.code(), "in-progress");
     }
-    node.gate.open_for_good();
-    let answer = request.await.unwrap();
-    assert_eq!(answer.status, StatusCode::CREATED);
-    node.assert_replays("/held-large", "running", &answer).await;
-    assert!(answer.body.len() > 100_000, "no small record");
+    node.barrier.open_for_good();
+    let response = request.await.unwrap();
+    assert_eq!(response.status, StatusCode::CREATED);
+    node.assert_replays("/held-large", "running", &response)
+        .await;
+    assert!(response.body.len() > 100_000, "no small record");
     // The release works, too. Otherwise the retry would find the key in progress.
     assert_eq!(failing.await.unwrap().status, StatusCode::BAD_GATEWAY);
     node.assert_unavailable("/orders", "failing").await;
@@ -77,36 +77,36 @@ async fn full_server_refuses_new_keys() {
         "effect 1 of fresh"
     );
     for key in ["before", "running", "failing", "fresh"] {
-        assert_eq!(node.books.of(key), 1, "{key}");
+        assert_eq!(node.database.of(key), 1, "{key}");
     }
 }
 
 // F-129
-// fm 42, 37: the record is stored, and repeating the completion needs no memory.
+// The record is stored, and repeating the completion needs no memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_completion_is_retried_on_full_server() {
     let server = RedisServer::start(&["--maxmemory-policy", "noeviction"]);
-    let way = Proxy::start(server.address());
-    let url = format!("redis://{}/0", way.address());
+    let proxy = Proxy::start(server.address());
+    let url = format!("redis://{}/0", proxy.address());
     let store = connect_unhurried(&url).await;
-    let node = Node::with(store, &Books::default(), |layer| {
+    let node = Node::with(store, &EffectsByKey::default(), |layer| {
         patient(layer).with_lease_ttl(Ttl::from_secs(600))
     });
     let (request, _) = node.running("running").await;
     fill(&server);
     let refused = out_of_memory(&server);
-    way.once(Fault::reply_to("effect 1 of running"), Then::Cut);
-    node.gate.open_for_good();
-    let answer = request.await.unwrap();
-    assert_eq!(answer.status, StatusCode::CREATED);
-    assert_eq!(way.hits(), 1);
+    proxy.once(Fault::reply_to("effect 1 of running"), Then::Cut);
+    node.barrier.open_for_good();
+    let response = request.await.unwrap();
+    assert_eq!(response.status, StatusCode::CREATED);
+    assert_eq!(proxy.hits(), 1);
     eventually("no background attempts are left", || {
         node.layer.in_flight() == 0
     })
     .await;
     assert_eq!(out_of_memory(&server), refused, "no call was refused");
-    node.assert_replays("/held", "running", &answer).await;
-    assert_eq!(node.books.of("running"), 1);
+    node.assert_replays("/held", "running", &response).await;
+    assert_eq!(node.database.of("running"), 1);
     // The time to live is unchanged.
     let keys = server.entries();
     let key = keys.iter().find(|key| key.starts_with("idempotency:"));

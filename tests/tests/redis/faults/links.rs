@@ -13,7 +13,7 @@ use tower_idempotency_redis::{
 use crate::{
     events::HANG,
     faults::{
-        node::{Books, Node, connect, options, until_connected},
+        node::{EffectsByKey, Node, connect, options, until_connected},
         pool::connect_pool,
         sentinel::connect_through,
     },
@@ -23,11 +23,11 @@ use crate::{
 
 /// Checks a request, its replay and a waiter, and the same requests through another process with a plain connection.
 async fn assert_serves(store: RedisStore, server: &RedisServer, pushes: bool) {
-    let books = Books::default();
-    let node = Node::with(store, &books, |layer| {
+    let database = EffectsByKey::default();
+    let node = Node::with(store, &database, |layer| {
         layer.with_concurrent_requests(ConcurrentRequests::Wait(HANG))
     });
-    let plain = Node::with(connect(&server.url()).await, &books, |layer| layer);
+    let plain = Node::with(connect(&server.url()).await, &database, |layer| layer);
     let first = node.post("/orders-large", "first").await;
     assert_eq!(first.status, StatusCode::CREATED);
     node.assert_replays("/orders-large", "first", &first).await;
@@ -42,10 +42,10 @@ async fn assert_serves(store: RedisStore, server: &RedisServer, pushes: bool) {
         if pushes {
             until_delays_are_long(server, before).await;
         }
-        plain.gate.let_through(1);
+        plain.barrier.let_through(1);
         let waited = waiter.await.expect("no panic");
         assert_eq!(waited.body, request.await.expect("no panic").body);
-        assert_eq!(books.of(&key), 1);
+        assert_eq!(database.of(&key), 1);
         monitor.asked()
     };
     if pushes {
@@ -53,7 +53,7 @@ async fn assert_serves(store: RedisStore, server: &RedisServer, pushes: bool) {
     } else {
         trial(0).await;
     }
-    assert_eq!(books.of("first"), 1);
+    assert_eq!(database.of("first"), 1);
 }
 
 fn trusting(ca: &RedisServer) -> TlsCertificates {
@@ -127,8 +127,8 @@ async fn password_database_and_prefix_apply() {
     // Another database and another prefix have none of the entries.
     for (url, prefix) in [(server.url(), "payments:"), (url, "idempotency:")] {
         let store = connect(&url, prefix).await;
-        let other = Node::with(store, &node.books, |layer| layer);
+        let other = Node::with(store, &node.database, |layer| layer);
         assert!(!other.post("/orders", "k").await.is_replay());
     }
-    assert_eq!(node.books.of("k"), 3);
+    assert_eq!(node.database.of("k"), 3);
 }

@@ -1,4 +1,4 @@
-//! Failures of Redis in production, on real servers and through the real layer: failure modes 34 to 48.
+//! Failures of Redis in production, on real servers and through the real layer.
 //!
 //! Each outcome is the documented one. No request is executed without a lease, and no key has two responses. Effects
 //! are counted by key.

@@ -1,11 +1,14 @@
-//! Faults of the network between the store and its server: failure modes 36, 37, 45 and 46.
+//! Faults of the network between the store and its server.
 
 use std::time::Duration;
 
 use http::StatusCode;
 use tests::{
     proxy::{Fault, Mode, Proxy, Then},
-    servers::redis::RedisServer,
+    servers::redis::{
+        RedisServer,
+        scripts::{RELEASE, RENEW},
+    },
 };
 use tokio::time::Instant;
 use tower_idempotency::{ConcurrentRequests, Ttl};
@@ -14,7 +17,7 @@ use tower_idempotency_redis::{RedisOptions, RedisStore};
 use crate::{
     events::{HANG, eventually, until_renewed},
     faults::node::{
-        BOUND, Books, Node, connect, connect_unhurried, options, patient, until_connected,
+        BOUND, EffectsByKey, Node, connect, connect_unhurried, options, patient, until_connected,
     },
 };
 
@@ -28,8 +31,8 @@ const THEN: [Then; 2] = [Then::Cut, Then::Hang];
 /// store timeout and a twelfth of the lease).
 const LEASE: Ttl = Ttl::from_secs(18);
 
-async fn connect_by(way: &Proxy) -> RedisStore {
-    connect(&format!("redis://{}/0", way.address())).await
+async fn connect_by(proxy: &Proxy) -> RedisStore {
+    connect(&format!("redis://{}/0", proxy.address())).await
 }
 
 /// Returns the hash of a script, as in commands.
@@ -39,61 +42,57 @@ fn sha(code: &str) -> String {
 }
 
 // F-119
-// fm 36
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_acquire_is_retried_with_same_token() {
     for then in THEN {
         for fault in [Fault::request(ACQUIRE), Fault::reply_to(ACQUIRE)] {
             let server = RedisServer::start(&[]);
-            let way = Proxy::start(server.address());
-            let node = Node::new(connect_by(&way).await);
-            way.once(fault.clone(), then);
+            let proxy = Proxy::start(server.address());
+            let node = Node::new(connect_by(&proxy).await);
+            proxy.once(fault.clone(), then);
             let began = Instant::now();
-            let answer = node.post("/orders", "k").await;
-            assert_eq!(answer.text(), "effect 1 of k", "{fault:?} {then:?}");
+            let response = node.post("/orders", "k").await;
+            assert_eq!(response.text(), "effect 1 of k", "{fault:?} {then:?}");
             assert!(began.elapsed() < BOUND, "{:?}", began.elapsed());
-            assert_eq!(way.hits(), 1);
-            node.assert_replays("/orders", "k", &answer).await;
-            assert_eq!(node.books.of("k"), 1);
+            assert_eq!(proxy.hits(), 1);
+            node.assert_replays("/orders", "k", &response).await;
+            assert_eq!(node.database.of("k"), 1);
         }
     }
 }
 
 // F-119
-// fm 37
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_completion_is_retried() {
     for then in THEN {
         for fault in [Fault::request(COMPLETE), Fault::reply_to(COMPLETE)] {
             let server = RedisServer::start(&[]);
-            let way = Proxy::start(server.address());
-            let node = Node::new(connect_by(&way).await);
-            way.once(fault.clone(), then);
+            let proxy = Proxy::start(server.address());
+            let node = Node::new(connect_by(&proxy).await);
+            proxy.once(fault.clone(), then);
             let began = Instant::now();
-            let answer = node.post("/orders", "k").await;
-            assert_eq!(answer.text(), "effect 1 of k", "{fault:?} {then:?}");
+            let response = node.post("/orders", "k").await;
+            assert_eq!(response.text(), "effect 1 of k", "{fault:?} {then:?}");
             assert!(began.elapsed() < BOUND, "{:?}", began.elapsed());
-            assert_eq!(way.hits(), 1);
-            node.assert_replays("/orders", "k", &answer).await;
-            assert_eq!(node.books.of("k"), 1);
+            assert_eq!(proxy.hits(), 1);
+            node.assert_replays("/orders", "k", &response).await;
+            assert_eq!(node.database.of("k"), 1);
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_release_frees_key() {
-    let release = sha(include_str!(
-        "../../../../crates/tower-idempotency-redis/src/scripts/release.lua"
-    ));
+    let release = sha(RELEASE);
     for then in THEN {
         for fault in [Fault::request(&*release), Fault::reply_to(&*release)] {
             let server = RedisServer::start(&[]);
-            let way = Proxy::start(server.address());
-            let node = Node::new(connect_by(&way).await);
-            way.once(fault.clone(), then);
+            let proxy = Proxy::start(server.address());
+            let node = Node::new(connect_by(&proxy).await);
+            proxy.once(fault.clone(), then);
             let failed = node.post("/orders-fails", "k").await;
             assert_eq!(failed.status, StatusCode::BAD_GATEWAY);
-            assert_eq!(way.hits(), 1, "{fault:?} {then:?}");
+            assert_eq!(proxy.hits(), 1, "{fault:?} {then:?}");
             let is_empty = || server.command(&["DBSIZE"]) == "0";
             eventually("the key is released", is_empty).await;
             let again = node.post("/orders", "k").await;
@@ -102,171 +101,168 @@ async fn lost_release_frees_key() {
     }
 }
 
-// fm 36, 37: a lease survives a network failure that is shorter than the lease.
+// A lease survives a network failure that is shorter than the lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_renewal_is_retried_before_expiry() {
-    let renew = sha(include_str!(
-        "../../../../crates/tower-idempotency-redis/src/scripts/renew.lua"
-    ));
+    let renew = sha(RENEW);
     for then in THEN {
         let server = RedisServer::start(&[]);
-        let way = Proxy::start(server.address());
+        let proxy = Proxy::start(server.address());
         let lease = LEASE;
-        let store = connect_by(&way).await;
-        let node = Node::with(store, &Books::default(), |layer| {
+        let store = connect_by(&proxy).await;
+        let node = Node::with(store, &EffectsByKey::default(), |layer| {
             layer.with_lease_ttl(lease)
         });
         let plain = connect_unhurried(&server.url()).await;
-        let other = Node::with(plain, &node.books, patient);
-        way.once(Fault::request(&*renew), then);
+        let other = Node::with(plain, &node.database, patient);
+        proxy.once(Fault::request(&*renew), then);
         let (request, held) = node.running("k").await;
-        eventually("a renewal is lost", || way.hits() == 1).await;
+        eventually("a renewal is lost", || proxy.hits() == 1).await;
         until_renewed(&server, std::slice::from_ref(&held)).await;
         assert_eq!(other.post("/held", "k").await.code(), "in-progress");
-        node.gate.open_for_good();
-        let answer = request.await.unwrap();
-        other.assert_replays("/held", "k", &answer).await;
-        assert_eq!(node.books.of("k"), 1);
+        node.barrier.open_for_good();
+        let response = request.await.unwrap();
+        other.assert_replays("/held", "k", &response).await;
+        assert_eq!(node.database.of("k"), 1);
     }
 }
 
 // F-118
-// fm 36, 37: calls that do not wait for replicas allow no time for it.
+// The timeout of calls that do not wait for replicas does not include time for replicas.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_renewal_is_retried_despite_replica_waits() {
-    let renew = sha(include_str!(
-        "../../../../crates/tower-idempotency-redis/src/scripts/renew.lua"
-    ));
+    let renew = sha(RENEW);
     let server = RedisServer::start(&[]);
     let _replica = RedisServer::replica_of(&server);
-    let way = Proxy::start(server.address());
-    let url = format!("redis://{}/0", way.address());
+    let proxy = Proxy::start(server.address());
+    let url = format!("redis://{}/0", proxy.address());
     let waiting = options().with_wait(1, Duration::from_secs(60));
     let store = until_connected(|| waiting.clone().connect(&url)).await;
-    let node = Node::with(store, &Books::default(), |layer| {
+    let node = Node::with(store, &EffectsByKey::default(), |layer| {
         layer.with_lease_ttl(LEASE)
     });
-    way.once(Fault::request(&*renew), Then::Hang);
+    proxy.once(Fault::request(&*renew), Then::Hang);
     let (request, held) = node.running("k").await;
-    eventually("a renewal is lost", || way.hits() == 1).await;
+    eventually("a renewal is lost", || proxy.hits() == 1).await;
     until_renewed(&server, &[held]).await;
-    node.gate.open_for_good();
-    let answer = request.await.unwrap();
+    node.barrier.open_for_good();
+    let response = request.await.unwrap();
     let replay = node.until_served("/held", "k").await;
-    assert!(replay.is_replay() && replay.body == answer.body);
-    assert_eq!(node.books.of("k"), 1);
+    assert!(replay.is_replay() && replay.body == response.body);
+    assert_eq!(node.database.of("k"), 1);
 }
 
-// fm 45
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn store_recovers_after_network_cut() {
     let server = RedisServer::start(&[]);
-    let way = Proxy::start(server.address());
-    let node = Node::new(connect_by(&way).await);
+    let proxy = Proxy::start(server.address());
+    let node = Node::new(connect_by(&proxy).await);
     let before = node.post("/orders", "before").await;
     let (running, _) = node.running("running").await;
-    way.set(Mode::Cut);
+    proxy.set(Mode::Cut);
     for i in 0..5 {
         node.assert_unavailable("/orders", &format!("fresh-{i}"))
             .await;
     }
     node.assert_unavailable("/orders", "before").await;
-    node.gate.open_for_good();
-    let answer = running.await.unwrap();
-    assert_eq!(answer.status, StatusCode::CREATED);
-    assert_eq!(node.books.total(), 2);
+    node.barrier.open_for_good();
+    let response = running.await.unwrap();
+    assert_eq!(response.status, StatusCode::CREATED);
+    assert_eq!(node.database.total(), 2);
 
-    way.set(Mode::Pass);
+    proxy.set(Mode::Pass);
     let replay = node.until_served("/held", "running").await;
-    assert!(replay.is_replay() && replay.body == answer.body);
+    assert!(replay.is_replay() && replay.body == response.body);
     node.assert_replays("/orders", "before", &before).await;
     for i in 0..5 {
         let key = format!("fresh-{i}");
         node.until_served("/orders", &key).await;
-        assert_eq!(node.books.of(&key), 1, "{key}");
+        assert_eq!(node.database.of(&key), 1, "{key}");
     }
-    assert_eq!((node.books.of("before"), node.books.of("running")), (1, 1));
+    assert_eq!(
+        (node.database.of("before"), node.database.of("running")),
+        (1, 1)
+    );
 }
 
 // F-137
-// fm 45, 36: a middlebox that lost the state of the connection drops all packets, without a reset.
+// A middlebox that lost the state of the connection drops all packets, without a reset.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unresponsive_connection_is_replaced() {
     for silence in [Mode::LoseReplies(Then::Hang), Mode::Hold] {
         let server = RedisServer::start(&[]);
-        let way = Proxy::start(server.address());
-        let node = Node::new(connect_by(&way).await);
+        let proxy = Proxy::start(server.address());
+        let node = Node::new(connect_by(&proxy).await);
         let before = node.post("/orders", "before").await;
         let (running, _) = node.running("running").await;
-        let connections = way.counts().connections;
-        way.set(silence);
+        let connections = proxy.counts().connections;
+        proxy.set(silence);
         node.assert_unavailable("/orders", "fresh").await;
-        node.gate.open_for_good();
+        node.barrier.open_for_good();
         assert_eq!(running.await.unwrap().status, StatusCode::CREATED);
         if silence == Mode::Hold {
             // The proxy still holds these bytes, and serves only new connections.
-            assert!(way.counts().connections > connections, "connected again");
+            assert!(proxy.counts().connections > connections, "connected again");
         }
-        way.set(Mode::Pass);
+        proxy.set(Mode::Pass);
         node.until_served("/orders", "fresh").await;
         let replay = node.until_served("/held", "running").await;
         assert!(replay.is_replay());
         node.assert_replays("/orders", "before", &before).await;
         for key in ["before", "running", "fresh"] {
-            assert_eq!(node.books.of(key), 1, "{silence:?} {key}");
+            assert_eq!(node.database.of(key), 1, "{silence:?} {key}");
         }
     }
 }
 
-// fm 45: a caller with a shorter timeout than the store never sees its own call time out.
+// A caller with a shorter timeout than the store never sees its own call time out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unresponsive_connection_replaced_if_callers_leave() {
     let server = RedisServer::start(&[]);
-    let way = Proxy::start(server.address());
+    let proxy = Proxy::start(server.address());
     let store = RedisOptions::new().with_timeout(Duration::from_secs(10));
-    let url = format!("redis://{}/0", way.address());
+    let url = format!("redis://{}/0", proxy.address());
     let store = until_connected(|| store.clone().connect(&url)).await;
-    let node = Node::with(store, &Books::default(), |layer| {
+    let node = Node::with(store, &EffectsByKey::default(), |layer| {
         layer.with_store_timeout(Duration::from_secs(3))
     });
     let before = node.post("/orders", "before").await;
     let (running, _) = node.running("running").await;
     // The connection for acquires is lost, and then the one for completions.
-    way.once(Fault::request(ACQUIRE), Then::Hang);
+    proxy.once(Fault::request(ACQUIRE), Then::Hang);
     node.assert_unavailable("/orders", "fresh").await;
     node.until_served("/orders", "fresh").await;
-    way.once(Fault::request("effect 1 of running"), Then::Hang);
-    node.gate.open_for_good();
-    let answer = running.await.unwrap();
-    assert_eq!(way.hits(), 2);
+    proxy.once(Fault::request("effect 1 of running"), Then::Hang);
+    node.barrier.open_for_good();
+    let response = running.await.unwrap();
+    assert_eq!(proxy.hits(), 2);
     let replay = node.until_served("/held", "running").await;
-    assert!(replay.is_replay() && replay.body == answer.body);
+    assert!(replay.is_replay() && replay.body == response.body);
     node.assert_replays("/orders", "before", &before).await;
     for key in ["before", "running", "fresh"] {
-        assert_eq!(node.books.of(key), 1, "{key}");
+        assert_eq!(node.database.of(key), 1, "{key}");
     }
 }
 
 // F-057
-// fm 46
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_succeed_without_notifications() {
     for fault in [Fault::request("SUBSCRIBE"), Fault::reply_to("SUBSCRIBE")] {
         let server = RedisServer::start(&[]);
-        let way = Proxy::start(server.address());
+        let proxy = Proxy::start(server.address());
         let node = Node::new(connect(&server.url()).await);
-        let waiting = Node::with(connect_by(&way).await, &node.books, |layer| {
+        let waiting = Node::with(connect_by(&proxy).await, &node.database, |layer| {
             layer.with_concurrent_requests(ConcurrentRequests::Wait(HANG))
         });
-        way.once(fault, Then::Hang);
+        proxy.once(fault, Then::Hang);
         let (request, _) = node.running("k").await;
         let waiter = waiting.spawn("/held", "k");
-        eventually("its subscriptions fail", || way.hits() == 1).await;
-        node.gate.open_for_good();
-        let answer = request.await.unwrap();
+        eventually("its subscriptions fail", || proxy.hits() == 1).await;
+        node.barrier.open_for_good();
+        let response = request.await.unwrap();
         let waited = waiter.await.unwrap();
         assert!(waited.is_replay());
-        assert_eq!(waited.body, answer.body);
-        assert_eq!(node.books.of("k"), 1);
+        assert_eq!(waited.body, response.body);
+        assert_eq!(node.database.of("k"), 1);
     }
 }

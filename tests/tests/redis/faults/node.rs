@@ -9,8 +9,8 @@ use std::{
 use axum::{Router, body::Body, routing::post};
 use http::{Request, StatusCode, Uri};
 use tests::{
-    Answer,
-    gate::{Gate, within},
+    TestResponse,
+    barrier::{Barrier, within},
     send,
 };
 use tokio::{task::JoinHandle, time::Instant};
@@ -23,7 +23,7 @@ pub(crate) use tests::servers::redis::until_connected;
 
 /// The effects of all processes of a test, by key. Clones share one state.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Books(Arc<Mutex<BTreeMap<String, Effects>>>);
+pub(crate) struct EffectsByKey(Arc<Mutex<BTreeMap<String, Effects>>>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Effects {
@@ -31,7 +31,7 @@ struct Effects {
     of_takeovers: u64,
 }
 
-impl Books {
+impl EffectsByKey {
     /// Returns the number of effects of a key.
     pub(crate) fn of(&self, key: &str) -> u64 {
         self.effects().get(key).copied().unwrap_or_default().all
@@ -49,8 +49,8 @@ impl Books {
     }
 
     fn happen(&self, key: &str, lease: &Lease) -> u64 {
-        let mut books = self.effects();
-        let effects = books.entry(key.to_owned()).or_default();
+        let mut database = self.effects();
+        let effects = database.entry(key.to_owned()).or_default();
         effects.all += 1;
         effects.of_takeovers += u64::from(lease.is_takeover());
         effects.all
@@ -64,7 +64,7 @@ impl Books {
 /// A layer over a store, and a handler. The handler has its effect and responds with the number of the effect under its
 /// key. The path of the request selects its behavior:
 ///
-/// - `/held..`: the handler is held at the gate after the effect.
+/// - `/held..`: the handler is held at the barrier after the effect.
 /// - `..-large`: the response is large, and does not compress.
 /// - `..-fails`: the response is a 502, which is not recorded.
 ///
@@ -73,20 +73,20 @@ impl Books {
 pub(crate) struct Node {
     pub(crate) layer: IdempotencyLayer,
     pub(crate) app: Router,
-    pub(crate) books: Books,
-    pub(crate) gate: Gate,
+    pub(crate) database: EffectsByKey,
+    pub(crate) barrier: Barrier,
     leases: Arc<Mutex<Vec<Lease>>>,
 }
 
 impl Node {
     pub(crate) fn new(store: RedisStore) -> Self {
-        Self::with(store, &Books::default(), |layer| layer)
+        Self::with(store, &EffectsByKey::default(), |layer| layer)
     }
 
-    /// Creates a node that shares `books` with other nodes.
+    /// Creates a node that shares `database` with other nodes.
     pub(crate) fn with(
         store: RedisStore,
-        books: &Books,
+        database: &EffectsByKey,
         configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer,
     ) -> Self {
         let layer = IdempotencyLayer::new(store)
@@ -94,16 +94,17 @@ impl Node {
             // The lease is longer than any test. Tests of renewals set another lease.
             .with_lease_ttl(Ttl::from_secs(600));
         let layer = configure(layer);
-        let (books, gate, leases) = (books.clone(), Gate::shut(), Arc::default());
+        let (database, barrier, leases) = (database.clone(), Barrier::closed(), Arc::default());
         let handler = {
-            let (books, gate, leases) = (books.clone(), gate.clone(), Arc::clone(&leases));
+            let (database, barrier, leases) =
+                (database.clone(), barrier.clone(), Arc::clone(&leases));
             async move |uri: Uri, key: IdempotencyKey, lease: Lease| {
-                let (path, n) = (uri.path(), books.happen(key.as_str(), &lease));
+                let (path, n) = (uri.path(), database.happen(key.as_str(), &lease));
                 if path.starts_with("/held") {
                     remember(&leases, lease);
-                    gate.pass().await;
+                    barrier.pass().await;
                 }
-                answer(path, n, key.as_str())
+                response(path, n, key.as_str())
             }
         };
         let app = Router::new()
@@ -113,40 +114,44 @@ impl Node {
         Self {
             layer,
             app,
-            books,
-            gate,
+            database,
+            barrier,
             leases,
         }
     }
 
     /// Sends a request and reads its response.
-    pub(crate) async fn post(&self, path: &str, key: &str) -> Answer {
-        let answer = send(&self.app, tests::post(path, key, "{}"));
-        within(HANG * 2, answer).await
+    pub(crate) async fn post(&self, path: &str, key: &str) -> TestResponse {
+        let response = send(&self.app, tests::post(path, key, "{}"));
+        within(HANG * 2, response).await
     }
 
-    pub(crate) fn spawn(&self, path: &str, key: &str) -> JoinHandle<Answer> {
+    pub(crate) fn spawn(&self, path: &str, key: &str) -> JoinHandle<TestResponse> {
         let (node, path, key) = (self.clone(), path.to_owned(), key.to_owned());
         tokio::spawn(async move { node.post(&path, &key).await })
     }
 
     /// Sends a request whose handler has had its effect and is held afterwards. Returns the request and its lease.
-    pub(crate) async fn running(&self, key: &str) -> (JoinHandle<Answer>, Lease) {
+    pub(crate) async fn running(&self, key: &str) -> (JoinHandle<TestResponse>, Lease) {
         self.running_on("/held", key).await
     }
 
-    pub(crate) async fn running_on(&self, path: &str, key: &str) -> (JoinHandle<Answer>, Lease) {
+    pub(crate) async fn running_on(
+        &self,
+        path: &str,
+        key: &str,
+    ) -> (JoinHandle<TestResponse>, Lease) {
         let began = Instant::now();
         loop {
             let mut request = self.spawn(path, key);
             tokio::select! {
-                () = self.gate.arrival() => {
+                () = self.barrier.arrival() => {
                     let leases = self.leases.lock().expect("no poison");
                     return (request, leases.last().expect("a lease").clone());
                 }
-                answer = &mut request => {
-                    let answer = answer.expect("no panic");
-                    assert!(is_refused(&answer) && began.elapsed() < HANG, "{answer:?}");
+                response = &mut request => {
+                    let response = response.expect("no panic");
+                    assert!(is_refused(&response) && began.elapsed() < HANG, "{response:?}");
                 }
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -159,7 +164,7 @@ impl Node {
     }
 
     /// Checks that several retries get a replay of `first`.
-    pub(crate) async fn assert_replays(&self, path: &str, key: &str, first: &Answer) {
+    pub(crate) async fn assert_replays(&self, path: &str, key: &str, first: &TestResponse) {
         for _ in 0..2 {
             let replay = self.post(path, key).await;
             assert!(replay.is_replay(), "{key}: {replay:?}");
@@ -169,32 +174,35 @@ impl Node {
 
     /// Sends a request that must get 503 within [`BOUND`] and without an effect.
     pub(crate) async fn assert_unavailable(&self, path: &str, key: &str) {
-        let (began, before) = (Instant::now(), self.books.of(key));
-        let answer = self.post(path, key).await;
-        assert_unavailable(&answer);
+        let (began, before) = (Instant::now(), self.database.of(key));
+        let response = self.post(path, key).await;
+        assert_unavailable(&response);
         assert!(began.elapsed() < BOUND, "{:?}", began.elapsed());
-        assert_eq!(self.books.of(key), before, "effects of {key}");
+        assert_eq!(self.database.of(key), before, "effects of {key}");
     }
 
     /// Repeats a request until it gets a success. Checks that it has no effect before that.
-    pub(crate) async fn until_served(&self, path: &str, key: &str) -> Answer {
-        let (began, before) = (Instant::now(), self.books.of(key));
+    pub(crate) async fn until_served(&self, path: &str, key: &str) -> TestResponse {
+        let (began, before) = (Instant::now(), self.database.of(key));
         loop {
-            let answer = self.post(path, key).await;
-            if answer.status == StatusCode::CREATED {
-                return answer;
+            let response = self.post(path, key).await;
+            if response.status == StatusCode::CREATED {
+                return response;
             }
-            assert!(is_refused(&answer), "{key}: {answer:?}");
-            assert_eq!(self.books.of(key), before, "effects of {key}");
-            assert!(began.elapsed() < HANG, "{key} is still refused: {answer:?}");
+            assert!(is_refused(&response), "{key}: {response:?}");
+            assert_eq!(self.database.of(key), before, "effects of {key}");
+            assert!(
+                began.elapsed() < HANG,
+                "{key} is still refused: {response:?}"
+            );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 }
 
 /// Returns `true` if a retry may succeed.
-fn is_refused(answer: &Answer) -> bool {
-    let code = answer.code();
+fn is_refused(response: &TestResponse) -> bool {
+    let code = response.code();
     ["store-unavailable", "in-progress"].contains(&&*code)
 }
 
@@ -202,7 +210,7 @@ fn remember(leases: &Mutex<Vec<Lease>>, lease: Lease) {
     leases.lock().expect("no poison").push(lease);
 }
 
-fn answer(path: &str, n: u64, key: &str) -> (StatusCode, Vec<u8>) {
+fn response(path: &str, n: u64, key: &str) -> (StatusCode, Vec<u8>) {
     let mut body = format!("effect {n} of {key}").into_bytes();
     if path.ends_with("-large") {
         let mut random = 88_172_645_463_325_252_u64 ^ n;
@@ -224,10 +232,14 @@ fn answer(path: &str, n: u64, key: &str) -> (StatusCode, Vec<u8>) {
     (status, body)
 }
 
-pub(crate) fn assert_unavailable(answer: &Answer) {
-    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
-    assert_eq!(answer.code(), "store-unavailable");
-    assert_eq!(answer.header("retry-after"), Some("1"));
+pub(crate) fn assert_unavailable(response: &TestResponse) {
+    assert_eq!(
+        response.status,
+        StatusCode::SERVICE_UNAVAILABLE,
+        "{response:?}"
+    );
+    assert_eq!(response.code(), "store-unavailable");
+    assert_eq!(response.header("retry-after"), Some("1"));
 }
 
 /// Returns a request without a key.

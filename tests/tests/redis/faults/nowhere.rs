@@ -1,4 +1,4 @@
-//! A cluster node that redirects clients to an address without a listener: failure mode 40.
+//! A cluster node that redirects clients to an address without a listener.
 
 #![expect(clippy::unwrap_used, reason = "a failed test shows its line")]
 
@@ -43,20 +43,20 @@ async fn endless_redirections_end_at_deadline() {
             nowhere.push(format!("{word} 1 {node} more"));
         }
     }
-    let strange = Strange::start();
+    let server = ErrorServer::start();
     let prefixed = options().with_prefix("{strange}:");
     let node =
-        Node::new(until_connected(|| prefixed.clone().connect_cluster([strange.url()])).await);
+        Node::new(until_connected(|| prefixed.clone().connect_cluster([server.url()])).await);
     // The node also redirects to itself repeatedly.
     for word in ["MOVED", "ASK"] {
-        nowhere.push(format!("{word} 1 {}", strange.address));
-        nowhere.push(format!("{word} 1 :{}", strange.address.port()));
+        nowhere.push(format!("{word} 1 {}", server.address));
+        nowhere.push(format!("{word} 1 :{}", server.address.port()));
     }
-    strange.says(&nowhere);
+    server.set_errors(&nowhere);
     let began = Instant::now();
     // Waits until the node has sent each of the errors.
-    while strange.said() < nowhere.len() {
-        assert!(began.elapsed() < HANG, "{} were said", strange.said());
+    while server.sent_count() < nowhere.len() {
+        assert!(began.elapsed() < HANG, "{} were sent", server.sent_count());
         let mut refused = JoinSet::new();
         for i in 0..4 {
             let node = node.clone();
@@ -66,14 +66,14 @@ async fn endless_redirections_end_at_deadline() {
         }
         refused.join_all().await;
     }
-    strange.says(&[]);
-    assert_eq!(node.books.total(), 0);
+    server.set_errors(&[]);
+    assert_eq!(node.database.total(), 0);
     node.until_served("/orders", "k").await;
 }
 
-/// A server that is also a cluster of one node. It replies to scripts with the listed errors in turn, or as if it had
-/// executed the script.
-pub(crate) struct Strange {
+/// A server that is also a cluster of one node. It replies to scripts with the listed errors in order, or like after
+/// an execution.
+pub(crate) struct ErrorServer {
     pub(crate) address: SocketAddr,
     errors: Arc<Mutex<Errors>>,
 }
@@ -81,21 +81,21 @@ pub(crate) struct Strange {
 #[derive(Default)]
 struct Errors {
     errors: Vec<String>,
-    said: usize,
+    sent: usize,
 }
 
-impl Strange {
+impl ErrorServer {
     pub(crate) fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (address, errors) = (
             listener.local_addr().unwrap(),
             Arc::<Mutex<Errors>>::default(),
         );
-        let said = Arc::clone(&errors);
+        let shared = Arc::clone(&errors);
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                let said = Arc::clone(&said);
-                thread::spawn(move || serve(client, address.port(), &said));
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || serve(client, address.port(), &shared));
             }
         });
         Self { address, errors }
@@ -106,34 +106,34 @@ impl Strange {
     }
 
     /// Sets the errors that the node sends from now on.
-    pub(crate) fn says(&self, errors: &[String]) {
+    pub(crate) fn set_errors(&self, errors: &[String]) {
         let mut it = self.errors.lock().unwrap();
         it.errors = errors.to_vec();
-        it.said = 0;
+        it.sent = 0;
     }
 
     /// Returns the number of errors that the node has sent since they were set.
-    fn said(&self) -> usize {
-        self.errors.lock().unwrap().said
+    fn sent_count(&self) -> usize {
+        self.errors.lock().unwrap().sent
     }
 }
 
 /// Serves a client until it disconnects.
 fn serve(client: TcpStream, port: u16, errors: &Mutex<Errors>) -> Option<()> {
-    let mut answers = client.try_clone().ok()?;
+    let mut responses = client.try_clone().ok()?;
     let mut commands = BufReader::new(client);
     loop {
         let words = command(&mut commands)?;
-        let answer = match &*words[0].to_uppercase() {
+        let response = match &*words[0].to_uppercase() {
             "PING" => "+PONG\r\n".to_owned(),
             "INFO" => bulk("redis_version:7.0.0\r\nrole:master\r\n"),
             "CLUSTER" => format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$0\r\n\r\n:{port}\r\n"),
             "SCRIPT" => bulk("0"),
             "EVALSHA" | "EVAL" => {
                 let mut it = errors.lock().ok()?;
-                let error = it.errors.iter().cycle().nth(it.said);
+                let error = it.errors.iter().cycle().nth(it.sent);
                 let error = error.cloned();
-                it.said += 1;
+                it.sent += 1;
                 match error {
                     Some(error) => format!("-{error}\r\n"),
                     // An acquire has more arguments than a completion.
@@ -143,7 +143,7 @@ fn serve(client: TcpStream, port: u16, errors: &Mutex<Errors>) -> Option<()> {
             }
             _ => "+OK\r\n".to_owned(),
         };
-        answers.write_all(answer.as_bytes()).ok()?;
+        responses.write_all(response.as_bytes()).ok()?;
     }
 }
 

@@ -1,4 +1,4 @@
-//! A pool that is too small: failure mode 44.
+//! A pool that is too small.
 
 use deadpool_redis::Pool;
 use tests::{
@@ -12,7 +12,7 @@ use tower_idempotency_redis::RedisStore;
 use crate::{
     events::{HANG, eventually, until_renewed},
     faults::{
-        node::{Books, Node, options, patient, unhurried, until_connected},
+        node::{EffectsByKey, Node, options, patient, unhurried, until_connected},
         sentinel::caught_up,
     },
     pools::pool_to,
@@ -23,13 +23,12 @@ pub(crate) async fn connect_pool(pool: &Pool) -> RedisStore {
 }
 
 // F-136
-// fm 44
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn exhausted_pool_does_not_block_renewals() {
     let server = RedisServer::start(&[]);
     let pool = pool_to(1, &server.url());
-    let books = Books::default();
-    let node = Node::with(connect_pool(&pool).await, &books, |layer| {
+    let database = EffectsByKey::default();
+    let node = Node::with(connect_pool(&pool).await, &database, |layer| {
         layer.with_lease_ttl(Ttl::from_secs(18))
     });
     let mut running = Vec::new();
@@ -37,10 +36,10 @@ async fn exhausted_pool_does_not_block_renewals() {
         running.push(node.spawn("/held", &format!("slow-{i}")));
     }
     for _ in &running {
-        tests::gate::within(HANG, node.gate.arrival()).await;
+        tests::barrier::within(HANG, node.barrier.arrival()).await;
     }
     let leases = node.leases();
-    assert_eq!((leases.len(), books.total()), (100, 100));
+    assert_eq!((leases.len(), database.total()), (100, 100));
 
     // The test holds the only connection, and acquires queue for it.
     let taken = pool.get().await.unwrap();
@@ -56,35 +55,34 @@ async fn exhausted_pool_does_not_block_renewals() {
     }
     until_renewed(&server, &leases).await;
     fresh.join_all().await;
-    assert_eq!(books.total(), 100, "nothing runs unprotected");
-    node.gate.open_for_good();
-    let mut answers = Vec::new();
+    assert_eq!(database.total(), 100, "nothing runs unprotected");
+    node.barrier.open_for_good();
+    let mut responses = Vec::new();
     for request in running {
-        answers.push(request.await.unwrap());
+        responses.push(request.await.unwrap());
     }
     // The request was completed while the pool was exhausted.
     drop(taken);
-    for (i, answer) in answers.iter().enumerate() {
+    for (i, response) in responses.iter().enumerate() {
         let key = format!("slow-{i}");
-        assert_eq!(answer.text(), format!("effect 1 of {key}"));
-        node.assert_replays("/held", &key, answer).await;
-        assert_eq!(books.of(&key), 1);
+        assert_eq!(response.text(), format!("effect 1 of {key}"));
+        node.assert_replays("/held", &key, response).await;
+        assert_eq!(database.of(&key), 1);
     }
     for i in 0..100 {
         let key = format!("fresh-{i}");
-        let answer = node.until_served("/orders", &key).await;
-        assert_eq!(answer.text(), format!("effect 1 of {key}"));
+        let response = node.until_served("/orders", &key).await;
+        assert_eq!(response.text(), format!("effect 1 of {key}"));
     }
 }
 
 // F-136
-// fm 44
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pool_of_one_serves_100_requests() {
-    let books = Books::default();
+    let database = EffectsByKey::default();
     let pool = pool_to(1, &shared().url());
     let store = until_connected(|| unhurried().connect_pool(pool.clone())).await;
-    let node = Node::with(store, &books, |layer| {
+    let node = Node::with(store, &database, |layer| {
         patient(layer).with_namespace(format!("{:?}", std::process::id()))
     });
     let mut requests = Vec::new();
@@ -93,20 +91,20 @@ async fn pool_of_one_serves_100_requests() {
         requests.push((i / 2, node.spawn("/orders", &format!("k-{}", i / 2))));
     }
     for (i, request) in requests {
-        let answer = request.await.unwrap();
-        let served = answer.status.is_success() || answer.code() == "in-progress";
-        assert!(served, "{answer:?}");
-        assert_eq!(books.of(&format!("k-{i}")), 1);
+        let response = request.await.unwrap();
+        let served = response.status.is_success() || response.code() == "in-progress";
+        assert!(served, "{response:?}");
+        assert_eq!(database.of(&format!("k-{i}")), 1);
     }
 }
 
 // F-130
-// fm 43: the connections work, and a pool that checks them keeps them.
+// The connections work, so the checks of a pool do not remove them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_to_demoted_primary_leave_pool() {
     let (former, next) = (RedisServer::start(&[]), RedisServer::start(&[]));
-    let way = Proxy::start(former.address());
-    let pool = pool_to(4, &format!("redis://{}/0", way.address()));
+    let proxy = Proxy::start(former.address());
+    let pool = pool_to(4, &format!("redis://{}/0", proxy.address()));
     let node = Node::new(connect_pool(&pool).await);
     let before = node.post("/orders", "before").await;
     let mut all = Vec::new();
@@ -120,14 +118,14 @@ async fn connections_to_demoted_primary_leave_pool() {
     caught_up(&former, &next).await;
     next.promote();
     former.command(&["REPLICAOF", "127.0.0.1", &port(&next)]);
-    way.lead_to(next.address());
+    proxy.lead_to(next.address());
 
     node.until_served("/orders", "fresh").await;
     for i in 0..8 {
         let key = format!("later-{i}");
         node.until_served("/orders", &key).await;
-        assert_eq!(node.books.of(&key), 1);
+        assert_eq!(node.database.of(&key), 1);
     }
     node.assert_replays("/orders", "before", &before).await;
-    assert_eq!(node.books.total(), 10);
+    assert_eq!(node.database.total(), 10);
 }

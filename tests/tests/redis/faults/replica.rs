@@ -1,4 +1,4 @@
-//! A primary and its replica, without a supervisor: failure modes 35 and 43.
+//! A primary and its replica, without a supervisor.
 
 use std::{
     sync::{
@@ -9,7 +9,7 @@ use std::{
 };
 
 use http::StatusCode;
-use tests::{gate::within, proxy::Proxy, servers::redis::RedisServer};
+use tests::{barrier::within, proxy::Proxy, servers::redis::RedisServer};
 use tokio::time::{Instant, sleep};
 use tower_idempotency::Ttl;
 use tower_idempotency_redis::RedisStore;
@@ -18,10 +18,10 @@ use crate::{
     events::{HANG, eventually, expiries},
     faults::{
         node::{
-            BOUND, Books, Node, assert_unavailable, connect, connect_unhurried, options, patient,
-            until_connected,
+            BOUND, EffectsByKey, Node, assert_unavailable, connect, connect_unhurried, options,
+            patient, until_connected,
         },
-        nowhere::Strange,
+        nowhere::ErrorServer,
         sentinel::caught_up,
     },
 };
@@ -39,7 +39,6 @@ async fn connect_waiting_to(url: &str) -> RedisStore {
 }
 
 // F-118
-// fm 35
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replica_wait_executes_nothing_without_replicas() {
     let primary = RedisServer::start(&[]);
@@ -53,12 +52,12 @@ async fn replica_wait_executes_nothing_without_replicas() {
     node.assert_unavailable("/orders", "fresh").await;
     node.assert_replays("/orders", "before", &before).await;
     // A running request gets its response, and its record is stored although only one server has it.
-    node.gate.open_for_good();
+    node.barrier.open_for_good();
     let began = Instant::now();
-    let answer = running.await.unwrap();
-    assert_eq!(answer.status, StatusCode::CREATED);
+    let response = running.await.unwrap();
+    assert_eq!(response.status, StatusCode::CREATED);
     assert!(began.elapsed() < BOUND, "{:?}", began.elapsed());
-    node.assert_replays("/held", "running", &answer).await;
+    node.assert_replays("/held", "running", &response).await;
 
     replica.resume();
     let served = node.until_served("/orders", "fresh").await;
@@ -68,18 +67,18 @@ async fn replica_wait_executes_nothing_without_replicas() {
     })
     .await;
     for key in ["before", "running", "fresh"] {
-        assert_eq!(node.books.of(key), 1, "{key}");
+        assert_eq!(node.database.of(key), 1, "{key}");
     }
 }
 
 // F-118
-// fm 35: while a server waits for its replicas, it sends no other reply on that connection.
+// While a server waits for its replicas, it sends no other reply on that connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failing_replica_waits_do_not_block_others() {
     let primary = RedisServer::start(&[]);
     let replica = RedisServer::replica_of(&primary);
     let store = connect_waiting(&primary).await;
-    let node = Node::with(store, &Books::default(), |layer| {
+    let node = Node::with(store, &EffectsByKey::default(), |layer| {
         layer.with_lease_ttl(Ttl::from_secs(18))
     });
     let before = node.post("/orders", "before").await;
@@ -87,7 +86,7 @@ async fn failing_replica_waits_do_not_block_others() {
     let mut completing = Vec::new();
     for key in &keys {
         completing.push(node.spawn("/held", key));
-        within(HANG, node.gate.arrival()).await;
+        within(HANG, node.barrier.arrival()).await;
     }
     let others = expiries(&primary);
     let (running, lease) = node.running("running").await;
@@ -95,7 +94,7 @@ async fn failing_replica_waits_do_not_block_others() {
     let entry = leases.find(|key| !others.contains_key(key)).unwrap();
     replica.pause();
     // The handlers continue in the order of their arrival.
-    node.gate.let_through(keys.len());
+    node.barrier.let_through(keys.len());
     let granted = expiries(&primary)[&entry];
     let done = Arc::new(AtomicBool::new(false));
     let mut fresh = Vec::new();
@@ -113,23 +112,23 @@ async fn failing_replica_waits_do_not_block_others() {
     }
     // A request with a response has its record already, before its wait for replicas begins.
     let plain = connect_unhurried(&primary.url()).await;
-    let plain = Node::with(plain, &node.books, patient);
-    plain.gate.open_for_good();
+    let plain = Node::with(plain, &node.database, patient);
+    plain.barrier.open_for_good();
     for (request, key) in completing.into_iter().zip(&keys) {
-        let answer = request.await.unwrap();
-        plain.assert_replays("/held", key, &answer).await;
+        let response = request.await.unwrap();
+        plain.assert_replays("/held", key, &response).await;
     }
     // If replays waited for replicas, there would be none meanwhile.
     let (mut replays, began) = (0, Instant::now());
     // If renewals waited for replicas, they would be too late.
     while replays < 5 || expiries(&primary)[&entry] == granted {
         assert!(lease.is_held());
-        let answer = node.post("/orders", "before").await;
-        if answer.is_replay() {
-            assert_eq!(answer.body, before.body);
+        let response = node.post("/orders", "before").await;
+        if response.is_replay() {
+            assert_eq!(response.body, before.body);
             replays += 1;
         } else {
-            assert_unavailable(&answer);
+            assert_unavailable(&response);
         }
         assert!(began.elapsed() < HANG, "{replays} replays");
         sleep(Duration::from_millis(100)).await;
@@ -140,21 +139,21 @@ async fn failing_replica_waits_do_not_block_others() {
     }
     replica.resume();
     assert!(lease.is_held());
-    node.gate.open_for_good();
-    let answer = running.await.unwrap();
+    node.barrier.open_for_good();
+    let response = running.await.unwrap();
     eventually("no background attempts are left", || {
         node.layer.in_flight() == 0
     })
     .await;
-    node.assert_replays("/held", "running", &answer).await;
+    node.assert_replays("/held", "running", &response).await;
     for key in keys.iter().map(String::as_str).chain(["before", "running"]) {
-        assert_eq!(node.books.of(key), 1, "{key}");
+        assert_eq!(node.database.of(key), 1, "{key}");
     }
-    assert_eq!(node.books.total(), 32, "nothing fresh was executed");
+    assert_eq!(node.database.total(), 32, "nothing fresh was executed");
 }
 
 // F-118
-// fm 35: after the lease is taken and before the wait for replicas, another primary may take over and grant it to another
+// After the lease is taken and before the wait for replicas, another primary may take over and grant it to another
 // process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replica_wait_rechecks_lease_owner() {
@@ -163,29 +162,32 @@ async fn replica_wait_rechecks_lease_owner() {
     let _replica = RedisServer::replica_of(&next);
     let there = Node::new(connect(&former.url()).await);
     let before = there.post("/orders", "before").await;
-    let way = Proxy::start(former.address());
-    let store = connect_waiting_to(&format!("redis://{}/0", way.address())).await;
-    let node = Node::with(store, &there.books, |layer| layer);
+    let proxy = Proxy::start(former.address());
+    let store = connect_waiting_to(&format!("redis://{}/0", proxy.address())).await;
+    let node = Node::with(store, &there.database, |layer| layer);
     // The connection for leases still leads to the former primary. The connection for replicas has none to wait for
     // yet.
     node.assert_replays("/orders", "before", &before).await;
-    way.lead_to(next.address());
+    proxy.lead_to(next.address());
 
-    let other = Node::with(connect(&next.url()).await, &node.books, |layer| layer);
+    let other = Node::with(connect(&next.url()).await, &node.database, |layer| layer);
     let done = other.post("/orders", "done").await;
     let (running, _) = other.running("running").await;
-    node.gate.open_for_good();
+    node.barrier.open_for_good();
     assert_eq!(node.post("/held", "running").await.code(), "in-progress");
     let replay = node.post("/orders", "done").await;
     assert!(replay.is_replay() && replay.body == done.body, "{replay:?}");
-    other.gate.open_for_good();
-    let answer = running.await.unwrap();
-    assert_eq!(answer.text(), "effect 1 of running");
-    assert_eq!((node.books.of("running"), node.books.of("done")), (1, 1));
+    other.barrier.open_for_good();
+    let response = running.await.unwrap();
+    assert_eq!(response.text(), "effect 1 of running");
+    assert_eq!(
+        (node.database.of("running"), node.database.of("done")),
+        (1, 1)
+    );
 }
 
 // F-118
-// fm 35, 38: scripts are not replicated.
+// Scripts are not replicated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicated_record_survives_primary_loss() {
     let mut primary = RedisServer::start(&[]);
@@ -195,16 +197,16 @@ async fn replicated_record_survives_primary_loss() {
     let (_running, _) = node.running("running").await;
     primary.kill();
     replica.promote();
-    let next = Node::with(connect(&replica.url()).await, &node.books, |layer| layer);
+    let next = Node::with(connect(&replica.url()).await, &node.database, |layer| layer);
     next.assert_replays("/orders", "before", &before).await;
     assert_eq!(next.post("/held", "running").await.code(), "in-progress");
     for key in ["before", "running"] {
-        assert_eq!(node.books.of(key), 1, "{key}");
+        assert_eq!(node.database.of(key), 1, "{key}");
     }
 }
 
 // F-117
-// fm 35: only the documented losses occur.
+// The failover loses only the data that the documentation lists.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unreplicated_record_reexecutes_on_replica() {
     let mut primary = RedisServer::start(&[]);
@@ -219,29 +221,30 @@ async fn unreplicated_record_reexecutes_on_replica() {
     let (running, _) = node.running("running").await;
     primary.kill();
 
-    let next = Node::with(connect(&replica.url()).await, &node.books, |layer| layer);
+    let next = Node::with(connect(&replica.url()).await, &node.database, |layer| layer);
     next.assert_replays("/orders", "before", &before).await;
     let again = next.post("/orders", "lost").await;
     assert_eq!(again.text(), "effect 2 of lost");
     next.assert_replays("/orders", "lost", &again).await;
-    next.gate.open_for_good();
+    next.barrier.open_for_good();
     let again = next.post("/held", "running").await;
     assert_eq!(again.text(), "effect 2 of running");
     next.assert_replays("/held", "running", &again).await;
     // The first process cannot reach a server, so its client receives the response of its own execution.
-    node.gate.open_for_good();
+    node.barrier.open_for_good();
     assert_eq!(running.await.unwrap().status, StatusCode::CREATED);
-    assert_eq!(node.books.of("before"), 1);
+    assert_eq!(node.database.of("before"), 1);
 }
 
-// fm 43, 35
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn demoted_primary_executes_nothing() {
     let server = RedisServer::start(&[]);
     let other = RedisServer::start(&[]);
-    let node = Node::with(connect(&server.url()).await, &Books::default(), |layer| {
-        layer.with_lease_ttl(Ttl::from_secs(600))
-    });
+    let node = Node::with(
+        connect(&server.url()).await,
+        &EffectsByKey::default(),
+        |layer| layer.with_lease_ttl(Ttl::from_secs(600)),
+    );
     let before = node.post("/orders", "before").await;
     let (running, _) = node.running("running").await;
     let port = server.address().port().to_string();
@@ -254,10 +257,10 @@ async fn demoted_primary_executes_nothing() {
     server.command(&["REPLICAOF", "127.0.0.1", &port]);
 
     assert_unavailable(&node.post("/orders", "fresh").await);
-    node.gate.open_for_good();
-    let answer = running.await.unwrap();
-    assert_eq!(answer.status, StatusCode::CREATED);
-    assert_eq!(node.books.of("fresh"), 0);
+    node.barrier.open_for_good();
+    let response = running.await.unwrap();
+    assert_eq!(response.status, StatusCode::CREATED);
+    assert_eq!(node.database.of("fresh"), 0);
     // A replica that still loads the data of its primary rejects commands.
     eventually("the server is a replica with the data", || {
         let info = server.try_command(&["INFO", "replication"]);
@@ -267,20 +270,20 @@ async fn demoted_primary_executes_nothing() {
     server.promote();
     node.until_served("/orders", "fresh").await;
     let replay = node.until_served("/held", "running").await;
-    assert!(replay.is_replay() && replay.body == answer.body);
+    assert!(replay.is_replay() && replay.body == response.body);
     node.assert_replays("/orders", "before", &before).await;
     for key in ["before", "running", "fresh"] {
-        assert_eq!(node.books.of(key), 1, "{key}");
+        assert_eq!(node.database.of(key), 1, "{key}");
     }
 }
 
 // F-130
-// fm 43: Redis 5 and 6 report an error in a script with a separate code, followed by READONLY.
+// Redis 5 and 6 report an error in a script with a separate code, followed by READONLY.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn demoted_primary_of_old_version_is_left() {
-    let strange = Strange::start();
-    let way = Proxy::start(strange.address);
-    let node = Node::new(connect(&format!("redis://{}/0", way.address())).await);
+    let server = ErrorServer::start();
+    let proxy = Proxy::start(server.address);
+    let node = Node::new(connect(&format!("redis://{}/0", proxy.address())).await);
     node.post("/orders", "before").await;
     for (says, is_left) in [
         ("attempt to compare number with nil", false),
@@ -289,13 +292,13 @@ async fn demoted_primary_of_old_version_is_left() {
             true,
         ),
     ] {
-        let connections = way.counts().connections;
-        strange.says(&[format!(
+        let connections = proxy.counts().connections;
+        server.set_errors(&[format!(
             "ERR Error running script (call to f_0): @user_script:20: @user_script: 20: {says}"
         )]);
         node.assert_unavailable("/orders", "refused").await;
-        assert_eq!(way.counts().connections > connections, is_left, "{says}");
+        assert_eq!(proxy.counts().connections > connections, is_left, "{says}");
     }
-    strange.says(&[]);
+    server.set_errors(&[]);
     node.until_served("/orders", "fresh").await;
 }

@@ -1,22 +1,21 @@
-//! The server restarts without its data: failure mode 34.
+//! The server restarts without its data.
 
 use http::StatusCode;
-use tests::{gate::within, servers::redis::RedisServer};
+use tests::{barrier::within, servers::redis::RedisServer};
 use tower_idempotency::Ttl;
 
 use crate::{
     events::{HANG, eventually},
-    faults::node::{Books, Node, connect},
+    faults::node::{EffectsByKey, Node, connect},
 };
 
 // F-116
-// fm 34
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn record_is_stored_after_server_data_loss() {
     for (lease, notices) in [(Ttl::from_secs(600), false), (Ttl::from_secs(9), true)] {
         let mut server = RedisServer::start(&[]);
         let store = connect(&server.url()).await;
-        let node = Node::with(store, &Books::default(), |layer| {
+        let node = Node::with(store, &EffectsByKey::default(), |layer| {
             layer.with_lease_ttl(lease)
         });
         let (request, held) = node.running("k").await;
@@ -28,21 +27,21 @@ async fn record_is_stored_after_server_data_loss() {
             let calls = server.commandstats();
             assert!(calls.contains_key("evalsha"), "a renewal: {calls:?}");
         }
-        node.gate.open_for_good();
-        let answer = request.await.unwrap();
-        assert_eq!(answer.status, StatusCode::CREATED);
-        node.assert_replays("/held", "k", &answer).await;
-        assert_eq!(node.books.of("k"), 1);
+        node.barrier.open_for_good();
+        let response = request.await.unwrap();
+        assert_eq!(response.status, StatusCode::CREATED);
+        node.assert_replays("/held", "k", &response).await;
+        assert_eq!(node.database.of("k"), 1);
     }
 }
 
 // F-116
-// fm 34: nothing can prevent the second effect, because the server cannot detect that it lost its data.
+// Nothing can prevent the second effect, because the server cannot detect that it lost its data.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn key_retaken_after_data_loss_runs_twice() {
     let mut server = RedisServer::start(&[]);
     let first = Node::new(connect(&server.url()).await);
-    let second = Node::with(connect(&server.url()).await, &first.books, |layer| layer);
+    let second = Node::with(connect(&server.url()).await, &first.database, |layer| layer);
     let (late, _) = first.running("k").await;
     let (later, _) = first.running("l").await;
     server.restart();
@@ -50,46 +49,44 @@ async fn key_retaken_after_data_loss_runs_twice() {
     let (earlier, _) = second.running("l").await;
 
     // The process that acquired the key later completes first.
-    second.gate.let_through(2);
-    let answer = early.await.unwrap();
-    assert_eq!(answer.text(), "effect 2 of k");
+    second.barrier.let_through(2);
+    let response = early.await.unwrap();
+    assert_eq!(response.text(), "effect 2 of k");
     earlier.await.unwrap();
     // The other request receives the stored record, and not the response of its own execution.
-    first.gate.let_through(2);
-    assert_eq!(late.await.unwrap().body, answer.body);
+    first.barrier.let_through(2);
+    assert_eq!(late.await.unwrap().body, response.body);
     assert_eq!(later.await.unwrap().text(), "effect 2 of l");
     for node in [&first, &second] {
-        node.assert_replays("/held", "k", &answer).await;
+        node.assert_replays("/held", "k", &response).await;
     }
-    assert_eq!((first.books.of("k"), first.books.of("l")), (2, 2));
+    assert_eq!((first.database.of("k"), first.database.of("l")), (2, 2));
 }
 
-// fm 34, 28, 29
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_data_returns_only_stored_response() {
     let mut server = RedisServer::start(&[]);
     let first = Node::new(connect(&server.url()).await);
-    let second = Node::with(connect(&server.url()).await, &first.books, |layer| layer);
+    let second = Node::with(connect(&server.url()).await, &first.database, |layer| layer);
     let (former, _) = first.running("k").await;
     server.restart();
     let (present, _) = second.running("k").await;
     // The first process completes while another process holds the key. The other process's response will be the stored
     // one.
-    first.gate.open_for_good();
+    first.barrier.open_for_good();
     let unknown = former.await.unwrap();
     assert_eq!(unknown.status, StatusCode::CONFLICT);
     assert_eq!(unknown.code(), "outcome-unknown");
-    second.gate.open_for_good();
-    let answer = present.await.unwrap();
-    assert_eq!(answer.text(), "effect 2 of k");
+    second.barrier.open_for_good();
+    let response = present.await.unwrap();
+    assert_eq!(response.text(), "effect 2 of k");
     for node in [&first, &second] {
-        node.assert_replays("/held", "k", &answer).await;
+        node.assert_replays("/held", "k", &response).await;
     }
-    assert_eq!(first.books.of("k"), 2);
+    assert_eq!(first.database.of("k"), 2);
 }
 
 // F-116
-// fm 34, 38
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn store_recovers_after_server_restart() {
     let mut server = RedisServer::start(&["--appendonly", "yes", "--appendfsync", "always"]);
@@ -99,10 +96,10 @@ async fn store_recovers_after_server_restart() {
     server.kill();
     node.assert_unavailable("/orders", "before").await;
     node.assert_unavailable("/orders", "fresh").await;
-    node.gate.open_for_good();
-    let answer = running.await.unwrap();
+    node.barrier.open_for_good();
+    let response = running.await.unwrap();
     assert_eq!(
-        answer.status,
+        response.status,
         StatusCode::CREATED,
         "the effect has happened"
     );
@@ -111,12 +108,12 @@ async fn store_recovers_after_server_restart() {
     node.until_served("/orders", "fresh").await;
     node.assert_replays("/orders", "before", &before).await;
     let stored = node.until_served("/held", "running").await;
-    assert!(stored.is_replay() && stored.body == answer.body);
+    assert!(stored.is_replay() && stored.body == response.body);
     eventually("no background attempts are left", || {
         node.layer.in_flight() == 0
     })
     .await;
     for key in ["before", "running", "fresh"] {
-        assert_eq!(node.books.of(key), 1, "{key}");
+        assert_eq!(node.database.of(key), 1, "{key}");
     }
 }

@@ -1,23 +1,23 @@
-//! A user of the server with few rights: failure modes 43 and 46.
+//! A user of the server with few rights.
 
 #![expect(clippy::unwrap_used, reason = "a failed test shows its line")]
 
 use std::time::Duration;
 
 use http::StatusCode;
-use tests::{gate::within, servers::redis::RedisServer};
+use tests::{barrier::within, servers::redis::RedisServer};
 use tokio::time::{Instant, sleep};
 use tower_idempotency::{ConcurrentRequests, Ttl};
 use tower_idempotency_redis::RedisStore;
 
 use crate::{
     events::{HANG, eventually},
-    faults::node::{Books, Node, connect_unhurried, patient},
+    faults::node::{EffectsByKey, Node, connect_unhurried, patient},
 };
 
 /// The rights listed in `docs/stores/redis.md`, except those for channels.
 const COMMANDS: &str = "+@scripting +info +hmget +hset +hdel +del +pexpire +pexpireat +pttl +time +publish +subscribe \
-                        +unsubscribe +zadd +zrem +zscore +zcard +zremrangebyscore";
+                        +unsubscribe +zadd +zrem +zremrangebyscore";
 
 /// Connects as a user with only these rights.
 async fn connect_as(server: &RedisServer, rights: &str) -> RedisStore {
@@ -47,9 +47,9 @@ fn scripts(server: &RedisServer) -> (u64, u64) {
 }
 
 /// Checks a request, a request without a record, a renewed lease, and a released takeover.
-async fn is_served(store: &RedisStore, books: &Books, server: &RedisServer) {
-    let node = Node::with(store.clone(), books, patient);
-    let renewing = Node::with(store.clone(), books, |layer| {
+async fn is_served(store: &RedisStore, database: &EffectsByKey, server: &RedisServer) {
+    let node = Node::with(store.clone(), database, patient);
+    let renewing = Node::with(store.clone(), database, |layer| {
         patient(layer).with_lease_ttl(Ttl::from_secs(9))
     });
     scripts(server);
@@ -64,9 +64,9 @@ async fn is_served(store: &RedisStore, books: &Books, server: &RedisServer) {
     let renewed = || server.commandstats().get("evalsha") >= Some(&3);
     eventually("the lease is renewed", renewed).await;
     assert!(lease.is_held());
-    renewing.gate.let_through(1);
-    let answer = running.await.unwrap();
-    node.assert_replays("/held", "running", &answer).await;
+    renewing.barrier.let_through(1);
+    let response = running.await.unwrap();
+    node.assert_replays("/held", "running", &response).await;
 
     let (orphaned, _) = node.running_on("/held-fails", "orphaned").await;
     for key in server.entries() {
@@ -75,14 +75,14 @@ async fn is_served(store: &RedisStore, books: &Books, server: &RedisServer) {
         }
     }
     let taking_over = node.spawn("/held-fails", "orphaned");
-    within(HANG, node.gate.arrival()).await;
-    node.gate.let_through(2);
+    within(HANG, node.barrier.arrival()).await;
+    node.barrier.let_through(2);
     for request in [orphaned, taking_over] {
         assert_eq!(request.await.unwrap().status, StatusCode::BAD_GATEWAY);
     }
     assert_eq!(scripts(server).1, 0);
-    assert_eq!(books.of_takeovers("orphaned"), 1);
-    assert_eq!((books.of("first"), books.of("running")), (1, 1));
+    assert_eq!(database.of_takeovers("orphaned"), 1);
+    assert_eq!((database.of("first"), database.of("running")), (1, 1));
 }
 
 // F-132
@@ -91,16 +91,17 @@ async fn is_served(store: &RedisStore, books: &Books, server: &RedisServer) {
 async fn user_without_channels_polls() {
     let server = RedisServer::start(&[]);
     let store = connect_as(&server, &format!("~idempotency:* {COMMANDS}")).await;
-    let books = Books::default();
-    is_served(&store, &books, &server).await;
+    let database = EffectsByKey::default();
+    is_served(&store, &database, &server).await;
 
-    let held = Node::with(store.clone(), &books, patient);
-    let waiting = Node::with(store, &books, |layer| {
+    let held = Node::with(store.clone(), &database, patient);
+    let waiting = Node::with(store, &database, |layer| {
         patient(layer).with_concurrent_requests(ConcurrentRequests::Wait(HANG))
     });
     let (request, _) = held.running("waited-for").await;
     let waiter = waiting.spawn("/held", "waited-for");
-    // By then the delays between two connections of the listener have grown to a second. Each count makes a connection, too.
+    // At that time the delays between two connections of the listener have grown to a second. Each count
+    // makes a connection, too.
     for _ in 0..8 {
         let refused = denied(&server);
         eventually("another connection may not listen", || {
@@ -111,12 +112,12 @@ async fn user_without_channels_polls() {
     let (before, began) = (connections(&server), Instant::now());
     sleep(Duration::from_secs(3)).await;
     let (made, took) = (connections(&server) - before, began.elapsed());
-    held.gate.open_for_good();
-    let answer = request.await.unwrap();
-    assert_eq!(waiter.await.unwrap().body, answer.body);
+    held.barrier.open_for_good();
+    let response = request.await.unwrap();
+    assert_eq!(waiter.await.unwrap().body, response.body);
     // One per second, one from a second that had already begun, and the one that counts.
     assert!(made <= took.as_secs() + 3, "{made} in {took:?}");
-    assert_eq!(books.of("waited-for"), 1);
+    assert_eq!(database.of("waited-for"), 1);
 }
 
 // F-132
@@ -125,19 +126,19 @@ async fn documented_rights_suffice() {
     let server = RedisServer::start(&[]);
     let rights = format!("~idempotency:* &idempotency:* {COMMANDS}");
     let store = connect_as(&server, &rights).await;
-    let books = Books::default();
-    is_served(&store, &books, &server).await;
-    let node = Node::with(store.clone(), &books, patient);
-    let waiting = Node::with(store, &books, |layer| {
+    let database = EffectsByKey::default();
+    is_served(&store, &database, &server).await;
+    let node = Node::with(store.clone(), &database, patient);
+    let waiting = Node::with(store, &database, |layer| {
         patient(layer).with_concurrent_requests(ConcurrentRequests::Wait(HANG))
     });
     let (request, _) = node.running("waited-for").await;
     let waiter = waiting.spawn("/held", "waited-for");
     let subscribed = || !server.command(&["PUBSUB", "CHANNELS"]).is_empty();
     eventually("the waiter listens", subscribed).await;
-    node.gate.open_for_good();
-    let answer = request.await.unwrap();
-    assert_eq!(waiter.await.unwrap().body, answer.body);
+    node.barrier.open_for_good();
+    let response = request.await.unwrap();
+    assert_eq!(waiter.await.unwrap().body, response.body);
     let log = server.command(&["ACL", "LOG"]);
     let log: Vec<_> = log.lines().collect();
     let refused = log.windows(2).filter(|it| it[0] == "object");
@@ -153,15 +154,15 @@ async fn documented_rights_suffice() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn user_recovers_after_refused_login() {
     let server = RedisServer::start(&[]);
-    let books = Books::default();
+    let database = EffectsByKey::default();
     let mut nodes = Vec::new();
     // The first connection detects its loss at once, the second one with its next call.
-    for (user, database) in [("hears", "0?protocol=resp3"), ("asks", "7")] {
+    for (user, path) in [("hears", "0?protocol=resp3"), ("asks", "7")] {
         let mut user_with_rights = vec!["ACL", "SETUSER", user, "on", ">open-sesame", "~*", "&*"];
         user_with_rights.extend(COMMANDS.split_whitespace().chain(["+select"]));
         server.command(&user_with_rights);
-        let url = format!("redis://{user}:open-sesame@{}/{database}", server.address());
-        let node = Node::with(connect_unhurried(&url).await, &books, patient);
+        let url = format!("redis://{user}:open-sesame@{}/{path}", server.address());
+        let node = Node::with(connect_unhurried(&url).await, &database, patient);
         assert_eq!(node.post("/orders", user).await.status, StatusCode::CREATED);
         nodes.push(node);
     }
@@ -179,7 +180,7 @@ async fn user_recovers_after_refused_login() {
     for (n, node) in nodes.iter().enumerate() {
         let key = format!("again-{n}");
         node.until_served("/orders", &key).await;
-        assert_eq!(books.of(&key), 1);
+        assert_eq!(database.of(&key), 1);
     }
 }
 

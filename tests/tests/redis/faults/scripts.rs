@@ -1,4 +1,4 @@
-//! Two versions of the scripts on one server at the same time: failure modes 47 and 48.
+//! Two versions of the scripts on one server at the same time.
 //!
 //! The other version is frozen in `tests/golden/redis-v1`. A change of the scripts that is incompatible with deployed
 //! versions fails here. Do not edit these files. Scripts that must work together with later ones get a new folder.
@@ -144,7 +144,7 @@ impl<'a> Version<'a> {
             Self::This(store) => store.acquire(claim).await.expect("an answer"),
             Self::Other(other) => other.acquire(claim).await,
         };
-        let (answer, owner) = match acquired {
+        let (response, owner) = match acquired {
             Acquired::Granted { generation: 1, .. } => return 1,
             Acquired::Granted { generation, .. } => return 10 * generation,
             Acquired::InProgress { fingerprint, .. } => (2, fingerprint),
@@ -159,7 +159,7 @@ impl<'a> Version<'a> {
             }
         };
         assert_eq!(owner, FINGERPRINT);
-        answer
+        response
     }
 
     async fn renew(&self, claim: &Claim) -> bool {
@@ -217,7 +217,7 @@ async fn both(server: &RedisServer) -> (RedisStore, Other) {
 }
 
 // F-139
-// fm 48: each step of an entry's life is made by one of the versions, in all combinations.
+// Each step of an entry's life is made by one of the versions, in all combinations.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_script_versions_share_entries() {
     let server = RedisServer::start(&[]);
@@ -254,7 +254,7 @@ async fn two_script_versions_share_entries() {
 }
 
 // F-139
-// fm 48: the same with the remains of an expired lease, and of a takeover that was released.
+// Like the test before, with an expired lease and with a released takeover.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_script_versions_take_over() {
     let server = RedisServer::start(&[]);
@@ -279,7 +279,7 @@ async fn two_script_versions_take_over() {
 }
 
 // F-139
-// fm 48: each version notifies waiters of the other one.
+// Each version notifies waiters of the other one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_script_version_notifies_waiters() {
     let server = RedisServer::start(&[]);

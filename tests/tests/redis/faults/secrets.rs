@@ -1,9 +1,9 @@
-//! Data on the server that its readers can see: failure modes 47 and 109.
+//! Data on the server that its readers can see.
 
 use axum::{Router, body::Body, http::header, routing::post};
 use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode};
-use tests::{gate::Gate, send, servers::redis::RedisServer};
+use tests::{barrier::Barrier, send, servers::redis::RedisServer};
 use tower_idempotency::IdempotencyLayer;
 
 use crate::faults::node::connect;
@@ -54,9 +54,9 @@ fn contains(all: &[u8], secret: &str) -> bool {
 async fn server_holds_no_secret_in_clear() {
     let server = RedisServer::start(&[]);
     let layer = IdempotencyLayer::new(connect(&server.url()).await);
-    let gate = Gate::shut();
-    let held = gate.clone();
-    let orders = async || (StatusCode::CREATED, "the answer of orders");
+    let barrier = Barrier::closed();
+    let held = barrier.clone();
+    let orders = async || (StatusCode::CREATED, "the response of orders");
     let slow = async move || {
         held.pass().await;
         "slow"
@@ -72,9 +72,9 @@ async fn server_holds_no_secret_in_clear() {
         let app = app.clone();
         async move { send(&app, request("/slow", &format!("{KEY}-3"))).await }
     });
-    gate.arrival().await;
+    barrier.arrival().await;
     assert_hidden(&server);
-    gate.open_for_good();
+    barrier.open_for_good();
     assert_eq!(running.await.unwrap().text(), "slow");
     assert_hidden(&server);
 }
@@ -85,19 +85,18 @@ fn assert_hidden(server: &RedisServer) {
         assert!(!contains(&all, secret), "{secret} is on the server");
     }
     // The response is stored in the clear by design, for operators and for replays.
-    assert!(contains(&all, "the answer of orders"));
+    assert!(contains(&all, "the response of orders"));
 }
 
 // F-138
-// fm 47
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_of_all_bytes_come_back_byte_for_byte() {
+async fn replay_preserves_every_byte_value() {
     let server = RedisServer::start(&[]);
     let all: Bytes = (0..=255).cycle().take(70_001).collect::<Vec<u8>>().into();
-    let answer = all.clone();
+    let response = all.clone();
     let handler = async move || {
         let latin = HeaderValue::from_bytes(b"caf\xe9").unwrap();
-        ([(header::ETAG, latin)], answer)
+        ([(header::ETAG, latin)], response)
     };
     let layer = IdempotencyLayer::new(connect(&server.url()).await).with_compression_above(1 << 30);
     let app = Router::new().route("/", post(handler)).layer(layer);

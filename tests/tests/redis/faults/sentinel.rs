@@ -1,4 +1,4 @@
-//! A replica takes over, and the store finds it: failure modes 35 and 43.
+//! A replica takes over, and the store finds it.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use tower_idempotency_redis::{
 
 use crate::{
     events::{HANG, eventually, until_renewed},
-    faults::node::{Books, Node, options, until_connected},
+    faults::node::{EffectsByKey, Node, options, until_connected},
 };
 
 /// Connects to the primary. For a moment, a sentinel still lists the former primary among all that it knows.
@@ -49,23 +49,22 @@ pub(crate) async fn caught_up(primary: &RedisServer, replica: &RedisServer) {
     .await;
 }
 
-fn with_lease(store: RedisStore, books: &Books, secs: u64) -> Node {
-    Node::with(store, books, |layer| {
+fn with_lease(store: RedisStore, database: &EffectsByKey, secs: u64) -> Node {
+    Node::with(store, database, |layer| {
         layer.with_lease_ttl(Ttl::from_secs(secs))
     })
 }
 
 // F-118
-// fm 35
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicated_entries_survive_failover() {
     let mut primary = RedisServer::start(&[]);
     let replica = RedisServer::replica_of(&primary);
     let sentinel = Sentinel::start(&primary, 1);
     let waiting = options().with_wait(1, Duration::from_secs(3));
-    let books = Books::default();
-    let node = with_lease(connect_through(&sentinel, waiting).await, &books, 600);
-    let other = with_lease(connect_through(&sentinel, options()).await, &books, 600);
+    let database = EffectsByKey::default();
+    let node = with_lease(connect_through(&sentinel, waiting).await, &database, 600);
+    let other = with_lease(connect_through(&sentinel, options()).await, &database, 600);
     let mut done = Vec::new();
     for i in 0..20 {
         let key = format!("done-{i}");
@@ -91,10 +90,10 @@ async fn replicated_entries_survive_failover() {
     );
     // There is no replica to wait for.
     node.assert_unavailable("/orders", "fresh").await;
-    node.gate.open_for_good();
-    let answer = running.await.unwrap();
-    assert_eq!(answer.status, StatusCode::CREATED);
-    other.assert_replays("/held", "running", &answer).await;
+    node.barrier.open_for_good();
+    let response = running.await.unwrap();
+    assert_eq!(response.status, StatusCode::CREATED);
+    other.assert_replays("/held", "running", &response).await;
 
     primary.restart();
     let port = replica.address().port().to_string();
@@ -104,18 +103,18 @@ async fn replicated_entries_survive_failover() {
         .into_iter()
         .chain(done.iter().map(|(_, key)| key.as_str()))
     {
-        assert_eq!(books.of(key), 1, "{key}");
+        assert_eq!(database.of(key), 1, "{key}");
     }
 }
 
 // F-135
-// fm 43: a call that queried the sentinel and timed out must not keep renewals from a new query.
+// A call that queried the sentinel and timed out must not keep renewals from a new query.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unresponsive_sentinels_lose_no_lease() {
     let primary = RedisServer::start(&[]);
     let sentinel = Sentinel::start(&primary, 0);
-    let way = Proxy::start(sentinel.address());
-    let url = format!("redis://{}/", way.address());
+    let proxy = Proxy::start(sentinel.address());
+    let url = format!("redis://{}/", proxy.address());
     let name = Sentinel::NAME.to_owned();
     let store = until_connected(|| {
         let (url, name) = (url.clone(), name.clone());
@@ -123,104 +122,107 @@ async fn unresponsive_sentinels_lose_no_lease() {
         options().connect_sentinel(client.expect("an address"))
     })
     .await;
-    let books = Books::default();
-    let node = with_lease(store, &books, 30);
+    let database = EffectsByKey::default();
+    let node = with_lease(store, &database, 30);
     let (running, lease) = node.running("running").await;
-    way.set(Mode::Hold);
+    proxy.set(Mode::Hold);
     primary.command(&["CLIENT", "KILL", "TYPE", "normal"]);
     node.assert_unavailable("/orders", "fresh").await;
-    way.set(Mode::Pass);
+    proxy.set(Mode::Pass);
     until_renewed(&primary, &[lease]).await;
-    node.gate.open_for_good();
-    let answer = running.await.unwrap();
-    node.assert_replays("/held", "running", &answer).await;
+    node.barrier.open_for_good();
+    let response = running.await.unwrap();
+    node.assert_replays("/held", "running", &response).await;
 }
 
 // F-134
-// fm 43: each reconnect first queries the unreachable sentinel, for a second or two.
+// Each reconnect first queries the unreachable sentinel, for a second or two.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unreachable_sentinel_is_skipped() {
     let primary = RedisServer::start(&[]);
     let sentinel = Sentinel::start(&primary, 0);
-    let way = Proxy::start(sentinel.address());
+    let proxy = Proxy::start(sentinel.address());
     let connect = || {
-        let urls = [way.address(), sentinel.address()].map(|it| format!("redis://{it}/"));
+        let urls = [proxy.address(), sentinel.address()].map(|it| format!("redis://{it}/"));
         let (name, primary) = (Sentinel::NAME.to_owned(), SentinelServerType::Master);
         let client = SentinelClient::build(urls.to_vec(), name, None, primary);
         RedisOptions::new().connect_sentinel(client.expect("addresses"))
     };
-    let node = with_lease(until_connected(connect).await, &Books::default(), 30);
+    let node = with_lease(until_connected(connect).await, &EffectsByKey::default(), 30);
     let before = node.until_served("/orders", "before").await;
     let (running, lease) = node.running("running").await;
-    way.set(Mode::Hold);
+    proxy.set(Mode::Hold);
     primary.command(&["CLIENT", "KILL", "TYPE", "normal"]);
     node.until_served("/orders", "fresh").await;
     until_renewed(&primary, &[lease]).await;
-    node.gate.open_for_good();
-    let answer = running.await.unwrap();
+    node.barrier.open_for_good();
+    let response = running.await.unwrap();
 
-    let next = with_lease(until_connected(connect).await, &node.books, 600);
-    for (path, key, first) in [("/orders", "before", before), ("/held", "running", answer)] {
+    let next = with_lease(until_connected(connect).await, &node.database, 600);
+    for (path, key, first) in [
+        ("/orders", "before", before),
+        ("/held", "running", response),
+    ] {
         let replay = next.until_served(path, key).await;
         assert!(replay.is_replay() && replay.body == first.body, "{key}");
     }
-    assert_eq!(node.books.total(), 3);
+    assert_eq!(node.database.total(), 3);
 }
 
 // F-117
-// fm 35: the losses of a failover without a wait for replicas. The responses of a key are still the same.
+// A failover without a wait for replicas loses data. The responses of a key are still the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failover_loss_reexecutes_with_one_record() {
     let mut primary = RedisServer::start(&[]);
     let replica = RedisServer::replica_of(&primary);
     let sentinel = Sentinel::start(&primary, 1);
-    let books = Books::default();
-    let node = with_lease(connect_through(&sentinel, options()).await, &books, 600);
+    let database = EffectsByKey::default();
+    let node = with_lease(connect_through(&sentinel, options()).await, &database, 600);
     // The replica gets its data through a proxy that can block it.
-    let way = Proxy::start(primary.address());
-    let port = way.address().port().to_string();
+    let proxy = Proxy::start(primary.address());
+    let port = proxy.address().port().to_string();
     replica.command(&["REPLICAOF", "127.0.0.1", &port]);
     let (running, _) = node.running("running").await;
     let (alone, _) = node.running("alone").await;
     let before = node.post("/orders", "before").await;
     caught_up(&primary, &replica).await;
-    way.set(Mode::Hold);
+    proxy.set(Mode::Hold);
     let (taken, _) = node.running("taken").await;
     primary.kill();
-    way.set(Mode::Cut);
+    proxy.set(Mode::Cut);
     assert_eq!(sentinel.failed_over(primary.address()), replica.address());
 
-    let other = with_lease(connect_through(&sentinel, options()).await, &books, 600);
+    let other = with_lease(connect_through(&sentinel, options()).await, &database, 600);
     other.assert_replays("/orders", "before", &before).await;
     assert_eq!(other.post("/held", "running").await.code(), "in-progress");
     // The lease was acknowledged and is lost. The process that acquires the key next has the only recorded response.
-    other.gate.open_for_good();
-    let answer = other.post("/held", "taken").await;
-    assert_eq!(answer.text(), "effect 2 of taken");
+    other.barrier.open_for_good();
+    let response = other.post("/held", "taken").await;
+    assert_eq!(response.text(), "effect 2 of taken");
     let reconnected = node.until_served("/orders", "reconnected").await;
     // The record is stored on the new primary, through the connection for completions.
     let stored = || other.post("/orders", "reconnected");
     assert_eq!(stored().await.body, reconnected.body);
-    node.gate.open_for_good();
-    assert_eq!(taken.await.unwrap().body, answer.body);
+    node.barrier.open_for_good();
+    assert_eq!(taken.await.unwrap().body, response.body);
     for (request, key) in [(running, "running"), (alone, "alone")] {
-        let answer = request.await.unwrap();
-        other.assert_replays("/held", key, &answer).await;
-        assert_eq!(books.of(key), 1, "{key}");
+        let response = request.await.unwrap();
+        other.assert_replays("/held", key, &response).await;
+        assert_eq!(database.of(key), 1, "{key}");
     }
-    node.assert_replays("/held", "taken", &answer).await;
-    assert_eq!((books.of("before"), books.of("taken")), (1, 2));
+    node.assert_replays("/held", "taken", &response).await;
+    assert_eq!((database.of("before"), database.of("taken")), (1, 2));
 }
 
 // F-130
-// fm 43: connections to the former primary work, and get the error READONLY.
+// Connections to the former primary work, and get the error READONLY.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn demoted_primary_is_left() {
     let primary = RedisServer::start(&[]);
     let replica = RedisServer::replica_of(&primary);
     let sentinel = Sentinel::start(&primary, 1);
-    let books = Books::default();
-    let node = with_lease(connect_through(&sentinel, options()).await, &books, 600);
+    let database = EffectsByKey::default();
+    let node = with_lease(connect_through(&sentinel, options()).await, &database, 600);
     let before = node.post("/orders", "before").await;
     let (running, _) = node.running("running").await;
     caught_up(&primary, &replica).await;
@@ -244,13 +246,13 @@ async fn demoted_primary_is_left() {
     }
 
     node.until_served("/orders", "fresh").await;
-    node.gate.open_for_good();
-    let answer = running.await.unwrap();
-    assert_eq!(answer.status, StatusCode::CREATED);
+    node.barrier.open_for_good();
+    let response = running.await.unwrap();
+    assert_eq!(response.status, StatusCode::CREATED);
     let replay = node.until_served("/held", "running").await;
-    assert_eq!(replay.body, answer.body);
+    assert_eq!(replay.body, response.body);
     node.assert_replays("/orders", "before", &before).await;
     for key in ["before", "running", "fresh"] {
-        assert_eq!(books.of(key), 1, "{key}");
+        assert_eq!(database.of(key), 1, "{key}");
     }
 }

@@ -1,4 +1,4 @@
-//! Entries and scripts of other versions on the same server: failure mode 48.
+//! Entries and scripts of other versions on the same server.
 
 use std::time::Duration;
 
@@ -24,7 +24,6 @@ fn entry(server: &RedisServer) -> String {
 }
 
 // F-139
-// fm 48
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn added_fields_are_ignored() {
     let server = RedisServer::start(&[]);
@@ -38,12 +37,12 @@ async fn added_fields_are_ignored() {
     assert_eq!(node.post("/held", "k").await.code(), "in-progress");
     until_renewed(&server, &[lease]).await;
     assert_eq!(server.command(&["HGET", &entry(&server), "z"]), "later");
-    node.gate.open_for_good();
-    let answer = request.await.unwrap();
-    node.assert_replays("/held", "k", &answer).await;
+    node.barrier.open_for_good();
+    let response = request.await.unwrap();
+    node.assert_replays("/held", "k", &response).await;
     add(&entry(&server));
-    node.assert_replays("/held", "k", &answer).await;
-    assert_eq!(node.books.of("k"), 1);
+    node.assert_replays("/held", "k", &response).await;
+    assert_eq!(node.database.of("k"), 1);
 
     server.command(&["FLUSHALL"]);
     let failing = node.spawn("/held-fails", "l");
@@ -52,7 +51,6 @@ async fn added_fields_are_ignored() {
 }
 
 // F-139
-// fm 48, 111
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn entry_of_later_version_is_preserved() {
     let server = RedisServer::start(&[]);
@@ -67,10 +65,10 @@ async fn entry_of_later_version_is_preserved() {
     let reused = tests::send(&node.app, tests::post("/held", "k", "another")).await;
     assert_eq!(reused.status, StatusCode::SERVICE_UNAVAILABLE);
     // The running handler does not overwrite the entry either.
-    node.gate.open_for_good();
+    node.barrier.open_for_good();
     assert_eq!(request.await.unwrap().status, StatusCode::CREATED);
     assert_eq!(contents(&key), found);
-    assert_eq!(node.books.of("k"), 1);
+    assert_eq!(node.database.of("k"), 1);
 
     let claim = claim(1);
     let store = connect_unhurried(&server.url()).await;
@@ -158,7 +156,6 @@ fn write_leased(server: &RedisServer, key: &str, generation: &str, ends: u64, to
     server.command(&["PEXPIREAT", key, &(ends + 86_400_000).to_string()]);
 }
 
-// fm 48
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_progress_entry_of_v1_is_readable() {
     let server = RedisServer::start(&[]);
@@ -199,7 +196,6 @@ async fn in_progress_entry_of_v1_is_readable() {
     assert_eq!(server.command(&["DBSIZE"]), "0");
 }
 
-// fm 48
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn orphan_of_v1_is_readable() {
     for has_token in [true, false] {
@@ -250,7 +246,6 @@ async fn orphan_of_v1_is_readable() {
     }
 }
 
-// fm 48
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn record_of_v1_is_readable() {
     let server = RedisServer::start(&[]);

@@ -1,9 +1,9 @@
 //! Tests with constructed histories, and the expected judgments.
 
 use super::*;
-use crate::oracle::builder::{HistoryBuilder, answer, in_progress};
+use crate::oracle::builder::{HistoryBuilder, in_progress, response};
 
-fn killed_at_work() -> HistoryBuilder {
+fn killed_during_execution() -> HistoryBuilder {
     HistoryBuilder::new()
         .effect(10, 1)
         .attempt(0, 0, 11, Outcome::Failed)
@@ -13,9 +13,9 @@ fn killed_at_work() -> HistoryBuilder {
 
 #[test]
 fn kill_explains_second_execution() {
-    let history = killed_at_work()
+    let history = killed_during_execution()
         .effect(20, 7)
-        .attempt(1, 115, 120, answer(7))
+        .attempt(1, 115, 120, response(7))
         .1;
     assert_eq!(history.excess_effects().len(), 1);
     assert_eq!(history.unexplained().len(), 0);
@@ -29,10 +29,10 @@ fn kill_explains_second_execution() {
 
 #[test]
 fn kill_does_not_explain_third_execution() {
-    let history = killed_at_work().effect(20, 7).effect(11, 1);
+    let history = killed_during_execution().effect(20, 7).effect(11, 1);
     assert_eq!(
         history
-            .attempt(1, 115, 120, answer(7))
+            .attempt(1, 115, 120, response(7))
             .1
             .unexplained()
             .len(),
@@ -60,7 +60,7 @@ fn two_pauses_explain_two_takeovers() {
         for n in 0..=u64::from(unexplained == 1 && executions == 1) {
             history = history.effect(20, 7 + n);
         }
-        let history = history.attempt(1, 1000, 1010, answer(7)).1;
+        let history = history.attempt(1, 1000, 1010, response(7)).1;
         let found = history.unexplained().len();
         assert_eq!(found, unexplained, "{strikes} strikes, {executions}");
     }
@@ -70,8 +70,8 @@ fn two_pauses_explain_two_takeovers() {
 fn second_execution_without_strike_is_unexplained() {
     let history = HistoryBuilder::new().effect(10, 1).effect(20, 7);
     let history = history
-        .attempt(0, 0, 5, answer(1))
-        .attempt(1, 6, 9, answer(7))
+        .attempt(0, 0, 5, response(1))
+        .attempt(1, 6, 9, response(7))
         .1;
     assert_eq!(history.unexplained().len(), 1);
     assert_eq!(history.contradictions().len(), 1);
@@ -84,7 +84,7 @@ fn slowness_after_hangup_explains_execution() {
             .effect(10, 1)
             .attempt(member, 0, 20, Outcome::HungUp)
             .effect(20, 7)
-            .attempt(1, 30, answered, answer(7));
+            .attempt(1, 30, answered, response(7));
         let found = history.1.unexplained().len();
         assert_eq!(found, unexplained, "{member}, {answered}");
     }
@@ -98,7 +98,7 @@ fn strike_outside_request_explains_nothing() {
             .effect(10, 1)
             .attempt(0, 5, 11, Outcome::Failed)
             .effect(20, 7)
-            .attempt(1, 20, 100, answer(7));
+            .attempt(1, 20, 100, response(7));
         assert_eq!(history.1.unexplained().len(), unexplained, "{at}");
     }
 }
@@ -108,10 +108,10 @@ fn pause_explains_only_expired_lease() {
     for (resumed, unexplained) in [(40, 1), (300, 0)] {
         let history = HistoryBuilder::new()
             .effect(10, 1)
-            .attempt(0, 0, resumed + 5, answer(7))
+            .attempt(0, 0, resumed + 5, response(7))
             .strike(0, 10, 10, Some(resumed))
             .effect(20, 7)
-            .attempt(1, 20, 30, answer(7));
+            .attempt(1, 20, 30, response(7));
         assert_eq!(history.1.unexplained().len(), unexplained, "{resumed}");
         let late = usize::from(unexplained == 0);
         let sums = history.1.sums();
@@ -122,8 +122,8 @@ fn pause_explains_only_expired_lease() {
 #[test]
 fn uncaused_response_or_error_is_contradiction() {
     for (outcome, contradictions) in [
-        (answer(1), 0),
-        (answer(2), 1),
+        (response(1), 0),
+        (response(2), 1),
         (in_progress(), 0),
         (Outcome::Refused, 0),
         (Outcome::NotYet("store-unavailable".to_owned()), 0),
@@ -139,7 +139,9 @@ fn uncaused_response_or_error_is_contradiction() {
 
 #[test]
 fn refusals_are_counted_by_effect() {
-    let with = killed_at_work().attempt(1, 115, 120, Outcome::Refused).1;
+    let with = killed_during_execution()
+        .attempt(1, 115, 120, Outcome::Refused)
+        .1;
     let mut without = with.clone();
     without.effects.clear();
     let counted = |history: &History| {
@@ -151,7 +153,7 @@ fn refusals_are_counted_by_effect() {
 
 #[test]
 fn response_of_killed_process_counts_as_lost_reply() {
-    let history = killed_at_work().attempt(1, 60, 62, answer(1)).1;
+    let history = killed_during_execution().attempt(1, 60, 62, response(1)).1;
     assert_eq!(history.sums().lost_replies, 1);
     assert_eq!(history.excess_effects().len(), 0);
 }
@@ -164,15 +166,15 @@ fn key_without_response_is_stuck() {
 
 #[test]
 fn taken_over_within_counts_takeovers_in_time() {
-    let history = killed_at_work()
+    let history = killed_during_execution()
         .effect(20, 7)
-        .attempt(1, 115, 120, answer(7))
+        .attempt(1, 115, 120, response(7))
         .1;
     let waited = Duration::from_millis(109);
     assert_eq!(history.taken_over_within(waited), 1);
     assert_eq!(history.taken_over_within(waited / 2), 0);
     // There is no second execution, or no strike.
-    let replayed = killed_at_work().attempt(1, 60, 62, answer(1)).1;
+    let replayed = killed_during_execution().attempt(1, 60, 62, response(1)).1;
     assert_eq!(replayed.taken_over_within(waited), 0);
     let mut calm = history;
     calm.strikes.clear();
@@ -185,9 +187,9 @@ fn response_slower_than_lease_is_not_compared() {
     for (ended, resumed, contradictions) in [(99, None, 1), (100, None, 0), (180, Some(150), 1)] {
         let mut history = HistoryBuilder::new()
             .effect(10, 1)
-            .attempt(0, 0, ended, answer(1))
+            .attempt(0, 0, ended, response(1))
             .effect(20, 7)
-            .attempt(1, 200, 210, answer(7));
+            .attempt(1, 200, 210, response(7));
         if let Some(resumed) = resumed {
             history = history.strike(0, 10, 10, Some(resumed));
         }
@@ -206,7 +208,7 @@ fn slowness_before_strike_explains_execution() {
             .effect(10, 1)
             .attempt(0, 0, 160, Outcome::Failed)
             .effect(20, 7)
-            .attempt(1, 20, 90, answer(7))
+            .attempt(1, 20, 90, response(7))
             .strike(0, 10, killed, None);
         assert_eq!(history.1.unexplained().len(), unexplained, "{killed}");
     }
@@ -216,7 +218,7 @@ fn slowness_before_strike_explains_execution() {
 fn wait_restarts_only_if_lease_holder_is_struck() {
     // The lease of the first execution expires at 77 at the earliest.
     for (at, waited) in [(30, 190), (100, 100)] {
-        let history = killed_at_work()
+        let history = killed_during_execution()
             .attempt(1, 29, 101, Outcome::Failed)
             .strike(1, 20, at, None)
             .attempt(0, 195, 200, Outcome::Refused);
@@ -227,12 +229,12 @@ fn wait_restarts_only_if_lease_holder_is_struck() {
 
 #[test]
 fn response_without_effect_is_uncaused() {
-    let history = HistoryBuilder::new().attempt(0, 0, 5, answer(1)).1;
+    let history = HistoryBuilder::new().attempt(0, 0, 5, response(1)).1;
     assert_eq!(history.uncaused().len(), 1);
     let refused = HistoryBuilder::new().attempt(0, 0, 5, Outcome::Refused).1;
     assert_eq!(refused.uncaused().len(), 0);
     let charged = HistoryBuilder::new()
-        .attempt(0, 0, 5, answer(1))
+        .attempt(0, 0, 5, response(1))
         .effect(10, 1)
         .1;
     assert_eq!(charged.uncaused().len(), 0);
@@ -243,13 +245,13 @@ fn takeover_allows_second_effect_but_same_response() {
     let answered = || {
         HistoryBuilder::new()
             .effect(10, 1)
-            .attempt(0, 0, 5, answer(1))
+            .attempt(0, 0, 5, response(1))
     };
     for (other, contradictions) in [(7, 1), (1, 0)] {
         let history = answered()
             .takeover(20)
             .effect(20, 7)
-            .attempt(1, 10, 30, answer(other));
+            .attempt(1, 10, 30, response(other));
         assert_eq!(history.1.excess_effects().len(), 0);
         assert_eq!(history.1.contradictions().len(), contradictions, "{other}");
     }
@@ -261,7 +263,7 @@ fn one_key_executes_one_request_until_it_is_free() {
         let history = HistoryBuilder::new()
             .effect(10, 1)
             .attempt(0, 0, 5, Outcome::HungUp);
-        let history = history.effect(20, 7).attempt(1, 10, 30, answer(7));
+        let history = history.effect(20, 7).attempt(1, 10, 30, response(7));
         history.occasion(20, 20, Some("k"), !is_free)
     };
     assert_eq!(history(false).1.contradictions().len(), 0);
@@ -283,17 +285,17 @@ fn one_key_executes_one_request_until_it_is_free() {
 fn effect_of_other_request_is_contradiction() {
     let history = HistoryBuilder::new()
         .effect(10, 1)
-        .attempt(0, 0, 5, answer(1));
+        .attempt(0, 0, 5, response(1));
     let mut history = history.mark_other_request(1);
     assert_eq!(history.1.contradictions().len(), 0);
-    history = history.attempt(0, 6, 8, answer(1));
+    history = history.attempt(0, 6, 8, response(1));
     assert_eq!(history.1.contradictions().len(), 1);
 }
 
 #[test]
 fn response_503_reports_no_effect() {
     for (status, contradictions) in [(503, 0), (500, 1)] {
-        let Outcome::Answered(mut response) = answer(1) else {
+        let Outcome::Answered(mut response) = response(1) else {
             unreachable!("the outcome is a response");
         };
         response.status = http::StatusCode::from_u16(status).unwrap();
@@ -316,8 +318,8 @@ fn response_after_record_expiry_is_stale() {
     for (again, stale) in [(60, 0), (105, 0), (106, 1)] {
         let history = HistoryBuilder::new()
             .effect(10, 1)
-            .attempt(0, 0, 5, answer(1));
-        let mut history = history.attempt(1, again, again + 5, answer(1)).1;
+            .attempt(0, 0, 5, response(1));
+        let mut history = history.attempt(1, again, again + 5, response(1)).1;
         assert_eq!(history.stale().len(), 0);
         history.retention = Some(Duration::from_millis(100));
         assert_eq!(history.stale().len(), stale, "{again}");
@@ -327,7 +329,7 @@ fn response_after_record_expiry_is_stale() {
 #[test]
 fn key_without_definite_outcome_is_unanswered() {
     for (outcome, unanswered) in [
-        (answer(1), 0),
+        (response(1), 0),
         (Outcome::Refused, 0),
         (in_progress(), 1),
         (Outcome::HungUp, 1),
@@ -344,8 +346,8 @@ fn waiter_may_get_older_reply() {
             .effect(10, 1)
             .data_loss(20, 20)
             .effect(20, 7)
-            .attempt(0, 35, 45, answer(1))
-            .attempt(1, 35, 50, answer(7))
+            .attempt(0, 35, 45, response(1))
+            .attempt(1, 35, 50, response(7))
             .1;
         history.max_reply_age = Duration::from_millis(max_reply_age);
         assert_eq!(
@@ -361,7 +363,7 @@ fn refusal_after_response_is_retraction() {
     let answered = || {
         HistoryBuilder::new()
             .effect(10, 1)
-            .attempt(0, 0, 5, answer(1))
+            .attempt(0, 0, 5, response(1))
     };
     for (began, retracted) in [(5, 0), (6, 1)] {
         let refused = answered().attempt(1, began, 10, Outcome::Refused);

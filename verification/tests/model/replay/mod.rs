@@ -14,8 +14,8 @@ use tower_idempotency::{
 };
 
 use crate::{
-    asked::{Durations, OBSERVER, QUERY, StoreReply, ask, record, token},
-    store::{Answer, Call, Caller, Entry, Rules, Times},
+    store::{Call, Caller, Entry, Rules, TestResponse, Times},
+    store_calls::{Durations, OBSERVER, QUERY, StoreReply, call_store, record, token},
 };
 
 const TICK: Duration = Duration::from_secs(1);
@@ -53,32 +53,33 @@ impl Replay<'_> {
         if self.entry.is_none() {
             return Ok(());
         }
-        let answer = self.rules.apply(&mut self.entry.clone(), OBSERVER, QUERY);
-        self.compare(OBSERVER, QUERY, answer, into).await
+        let response = self.rules.apply(&mut self.entry.clone(), OBSERVER, QUERY);
+        self.compare(OBSERVER, QUERY, response, into).await
     }
 
     /// Compares the entry for the last time. This may acquire an absent entry.
     async fn take(&mut self) -> Result<(), Differs> {
-        let answer = self.rules.apply(&mut self.entry, OBSERVER, QUERY);
-        self.compare(OBSERVER, QUERY, answer, Duration::ZERO).await
+        let response = self.rules.apply(&mut self.entry, OBSERVER, QUERY);
+        self.compare(OBSERVER, QUERY, response, Duration::ZERO)
+            .await
     }
 
     async fn compare(
         &mut self,
         caller: Caller,
         call: Call,
-        answer: Answer,
+        response: TestResponse,
         into: Duration,
     ) -> Result<(), Differs> {
-        let found = ask(self.store, lasts(self.rules.times), self.id, caller, call).await;
+        let found = call_store(self.store, lasts(self.rules.times), self.id, caller, call).await;
         let found = found.map_err(|error| format!("{call:?} of {caller:?} failed: {error}"))?;
-        let expected = to_reply(answer, into);
+        let expected = to_reply(response, into);
         if found != expected {
             return Err(format!(
                 "{call:?} of {caller:?} returns {found:?}, in the model {expected:?}"
             ));
         }
-        *self.seen.entry(name(answer)).or_default() += 1;
+        *self.seen.entry(name(response)).or_default() += 1;
         Ok(())
     }
 }
@@ -94,33 +95,33 @@ fn lasts(times: Times) -> Durations {
 }
 
 /// Converts the model's reply to the store's reply, at this time within a tick.
-fn to_reply(answer: Answer, into: Duration) -> StoreReply {
+fn to_reply(response: TestResponse, into: Duration) -> StoreReply {
     let fingerprint = |byte| Fingerprint::from_bytes([byte; 32]);
-    let acquired = match answer {
-        Answer::LeaseLost => return StoreReply::LeaseLost,
-        Answer::Done => return StoreReply::Done,
-        Answer::Granted {
+    let acquired = match response {
+        TestResponse::LeaseLost => return StoreReply::LeaseLost,
+        TestResponse::Done => return StoreReply::Done,
+        TestResponse::Granted {
             generation,
             takeover,
         } => Acquired::Granted {
             generation: generation.into(),
             takeover,
         },
-        Answer::InProgress {
+        TestResponse::InProgress {
             fingerprint: of,
             left,
         } => Acquired::InProgress {
             fingerprint: fingerprint(of),
             expires_in: (TICK * left.into()).saturating_sub(into),
         },
-        Answer::Orphaned {
+        TestResponse::Orphaned {
             fingerprint: of,
             since,
         } => Acquired::Orphaned {
             fingerprint: fingerprint(of),
             since: TICK * since.into() + into,
         },
-        Answer::Completed {
+        TestResponse::Completed {
             fingerprint: of,
             record: by,
             left,
@@ -134,16 +135,16 @@ fn to_reply(answer: Answer, into: Duration) -> StoreReply {
     StoreReply::Acquired(acquired)
 }
 
-fn name(answer: Answer) -> &'static str {
-    match answer {
-        Answer::Granted {
+fn name(response: TestResponse) -> &'static str {
+    match response {
+        TestResponse::Granted {
             takeover: false, ..
         } => "granted",
-        Answer::Granted { takeover: true, .. } => "granted as a takeover",
-        Answer::InProgress { .. } => "in progress",
-        Answer::Orphaned { .. } => "orphaned",
-        Answer::Completed { .. } => "completed",
-        Answer::Done => "done",
-        Answer::LeaseLost => "lease lost",
+        TestResponse::Granted { takeover: true, .. } => "granted as a takeover",
+        TestResponse::InProgress { .. } => "in progress",
+        TestResponse::Orphaned { .. } => "orphaned",
+        TestResponse::Completed { .. } => "completed",
+        TestResponse::Done => "done",
+        TestResponse::LeaseLost => "lease lost",
     }
 }

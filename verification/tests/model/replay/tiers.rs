@@ -15,12 +15,12 @@ use super::{
     walks::{below, operation},
 };
 use crate::{
-    asked::{OBSERVER, QUERY, ask, id, token},
     clients::Fate,
     holds::tiered,
     mutant::Mutant,
     state::State,
-    store::{Answer, Call, Caller, Orphans},
+    store::{Call, Caller, Orphans, TestResponse},
+    store_calls::{OBSERVER, QUERY, call_store, id, token},
     system::{Action, System},
     tiers::PROCESSES,
 };
@@ -62,7 +62,7 @@ impl<'a> Walk<'a> {
     async fn call(
         &mut self,
         process: u8,
-        (caller, call, answer): (Caller, Call, Answer),
+        (caller, call, response): (Caller, Call, TestResponse),
         from_tier: bool,
         into: Duration,
     ) -> Result<(), Differs> {
@@ -70,9 +70,9 @@ impl<'a> Walk<'a> {
         let calls = || self.wire.inner().calls(operation(call));
         let before = calls();
         let lasts = lasts(self.system.rules.times);
-        let found = ask(process, lasts, self.id, caller, call).await;
+        let found = call_store(process, lasts, self.id, caller, call).await;
         let found = found.map_err(|error| format!("{call:?} of {caller:?} failed: {error}"))?;
-        let expected = to_reply(answer, into);
+        let expected = to_reply(response, into);
         if found != expected {
             return Err(format!(
                 "{call:?} of {caller:?} returns {found:?}, in the model {expected:?}"
@@ -89,8 +89,8 @@ impl<'a> Walk<'a> {
     /// Queries the tiers that have a record. A query would give the other tiers a record.
     async fn check_entry(&mut self, state: &State, into: Duration) -> Result<(), Differs> {
         for (process, tier) in (0..).zip(state.tiers) {
-            if let Some(answer) = tier.answer() {
-                self.call(process, (OBSERVER, QUERY, answer), true, into)
+            if let Some(response) = tier.response() {
+                self.call(process, (OBSERVER, QUERY, response), true, into)
                     .await?;
             }
         }
@@ -114,8 +114,8 @@ impl<'a> Walk<'a> {
                 self.store().enqueue(operation(call), [fault]);
                 let process = &self.processes[usize::from(state.clients[at].process)];
                 let lasts = lasts(self.system.rules.times);
-                let asked = ask(process, lasts, self.id, state.caller(at), call).await;
-                assert!(asked.is_err(), "{call:?} must fail");
+                let called = call_store(process, lasts, self.id, state.caller(at), call).await;
+                assert!(called.is_err(), "{call:?} must fail");
             }
             Action::Call(at, call, Fate::Late) => {
                 let process = &self.processes[usize::from(state.clients[at].process)];
@@ -132,11 +132,11 @@ impl<'a> Walk<'a> {
                     .await?;
             }
             Action::Arrive(_) => {
-                let (caller, call, answer) = exchange.expect("a call that comes to the store");
+                let (caller, call, response) = exchange.expect("a call that comes to the store");
                 let lasts = lasts(self.system.rules.times);
-                let found = ask(&self.wire, lasts, self.id, caller, call).await;
+                let found = call_store(&self.wire, lasts, self.id, caller, call).await;
                 let found = found.map_err(|error| error.to_string())?;
-                if found != to_reply(answer, Duration::ZERO) {
+                if found != to_reply(response, Duration::ZERO) {
                     return Err(format!("late {call:?} returns {found:?}"));
                 }
             }

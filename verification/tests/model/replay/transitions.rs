@@ -6,10 +6,10 @@ use tower_idempotency::{conformance::FaultInjector, store::MemoryStore};
 
 use super::{Differs, Replay, Seen};
 use crate::{
-    asked::id,
     mutant::Mutant,
     sequences::{Step, all_steps, sequences},
     store::{Rules, Times},
+    store_calls::id,
 };
 
 impl Replay<'_> {
@@ -17,8 +17,8 @@ impl Replay<'_> {
         match step {
             Step::Tick => self.tick().await,
             Step::Call(caller, call) => {
-                let answer = self.rules.apply(&mut self.entry, caller, call);
-                self.compare(caller, call, answer, Duration::ZERO).await
+                let response = self.rules.apply(&mut self.entry, caller, call);
+                self.compare(caller, call, response, Duration::ZERO).await
             }
         }
     }

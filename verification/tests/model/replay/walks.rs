@@ -10,11 +10,11 @@ use tower_idempotency::{
 
 use super::{Differs, Replay, Seen, lasts};
 use crate::{
-    asked::{ask, id},
     clients::Fate,
     holds::system,
     mutant::Mutant,
     store::{Call, Orphans},
+    store_calls::{call_store, id},
     system::{Action, System},
 };
 
@@ -50,7 +50,7 @@ async fn walk(system: &System, seed: u64, seen: &mut Seen) -> Result<(), Differs
                     Fate::ReplyLost | Fate::Delivered | Fate::Late => Fault::ReplyLost,
                 };
                 store.enqueue(operation(call), [fault]);
-                let asked = ask(
+                let called = call_store(
                     &store,
                     lasts(system.rules.times),
                     replay.id,
@@ -58,11 +58,13 @@ async fn walk(system: &System, seed: u64, seen: &mut Seen) -> Result<(), Differs
                     call,
                 )
                 .await;
-                assert!(asked.is_err(), "{call:?} must fail");
+                assert!(called.is_err(), "{call:?} must fail");
             }
             Action::Call(_, _, Fate::Delivered) | Action::Arrive(_) => {
-                let (caller, call, answer) = exchange.expect("a call that comes to the store");
-                replay.compare(caller, call, answer, Duration::ZERO).await?;
+                let (caller, call, response) = exchange.expect("a call that comes to the store");
+                replay
+                    .compare(caller, call, response, Duration::ZERO)
+                    .await?;
             }
             Action::Call(_, _, Fate::Late) | Action::Move(..) | Action::Crash(_) => {}
             Action::LoseData | Action::Sweep | Action::Overwrite(_) | Action::Keep(_) => {

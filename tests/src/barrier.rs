@@ -12,21 +12,21 @@ use tower_idempotency::conformance::Hold;
 
 /// Blocks each caller that passes it until the test lets the caller through, and notifies the test of each arrival.
 #[derive(Clone, Debug)]
-pub struct Gate(Arc<(Semaphore, Semaphore)>);
+pub struct Barrier(Arc<(Semaphore, Semaphore)>);
 
-impl Gate {
-    /// Creates a gate that is shut.
+impl Barrier {
+    /// Creates a barrier that is closed.
     #[must_use]
-    pub fn shut() -> Self {
+    pub fn closed() -> Self {
         Self(Arc::new((Semaphore::new(0), Semaphore::new(0))))
     }
 
-    /// Creates a gate that is open.
+    /// Creates a barrier that is open.
     #[must_use]
     pub fn open() -> Self {
-        let gate = Self::shut();
-        gate.open_for_good();
-        gate
+        let barrier = Self::closed();
+        barrier.open_for_good();
+        barrier
     }
 
     /// Announces the caller's arrival, and waits to be let through. Callers are let through in the order of their arrival.
@@ -77,12 +77,12 @@ impl Gate {
     }
 }
 
-/// Holds store calls at the gate.
-impl From<Gate> for Hold {
-    fn from(gate: Gate) -> Self {
+/// Holds store calls at the barrier.
+impl From<Barrier> for Hold {
+    fn from(barrier: Barrier) -> Self {
         Self::new(move || {
-            let gate = gate.clone();
-            async move { gate.pass().await }
+            let barrier = barrier.clone();
+            async move { barrier.pass().await }
         })
     }
 }
@@ -149,13 +149,13 @@ macro_rules! on_both_runtimes {
         mod multi_thread {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $test() {
-                $crate::gate::bounded(super::$test()).await;
+                $crate::barrier::bounded(super::$test()).await;
             })*
         }
         mod current_thread {
             $(#[tokio::test]
             async fn $test() {
-                $crate::gate::bounded(super::$test()).await;
+                $crate::barrier::bounded(super::$test()).await;
             })*
         }
     };
@@ -170,8 +170,8 @@ mod tests {
 
     use super::*;
 
-    /// A waker that provides one ticket on the first arrival, and tries to pass the gate with it.
-    struct Pusher(Gate, AtomicBool);
+    /// A waker that provides one ticket on the first arrival, and tries to pass the barrier with it.
+    struct Pusher(Barrier, AtomicBool);
 
     impl Wake for Pusher {
         fn wake(self: Arc<Self>) {
@@ -183,13 +183,13 @@ mod tests {
 
     #[test]
     fn first_arrival_passes_first() {
-        let gate = Gate::shut();
-        let pusher = Arc::new(Pusher(gate.clone(), AtomicBool::new(false)));
+        let barrier = Barrier::closed();
+        let pusher = Arc::new(Pusher(barrier.clone(), AtomicBool::new(false)));
         let waker = Waker::from(Arc::clone(&pusher));
-        let mut arrival = pin!(gate.arrival());
+        let mut arrival = pin!(barrier.arrival());
         let arrival = arrival.as_mut().poll(&mut Context::from_waker(&waker));
         assert_eq!(arrival, Poll::Pending);
-        let mut first = pin!(gate.pass());
+        let mut first = pin!(barrier.pass());
         let mut poll = || first.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         let _ = poll();
         assert!(!pusher.1.load(Ordering::SeqCst), "the later caller passed");

@@ -1,4 +1,4 @@
-//! A handler behind the layer, with gates before, during and after its effect.
+//! A handler behind the layer, with barriers before, during and after its effect.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,8 +15,8 @@ use tokio::sync::Semaphore;
 use tower_idempotency::{IdempotencyLayer, MemoryStore};
 
 use crate::{
-    Answer, Effects,
-    gate::{Gate, eventually},
+    Effects, TestResponse,
+    barrier::{Barrier, eventually},
     wire::{H1, Server, post_bytes},
 };
 
@@ -38,7 +38,7 @@ pub const PHASES: [Phase; 3] = [
 
 /// A server whose handler is held in one phase, and the counts of its effects.
 #[derive(Debug)]
-pub struct Stage {
+pub struct HeldServer {
     /// The layer.
     pub layer: IdempotencyLayer,
     /// The service under test, for requests without a socket.
@@ -49,14 +49,14 @@ pub struct Stage {
     pub begun: Effects,
     /// The number of effects that finished.
     pub finished: Effects,
-    gates: Gates,
+    barriers: Gates,
     left: Arc<Semaphore>,
 }
 
 #[derive(Clone, Debug)]
-struct Gates([Gate; 3]);
+struct Gates([Barrier; 3]);
 
-impl Stage {
+impl HeldServer {
     /// Starts with the default layer, and holds the handler in `phase`.
     pub async fn held(phase: Phase) -> Self {
         Self::set(IdempotencyLayer::new(MemoryStore::new()), &[phase], |app| {
@@ -65,20 +65,20 @@ impl Stage {
         .await
     }
 
-    /// Starts with the default layer and an open gate.
+    /// Starts with the default layer and an open barrier.
     pub async fn open() -> Self {
         Self::with(IdempotencyLayer::new(MemoryStore::new())).await
     }
 
-    /// Starts with this layer and an open gate.
+    /// Starts with this layer and an open barrier.
     pub async fn with(layer: IdempotencyLayer) -> Self {
         Self::set(layer, &[], |app| app).await
     }
 
     /// Starts with the default layer inside a deadline, and holds the handler in `phase`. When the test lets a request
-    /// through the gate, the deadline of that request passes, and its client gets 408.
-    pub async fn with_deadline(phase: Phase) -> (Self, Gate) {
-        let passes = Gate::shut();
+    /// through the barrier, the deadline of that request passes, and its client gets 408.
+    pub async fn with_deadline(phase: Phase) -> (Self, Barrier) {
+        let passes = Barrier::closed();
         let deadline = {
             let passes = passes.clone();
             move |req: Request, next: Next| {
@@ -93,8 +93,8 @@ impl Stage {
             }
         };
         let layer = IdempotencyLayer::new(MemoryStore::new());
-        let stage = Self::set(layer, &[phase], |app| app.layer(from_fn(deadline))).await;
-        (stage, passes)
+        let held = Self::set(layer, &[phase], |app| app.layer(from_fn(deadline))).await;
+        (held, passes)
     }
 
     /// Starts with this layer, and holds the handler in each phase of `held`. `outside` adds middleware outside the
@@ -104,18 +104,18 @@ impl Stage {
         held: &[Phase],
         outside: impl FnOnce(Router) -> Router,
     ) -> Self {
-        let gates = Gates(PHASES.map(|phase| {
+        let barriers = Gates(PHASES.map(|phase| {
             if held.contains(&phase) {
-                Gate::shut()
+                Barrier::closed()
             } else {
-                Gate::open()
+                Barrier::open()
             }
         }));
         let (begun, finished) = (Effects::default(), Effects::default());
         let orders = {
-            let (begun, finished, gates) = (begun.clone(), finished.clone(), gates.clone());
+            let (begun, finished, barriers) = (begun.clone(), finished.clone(), barriers.clone());
             async move || {
-                let [before, during, after] = &gates.0;
+                let [before, during, after] = &barriers.0;
                 before.pass().await;
                 let n = begun.happen();
                 during.pass().await;
@@ -128,9 +128,9 @@ impl Stage {
         let panics_once = {
             let orders = orders.clone();
             async move || {
-                let answer = orders().await;
-                assert!(answer.2 != "execution 1", "the intended panic");
-                answer
+                let response = orders().await;
+                assert!(response.2 != "execution 1", "the intended panic");
+                response
             }
         };
         let spawned = {
@@ -171,9 +171,9 @@ impl Stage {
                 post({
                     let orders = orders.clone();
                     async move |body: Request| {
-                        let answer = orders().await;
+                        let response = orders().await;
                         drop(body);
-                        answer
+                        response
                     }
                 }),
             )
@@ -189,14 +189,14 @@ impl Stage {
             app,
             begun,
             finished,
-            gates,
+            barriers,
             left,
         }
     }
 
     /// Waits until the handler reaches the phase.
     pub async fn arrival(&self, phase: Phase) {
-        self.gates.0[phase as usize].arrival().await;
+        self.barriers.0[phase as usize].arrival().await;
     }
 
     /// Waits until a response future was dropped before it was ready.
@@ -213,8 +213,8 @@ impl Stage {
 
     /// Lets the handlers continue.
     pub fn go_on(&self) {
-        for gate in &self.gates.0 {
-            gate.open_for_good();
+        for barrier in &self.barriers.0 {
+            barrier.open_for_good();
         }
     }
 
@@ -231,7 +231,7 @@ impl Stage {
     ///
     /// # Panics
     ///
-    /// Panics if the results are not as promised.
+    /// Panics if there was another number of effects, or a retry gets another response.
     pub async fn assert_executed_once(&self, path: &str, key: &str, body: &str) {
         self.go_on();
         self.settle().await;
@@ -253,7 +253,7 @@ impl Stage {
     ///
     /// # Panics
     ///
-    /// Panics if it was not as promised.
+    /// Panics if there was an effect, or the key is not free.
     pub async fn assert_untouched(&self, path: &str, key: &str, body: &str) {
         self.go_on();
         self.settle().await;
@@ -264,10 +264,10 @@ impl Stage {
         self.assert_executed_once(path, key, body).await;
     }
 
-    async fn retry(&self, path: &str, key: &str, body: &str) -> Answer {
+    async fn retry(&self, path: &str, key: &str, body: &str) -> TestResponse {
         let mut client = H1::connect(self.server.addr()).await;
         client.send(post_bytes(path, key, body)).await;
-        client.answer().await.expect("a response to a retry")
+        client.response().await.expect("a response to a retry")
     }
 }
 

@@ -17,7 +17,7 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use tokio::time::timeout;
 
 use crate::{
-    Answer,
+    TestResponse,
     servers::{Guard, directory, on_a_free_port, until_ready},
 };
 
@@ -26,7 +26,7 @@ use crate::{
 ///
 /// Its program takes `--listen ADDR`, and prints `listening on http://ADDR` when it is ready.
 #[derive(Debug)]
-pub struct Actor {
+pub struct ServerProcess {
     address: SocketAddr,
     program: PathBuf,
     args: Vec<String>,
@@ -40,7 +40,7 @@ struct Running {
     starts: usize,
 }
 
-impl Actor {
+impl ServerProcess {
     /// Starts `program` with these arguments on a free port, and waits until it is ready.
     ///
     /// # Panics
@@ -121,23 +121,23 @@ impl Actor {
 /// # Panics
 ///
 /// Panics if the request is invalid, or there is neither a response nor a failure within two minutes.
-pub async fn ask(req: request::Builder, body: impl Into<Bytes>) -> Option<Answer> {
+pub async fn ask(req: request::Builder, body: impl Into<Bytes>) -> Option<TestResponse> {
     let req = req.body(Full::new(body.into())).expect("a request");
     // A client with its own retries would hide the number of requests.
     let client = Client::builder(TokioExecutor::new())
         .pool_max_idle_per_host(0)
         .retry_canceled_requests(false)
         .build_http();
-    let answer = async {
+    let response = async {
         let (head, body) = client.request(req).await.ok()?.into_parts();
-        Some(Answer {
+        Some(TestResponse {
             status: head.status,
             headers: head.headers,
             body: body.collect().await.ok()?.to_bytes(),
         })
     };
-    let answer = timeout(HANG_GUARD, answer).await;
-    answer.expect("a response or a failure")
+    let response = timeout(HANG_GUARD, response).await;
+    response.expect("a response or a failure")
 }
 
 fn command(program: &Path, port: u16, args: &[String]) -> Command {

@@ -7,7 +7,7 @@ use tower_idempotency::store::{
 
 use crate::store::{Call, Caller, Orphans};
 
-/// A caller that only reads the state: it sends another request, and takes nothing over.
+/// A caller that only reads the state: it sends another request, and never takes over.
 pub(crate) const OBSERVER: Caller = Caller {
     token: 200,
     fingerprint: 200,
@@ -31,7 +31,7 @@ pub(crate) enum StoreReply {
 }
 
 /// Makes a call of the model on a store, and returns the reply.
-pub(crate) async fn ask<S: Store>(
+pub(crate) async fn call_store<S: Store>(
     store: &S,
     lasts: Durations,
     id: KeyId,

@@ -7,11 +7,8 @@ use tower_idempotency::Lease;
 use tower_idempotency_sqlx::{
     FencedTransaction, MySqlStore, PostgresStore, SqlStore, SqliteStore, TransactionError,
     sqlx::{
-        self, AssertSqlSafe, Connection, Database, MySql, MySqlPool, PgPool, Pool, Postgres, Row,
-        Sqlite, SqlitePool,
-        pool::PoolOptions,
-        raw_sql,
-        sqlite::{SqliteConnectOptions, SqlitePoolOptions},
+        self, AssertSqlSafe, Connection, Database, MySql, Pool, Postgres, Row, Sqlite, SqlitePool,
+        pool::PoolOptions, raw_sql, sqlite::SqliteConnectOptions,
     },
 };
 
@@ -22,7 +19,7 @@ use crate::{
 
 /// A store, the pool of the handlers in the same database, and a table of effects.
 #[derive(Debug)]
-pub struct Books<S: TestDialect> {
+pub struct TestDatabase<S: TestDialect> {
     /// The store.
     pub store: S,
     /// The handlers' pool.
@@ -127,7 +124,7 @@ ledgered! {
     SqliteStore, Sqlite, |path| Self::new(path), "begin immediate", "x'{id}'";
 }
 
-impl<S: TestDialect> Clone for Books<S> {
+impl<S: TestDialect> Clone for TestDatabase<S> {
     fn clone(&self) -> Self {
         Self {
             store: self.store.clone(),
@@ -137,7 +134,7 @@ impl<S: TestDialect> Clone for Books<S> {
     }
 }
 
-impl<S: TestDialect> Books<S> {
+impl<S: TestDialect> TestDatabase<S> {
     /// Opens a store, and creates its table with this name and a table of effects.
     ///
     /// # Panics
@@ -146,17 +143,17 @@ impl<S: TestDialect> Books<S> {
     pub async fn open(url: &str, pool: Pool<S::Database>, table: &str) -> Self {
         let store = S::open(url, table);
         store.make().await;
-        let books = Self {
+        let database = Self {
             store,
             pool,
             table: table.to_owned(),
         };
-        let effects = books.effects_table();
+        let effects = database.effects_table();
         let make = format!(
             "create table if not exists {effects} (effect varchar(255) not null, pid bigint not null, n bigint not null)"
         );
-        S::run_alone(&books.pool, make).await.expect("a table");
-        books
+        S::run_alone(&database.pool, make).await.expect("a table");
+        database
     }
 
     /// Begins a transaction under the lease.
@@ -203,34 +200,44 @@ impl<S: TestDialect> Books<S> {
     }
 }
 
-/// Creates books on the server that the tests of a binary share.
+/// Creates a database on the server that the tests of a binary share.
 ///
 /// # Panics
 ///
 /// Panics if the server does not reply.
-pub async fn on_postgres(table: &str) -> Books<PostgresStore> {
+pub async fn on_postgres(table: &str) -> TestDatabase<PostgresStore> {
     let url = postgres::shared().url();
-    Books::open(&url, PgPool::connect(&url).await.expect(RUNS), table).await
+    TestDatabase::open(
+        &url,
+        pool_options::<Postgres>().connect(&url).await.expect(RUNS),
+        table,
+    )
+    .await
 }
 
-/// Creates books on the server that the tests of a binary share.
+/// Creates a database on the server that the tests of a binary share.
 ///
 /// # Panics
 ///
 /// Panics if the server does not reply.
-pub async fn on_mariadb(table: &str) -> Books<MySqlStore> {
+pub async fn on_mariadb(table: &str) -> TestDatabase<MySqlStore> {
     let url = mariadb::shared().url();
-    Books::open(&url, MySqlPool::connect(&url).await.expect(RUNS), table).await
+    TestDatabase::open(
+        &url,
+        pool_options::<MySql>().connect(&url).await.expect(RUNS),
+        table,
+    )
+    .await
 }
 
-/// Creates books in a file in this directory.
+/// Creates a database in a file in this directory.
 ///
 /// # Panics
 ///
 /// Panics if it cannot be written.
-pub async fn in_a_file(scratch: &Scratch, table: &str) -> Books<SqliteStore> {
-    let path = scratch.file("books.db").display().to_string();
-    Books::open(&path, sqlite_pool(&path), table).await
+pub async fn in_a_file(scratch: &Scratch, table: &str) -> TestDatabase<SqliteStore> {
+    let path = scratch.file("database.db").display().to_string();
+    TestDatabase::open(&path, sqlite_pool(&path), table).await
 }
 
 /// Creates a pool for handlers.
@@ -239,7 +246,16 @@ pub fn sqlite_pool(path: &str) -> SqlitePool {
     let options = SqliteConnectOptions::new()
         .filename(path)
         .create_if_missing(true);
-    SqlitePoolOptions::new().connect_lazy_with(options)
+    pool_options::<Sqlite>().connect_lazy_with(options)
+}
+
+/// Returns options of a pool without the task of sqlx that closes idle connections.
+///
+/// In sqlx 0.9.0 that task uses a processor without end if a connection is returned at the wrong moment (sqlx issue 3645). It
+/// does not run if connections have no age limit and no idle limit.
+#[must_use]
+pub fn pool_options<DB: Database>() -> PoolOptions<DB> {
+    PoolOptions::new().max_lifetime(None).idle_timeout(None)
 }
 
 /// Limits the time that handlers wait for an unresponsive database. A pool of sqlx pings each returned connection and holds

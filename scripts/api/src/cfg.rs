@@ -1,4 +1,4 @@
-//! Conditions of items, evaluated for a build with all features that is no test.
+//! Conditions of items, evaluated for a build with all features and without tests.
 
 use syn::{Attribute, Meta, Token, punctuated::Punctuated};
 
@@ -47,7 +47,7 @@ impl Marks {
         self.attributes.iter().any(|one| one == HIDDEN)
     }
 
-    /// Returns the marks that an item passes on to its parts: a hidden module hides what it contains.
+    /// Returns the marks that an item passes on to its parts: a hidden module hides its contents.
     pub(crate) fn within(&self) -> Self {
         let hidden = self.attributes.iter().filter(|one| *one == HIDDEN);
         Self {

@@ -8,8 +8,8 @@ use crate::{
     text::text,
 };
 
-/// Returns the lines of a macro: a pattern each if it is exported, or its definition if it is a call that may define
-/// public items.
+/// Returns the lines of a macro: one for each pattern if it is exported. If it is a call that may define public items,
+/// returns its definition.
 pub(crate) fn lines(modules: &Modules, module: ModuleId, item: &ItemMacro) -> Vec<String> {
     if let Some(name) = &item.ident {
         let mut attributes = item.attrs.iter();

@@ -85,7 +85,7 @@ fn api(
     render::lines(&modules, &public::items(&modules)?)
 }
 
-/// Prints the lines that one of both has, and returns their number.
+/// Prints the lines that only one list has, and returns their number.
 fn report(path: &Path, snapshot: &str, lines: &[String]) -> usize {
     let changes = differences(snapshot, lines);
     if !changes.is_empty() {
@@ -103,7 +103,7 @@ fn differences(snapshot: &str, lines: &[String]) -> Vec<String> {
     let new: BTreeSet<&str> = lines.iter().map(String::as_str).collect();
     let mut changes: Vec<(&str, char)> = old.difference(&new).map(|line| (*line, '-')).collect();
     changes.extend(new.difference(&old).map(|line| (*line, '+')));
-    // A changed signature stands below the former one.
+    // A changed signature is below the former one.
     changes.sort_by_key(|(line, sign)| (render::path_of(line), *sign == '+', *line));
     changes
         .into_iter()

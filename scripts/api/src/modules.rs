@@ -54,7 +54,7 @@ pub(crate) struct Import {
 type Read<'a> = dyn Fn(&Path) -> io::Result<String> + 'a;
 
 impl Modules {
-    /// Reads the crate whose root is the file at `path`.
+    /// Reads the crate with its root file at `path`.
     pub(crate) fn load(path: &Path, read: &Read<'_>) -> Result<Self, String> {
         let mut modules = Self::default();
         modules.all.push(Module::default());

@@ -1,4 +1,4 @@
-//! Paths in signatures, replaced by the public paths of what they stand for.
+//! Paths in signatures, replaced by the public paths of their items.
 
 use std::collections::HashSet;
 
@@ -22,7 +22,7 @@ pub(crate) struct Paths<'a> {
     pub(crate) public: &'a PublicItems,
     /// The module that contains the signature.
     pub(crate) module: ModuleId,
-    /// Names of parameters, which stand for no item.
+    /// Names of parameters, which are not items.
     pub(crate) parameters: HashSet<String>,
     /// Items of the crate that no path leads to from outside.
     pub(crate) private: Vec<ItemId>,

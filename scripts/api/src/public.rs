@@ -16,7 +16,7 @@ pub(crate) type ItemId = (ModuleId, String);
 pub(crate) struct PublicItems {
     /// The shortest path of each item, and the marks of the modules and of the `use` on the way.
     pub(crate) paths: BTreeMap<ItemId, (Vec<String>, Marks)>,
-    /// Further paths, and public modules: lines without an item of their own.
+    /// Further paths, and public modules: lines without an item.
     pub(crate) lines: Vec<String>,
 }
 

@@ -270,7 +270,7 @@ impl Writer<'_> {
             _ => None,
         };
         let marks = match &own {
-            // What hides the type hides its methods.
+            // A hidden type hides its methods.
             Target::Item { module, name, .. } => {
                 let (_, of_type) = &self.public.paths[&(*module, name.clone())];
                 of_type.within().and(marks)

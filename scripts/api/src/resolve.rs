@@ -1,4 +1,4 @@
-//! Names to the items that they stand for.
+//! Resolves names to items.
 
 use crate::modules::{ModuleId, Modules, name};
 

@@ -1,4 +1,4 @@
-//! Tokens as one line of text.
+//! Formats tokens as one line of text.
 
 use proc_macro2::{Delimiter, Spacing, TokenStream, TokenTree};
 use quote::ToTokens;

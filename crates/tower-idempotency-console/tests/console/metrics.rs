@@ -131,10 +131,10 @@ fn with_slow_store(summary: Duration) -> (Router, Counted) {
 }
 
 async fn get(app: &Router, path: &str) -> String {
-    let req = Request::get(path).body(Body::empty()).unwrap();
+    let req = Request::get(path).body(Body::empty()).expect("a request");
     let response = app.clone().oneshot(req).await.unwrap();
-    let body = response.into_body().collect().await.unwrap().to_bytes();
-    String::from_utf8_lossy(&body).into_owned()
+    let body = response.into_body().collect().await.expect("a body");
+    String::from_utf8_lossy(&body.to_bytes()).into_owned()
 }
 
 #[tokio::test(start_paused = true)]

@@ -12,11 +12,18 @@ use std::{
     time::Duration,
 };
 
-use axum::Router;
+use axum::{Router, response::Html, routing};
 use bytes::Bytes;
-use http::Response;
-use tests::playground::{Playground, run};
-use tower_idempotency::inspect::{Inspect as _, Inspector, State};
+use http::{HeaderValue, Method, Response, header};
+use tests::{
+    Effects,
+    playground::{Playground, run},
+};
+use tower_http::cors::CorsLayer;
+use tower_idempotency::{
+    IdempotencyLayer, MemoryStore,
+    inspect::{Inspect as _, Inspector, State},
+};
 use tower_idempotency_console::{Console, audit::AuditLog};
 
 use self::harness::{Keys, Server, access, acquire, attention, claim, complete, listen, orphan};
@@ -58,9 +65,7 @@ impl Server {
 
 async fn filled() -> (Server, Keys) {
     let server = Server::start_with(Duration::ZERO, |console| {
-        console.with_layer(tower_idempotency::IdempotencyLayer::new(
-            tower_idempotency::MemoryStore::new(),
-        ))
+        console.with_layer(IdempotencyLayer::new(MemoryStore::new()))
     })
     .await;
     let keys = Keys::create(&server.store.store).await;
@@ -190,6 +195,37 @@ async fn other_origin_cannot_resolve() {
     assert!(server.audit().is_empty());
     let details = server.store.get(&keys.orphaned.id).await.expect("memory");
     assert!(!details.expect("an entry").entry.retry_allowed);
+}
+
+// S-958
+/// The page of another origin sends a key and reads the marker of the replay. Without the lists of the layer it cannot.
+#[tokio::test(flavor = "multi_thread")]
+async fn preflight_permits_key_of_other_origin() {
+    const PAGE: &str = "<title>Shop</title><link rel=\"icon\" href=\"data:,\">";
+    let shop = listen(Router::new().route("/", routing::get(async || Html(PAGE)))).await;
+    let shop = format!("http://{shop}");
+    let effects = Effects::default();
+    let layer = IdempotencyLayer::new(MemoryStore::new());
+    let lists = layer.cors();
+    let allow = lists.allow.into_iter().chain([header::CONTENT_TYPE]);
+    let origin = CorsLayer::new()
+        .allow_origin(HeaderValue::from_str(&shop).expect("an origin"))
+        .allow_methods([Method::POST]);
+    let allowed = origin.clone().allow_headers(allow.collect::<Vec<_>>());
+    let described = allowed.clone().expose_headers(lists.expose);
+    let without_lists = origin.allow_headers([header::CONTENT_TYPE]);
+    let pay = |cors: CorsLayer| {
+        let effects = effects.clone();
+        let handler = async move || effects.happen().to_string();
+        let payments = routing::post(handler).route_layer(layer.clone());
+        Router::new().route("/payments", payments).layer(cors)
+    };
+    let mut urls = vec![shop];
+    for cors in [described, allowed, without_lists] {
+        urls.push(format!("http://{}/payments", listen(pay(cors)).await));
+    }
+    play("key-of-other-origin", &urls).await;
+    assert_eq!(effects.count(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -283,6 +283,23 @@ const scenarios = {
     await close(page);
   },
 
+  async "key-of-other-origin"() {
+    const [shop, described, unexposed, unlisted] = urls;
+    const page = await open({}, "blocked by CORS policy");
+    await page.goto(shop, { waitUntil: "domcontentloaded" });
+    const pay = (url) => page.evaluate(async (it) => {
+      const headers = { "content-type": "application/json", "idempotency-key": '"order-1"' };
+      const response = await fetch(it, { method: "POST", body: "{}", headers }).catch(() => null);
+      return response && [response.status, await response.text(), response.headers.get("idempotent-replayed")];
+    }, url);
+    assert.deepEqual(await pay(described), [200, "1", null]);
+    assert.deepEqual(await pay(described), [200, "1", "true"]);
+    assert.deepEqual(await pay(unexposed), [200, "1", null], "the marker is hidden");
+    assert.deepEqual(page.errors, []);
+    assert.equal(await pay(unlisted), null, "the preflight fails");
+    await page.context().close();
+  },
+
   async playground() {
     const page = await open({ viewport: { width: 1280, height: 860 } }, "status of 4");
     await page.goto(urls[0]);

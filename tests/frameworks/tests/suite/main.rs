@@ -1,6 +1,7 @@
 //! The layer in each framework, over sockets. The list of behaviours is the same for all.
 
 mod behaviours;
+mod documents;
 
 use frameworks::{
     actix::Actix,

@@ -1,0 +1,79 @@
+//! Policies in the OpenAPI documents that utoipa and aide generate.
+
+use aide::axum::{ApiRouter, routing::post};
+use http::StatusCode;
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
+use tower_idempotency::{IdempotencyLayer, MemoryStore};
+use utoipa::OpenApi as _;
+
+async fn pay() -> StatusCode {
+    StatusCode::CREATED
+}
+
+/// Adds the policy of a layer to a generated document, and returns it in the type of the generator.
+fn described<D: Serialize + DeserializeOwned>(generated: &D) -> D {
+    let policy = IdempotencyLayer::new(MemoryStore::new()).policy();
+    let mut document = serde_json::to_value(generated).expect("JSON");
+    policy
+        .describe(&mut document, |path, _method| path == "/payments")
+        .expect("a document that can be described");
+    serde_json::from_value(document).expect("a document of the generator")
+}
+
+fn assert_described(document: &impl Serialize) {
+    let document = serde_json::to_value(document).expect("JSON");
+    let operation = |path: &str| document["paths"][path]["post"].clone();
+    let payment = operation("/payments");
+    assert!(payment["responses"]["201"].is_object(), "{payment}");
+    assert_eq!(
+        payment["responses"]["409"]["$ref"], "#/components/responses/Idempotency409",
+        "{payment}"
+    );
+    let components = &document["components"];
+    let conflict = &components["responses"]["Idempotency409"]["content"];
+    assert!(
+        conflict["application/problem+json"].is_object(),
+        "{conflict}"
+    );
+    let parameters = payment["parameters"].as_array().expect("parameters");
+    let name = |parameter: &Value| match parameter["$ref"].as_str() {
+        Some(path) => document.pointer(&path[1..]).expect("a component")["name"].clone(),
+        None => parameter["name"].clone(),
+    };
+    let is_key = |name: Value| {
+        name.as_str()
+            .is_some_and(|name| name.eq_ignore_ascii_case("idempotency-key"))
+    };
+    assert!(parameters.iter().map(name).any(is_key), "{payment}");
+    assert!(operation("/drafts")["responses"]["409"].is_null());
+}
+
+#[test]
+fn utoipa_document_gets_policy() {
+    #[utoipa::path(post, path = "/payments", responses((status = 201, description = "Paid")))]
+    fn payment() {}
+    #[utoipa::path(post, path = "/drafts", responses((status = 201, description = "Saved")))]
+    fn draft() {}
+    #[derive(utoipa::OpenApi)]
+    #[openapi(paths(payment, draft))]
+    struct Api;
+
+    assert_described(&described(&Api::openapi()));
+}
+
+#[test]
+fn aide_document_gets_policy() {
+    let mut api = aide::openapi::OpenApi::default();
+    let routes = ApiRouter::<()>::new()
+        .api_route("/payments", post(pay))
+        .api_route("/drafts", post(pay));
+    drop(routes.finish_api(&mut api));
+    // The generator does not know the statuses of a handler that returns a `StatusCode`.
+    let mut generated = serde_json::to_value(&api).expect("JSON");
+    for path in ["/payments", "/drafts"] {
+        generated["paths"][path]["post"]["responses"]["201"]["description"] = "Done".into();
+    }
+    let api: aide::openapi::OpenApi = serde_json::from_value(generated).expect("a document");
+    assert_described(&described(&api));
+}

@@ -168,7 +168,7 @@ async fn postgres(scale: Scale) {
         .expect("the server runs");
     let fill = format!(
         r"insert into tower_idempotency
-  (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, completed, owner, operation, record)
+  (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, created, completed, owner, operation, record)
 select sha256(n::text::bytea), substring(sha256(n::text::bytea) from 1 for 16), sha256('fingerprint'), 1,
   case n % {SHARE} when 0 then now + 6000000 + n else now - 600000 - n end, 3600000,
   case n % {SHARE} when 0 then now + 9600000 + n when 1 then now + 3000000 - n when 2 then now - 1000 - n else now + 86400000 + n end,
@@ -196,7 +196,7 @@ async fn mariadb(scale: Scale) {
     let now = "(timestampdiff(microsecond, '1970-01-01', utc_timestamp(3)) div 1000)";
     let fill = format!(
         "insert into tower_idempotency
-  (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, completed, owner, operation, record)
+  (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, created, completed, owner, operation, record)
 select unhex(sha2(seq, 256)), unhex(md5(seq)), unhex(sha2('fingerprint', 256)), 1,
   if(seq % {SHARE} = 0, {now} + 6000000 + seq, {now} - 600000 - seq), 3600000,
   case seq % {SHARE} when 0 then {now} + 9600000 + seq when 1 then {now} + 3000000 - seq when 2 then {now} - 1000 - seq
@@ -220,7 +220,7 @@ async fn sqlite(scale: Scale) {
     let now = "cast((julianday('now') - 2440587.5) * 86400000 as integer)";
     let fill = format!(
         "insert into tower_idempotency
-  (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, completed, owner, operation, record)
+  (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, created, completed, owner, operation, record)
 with recursive n (n) as (select 1 union all select n + 1 from n where n < {})
 select randomblob(32), randomblob(16), randomblob(32), 1,
   iif(n % {SHARE} = 0, {now} + 6000000 + n, {now} - 600000 - n), 3600000,

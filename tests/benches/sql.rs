@@ -454,49 +454,49 @@ async fn on_sqlite(scratch: &Scratch) -> Both<File> {
 const SOURCE: &str = include_str!("../../crates/tower-idempotency-sqlx/src/sqlite/statements.rs");
 const NOW: &str = "cast(unixepoch('subsec') * 1000 as integer)";
 const LOOK: &str =
-    "select completed is not null, token is ?2, forgotten_at <= {NOW}, fingerprint, generation,
-  lease_ends - {NOW}, record, forgotten_at - {NOW}, token
+    "select completed is not null, token is ?2, expires <= {NOW}, fingerprint, generation,
+  lease_ends - {NOW}, record, expires - {NOW}, token
 from {table} where id = ?1";
 const ACQUIRE: &str = "insert into {table} as e
-  (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, owner, operation)
+  (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, created, owner, operation)
 select ?1, ?2, ?3, 1, now + ?4, ?5, now + ?4 + ?5, now, ?7, ?8 from (select {NOW} as now) where true
 on conflict (id) do update set
   token = excluded.token,
   fingerprint = excluded.fingerprint,
-  generation = case when e.forgotten_at <= excluded.created then 1
+  generation = case when e.expires <= excluded.created then 1
                     when e.token = excluded.token then e.generation
                     else e.generation + 1 end,
   lease_ends = excluded.lease_ends,
-  keep = excluded.keep,
-  forgotten_at = excluded.forgotten_at,
-  created = case when e.forgotten_at <= excluded.created then excluded.created else e.created end,
+  orphan_retention = excluded.orphan_retention,
+  expires = excluded.expires,
+  created = case when e.expires <= excluded.created then excluded.created else e.created end,
   completed = null,
   record = null,
   owner = excluded.owner,
   operation = excluded.operation,
-  checkpoint = case when e.forgotten_at > excluded.created then e.checkpoint end,
-  checkpoint_data = case when e.forgotten_at > excluded.created then e.checkpoint_data end
-where e.forgotten_at <= excluded.created
+  checkpoint = case when e.expires > excluded.created then e.checkpoint end,
+  checkpoint_data = case when e.expires > excluded.created then e.checkpoint_data end
+where e.expires <= excluded.created
   or e.completed is null and (e.token = excluded.token
     or (?6 or substr(e.token, 1, length(?9)) = ?9)
       and e.lease_ends <= excluded.created and e.fingerprint = excluded.fingerprint)
 returning generation";
 const COMPLETE: &str = "insert into {table} as e
-  (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, completed, record, owner, operation)
+  (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, created, completed, record, owner, operation)
 select ?1, ?2, ?3, ?4, now, 0, now + ?5, now, now, ?6, '', '' from (select {NOW} as now) where true
 on conflict (id) do update set
   token = excluded.token,
   fingerprint = excluded.fingerprint,
   generation = case when e.token = excluded.token then e.generation else excluded.generation end,
-  forgotten_at = excluded.forgotten_at,
-  created = case when e.forgotten_at <= excluded.created then excluded.created else e.created end,
+  expires = excluded.expires,
+  created = case when e.expires <= excluded.created then excluded.created else e.created end,
   completed = excluded.completed,
   record = excluded.record,
-  owner = case when e.forgotten_at <= excluded.created then '' else e.owner end,
-  operation = case when e.forgotten_at <= excluded.created then '' else e.operation end,
+  owner = case when e.expires <= excluded.created then '' else e.owner end,
+  operation = case when e.expires <= excluded.created then '' else e.operation end,
   checkpoint = null,
   checkpoint_data = null
-where e.forgotten_at <= excluded.created
+where e.expires <= excluded.created
   or e.completed is null and (e.token = excluded.token or e.token is null)
 returning 1";
 const STORED: &str = "select count(*) from tower_idempotency where completed is not null";

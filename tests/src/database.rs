@@ -82,7 +82,7 @@ macro_rules! ledgered {
                 let id = $id.replace("{id}", id);
                 format!(
                     "{}; update {table} set completed = 1, record = fingerprint, \
-                     forgotten_at = forgotten_at + 100000 where id = {id}",
+                     expires = expires + 100000 where id = {id}",
                     $begin
                 )
             }

@@ -38,7 +38,7 @@ pub(crate) const CAN_ACQUIRE_ALLOWED_RETRIES: &str = "attribute_not_exists(#id) 
 /// The update replaces `granted` as a whole. A token that was superseded and returns is therefore counted again. A
 /// completion removes `grants`, so the next use of the key starts again at generation 1.
 pub(crate) const ACQUIRE: &str = "SET #status = :in_progress, #token = :token, #fingerprint = :fingerprint, \
-    #lease_ends = :lease_ends, #expires = :expires, #ttl = :ttl, #keep = :keep, #keep_seconds = :keep_seconds, \
+    #lease_ends = :lease_ends, #expires = :expires, #ttl = :ttl, #orphan_retention = :orphan_retention, #orphan_retention_seconds = :orphan_retention_seconds, \
     #owner = :owner, #operation = :operation, \
     #created = if_not_exists(#since, :now), #since = if_not_exists(#since, :now), \
     #generation = if_not_exists(#granted.#mine, :one) + if_not_exists(#grants, :zero), \
@@ -63,13 +63,13 @@ pub(crate) const IS_FIRST_HOLDER: &str =
     "#status = :in_progress AND #token = :token AND #generation = :one";
 
 /// Extends the lease.
-pub(crate) const RENEW: &str = "SET #lease_ends = :lease_ends, #expires = :lease_ends + #keep, \
-    #ttl = :ttl + #keep_seconds";
+pub(crate) const RENEW: &str = "SET #lease_ends = :lease_ends, #expires = :lease_ends + #orphan_retention, \
+    #ttl = :ttl + #orphan_retention_seconds";
 
 /// Turns the lease of a takeover into an orphan without a holder, as of now.
 ///
 /// Removes `granted`, so that a later acquire counts as another grant.
-pub(crate) const RELEASE_AS_ORPHAN: &str = "SET #lease_ends = :over, #expires = :now + #keep, #ttl = :ttl + #keep_seconds \
+pub(crate) const RELEASE_AS_ORPHAN: &str = "SET #lease_ends = :over, #expires = :now + #orphan_retention, #ttl = :ttl + #orphan_retention_seconds \
     REMOVE #token, #granted";
 
 /// The entry is absent, has expired, is held by this token, or has no holder.
@@ -80,7 +80,7 @@ pub(crate) const CAN_COMPLETE: &str = "attribute_not_exists(#id) OR #expires <= 
 pub(crate) const COMPLETE: &str = "SET #status = :completed, #token = :token, #fingerprint = :fingerprint, \
     #generation = if_not_exists(#grants, :generation), #created = if_not_exists(#since, :now), #completed = :now, \
     #expires = :expires, #ttl = :ttl, #record = :record \
-    REMOVE #listed, #since, #grants, #granted, #keep, #keep_seconds";
+    REMOVE #listed, #since, #grants, #granted, #orphan_retention, #orphan_retention_seconds";
 
 /// Like [`COMPLETE`], but for a record that needs an operator's attention.
 ///
@@ -98,7 +98,7 @@ pub(crate) const REMOVE_LEASE: &str = " REMOVE #grants, #granted";
 ///
 /// Removes `granted` below, so that the next acquire counts as another grant.
 pub(crate) const RESOLVE_AS_ORPHAN: &str = "SET #status = :in_progress, #token = :mine, #lease_ends = :passed, \
-    #expires = :now + if_not_exists(#keep, :keep), #ttl = :ttl + if_not_exists(#keep_seconds, :keep_seconds), \
+    #expires = :now + if_not_exists(#orphan_retention, :orphan_retention), #ttl = :ttl + if_not_exists(#orphan_retention_seconds, :orphan_retention_seconds), \
     #grants = #generation, #since = #created";
 
 /// Removes the record and the last grant. Follows [`RESOLVE_AS_ORPHAN`].
@@ -107,7 +107,7 @@ pub(crate) const REMOVE_OUTCOME: &str = " REMOVE #record, #completed, #reason, #
 /// Stores the record of an operator.
 pub(crate) const RESOLVE_AS_COMPLETED: &str = "SET #status = :completed, #token = :mine, #completed = :now, \
     #expires = :expires, #ttl = :ttl, #record = :record \
-    REMOVE #listed, #since, #reason, #keep, #keep_seconds, #grants, #granted";
+    REMOVE #listed, #since, #reason, #orphan_retention, #orphan_retention_seconds, #grants, #granted";
 
 /// Stores a record that needs attention, and retains the attributes that an operator needs for the next decision.
 pub(crate) const RESOLVE_AS_NEEDS_ATTENTION: &str = "SET #status = :needs_attention, #token = :mine, #completed = :now, \
@@ -162,8 +162,8 @@ mod tests {
         let expected = [
             ("#expires", "expires"),
             ("#granted", "granted"),
-            ("#keep", "keep"),
-            ("#keep_seconds", "keep_seconds"),
+            ("#orphan_retention", "orphan_retention"),
+            ("#orphan_retention_seconds", "orphan_retention_seconds"),
             ("#lease_ends", "lease_ends"),
             ("#mine", token_name.as_str()),
             ("#status", "status"),

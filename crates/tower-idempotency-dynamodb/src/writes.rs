@@ -52,8 +52,11 @@ impl Inner {
             (":lease_ends", n(times.lease_ends)),
             (":expires", n(times.expires)),
             (":ttl", n(times.ttl)),
-            (":keep", n(times.keep)),
-            (":keep_seconds", n(times.keep_seconds)),
+            (":orphan_retention", n(times.orphan_retention)),
+            (
+                ":orphan_retention_seconds",
+                n(times.orphan_retention_seconds),
+            ),
             (":owner", s(claim.owner)),
             (":operation", s(&*claim.operation)),
             (":now", n(moment.now)),
@@ -96,8 +99,11 @@ impl Inner {
             ("lease_ends", n(times.lease_ends)),
             ("expires", n(times.expires)),
             ("ttl", n(times.ttl)),
-            ("keep", n(times.keep)),
-            ("keep_seconds", n(times.keep_seconds)),
+            ("orphan_retention", n(times.orphan_retention)),
+            (
+                "orphan_retention_seconds",
+                n(times.orphan_retention_seconds),
+            ),
             ("owner", s(claim.owner)),
             ("operation", s(&*claim.operation)),
             ("created", n(moment.now)),
@@ -294,21 +300,21 @@ struct LeaseTimes {
     lease_ends: u64,
     expires: u64,
     ttl: u64,
-    keep: u64,
-    keep_seconds: u64,
+    orphan_retention: u64,
+    orphan_retention_seconds: u64,
 }
 
 impl LeaseTimes {
     fn new(claim: &Claim, moment: Moment) -> Self {
-        let keep = claim.orphan_retention.as_millis();
-        let keep_seconds = ceil_seconds(keep);
+        let orphan_retention = claim.orphan_retention.as_millis();
+        let orphan_retention_seconds = ceil_seconds(orphan_retention);
         let lease_ends = moment.now.saturating_add(claim.lease.as_millis());
         Self {
             lease_ends,
-            expires: lease_ends.saturating_add(keep),
-            ttl: ceil_seconds(lease_ends).saturating_add(keep_seconds),
-            keep,
-            keep_seconds,
+            expires: lease_ends.saturating_add(orphan_retention),
+            ttl: ceil_seconds(lease_ends).saturating_add(orphan_retention_seconds),
+            orphan_retention,
+            orphan_retention_seconds,
         }
     }
 }

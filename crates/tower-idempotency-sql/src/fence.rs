@@ -25,7 +25,7 @@ macro_rules! is_marked {
 /// Condition that the token holds the entry, even with an expired lease.
 macro_rules! is_held {
     () => {
-        "e.id = $1 and e.token = $2 and e.completed is null and e.forgotten_at > now"
+        "e.id = $1 and e.token = $2 and e.completed is null and e.expires > now"
     };
 }
 
@@ -107,7 +107,7 @@ impl PostgresFence {
     pub const WRITE_RECORD: &str = concat!(
         "with ended as (
   update \"tower_idempotency\" e set
-    forgotten_at = now + $4,
+    expires = now + $4,
     completed = now,
     record = $3,
     checkpoint = null,

@@ -12,8 +12,8 @@ pub(crate) const COLUMNS: [&str; 14] = [
     "fingerprint",
     "generation",
     "lease_ends",
-    "keep",
-    "forgotten_at",
+    "orphan_retention",
+    "expires",
     "created",
     "completed",
     "owner",
@@ -24,7 +24,7 @@ pub(crate) const COLUMNS: [&str; 14] = [
 ];
 
 /// Indexes of the table: the name, or its end.
-pub(crate) const INDEXES: [&str; 3] = ["forgotten_at", "orphans", "attention"];
+pub(crate) const INDEXES: [&str; 3] = ["expires", "orphans", "attention"];
 
 /// Reason why the stores reject a database in memory.
 #[cfg(feature = "sqlite")]

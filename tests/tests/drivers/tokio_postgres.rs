@@ -438,7 +438,7 @@ async fn commit_requires_lease() {
     let thefts = [
         "update pg_requires set token = null",
         "update pg_requires set completed = 1, record = fingerprint",
-        "update pg_requires set forgotten_at = 0",
+        "update pg_requires set expires = 0",
         "delete from pg_requires",
     ];
     for (n, theft) in thefts.into_iter().enumerate() {

@@ -300,8 +300,8 @@ async fn record_of_1_kib_costs_one_unit() {
         "since",
         "grants",
         "granted",
-        "keep",
-        "keep_seconds",
+        "orphan_retention",
+        "orphan_retention_seconds",
     ] {
         assert!(!item.contains_key(gone), "{gone}");
     }

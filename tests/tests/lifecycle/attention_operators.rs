@@ -253,7 +253,7 @@ async fn operators_resolve_attention_in_postgres() {
         server.url(),
         "PostgreSQL",
         "PostgreSQL",
-        r"update tower_idempotency set record = '\x<record>', forgotten_at = completed + 86400000
+        r"update tower_idempotency set record = '\x<record>', expires = completed + 86400000
           where id = '\x<id>' and generation = <generation> and substring(record from 2 for 1) = '\x02'"
     );
 }
@@ -268,7 +268,7 @@ async fn operators_resolve_attention_in_mariadb() {
         server.url(),
         "MySQL, MariaDB",
         "MySQL, MariaDB, SQLite",
-        r"update tower_idempotency set record = x'<record>', forgotten_at = completed + 86400000
+        r"update tower_idempotency set record = x'<record>', expires = completed + 86400000
           where id = x'<id>' and generation = <generation> and substr(record, 2, 1) = x'02'"
     );
 }
@@ -286,7 +286,7 @@ async fn operators_resolve_attention_in_sqlite() {
         format!("sqlite:{}", scratch.file("keys.db").display()),
         "SQLite",
         "MySQL, MariaDB, SQLite",
-        r"update tower_idempotency set record = x'<record>', forgotten_at = completed + 86400000
+        r"update tower_idempotency set record = x'<record>', expires = completed + 86400000
           where id = x'<id>' and generation = <generation> and substr(record, 2, 1) = x'02'"
     );
 }

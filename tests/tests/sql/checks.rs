@@ -50,15 +50,15 @@ async fn postgres_check_names_missing_parts() {
 
     store.migrate().await.unwrap();
     store.check().await.unwrap();
-    for index in ["forgotten_at", "orphans", "attention"] {
+    for index in ["expires", "orphans", "attention"] {
         sqlx::raw_sql(sqlx::AssertSqlSafe(format!("drop index checks_{index}")))
             .execute(&pool)
             .await
             .unwrap();
         let missing = format!("the table \"checks\" has no index {index}: {MIGRATE}");
         assert_eq!(problem(&store).await, (missing, Incomplete));
-        if index == "forgotten_at" {
-            run("create index checks_forgotten_at on checks (forgotten_at, id)")
+        if index == "expires" {
+            run("create index checks_expires on checks (expires, id)")
                 .await
                 .unwrap();
         } else {

@@ -264,7 +264,9 @@ async fn retries_after_deadlock_in_mariadb() -> Trial {
         sleep(Duration::from_millis(150)).await;
     }
     other
-        .execute(raw_sql("update entries set keep = keep + 1"))
+        .execute(raw_sql(
+            "update entries set orphan_retention = orphan_retention + 1",
+        ))
         .await
         .unwrap();
     other.execute(raw_sql("commit")).await.unwrap();
@@ -371,7 +373,7 @@ async fn failed_completion_clears_session_in_mariadb() {
     store.acquire(&claim).await.unwrap();
     let hold = "create table seen (n int not null);
         create trigger note before insert on entries for each row insert into seen values (@record is null);
-        begin; update entries set keep = keep + 1";
+        begin; update entries set orphan_retention = orphan_retention + 1";
     other.execute(raw_sql(hold)).await.unwrap();
     let completed = completing(&store, &claim).await.unwrap();
     assert!(is_lock_failure(&completed), "{completed:?}");

@@ -129,7 +129,7 @@ async fn listings_of_postgres_use_indexes() {
     let rows = rows();
     let fill = format!(
         r"insert into planned
-  (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, completed, owner, operation, record)
+  (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, created, completed, owner, operation, record)
 select sha256(n::text::bytea), substring(sha256(n::text::bytea) from 1 for 16), sha256('fingerprint'), 1,
   case n % 20 when 0 then now + 600000 + n else now - 600000 - n end, 3600000,
   case n % 20 when 0 then now + 4200000 + n when 1 then now + 3000000 - n when 2 then now - 1000 - n else now + 86400000 + n end,
@@ -152,7 +152,7 @@ analyze planned"
     for index in [
         "planned_orphans",
         "planned_attention",
-        "planned_forgotten_at",
+        "planned_expires",
         "planned_pkey",
     ] {
         assert!(
@@ -176,7 +176,7 @@ async fn listings_of_mariadb_use_indexes() {
     let rows = rows();
     let fill = format!(
         "insert into planned
-  (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, completed, owner, operation, record)
+  (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, created, completed, owner, operation, record)
 select unhex(sha2(seq, 256)), unhex(md5(seq)), unhex(sha2('fingerprint', 256)), 1,
   if(seq % 20 = 0, {now} + 600000 + seq, {now} - 600000 - seq), 3600000,
   case seq % 20 when 0 then {now} + 4200000 + seq when 1 then {now} + 3000000 - seq when 2 then {now} - 1000 - seq
@@ -197,7 +197,7 @@ analyze table planned"
         .map(|line| line.split('\t').collect::<Vec<_>>())
         .filter(|plan| plan.get(2) == Some(&"planned"))
         .collect();
-    for index in ["orphans", "attention", "forgotten_at", "PRIMARY"] {
+    for index in ["orphans", "attention", "expires", "PRIMARY"] {
         let used = plans.iter().filter(|plan| plan[5] == index).count();
         assert!(used >= 4, "{index} is used {used} times:\n{log}");
     }

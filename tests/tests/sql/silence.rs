@@ -145,7 +145,7 @@ async fn background_purger_continues_after_lost_reply<S: TestDialect>(proxied: P
         .expect("it runs");
     let purger = (proxied.purger)(&proxied.database.store, Duration::from_secs(1));
     let minute = sleep(Duration::from_secs(60));
-    run_with_lost_reply(&proxied.proxy, "forgotten_at limit", minute).await;
+    run_with_lost_reply(&proxied.proxy, "expires limit", minute).await;
     // The first call took effect.
     let mut next = claim();
     (next.lease, next.orphan_retention) = (over.lease, over.orphan_retention);
@@ -155,7 +155,7 @@ async fn background_purger_continues_after_lost_reply<S: TestDialect>(proxied: P
     )
     .await;
     acquired.expect("it runs");
-    let left = "update {table} set keep = keep + 1";
+    let left = "update {table} set orphan_retention = orphan_retention + 1";
     within(Duration::from_secs(60), async {
         while proxied.database.admin(left).await > 0 {
             sleep(Duration::from_millis(50)).await;
@@ -168,7 +168,7 @@ async fn background_purger_continues_after_lost_reply<S: TestDialect>(proxied: P
 async fn manual_purge_batch_ends<S: TestDialect>(proxied: ProxiedStore<S>) {
     let store = proxied.database.store.clone();
     let purging = (proxied.purge)(store.clone());
-    let purged = run_with_lost_reply(&proxied.proxy, "forgotten_at limit", purging).await;
+    let purged = run_with_lost_reply(&proxied.proxy, "expires limit", purging).await;
     purged.expect_err("silence");
     let purged = within(Duration::from_secs(60), (proxied.purge)(store)).await;
     assert_eq!(purged.expect("it runs"), 0);

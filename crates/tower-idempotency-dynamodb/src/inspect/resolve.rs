@@ -79,13 +79,16 @@ impl Inner {
             (":now", n(moment.now)),
         ]);
         let Some((record, retention)) = resolution.record(id) else {
-            let keep = DEFAULT_ORPHAN_RETENTION.as_millis();
+            let orphan_retention = DEFAULT_ORPHAN_RETENTION.as_millis();
             values.extend([
                 (":in_progress", s(IN_PROGRESS)),
                 (":passed", n(moment.passed)),
                 (":ttl", n(ceil_seconds(moment.now))),
-                (":keep", n(keep)),
-                (":keep_seconds", n(ceil_seconds(keep))),
+                (":orphan_retention", n(orphan_retention)),
+                (
+                    ":orphan_retention_seconds",
+                    n(ceil_seconds(orphan_retention)),
+                ),
             ]);
             let listed = self.relisted(IN_PROGRESS, id, item, values);
             return Ok([

@@ -2,19 +2,19 @@
 -- May be run repeatedly, and by several processes at the same time.
 
 create table if not exists `tower_idempotency` (
-    id              binary(32)      not null primary key,
-    token           binary(16),
-    fingerprint     binary(32)      not null,
-    generation      bigint          not null,
-    lease_ends      bigint          not null,
-    keep            bigint          not null,
-    forgotten_at    bigint          not null,
-    created         bigint          not null,
-    completed       bigint,
-    owner           varchar(255)    not null,
-    operation       varchar(255)    not null,
-    checkpoint      varchar(255),
-    checkpoint_data longblob,
-    record          longblob,
-    index forgotten_at (forgotten_at)
+    id               binary(32)      not null primary key,
+    token            binary(16),
+    fingerprint      binary(32)      not null,
+    generation       bigint          not null,
+    lease_ends       bigint          not null,
+    orphan_retention bigint          not null,
+    expires          bigint          not null,
+    created          bigint          not null,
+    completed        bigint,
+    owner            varchar(255)    not null,
+    operation        varchar(255)    not null,
+    checkpoint       varchar(255),
+    checkpoint_data  longblob,
+    record           longblob,
+    index expires (expires)
 ) engine = InnoDB default character set utf8mb4 collate utf8mb4_bin;

@@ -12,27 +12,27 @@ begin
     end if;
 
     create table "tower_idempotency" (
-        id              bytea   not null primary key check (octet_length(id) = 32),
-        token           bytea   check (octet_length(token) = 16),
-        fingerprint     bytea   not null check (octet_length(fingerprint) = 32),
-        generation      bigint  not null check (generation > 0),
-        lease_ends      bigint  not null,
-        keep            bigint  not null,
-        forgotten_at    bigint  not null,
-        created         bigint  not null,
-        completed       bigint,
-        owner           text    not null,
-        operation       text    not null,
-        awaited         boolean not null default false,
-        checkpoint      text,
-        checkpoint_data bytea,
-        record          bytea,
+        id               bytea   not null primary key check (octet_length(id) = 32),
+        token            bytea   check (octet_length(token) = 16),
+        fingerprint      bytea   not null check (octet_length(fingerprint) = 32),
+        generation       bigint  not null check (generation > 0),
+        lease_ends       bigint  not null,
+        orphan_retention bigint  not null,
+        expires          bigint  not null,
+        created          bigint  not null,
+        completed        bigint,
+        owner            text    not null,
+        operation        text    not null,
+        awaited          boolean not null default false,
+        checkpoint       text,
+        checkpoint_data  bytea,
+        record           bytea,
         check ((completed is null) = (record is null))
     );
 
     -- Records are compressed before they are stored.
     alter table "tower_idempotency" alter column record set storage external;
 
-    create index "tower_idempotency_forgotten_at" on "tower_idempotency" (forgotten_at, id);
+    create index "tower_idempotency_expires" on "tower_idempotency" (expires, id);
 end
 $$;

@@ -17,7 +17,7 @@ pub(crate) struct EntryRow {
     pub(crate) fingerprint: Vec<u8>,
     pub(crate) generation: i64,
     pub(crate) lease_ends: i64,
-    pub(crate) forgotten_at: i64,
+    pub(crate) expires: i64,
     pub(crate) created: i64,
     pub(crate) completed: Option<i64>,
     pub(crate) owner: String,
@@ -34,7 +34,7 @@ impl EntryRow {
     /// Returns the entry, or [`None`] if it has expired.
     pub(super) fn entry(&self) -> Result<Option<Entry>, SqlError> {
         let id = self.key_id()?;
-        if self.forgotten_at <= self.now {
+        if self.expires <= self.now {
             return Ok(None);
         }
         let (Ok(token), Ok(_)) = (self.token(), self.fingerprint()) else {
@@ -55,7 +55,7 @@ impl EntryRow {
         entry.since = time(since);
         entry.age = Duration::from_millis(self.now.saturating_sub(since).max(0).unsigned_abs());
         entry.lease_expires = self.completed.is_none().then(|| time(self.lease_ends));
-        entry.expires = Some(time(self.forgotten_at));
+        entry.expires = Some(time(self.expires));
         entry.retry_allowed = state == State::Orphaned && token.is_some_and(|it| it.allows_retry());
         entry.record_bytes = self.record_len.map(i64::unsigned_abs);
         if state == State::NeedsAttention {

@@ -128,7 +128,7 @@ impl InspectStatements {
                 "completed is not null and not coalesce({}, false)",
                 self.dialect.needs_attention
             ),
-            _ => format!("forgotten_at > {now}"),
+            _ => format!("expires > {now}"),
         };
         let (table, hint) = (&self.table, (self.dialect.index_hint)(order.index()));
         format!(
@@ -147,7 +147,7 @@ from (select {matches} as is_counted from {table}{hint} where {condition} order 
                 let default = DEFAULT_ORPHAN_RETENTION.as_millis();
                 format!(
                     "token = {token}, lease_ends = {now},
-  forgotten_at = {now} + case keep when 0 then {default} else keep end, completed = null, record = null"
+  expires = {now} + case orphan_retention when 0 then {default} else orphan_retention end, completed = null, record = null"
                 )
             }
             Change::Complete {
@@ -164,7 +164,7 @@ from (select {matches} as is_counted from {table}{hint} where {condition} order 
                     ""
                 };
                 format!(
-                    "token = {token}, completed = {now}, forgotten_at = {now} + {retention}, record = {record}{checkpoint}"
+                    "token = {token}, completed = {now}, expires = {now} + {retention}, record = {record}{checkpoint}"
                 )
             }
         };
@@ -190,7 +190,7 @@ from (select {matches} as is_counted from {table}{hint} where {condition} order 
         let [id, token, fingerprint, record] = ["id", "token", "fingerprint", record].map(bytes);
         let (length, now) = (self.dialect.record_length, &self.dialect.now);
         format!(
-            "{id}, {token}, {fingerprint}, generation, lease_ends, forgotten_at, created, completed, owner, operation,
+            "{id}, {token}, {fingerprint}, generation, lease_ends, expires, created, completed, owner, operation,
   checkpoint is not null, {record}, {length}, {now}"
         )
     }
@@ -213,7 +213,7 @@ from (select {matches} as is_counted from {table}{hint} where {condition} order 
             }
         };
         format!(
-            "id = {id} and generation = {generation} and {token} and {state} and forgotten_at > {now}"
+            "id = {id} and generation = {generation} and {token} and {state} and expires > {now}"
         )
     }
 
@@ -224,7 +224,7 @@ from (select {matches} as is_counted from {table}{hint} where {condition} order 
             Order::InProgress => format!("completed is null and lease_ends > {now}"),
             Order::Orphaned => format!("completed is null and lease_ends <= {now}"),
             Order::NeedsAttention => self.dialect.needs_attention.to_owned(),
-            Order::Expiry => format!("forgotten_at > {now}"),
+            Order::Expiry => format!("expires > {now}"),
             Order::Id(prefix) => {
                 let (first, last) = prefix.range();
                 let [first, last] = [first, last].map(|id| (self.dialect.bytes)(id.as_bytes()));
@@ -238,7 +238,7 @@ from (select {matches} as is_counted from {table}{hint} where {condition} order 
         match order {
             Order::InProgress | Order::Orphaned => "lease_ends",
             Order::NeedsAttention => self.dialect.attention_key,
-            Order::Expiry => "forgotten_at",
+            Order::Expiry => "expires",
             Order::Id(_) => "id",
         }
     }
@@ -259,7 +259,7 @@ impl Order {
         match self {
             Self::InProgress | Self::Orphaned => "orphans",
             Self::NeedsAttention => "attention",
-            Self::Expiry => "forgotten_at",
+            Self::Expiry => "expires",
             Self::Id(_) => "primary",
         }
     }
@@ -269,7 +269,7 @@ impl Order {
         match self {
             Self::InProgress | Self::Orphaned => row.lease_ends,
             Self::NeedsAttention => row.completed.unwrap_or_default(),
-            Self::Expiry => row.forgotten_at,
+            Self::Expiry => row.expires,
             Self::Id(_) => 0,
         }
     }

@@ -15,7 +15,7 @@ impl MySqlStore {
         let table = &self.inner.settings.table;
         let name = table.quoted('`');
         // The server checks rights and columns of a statement even if no row matches.
-        let required = "id, fingerprint, generation, lease_ends, keep, forgotten_at, created, owner, operation";
+        let required = "id, fingerprint, generation, lease_ends, orphan_retention, expires, created, owner, operation";
         for (right, sql) in [
             (
                 "select",

@@ -41,8 +41,7 @@ impl Statements {
         let table = table.quoted('`');
         // Safe: the only inserted text is the name of the table, which is an identifier.
         let statement = |sql: String| AssertSqlSafe(Arc::<str>::from(sql)).into_sql_str();
-        let is_held =
-            format!("id = ? and token = ? and completed is null and forgotten_at > {NOW}");
+        let is_held = format!("id = ? and token = ? and completed is null and expires > {NOW}");
         Self {
             lease_status: statement(format!(
                 "select coalesce({is_held}, false) from {table} where id = ?"
@@ -51,7 +50,7 @@ impl Statements {
                 "update {table} set
   checkpoint = null,
   checkpoint_data = null,
-  forgotten_at = {NOW} + ?,
+  expires = {NOW} + ?,
   record = ?,
   completed = {NOW}
 where {is_held}"
@@ -78,11 +77,12 @@ where {is_held}"
         let id = bytes(claim.id.as_bytes());
         let token = bytes(claim.token.as_bytes());
         let fingerprint = bytes(claim.fingerprint.as_bytes());
-        let [lease, keep] = [claim.lease.as_millis(), claim.orphan_retention.as_millis()];
+        let [lease, orphan_retention] =
+            [claim.lease.as_millis(), claim.orphan_retention.as_millis()];
         let [owner, operation] = [text(claim.owner), text(&claim.operation)];
         let take_over = take_over_condition(claim.orphans);
         let can_acquire = format!(
-            "(forgotten_at <= {NOW} or completed is null and (coalesce(token = {token}, false) \
+            "(expires <= {NOW} or completed is null and (coalesce(token = {token}, false) \
              or {take_over} and lease_ends <= {NOW} and fingerprint = {fingerprint}))"
         );
         // MySQL assigns columns in the given order. Each column is assigned after all expressions that read its old
@@ -91,27 +91,27 @@ where {is_held}"
             "
 select coalesce(max({can_acquire}), true) into @free from {table} where id = {id};
 insert into {table}
-  (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, owner, operation)
-select {id}, {token}, {fingerprint}, 1, now + {lease}, {keep}, now + {lease} + {keep}, now, {owner}, {operation}
+  (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, created, owner, operation)
+select {id}, {token}, {fingerprint}, 1, now + {lease}, {orphan_retention}, now + {lease} + {orphan_retention}, now, {owner}, {operation}
 from (select {NOW} as now) clock where @free
-on duplicate key update keep = {table}.keep;
+on duplicate key update orphan_retention = {table}.orphan_retention;
 update {table} set
-  generation = if(forgotten_at <= {NOW}, 1, if(coalesce(token = {token}, false), generation, generation + 1)),
-  created = if(forgotten_at <= {NOW}, {NOW}, created),
-  checkpoint = if(forgotten_at <= {NOW}, null, checkpoint),
-  checkpoint_data = if(forgotten_at <= {NOW}, null, checkpoint_data),
+  generation = if(expires <= {NOW}, 1, if(coalesce(token = {token}, false), generation, generation + 1)),
+  created = if(expires <= {NOW}, {NOW}, created),
+  checkpoint = if(expires <= {NOW}, null, checkpoint),
+  checkpoint_data = if(expires <= {NOW}, null, checkpoint_data),
   token = {token},
   fingerprint = {fingerprint},
-  keep = {keep},
+  orphan_retention = {orphan_retention},
   lease_ends = {NOW} + {lease},
-  forgotten_at = {NOW} + {lease} + {keep},
+  expires = {NOW} + {lease} + {orphan_retention},
   completed = null,
   record = null,
   owner = {owner},
   operation = {operation}
 where @free and id = {id} and {can_acquire};
-select completed is not null, coalesce(token = {token}, false), forgotten_at <= {NOW}, fingerprint, generation,
-  lease_ends - {NOW}, record, forgotten_at - {NOW}, token
+select completed is not null, coalesce(token = {token}, false), expires <= {NOW}, fingerprint, generation,
+  lease_ends - {NOW}, record, expires - {NOW}, token
 from {table} where id = {id};"
         ))
     }
@@ -121,7 +121,7 @@ from {table} where id = {id};"
         let (table, is_held, ttl) = (&self.table, lease_condition(lease), ttl.as_millis());
         in_a_transaction(&format!(
             "
-update {table} set lease_ends = {NOW} + {ttl}, forgotten_at = {NOW} + {ttl} + keep where {is_held};
+update {table} set lease_ends = {NOW} + {ttl}, expires = {NOW} + {ttl} + orphan_retention where {is_held};
 select true from {table} where {is_held};"
         ))
     }
@@ -134,7 +134,7 @@ select true from {table} where {is_held};"
         let fingerprint = bytes(lease.fingerprint.as_bytes());
         let record = BASE64.encode(record);
         let (generation, retention) = (lease.generation.max(1), retention.as_millis());
-        let is_expired = format!("forgotten_at <= {NOW}");
+        let is_expired = format!("expires <= {NOW}");
         let body = in_a_transaction(&format!(
             "
 update {table} set
@@ -146,15 +146,15 @@ update {table} set
   checkpoint_data = null,
   token = {token},
   fingerprint = {fingerprint},
-  forgotten_at = {NOW} + {retention},
+  expires = {NOW} + {retention},
   completed = {NOW},
   record = @record
 where id = {id} and ({is_expired} or completed is null and (token = {token} or token is null));
 insert into {table}
-  (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, completed, record, owner, operation)
+  (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, created, completed, record, owner, operation)
 select {id}, {token}, {fingerprint}, {generation}, now, 0, now + {retention}, now, now, @record, '', ''
 from (select {NOW} as now) clock where not exists (select 1 from {table} where id = {id})
-on duplicate key update keep = {table}.keep;
+on duplicate key update orphan_retention = {table}.orphan_retention;
 select completed is not null, coalesce(token = {token}, false), {is_expired}, token is null
 from {table} where id = {id};"
         ));
@@ -167,7 +167,7 @@ from {table} where id = {id};"
         in_a_transaction(&format!(
             "
 delete from {table} where {is_held} and generation = 1 and checkpoint is null;
-update {table} set token = null, forgotten_at = {NOW} + keep, lease_ends = {NOW}
+update {table} set token = null, expires = {NOW} + orphan_retention, lease_ends = {NOW}
 where {is_held} and (generation > 1 or checkpoint is not null);"
         ))
     }
@@ -210,7 +210,7 @@ select true from {table} where id = {id} and generation = {generation} and {is_d
         let table = &self.table;
         in_a_transaction(&format!(
             "
-delete from {table} where forgotten_at <= {NOW} order by forgotten_at limit {batch};
+delete from {table} where expires <= {NOW} order by expires limit {batch};
 select row_count();"
         ))
     }
@@ -232,7 +232,7 @@ fn due_condition(query: &OrphanQuery) -> String {
     let delay = format!("{min_age} * (1 << least(generation - 1, {MAX_DOUBLINGS}))");
     format!(
         "completed is null and lease_ends <= {NOW} - {min_age} and lease_ends + {delay} <= {NOW} \
-         and forgotten_at > {NOW} and operation <> 'run_once'"
+         and expires > {NOW} and operation <> 'run_once'"
     )
 }
 
@@ -252,7 +252,7 @@ fn take_over_condition(policy: OrphanPolicy) -> String {
 fn lease_condition(lease: &LeaseRef) -> String {
     let id = bytes(lease.id.as_bytes());
     let token = bytes(lease.token.as_bytes());
-    format!("id = {id} and token = {token} and completed is null and forgotten_at > {NOW}")
+    format!("id = {id} and token = {token} and completed is null and expires > {NOW}")
 }
 
 pub(super) fn bytes(bytes: &[u8]) -> String {

@@ -129,7 +129,7 @@ fn read_entry_row(row: &PgRow) -> Result<EntryRow, SqlError> {
         fingerprint: bytes(row.try_get(2)?)?,
         generation: row.try_get(3)?,
         lease_ends: row.try_get(4)?,
-        forgotten_at: row.try_get(5)?,
+        expires: row.try_get(5)?,
         created: row.try_get(6)?,
         completed: row.try_get(7)?,
         owner: unescape(row.try_get(8)?),

@@ -81,12 +81,13 @@ select {is_marked}, written.same from (select 1) one left join written on true"
         let id = bytes(claim.id.as_bytes());
         let token = bytes(claim.token.as_bytes());
         let fingerprint = bytes(claim.fingerprint.as_bytes());
-        let [lease, keep] = [claim.lease.as_millis(), claim.orphan_retention.as_millis()];
+        let [lease, orphan_retention] =
+            [claim.lease.as_millis(), claim.orphan_retention.as_millis()];
         let [owner, operation] = [text(claim.owner), text(&claim.operation)];
         let take_over = take_over_condition(claim.orphans);
         let can_acquire = |claim: &str| {
             format!(
-                "e.forgotten_at <= {claim}.created or e.completed is null and (e.token = {claim}.token \
+                "e.expires <= {claim}.created or e.completed is null and (e.token = {claim}.token \
                  or {take_over} and e.lease_ends <= {claim}.created and e.fingerprint = {claim}.fingerprint)"
             )
         };
@@ -98,30 +99,30 @@ with asked as materialized (
   select {id} as id, {token} as token, {fingerprint} as fingerprint, {NOW} as created
 )
 insert into {table} as e
-  (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, owner, operation)
-select id, token, fingerprint, 1, created + {lease}, {keep}, created + {lease} + {keep}, created, {owner}, {operation}
+  (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, created, owner, operation)
+select id, token, fingerprint, 1, created + {lease}, {orphan_retention}, created + {lease} + {orphan_retention}, created, {owner}, {operation}
 from asked
 where not exists (select from {table} e where e.id = asked.id and ({can_acquire_read}) is not true)
 on conflict (id) do update set
   token = excluded.token,
   fingerprint = excluded.fingerprint,
-  generation = case when e.forgotten_at <= excluded.created then 1
+  generation = case when e.expires <= excluded.created then 1
                     when e.token = excluded.token then e.generation
                     else e.generation + 1 end,
   lease_ends = excluded.lease_ends,
-  keep = excluded.keep,
-  forgotten_at = excluded.forgotten_at,
-  created = case when e.forgotten_at <= excluded.created then excluded.created else e.created end,
+  orphan_retention = excluded.orphan_retention,
+  expires = excluded.expires,
+  created = case when e.expires <= excluded.created then excluded.created else e.created end,
   completed = null,
   record = null,
   owner = excluded.owner,
   operation = excluded.operation,
   awaited = coalesce(e.awaited and e.token = excluded.token, false),
-  checkpoint = case when e.forgotten_at > excluded.created then e.checkpoint end,
-  checkpoint_data = case when e.forgotten_at > excluded.created then e.checkpoint_data end
+  checkpoint = case when e.expires > excluded.created then e.checkpoint end,
+  checkpoint_data = case when e.expires > excluded.created then e.checkpoint_data end
 where {can_acquire_locked};
-select e.completed is not null, coalesce(e.token = {token}, false), e.forgotten_at <= now,
-  encode(e.fingerprint, 'hex'), e.generation, e.lease_ends - now, encode(e.record, 'hex'), e.forgotten_at - now,
+select e.completed is not null, coalesce(e.token = {token}, false), e.expires <= now,
+  encode(e.fingerprint, 'hex'), e.generation, e.lease_ends - now, encode(e.record, 'hex'), e.expires - now,
   encode(e.token, 'hex')
 from {table} e, (select {NOW} as now) clock where e.id = {id};"
         )
@@ -132,7 +133,7 @@ from {table} e, (select {NOW} as now) clock where e.id = {id};"
         let (table, is_held, ttl) = (&self.table, lease_condition(lease), ttl.as_millis());
         format!(
             "{PREFACE}
-update {table} e set lease_ends = now + {ttl}, forgotten_at = now + {ttl} + keep
+update {table} e set lease_ends = now + {ttl}, expires = now + {ttl} + orphan_retention
 from (select {NOW} as now) clock where {is_held} returning true;"
         )
     }
@@ -151,27 +152,27 @@ from (select {NOW} as now) clock where {is_held} returning true;"
             "{PREFACE}
 with ended as (
   insert into {table} as e
-    (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, completed, record, owner, operation)
+    (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, created, completed, record, owner, operation)
   select {id}, {token}, {fingerprint}, {generation}, now, 0, now + {retention}, now, now, {record}, '', ''
   from (select {NOW} as now) clock
   on conflict (id) do update set
     token = excluded.token,
     fingerprint = excluded.fingerprint,
     generation = case when e.token = excluded.token then e.generation else excluded.generation end,
-    forgotten_at = excluded.forgotten_at,
-    created = case when e.forgotten_at <= excluded.created then excluded.created else e.created end,
+    expires = excluded.expires,
+    created = case when e.expires <= excluded.created then excluded.created else e.created end,
     completed = excluded.completed,
     record = excluded.record,
-    owner = case when e.forgotten_at <= excluded.created then '' else e.owner end,
-    operation = case when e.forgotten_at <= excluded.created then '' else e.operation end,
+    owner = case when e.expires <= excluded.created then '' else e.owner end,
+    operation = case when e.expires <= excluded.created then '' else e.operation end,
     checkpoint = null,
     checkpoint_data = null
-  where e.forgotten_at <= excluded.created
+  where e.expires <= excluded.created
     or e.completed is null and (e.token = excluded.token or e.token is null)
   returning e.awaited
 )
 select pg_notify('{channel}', '{hex}') from ended where awaited;
-select e.completed is not null, coalesce(e.token = {token}, false), e.forgotten_at <= now, e.token is null
+select e.completed is not null, coalesce(e.token = {token}, false), e.expires <= now, e.token is null
 from {table} e, (select {NOW} as now) clock where e.id = {id};"
         )
     }
@@ -190,7 +191,7 @@ with freed as (
 )
 select pg_notify('{channel}', '{hex}') from freed where awaited;
 with orphaned as (
-  update {table} e set token = null, lease_ends = now, forgotten_at = now + keep
+  update {table} e set token = null, lease_ends = now, expires = now + orphan_retention
   from (select {NOW} as now) clock where {is_held} and (e.generation > 1 or e.checkpoint is not null) returning e.awaited
 )
 select pg_notify('{channel}', '{hex}') from orphaned where awaited;"
@@ -255,11 +256,11 @@ select true from {table} e where e.id = {id} and e.generation = {generation} and
             "{PREFACE}
 with clock as materialized (select {NOW} as now),
 over as materialized (
-  select e.id from {table} e, clock where e.forgotten_at <= now
-  order by e.forgotten_at limit {batch} for update of e skip locked
+  select e.id from {table} e, clock where e.expires <= now
+  order by e.expires limit {batch} for update of e skip locked
 ),
 purged as (
-  delete from {table} e using over, clock where e.id = over.id and e.forgotten_at <= now returning 1
+  delete from {table} e using over, clock where e.id = over.id and e.expires <= now returning 1
 )
 select count(*) from purged;"
         )
@@ -275,7 +276,7 @@ fn due_condition(query: &OrphanQuery) -> String {
         format!("{min_age}::bigint * (1 << least(e.generation - 1, {MAX_DOUBLINGS})::integer)");
     format!(
         "e.completed is null and e.lease_ends <= (select {NOW}) - {min_age} \
-         and e.lease_ends + {delay} <= (select {NOW}) and e.forgotten_at > (select {NOW}) \
+         and e.lease_ends + {delay} <= (select {NOW}) and e.expires > (select {NOW}) \
          and e.operation <> 'run_once'"
     )
 }
@@ -296,7 +297,7 @@ fn take_over_condition(policy: OrphanPolicy) -> String {
 fn lease_condition(lease: &LeaseRef) -> String {
     let id = bytes(lease.id.as_bytes());
     let token = bytes(lease.token.as_bytes());
-    format!("e.id = {id} and e.token = {token} and e.completed is null and e.forgotten_at > now")
+    format!("e.id = {id} and e.token = {token} and e.completed is null and e.expires > now")
 }
 
 pub(super) fn bytes(bytes: &[u8]) -> String {
@@ -313,5 +314,5 @@ fn text(text: &str) -> String {
 pub(super) const PREFACE: &str =
     "set transaction isolation level read committed; set local lock_timeout = 500;";
 /// The [`lease_condition`] with bound values.
-const IS_HELD: &str = "e.id = $1 and e.token = $2 and e.completed is null and e.forgotten_at > now";
+const IS_HELD: &str = "e.id = $1 and e.token = $2 and e.completed is null and e.expires > now";
 pub(super) const NOW: &str = "floor(extract(epoch from clock_timestamp()) * 1000)::bigint";

@@ -123,7 +123,7 @@ fn read_entry_row(row: &SqliteRow) -> Result<EntryRow, SqlError> {
         fingerprint: row.try_get(2)?,
         generation: row.try_get(3)?,
         lease_ends: row.try_get(4)?,
-        forgotten_at: row.try_get(5)?,
+        expires: row.try_get(5)?,
         created: row.try_get(6)?,
         completed: row.try_get(7)?,
         owner: row.try_get(8)?,
@@ -161,7 +161,7 @@ mod tests {
         store.migrate().await.expect("the file can be written");
         let fill = format!(
             "insert into tower_idempotency
-  (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, completed, owner, operation, record)
+  (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, created, completed, owner, operation, record)
 with recursive n (n) as (select 1 union all select n + 1 from n where n < 20000)
 select randomblob(32), randomblob(16), randomblob(32), 1, {NOW} + (n % 3 - 1) * 100000 + n % 977, 3600000,
   {NOW} + 3000000 + n, {NOW} - 900000, iif(n % 20 > 2, {NOW} - n, null), '', '',

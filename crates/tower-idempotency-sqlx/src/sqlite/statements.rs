@@ -8,7 +8,7 @@ use crate::{Table, completer::MAX_DOUBLINGS};
 pub(super) struct Statements {
     /// ?1 id, ?2 token.
     pub(super) read_entry: SqlStr,
-    /// ?1 id, ?2 token, ?3 fingerprint, ?4 lease, ?5 keep, ?6 takeover, ?7 owner, ?8 operation, ?9 the
+    /// ?1 id, ?2 token, ?3 fingerprint, ?4 lease, ?5 orphan_retention, ?6 takeover, ?7 owner, ?8 operation, ?9 the
     /// beginning of tokens that allow a takeover, or null.
     pub(super) acquire: SqlStr,
     /// ?1 id, ?2 token, ?3 ttl.
@@ -53,88 +53,87 @@ impl Statements {
         // The first conditions match an index.
         let is_due = format!(
             "completed is null and lease_ends <= {NOW} - ?1
-  and lease_ends + ?1 * (1 << min(generation - 1, {MAX_DOUBLINGS})) <= {NOW} and forgotten_at > {NOW}
+  and lease_ends + ?1 * (1 << min(generation - 1, {MAX_DOUBLINGS})) <= {NOW} and expires > {NOW}
   and operation <> 'run_once'"
         );
-        let is_held =
-            format!("id = ?1 and token = ?2 and completed is null and forgotten_at > {NOW}");
+        let is_held = format!("id = ?1 and token = ?2 and completed is null and expires > {NOW}");
         Self {
             read_entry: statement(format!(
-                "select completed is not null, token is ?2, forgotten_at <= {NOW}, fingerprint, generation,
-  lease_ends - {NOW}, record, forgotten_at - {NOW}, token
+                "select completed is not null, token is ?2, expires <= {NOW}, fingerprint, generation,
+  lease_ends - {NOW}, record, expires - {NOW}, token
 from {table} where id = ?1"
             )),
             acquire: statement(format!(
                 "insert into {table} as e
-  (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, owner, operation)
+  (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, created, owner, operation)
 select ?1, ?2, ?3, 1, now + ?4, ?5, now + ?4 + ?5, now, ?7, ?8 from (select {NOW} as now) where true
 on conflict (id) do update set
   token = excluded.token,
   fingerprint = excluded.fingerprint,
-  generation = case when e.forgotten_at <= excluded.created then 1
+  generation = case when e.expires <= excluded.created then 1
                     when e.token = excluded.token then e.generation
                     else e.generation + 1 end,
   lease_ends = excluded.lease_ends,
-  keep = excluded.keep,
-  forgotten_at = excluded.forgotten_at,
-  created = case when e.forgotten_at <= excluded.created then excluded.created else e.created end,
+  orphan_retention = excluded.orphan_retention,
+  expires = excluded.expires,
+  created = case when e.expires <= excluded.created then excluded.created else e.created end,
   completed = null,
   record = null,
   owner = excluded.owner,
   operation = excluded.operation,
-  checkpoint = case when e.forgotten_at > excluded.created then e.checkpoint end,
-  checkpoint_data = case when e.forgotten_at > excluded.created then e.checkpoint_data end
-where e.forgotten_at <= excluded.created
+  checkpoint = case when e.expires > excluded.created then e.checkpoint end,
+  checkpoint_data = case when e.expires > excluded.created then e.checkpoint_data end
+where e.expires <= excluded.created
   or e.completed is null and (e.token = excluded.token
     or (?6 or substr(e.token, 1, length(?9)) = ?9)
       and e.lease_ends <= excluded.created and e.fingerprint = excluded.fingerprint)
 returning generation"
             )),
             renew: statement(format!(
-                "update {table} set lease_ends = {NOW} + ?3, forgotten_at = {NOW} + ?3 + keep where {is_held} returning 1"
+                "update {table} set lease_ends = {NOW} + ?3, expires = {NOW} + ?3 + orphan_retention where {is_held} returning 1"
             )),
             complete: statement(format!(
                 "insert into {table} as e
-  (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, completed, record, owner, operation)
+  (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, created, completed, record, owner, operation)
 select ?1, ?2, ?3, ?4, now, 0, now + ?5, now, now, ?6, '', '' from (select {NOW} as now) where true
 on conflict (id) do update set
   token = excluded.token,
   fingerprint = excluded.fingerprint,
   generation = case when e.token = excluded.token then e.generation else excluded.generation end,
-  forgotten_at = excluded.forgotten_at,
-  created = case when e.forgotten_at <= excluded.created then excluded.created else e.created end,
+  expires = excluded.expires,
+  created = case when e.expires <= excluded.created then excluded.created else e.created end,
   completed = excluded.completed,
   record = excluded.record,
-  owner = case when e.forgotten_at <= excluded.created then '' else e.owner end,
-  operation = case when e.forgotten_at <= excluded.created then '' else e.operation end,
+  owner = case when e.expires <= excluded.created then '' else e.owner end,
+  operation = case when e.expires <= excluded.created then '' else e.operation end,
   checkpoint = null,
   checkpoint_data = null
-where e.forgotten_at <= excluded.created
+where e.expires <= excluded.created
   or e.completed is null and (e.token = excluded.token or e.token is null)
 returning 1"
             )),
             read_completion: statement(format!(
-                "select completed is not null, token is ?2, forgotten_at <= {NOW}, token is null
+                "select completed is not null, token is ?2, expires <= {NOW}, token is null
 from {table} where id = ?1"
             )),
             delete_released: statement(format!(
                 "delete from {table} where {is_held} and generation = 1 and checkpoint is null returning 1"
             )),
             release_as_orphan: statement(format!(
-                "update {table} set token = null, lease_ends = {NOW}, forgotten_at = {NOW} + keep
+                "update {table} set token = null, lease_ends = {NOW}, expires = {NOW} + orphan_retention
 where {is_held} and (generation > 1 or checkpoint is not null) returning 1"
             )),
             purge: statement(format!(
                 "delete from {table} where id in (
-  select id from {table} where forgotten_at <= {NOW} order by forgotten_at limit ?1
+  select id from {table} where expires <= {NOW} order by expires limit ?1
 )"
             )),
             lease_status: statement(format!(
-                "select coalesce(token = ?2 and completed is null and forgotten_at > {NOW}, false)
+                "select coalesce(token = ?2 and completed is null and expires > {NOW}, false)
 from {table} where id = ?1"
             )),
             write_record: statement(format!(
-                "update {table} set forgotten_at = {NOW} + ?3, completed = {NOW}, record = ?4, checkpoint = null,
+                "update {table} set expires = {NOW} + ?3, completed = {NOW}, record = ?4, checkpoint = null,
   checkpoint_data = null
 where {is_held} returning 1"
             )),
@@ -148,7 +147,7 @@ where {is_held} returning 1"
                 "select checkpoint, checkpoint_data from {table} where {is_held}"
             )),
             read_checkpoint_after_writers: statement(format!(
-                "update {table} set keep = keep where {is_held} returning checkpoint, checkpoint_data"
+                "update {table} set orphan_retention = orphan_retention where {is_held} returning checkpoint, checkpoint_data"
             )),
             orphans: statement(format!(
                 "select id, fingerprint, generation, lease_ends, operation, {NOW} from {table}

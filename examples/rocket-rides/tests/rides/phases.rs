@@ -146,7 +146,7 @@ async fn completer_records_nothing_without_checkpoint() {
     for (name, preset) in [("left_ietf", Preset::Ietf), ("left_stripe", Preset::Stripe)] {
         let harness = Harness::recording(name, preset).await;
         // A request that was killed before its first checkpoint.
-        let begun = "insert into tower_idempotency (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, \
+        let begun = "insert into tower_idempotency (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, \
              created, owner, operation) \
              select sha256('id'), substr(sha256('token'), 1, 16), sha256('fingerprint'), 1, now - 1000, 3600000, \
              now + 3600000, now - 2000, 'tests', 'POST /rides' \

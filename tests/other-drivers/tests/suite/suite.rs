@@ -349,7 +349,7 @@ pub(crate) async fn commit_requires_lease<D: Handlers>() {
     let thefts = [
         "update {table} set token = null",
         "update {table} set completed = 1, record = fingerprint",
-        "update {table} set forgotten_at = 0",
+        "update {table} set expires = 0",
         "delete from {table}",
     ];
     for (n, theft) in thefts.into_iter().enumerate() {

@@ -261,7 +261,7 @@ fn layer(
         })
         .with_failure(match route.unknown {
             UnknownOutcome::Attention => ExecutionFailure::NeedsAttention,
-            UnknownOutcome::Hold => ExecutionFailure::Orphan,
+            UnknownOutcome::Orphan => ExecutionFailure::Orphan,
             UnknownOutcome::Free => ExecutionFailure::Release,
         });
     if let Some(missing_key) = route.missing_key {

@@ -103,7 +103,7 @@ impl Orphan {
 #[non_exhaustive]
 pub struct SweepStats {
     /// Orphans that were due.
-    pub found: u64,
+    pub due: u64,
     /// Orphans whose work returned a response. If the layer does not record that response, such as a 5xx, the entry is
     /// still an orphan.
     pub executed: u64,
@@ -216,7 +216,7 @@ impl<S: SqlStore> Completer<S> {
             query.after = orphans.last().map(|last| (last.lease_ends, last.id));
             let is_last = orphans.len() < PAGE_SIZE as usize;
             for orphan in orphans {
-                stats.found += 1;
+                stats.due += 1;
                 if running.len() >= self.concurrency && !stats.add(running.join_next().await) {
                     return Ok(stats);
                 }

@@ -82,15 +82,15 @@ pub enum WorkError<E> {
     ///
     /// After a takeover the key becomes an orphan again, since the earlier run may have had its effect.
     Release(E),
-    /// Something may have happened. The lease expires, and the orphan policy decides.
-    Hold(E),
+    /// Something may have happened. The key becomes an orphan when its lease expires, and the orphan policy decides.
+    Orphan(E),
     /// Something happened that no retry may repeat. Every later run gets [`Outcome::NeedsAttention`] and does nothing, until
     /// an operator resolves it.
     NeedsAttention(NeedsAttention, E),
 }
 
 /// The `?` operator releases the key. After a step that may have had an effect, map the error to
-/// [`Hold`](WorkError::Hold) or [`NeedsAttention`](WorkError::NeedsAttention).
+/// [`Orphan`](WorkError::Orphan) or [`NeedsAttention`](WorkError::NeedsAttention).
 impl<E> From<E> for WorkError<E> {
     fn from(error: E) -> Self {
         Self::Release(error)
@@ -170,7 +170,7 @@ impl IdempotencyLayer {
     ///     // Nothing has happened: the next run may try.
     ///     let amount = find(42).await?;
     ///     // A missing response does not prove that nothing was charged. With `?`, the next run would charge again.
-    ///     charge(amount, lease.derive("charge")).await.map_err(WorkError::Hold)?;
+    ///     charge(amount, lease.derive("charge")).await.map_err(WorkError::Orphan)?;
     ///     Ok(())
     /// };
     /// let failed: Outcome<(), &str> = once.run_once("order-42", "pay", pay).await?;
@@ -328,7 +328,7 @@ where
                 Err(WorkError::Release(error)) => {
                     HandlerOutcome::Release(WorkResult::Failed(error), "failed")
                 }
-                Err(WorkError::Hold(error)) => HandlerOutcome::Hold(WorkResult::Failed(error)),
+                Err(WorkError::Orphan(error)) => HandlerOutcome::Hold(WorkResult::Failed(error)),
             }
         })
         .await;
@@ -365,7 +365,7 @@ impl<T, E> From<Result<T, WorkError<E>>> for WorkResult<T, E> {
             Err(WorkError::NeedsAttention(attention, error)) => {
                 Self::NeedsAttention(attention, error)
             }
-            Err(WorkError::Release(error) | WorkError::Hold(error)) => Self::Failed(error),
+            Err(WorkError::Release(error) | WorkError::Orphan(error)) => Self::Failed(error),
         }
     }
 }

@@ -65,12 +65,12 @@ impl Counter {
         let add = async move |lease: Lease| {
             let is_new = if is_careless {
                 let added = tally.add_unchecked(&name, amount).await;
-                added.map(|()| true).map_err(WorkError::Hold)?
+                added.map(|()| true).map_err(WorkError::Orphan)?
             } else {
                 let token = lease.derive(&name);
                 let added = tally.add(&name, amount, &token).await;
                 added.map_err(|unadded| match unadded {
-                    Unadded::Perhaps(_) => WorkError::Hold(unadded),
+                    Unadded::Perhaps(_) => WorkError::Orphan(unadded),
                     Unadded::Not(_) | Unadded::Never(_) => WorkError::Release(unadded),
                 })?
             };

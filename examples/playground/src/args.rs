@@ -85,7 +85,7 @@ enum PresetName {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Orphans {
-    Reexecute,
+    TakeOver,
     Refuse,
 }
 
@@ -141,7 +141,7 @@ impl Args {
         }
         if let Some(orphans) = self.orphans {
             layer = layer.with_orphan_policy(match orphans {
-                Orphans::Reexecute => OrphanPolicy::TakeOver,
+                Orphans::TakeOver => OrphanPolicy::TakeOver,
                 Orphans::Refuse => OrphanPolicy::Refuse,
             });
         }

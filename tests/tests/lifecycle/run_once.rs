@@ -237,12 +237,12 @@ async fn second_attempt_is_in_progress() {
     assert_eq!(layer.in_flight(), 0);
 }
 
-/// Leaves an orphan: the work returned `WorkError::Hold`, and its lease expired.
+/// Leaves an orphan: the work returned `WorkError::Orphan`, and its lease expired.
 async fn orphan(layer: &IdempotencyLayer, effects: &Effects) {
     let counted = effects.clone();
     let work = async move |_lease: Lease| {
         let _ = counted.happen();
-        Err::<u64, _>(WorkError::Hold("no response from the bank"))
+        Err::<u64, _>(WorkError::Orphan("no response from the bank"))
     };
     let outcome = layer.run_once("message-42", "invoice 7", work).await;
     assert_eq!(
@@ -807,7 +807,7 @@ async fn committed_value_needs_no_completion() {
     let ends: [fn(Result<String, StoreError>) -> Result<String, WorkError<&'static str>>; 3] = [
         |_| Ok("something else".to_owned()),
         |_| Err(WorkError::Release("something else")),
-        |_| Err(WorkError::Hold("something else")),
+        |_| Err(WorkError::Orphan("something else")),
     ];
     for end in ends {
         let ledger = Ledger::default();
@@ -854,7 +854,7 @@ async fn unacknowledged_commit_returns_stored_value() {
     for (fate, rows) in [(Fate::HangAfter, 1), (Fate::Hang, 0)] {
         for end in [
             Err(WorkError::Release("timed out")),
-            Err(WorkError::Hold("timed out")),
+            Err(WorkError::Orphan("timed out")),
             Ok("timed out".to_owned()),
         ] {
             let ledger = Ledger::default();
@@ -877,7 +877,7 @@ async fn unacknowledged_commit_returns_stored_value() {
                 .run_once("message-42", "invoice 7", work)
                 .await
                 .expect("an outcome");
-            let held = matches!(end, Err(WorkError::Hold(_)));
+            let held = matches!(end, Err(WorkError::Orphan(_)));
             let expected = match (rows, end) {
                 (1, _) => Outcome::Executed("paid".to_owned()),
                 (_, Err(_)) => Outcome::Failed("timed out"),
@@ -899,7 +899,7 @@ async fn unacknowledged_commit_returns_stored_value() {
 #[tokio::test(start_paused = true)]
 async fn unverifiable_work_commit_is_outcome_unknown() {
     type End = fn(&'static str) -> WorkError<&'static str>;
-    let ends: [End; 2] = [WorkError::Release, WorkError::Hold];
+    let ends: [End; 2] = [WorkError::Release, WorkError::Orphan];
     for (fate, end) in [Fate::HangAfter, Fate::Hang]
         .into_iter()
         .flat_map(|fate| ends.map(|end| (fate.clone(), end)))
@@ -960,7 +960,7 @@ async fn oversized_committed_value_leaves_tombstone() {
             let prepared = lease.prepare_value("x".repeat(100));
             tx.commit_prepared(prepared)
                 .await
-                .map_err(|_| WorkError::Hold(()))
+                .map_err(|_| WorkError::Orphan(()))
         };
         let outcome = layer.run_once("message-42", "invoice 7", work).await;
         assert_eq!(outcome.expect("an outcome"), expected);

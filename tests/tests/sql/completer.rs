@@ -147,7 +147,7 @@ async fn every_page_is_examined<S: TestDialect>(database: TestDatabase<S>) {
     });
     let completer = completer.with_concurrency(8);
     let swept = completer.sweep().await.expect("a sweep");
-    assert_eq!((swept.found, swept.executed), (230, 230));
+    assert_eq!((swept.due, swept.executed), (230, 230));
     assert_eq!(done.count(), 230);
 }
 
@@ -221,12 +221,12 @@ async fn failed_execution_is_retried_after_delay<S: TestDialect>(database: TestD
         assert_eq!(database.admin(&back).await, 1);
     };
     for due in [PAUSE, PAUSE * 2, PAUSE * 4] {
-        assert_eq!(sweep().await.found, 0, "at once");
+        assert_eq!(sweep().await.due, 0, "at once");
         pass(due - MINUTES).await;
-        assert_eq!(sweep().await.found, 0, "before {due:?}");
+        assert_eq!(sweep().await.due, 0, "before {due:?}");
         pass(MINUTES).await;
         let swept = sweep().await;
-        assert_eq!(swept.found, 1, "after {due:?}");
+        assert_eq!(swept.due, 1, "after {due:?}");
         assert_eq!(swept.failed, u64::from(due < PAUSE * 4));
     }
     let seen = seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -275,7 +275,7 @@ async fn sweep_ends_if_everything_fails<S: TestDialect>(database: TestDatabase<S
     let sweeping = completer.with_concurrency(8);
     let swept = within(Duration::from_secs(60), sweeping.sweep()).await;
     let swept = swept.expect("a sweep");
-    assert_eq!((swept.found, swept.failed), (150, 150));
+    assert_eq!((swept.due, swept.failed), (150, 150));
 }
 
 /// Another replica that found the same entry does not retry it either.
@@ -309,7 +309,7 @@ async fn failed_execution_is_not_retried_by_each_replica<S: TestDialect>(
     };
     let (one, other) = tokio::join!(one.sweep(), meanwhile);
     let (one, other) = (one.expect("a sweep"), other.expect("a sweep"));
-    assert_eq!((one.found, other.found), (12, 11));
+    assert_eq!((one.due, other.due), (12, 11));
     assert_eq!(tried.count(), 12, "{one:?} {other:?}");
     // The entry was not taken over without an execution, which would double its delay.
     let twice = "delete from {table} where generation <> 2";

@@ -1065,7 +1065,7 @@ fn run_once_is_counted_like_requests() {
                 .run_once(KEY, "other", work)
                 .await
                 .expect("an outcome");
-            let held = async |_lease: Lease| Err::<u8, _>(WorkError::Hold(()));
+            let held = async |_lease: Lease| Err::<u8, _>(WorkError::Orphan(()));
             let _ = layer.run_once("held", "x", held).await.expect("an outcome");
             let failed = async |_lease: Lease| Err::<u8, _>(WorkError::Release(()));
             let _ = layer

@@ -32,7 +32,7 @@ impl Mode {
     pub(super) fn orphans(self) -> &'static str {
         match self {
             Self::Refuse => "refuse",
-            Self::TakeOver | Self::Transaction => "reexecute",
+            Self::TakeOver | Self::Transaction => "take-over",
         }
     }
 

@@ -97,7 +97,7 @@ impl Run {
             Ending::PanicsAfter => self.panic(),
             Ending::Fails | Ending::RespondsNoStore => Err(WorkError::Release(())),
             // The work may have had an effect: the lease expires.
-            Ending::BreaksBody => Err(WorkError::Hold(())),
+            Ending::BreaksBody => Err(WorkError::Orphan(())),
             Ending::Responds(status) if !self.link.world.lock().plan.records(status) => {
                 Err(WorkError::Release(()))
             }

@@ -93,7 +93,7 @@ async fn takeovers_repeat_only_killed_work_on_dynamodb() {
     let twice: Case<Sums> = ("executed twice", |sums| sums.executed_twice);
     until_seen(&[twice], async |round| {
         let load = kills(2 + round * 100);
-        let history = Late::start().run("reexecute", load).await;
+        let history = Late::start().run("take-over", load).await;
         let sums = history.sums();
         none("unexplained", &history.unexplained());
         none(
@@ -123,7 +123,7 @@ async fn paused_process_returns_record_of_dynamodb() {
             at_once: 1,
             ..kills(3 + round * 100)
         };
-        let history = Late::start().run("reexecute", pauses).await;
+        let history = Late::start().run("take-over", pauses).await;
         none("unexplained", &history.unexplained());
         none(
             "contradictions",

@@ -92,7 +92,7 @@ async fn takeovers_repeat_only_killed_work() {
     ];
     until_seen(&cases, async |round| {
         let load = kills(2 + round * 100);
-        let history = Late::start().run("reexecute", load).await;
+        let history = Late::start().run("take-over", load).await;
         let sums = history.sums();
         none("unexplained", &history.unexplained());
         none(
@@ -122,7 +122,7 @@ async fn killed_work_is_free_after_one_lease() {
             strike_interval: Duration::from_millis(1500),
             ..kills(7 + round * 100)
         };
-        let history = Late::start().run("reexecute", rare).await;
+        let history = Late::start().run("take-over", rare).await;
         none("unexplained", &history.unexplained());
         none(
             "contradictions",
@@ -184,7 +184,7 @@ async fn paused_process_returns_stored_record() {
     // A late response is the stored one, from the process that took over.
     let outrun: [Case<Sums>; 1] = [("answered by another process", |sums| sums.late_and_outrun)];
     let reexecuting = until_seen(&outrun, async |round| {
-        run("reexecute", 3 + round * 100).await.sums()
+        run("take-over", 3 + round * 100).await.sums()
     });
     let late: [Case<Sums>; 1] = [("late", |sums| sums.late)];
     let refusing = until_seen(&late, async |round| {

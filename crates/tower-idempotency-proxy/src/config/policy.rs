@@ -99,7 +99,7 @@ pub(crate) enum UnknownOutcome {
     #[default]
     Attention,
     /// An orphan, which expires.
-    Hold,
+    Orphan,
     /// A retry executes again.
     Free,
 }

@@ -245,7 +245,7 @@ impl Forwarding {
                 let reason = format!("upstream {}, status {}", self.name, res.status().as_u16());
                 res.extensions_mut().insert(attention.with_reason(reason));
             }
-            UnknownOutcome::Hold => return Err(Box::new(OrphanResponse(res))),
+            UnknownOutcome::Orphan => return Err(Box::new(OrphanResponse(res))),
             UnknownOutcome::Free => {
                 res.extensions_mut().insert(Retention::NoStore);
             }

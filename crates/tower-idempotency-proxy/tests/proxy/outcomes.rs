@@ -141,7 +141,7 @@ async fn status_of_upstream_decides_about_key() {
             1,
         ),
         ("504 Gateway Timeout\r\n", "unknown = \"free\"", 201, 2),
-        ("504 Gateway Timeout\r\n", "unknown = \"hold\"", 409, 1),
+        ("504 Gateway Timeout\r\n", "unknown = \"orphan\"", 409, 1),
         ("504 Gateway Timeout\r\n", "unknown_statuses = []", 201, 2),
         (
             "503 Service Unavailable\r\n",
@@ -182,9 +182,9 @@ async fn status_of_upstream_decides_about_key() {
 async fn unknown_setting_decides_about_broken_upstream() {
     for (route, retry, effects) in [
         ("unknown = \"attention\"", 409, 1),
-        ("unknown = \"hold\"", 409, 1),
+        ("unknown = \"orphan\"", 409, 1),
         ("unknown = \"free\"", 201, 2),
-        ("unknown = \"hold\"\norphans = \"take-over\"", 201, 2),
+        ("unknown = \"orphan\"\norphans = \"take-over\"", 201, 2),
         ("unknown = \"attention\"\norphans = \"take-over\"", 409, 1),
     ] {
         for reply in ["", "HTTP/1.1 201 Created\r\ncontent-length: 7\r\n\r\ncrea"] {

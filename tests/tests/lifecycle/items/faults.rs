@@ -150,7 +150,7 @@ async fn refused_orphan_item_is_not_run() {
     let layer = layer().with_orphan_policy(OrphanPolicy::Refuse);
     let effects = Effects::new();
     let items = layer.items(&head_of("alice")).expect("a principal");
-    let held = async |_: String, _lease| Err::<String, _>(WorkError::Hold("no answer"));
+    let held = async |_: String, _lease| Err::<String, _>(WorkError::Orphan("no answer"));
     let first = items.run(super::items(&["a"]), held).await;
     assert_eq!(statuses(&first.expect("results")), [500]);
     sleep(Duration::from_secs(20)).await;

@@ -1,4 +1,4 @@
-//! The store `dynamodb://TABLE?endpoint=URL&skew=DURATION`. Creates the table if it is missing, unless the options say otherwise.
+//! The store `dynamodb://TABLE?endpoint=URL&skew=DURATION&shards=N`. Creates the table if it is missing, unless the options say otherwise.
 
 use std::env;
 
@@ -52,8 +52,15 @@ impl<'a> Address<'a> {
                         .map_err(|_| OpenError::url("a duration after skew=, as in skew=500ms"))?;
                     address.options = address.options.with_clock_skew(skew);
                 }
+                Some(("shards", shards)) => {
+                    let expected = "a number up to 65535 after shards=, as in shards=32";
+                    let shards = shards.parse().map_err(|_| OpenError::url(expected))?;
+                    address.options = address.options.with_index_shards(shards);
+                }
                 Some(_) | None => {
-                    return Err(OpenError::url("endpoint=URL or skew=DURATION after the ?"));
+                    return Err(OpenError::url(
+                        "endpoint=URL, skew=DURATION or shards=N after the ?",
+                    ));
                 }
             }
         }
@@ -88,11 +95,13 @@ mod tests {
     fn address_has_table_and_optional_settings() {
         let address = Address::parse("dynamodb://keys").ok().unwrap();
         assert_eq!((address.table, address.endpoint), ("keys", None));
-        let url = "dynamodb://keys?endpoint=http://127.0.0.1:8000&skew=50ms";
+        let url = "dynamodb://keys?endpoint=http://127.0.0.1:8000&skew=50ms&shards=32";
         let address = Address::parse(url).ok().unwrap();
         assert_eq!(address.endpoint, Some("http://127.0.0.1:8000"));
         let skew = format!("{:?}", Duration::from_millis(50));
-        assert!(format!("{:?}", address.options).contains(&skew));
+        let options = format!("{:?}", address.options);
+        assert!(options.contains(&skew), "{options}");
+        assert!(options.contains("shards: 32"), "{options}");
     }
 
     #[test]
@@ -104,11 +113,10 @@ mod tests {
                 "dynamodb://?endpoint=http://127.0.0.1:8000",
                 "expected a table",
             ),
-            (
-                "dynamodb://keys?table=hush",
-                "expected endpoint=URL or skew",
-            ),
+            ("dynamodb://keys?table=hush", "expected endpoint=URL, skew"),
             ("dynamodb://keys?skew=hush", "expected a duration"),
+            ("dynamodb://keys?shards=hush", "expected a number"),
+            ("dynamodb://keys?shards=65536", "expected a number"),
         ] {
             let error = Address::parse(url).err().unwrap().to_string();
             assert!(error.starts_with(reason), "{error}");

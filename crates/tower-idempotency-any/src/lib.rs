@@ -29,10 +29,11 @@
 //! | `postgres://USER:PASSWORD@HOST/DATABASE` | `PostgresStore` | `postgres` |
 //! | `mysql://USER:PASSWORD@HOST/DATABASE` | `MySqlStore`: MySQL or MariaDB | `mysql` |
 //! | `sqlite:PATH` | `SqliteStore` in this file | `sqlite` |
-//! | `dynamodb://TABLE?endpoint=URL&skew=DURATION` | `DynamoDbStore`; both parameters are optional | `dynamodb` |
+//! | `dynamodb://TABLE?endpoint=URL&skew=DURATION&shards=N` | `DynamoDbStore`; each parameter is optional | `dynamodb` |
 //!
 //! `postgresql` and `mariadb` are other names of `postgres` and `mysql`. Credentials and region of DynamoDB come from the
-//! default sources of the AWS SDK. A plain HTTP endpoint is not AWS: placeholders then replace missing ones.
+//! default sources of the AWS SDK. A plain HTTP endpoint is not AWS: placeholders then replace missing ones. `skew` and
+//! `shards` are the clock skew and the index shards of the service. A program with fewer shards does not list all entries.
 //!
 //! [`OpenOptions`] sets the table or the prefix of keys, and opens a store without creating anything.
 //!

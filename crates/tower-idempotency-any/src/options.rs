@@ -52,7 +52,7 @@ impl OpenOptions {
 
     /// Sets whether opening creates a file, a table and its indexes, and migrates them. Default: `true`.
     ///
-    /// With `false`, a store without its table is an error, and opening writes nothing. Intended for programs of operators, which
+    /// With `false`, `memory` and a store without its table are errors, and opening writes nothing. Intended for programs of operators, which
     /// must not create a table in a wrong database. Redis has no tables: a wrong database of Redis is empty, and no error. If a
     /// service sets `false`, it does not start before another program has created or migrated the table.
     #[must_use]
@@ -115,6 +115,11 @@ impl OpenOptions {
                     "no {setting}, because the store of this URL has no such setting"
                 )));
             }
+        }
+        if url == "memory" && !self.creates {
+            return Err(OpenError::url(
+                "a store that several processes reach, found memory, which only its own process reaches",
+            ));
         }
         let store = AnyStore::connect(url, self).await?;
         if !self.creates {

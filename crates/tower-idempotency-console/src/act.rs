@@ -176,6 +176,11 @@ async fn act(shared: &Shared, request: Request) -> Result<Acted, PageError> {
             seen.state()
         )));
     }
+    if matches!(decision, Decision::Complete(_)) && details.entry.is_of_run_once() {
+        return Err(PageError::bad_request(
+            "A response cannot be recorded, because the record of this entry is a value. Nothing was changed.",
+        ));
+    }
     let id = seen.id().to_hex();
     let before = entry_json(&details.entry);
     let actor_and_reason = (actor.clone(), reason.clone());

@@ -79,9 +79,18 @@ pub fn details_json(details: &EntryDetails) -> Value {
     value
 }
 
-/// Returns the names of the decisions that apply to entries in this state.
+/// Returns the names of the decisions that apply to an entry in its present state.
+///
+/// A response cannot be recorded for the work of `run_once` and for the items of a batch: their records are values.
 #[must_use]
-pub fn decisions(state: State) -> Vec<&'static str> {
+pub fn decisions(entry: &Entry) -> Vec<&'static str> {
+    let mut names = decisions_in(entry.state());
+    names.retain(|name| *name != "complete" || !entry.is_of_run_once());
+    names
+}
+
+/// Returns the names of the decisions that apply to entries in this state.
+pub(crate) fn decisions_in(state: State) -> Vec<&'static str> {
     let complete = Resolution::Complete {
         record: bytes::Bytes::new(),
         retention: tower_idempotency::Ttl::MAX,
@@ -165,7 +174,7 @@ mod tests {
     #[test]
     fn each_decision_has_consequence() {
         for state in State::ALL {
-            for name in decisions(state) {
+            for name in decisions_in(state) {
                 assert!(!consequence(name).starts_with("Nothing"), "{name}");
             }
         }

@@ -14,6 +14,7 @@ use crate::{
         detach::Detachable,
         shared::Context,
     },
+    inspect::RUN_ONCE_OPERATION,
     layer::IdempotencyLayer,
     lease::Lease,
     record::{Codec, NeedsAttention, Record},
@@ -234,7 +235,7 @@ fn build_claim(
         orphans: terms.orphan_policy,
         orphan_retention: terms.orphan_retention,
         owner: terms.owner,
-        operation: Box::from("run_once"),
+        operation: Box::from(RUN_ONCE_OPERATION),
         scope: Some(SERVICE_SCOPE),
     })
 }

@@ -1,6 +1,6 @@
 //! URLs of stores, and the errors of those that cannot be opened.
 
-use tower_idempotency_any::{AnyStore, OpenError, OpenErrorKind};
+use tower_idempotency_any::{AnyStore, OpenError, OpenErrorKind, OpenOptions};
 
 async fn refusal(url: &str) -> OpenError {
     AnyStore::open(url).await.expect_err("no such store")
@@ -11,6 +11,15 @@ async fn memory_opens_and_names_itself() {
     let store = AnyStore::open("memory").await.expect("memory");
     assert_eq!(format!("{store:?}"), r#"AnyStore("memory")"#);
     assert_eq!(store.compress_above(), 8 * 1024);
+}
+
+/// Another process has another memory, in which a tool finds no entry.
+#[tokio::test]
+async fn tool_rejects_memory() {
+    let tool = OpenOptions::new().with_creation(false);
+    let error = tool.open("memory").await.expect_err("no other process");
+    assert_eq!(error.kind(), OpenErrorKind::Url);
+    assert!(error.to_string().ends_with("only its own process reaches"));
 }
 
 #[tokio::test]

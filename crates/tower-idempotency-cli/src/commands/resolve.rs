@@ -114,6 +114,11 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
         let message = format!("{name} does not apply to an entry that is {state}");
         return Err(Failure::usage(message));
     }
+    if args.decision == Decision::Complete && entry.is_of_run_once() {
+        return Err(Failure::usage(
+            "complete records an HTTP response, and the record of this entry is a value: the service stores one with encode_value_record",
+        ));
+    }
     let needs_force = matches!(args.decision, Decision::BreakLease | Decision::DeleteRecord);
     if needs_force && !args.force {
         return Err(Failure::usage(format!(

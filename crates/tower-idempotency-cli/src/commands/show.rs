@@ -101,7 +101,7 @@ pub(crate) fn print(context: &Context, details: &EntryDetails) -> Result<(), Fai
     output.line(describe::next_request(entry))?;
     output.line(&format!(
         "decisions: {}",
-        describe::decisions(entry.state()).join(", ")
+        describe::decisions(entry).join(", ")
     ))?;
     Ok(())
 }

@@ -2,12 +2,17 @@
 
 use std::{fs, thread, time::Duration};
 
+use serde_json::Value;
 use tests::{
     proxy::{Fault, Proxy, Then},
     scratch::Scratch,
     servers::{mariadb::MariaDbServer, postgres::PostgresServer, redis::RedisServer},
 };
-use tower_idempotency::inspect::{Inspect, State};
+use tower_idempotency::{
+    NeedsAttention, Preset,
+    inspect::{Inspect, State},
+    run_once::{Outcome, WorkError},
+};
 use tower_idempotency_sqlx::sqlx::{self, Connection as _, Row as _};
 
 use crate::{run_in, scenario::Keys};
@@ -40,6 +45,44 @@ async fn nothing_is_resolved_without_audit_line() {
         let found = store.get(&claim.id).await.expect("a file");
         assert_eq!(found.map(|it| it.entry.state()), Some(state));
     }
+}
+
+/// A response would block the key: the next run could not read it as a value.
+#[tokio::test(flavor = "multi_thread")]
+async fn entry_of_run_once_gets_no_response() {
+    let scratch = Scratch::new();
+    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    let layer = crate::open(&url)
+        .await
+        .expect("a file")
+        .layer(Preset::Recommended);
+    let examined = async |_lease| -> Result<u8, _> {
+        Err(WorkError::NeedsAttention(NeedsAttention::new("refund"), ()))
+    };
+    layer
+        .run_once("refund-7", "7", examined)
+        .await
+        .expect("it runs");
+    let run = |args: &[&str]| run_in(&scratch.file(""), &url, args);
+    let listed = run(&["list", "attention", "--json"]);
+    let entry: Value =
+        serde_json::from_str(listed.out.lines().next().expect("an entry")).expect("JSON");
+    let id = entry["id"].as_str().expect("an id");
+    let shown = run(&["show", id]).out;
+    assert!(shown.contains("decisions: free, retry"), "{shown}");
+    let audited = ["--reason", "x", "--audit", "log", "--yes"];
+    let response = ["resolve", id, "complete", "--status", "201"];
+    let ran = run(&[&response[..], &audited].concat());
+    assert_eq!(ran.code, 2, "{ran:?}");
+    assert!(
+        ran.err.contains("the record of this entry is a value"),
+        "{ran:?}"
+    );
+    let ran = run(&[&["resolve", id, "free"][..], &audited].concat());
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let again = layer.run_once("refund-7", "7", async |_| Ok::<_, WorkError<()>>(7_u8));
+    let again = again.await.expect("it runs");
+    assert!(matches!(again, Outcome::Executed(7)), "{again:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

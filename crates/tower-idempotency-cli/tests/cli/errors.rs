@@ -46,6 +46,10 @@ fn wrong_urls_are_one_sentence() {
         ),
         ("sqlite:", "expected a path after sqlite:"),
         ("", "expected a store"),
+        (
+            "memory",
+            "expected a store that several processes reach, found memory",
+        ),
     ] {
         assert_fails(url, &["stats"], 2, expected);
     }

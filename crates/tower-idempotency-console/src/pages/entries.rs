@@ -14,6 +14,7 @@ use tower_idempotency::inspect::{Entry, Inspect as _, PageToken, State as EntryS
 use super::{Choice, Row, choices, html, label};
 use crate::{
     console::Shared,
+    describe::decisions_in,
     error::PageError,
     filters,
     guard::Visit,
@@ -94,7 +95,7 @@ pub(crate) async fn entries(
         is_selected: state == filters.state,
     });
     // A response differs from entry to entry, and is recorded on the page of one entry.
-    let mut choices = choices(filters.state);
+    let mut choices = choices(decisions_in(filters.state));
     choices.retain(|it| it.name != "complete");
     let page = Page {
         states: states.into(),

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     console::Shared,
-    describe::{next_request, printable},
+    describe::{decisions, next_request, printable},
     error::PageError,
     filters,
     guard::Visit,
@@ -117,7 +117,7 @@ pub(crate) async fn entry(
         next_request: next_request(&details.entry),
         has_checkpoint: details.has_checkpoint,
         record: Record::new(&details),
-        choices: choices(state),
+        choices: choices(decisions(&details.entry)),
         audit: of_entry.map(AuditRow::from).collect(),
         back: Params::parse(query.unwrap_or_default().as_bytes()).back(),
         visit,

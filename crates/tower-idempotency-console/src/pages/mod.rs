@@ -166,9 +166,8 @@ pub(crate) struct Choice {
     pub(crate) is_dangerous: bool,
 }
 
-/// Returns the decisions for a state, the safest one first.
-pub(crate) fn choices(state: State) -> Vec<Choice> {
-    let mut names = crate::describe::decisions(state);
+/// Returns the choices of these decisions, the safest one first.
+pub(crate) fn choices(mut names: Vec<&'static str>) -> Vec<Choice> {
     // A retry runs the handler, which can find out what happened. Free repeats an effect blindly.
     names.sort_by_key(|name| CHOICES.iter().position(|it| it.0 == *name));
     names.into_iter().filter_map(choice).collect()
@@ -222,10 +221,14 @@ const CHOICES: [(&str, &str, &str); 6] = [
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::describe::decisions_in;
 
     #[test]
     fn retry_is_offered_before_free() {
-        let names = |state| choices(state).iter().map(|it| it.name).collect::<Vec<_>>();
+        let names = |state| {
+            let choices = choices(decisions_in(state));
+            choices.iter().map(|it| it.name).collect::<Vec<_>>()
+        };
         assert_eq!(
             names(State::Orphaned),
             ["retry", "complete", "needs-attention", "free"]

@@ -15,7 +15,7 @@ use super::{Choice, Row, choice, choices, find_details, html, label, parse_id, p
 use crate::{
     act::{self, Decision},
     console::Shared,
-    describe::next_request,
+    describe::{decisions, next_request},
     error::PageError,
     filters,
     guard::Visit,
@@ -97,7 +97,9 @@ pub(crate) async fn confirm(
     let details = find_details(&shared, &parse_id(&id)?).await?;
     let entry = &details.entry;
     let how = params.get("how").unwrap_or_default();
-    let applying = choices(entry.state()).into_iter().find(|it| it.name == how);
+    let applying = choices(decisions(entry))
+        .into_iter()
+        .find(|it| it.name == how);
     let Some(choice) = applying else {
         let state = label(entry.state());
         return Err(PageError::bad_request(format!(

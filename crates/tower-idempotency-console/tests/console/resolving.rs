@@ -28,6 +28,29 @@ fn retry(claim: &Claim) -> Claim {
     retry
 }
 
+/// A response would block the key: the next run could not read it as a value.
+#[tokio::test]
+async fn entry_with_value_gets_no_response() {
+    let server = Server::start().await;
+    for operation in ["run_once", "item POST /deposits"] {
+        let id = orphan(&server.store.store, operation).await.id;
+        let entry = format!("/entries/{}", id.to_hex());
+        let page = server.get(&entry).await.text;
+        assert!(page.contains("Allow one retry"), "{page}");
+        assert!(!page.contains("Record a response"), "{page}");
+        let form = server.get(&format!("{entry}/resolve?how=complete")).await;
+        assert_eq!(form.status, 400, "{}", form.text);
+        let seen = server.seen(&id).await;
+        let mut form = fields(&seen, "complete");
+        form.push(("status", "201"));
+        let done = server.post(&format!("{entry}/resolve"), &form).await;
+        assert_eq!(done.status, 400, "{}", done.text);
+        assert!(done.text.contains("is a value"), "{}", done.text);
+        assert_eq!(server.state(&id).await, Some(State::Orphaned));
+    }
+    assert!(server.audit().is_empty());
+}
+
 #[tokio::test]
 async fn each_decision_has_its_effect() {
     for (how, state, expected) in [

@@ -12,6 +12,11 @@ use crate::{
     store::{Fingerprint, KeyId},
 };
 
+/// Operation of the work of `run_once`.
+pub(crate) const RUN_ONCE_OPERATION: &str = "run_once";
+/// Beginning of the operation of an item of a batch.
+pub(crate) const ITEM_OPERATION: &str = "item ";
+
 /// State of an entry for operators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
@@ -184,6 +189,14 @@ impl Entry {
     #[must_use]
     pub const fn generation(&self) -> u64 {
         self.seen.generation()
+    }
+
+    /// Returns `true` for an entry of `run_once` or of an item of a batch. Its record is a value, and not a response.
+    ///
+    /// Decided by the operation. A record of a response would block such an entry: its next run could not read it.
+    #[must_use]
+    pub fn is_of_run_once(&self) -> bool {
+        *self.operation == *RUN_ONCE_OPERATION || self.operation.starts_with(ITEM_OPERATION)
     }
 
     /// Returns the identification of this state of the entry, for [`Inspect::resolve`](super::Inspect::resolve).

@@ -19,6 +19,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header, request}
 use crate::{
     digest::{FieldDigest, ScopedKey, VERSION},
     error::{Error, ErrorKind},
+    inspect::ITEM_OPERATION,
     request::{
         fingerprint::{
             entry_id, host, media_type, new_scope, original_path_and_query, original_uri,
@@ -444,7 +445,7 @@ pub(crate) fn observed_operation(head: &request::Parts) -> Box<str> {
 
 /// Returns the operation of the items of a batch request.
 pub(crate) fn item_operation(head: &request::Parts) -> Box<str> {
-    operation_with(ITEM, head)
+    operation_with(ITEM_OPERATION, head)
 }
 
 fn operation_with(prefix: &str, head: &request::Parts) -> Box<str> {
@@ -454,7 +455,6 @@ fn operation_with(prefix: &str, head: &request::Parts) -> Box<str> {
 }
 
 const OBSERVED: &str = "observed ";
-const ITEM: &str = "item ";
 const MAX_OPERATION: usize = 128;
 
 fn route(head: &request::Parts) -> &str {

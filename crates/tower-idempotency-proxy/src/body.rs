@@ -4,16 +4,81 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::Bytes;
+use http::Version;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use pin_project_lite::pin_project;
+use tokio::time::Instant;
+
+use crate::{connection::OpenRequest, upstream::Stream};
+
+/// An error while a body is read.
+pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
+
+pin_project! {
+    /// A body from a client or an upstream. It fails if its end is missing.
+    ///
+    /// hyper ends a body of HTTP/2 without an error if its stream was reset with NO_ERROR (RFC 9113, section 8.1).
+    pub(crate) struct ReceivedBody {
+        #[pin]
+        body: Incoming,
+        is_http2: bool,
+        // The stream is open until its body is dropped.
+        stream: Option<Stream>,
+    }
+}
+
+impl ReceivedBody {
+    pub(crate) fn new(body: Incoming, version: Version) -> Self {
+        Self {
+            body,
+            is_http2: version == Version::HTTP_2,
+            stream: None,
+        }
+    }
+
+    /// Counts the stream as open until the body is dropped.
+    pub(crate) fn with_stream(self, stream: Stream) -> Self {
+        Self {
+            stream: Some(stream),
+            ..self
+        }
+    }
+}
+
+impl Body for ReceivedBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let mut this = self.project();
+        match ready!(this.body.as_mut().poll_frame(cx)) {
+            None if *this.is_http2 && !this.body.is_end_stream() => {
+                Poll::Ready(Some(Err("the stream was reset before its end".into())))
+            }
+            frame => Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
 
 pin_project! {
     /// The body of a request to the upstream.
@@ -21,66 +86,91 @@ pin_project! {
         #[pin]
         source: Source,
         progress: Arc<Progress>,
+        // As for a received body: the stream is open until both bodies are dropped.
+        stream: Option<Stream>,
     }
 }
 
 pin_project! {
     #[project = SourceProj]
     enum Source {
-        Layered { #[pin] body: tower_idempotency::Body<Incoming> },
-        Plain { #[pin] body: Incoming },
+        Layered { #[pin] body: tower_idempotency::Body<ReceivedBody> },
+        Plain { #[pin] body: ReceivedBody },
     }
 }
 
-/// Signals that the upstream has read more of a request body.
-#[derive(Debug, Default)]
-pub(crate) struct Progress(AtomicBool);
+/// The time at which the upstream last read from a request body.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    began: Instant,
+    /// In milliseconds after `began`.
+    last: AtomicU64,
+}
 
 impl Progress {
-    /// Returns `true` if the body has advanced since the last call.
-    pub(crate) fn take(&self) -> bool {
-        self.0.swap(false, Ordering::Relaxed)
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            began: Instant::now(),
+            last: AtomicU64::new(0),
+        })
+    }
+
+    fn advance(&self) {
+        let elapsed = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last.store(elapsed, Ordering::Relaxed);
+    }
+
+    /// Returns the time at which the body was read last, or else that of its creation.
+    pub(crate) fn last(&self) -> Instant {
+        self.began + Duration::from_millis(self.last.load(Ordering::Relaxed))
     }
 }
 
-impl From<tower_idempotency::Body<Incoming>> for RequestBody {
-    fn from(body: tower_idempotency::Body<Incoming>) -> Self {
-        Self {
-            source: Source::Layered { body },
-            progress: Arc::default(),
-        }
+impl From<tower_idempotency::Body<ReceivedBody>> for RequestBody {
+    fn from(body: tower_idempotency::Body<ReceivedBody>) -> Self {
+        Self::new(Source::Layered { body })
     }
 }
 
-impl From<Incoming> for RequestBody {
-    fn from(body: Incoming) -> Self {
-        Self {
-            source: Source::Plain { body },
-            progress: Arc::default(),
-        }
+impl From<ReceivedBody> for RequestBody {
+    fn from(body: ReceivedBody) -> Self {
+        Self::new(Source::Plain { body })
     }
 }
 
 impl RequestBody {
+    fn new(source: Source) -> Self {
+        Self {
+            source,
+            progress: Progress::new(),
+            stream: None,
+        }
+    }
+
     pub(crate) fn progress(&self) -> Arc<Progress> {
         Arc::clone(&self.progress)
+    }
+
+    /// Counts the stream as open until the body is dropped.
+    pub(crate) fn set_stream(&mut self, stream: Stream) {
+        self.stream = Some(stream);
     }
 }
 
 impl Body for RequestBody {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = BodyError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.project();
         let frame = ready!(match this.source.project() {
             SourceProj::Layered { body } => body.poll_frame(cx),
             SourceProj::Plain { body } => body.poll_frame(cx),
         });
-        this.progress.0.store(true, Ordering::Relaxed);
+        this.progress.advance();
         Poll::Ready(frame)
     }
 
@@ -103,7 +193,7 @@ pin_project! {
     /// The body of a response, from the upstream or from the proxy itself.
     #[project = UpstreamBodyProj]
     pub(crate) enum UpstreamBody {
-        Upstream { #[pin] body: Incoming },
+        Upstream { #[pin] body: ReceivedBody },
         Own { #[pin] body: Full<Bytes> },
     }
 }
@@ -116,20 +206,20 @@ impl UpstreamBody {
     }
 }
 
-impl From<Incoming> for UpstreamBody {
-    fn from(body: Incoming) -> Self {
+impl From<ReceivedBody> for UpstreamBody {
+    fn from(body: ReceivedBody) -> Self {
         Self::Upstream { body }
     }
 }
 
 impl Body for UpstreamBody {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = BodyError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match self.project() {
             UpstreamBodyProj::Upstream { body } => body.poll_frame(cx),
             UpstreamBodyProj::Own { body } => body.poll_frame(cx).map_err(|never| match never {}),
@@ -153,50 +243,74 @@ impl Body for UpstreamBody {
 
 pin_project! {
     /// The body of a response to the client.
-    #[project = ResponseBodyProj]
-    pub(crate) enum ResponseBody {
+    pub(crate) struct ResponseBody {
+        #[pin]
+        source: ResponseSource,
+        // The request is open until the response has been sent.
+        request: Option<OpenRequest>,
+    }
+}
+
+pin_project! {
+    #[project = ResponseSourceProj]
+    enum ResponseSource {
         Layered { #[pin] body: tower_idempotency::Body<UpstreamBody> },
         Plain { #[pin] body: UpstreamBody },
     }
 }
 
+impl ResponseBody {
+    /// Counts the request as open until the body is dropped.
+    pub(crate) fn with_request(self, request: Option<OpenRequest>) -> Self {
+        Self { request, ..self }
+    }
+}
+
 impl From<tower_idempotency::Body<UpstreamBody>> for ResponseBody {
     fn from(body: tower_idempotency::Body<UpstreamBody>) -> Self {
-        Self::Layered { body }
+        let source = ResponseSource::Layered { body };
+        Self {
+            source,
+            request: None,
+        }
     }
 }
 
 impl From<UpstreamBody> for ResponseBody {
     fn from(body: UpstreamBody) -> Self {
-        Self::Plain { body }
+        let source = ResponseSource::Plain { body };
+        Self {
+            source,
+            request: None,
+        }
     }
 }
 
 impl Body for ResponseBody {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = BodyError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        match self.project() {
-            ResponseBodyProj::Layered { body } => body.poll_frame(cx),
-            ResponseBodyProj::Plain { body } => body.poll_frame(cx),
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match self.project().source.project() {
+            ResponseSourceProj::Layered { body } => body.poll_frame(cx),
+            ResponseSourceProj::Plain { body } => body.poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Layered { body } => body.is_end_stream(),
-            Self::Plain { body } => body.is_end_stream(),
+        match &self.source {
+            ResponseSource::Layered { body } => body.is_end_stream(),
+            ResponseSource::Plain { body } => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Layered { body } => body.size_hint(),
-            Self::Plain { body } => body.size_hint(),
+        match &self.source {
+            ResponseSource::Layered { body } => body.size_hint(),
+            ResponseSource::Plain { body } => body.size_hint(),
         }
     }
 }

@@ -1,27 +1,27 @@
 //! A connection of a client: TLS, HTTP/1.1 or HTTP/2, and its limits.
 
 use std::{
-    net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
+use http::Version;
 use hyper::service::service_fn;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::{conn::auto, graceful::Watcher},
+    server::conn::auto,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
-    time::{sleep, timeout},
+    sync::{OwnedSemaphorePermit, watch},
+    time::timeout,
 };
 use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
 
-use crate::{headers::ClientConnection, proxy::Shared, service, telemetry::OpenConnection};
+use crate::{proxy::Shared, service, telemetry};
 
 /// Time for the TLS handshake. Also the minimum time for the first request of a connection.
 const FIRST_REQUEST: Duration = Duration::from_secs(30);
@@ -34,41 +34,114 @@ const MAX_ERROR_RESETS: usize = 1024;
 /// An HTTP/2 connection is closed if its client does not reply to pings, after at most twice this time.
 const PING_PERIOD: Duration = Duration::from_secs(20);
 
+/// A connection of a client, without its stream.
+pub(crate) struct Connection {
+    pub(crate) address: IpAddr,
+    pub(crate) is_tls: bool,
+    pub(crate) open: Arc<OpenConnection>,
+    /// Set by the first request.
+    version: OnceLock<Version>,
+    /// Number of requests of HTTP/2 without a complete response. Changes with the first request of each version.
+    requests: watch::Sender<usize>,
+}
+
+/// Counts a connection as open, until its tunnel is closed too.
+pub(crate) struct OpenConnection {
+    _gauge: telemetry::OpenConnection,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl OpenConnection {
+    pub(crate) fn new(permit: OwnedSemaphorePermit) -> Self {
+        Self {
+            _gauge: telemetry::OpenConnection::new(),
+            _permit: permit,
+        }
+    }
+}
+
+/// A request that counts as open until it is dropped.
+pub(crate) struct OpenRequest(Arc<Connection>);
+
+impl Drop for OpenRequest {
+    fn drop(&mut self) {
+        self.0.requests.send_modify(|open| *open -= 1);
+    }
+}
+
+impl Connection {
+    /// Counts a request as open. hyper has a timeout for idle connections with HTTP/1.1, so only HTTP/2 is counted.
+    pub(crate) fn begin_request(self: &Arc<Self>, version: Version) -> Option<OpenRequest> {
+        if version == Version::HTTP_2 {
+            self.version.get_or_init(|| version);
+            self.requests.send_modify(|open| *open += 1);
+            return Some(OpenRequest(Arc::clone(self)));
+        }
+        if self.version.set(version).is_ok() {
+            self.requests.send_modify(|_| {});
+        }
+        None
+    }
+
+    /// Resolves when a connection with HTTP/2 has had no open request for this time. Resolves with `false` if no request has
+    /// arrived at all.
+    async fn unused(&self, idle: Duration) -> bool {
+        let mut open = self.requests.subscribe();
+        // The timeouts of hyper begin once the version is known.
+        let first = timeout(FIRST_REQUEST.max(idle), open.changed()).await;
+        if first.is_err() && self.version.get().is_none() {
+            return false;
+        }
+        if self.version.get() != Some(&Version::HTTP_2) {
+            return std::future::pending().await;
+        }
+        loop {
+            let is_idle = *open.borrow_and_update() == 0;
+            if !is_idle {
+                let _ = open.changed().await;
+            } else if timeout(idle, open.changed()).await.is_err() {
+                return true;
+            }
+        }
+    }
+}
+
+/// Serves a connection until it is closed. `closing` lets its open requests finish, and accepts no others.
 pub(crate) async fn serve(
     shared: Arc<Shared>,
     stream: TcpStream,
     peer: SocketAddr,
-    watcher: Watcher,
+    open: OpenConnection,
+    closing: CancellationToken,
 ) {
-    let _open = OpenConnection::new();
     // A failure affects only the latency.
     let _ = stream.set_nodelay(true);
     let live = shared.live.load_full();
-    let client = |is_tls| ClientConnection {
+    let connection = Arc::new(Connection {
         address: peer.ip().to_canonical(),
-        is_tls,
-        forwarded: live.config.listen.forwarded,
+        is_tls: live.tls.is_some(),
+        open: Arc::new(open),
+        version: OnceLock::new(),
+        requests: watch::Sender::new(0),
+    });
+    let tls = live.tls.clone();
+    // A reload replaces the configuration while the connection is open.
+    drop(live);
+    let Some(config) = tls else {
+        return serve_stream(shared, stream, connection, closing).await;
     };
-    match &live.tls {
-        None => serve_stream(Arc::clone(&shared), stream, client(false), watcher).await,
-        Some(config) => {
-            let acceptor = TlsAcceptor::from(Arc::clone(config));
-            match timeout(FIRST_REQUEST, acceptor.accept(stream)).await {
-                Ok(Ok(stream)) => {
-                    serve_stream(Arc::clone(&shared), stream, client(true), watcher).await;
-                }
-                Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
-                Err(_) => tracing::debug!("TLS handshake timed out"),
-            }
-        }
+    match timeout(FIRST_REQUEST, TlsAcceptor::from(config).accept(stream)).await {
+        Ok(Ok(stream)) => serve_stream(shared, stream, connection, closing).await,
+        Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+        Err(_) => tracing::debug!("TLS handshake timed out"),
     }
 }
 
 async fn serve_stream(
     shared: Arc<Shared>,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    client: ClientConnection,
-    watcher: Watcher,
+    connection: Arc<Connection>,
+    closing: CancellationToken,
 ) {
     let idle = shared.live.load().config.listen.idle_timeout.get();
     let mut builder = auto::Builder::new(TokioExecutor::new());
@@ -87,29 +160,33 @@ async fn serve_stream(
         .max_local_error_reset_streams(MAX_ERROR_RESETS)
         .keep_alive_interval(PING_PERIOD)
         .keep_alive_timeout(PING_PERIOD);
-    let has_request = Arc::new(AtomicBool::new(false));
     let service = {
-        let has_request = Arc::clone(&has_request);
-        service_fn(move |req| {
-            has_request.store(true, Ordering::Relaxed);
-            service::respond(Arc::clone(&shared), client, req)
-        })
+        let connection = Arc::clone(&connection);
+        service_fn(move |req| service::respond(Arc::clone(&shared), Arc::clone(&connection), req))
     };
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-    let connection = watcher.watch(connection.into_owned());
-    // The timeouts of hyper begin once the version is known.
-    let no_request = async {
-        sleep(FIRST_REQUEST.max(idle)).await;
-        if has_request.load(Ordering::Relaxed) {
-            std::future::pending::<()>().await;
+    let mut served =
+        std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
+    let close = async {
+        tokio::select! {
+            () = closing.cancelled() => true,
+            has_request = connection.unused(idle) => has_request,
         }
     };
     tokio::select! {
-        served = connection => {
-            if let Err(error) = served {
-                tracing::debug!(%error, "connection failed");
+        served = served.as_mut() => return report(served),
+        has_request = close => {
+            if !has_request {
+                tracing::debug!("connection closed: no request arrived");
+                return;
             }
         }
-        () = no_request => tracing::debug!("connection closed: no request arrived"),
+    }
+    served.as_mut().graceful_shutdown();
+    report(served.await);
+}
+
+fn report(served: Result<(), Box<dyn std::error::Error + Send + Sync>>) {
+    if let Err(error) = served {
+        tracing::debug!(%error, "connection failed");
     }
 }

@@ -41,18 +41,30 @@ pub(crate) struct ClientConnection {
     pub(crate) forwarded: Forwarded,
 }
 
-/// Returns the protocol of an HTTP/1.1 upgrade that the head requests, or to which a 101 response switches.
+/// Returns the protocol of an HTTP/1.1 upgrade that the head requests, or to which a 101 response switches: WebSocket, or none.
+///
+/// A tunnel of another protocol, such as `h2c`, could carry requests past the routes.
 pub(crate) fn upgrade_protocol(headers: &HeaderMap) -> Option<HeaderValue> {
+    let mut protocols = headers.get_all(header::UPGRADE).iter();
+    let protocol = protocols.next().filter(|_| protocols.next().is_none())?;
     let is_listed =
         list(headers, &header::CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"));
-    is_listed.then(|| headers.get(header::UPGRADE).cloned())?
+    let is_websocket = protocol.as_bytes().eq_ignore_ascii_case(b"websocket");
+    (is_listed && is_websocket).then(|| protocol.clone())
+}
+
+/// Removes an upgrade to another protocol than WebSocket, so that the layer protects the request.
+pub(crate) fn remove_other_upgrade(headers: &mut HeaderMap) {
+    if upgrade_protocol(headers).is_none() {
+        headers.remove(header::UPGRADE);
+    }
 }
 
 /// Removes the fields that belong to one connection.
 ///
-/// `Trailer` stays, and of `TE` the value `trailers`: both ends of the proxy forward trailers. So does the header `principal`,
-/// even if `Connection` names it.
-pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap, principal: Option<&HeaderName>) {
+/// `Trailer` stays, and of `TE` the value `trailers`: both ends of the proxy forward trailers. So do the headers `kept`, even if
+/// `Connection` names them.
+pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap, kept: &[Option<&HeaderName>]) {
     let named: Vec<HeaderName> = list(headers, &header::CONNECTION)
         .filter_map(|token| token.parse().ok())
         .collect();
@@ -60,7 +72,7 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap, principal: Option<&Head
         list(headers, &header::TE).any(|token| token.eq_ignore_ascii_case("trailers"));
     for name in named {
         // A client does not remove fields that identify it or the message.
-        if !is_protected(&name) && Some(&name) != principal {
+        if !is_protected(&name) && !kept.contains(&Some(&name)) {
             headers.remove(name);
         }
     }
@@ -93,14 +105,6 @@ pub(crate) fn requested_host(head: &request::Parts) -> Option<HeaderValue> {
     }
 }
 
-/// Returns the host of a value of the `Host` header, without the port.
-pub(crate) fn without_port(host: &str) -> &str {
-    match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
-        Some(_) | None => host,
-    }
-}
-
 fn without_user(authority: &Authority) -> &str {
     let text = authority.as_str();
     text.rsplit_once('@').map_or(text, |(_, host)| host)
@@ -112,11 +116,11 @@ pub(crate) fn for_upstream(
     client: &ClientConnection,
     host: HostHeader,
     upstream: &HeaderValue,
-    principal: Option<&HeaderName>,
+    kept: &[Option<&HeaderName>],
 ) {
     let requested = requested_host(head);
     let headers = &mut head.headers;
-    remove_hop_by_hop(headers, principal);
+    remove_hop_by_hop(headers, kept);
     headers.remove(header::EXPECT);
     join_cookies(headers);
     set_forwarded(headers, client, requested.as_ref());
@@ -200,7 +204,7 @@ mod tests {
             forwarded,
         };
         let upstream = HeaderValue::from_static("up:3000");
-        for_upstream(&mut head, &client, HostHeader::Client, &upstream, None);
+        for_upstream(&mut head, &client, HostHeader::Client, &upstream, &[]);
         head.headers
     }
 
@@ -277,16 +281,5 @@ mod tests {
             headers.get_all(header::COOKIE).iter().collect::<Vec<_>>(),
             ["a=1; b=2"]
         );
-    }
-
-    #[test]
-    fn port_is_no_part_of_host() {
-        for (host, name) in [
-            ("a.example:443", "a.example"),
-            ("a.example", "a.example"),
-            ("[::1]:80", "[::1]"),
-        ] {
-            assert_eq!(without_port(host), name);
-        }
     }
 }

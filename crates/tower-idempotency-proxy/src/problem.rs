@@ -18,6 +18,7 @@ pub(crate) enum Problem {
     NoRoute,
     BadPath,
     BadHost,
+    BadMethod,
     Connect,
 }
 
@@ -27,7 +28,7 @@ impl Problem {
             Self::UpstreamUnreachable | Self::UpstreamBroken => StatusCode::BAD_GATEWAY,
             Self::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
             Self::NoRoute => StatusCode::NOT_FOUND,
-            Self::BadPath | Self::BadHost => StatusCode::BAD_REQUEST,
+            Self::BadPath | Self::BadHost | Self::BadMethod => StatusCode::BAD_REQUEST,
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
         }
     }
@@ -40,6 +41,7 @@ impl Problem {
             Self::NoRoute => "no-route",
             Self::BadPath => "bad-path",
             Self::BadHost => "bad-host",
+            Self::BadMethod => "bad-method",
             Self::Connect => "connect-not-supported",
         }
     }
@@ -57,9 +59,12 @@ impl Problem {
             }
             Self::NoRoute => "no route of the proxy matches this request",
             Self::BadPath => {
-                "the path has dot segments, an encoded slash, a backslash or an incomplete escape"
+                "the path has dot segments, an empty name before a semicolon, an encoded slash, a backslash or an incomplete escape"
             }
-            Self::BadHost => "the request has no host, or more than one",
+            Self::BadHost => "the request has no valid host, or more than one",
+            Self::BadMethod => {
+                "the method has a small letter, and some services read it as another method"
+            }
             Self::Connect => "this proxy opens no tunnels",
         }
     }

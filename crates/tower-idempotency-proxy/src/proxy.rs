@@ -11,18 +11,18 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use hyper_util::server::graceful::GracefulShutdown;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,
     time::{Instant, sleep, timeout_at},
 };
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower_idempotency_any::{AnyStore, OpenError, Purger};
 
 use crate::{
     admin,
     config::{Config, ConfigError},
-    connection,
+    connection::{self, OpenConnection},
     routes::{Layers, Live, report_switches},
     telemetry,
     upstream::Tunnels,
@@ -157,7 +157,7 @@ impl Proxy {
     /// If the future is dropped, open connections continue in tasks, which end with the runtime.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> bool {
         let shared = &self.shared;
-        let graceful = GracefulShutdown::new();
+        let (tasks, closing) = (TaskTracker::new(), CancellationToken::new());
         let connections = shared
             .live
             .load()
@@ -180,21 +180,21 @@ impl Proxy {
         loop {
             let accepted = async {
                 let permit = Arc::clone(&permits).acquire_owned().await;
+                let permit = permit.expect("the semaphore is never closed");
                 (permit, accept(&self.listener).await)
             };
             tokio::select! {
                 () = &mut stop => break,
                 (permit, (stream, peer)) = accepted => {
-                    let (shared, watcher) = (Arc::clone(shared), graceful.watcher());
-                    tokio::spawn(async move {
-                        connection::serve(shared, stream, peer, watcher).await;
-                        drop(permit);
-                    });
+                    let (shared, closing) = (Arc::clone(shared), closing.clone());
+                    let open = OpenConnection::new(permit);
+                    tasks.spawn(connection::serve(shared, stream, peer, open, closing));
                 }
             }
         }
         drop(self.listener);
-        let is_finished = drain(shared, graceful).await;
+        closing.cancel();
+        let is_finished = drain(shared, tasks).await;
         if let Some(admin) = admin {
             admin.abort();
         }
@@ -215,10 +215,11 @@ async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     }
 }
 
-async fn drain(shared: &Shared, graceful: GracefulShutdown) -> bool {
+async fn drain(shared: &Shared, connections: TaskTracker) -> bool {
     let deadline = Instant::now() + shared.live.load().config.drain.timeout.get();
-    let open = graceful.count();
-    let is_closed = timeout_at(deadline, graceful.shutdown()).await.is_ok();
+    let open = connections.len();
+    connections.close();
+    let is_closed = timeout_at(deadline, connections.wait()).await.is_ok();
     // Executions of disconnected clients.
     let mut is_drained = true;
     for layer in shared.layers.all() {

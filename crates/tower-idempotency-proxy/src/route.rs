@@ -200,7 +200,8 @@ impl fmt::Display for RouteMatch {
 /// Returns the decoded segments of a path, so that each spelling of a path matches the same routes. Drops the part of a
 /// segment after a semicolon, because some services ignore it.
 ///
-/// Returns `None` for a path that an upstream may read as another one: with `.` or `..`, a backslash, or an incomplete escape.
+/// Returns `None` for a path that an upstream may read as another one: with `.` or `..`, a segment of parameters alone, a
+/// backslash, or an incomplete escape.
 pub(crate) fn segments(path: &PathAndQuery) -> Option<Vec<String>> {
     let path = path.path();
     if path == "*" {
@@ -214,6 +215,7 @@ pub(crate) fn segments(path: &PathAndQuery) -> Option<Vec<String>> {
         }
         segment.truncate(segment.find(';').unwrap_or(segment.len()));
         match segment.as_str() {
+            "" if !raw.is_empty() => return None,
             "" => {}
             "." | ".." => return None,
             _ => segments.push(segment),
@@ -262,7 +264,7 @@ mod tests {
             "/v1/%63harges",
             "/v1/charges?a=b",
             "/v1;a/charges;b=c",
-            "/;a/v1/charges%3bb",
+            "/v1/charges%3bb",
         ] {
             assert!(is_match("/v1/charges", path), "{path}");
         }
@@ -284,6 +286,8 @@ mod tests {
             "/v1/x/../charges",
             "/v1/%2e%2E/charges",
             "/v1/..;a=b/charges",
+            "/v1/;a=b/charges",
+            "/v1/charges/%3B7",
             "/v1%2fcharges",
             "/v1%5ccharges",
             "/v1/%zz",

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use http::{HeaderName, Method, Request, StatusCode, Version, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Version, header};
 use rustls::ServerConfig;
 use tower_idempotency::{
     ConcurrentRequests as Concurrent, ExecutionFailure, FingerprintBy, IDEMPOTENCY_KEY,
@@ -62,6 +62,8 @@ pub(crate) struct Live {
 pub(crate) struct Route {
     pub(crate) counters: RouteCounters,
     key_header: HeaderName,
+    /// `true` if the layer rejects requests without a key. It then protects gRPC and upgrades too.
+    requires_key: bool,
     rule: RouteMatch,
     /// The policy of the layer in `service`. `None` if it is not enforced.
     policy: Option<Policy>,
@@ -118,6 +120,7 @@ impl Live {
             routes.push(Route {
                 counters: RouteCounters::new(&rule.to_string()),
                 key_header: key_header(route),
+                requires_key: requires_key(route),
                 rule,
                 policy,
                 service,
@@ -174,12 +177,12 @@ impl Route {
             return None;
         }
         let headers = req.headers();
-        let media_type = headers.get(header::CONTENT_TYPE);
-        let is_grpc = req.version() == Version::HTTP_2
-            && media_type.is_some_and(|media| media.as_bytes().starts_with(b"application/grpc"));
         Some(match self.service {
             RouteService::Unprotected(_) => Coverage::Off,
-            RouteService::Protected(_) if is_grpc || upgrade_protocol(headers).is_some() => {
+            RouteService::Protected(_)
+                if !self.requires_key
+                    && (is_grpc(req.version(), headers) || upgrade_protocol(headers).is_some()) =>
+            {
                 Coverage::Tunnel
             }
             RouteService::Protected(_) if headers.contains_key(&self.key_header) => Coverage::Keyed,
@@ -190,6 +193,20 @@ impl Route {
     pub(crate) fn is_match(&self, method: &Method, host: &str, path: &[String]) -> bool {
         self.rule.is_match(method, host, path)
     }
+}
+
+/// Returns `true` for gRPC, as the layer recognizes it. Extractors of JSON accept `application/grpc+json`.
+fn is_grpc(version: Version, headers: &HeaderMap) -> bool {
+    let media_type = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+    let media_type = media_type.and_then(|value| value.split(|byte| *byte == b';').next());
+    let media_type = media_type
+        .unwrap_or_default()
+        .trim_ascii()
+        .to_ascii_lowercase();
+    let subtype = media_type.strip_prefix(b"application/grpc");
+    version == Version::HTTP_2
+        && subtype.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"+"))
+        && !media_type.ends_with(b"+json")
 }
 
 /// Reports each route whose enforcement a reload changes.
@@ -233,6 +250,12 @@ fn is_key_quoted(route: &RouteConfig) -> bool {
         Some(syntax) => syntax == KeySyntaxName::Strict,
         None => route.preset == PresetName::Ietf,
     }
+}
+
+fn requires_key(route: &RouteConfig) -> bool {
+    let default = || route.preset == PresetName::Acp;
+    let missing_key = route.missing_key;
+    missing_key.map_or_else(default, |it| it == MissingKeyName::Reject)
 }
 
 fn key_header(route: &RouteConfig) -> HeaderName {

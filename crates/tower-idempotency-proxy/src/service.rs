@@ -5,13 +5,17 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use http::{HeaderValue, Method, Request, Response, Version, header, uri::PathAndQuery};
+use http::{
+    HeaderValue, Method, Request, Response, Version, header,
+    uri::{Authority, PathAndQuery},
+};
 use hyper::body::Incoming;
 use tower_service::Service;
 
 use crate::{
-    body::ResponseBody,
-    headers::{ClientConnection, without_port},
+    body::{ReceivedBody, ResponseBody},
+    connection::Connection,
+    headers::{ClientConnection, remove_other_upgrade},
     problem::Problem,
     proxy::Shared,
     route::segments,
@@ -21,17 +25,25 @@ use crate::{
 /// Responds to a request, through its route or with an error of the proxy.
 pub(crate) async fn respond(
     shared: Arc<Shared>,
-    client: ClientConnection,
-    mut req: Request<Incoming>,
+    connection: Arc<Connection>,
+    req: Request<Incoming>,
 ) -> Result<Response<ResponseBody>, Infallible> {
-    let is_http1 = req.version() < Version::HTTP_2;
+    let version = req.version();
+    let open = connection.begin_request(version);
     let live = shared.live.load_full();
-    let mut res = match find_route(&live.routes, &req) {
+    let mut req = req.map(|body| ReceivedBody::new(body, version));
+    remove_other_upgrade(req.headers_mut());
+    let res = match find_route(&live.routes, &req) {
         Ok(route) => {
             if let Some(coverage) = route.coverage(&req) {
                 route.counters.unsafe_request(coverage);
             }
-            req.extensions_mut().insert(client);
+            req.extensions_mut().insert(ClientConnection {
+                address: connection.address,
+                is_tls: connection.is_tls,
+                forwarded: live.config.listen.forwarded,
+            });
+            req.extensions_mut().insert(Arc::clone(&connection.open));
             let res = call(&route.service, req).await;
             route.counters.responded(res.status());
             res
@@ -42,7 +54,9 @@ pub(crate) async fn respond(
             res.map(ResponseBody::from)
         }
     };
-    if is_http1 && shared.is_draining.load(Ordering::Acquire) && !is_upgrade(&res) {
+    let mut res = res.map(|body| body.with_request(open));
+    if version < Version::HTTP_2 && shared.is_draining.load(Ordering::Acquire) && !is_upgrade(&res)
+    {
         res.headers_mut()
             .insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
@@ -53,9 +67,14 @@ fn is_upgrade(res: &Response<ResponseBody>) -> bool {
     res.status() == http::StatusCode::SWITCHING_PROTOCOLS
 }
 
-fn find_route<'a>(routes: &'a [Route], req: &Request<Incoming>) -> Result<&'a Route, Problem> {
+fn find_route<'a>(routes: &'a [Route], req: &Request<ReceivedBody>) -> Result<&'a Route, Problem> {
     if req.method() == Method::CONNECT {
         return Err(Problem::Connect);
+    }
+    // Methods are case-sensitive, but some services change them to capital letters.
+    let mut method = req.method().as_str().bytes();
+    if method.any(|byte| byte.is_ascii_lowercase()) {
+        return Err(Problem::BadMethod);
     }
     let hosts = req.headers().get_all(header::HOST).iter().count();
     let (method, host) = (req.method(), host(req)?);
@@ -72,22 +91,23 @@ fn find_route<'a>(routes: &'a [Route], req: &Request<Incoming>) -> Result<&'a Ro
 }
 
 /// Returns the name of the requested host; empty if there is none.
-fn host(req: &Request<Incoming>) -> Result<String, Problem> {
-    let host = match req.uri().authority() {
-        Some(authority) => Some(authority.host().to_owned()),
-        None => match req.headers().get(header::HOST) {
-            Some(host) => {
-                Some(without_port(host.to_str().map_err(|_| Problem::BadHost)?).to_owned())
+fn host(req: &Request<ReceivedBody>) -> Result<String, Problem> {
+    let host = match (req.uri().authority(), req.headers().get(header::HOST)) {
+        (Some(authority), _) => authority.host().to_owned(),
+        (None, Some(host)) => {
+            let authority = Authority::try_from(host.as_bytes()).map_err(|_| Problem::BadHost)?;
+            if authority.as_str().contains('@') {
+                return Err(Problem::BadHost);
             }
-            None => None,
-        },
+            authority.host().to_owned()
+        }
+        (None, None) => String::new(),
     };
-    let host = host.unwrap_or_default();
     // A trailing dot (RFC 1034, section 3.1) names the same host.
     Ok(host.strip_suffix('.').unwrap_or(&host).to_owned())
 }
 
-async fn call(service: &RouteService, req: Request<Incoming>) -> Response<ResponseBody> {
+async fn call(service: &RouteService, req: Request<ReceivedBody>) -> Response<ResponseBody> {
     match service {
         RouteService::Protected(service) => match service.clone().call(req).await {
             Ok(res) => res.map(ResponseBody::from),

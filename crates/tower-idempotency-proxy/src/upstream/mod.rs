@@ -15,17 +15,18 @@ use http::{
     HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, header, request,
     uri::PathAndQuery,
 };
-use hyper::{body::Incoming, upgrade::OnUpgrade};
+use hyper::upgrade::OnUpgrade;
 use tower_idempotency::{Lease, NeedsAttention, Retention};
 use tower_service::Service;
 
 pub(crate) use self::{
-    pool::{Cause, Pool, SendError},
+    pool::{Cause, Pool, SendError, Stream},
     tunnel::Tunnels,
 };
 use crate::{
-    body::{RequestBody, UpstreamBody},
+    body::{ReceivedBody, RequestBody, UpstreamBody},
     config::{Encoding, ForwardKey, HostHeader, UnknownOutcome},
+    connection::OpenConnection,
     headers::{self, ClientConnection},
     problem::Problem,
     telemetry,
@@ -50,6 +51,13 @@ pub(crate) struct Forwarding {
     /// `true` if the key is an RFC 9651 String, with quotes.
     pub(crate) is_key_quoted: bool,
     pub(crate) tunnels: Tunnels,
+}
+
+/// An upgrade that the client requests.
+pub(crate) struct Upgrade {
+    client: OnUpgrade,
+    /// The connection counts as open while its tunnel is.
+    connection: Option<Arc<OpenConnection>>,
 }
 
 /// Sends requests to the upstream of a route.
@@ -86,6 +94,15 @@ impl Forwarding {
         let (mut head, body) = req.into_parts();
         let lease = head.extensions.remove::<Lease>();
         let upgrade = self.prepare(&mut head, lease.as_ref());
+        // hyper omits the body of GET and HEAD unless a header announces it.
+        if !self.pool.target.http2
+            && [Method::GET, Method::HEAD].contains(&head.method)
+            && !head.headers.contains_key(header::CONTENT_LENGTH)
+            && !body.is_end_stream()
+        {
+            let chunked = HeaderValue::from_static("chunked");
+            head.headers.insert(header::TRANSFER_ENCODING, chunked);
+        }
         let sent = self.pool.send(Request::from_parts(head, body)).await;
         let res = match sent {
             Ok(res) => self.responded(res, upgrade),
@@ -98,22 +115,24 @@ impl Forwarding {
     }
 
     /// Rewrites the head for the upstream. Returns the upgrade that the client requests.
-    fn prepare(&self, head: &mut request::Parts, lease: Option<&Lease>) -> Option<OnUpgrade> {
+    fn prepare(&self, head: &mut request::Parts, lease: Option<&Lease>) -> Option<Upgrade> {
         let client = head.extensions.remove::<ClientConnection>();
+        let connection = head.extensions.remove::<Arc<OpenConnection>>();
         let on_upgrade = head.extensions.remove::<OnUpgrade>();
         let protocol = headers::upgrade_protocol(&head.headers)
             .filter(|_| !self.pool.target.http2 && lease.is_none());
         let authority = &self.pool.target.authority;
         let principal = self.principal.as_ref();
         if let Some(client) = client {
-            headers::for_upstream(head, &client, self.host, authority, principal);
+            let kept = [principal, Some(&self.key_header)];
+            headers::for_upstream(head, &client, self.host, authority, &kept);
         }
         let upgrade = match (protocol, on_upgrade) {
-            (Some(protocol), Some(on_upgrade)) => {
-                let connection = HeaderValue::from_static("upgrade");
-                head.headers.insert(header::CONNECTION, connection);
+            (Some(protocol), Some(client)) => {
+                let upgrade = HeaderValue::from_static("upgrade");
+                head.headers.insert(header::CONNECTION, upgrade);
                 head.headers.insert(header::UPGRADE, protocol);
-                Some(on_upgrade)
+                Some(Upgrade { client, connection })
             }
             _ => None,
         };
@@ -168,23 +187,24 @@ impl Forwarding {
 
     fn responded(
         &self,
-        mut res: Response<Incoming>,
-        upgrade: Option<OnUpgrade>,
+        mut res: Response<ReceivedBody>,
+        upgrade: Option<Upgrade>,
     ) -> Response<UpstreamBody> {
         if res.status() == StatusCode::SWITCHING_PROTOCOLS {
             let protocol = headers::upgrade_protocol(res.headers());
-            let (Some(client), Some(protocol)) = (upgrade, protocol) else {
+            let (Some(upgrade), Some(protocol)) = (upgrade, protocol) else {
                 // The proxy has not requested this switch.
                 return Problem::UpstreamBroken.response();
             };
-            headers::remove_hop_by_hop(res.headers_mut(), None);
+            headers::remove_hop_by_hop(res.headers_mut(), &[]);
             let connection = HeaderValue::from_static("upgrade");
             res.headers_mut().insert(header::CONNECTION, connection);
             res.headers_mut().insert(header::UPGRADE, protocol);
-            self.tunnels.open(client, hyper::upgrade::on(&mut res));
+            let upstream = hyper::upgrade::on(&mut res);
+            self.tunnels.open(upgrade, upstream);
             return res.map(UpstreamBody::from);
         }
-        headers::remove_hop_by_hop(res.headers_mut(), None);
+        headers::remove_hop_by_hop(res.headers_mut(), &[]);
         // The extensions belong to the connection to the upstream.
         res.extensions_mut().clear();
         res.map(UpstreamBody::from)

@@ -5,8 +5,12 @@
 use std::{
     collections::VecDeque,
     error::Error,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    mem,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use h2::Reason;
@@ -16,11 +20,14 @@ use hyper::{
     client::conn::{TrySendError, http1, http2},
 };
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::{sync::Mutex as AsyncMutex, time::timeout};
+use tokio::{
+    sync::Mutex as AsyncMutex,
+    time::{Instant, timeout, timeout_at},
+};
 
 use super::connect::Target;
 use crate::{
-    body::{Progress, RequestBody},
+    body::{Progress, ReceivedBody, RequestBody},
     config::{ConfigError, Upstream},
 };
 
@@ -45,9 +52,49 @@ pub(crate) struct Pool {
     keep_alive: Duration,
     max_idle: usize,
     idle: Mutex<VecDeque<Idle>>,
-    /// The one connection to an upstream with HTTP/2.
-    shared: AsyncMutex<Option<http2::SendRequest<RequestBody>>>,
+    /// The connections to an upstream with HTTP/2. There is one, unless it has as many streams as the upstream allows.
+    shared: AsyncMutex<Vec<SharedConnection>>,
 }
+
+/// An open stream of a shared connection. The bodies of its request and its response have a clone each.
+pub(crate) type Stream = Arc<OpenStream>;
+
+/// Counts a stream of a connection as open until it is dropped.
+#[derive(Debug)]
+pub(crate) struct OpenStream(Arc<AtomicUsize>);
+
+impl OpenStream {
+    fn new(open: &Arc<AtomicUsize>) -> Stream {
+        open.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Self(Arc::clone(open)))
+    }
+}
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A connection with HTTP/2.
+struct SharedConnection {
+    sender: http2::SendRequest<RequestBody>,
+    /// Number of open streams.
+    open: Arc<AtomicUsize>,
+}
+
+impl SharedConnection {
+    /// Returns `true` if a request would be sent at once. hyper queues a request that exceeds the limit of the upstream.
+    fn has_room(&self) -> bool {
+        self.open.load(Ordering::Relaxed) < self.sender.current_max_send_streams()
+    }
+}
+
+/// Bytes of a response that the proxy reads before its client does. Each stream has a window of its own, so that a client that
+/// does not read delays only its response.
+const STREAM_WINDOW: u32 = 256 * 1024;
+/// The largest window of HTTP/2 (RFC 9113, section 6.9.1).
+const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 
 /// A connection without a request.
 struct Idle {
@@ -76,11 +123,12 @@ impl Pool {
     pub(crate) async fn send(
         self: &Arc<Self>,
         req: Request<RequestBody>,
-    ) -> Result<Response<Incoming>, SendError> {
+    ) -> Result<Response<ReceivedBody>, SendError> {
         if self.target.http2 {
             self.send_http2(req).await
         } else {
-            self.send_http1(req).await
+            let res = self.send_http1(req).await?;
+            Ok(res.map(|body| ReceivedBody::new(body, Version::HTTP_11)))
         }
     }
 
@@ -113,31 +161,53 @@ impl Pool {
     async fn send_http2(
         &self,
         mut req: Request<RequestBody>,
-    ) -> Result<Response<Incoming>, SendError> {
+    ) -> Result<Response<ReceivedBody>, SendError> {
         *req.version_mut() = Version::HTTP_2;
-        let (mut sender, is_fresh) = self.shared_sender().await.map_err(SendError::Unsent)?;
-        let sent = self
-            .attempt(req.body().progress(), sender.try_send_request(req))
-            .await;
-        let unsent = match sent {
-            Err(AttemptError::Unsent(unsent, _)) if !is_fresh => *unsent,
-            sent => return sent.map_err(SendError::from),
-        };
-        self.shared.lock().await.take();
-        let (mut sender, _) = self.shared_sender().await.map_err(SendError::Unsent)?;
-        let sent = self.attempt(unsent.body().progress(), sender.try_send_request(unsent));
-        sent.await.map_err(SendError::from)
+        loop {
+            let shared = self.shared_sender().await.map_err(SendError::Unsent)?;
+            let (mut sender, stream, is_fresh) = shared;
+            req.body_mut().set_stream(Arc::clone(&stream));
+            let sent = self.attempt(req.body().progress(), sender.try_send_request(req));
+            let error = match sent.await {
+                Ok(res) => {
+                    let received = |body| ReceivedBody::new(body, Version::HTTP_2);
+                    return Ok(res.map(|body| received(body).with_stream(stream)));
+                }
+                Err(error) => error,
+            };
+            match error {
+                AttemptError::Unsent(unsent, _) if !is_fresh => {
+                    self.discard(&stream).await;
+                    req = *unsent;
+                }
+                // The upstream may have vanished without closing the connection.
+                AttemptError::Failed(SendError::Timeout) => {
+                    self.discard(&stream).await;
+                    return Err(SendError::Timeout);
+                }
+                error => return Err(error.into()),
+            }
+        }
     }
 
-    /// Waits for the head of a response. The timeout restarts if the upstream has read more of the request.
+    /// Opens no further stream on the connection of this one.
+    async fn discard(&self, stream: &Stream) {
+        let mut shared = self.shared.lock().await;
+        shared.retain(|connection| !Arc::ptr_eq(&connection.open, &stream.0));
+    }
+
+    /// Waits for the head of a response. The timeout restarts when the upstream reads from the request body.
     async fn attempt(
         &self,
         progress: Arc<Progress>,
         sent: impl Future<Output = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>>,
     ) -> Result<Response<Incoming>, AttemptError> {
         let mut sent = std::pin::pin!(sent);
+        let began = Instant::now();
+        let deadline = || progress.last().max(began) + self.timeout;
         loop {
-            match timeout(self.timeout, sent.as_mut()).await {
+            let current = deadline();
+            match timeout_at(current, sent.as_mut()).await {
                 Ok(Ok(res)) => return Ok(res),
                 Ok(Err(mut error)) => {
                     return Err(match error.take_message() {
@@ -145,7 +215,7 @@ impl Pool {
                         None => AttemptError::Failed(failure(error.into_error())),
                     });
                 }
-                Err(_) if progress.take() => {}
+                Err(_) if deadline() > current => {}
                 Err(_) => return Err(AttemptError::Failed(SendError::Timeout)),
             }
         }
@@ -221,25 +291,41 @@ impl Pool {
         timeout(self.connect_timeout, connecting).await?
     }
 
-    /// Returns a handle to the shared connection, and `true` if it was opened now.
-    async fn shared_sender(&self) -> Result<(http2::SendRequest<RequestBody>, bool), Cause> {
-        let mut shared = self.shared.lock().await;
-        if let Some(sender) = shared.as_ref().filter(|sender| !sender.is_closed()) {
-            return Ok((sender.clone(), false));
-        }
+    /// Returns a handle to a connection with room for a stream, that stream, and `true` if the connection was opened now.
+    async fn shared_sender(
+        &self,
+    ) -> Result<(http2::SendRequest<RequestBody>, Stream, bool), Cause> {
         let connecting = async {
+            let mut shared = self.shared.lock().await;
+            let mut is_first = true;
+            shared.retain(|connection| {
+                !connection.sender.is_closed()
+                    && (mem::take(&mut is_first) || connection.open.load(Ordering::Relaxed) > 0)
+            });
+            if let Some(connection) = shared.iter().find(|connection| connection.has_room()) {
+                let stream = OpenStream::new(&connection.open);
+                return Ok((connection.sender.clone(), stream, false));
+            }
             let io = TokioIo::new(self.target.connect().await?);
             let mut builder = http2::Builder::new(TokioExecutor::new());
-            builder.timer(TokioTimer::new()).adaptive_window(true);
+            builder
+                .timer(TokioTimer::new())
+                .initial_stream_window_size(STREAM_WINDOW)
+                .initial_connection_window_size(CONNECTION_WINDOW);
             let (sender, connection) = builder.handshake(io).await?;
             tokio::spawn(async move {
                 let _ = connection.await;
             });
-            Ok::<_, Cause>(sender)
+            let open = Arc::default();
+            let stream = OpenStream::new(&open);
+            shared.push(SharedConnection {
+                sender: sender.clone(),
+                open,
+            });
+            Ok::<_, Cause>((sender, stream, true))
         };
-        let sender = timeout(self.connect_timeout, connecting).await??;
-        *shared = Some(sender.clone());
-        Ok((sender, true))
+        // Also the wait for requests that connect before this one.
+        timeout(self.connect_timeout, connecting).await?
     }
 }
 

@@ -5,6 +5,8 @@ use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use super::Upgrade;
+
 /// The open tunnels of a proxy. Clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct Tunnels {
@@ -14,9 +16,10 @@ pub(crate) struct Tunnels {
 
 impl Tunnels {
     /// Connects the two sides of an upgrade, in a task.
-    pub(crate) fn open(&self, client: OnUpgrade, upstream: OnUpgrade) {
+    pub(crate) fn open(&self, upgrade: Upgrade, upstream: OnUpgrade) {
         let stop = self.stop.clone();
         self.tasks.spawn(async move {
+            let Upgrade { client, connection } = upgrade;
             let copy = async {
                 let (client, upstream) = tokio::try_join!(client, upstream).ok()?;
                 let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
@@ -26,6 +29,7 @@ impl Tunnels {
                 () = stop.cancelled() => {}
                 _ = copy => {}
             }
+            drop(connection);
         });
     }
 

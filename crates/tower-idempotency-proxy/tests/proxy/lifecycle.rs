@@ -327,3 +327,47 @@ async fn drain_delay_accepts_and_closes_connections() {
     assert!(reply.is_replay(), "{reply:?}");
     assert!(bounded(stopped).await.unwrap());
 }
+
+/// A client that forges its address keeps its connection open.
+#[tokio::test]
+async fn reload_applies_to_open_connections() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let strict = config(upstream.address, "", "");
+    let proxy = Served::start(&strict.replace("[admin]", "forwarded = \"pass\"\n[admin]")).await;
+    let mut client = H1::connect(proxy.address).await;
+    let request = "GET /open/x HTTP/1.1\r\nhost: a\r\nx-forwarded-for: 198.51.100.1\r\n\r\n";
+    for _ in 0..2 {
+        client.send(request).await;
+        assert_eq!(bounded(client.response()).await.unwrap().status, 201);
+        proxy.handle.reload(Config::from_toml(&strict)).unwrap();
+    }
+    let requests = upstream.requests();
+    let is_forged = |request: &String| request.contains("198.51.100.1");
+    assert_eq!(
+        requests.iter().map(is_forged).collect::<Vec<_>>(),
+        [true, false]
+    );
+}
+
+#[tokio::test]
+async fn tunnel_counts_as_connection() {
+    let switch =
+        "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
+    let upstream = Upstream::start(move |number| match number {
+        0 => Script::reply(switch).and(Then::Hang),
+        _ => Script::create(),
+    });
+    let upstream = upstream.await;
+    let text = config(upstream.address, "", "").replace("[admin]", "max_connections = 1\n[admin]");
+    let proxy = Served::start(&text).await;
+    let mut tunnel = H1::connect(proxy.address).await;
+    let head = "GET /chat HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
+    tunnel.send(head).await;
+    assert!(bounded(tunnel.has_received("\r\n\r\n")).await);
+    let request = post("/open/x", "k", "1");
+    let waiting = tokio::spawn(exchange(proxy.address, request));
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    assert!(!waiting.is_finished());
+    drop(tunnel);
+    assert_eq!(bounded(waiting).await.unwrap().status(), 201);
+}

@@ -9,6 +9,7 @@ mod lifecycle;
 mod observe;
 mod outcomes;
 mod protocols;
+mod shared_connection;
 mod smuggling;
 mod streams;
 mod tls;

@@ -1,5 +1,7 @@
 //! The state of a key after each way in which an upstream can fail.
 
+use std::time::{Duration, Instant};
+
 use tests::barrier::eventually;
 
 use crate::harness::{CREATED, Script, Served, Then, Upstream, config, exchange, post, settled};
@@ -113,6 +115,21 @@ async fn timeout_needs_attention() {
         );
     }
     assert_eq!(upstream.effects(), 1);
+}
+
+/// A body that is sent at once does not restart the time.
+#[tokio::test]
+async fn timeout_begins_with_last_byte() {
+    let upstream = Upstream::start(|_| Script::reply("").and(Then::Hang)).await;
+    let proxy = Served::start(&config(upstream.address, "timeout = \"6s\"", "")).await;
+    let began = Instant::now();
+    let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
+    assert_eq!(reply.status(), 504, "{reply:?}");
+    assert!(
+        began.elapsed() < Duration::from_secs(11),
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use tokio::{
     sync::mpsc,
 };
 
-use crate::harness::{Script, Served, Upstream, config};
+use crate::harness::{Script, Served, Upstream, config, exchange, post_with};
 
 /// An upstream that echoes bodies as they arrive, and adds a trailer.
 async fn echo() -> Server {
@@ -142,10 +142,11 @@ async fn tunnel_upstream() -> SocketAddr {
                 }
                 let head = String::from_utf8(head).unwrap().to_ascii_lowercase();
                 assert!(
-                    head.contains("connection: upgrade\r\n") && head.contains("upgrade: echo\r\n"),
+                    head.contains("connection: upgrade\r\n")
+                        && head.contains("upgrade: websocket\r\n"),
                     "{head}"
                 );
-                let reply = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\nHI";
+                let reply = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nHI";
                 stream.write_all(reply.as_bytes()).await.unwrap();
                 let mut buffer = [0; 1024];
                 while let Ok(read @ 1..) = stream.read(&mut buffer).await {
@@ -176,12 +177,12 @@ async fn upgraded_connection_passes_bytes() {
     ] {
         let mut client = TcpStream::connect(proxy.address).await.unwrap();
         let head = format!(
-            "GET {path} HTTP/1.1\r\nhost: a\r\nconnection: keep-alive, Upgrade\r\nupgrade: echo\r\n{key}\r\n"
+            "GET {path} HTTP/1.1\r\nhost: a\r\nconnection: keep-alive, Upgrade\r\nupgrade: websocket\r\n{key}\r\n"
         );
         client.write_all(head.as_bytes()).await.unwrap();
         let reply = read_until(&mut client, "\r\n\r\nHI").await;
         assert!(
-            reply.starts_with("HTTP/1.1 101 ") && reply.contains("upgrade: echo\r\n"),
+            reply.starts_with("HTTP/1.1 101 ") && reply.contains("upgrade: websocket\r\n"),
             "{reply}"
         );
         for _ in 0..3 {
@@ -196,10 +197,84 @@ async fn drain_closes_tunnels_after_timeout() {
     let text = config(tunnel_upstream().await, "", "") + "\n[drain]\ntimeout = \"100ms\"\n";
     let proxy = Served::start(&text).await;
     let mut client = TcpStream::connect(proxy.address).await.unwrap();
-    let head = "GET /chat HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n";
+    let head = "GET /chat HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
     client.write_all(head.as_bytes()).await.unwrap();
     read_until(&mut client, "\r\n\r\nHI").await;
     // A tunnel is no request that could be lost.
     assert!(bounded(proxy.stop()).await.unwrap());
     assert_eq!(bounded(client.read(&mut [0])).await.unwrap(), 0);
+}
+
+/// `h2c` would carry requests past the routes of the proxy. The layer protects the request, since it is no tunnel.
+#[tokio::test]
+async fn other_upgrades_are_ignored() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    for (number, protocol) in ["h2c", "echo", "websocket, h2c"].into_iter().enumerate() {
+        let lines = format!("upgrade: {protocol}\r\n");
+        let request = post_with("/pay", &format!("k{number}"), &lines, "1")
+            .replace("connection: close", "connection: close, upgrade");
+        for is_replay in [false, true] {
+            let reply = exchange(proxy.address, &request).await;
+            assert_eq!(
+                (reply.status(), reply.is_replay()),
+                (201, is_replay),
+                "{reply:?}"
+            );
+        }
+    }
+    let get =
+        "GET /open/x HTTP/1.1\r\nhost: a\r\nconnection: close, upgrade\r\nupgrade: h2c\r\n\r\n";
+    assert_eq!(exchange(proxy.address, get).await.status(), 201);
+    for request in upstream.requests() {
+        assert!(
+            !request.to_ascii_lowercase().contains("upgrade"),
+            "{request}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn body_of_get_reaches_upstream() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    let request = "GET /search HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n5\r\nquery\r\n0\r\n\r\n";
+    assert_eq!(exchange(proxy.address, request).await.status(), 201);
+    let requests = upstream.requests();
+    assert!(
+        requests[0].ends_with("5\r\nquery\r\n0\r\n\r\n"),
+        "{requests:?}"
+    );
+    let plain = "GET /search HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+    assert_eq!(exchange(proxy.address, plain).await.status(), 201);
+    let requests = upstream.requests();
+    assert!(
+        !requests[1]
+            .to_ascii_lowercase()
+            .contains("transfer-encoding"),
+        "{requests:?}"
+    );
+}
+
+/// An open request outlasts the timeout of idle connections.
+#[tokio::test]
+async fn idle_connection_with_http2_is_closed() {
+    let upstream = echo().await;
+    let text = config(upstream.addr(), "", "").replace("[admin]", "idle_timeout = \"1s\"\n[admin]");
+    let proxy = Served::start(&text).await;
+    let stream = TcpStream::connect(proxy.address).await.unwrap();
+    let (sender, connection) = h2::client::handshake(stream).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let mut sender = sender.ready().await.unwrap();
+    let request = http::Request::post("http://a/open/echo").body(()).unwrap();
+    let (response, mut upload) = sender.send_request(request, false).unwrap();
+    let mut body = bounded(response).await.unwrap().into_body();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    upload.send_data(Bytes::from_static(b"late"), true).unwrap();
+    assert_eq!(bounded(body.data()).await.unwrap().unwrap(), "late");
+    while bounded(body.data()).await.is_some() {}
+    drop((body, upload));
+    // Without the timeout it stays open.
+    bounded(connection).await.unwrap().unwrap();
+    drop(sender);
 }

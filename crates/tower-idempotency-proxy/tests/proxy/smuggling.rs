@@ -21,6 +21,13 @@ async fn ambiguous_messages_are_refused() {
         "POST /pay HTTP/1.1\r\ncontent-length: 0\r\n\r\n",
         "POST /a/../pay HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n",
         "POST /pay%2fx HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n",
+        "POST /pay/;7 HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n",
+        "POST /pay HTTP/1.1\r\nhost: a b\r\ncontent-length: 0\r\n\r\n",
+        "POST /pay HTTP/1.1\r\nhost: \r\ncontent-length: 0\r\n\r\n",
+        "POST /pay HTTP/1.1\r\nhost: a@b\r\ncontent-length: 0\r\n\r\n",
+        // Django and Hypercorn change the method to capital letters.
+        "post /pay HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n",
+        "PoST /pay HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n",
     ] {
         for mode in ["", "/open"] {
             let request = head.replacen(" /", &format!(" {mode}/"), 1);

@@ -308,7 +308,7 @@ async fn operators_resolve_attention_in_redis() {
     assert!(matches!(leased, Ok(Acquired::Granted { .. })));
 
     let docs = include_str!("../../../docs/operations/by-hand.md");
-    let [find, retry] = ["Find", "Retry"].map(|words| documented(docs, "lua", words));
+    let [find, free, retry] = ["Find", "Free", "Retry"].map(|words| documented(docs, "lua", words));
     let eval = |code: &str, key: &str| server.command(&["EVAL", code, "1", key]);
     let keys = server.command(&["KEYS", "idempotency:[0-9a-f]*"]);
     let mut found: Vec<_> = keys.lines().filter(|key| eval(&find, key) == "1").collect();
@@ -321,11 +321,12 @@ async fn operators_resolve_attention_in_redis() {
     assert_eq!(record(found[0]).code(), "refund-failed");
     assert_eq!(record(found[0]).reason(), "refund re_1");
 
-    assert_eq!(server.command(&["DEL", found[0]]), "1");
+    assert_eq!(eval(&free, found[0]), "1");
     service.is_executed("a", 5, false).await;
 
     assert_eq!(eval(&retry, found[1]), "1");
     assert_eq!(eval(&retry, found[1]), "0", "twice");
+    assert_eq!(eval(&free, found[1]), "0", "after a retry");
     let other = send(&service.app, post("/cancel", "b", "another")).await;
     assert_eq!(other.code(), "key-reused");
     service.is_executed("b", 6, true).await;

@@ -33,7 +33,7 @@ pub fn consequence(decision: &str) -> &'static str {
             "The next request with the key executes as the first one: an effect that did happen would happen twice."
         }
         "retry" => {
-            "The next equal request executes once more, whatever the orphan policy is, and its handler sees a takeover."
+            "The next equal request executes once more under TakeOver and Refuse, and its handler sees a takeover. Under Never it is still rejected."
         }
         "complete" => "Each retry gets this response from now on.",
         "needs-attention" => "Each retry is rejected with the code from now on.",

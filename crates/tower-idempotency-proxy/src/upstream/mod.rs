@@ -15,6 +15,7 @@ use http::{
     HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, header, request,
     uri::PathAndQuery,
 };
+use http_body::Body as _;
 use hyper::upgrade::OnUpgrade;
 use tower_idempotency::{Lease, NeedsAttention, Retention};
 use tower_service::Service;

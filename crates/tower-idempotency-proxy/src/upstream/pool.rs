@@ -5,6 +5,7 @@
 use std::{
     collections::VecDeque,
     error::Error,
+    future::poll_fn,
     mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -61,32 +62,49 @@ pub(crate) type Stream = Arc<OpenStream>;
 
 /// Counts a stream of a connection as open until it is dropped.
 #[derive(Debug)]
-pub(crate) struct OpenStream(Arc<AtomicUsize>);
+pub(crate) struct OpenStream(Arc<Streams>);
 
 impl OpenStream {
-    fn new(open: &Arc<AtomicUsize>) -> Stream {
-        open.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self(Arc::clone(open)))
+    fn new(streams: &Arc<Streams>) -> Stream {
+        streams.open.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Self(Arc::clone(streams)))
     }
 }
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The numbers of streams of a connection.
+#[derive(Debug, Default)]
+struct Streams {
+    open: AtomicUsize,
+    /// The number that the upstream allows now.
+    limit: AtomicUsize,
+}
+
+impl Streams {
+    fn update(&self, limit: usize) {
+        self.limit.store(limit, Ordering::Relaxed);
     }
 }
 
 /// A connection with HTTP/2.
 struct SharedConnection {
     sender: http2::SendRequest<RequestBody>,
-    /// Number of open streams.
-    open: Arc<AtomicUsize>,
+    streams: Arc<Streams>,
 }
 
 impl SharedConnection {
     /// Returns `true` if a request would be sent at once. hyper queues a request that exceeds the limit of the upstream.
     fn has_room(&self) -> bool {
-        self.open.load(Ordering::Relaxed) < self.sender.current_max_send_streams()
+        self.open_streams() < self.streams.limit.load(Ordering::Relaxed)
+    }
+
+    fn open_streams(&self) -> usize {
+        self.streams.open.load(Ordering::Relaxed)
     }
 }
 
@@ -193,7 +211,7 @@ impl Pool {
     /// Opens no further stream on the connection of this one.
     async fn discard(&self, stream: &Stream) {
         let mut shared = self.shared.lock().await;
-        shared.retain(|connection| !Arc::ptr_eq(&connection.open, &stream.0));
+        shared.retain(|connection| !Arc::ptr_eq(&connection.streams, &stream.0));
     }
 
     /// Waits for the head of a response. The timeout restarts when the upstream reads from the request body.
@@ -300,10 +318,10 @@ impl Pool {
             let mut is_first = true;
             shared.retain(|connection| {
                 !connection.sender.is_closed()
-                    && (mem::take(&mut is_first) || connection.open.load(Ordering::Relaxed) > 0)
+                    && (mem::take(&mut is_first) || connection.open_streams() > 0)
             });
             if let Some(connection) = shared.iter().find(|connection| connection.has_room()) {
-                let stream = OpenStream::new(&connection.open);
+                let stream = OpenStream::new(&connection.streams);
                 return Ok((connection.sender.clone(), stream, false));
             }
             let io = TokioIo::new(self.target.connect().await?);
@@ -313,14 +331,22 @@ impl Pool {
                 .initial_stream_window_size(STREAM_WINDOW)
                 .initial_connection_window_size(CONNECTION_WINDOW);
             let (sender, connection) = builder.handshake(io).await?;
+            let streams = Arc::<Streams>::default();
+            let limits = Arc::clone(&streams);
+            limits.update(connection.current_max_send_streams());
             tokio::spawn(async move {
-                let _ = connection.await;
+                let mut connection = std::pin::pin!(connection);
+                let ended = poll_fn(|cx| {
+                    let polled = connection.as_mut().poll(cx);
+                    limits.update(connection.current_max_send_streams());
+                    polled
+                });
+                let _ = ended.await;
             });
-            let open = Arc::default();
-            let stream = OpenStream::new(&open);
+            let stream = OpenStream::new(&streams);
             shared.push(SharedConnection {
                 sender: sender.clone(),
-                open,
+                streams,
             });
             Ok::<_, Cause>((sender, stream, true))
         };

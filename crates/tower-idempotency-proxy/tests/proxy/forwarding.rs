@@ -191,7 +191,7 @@ async fn each_spelling_of_path_is_protected() {
         "/p%61y?a=b",
         "/PAY",
         "/pay;a=b",
-        "/;a/pay%3B",
+        "/pay%3B",
     ] {
         let reply = exchange(proxy.address, without_key.replace("/pay", path)).await;
         assert!(reply.is_problem("missing-key"), "{path}: {reply:?}");

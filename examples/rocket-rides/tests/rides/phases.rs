@@ -119,10 +119,10 @@ async fn completer_finishes_abandoned_rides() {
 
     // The rides are not lost if the completer cannot finish them either.
     let swept = harness.completer.sweep().await.expect("a sweep");
-    assert_eq!((swept.found, swept.failed), (2, 2), "{swept:?}");
+    assert_eq!((swept.due, swept.failed), (2, 2), "{swept:?}");
     harness.set_mood(Mood::Well).await;
     let swept = harness.completer.sweep().await.expect("a sweep");
-    assert_eq!((swept.found, swept.executed), (2, 2), "{swept:?}");
+    assert_eq!((swept.due, swept.executed), (2, 2), "{swept:?}");
 
     let mut rides = harness.rides().await;
     rides.sort();
@@ -137,7 +137,7 @@ async fn completer_finishes_abandoned_rides() {
     assert!(late.is_replay(), "{late:?}");
     assert_eq!(late.status, StatusCode::PAYMENT_REQUIRED);
     let swept = harness.completer.sweep().await.expect("a sweep");
-    assert_eq!(swept.found, 0, "{swept:?}");
+    assert_eq!(swept.due, 0, "{swept:?}");
 }
 
 /// Only the client knows its request, and it retries.
@@ -154,7 +154,7 @@ async fn completer_records_nothing_without_checkpoint() {
         let begun = sqlx::query(begun).execute(&harness.pool).await;
         assert_eq!(begun.expect("begun").rows_affected(), 1);
         let swept = harness.completer.sweep().await.expect("a sweep");
-        assert_eq!(swept.found, 1, "{swept:?}");
+        assert_eq!(swept.due, 1, "{swept:?}");
         let open = "select count(*) from tower_idempotency where record is null";
         let open: i64 = sqlx::query_scalar(open)
             .fetch_one(&harness.pool)
@@ -189,7 +189,7 @@ async fn provider_is_not_called_after_charge_key_expiry() {
     // The completer fails, and each attempt extends the retention of the orphans.
     harness.age_rides("22 hours").await;
     let swept = harness.completer.sweep().await.expect("a sweep");
-    assert_eq!((swept.found, swept.failed), (2, 2), "{swept:?}");
+    assert_eq!((swept.due, swept.failed), (2, 2), "{swept:?}");
     harness.age_rides("3 hours").await;
     harness.forget_keys().await;
     harness.set_mood(Mood::Well).await;
@@ -201,7 +201,7 @@ async fn provider_is_not_called_after_charge_key_expiry() {
         "{response:?}"
     );
     let swept = harness.completer.sweep().await.expect("a sweep");
-    assert_eq!((swept.found, swept.executed), (1, 1), "{swept:?}");
+    assert_eq!((swept.due, swept.executed), (1, 1), "{swept:?}");
     for (key, card) in [("k", "card-1"), ("l", "card-2")] {
         let late = harness.ride(key, card).await;
         assert_eq!(late.status, StatusCode::CONFLICT, "{late:?}");

@@ -14,7 +14,7 @@ pub fn next_request(entry: &Entry) -> &'static str {
     match entry.state() {
         State::InProgress => "A retry waits or is rejected while the lease lasts.",
         State::Orphaned if entry.retry_allowed => {
-            "The next equal request executes once more, whatever the orphan policy is."
+            "The next equal request executes once more, unless the service never takes over."
         }
         State::Orphaned => {
             "A retry executes again under the policy that takes over, and is rejected under the policy that refuses."

@@ -162,10 +162,10 @@ mod tests {
         let expected = [
             ("#expires", "expires"),
             ("#granted", "granted"),
-            ("#orphan_retention", "orphan_retention"),
-            ("#orphan_retention_seconds", "orphan_retention_seconds"),
             ("#lease_ends", "lease_ends"),
             ("#mine", token_name.as_str()),
+            ("#orphan_retention", "orphan_retention"),
+            ("#orphan_retention_seconds", "orphan_retention_seconds"),
             ("#status", "status"),
             ("#token", "token"),
             ("#ttl", "ttl"),

@@ -160,7 +160,7 @@ fn wrong_files_name_line_and_nearest_name() {
         ),
         (
             with_route("unknown = \"retry\""),
-            "line 10: unknown value `retry`, expected attention, hold, free",
+            "line 10: unknown value `retry`, expected attention, orphan, free",
         ),
         (
             with_route("unknown_statuses = [404]"),

@@ -212,7 +212,7 @@ fn coverage_of_unsafe_requests_is_counted() {
         ("POST /pay HTTP/1.1\r\nhost: a\r\nidempotency-key: k\r\n", 3),
         ("POST /pay HTTP/1.1\r\nhost: a\r\n", 2),
         (
-            "POST /pay HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: echo\r\n",
+            "POST /pay HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n",
             1,
         ),
         ("POST /open/pay HTTP/1.1\r\nhost: a\r\n", 1),

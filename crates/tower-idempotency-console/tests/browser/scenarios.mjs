@@ -53,6 +53,8 @@ const checkNames = async (page) => {
 
 // Fails if a text has less contrast than 4.5 against its background.
 const checkContrast = async (page) => {
+  // Without its styles a page has other colours.
+  await page.waitForLoadState("load");
   const low = await page.evaluate(() => {
     const parse = (color) => (color.match(/[\d.]+/g) || []).map(Number);
     const luminance = ([r, g, b]) => {

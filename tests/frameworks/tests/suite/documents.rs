@@ -2,7 +2,6 @@
 
 use aide::axum::{ApiRouter, routing::post};
 use http::StatusCode;
-use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use tower_idempotency::{IdempotencyLayer, MemoryStore};
 use utoipa::OpenApi as _;
@@ -17,18 +16,12 @@ async fn save_draft() -> StatusCode {
     StatusCode::CREATED
 }
 
-/// Adds the policy of a layer to a generated document, and returns it in the type of the generator.
-fn described<D: Serialize + DeserializeOwned>(generated: &D) -> D {
+/// Adds the policy of a layer to a generated document.
+fn assert_is_describable(mut document: Value) {
     let policy = IdempotencyLayer::new(MemoryStore::new()).policy();
-    let mut document = serde_json::to_value(generated).expect("JSON");
     policy
         .describe(&mut document, |path, _method| path == "/payments")
         .expect("a document that can be described");
-    serde_json::from_value(document).expect("a document of the generator")
-}
-
-fn assert_described(document: &impl Serialize) {
-    let document = serde_json::to_value(document).expect("JSON");
     let operation = |path: &str| document["paths"][path]["post"].clone();
     let payment = operation("/payments");
     assert!(payment["responses"]["201"].is_object(), "{payment}");
@@ -61,7 +54,7 @@ fn utoipa_document_gets_policy() {
     #[openapi(paths(pay, save_draft))]
     struct Api;
 
-    assert_described(&described(&Api::openapi()));
+    assert_is_describable(serde_json::to_value(Api::openapi()).expect("JSON"));
 }
 
 #[test]
@@ -76,6 +69,5 @@ fn aide_document_gets_policy() {
     for path in ["/payments", "/drafts"] {
         generated["paths"][path]["post"]["responses"]["201"]["description"] = "Done".into();
     }
-    let api: aide::openapi::OpenApi = serde_json::from_value(generated).expect("a document");
-    assert_described(&described(&api));
+    assert_is_describable(generated);
 }

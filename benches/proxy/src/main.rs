@@ -30,6 +30,10 @@ use tokio::net::TcpListener;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
+// As in the proxy under test.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     let arguments: Vec<String> = env::args().skip(1).collect();

@@ -22,6 +22,10 @@ use self::{
     failure::Exit,
 };
 
+// The proxy allocates in each request. The allocators of glibc and of musl would take longer.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     // An error of the command line ends the process with 2.
     let cli = Cli::parse();

@@ -58,6 +58,8 @@ pub(crate) struct ScopedKey {
     pub(crate) id: EntryId,
     /// Digest by which the store and the limits of the layer account for the caller.
     pub(crate) scope: ScopeDigest,
+    /// Digest of the whole principal.
+    pub(crate) principal: ScopeDigest,
 }
 
 /// ID of the entry of a request.

@@ -22,8 +22,8 @@ use crate::{
     response::{
         self, disposition,
         reject::{
-            admission_error, outcome_pending, store_unavailable, unfinished_transaction,
-            unreadable_record,
+            admission_error, outcome_pending, outcome_unknown, store_unavailable,
+            unfinished_transaction, unreadable_record,
         },
     },
     store::{Claim, Fingerprint, KeyId, StoreError, Token, Ttl},
@@ -208,10 +208,12 @@ impl IdempotencyLayer {
         let attempt = Attempt {
             claim,
             key: None,
+            principal: None,
             is_nested: false,
             permit,
         };
-        Detachable::armed(execute(context, attempt, work), caller).await
+        let ended = Detachable::armed(execute(context, attempt, work), caller).await?;
+        Ok(ended.outcome)
     }
 
     /// Returns the ID of the entry of [`run_once`](Self::run_once) with this key.
@@ -263,12 +265,28 @@ enum WorkResult<T, E> {
     Unfinished,
 }
 
+/// Outcome of [`execute`].
+pub(crate) struct Ended<T, E> {
+    pub(crate) outcome: Outcome<T, E>,
+    /// `true` if a retry may get another outcome.
+    pub(crate) can_change: bool,
+}
+
+impl<T, E> Ended<T, E> {
+    fn can_change(outcome: Outcome<T, E>) -> Self {
+        Self {
+            outcome,
+            can_change: true,
+        }
+    }
+}
+
 /// Acquires the lease, runs the work and finishes the lease.
 pub(crate) async fn execute<T, E, W, F>(
     context: Context,
     attempt: Attempt,
     work: W,
-) -> Result<Outcome<T, E>, Error>
+) -> Result<Ended<T, E>, Error>
 where
     W: FnOnce(Lease) -> F,
     F: Future<Output = Result<T, WorkError<E>>>,
@@ -283,11 +301,24 @@ where
             let begun = grant.begin(&context, None, None).await;
             begun.map_err(|error| admission_error(rules, error).with_entry(&id))?
         }
-        AcquireOutcome::Mismatch => return Ok(Outcome::Mismatch),
-        AcquireOutcome::InProgress { expires_in } => return Ok(Outcome::InProgress { expires_in }),
-        AcquireOutcome::Orphaned { since } => return Ok(Outcome::Orphaned { since }),
-        AcquireOutcome::Completed(record) => return replayed(rules, &id, &record),
-        AcquireOutcome::OverLimit(error) => return Err(admission_error(rules, error)),
+        AcquireOutcome::Mismatch { completed } => {
+            return Ok(Ended {
+                outcome: Outcome::Mismatch,
+                can_change: !completed,
+            });
+        }
+        AcquireOutcome::InProgress { expires_in } => {
+            return Ok(Ended::can_change(Outcome::InProgress { expires_in }));
+        }
+        AcquireOutcome::Orphaned { since } => {
+            return Ok(Ended::can_change(Outcome::Orphaned { since }));
+        }
+        AcquireOutcome::Completed(record) => {
+            return replayed(rules, &id, &record).map(Ended::can_change);
+        }
+        AcquireOutcome::OverLimit(error) => {
+            return Err(admission_error(rules, error).with_entry(&id));
+        }
         AcquireOutcome::Failed(failed) => {
             let error = failed.release_in_background(&context);
             return Err(store_unavailable(rules, error.into_source()).with_entry(&id));
@@ -333,7 +364,7 @@ where
             }
         })
         .await;
-    match finished {
+    let outcome = match finished {
         Finished::Own => match result {
             WorkResult::Value(value) => Ok(Outcome::Executed(value)),
             WorkResult::NeedsAttention(_, error) | WorkResult::Failed(error) => {
@@ -355,8 +386,16 @@ where
         {
             replayed(rules, &id, &record)
         }
-        Finished::Stored(_) | Finished::Unknown { .. } => unconfirmed(rules, &id, result),
-    }
+        Finished::Stored(_) => unconfirmed(rules, &id, result, true),
+        Finished::Unknown { retryable } => {
+            let outcome = unconfirmed(rules, &id, result, retryable)?;
+            return Ok(Ended {
+                outcome,
+                can_change: retryable,
+            });
+        }
+    };
+    outcome.map(Ended::can_change)
 }
 
 impl<T, E> From<Result<T, WorkError<E>>> for WorkResult<T, E> {
@@ -376,13 +415,15 @@ fn unconfirmed<T, E>(
     rules: &response::rules::Rules,
     id: &KeyId,
     result: WorkResult<T, E>,
+    retryable: bool,
 ) -> Result<Outcome<T, E>, Error> {
     match result {
         WorkResult::Value(value) => Ok(Outcome::LeaseLost(value)),
         WorkResult::NeedsAttention(_, error) | WorkResult::Failed(error) => {
             Ok(Outcome::Unknown(error))
         }
-        WorkResult::Unfinished => Err(outcome_pending(rules).with_entry(id)),
+        WorkResult::Unfinished if retryable => Err(outcome_pending(rules).with_entry(id)),
+        WorkResult::Unfinished => Err(outcome_unknown().with_entry(id)),
     }
 }
 

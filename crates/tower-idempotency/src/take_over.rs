@@ -103,6 +103,7 @@ impl IdempotencyLayer {
             let attempt = Attempt {
                 claim,
                 key: None,
+                principal: None,
                 is_nested: false,
                 permit,
             };
@@ -113,7 +114,7 @@ impl IdempotencyLayer {
                     grant.release_unused(&context).await;
                     return Ok(TakeOverOutcome::NoOrphan);
                 }
-                AcquireOutcome::Mismatch
+                AcquireOutcome::Mismatch { .. }
                 | AcquireOutcome::InProgress { .. }
                 | AcquireOutcome::Orphaned { .. }
                 | AcquireOutcome::Completed(_) => return Ok(TakeOverOutcome::NoOrphan),

@@ -2,9 +2,7 @@
 
 pub(crate) mod preset;
 
-use std::fmt;
-#[cfg(feature = "grpc")]
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 #[cfg(feature = "grpc")]
 use http::header;
@@ -29,6 +27,9 @@ pub(crate) struct Config {
     pub(crate) enforcement: EnforcementSwitch,
     #[cfg(feature = "grpc")]
     pub(crate) grpc: Option<GrpcMethods>,
+    /// The settings of the layer, if these are its settings for gRPC calls.
+    #[cfg(feature = "grpc")]
+    pub(crate) of_layer: Option<Arc<Config>>,
 }
 
 impl Config {
@@ -50,11 +51,21 @@ impl Config {
         orphan_retention.unwrap_or(self.response.retention)
     }
 
+    /// Returns `true` if these are settings of the layer with the settings `layer`.
+    pub(crate) fn is_of_layer(self: &Arc<Self>, layer: &Arc<Self>) -> bool {
+        #[cfg(feature = "grpc")]
+        if let Some(of_layer) = &self.of_layer {
+            return Arc::ptr_eq(of_layer, layer);
+        }
+        Arc::ptr_eq(self, layer)
+    }
+
     /// Returns the settings for gRPC calls of protected methods, or `None` if no method is protected.
     #[cfg(feature = "grpc")]
-    pub(crate) fn for_grpc(&self) -> Option<Self> {
+    pub(crate) fn for_grpc(self: &Arc<Self>) -> Option<Self> {
         let methods = self.grpc.as_ref()?;
-        let mut config = self.clone();
+        let mut config = Self::clone(self);
+        config.of_layer = Some(Arc::clone(self));
         config.request.grpc = Some(methods.clone());
         config.response.grpc = Some(methods.clone());
         config.response.error_response = response::rules::ErrorResponse::Grpc;

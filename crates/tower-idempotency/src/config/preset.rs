@@ -176,6 +176,8 @@ fn recommended() -> Config {
         enforcement: EnforcementSwitch::default(),
         #[cfg(feature = "grpc")]
         grpc: None,
+        #[cfg(feature = "grpc")]
+        of_layer: None,
     }
 }
 

@@ -22,7 +22,7 @@ use crate::{
     limits::{AdmissionError, InFlightPermit},
     record::ExecutionTrace,
     request::key::RequestKey,
-    store::{Acquired, Claim, Fingerprint, KeyId, OrphanPolicy},
+    store::{Acquired, Claim, Fingerprint, KeyId, OrphanPolicy, ScopeDigest},
     store_client::{AcquireReply, CallError},
     telemetry,
 };
@@ -32,6 +32,8 @@ pub(crate) struct Attempt {
     pub(crate) claim: Claim,
     /// Key of the request. `None` outside HTTP.
     pub(crate) key: Option<RequestKey>,
+    /// Digest of the principal of the request. `None` outside HTTP.
+    pub(crate) principal: Option<ScopeDigest>,
     /// `true` if an outer layer holds a lease for the request.
     pub(crate) is_nested: bool,
     pub(crate) permit: InFlightPermit,
@@ -41,8 +43,8 @@ pub(crate) struct Attempt {
 pub(crate) enum AcquireOutcome {
     /// The store granted the lease.
     Granted(GrantedAttempt),
-    /// The key was used with another request.
-    Mismatch,
+    /// The key was used with another request. If that request is not `completed`, its key may become free.
+    Mismatch { completed: bool },
     /// Another execution holds the lease.
     InProgress { expires_in: Duration },
     /// An earlier execution ended without an outcome, and the orphan policy refuses a takeover.
@@ -188,7 +190,8 @@ impl Attempt {
             self.release_in_background(context);
         }
         if is_mismatch {
-            return AcquireOutcome::Mismatch;
+            let completed = matches!(acquired, Acquired::Completed { .. });
+            return AcquireOutcome::Mismatch { completed };
         }
         match acquired {
             Acquired::Granted { .. } => unreachable!("returned above"),
@@ -230,7 +233,7 @@ impl AcquireOutcome {
     /// Logs and counts the reason why the request is not executed. A replay is logged when its record is decoded.
     pub(crate) fn log(&self, id: &KeyId) {
         match self {
-            Self::Mismatch => telemetry::mismatch(id),
+            Self::Mismatch { .. } => telemetry::mismatch(id),
             Self::InProgress { .. } => telemetry::in_progress(id),
             Self::Orphaned { .. } => telemetry::orphaned(id),
             Self::Granted(_) | Self::Completed(_) | Self::OverLimit(_) | Self::Failed(_) => {}
@@ -292,6 +295,7 @@ impl GrantedAttempt {
                 Attempt {
                     claim,
                     key,
+                    principal,
                     is_nested,
                     permit,
                 },
@@ -307,6 +311,7 @@ impl GrantedAttempt {
             caller: Arc::clone(permit.caller()),
             claim,
             key,
+            principal,
             is_nested,
             generation,
             takeover,

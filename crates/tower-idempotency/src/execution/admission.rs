@@ -210,6 +210,7 @@ pub(super) fn acquire_now(
         permit,
     } = arrival;
     let (config, shared) = (&*context.config, &context.shared);
+    let principal = scoped.principal;
     let terms = config.lease_terms(shared.owner, shared.store.has_operations());
     let mut found = None;
     let new_token = |id: &KeyId| {
@@ -245,6 +246,7 @@ pub(super) fn acquire_now(
     let attempt = Attempt {
         claim,
         key: Some(key),
+        principal: Some(principal),
         is_nested: is_nested(&head.extensions),
         permit,
     };
@@ -344,7 +346,7 @@ fn decide(
             let unread = &context.shared.unread_replays;
             return Acquired::Respond(unread.replay(rules, buffer, id, &record));
         }
-        AcquireOutcome::Mismatch => key_reused(config.request.key_reuse.status()),
+        AcquireOutcome::Mismatch { .. } => key_reused(config.request.key_reuse.status()),
         AcquireOutcome::InProgress { .. } => {
             in_progress(rules, config.execution.concurrent_requests.status())
         }

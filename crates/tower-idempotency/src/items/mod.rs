@@ -31,15 +31,13 @@ use crate::{
     limits::{Caller, InFlightPermit},
     panics::catch_panic,
     request::{
-        find_scope,
-        fingerprint::original_path_and_query,
-        item_operation,
-        key::{IdempotencyKey, RequestKey},
+        find_scope, item_operation,
+        key::IdempotencyKey,
         principal::{Identity, PrincipalError},
         validate_item_key,
     },
     response::reject::{admission_error, store_unavailable},
-    run_once::{self, Outcome, WorkError},
+    run_once::{self, Ended, Outcome, WorkError},
     store::{Claim, Fingerprint, KeyId, ScopeDigest, Token},
 };
 
@@ -94,7 +92,7 @@ impl IdempotencyLayer {
         })?;
         let request: Option<Lease> = head.extensions.get().cloned();
         if let Some(lease) = &request
-            && belongs_to_other(lease, &context.config, scope.account)
+            && belongs_to_other(lease, &context.config, scope.principal)
         {
             return Err(Error::new(
                 ErrorKind::PrincipalMissing,
@@ -104,13 +102,11 @@ impl IdempotencyLayer {
         if scope.identity == Identity::Anonymous {
             context.shared.warnings.anonymous();
         }
-        // As for requests, the same content for another endpoint is another item.
-        let mut fingerprint = FieldDigest::new(context.config.request.secret.as_ref());
-        fingerprint
-            .field(b"item fingerprint")
-            .field(VERSION)
-            .field(head.method.as_str().as_bytes())
-            .field(original_path_and_query(head).as_bytes());
+        // As for requests, the same content for another endpoint or account is another item.
+        let rules = &context.config.request;
+        let mut fingerprint = FieldDigest::new(rules.secret.as_ref());
+        fingerprint.field(b"item fingerprint").field(VERSION);
+        rules.fingerprint.add_head(head, None, &mut fingerprint);
         Ok(Items {
             context,
             scope: scope.hash,
@@ -307,7 +303,8 @@ impl Items {
                 }
                 Entry::Occupied(_) => {
                     let outcome = ItemOutcome::Returned(Outcome::Mismatch);
-                    ResultSource::Decided(Arc::new(SharedResult::new(config, &id, outcome)))
+                    let result = SharedResult::new(config, &id, outcome, false);
+                    ResultSource::Decided(Arc::new(result))
                 }
             });
         }
@@ -350,7 +347,7 @@ impl Items {
                     Ok(item) => drop(running.spawn(
                         async move { (index, catch_panic(pin!(item)).await) }.in_current_span(),
                     )),
-                    Err(error) => ended[index] = Some(ItemOutcome::Rejected(error)),
+                    Err(error) => ended[index] = Some((ItemOutcome::Rejected(error), true)),
                 }
             }
             let Some(joined) = running.join_next().await else {
@@ -361,18 +358,18 @@ impl Items {
                 continue;
             };
             ended[index] = Some(match result {
-                Ok(Ok(outcome)) => ItemOutcome::Returned(outcome),
+                Ok(Ok(ended)) => (ItemOutcome::Returned(ended.outcome), ended.can_change),
                 Ok(Err(error)) => {
                     is_store_down |= is_outage(&error);
-                    ItemOutcome::Rejected(error)
+                    (ItemOutcome::Rejected(error), true)
                 }
-                Err(_panic) => ItemOutcome::Panicked,
+                Err(_panic) => (ItemOutcome::Panicked, true),
             });
         }
         let results = ids.iter().zip(ended);
-        let results = results.map(|(id, outcome)| {
-            let outcome = outcome.unwrap_or(ItemOutcome::Panicked);
-            Arc::new(SharedResult::new(config, id, outcome))
+        let results = results.map(|(id, ended)| {
+            let (outcome, can_change) = ended.unwrap_or((ItemOutcome::Panicked, true));
+            Arc::new(SharedResult::new(config, id, outcome, can_change))
         });
         results.collect()
     }
@@ -398,7 +395,7 @@ impl Items {
         permit: InFlightPermit,
         first: UniqueItem<P>,
         work: W,
-    ) -> Result<Detachable<Result<Outcome<T, E>, Error>>, Error>
+    ) -> Result<Detachable<Result<Ended<T, E>, Error>>, Error>
     where
         P: Send + 'static,
         W: FnOnce(P, Lease) -> F + Send + 'static,
@@ -429,6 +426,7 @@ impl Items {
         let attempt = Attempt {
             claim,
             key: None,
+            principal: None,
             is_nested: false,
             permit,
         };
@@ -465,12 +463,12 @@ fn is_over_limit(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::CallerLimit | ErrorKind::Overloaded)
 }
 
-/// Returns `true` if the caller of the request with this lease is not the one with this account. A middleware may have removed the
-/// credentials, and all such callers would share their items.
-fn belongs_to_other(lease: &Lease, config: &Arc<Config>, account: ScopeDigest) -> bool {
+/// Returns `true` if the request with this lease has another principal.
+///
+/// A middleware may have removed credentials. All callers without them would share their items.
+fn belongs_to_other(lease: &Lease, config: &Arc<Config>, principal: ScopeDigest) -> bool {
     let grant = &lease.0.grant;
-    let is_named = matches!(grant.key, Some(RequestKey::Named(..)));
-    !is_named && Arc::ptr_eq(&grant.config, config) && grant.claim.scope != Some(account)
+    grant.config.is_of_layer(config) && grant.principal != Some(principal)
 }
 
 /// Returns `true` if the store did not reply. The error of an unreadable record has no delay: it concerns one item alone.

@@ -24,8 +24,8 @@ pub struct Item<P> {
 impl<P> Item<P> {
     /// Creates an item with its key, its fingerprint and the input of its work.
     ///
-    /// The client chooses the key. The layer checks it like the key of a request: length, characters, and
-    /// [`with_key_check`](crate::IdempotencyLayer::with_key_check).
+    /// The client chooses the key. The layer checks its length and
+    /// [`with_key_check`](crate::IdempotencyLayer::with_key_check), as for requests. It may have any characters.
     ///
     /// The fingerprint contains the content of the item, such as its JSON. The layer stores only a digest of it. If it omits a
     /// member, two items that differ only there count as one.
@@ -73,16 +73,27 @@ pub(super) struct SharedResult<T, E> {
     /// The error that a request with this outcome would get. `None` for values, failures and panics, and for rejected items,
     /// which have their own.
     error: Option<Error>,
+    /// `true` if a retry may get another outcome.
+    can_change: bool,
 }
 
 impl<T, E> SharedResult<T, E> {
-    pub(super) fn new(config: &Config, id: &KeyId, outcome: ItemOutcome<T, E>) -> Self {
+    pub(super) fn new(
+        config: &Config,
+        id: &KeyId,
+        outcome: ItemOutcome<T, E>,
+        can_change: bool,
+    ) -> Self {
         let error = match &outcome {
-            ItemOutcome::Returned(outcome) => error_of(config, outcome),
+            ItemOutcome::Returned(outcome) => error_of(config, outcome, can_change),
             ItemOutcome::Rejected(_) | ItemOutcome::Panicked => None,
         };
         let error = error.map(|error| error.with_entry(id));
-        Self { outcome, error }
+        Self {
+            outcome,
+            error,
+            can_change,
+        }
     }
 
     /// Creates the result of an item that has no entry.
@@ -90,6 +101,7 @@ impl<T, E> SharedResult<T, E> {
         Self {
             outcome: ItemOutcome::Rejected(error),
             error: None,
+            can_change: false,
         }
     }
 
@@ -103,7 +115,7 @@ impl<T, E> SharedResult<T, E> {
 }
 
 /// Returns the error that a request with this outcome would get.
-fn error_of<T, E>(config: &Config, outcome: &Outcome<T, E>) -> Option<Error> {
+fn error_of<T, E>(config: &Config, outcome: &Outcome<T, E>, can_change: bool) -> Option<Error> {
     let rules = &config.response;
     Some(match outcome {
         Outcome::Executed(_) | Outcome::Replayed(_) | Outcome::Failed(_) => return None,
@@ -118,7 +130,9 @@ fn error_of<T, E>(config: &Config, outcome: &Outcome<T, E>) -> Option<Error> {
         }
         Outcome::Mismatch => key_reused(config.request.key_reuse.status()),
         Outcome::Orphaned { .. } => outcome_unknown(),
-        Outcome::LeaseLost(_) | Outcome::Unknown(_) => outcome_pending(rules),
+        Outcome::LeaseLost(_) | Outcome::Unknown(_) if can_change => outcome_pending(rules),
+        // The record may have expired: a retry would repeat the effect.
+        Outcome::LeaseLost(_) | Outcome::Unknown(_) => outcome_unknown(),
     })
 }
 
@@ -172,18 +186,17 @@ impl<T, E> ItemResult<T, E> {
 
     /// Returns `true` if a retry of the batch would get the same result for this item.
     ///
-    /// Final are a value, a value that was not recorded, a mismatch and a malformed key. All other results can change: work that
-    /// failed runs again, and an operator may resolve a key.
+    /// Final are a value, a value that was not recorded, a mismatch with an item that was executed or is in the batch, and a
+    /// malformed key. All other results can change: work that failed runs again, and an operator may resolve a key.
     #[must_use]
     pub fn is_final(&self) -> bool {
         match self.outcome() {
-            ItemOutcome::Returned(outcome) => matches!(
-                outcome,
-                Outcome::Executed(_)
-                    | Outcome::Replayed(_)
-                    | Outcome::NotRecorded
-                    | Outcome::Mismatch
-            ),
+            ItemOutcome::Returned(outcome) => {
+                matches!(
+                    outcome,
+                    Outcome::Executed(_) | Outcome::Replayed(_) | Outcome::NotRecorded
+                ) || (matches!(outcome, Outcome::Mismatch) && !self.result.can_change)
+            }
             ItemOutcome::Rejected(error) => matches!(
                 error.kind(),
                 ErrorKind::MalformedKey | ErrorKind::KeyTooLong

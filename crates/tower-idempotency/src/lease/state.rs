@@ -21,7 +21,7 @@ use crate::{
     limits::{Buffer, Caller},
     record::{ExecutionTrace, Origin},
     request::key::RequestKey,
-    store::{Claim, KeyId, LeaseRef},
+    store::{Claim, KeyId, LeaseRef, ScopeDigest},
     store_client::StoreClient,
     telemetry,
 };
@@ -34,6 +34,8 @@ pub(crate) struct Grant {
     pub(crate) claim: Claim,
     /// Key of the request. `None` outside HTTP.
     pub(crate) key: Option<RequestKey>,
+    /// Digest of the principal of the request. `None` outside HTTP.
+    pub(crate) principal: Option<ScopeDigest>,
     /// `true` if an outer layer holds a lease for the request.
     pub(crate) is_nested: bool,
     pub(crate) generation: u64,

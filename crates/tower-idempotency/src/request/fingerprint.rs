@@ -282,7 +282,12 @@ impl FingerprintBy {
     }
 
     /// Adds the parts of the head that form the fingerprint.
-    fn add_head(&self, head: &request::Parts, media_type: Option<&str>, hash: &mut FieldDigest) {
+    pub(crate) fn add_head(
+        &self,
+        head: &request::Parts,
+        media_type: Option<&str>,
+        hash: &mut FieldDigest,
+    ) {
         let (original, path) = (original_path_and_query(head), path_and_query(&head.uri));
         hash.field(head.method.as_str().as_bytes())
             .field(original.as_bytes())

@@ -307,6 +307,8 @@ pub(crate) struct CallerScope {
     pub(crate) hash: FieldDigest,
     /// Digest by which the stores and the limits account for the caller.
     pub(crate) account: ScopeDigest,
+    /// Digest of the whole principal. Another one than `account` if the principal has several credentials.
+    pub(crate) principal: ScopeDigest,
     pub(crate) identity: Identity,
 }
 
@@ -322,12 +324,13 @@ pub(crate) fn find_scope(
     let mut identity = rules.principal.add_to_scope(head, &mut hash)?;
     // The stores and the limits account for the caller, whatever the key. A client that adds an invented credential or host
     // to its own must not get another share.
+    let principal = hash.scope_digest();
     let account = if identity == Identity::Combined {
         let mut account = new_scope(rules.secret.as_ref(), &rules.namespace);
         rules.principal.add_account(head, &mut account)?;
         account.scope_digest()
     } else {
-        hash.scope_digest()
+        principal
     };
     if let Some(mut all_callers) = all_callers {
         all_callers.field(b"all callers");
@@ -346,6 +349,7 @@ pub(crate) fn find_scope(
     Ok(CallerScope {
         hash,
         account,
+        principal,
         identity,
     })
 }
@@ -362,6 +366,7 @@ pub(crate) fn scope_key(
     let scoped = ScopedKey {
         id,
         scope: scope.account,
+        principal: scope.principal,
     };
     Ok((scoped, scope.identity))
 }

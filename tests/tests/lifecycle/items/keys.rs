@@ -15,7 +15,7 @@ use http::Response;
 use tests::{barrier::Barrier, creating, post, send};
 use tokio::time::{Instant, sleep, timeout};
 use tower_idempotency::{
-    ErrorKind, IdempotencyLayer, Lease, MemoryStore, Principal,
+    ErrorKind, FingerprintBy, IdempotencyLayer, Lease, MemoryStore, Principal,
     conformance::FaultInjector,
     items::{Item, ItemOutcome, ItemResult},
     run_once::{Outcome, WorkError},
@@ -351,4 +351,66 @@ async fn item_of_other_endpoint_is_mismatch() {
         statuses_of.push(statuses(&results)[0]);
     }
     assert_eq!((statuses_of, effects.total()), (vec![200, 422, 422], 1));
+}
+
+// S-421
+/// A platform acts for two accounts with one credential.
+#[tokio::test(start_paused = true)]
+async fn item_of_other_account_is_mismatch() {
+    let layer = layer().with_fingerprint(
+        FingerprintBy::raw_body().and_header(http::HeaderName::from_static("x-branch")),
+    );
+    let effects = Effects::new();
+    let mut statuses_of = Vec::new();
+    let accounts = [
+        ("stripe-account", "a"),
+        ("stripe-account", "a"),
+        ("stripe-account", "b"),
+        ("x-branch", "a"),
+        ("accept", "a"),
+    ];
+    for (name, value) in accounts {
+        let mut head = head_of("platform");
+        head.headers.insert(name, value.parse().expect("a value"));
+        let effects = effects.clone();
+        let work = async move |key: String, _lease: Lease| {
+            effects.add(&key);
+            Ok::<_, WorkError<Infallible>>(key)
+        };
+        let batch = layer.items(&head).expect("a principal");
+        let results = batch.run(items(&["p-1"]), work).await.expect("results");
+        statuses_of.push(statuses(&results)[0]);
+    }
+    assert_eq!(statuses_of, [200, 200, 422, 422, 422]);
+    assert_eq!(effects.total(), 1);
+}
+
+// S-422
+/// The other request fails and frees the key, so a retry of the mismatch can succeed.
+#[tokio::test(start_paused = true)]
+async fn mismatch_with_running_item_is_not_final() {
+    let (layer, barrier) = (layer(), Barrier::closed());
+    let first = {
+        let (layer, barrier) = (layer.clone(), barrier.clone());
+        tokio::spawn(async move {
+            let work = async move |_: String, _lease: Lease| {
+                barrier.pass().await;
+                Err::<String, _>(WorkError::Release("declined"))
+            };
+            let batch = layer.items(&head_of("alice")).expect("a principal");
+            batch
+                .run(vec![Item::new("p-1", "7 EUR", String::new())], work)
+                .await
+        })
+    };
+    barrier.arrival().await;
+    let effects = Effects::new();
+    let other = || vec![Item::new("p-1", "8 EUR", "8 EUR".to_owned())];
+    let results = run(&layer, &effects, other()).await.expect("results");
+    assert_eq!((statuses(&results)[0], results[0].is_final()), (422, false));
+    barrier.open_for_good();
+    drop(first.await.expect("no panic"));
+    let results = run(&layer, &effects, other()).await.expect("results");
+    assert_eq!((statuses(&results)[0], results[0].is_final()), (200, true));
+    assert_eq!(effects.count("8 EUR"), 1);
 }

@@ -16,7 +16,7 @@ use tests::{TestResponse, barrier::Barrier, send};
 use tokio::time::{sleep, timeout};
 use tower::ServiceExt;
 use tower_idempotency::{
-    IdempotencyLayer, KeyScope, MemoryStore, NeedsAttention, Retention,
+    GrpcMethods, IdempotencyLayer, KeyScope, MemoryStore, NeedsAttention, Retention,
     conformance::{Fault, FaultInjector, Operation},
     items::{Item, ItemResult},
     run_once::WorkError,
@@ -340,21 +340,49 @@ async fn batch_in_response_body_is_not_recorded_unfinished() {
     assert_eq!(counts, [1, 2, 2]);
 }
 
-/// A middleware inside of the layer removes the credentials. All callers would share their items.
+/// A middleware inside of the layer removes a credential. All callers without it would share their items.
 #[tokio::test(start_paused = true)]
 async fn head_without_principal_of_request_is_rejected() {
-    let layer = layer();
+    let named = layer().with_key_from(KeyScope::EachCaller, |_| Some("entity-7".to_owned()));
+    for layer in [layer(), named] {
+        for removed in ["authorization", "x-api-key"] {
+            let of_handler = layer.clone();
+            let handler = async move |mut head: request::Parts| {
+                assert!(of_handler.items(&head).is_ok());
+                head.headers.remove(removed);
+                let error = of_handler.items(&head).expect_err("another principal");
+                error.kind().code()
+            };
+            let app: Router = Router::new()
+                .route("/batch", post(handler))
+                .route_layer(layer.clone());
+            let mut req = batch(Some(removed), "a");
+            for name in ["authorization", "x-api-key"] {
+                let alice = "alice".parse().expect("a value");
+                req.headers_mut().insert(name, alice);
+            }
+            assert_eq!(send(&app, req).await.text(), "principal-missing");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn head_of_grpc_call_has_its_principal() {
+    let layer = layer().with_grpc(GrpcMethods::all());
     let of_handler = layer.clone();
     let handler = async move |mut head: request::Parts| {
+        assert!(of_handler.items(&head).is_ok());
         head.headers.remove("authorization");
         let error = of_handler.items(&head).expect_err("another principal");
         error.kind().code()
     };
     let app: Router = Router::new()
-        .route("/batch", post(handler))
-        .route_layer(layer);
-    let mut req = batch(Some("k"), "a");
-    let alice = "alice".parse().expect("a value");
-    req.headers_mut().insert("authorization", alice);
+        .route("/payments.v1.Payments/Batch", post(handler))
+        .layer(layer);
+    let req = Request::post("/payments.v1.Payments/Batch")
+        .header("content-type", "application/grpc")
+        .header("idempotency-key", "k")
+        .header("authorization", "alice");
+    let req = req.body(Body::from("\0\0\0\0\0")).expect("a valid request");
     assert_eq!(send(&app, req).await.text(), "principal-missing");
 }

@@ -34,10 +34,15 @@ fn boundary(content_type: &str) -> Option<&str> {
         return None;
     };
     let quoted = value.strip_prefix('"');
-    let value = quoted.map_or(Some(value), |value| value.strip_suffix('"'))?;
     // The characters of RFC 2046, without the space. They exclude semicolon and backslash, so a quoted string that the
-    // split has cut is rejected.
-    let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"'()+_,-./:=?".contains(&byte);
+    // split has cut is rejected. Without quotes only the characters of a token are valid (RFC 9110, section 5.6.2).
+    let punctuation: &[u8] = if quoted.is_some() {
+        b"'()+_,-./:=?"
+    } else {
+        b"'+_-."
+    };
+    let value = quoted.map_or(Some(value), |value| value.strip_suffix('"'))?;
+    let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || punctuation.contains(&byte);
     (matches!(value.len(), 1..=70) && value.bytes().all(is_valid)).then_some(value)
 }
 
@@ -106,9 +111,13 @@ mod tests {
             "multipart/form-data; boundary=\"b;c\"",
             "multipart/form-data; boundary=\"b\\c\"",
             "multipart/form-data; boundary=b c",
+            "multipart/form-data; boundary=b/c",
+            "multipart/form-data; boundary=b=c",
         ] {
             let found = parts_of(content_type, "--b\r\none\r\n--b--");
             assert_eq!(found, None, "{content_type}");
         }
+        let quoted = "multipart/form-data; boundary=\"b/c\"";
+        assert!(parts_of(quoted, "--b/c\r\none\r\n--b/c--").is_some());
     }
 }

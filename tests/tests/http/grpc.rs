@@ -2,6 +2,8 @@
 //!
 //! The tests with the server and the client of tonic are those of `examples/grpc`.
 
+use std::time::Duration;
+
 use axum::{
     Router,
     body::Body,
@@ -9,7 +11,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::post,
 };
-use http::{HeaderMap, StatusCode, Version};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Version};
 use http_body_util::BodyExt;
 use tests::{
     Effects, Scripted, Step, app, creating,
@@ -18,8 +20,8 @@ use tests::{
 };
 use tower::ServiceExt;
 use tower_idempotency::{
-    Enforcement, GrpcMethods, IdempotencyLayer, Lease, MemoryStore, MissingKey, OrphanPolicy,
-    transaction::LeaseExt,
+    Enforcement, GrpcMethods, IdempotencyLayer, KeyScope, Lease, MemoryStore, MissingKey,
+    OrphanPolicy, transaction::LeaseExt,
 };
 
 const PAY: &str = "/payments.v1.Payments/Pay";
@@ -110,6 +112,106 @@ async fn media_type_of_grpc_does_not_open_http_routes() {
         }
         assert_eq!(effects.count(), 1, "{status}");
     }
+}
+
+// F-880
+/// Names with capital letters make the path of a route that of a gRPC method.
+#[tokio::test(start_paused = true)]
+async fn json_of_grpc_does_not_open_capital_routes() {
+    let path = "/Orders/Create";
+    let methods = || GrpcMethods::only([PAY]).expect("a valid path");
+    let layer = || IdempotencyLayer::new(MemoryStore::new()).with_grpc(methods());
+    let rejecting = layer().with_missing_key(MissingKey::Reject);
+    let deriving = layer().with_missing_key(MissingKey::Derive);
+    let naming = layer().with_key_from(KeyScope::EachCaller, |_| Some("k".to_owned()));
+    for (layer, expected) in [(rejecting, 0), (deriving, 1), (naming, 1)] {
+        for media_type in [
+            "application/grpc+json",
+            "application/grpc+JSON; charset=utf-8",
+            "application/grpc-web+json",
+            "application/grpcx",
+        ] {
+            let (app, effects) = app(layer.clone(), async |_, _| StatusCode::CREATED);
+            for _ in 0..2 {
+                let mut req = call(path, None, media_type);
+                let value = media_type.parse().expect("a media type");
+                req.headers_mut().insert("content-type", value);
+                send(&app, req).await;
+            }
+            assert!(effects.count() <= expected, "{media_type}");
+        }
+        let (app, effects) = app(layer, async |_, _| StatusCode::CREATED);
+        send(&app, call(path, None, MESSAGE)).await;
+        assert_eq!(effects.count(), 1, "a call of another method passes");
+    }
+}
+
+// S-897
+/// The server would add the trailers to the metadata, and the fingerprint does not contain them.
+#[tokio::test(start_paused = true)]
+async fn request_trailers_are_rejected() {
+    let (app, effects) = app(layer(), async |_, _| {
+        response(&[MESSAGE], Some(status("0")))
+    });
+    let with_trailers = |trailers| {
+        let steps = vec![Step::from(MESSAGE), Step::Trailers(trailers)];
+        Body::new(Scripted::new(steps))
+    };
+    let tenant = HeaderMap::from_iter([(
+        HeaderName::from_static("x-tenant-id"),
+        HeaderValue::from_static("b"),
+    )]);
+    let rejected = call(PAY, Some("k"), with_trailers(tenant));
+    assert_eq!(code(&app, rejected).await, "3");
+    assert_eq!(effects.count(), 0);
+    let empty = call(PAY, Some("k"), with_trailers(HeaderMap::new()));
+    assert_eq!(code(&app, empty).await, "0");
+    assert_eq!(effects.count(), 1);
+}
+
+// S-898
+#[tokio::test(start_paused = true)]
+async fn code_decides_before_number_of_lines() {
+    let lines = |code: &str| {
+        let mut lines = status(code);
+        for _ in 0..200 {
+            lines.append("x-detail", HeaderValue::from_static("d"));
+        }
+        lines
+    };
+    for (code_of_handler, retry) in [("14", "14"), ("0", "9")] {
+        for is_in_trailers in [true, false] {
+            let (app, effects) = app(layer(), move |_, _| async move {
+                if is_in_trailers {
+                    return response(&[MESSAGE], Some(lines(code_of_handler)));
+                }
+                let mut res = response(&[], None);
+                res.headers_mut().extend(lines(code_of_handler));
+                res
+            });
+            let first = code(&app, call(PAY, Some("k"), MESSAGE)).await;
+            let second = code(&app, call(PAY, Some("k"), MESSAGE)).await;
+            assert_eq!((&*first, &*second), (code_of_handler, retry));
+            assert_eq!(effects.count(), if retry == "14" { 2 } else { 1 });
+        }
+    }
+}
+
+/// A response without an end after its first message is no stream of several messages.
+#[test]
+fn stalled_response_is_no_stream() {
+    let (app, effects) = app(layer(), async |_, _| {
+        let steps = vec![Step::from(MESSAGE), Step::Wait(Duration::from_secs(60))];
+        let headers = [("content-type", "application/grpc")];
+        (headers, Body::new(Scripted::new(steps))).into_response()
+    });
+    let metrics = counted(async {
+        outcome(&app, call(PAY, Some("k"), MESSAGE)).await;
+        assert_eq!(code(&app, call(PAY, Some("k"), MESSAGE)).await, "9");
+    });
+    assert_eq!(effects.count(), 1);
+    let streams = metrics.keys().filter(|name| name.contains("grpc_streams"));
+    assert_eq!(streams.count(), 0, "{metrics:?}");
 }
 
 // S-880

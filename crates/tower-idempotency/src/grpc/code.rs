@@ -111,7 +111,7 @@ impl GrpcCode {
     }
 }
 
-pub(super) const GRPC_STATUS: &str = "grpc-status";
+pub(crate) const GRPC_STATUS: &str = "grpc-status";
 
 #[cfg(test)]
 mod tests {

@@ -77,7 +77,8 @@ impl GrpcMethods {
     /// Protects these methods. Each is a path `/package.Service/Method`; the first slash may be missing.
     ///
     /// Every other gRPC method passes through, with or without a key, if the names of its service and method begin with capital
-    /// letters. Calls of other paths keep the rules for HTTP. If a method with effects is missing, each retry of it executes
+    /// letters. Calls of other paths keep the rules for HTTP, and so do requests with the media type of gRPC with JSON. An HTTP
+    /// route must not have such a path: a client could reach it with another media type of gRPC. If a method with effects is missing, each retry of it executes
     /// again; an empty list protects nothing. A missing method causes no warning: see the counter
     /// `idempotency_passed_through_total`.
     ///
@@ -152,7 +153,9 @@ impl GrpcMethods {
                 }
             }
             Selection::Only(_)
-                if is_grpc && head.method == Method::POST && is_method_path(path) =>
+                if is_call(&head.headers)
+                    && head.method == Method::POST
+                    && is_method_path(path) =>
             {
                 CallKind::Unprotected
             }
@@ -251,6 +254,24 @@ pub(crate) fn is_grpc_response(headers: &HeaderMap, trailers: Option<&HeaderMap>
     has_status(headers)
         || trailers.is_some_and(has_status)
         || has_media_type(headers, "application/grpc")
+}
+
+/// Returns `true` if the media type is gRPC and no JSON. Extractors of JSON accept every media type that ends with `+json`, so
+/// with that one a client could avoid the rules of an HTTP route.
+fn is_call(headers: &HeaderMap) -> bool {
+    let mut values = headers.get_all(header::CONTENT_TYPE).iter();
+    let (Some(value), None) = (values.next(), values.next()) else {
+        return false;
+    };
+    let essence = value.as_bytes().split(|byte| *byte == b';').next();
+    let essence = essence
+        .unwrap_or_default()
+        .trim_ascii()
+        .to_ascii_lowercase();
+    let format = essence.strip_prefix(b"application/grpc");
+    format.is_some_and(|format| {
+        matches!(format.first(), None | Some(b'+' | b'-')) && !format.ends_with(b"+json")
+    })
 }
 
 /// Returns `true` if a media type begins with `start` in any letter case. Every line counts.

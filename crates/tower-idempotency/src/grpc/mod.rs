@@ -9,8 +9,9 @@ mod message;
 mod methods;
 mod response;
 
-pub use self::{code::GrpcCode, methods::GrpcMethods, response::grpc_response};
 pub(crate) use self::{
+    code::GRPC_STATUS,
     message::{MessageReader, RequestShape},
     methods::{CallKind, Side, is_grpc_response},
 };
+pub use self::{code::GrpcCode, methods::GrpcMethods, response::grpc_response};

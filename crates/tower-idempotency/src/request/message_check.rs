@@ -36,6 +36,13 @@ impl MessageCheck {
         Err(not_unary(detail))
     }
 
+    /// Returns the error of a request with trailers. A server such as tonic adds them to the metadata, and the fingerprint does
+    /// not contain them.
+    #[expect(clippy::unused_self, reason = "only a check that exists rejects them")]
+    pub(super) fn reject_trailers(&self) -> Error {
+        not_unary("expected a request without trailers, found some")
+    }
+
     /// Returns an error if a body that ends here is not one message.
     pub(super) fn end(&self) -> Result<(), Error> {
         match self.reader.request_shape() {
@@ -57,6 +64,10 @@ impl MessageCheck {
     }
 
     pub(super) fn read(&mut self, _: &[u8]) -> Result<(), Error> {
+        match *self {}
+    }
+
+    pub(super) fn reject_trailers(&self) -> Error {
         match *self {}
     }
 

@@ -134,7 +134,13 @@ impl<B: http_body::Body> ReadBody<B> {
                     }
                     this.chunks.push(data);
                 }
-                FrameContent::Trailers(trailers) => return Poll::Ready(Ok(Some(trailers))),
+                FrameContent::Trailers(trailers) => {
+                    let unary = this.message.as_ref().filter(|_| !trailers.is_empty());
+                    if let Some(message) = unary {
+                        return Poll::Ready(Err(BodyError::Rejected(message.reject_trailers())));
+                    }
+                    return Poll::Ready(Ok(Some(trailers)));
+                }
             }
         }
         Poll::Ready(Ok(None))

@@ -10,8 +10,6 @@ use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode, header};
 use tokio::time::Instant;
 
-#[cfg(feature = "grpc")]
-use crate::grpc::MessageReader;
 use crate::{
     body::{
         Body,
@@ -21,6 +19,11 @@ use crate::{
     record::{MAX_LINES, TombstoneReason},
     response::rules::Rules,
     retry::{LazyTimer, from_now},
+};
+#[cfg(feature = "grpc")]
+use crate::{
+    grpc::{GrpcMethods, MessageReader, Side},
+    telemetry,
 };
 
 /// Result of buffering a response body.
@@ -49,7 +52,7 @@ pub(crate) struct BufferedBody<B> {
     timer: LazyTimer,
     /// `Some` for a gRPC call.
     #[cfg(feature = "grpc")]
-    messages: Option<MessageReader>,
+    messages: Option<(MessageReader, GrpcMethods)>,
 }
 
 impl<B: http_body::Body> BufferedBody<B> {
@@ -87,7 +90,10 @@ impl<B: http_body::Body> BufferedBody<B> {
             deadline: None,
             timer: LazyTimer::default(),
             #[cfg(feature = "grpc")]
-            messages: rules.is_grpc().then(MessageReader::default),
+            messages: rules
+                .grpc
+                .clone()
+                .map(|methods| (MessageReader::default(), methods)),
         })
     }
 
@@ -129,9 +135,10 @@ impl<B: http_body::Body> BufferedBody<B> {
                 Some(Ok(frame)) => match FrameContent::from_frame(frame) {
                     FrameContent::Data(data) => {
                         #[cfg(feature = "grpc")]
-                        if let Some(messages) = &mut self.messages
+                        if let Some((messages, methods)) = &mut self.messages
                             && !messages.read(&data)
                         {
+                            telemetry::grpc_stream(methods, Side::Response);
                             self.chunks.push(data);
                             return Poll::Ready(Step::Stop(TombstoneReason::Streamed));
                         }
@@ -156,13 +163,10 @@ impl<B: http_body::Body> BufferedBody<B> {
         let is_complete = self
             .announced
             .is_none_or(|announced| announced == data.len() as u64);
-        let is_too_long = |lines: &HeaderMap| lines.len() > MAX_LINES;
-        Poll::Ready(Step::Done(if !is_complete {
-            Buffered::Failed(Body::failed(data, None, self.exact))
-        } else if trailers.as_ref().is_some_and(is_too_long) {
-            Buffered::Unrecordable(Body::chunked(data, trailers), TombstoneReason::TooLarge)
-        } else {
+        Poll::Ready(Step::Done(if is_complete {
             Buffered::Complete(data, trailers)
+        } else {
+            Buffered::Failed(Body::failed(data, None, self.exact))
         }))
     }
 

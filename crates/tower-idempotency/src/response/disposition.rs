@@ -11,12 +11,12 @@ use http::{HeaderMap, Response, StatusCode, response};
 use serde::Serialize;
 
 #[cfg(feature = "grpc")]
-use crate::grpc::{GrpcCode, Side, is_grpc_response};
+use crate::grpc::{GRPC_STATUS, GrpcCode, is_grpc_response};
 use crate::{
     body::Body,
     limits::Buffer,
     panics::catch_setting_panic,
-    record::{Codec, NeedsAttention, Origin, TombstoneReason},
+    record::{Codec, MAX_LINES, NeedsAttention, Origin, TombstoneReason},
     response::{
         buffer::{Buffered, BufferedBody},
         directives::{Directive, take_directive},
@@ -200,6 +200,14 @@ fn record<R: http_body::Body>(
                     return (head.map(|()| Body::chunked(data, trailers)), disposition);
                 }
             };
+            if trailers
+                .as_ref()
+                .is_some_and(|lines| lines.len() > MAX_LINES)
+            {
+                let reason = TombstoneReason::TooLarge;
+                let disposition = tombstone_or_release(rules, origin, status, reason, retention);
+                return (head.map(|()| Body::chunked(data, trailers)), disposition);
+            }
             let encode = || {
                 rules.codec().encode_response(
                     origin,
@@ -221,11 +229,12 @@ fn record<R: http_body::Body>(
             (res, disposition)
         }
         Buffered::Unrecordable(body, reason) => {
-            #[cfg(feature = "grpc")]
-            if let (Some(methods), TombstoneReason::Streamed) = (&rules.grpc, reason) {
-                telemetry::grpc_stream(methods, Side::Response);
-            }
-            let disposition = tombstone_or_release(rules, origin, status, reason, retention);
+            let disposition = match code_of_head(rules, &head) {
+                Err(Some(reason)) => Disposition::Release(reason),
+                Ok(()) | Err(None) => {
+                    tombstone_or_release(rules, origin, status, reason, retention)
+                }
+            };
             (head.map(|()| body), disposition)
         }
         Buffered::Failed(body) => {
@@ -271,6 +280,16 @@ fn class_of(
         Some(false) => Err(Some(NotRecordedReason::Status)),
         None => Err(None),
     }
+}
+
+/// Decides by the gRPC status in the head of a response without messages. Other responses pass.
+fn code_of_head(rules: &Rules, head: &Response<()>) -> Result<(), Option<NotRecordedReason>> {
+    #[cfg(feature = "grpc")]
+    if rules.is_grpc() && head.headers().contains_key(GRPC_STATUS) {
+        return class_of(rules, head, None).map(drop);
+    }
+    let _ = (rules, head);
+    Ok(())
 }
 
 /// Returns the disposition of a response that cannot be recorded.

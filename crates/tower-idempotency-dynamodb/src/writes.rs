@@ -3,6 +3,8 @@
 use std::{collections::HashMap, fmt};
 
 use aws_sdk_dynamodb::{
+    Config,
+    config::retry::RetryConfig,
     error::{ProvideErrorMetadata, SdkError},
     operation::{
         delete_item::DeleteItemError, put_item::PutItemError, update_item::UpdateItemError,
@@ -29,6 +31,15 @@ pub(crate) enum WriteOutcome {
     Applied(Item),
     /// The condition failed. Contains the conflicting item, if the service returned one.
     ConditionFailed(Option<Item>),
+}
+
+/// Maximum number of attempts that the SDK makes for a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Attempts {
+    /// The number in the options.
+    OfOptions,
+    /// One attempt. A lost reply is an error.
+    One,
 }
 
 impl Inner {
@@ -200,16 +211,21 @@ impl Inner {
             (":token", binary(*lease.token.as_bytes())),
             (":one", n(1)),
         ];
-        self.delete(&lease.id, &lease.token, expression::IS_FIRST_HOLDER, values)
+        let condition = expression::IS_FIRST_HOLDER;
+        // A second attempt that finds no item has nothing to release.
+        let attempts = Attempts::OfOptions;
+        self.delete(&lease.id, &lease.token, condition, values, attempts)
             .await
     }
 
+    /// Deletes the item under a condition. `attempts` is the maximum number of attempts of the SDK.
     pub(crate) async fn delete(
         &self,
         id: &KeyId,
         token: &Token,
         condition: &str,
         values: impl IntoIterator<Item = (&'static str, AttributeValue)>,
+        attempts: Attempts,
     ) -> Result<WriteOutcome, DynamoDbError> {
         let delete = self
             .client
@@ -220,7 +236,14 @@ impl Inner {
             .set_expression_attribute_names(Some(attribute_names(token, &[condition])))
             .set_expression_attribute_values(Some(value_map(values)))
             .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
-        match Box::pin(delete.send()).await {
+        let sent = match attempts {
+            Attempts::OfOptions => Box::pin(delete.send()).await,
+            Attempts::One => {
+                let once = Config::builder().retry_config(RetryConfig::disabled());
+                Box::pin(delete.customize().config_override(once).send()).await
+            }
+        };
+        match sent {
             Ok(_) => Ok(WriteOutcome::Applied(Item::new())),
             Err(error) => condition_failure(error, |error| match error {
                 DeleteItemError::ConditionalCheckFailedException(failed) => {

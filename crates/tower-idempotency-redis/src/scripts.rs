@@ -2,6 +2,8 @@
 
 use redis::{Cmd, ToRedisArgs};
 
+use crate::connection::Delivery;
+
 /// The scripts, with the hashes under which the server caches them.
 pub(crate) struct Scripts {
     pub(crate) acquire: Script,
@@ -24,6 +26,7 @@ pub(crate) struct OperatorScripts {
 pub(crate) struct Script {
     code: &'static str,
     sha: String,
+    pub(crate) delivery: Delivery,
 }
 
 /// The form in which a command names its script.
@@ -53,7 +56,9 @@ impl Scripts {
             operators: OperatorScripts {
                 page: Script::new(with_index!("scripts/page.lua")),
                 read: Script::new(include_str!("scripts/read.lua")),
-                resolve: Script::new(with_index!("scripts/resolve.lua")),
+                // A script that has deleted an entry finds none when it runs again. It would report that it changed nothing.
+                resolve: Script::new(with_index!("scripts/resolve.lua"))
+                    .with_delivery(Delivery::AtMostOnce),
                 reindex: Script::new(with_index!("scripts/reindex.lua")),
             },
         }
@@ -76,7 +81,13 @@ impl Script {
         Self {
             code,
             sha: redis::Script::new(code).get_hash().to_owned(),
+            delivery: Delivery::AtLeastOnce,
         }
+    }
+
+    fn with_delivery(mut self, delivery: Delivery) -> Self {
+        self.delivery = delivery;
+        self
     }
 
     /// Returns the command that runs the script.

@@ -336,10 +336,10 @@ pub(crate) async fn run_by_hash(
     arguments: &impl ToRedisArgs,
 ) -> RedisResult<Value> {
     let command = script.run_command(ScriptForm::Hash, keys, arguments);
-    match link.send(deadline, &command).await {
+    match link.deliver(deadline, &command, script.delivery).await {
         Err(error) if is_unknown_script(&error) => {
             let command = script.run_command(ScriptForm::Code, keys, arguments);
-            link.send(deadline, &command).await
+            link.deliver(deadline, &command, script.delivery).await
         }
         reply => reply,
     }

@@ -20,7 +20,7 @@ use tests::{
 };
 use tower_idempotency::{
     IdempotencyLayer, Lease, NeedsAttention, OrphanPolicy,
-    inspect::{Entry, Inspect, Query, Resolution, State},
+    inspect::{Entry, Inspect, InspectErrorKind, Query, Resolution, State},
     run_once::{Outcome, WorkError},
     store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, Store, Ttl},
 };
@@ -587,6 +587,39 @@ async fn resolution_with_lost_reply_is_applied() {
     let calls = endpoint.operations();
     assert_eq!(calls, ["GetItem", "UpdateItem", "UpdateItem"]);
     assert!(only(&store, State::Orphaned).await.retry_allowed);
+}
+
+/// The reply is lost after the deletion. The outcome is unknown: a second attempt would find no entry.
+#[tokio::test]
+async fn deletion_with_lost_reply_is_unknown() {
+    let (endpoint, _, store) = listed(StandIn::Dynoxide).await;
+    let service = Service::new(IdempotencyLayer::new(store.clone()));
+    service.send_request("k").await;
+    let attention = the_only(&store).await;
+    let completed = claim(1);
+    let lease = hold(&store, &completed).await;
+    let record = b"\x01\x00\0\0\0\0".to_vec().into();
+    let completed = store.complete(&lease, record, Ttl::from_secs(600)).await;
+    completed.expect("the server runs");
+    let found = store.get(&lease.id).await.expect("the server runs");
+    let completed = found.expect("it exists").entry;
+    for (entry, resolution) in [
+        (attention, Resolution::Free),
+        (completed, Resolution::DeleteRecord),
+    ] {
+        endpoint.calls();
+        endpoint.set(EndpointFault::LoseWriteReplies(1));
+        let unknown = store.resolve(entry.seen(), &resolution).await;
+        let name = resolution.name();
+        let error = unknown.expect_err(name);
+        assert_eq!(error.kind(), InspectErrorKind::Backend, "{name}");
+        assert_eq!(endpoint.operations(), ["GetItem", "DeleteItem"], "{name}");
+        assert_eq!(
+            store.get(entry.id()).await.expect("it runs"),
+            None,
+            "{name}"
+        );
+    }
 }
 
 /// With such a TTL setting, the service would delete no items or the wrong ones.

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, sync::OnceLock, time::Duration};
 
 use tests::{
     conformance::every_inspect_case_at_once,
+    proxy::{Fault, Proxy, Then},
     servers::redis::{RedisCluster, RedisServer, UNHURRIED, shared, until_connected},
     sql,
 };
@@ -306,6 +307,58 @@ async fn store_without_indexes_resolves_by_id() {
         .await;
     assert!(broken.expect("the server runs").is_applied());
     assert_eq!(server.command(&["DBSIZE"]), "1");
+}
+
+// ---- Lost replies ----
+
+/// The reply to a deletion is lost. The outcome is unknown: a second attempt would find no entry.
+async fn assert_lost_deletion_is_unknown(store: RedisStore, proxy: Proxy) {
+    let new = async || {
+        let mut claim = sql::claim();
+        claim.lease = Ttl::from_millis(1);
+        store.acquire(&claim).await.expect("the server runs");
+        sleep(Duration::from_millis(10)).await;
+        let found = store.get(&claim.id).await.expect("the server runs");
+        found.expect("it exists").entry
+    };
+    // The server has the script in its cache from now on.
+    let [first, second] = [new().await, new().await];
+    let freed = store.resolve(first.seen(), &Resolution::Free).await;
+    assert!(freed.expect("the server runs").is_applied());
+    proxy.once(Fault::reply_to(b"\r\ndelete\r\n"), Then::Cut);
+    let unknown = store.resolve(second.seen(), &Resolution::Free).await;
+    let error = unknown.expect_err("the reply is lost");
+    assert_eq!(error.kind(), InspectErrorKind::Backend);
+    assert_eq!(proxy.hits(), 1);
+    let found = loop {
+        // The connection is being replaced.
+        if let Ok(found) = store.get(second.id()).await {
+            break found;
+        }
+        sleep(Duration::from_millis(10)).await;
+    };
+    assert_eq!(found, None);
+}
+
+#[tokio::test]
+async fn deletion_with_lost_reply_is_unknown() {
+    let server = RedisServer::start(&[]);
+    let proxy = Proxy::start(server.address());
+    let options = RedisOptions::new().with_timeout(UNHURRIED);
+    let url = format!("redis://{}", proxy.address());
+    let store = until_connected(|| options.clone().connect(&url)).await;
+    assert_lost_deletion_is_unknown(store, proxy).await;
+}
+
+#[tokio::test]
+async fn cluster_deletion_with_lost_reply_is_unknown() {
+    // The proxy leads to the server as soon as that has an address.
+    let proxy = Proxy::start(([127, 0, 0, 1], 1).into());
+    let _server = RedisServer::start_cluster_behind(&proxy);
+    let options = RedisOptions::new().with_timeout(UNHURRIED);
+    let urls = [format!("redis://{}", proxy.address())];
+    let store = until_connected(|| options.clone().connect_cluster(&urls)).await;
+    assert_lost_deletion_is_unknown(store, proxy).await;
 }
 
 // ---- Slots that move ----

@@ -16,7 +16,7 @@ use crate::{
     expression,
     item::{COMPLETED, IN_PROGRESS, Item, NEEDS_ATTENTION, binary, index_partition, n, s},
     store::Inner,
-    writes::{RETURN_ALL_NEW, WriteOutcome},
+    writes::{Attempts, RETURN_ALL_NEW, WriteOutcome},
 };
 
 type Values = Vec<(&'static str, AttributeValue)>;
@@ -37,14 +37,17 @@ impl Inner {
             entry => return changed(entry),
         }
         let (condition, mut values) = unchanged(&item, seen.state(), moment);
-        // A repeated attempt of the SDK recognizes the write of an earlier one by this token.
+        // A repeated attempt of the SDK recognizes the update of an earlier one by this token.
         let token = match resolution {
             Resolution::Retry => Token::retry_allowed()?,
             _ => Token::random()?,
         };
         let is_deletion = matches!(resolution, Resolution::Free | Resolution::DeleteRecord);
         let written = if is_deletion {
-            self.delete(id, &token, &condition, values).await?
+            // Sent once. After a lost reply, a second attempt would find no item. It could not distinguish the deletion by
+            // the first attempt from another one.
+            self.delete(id, &token, &condition, values, Attempts::One)
+                .await?
         } else {
             let update = self.update_of(id, &item, resolution, &token, moment, &mut values)?;
             let all_new = RETURN_ALL_NEW;

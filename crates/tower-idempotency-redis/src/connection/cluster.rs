@@ -20,6 +20,7 @@ use redis::{
 use tokio::time::{Instant, sleep};
 
 use super::{
+    Delivery,
     command::{send, send_pair},
     reconnect::ReconnectingConnection,
 };
@@ -60,9 +61,14 @@ impl Cluster {
         }
     }
 
-    /// Sends a command to the node that has its key. The command may arrive twice.
-    pub(crate) async fn send(&self, deadline: Instant, command: &Cmd) -> RedisResult<Value> {
-        let call = |nodes| self.send_and_follow(nodes, deadline, command);
+    /// Sends a command to the node that has its key.
+    pub(crate) async fn send(
+        &self,
+        deadline: Instant,
+        command: &Cmd,
+        delivery: Delivery,
+    ) -> RedisResult<Value> {
+        let call = |nodes| self.send_and_follow(nodes, deadline, command, delivery);
         self.nodes.call(deadline, call).await
     }
 
@@ -70,7 +76,7 @@ impl Cluster {
     pub(crate) async fn masters(&self, deadline: Instant) -> RedisResult<Vec<Address>> {
         let mut command = redis::cmd("CLUSTER");
         command.arg("SLOTS");
-        let reply = self.send(deadline, &command).await?;
+        let reply = self.send(deadline, &command, Delivery::AtLeastOnce).await?;
         let mut masters = Vec::new();
         // Each range has its first and last slot, its master and its replicas. A node has its host, port, ID and more.
         for range in redis::from_redis_value::<Vec<Vec<Value>>>(reply)? {
@@ -113,6 +119,7 @@ impl Cluster {
         nodes: ClusterConnection,
         deadline: Instant,
         command: &Cmd,
+        delivery: Delivery,
     ) -> RedisResult<Value> {
         let mut reply = send(nodes.clone(), command).await;
         for attempt in 0..MAX_RETRIES {
@@ -122,7 +129,14 @@ impl Cluster {
             let method = error.retry_method();
             // A script whose keys are on two nodes: the store runs it on one key.
             let is_divided = error.kind() == ErrorKind::Server(ServerErrorKind::TryAgain);
-            if error.is_timeout() || is_divided || matches!(method, RetryMethod::NoRetry) {
+            // Without a valid reply, the node may have executed the command.
+            let has_no_reply = matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse);
+            let is_unknown = delivery == Delivery::AtMostOnce && has_no_reply;
+            if error.is_timeout()
+                || is_divided
+                || is_unknown
+                || matches!(method, RetryMethod::NoRetry)
+            {
                 break;
             }
             let target = error

@@ -26,6 +26,15 @@ pub(crate) enum Node {
     Master((String, u16)),
 }
 
+/// Number of times that a command may arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Delivery {
+    /// A cluster may receive the command again after a lost reply. Other links send it once.
+    AtLeastOnce,
+    /// The command is not sent again after a lost reply. The call fails, and its outcome is unknown.
+    AtMostOnce,
+}
+
 /// A way to send commands to the server.
 ///
 /// Futures of the less common variants are boxed: getting a connection from a pool takes 14 KiB.
@@ -56,8 +65,18 @@ impl Link {
         !self.is_cluster()
     }
 
-    /// Sends a command and returns its reply. Error replies of the server become errors.
+    /// Sends a command and returns its reply. Error replies of the server become errors. The command may arrive twice.
     pub(crate) async fn send(&self, deadline: Instant, command: &Cmd) -> RedisResult<Value> {
+        self.deliver(deadline, command, Delivery::AtLeastOnce).await
+    }
+
+    /// Sends a command and returns its reply. Error replies of the server become errors.
+    pub(crate) async fn deliver(
+        &self,
+        deadline: Instant,
+        command: &Cmd,
+        #[cfg_attr(not(feature = "cluster"), expect(unused_variables))] delivery: Delivery,
+    ) -> RedisResult<Value> {
         match self {
             Self::Single(connection) => connection.call(deadline, |it| send(it, command)).await,
             #[cfg(feature = "deadpool")]
@@ -66,7 +85,7 @@ impl Link {
                 Box::pin(with_deadline(deadline, sent)).await
             }
             #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => Box::pin(cluster.send(deadline, command)).await,
+            Self::Cluster(cluster) => Box::pin(cluster.send(deadline, command, delivery)).await,
         }
     }
 

@@ -3,7 +3,7 @@
 -- ARGV: the fields s, t, g, l, c as they were read, each with a leading '=' or empty if it was absent; the state: 'live',
 -- 'orphan', 'record', or 'type' for a key of another type; the decision: 'orphan', 'complete' or 'delete'; the new token, the
 -- orphan retention of an entry that has none or the retention in ms, the record, 1 to publish, id.
--- Returns 1, or 0 if the entry has changed.
+-- Returns 1, or 0 if the entry has changed. The store sends each call once.
 local state, decision, token, id = ARGV[6], ARGV[7], ARGV[8], ARGV[12]
 local kind = redis.call('TYPE', KEYS[1]).ok
 if state == 'type' then
@@ -17,10 +17,6 @@ if kind ~= 'hash' then
   return 0
 end
 local entry = redis.call('HMGET', KEYS[1], 's', 't', 'g', 'l', 'c', 'k')
-if entry[2] == token then
-  -- An earlier attempt of this call.
-  return 1
-end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 for field = 1, 5 do

@@ -9,6 +9,7 @@ use std::{
 
 use super::{RedisServer, fields, owned};
 use crate::{
+    proxy::Proxy,
     scratch::Scratch,
     servers::{READY_WITHIN, certificates::Certificates, free_port},
 };
@@ -324,6 +325,30 @@ impl RedisCluster {
             );
             thread::sleep(Duration::from_millis(10));
         }
+    }
+}
+
+impl RedisServer {
+    /// Starts a cluster of one node. The node announces the address of the proxy, so clients of the cluster use the proxy.
+    ///
+    /// # Panics
+    ///
+    /// Like [`start`](Self::start), and if the node does not serve.
+    #[must_use]
+    pub fn start_cluster_behind(proxy: &Proxy) -> Self {
+        let port = proxy.address().port().to_string();
+        let server = Self::launch(|_| node_args(&["--cluster-announce-port", &port]));
+        proxy.lead_to(server.address());
+        server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+        let cluster = RedisCluster {
+            nodes: vec![server],
+            files: None,
+        };
+        cluster.wait("the cluster serves", || {
+            cluster.every(|info| info["cluster_state"] == "ok")
+        });
+        let mut nodes = cluster.nodes;
+        nodes.remove(0)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Condition and update expressions.
 //!
 //! `#name` is a placeholder for the attribute of that name, so that names reserved by the service work. The exception is
-//! `#mine`, an attribute within `#granted` whose name is the token in hexadecimal.
+//! `#this_token`, an attribute within `#granted` whose name is the token in hexadecimal.
 
 use std::collections::HashMap;
 
@@ -14,35 +14,35 @@ use crate::item::n;
 ///
 /// Expired orphans are covered by [`ABSENT_OR_EXPIRED`], because their generation starts again at 1.
 pub(crate) const CAN_ACQUIRE: &str = "attribute_not_exists(#id) \
-    OR (#status <> :in_progress AND #expires <= :over) \
-    OR (#status = :in_progress AND #expires > :over \
-        AND (#token = :token OR (#fingerprint = :fingerprint AND #lease_ends <= :over)))";
+    OR (#status <> :in_progress AND #expires <= :passed) \
+    OR (#status = :in_progress AND #expires > :passed \
+        AND (#token = :token OR (#fingerprint = :fingerprint AND #lease_ends <= :passed)))";
 
 /// Like [`CAN_ACQUIRE`], but without orphans.
 pub(crate) const CAN_ACQUIRE_EXCEPT_ORPHANS: &str = "attribute_not_exists(#id) \
-    OR (#status <> :in_progress AND #expires <= :over) \
-    OR (#status = :in_progress AND #expires > :over AND #token = :token)";
+    OR (#status <> :in_progress AND #expires <= :passed) \
+    OR (#status = :in_progress AND #expires > :passed AND #token = :token)";
 
 /// Like [`CAN_ACQUIRE_EXCEPT_ORPHANS`], but includes orphans of the same request whose retry an operator has allowed.
 pub(crate) const CAN_ACQUIRE_ALLOWED_RETRIES: &str = "attribute_not_exists(#id) \
-    OR (#status <> :in_progress AND #expires <= :over) \
-    OR (#status = :in_progress AND #expires > :over AND (#token = :token \
-        OR (begins_with(#token, :retry) AND #fingerprint = :fingerprint AND #lease_ends <= :over)))";
+    OR (#status <> :in_progress AND #expires <= :passed) \
+    OR (#status = :in_progress AND #expires > :passed AND (#token = :token \
+        OR (begins_with(#token, :retry) AND #fingerprint = :fingerprint AND #lease_ends <= :passed)))";
 
 /// Acquires the lease.
 ///
-/// Adds 1 to the generation unless this token was counted last. In that case `granted` has an attribute named after the
-/// token, with the value 0, which the update adds instead. An update expression has no conditional, and reads attributes as
-/// they were before the update.
+/// `grants` is the number of grants. `granted` is a map with one attribute: its name is the token of the last grant, and its
+/// value is 0. The generation is `if_not_exists(granted.<this token>, 1) + if_not_exists(grants, 0)`. If this token has the
+/// last grant, the first summand is 0; otherwise it is 1.
 ///
-/// The update replaces `granted` as a whole. A token that was superseded and returns is therefore counted again. A
-/// completion removes `grants`, so the next use of the key starts again at generation 1.
+/// The update reads the item in its earlier state, and replaces the map. If a superseded token returns, it counts as a new
+/// grant. A completion removes `grants`, so the next life of the key begins at generation 1.
 pub(crate) const ACQUIRE: &str = "SET #status = :in_progress, #token = :token, #fingerprint = :fingerprint, \
     #lease_ends = :lease_ends, #expires = :expires, #ttl = :ttl, #orphan_retention = :orphan_retention, #orphan_retention_seconds = :orphan_retention_seconds, \
     #owner = :owner, #operation = :operation, \
     #created = if_not_exists(#since, :now), #since = if_not_exists(#since, :now), \
-    #generation = if_not_exists(#granted.#mine, :one) + if_not_exists(#grants, :zero), \
-    #grants = if_not_exists(#granted.#mine, :one) + if_not_exists(#grants, :zero), \
+    #generation = if_not_exists(#granted.#this_token, :one) + if_not_exists(#grants, :zero), \
+    #grants = if_not_exists(#granted.#this_token, :one) + if_not_exists(#grants, :zero), \
     #granted = :granted";
 
 /// Removes attributes that an earlier use of the key left. Follows [`ACQUIRE`].
@@ -52,11 +52,11 @@ pub(crate) const REMOVE_RECORD: &str = " REMOVE #record, #completed, #reason";
 pub(crate) const SET_LISTED: &str = ", #listed = :listed";
 
 /// The entry is absent or has expired.
-pub(crate) const ABSENT_OR_EXPIRED: &str = "attribute_not_exists(#id) OR #expires <= :over";
+pub(crate) const ABSENT_OR_EXPIRED: &str = "attribute_not_exists(#id) OR #expires <= :passed";
 
 /// This token holds the entry, which has not expired.
 pub(crate) const IS_HOLDER: &str =
-    "#status = :in_progress AND #token = :token AND #expires > :over";
+    "#status = :in_progress AND #token = :token AND #expires > :passed";
 
 /// This token holds the first generation of the entry.
 pub(crate) const IS_FIRST_HOLDER: &str =
@@ -69,11 +69,11 @@ pub(crate) const RENEW: &str = "SET #lease_ends = :lease_ends, #expires = :lease
 /// Turns the lease of a takeover into an orphan without a holder, as of now.
 ///
 /// Removes `granted`, so that a later acquire counts as another grant.
-pub(crate) const RELEASE_AS_ORPHAN: &str = "SET #lease_ends = :over, #expires = :now + #orphan_retention, #ttl = :ttl + #orphan_retention_seconds \
+pub(crate) const RELEASE_AS_ORPHAN: &str = "SET #lease_ends = :passed, #expires = :now + #orphan_retention, #ttl = :ttl + #orphan_retention_seconds \
     REMOVE #token, #granted";
 
 /// The entry is absent, has expired, is held by this token, or has no holder.
-pub(crate) const CAN_COMPLETE: &str = "attribute_not_exists(#id) OR #expires <= :over \
+pub(crate) const CAN_COMPLETE: &str = "attribute_not_exists(#id) OR #expires <= :passed \
     OR (#status = :in_progress AND (#token = :token OR attribute_not_exists(#token)))";
 
 /// Stores the record and ends the lease.
@@ -97,7 +97,7 @@ pub(crate) const REMOVE_LEASE: &str = " REMOVE #grants, #granted";
 /// Turns an entry into an orphan under a token that no execution has, as of now, with the same generation.
 ///
 /// Removes `granted` below, so that the next acquire counts as another grant.
-pub(crate) const RESOLVE_AS_ORPHAN: &str = "SET #status = :in_progress, #token = :mine, #lease_ends = :passed, \
+pub(crate) const RESOLVE_AS_ORPHAN: &str = "SET #status = :in_progress, #token = :new_token, #lease_ends = :passed, \
     #expires = :now + if_not_exists(#orphan_retention, :orphan_retention), #ttl = :ttl + if_not_exists(#orphan_retention_seconds, :orphan_retention_seconds), \
     #grants = #generation, #since = #created";
 
@@ -105,12 +105,12 @@ pub(crate) const RESOLVE_AS_ORPHAN: &str = "SET #status = :in_progress, #token =
 pub(crate) const REMOVE_OUTCOME: &str = " REMOVE #record, #completed, #reason, #granted";
 
 /// Stores the record of an operator.
-pub(crate) const RESOLVE_AS_COMPLETED: &str = "SET #status = :completed, #token = :mine, #completed = :now, \
+pub(crate) const RESOLVE_AS_COMPLETED: &str = "SET #status = :completed, #token = :new_token, #completed = :now, \
     #expires = :expires, #ttl = :ttl, #record = :record \
     REMOVE #listed, #since, #reason, #orphan_retention, #orphan_retention_seconds, #grants, #granted";
 
 /// Stores a record that needs attention, and retains the attributes that an operator needs for the next decision.
-pub(crate) const RESOLVE_AS_NEEDS_ATTENTION: &str = "SET #status = :needs_attention, #token = :mine, #completed = :now, \
+pub(crate) const RESOLVE_AS_NEEDS_ATTENTION: &str = "SET #status = :needs_attention, #token = :new_token, #completed = :now, \
     #since = :now, #reason = :reason, #expires = :expires, #ttl = :ttl, #record = :record";
 
 /// Returns the attribute names for the placeholders in the expressions. The service rejects names that no expression uses.
@@ -122,7 +122,7 @@ pub(crate) fn attribute_names(token: &Token, expressions: &[&str]) -> HashMap<St
     words
         .map(|word| {
             let name = match &word[1..] {
-                "mine" => token_attribute(token),
+                "this_token" => token_attribute(token),
                 name => name.to_owned(),
             };
             (word.to_owned(), name)
@@ -153,7 +153,7 @@ mod tests {
     // F-178
     #[test]
     fn attribute_names_match_placeholders() {
-        const TAKEN: &str = "if_not_exists(#granted.#mine, :one)";
+        const TAKEN: &str = "if_not_exists(#granted.#this_token, :one)";
         let token = Token::from_bytes([0xa5; 16]);
         let names = attribute_names(&token, &[IS_HOLDER, RELEASE_AS_ORPHAN, TAKEN]);
         let mut names: Vec<_> = names.into_iter().collect();
@@ -163,10 +163,10 @@ mod tests {
             ("#expires", "expires"),
             ("#granted", "granted"),
             ("#lease_ends", "lease_ends"),
-            ("#mine", token_name.as_str()),
             ("#orphan_retention", "orphan_retention"),
             ("#orphan_retention_seconds", "orphan_retention_seconds"),
             ("#status", "status"),
+            ("#this_token", token_name.as_str()),
             ("#token", "token"),
             ("#ttl", "ttl"),
         ];

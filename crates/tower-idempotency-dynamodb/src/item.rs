@@ -22,7 +22,7 @@ pub(crate) enum EntryState {
     Expired,
     /// Leased, or orphaned if `lease_ends` has passed.
     Leased {
-        /// `None` after a takeover was released, or after an operator allowed a retry.
+        /// `None` after a takeover was released.
         token: Option<[u8; 16]>,
         fingerprint: Fingerprint,
         generation: u64,
@@ -30,7 +30,7 @@ pub(crate) enum EntryState {
     },
     /// Completed, also if the record needs attention.
     Completed {
-        /// `None` if an operator stored the record and no lease was held.
+        /// `None` if another program has stored the item.
         token: Option<[u8; 16]>,
         fingerprint: Fingerprint,
         expires: u64,

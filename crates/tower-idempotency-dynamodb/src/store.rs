@@ -180,7 +180,7 @@ impl Store for DynamoDbStore {
         let values = [
             (":in_progress", s(IN_PROGRESS)),
             (":token", binary(*lease.token.as_bytes())),
-            (":over", n(moment.passed)),
+            (":passed", n(moment.passed)),
             (":lease_ends", n(lease_ends)),
             (":ttl", n(ceil_seconds(lease_ends))),
         ];
@@ -262,7 +262,7 @@ impl Store for DynamoDbStore {
         let values = [
             (":in_progress", s(IN_PROGRESS)),
             (":token", binary(*lease.token.as_bytes())),
-            (":over", n(moment.passed)),
+            (":passed", n(moment.passed)),
             (":now", n(moment.now)),
             (":ttl", n(ceil_seconds(moment.now))),
         ];

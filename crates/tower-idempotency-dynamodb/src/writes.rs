@@ -71,7 +71,7 @@ impl Inner {
             (":owner", s(claim.owner)),
             (":operation", s(&*claim.operation)),
             (":now", n(moment.now)),
-            (":over", n(moment.passed)),
+            (":passed", n(moment.passed)),
             (":one", n(1)),
             (":zero", n(0)),
             (":granted", expression::granted_value(&claim.token)),
@@ -138,7 +138,7 @@ impl Inner {
                 &claim.token,
                 &[expression::ABSENT_OR_EXPIRED],
             )))
-            .expression_attribute_values(":over", n(moment.passed));
+            .expression_attribute_values(":passed", n(moment.passed));
         match Box::pin(put.send()).await {
             Ok(_) => Ok(WriteOutcome::Applied(Item::new())),
             Err(error) => condition_failure(error, |error| match error {
@@ -165,7 +165,7 @@ impl Inner {
             (":fingerprint", binary(*lease.fingerprint.as_bytes())),
             (":generation", n(lease.generation)),
             (":now", n(moment.now)),
-            (":over", n(moment.passed)),
+            (":passed", n(moment.passed)),
             (":expires", n(expires)),
             (":ttl", n(ceil_seconds(expires))),
             (":record", binary(&**record)),

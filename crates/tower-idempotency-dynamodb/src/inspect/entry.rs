@@ -29,7 +29,7 @@ pub(super) const VERSIONED: [&str; 9] = [
 
 /// Returns the entry of an item, with its record, or `None` if it has expired.
 pub(super) fn details(id: KeyId, mut item: Item, moment: Moment) -> Option<EntryDetails> {
-    let entry = of_item(id, &item, moment)?;
+    let entry = entry_from_item(id, &item, moment)?;
     let mut details = EntryDetails::new(entry);
     details.record = match item.remove("record") {
         Some(AttributeValue::B(record)) => Some(record.into_inner().into()),
@@ -42,13 +42,18 @@ pub(super) fn details(id: KeyId, mut item: Item, moment: Moment) -> Option<Entry
 }
 
 /// Returns the entry of an item of the table, or `None` if it has expired.
-pub(super) fn of_item(id: KeyId, item: &Item, moment: Moment) -> Option<Entry> {
+pub(super) fn entry_from_item(id: KeyId, item: &Item, moment: Moment) -> Option<Entry> {
     let status = text(item, "status").unwrap_or_default().to_owned();
-    of_status(id, item, &status, moment)
+    entry_with_status(id, item, &status, moment)
 }
 
 /// Returns the entry of an item with this status, or `None` if it has expired. The index has no attribute `status`.
-pub(super) fn of_status(id: KeyId, item: &Item, status: &str, moment: Moment) -> Option<Entry> {
+pub(super) fn entry_with_status(
+    id: KeyId,
+    item: &Item,
+    status: &str,
+    moment: Moment,
+) -> Option<Entry> {
     read(id, item, status, moment).unwrap_or_else(|error| {
         let version = unreadable_version(item);
         Some(Entry::unreadable(id, version, error.to_string()))

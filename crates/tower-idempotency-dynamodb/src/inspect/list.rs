@@ -53,7 +53,7 @@ impl Inner {
             let mut rest = None;
             for (at, item) in items.iter().enumerate() {
                 let id = key_id(item);
-                let Some(entry) = entry::of_status(id, item, status, moment) else {
+                let Some(entry) = entry::entry_with_status(id, item, status, moment) else {
                     continue;
                 };
                 if !query.matches(&entry) {
@@ -123,9 +123,9 @@ impl Inner {
         let (mut value, mut examined) = (0, 0);
         let (limit, moment) = (u64::from(limit), self.options.clock.read());
         let filter = match state {
-            State::InProgress => "#expires > :over AND #lease_ends > :over",
-            State::Orphaned => "#expires > :over AND #lease_ends <= :over",
-            _ => "#expires > :over",
+            State::InProgress => "#expires > :passed AND #lease_ends > :passed",
+            State::Orphaned => "#expires > :passed AND #lease_ends <= :passed",
+            _ => "#expires > :passed",
         };
         for shard in 0..self.options.shards {
             let partition = index_partition(status_of(state), shard);
@@ -147,7 +147,7 @@ impl Inner {
                     .expression_attribute_names("#listed", "listed")
                     .expression_attribute_names("#expires", "expires")
                     .expression_attribute_values(":listed", s(&partition))
-                    .expression_attribute_values(":over", n(moment.passed))
+                    .expression_attribute_values(":passed", n(moment.passed))
                     .limit(rest)
                     .set_exclusive_start_key(start_key);
                 if filter.contains("#lease_ends") {

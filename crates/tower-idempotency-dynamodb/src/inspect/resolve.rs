@@ -10,7 +10,7 @@ use tower_idempotency::{
     store::{KeyId, Token},
 };
 
-use super::entry::{VERSIONED, of_item};
+use super::entry::{VERSIONED, entry_from_item};
 use crate::{
     clock::{Moment, ceil_seconds},
     expression,
@@ -32,11 +32,11 @@ impl Inner {
         let Some(item) = self.conflicting_item(None, id).await? else {
             return changed(None);
         };
-        match of_item(*id, &item, moment) {
+        match entry_from_item(*id, &item, moment) {
             Some(entry) if entry.seen() == seen => {}
             entry => return changed(entry),
         }
-        let (condition, mut values) = unchanged(&item, seen.state(), moment);
+        let (condition, mut values) = unchanged_condition(&item, seen.state(), moment);
         // A repeated attempt of the SDK recognizes the update of an earlier one by this token.
         let token = match resolution {
             Resolution::Retry => Token::retry_allowed()?,
@@ -49,12 +49,13 @@ impl Inner {
             self.delete(id, &token, &condition, values, Attempts::One)
                 .await?
         } else {
-            let update = self.update_of(id, &item, resolution, &token, moment, &mut values)?;
+            let update =
+                self.resolution_update(id, &item, resolution, &token, moment, &mut values)?;
             let all_new = RETURN_ALL_NEW;
             self.update(id, &token, &condition, &update, all_new, values)
                 .await?
         };
-        let present = |item: &Item| of_item(*id, item, moment).map(Box::new);
+        let present = |item: &Item| entry_from_item(*id, item, moment).map(Box::new);
         Ok(match written {
             WriteOutcome::Applied(_) if is_deletion => ResolveOutcome::Applied(None),
             WriteOutcome::Applied(item) => ResolveOutcome::Applied(present(&item)),
@@ -68,7 +69,7 @@ impl Inner {
     }
 
     /// Returns the update expression of a resolution that does not delete the item, and adds its values.
-    fn update_of(
+    fn resolution_update(
         &self,
         id: &KeyId,
         item: &Item,
@@ -78,14 +79,13 @@ impl Inner {
         values: &mut Values,
     ) -> Result<String, InspectError> {
         values.extend([
-            (":mine", binary(*token.as_bytes())),
+            (":new_token", binary(*token.as_bytes())),
             (":now", n(moment.now)),
         ]);
         let Some((record, retention)) = resolution.record(id) else {
             let orphan_retention = DEFAULT_ORPHAN_RETENTION.as_millis();
             values.extend([
                 (":in_progress", s(IN_PROGRESS)),
-                (":passed", n(moment.passed)),
                 (":ttl", n(ceil_seconds(moment.now))),
                 (":orphan_retention", n(orphan_retention)),
                 (
@@ -93,7 +93,7 @@ impl Inner {
                     n(ceil_seconds(orphan_retention)),
                 ),
             ]);
-            let listed = self.relisted(IN_PROGRESS, id, item, values);
+            let listed = self.add_listing(IN_PROGRESS, id, item, values);
             return Ok([
                 expression::RESOLVE_AS_ORPHAN,
                 listed,
@@ -120,7 +120,7 @@ impl Inner {
                     (":needs_attention", s(NEEDS_ATTENTION)),
                     (":reason", s(attention.code())),
                 ]);
-                let listed = self.relisted(NEEDS_ATTENTION, id, item, values);
+                let listed = self.add_listing(NEEDS_ATTENTION, id, item, values);
                 let update = expression::RESOLVE_AS_NEEDS_ATTENTION;
                 [update, listed, expression::REMOVE_LEASE].concat()
             }
@@ -131,9 +131,15 @@ impl Inner {
         })
     }
 
-    /// Returns the expression that lists the item in this status, and adds its value. The number of the partition stays the
+    /// Adds the value of the index partition for this status, and returns the expression that lists the item there. The number of the partition stays the
     /// same. Returns an empty expression if there is no index.
-    fn relisted(&self, status: &str, id: &KeyId, item: &Item, values: &mut Values) -> &'static str {
+    fn add_listing(
+        &self,
+        status: &str,
+        id: &KeyId,
+        item: &Item,
+        values: &mut Values,
+    ) -> &'static str {
         let shard = match item.get("listed") {
             Some(AttributeValue::S(listed)) => {
                 listed.split_once('#').and_then(|it| it.1.parse().ok())
@@ -153,7 +159,7 @@ impl Inner {
 /// Returns the condition that the item has not changed since it was read, and its values.
 ///
 /// Renewals may change the expiry of a lease. All other attributes from which the version is computed must be the same.
-fn unchanged(item: &Item, state: State, moment: Moment) -> (String, Values) {
+fn unchanged_condition(item: &Item, state: State, moment: Moment) -> (String, Values) {
     let mut condition = String::new();
     let mut values = Values::new();
     let mut add = |name: &'static str, placeholder: &'static str| {
@@ -181,16 +187,16 @@ fn unchanged(item: &Item, state: State, moment: Moment) -> (String, Values) {
     add("generation", ":was_generation");
     add("token", ":was_token");
     match state {
-        State::InProgress => condition.push_str(" AND #lease_ends > :over"),
+        State::InProgress => condition.push_str(" AND #lease_ends > :passed"),
         State::Orphaned => {
             add("lease_ends", ":was_lease_ends");
-            condition.push_str(" AND #expires > :over");
+            condition.push_str(" AND #expires > :passed");
         }
         _ => {
             add("completed", ":was_completed");
-            condition.push_str(" AND #expires > :over");
+            condition.push_str(" AND #expires > :passed");
         }
     }
-    values.push((":over", n(moment.passed)));
+    values.push((":passed", n(moment.passed)));
     (condition, values)
 }

@@ -320,7 +320,7 @@ pub enum Acquired {
         ///
         /// A store without a clock of its own adds the skew that it allows. [`Ttl::MAX`] if the entry does not expire.
         expires_in: Duration,
-        /// The token that completed the entry. `None` if an operator stored the record and no lease was held.
+        /// The token that completed the entry: that of an execution, or a new one of a resolution. `None` if the entry has none.
         token: Option<Token>,
     },
 }

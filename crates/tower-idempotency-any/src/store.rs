@@ -81,12 +81,13 @@ impl AnyStore {
         }
     }
 
-    /// Creates a layer on this store. Sets the layer to compress records above [`compress_above`](Self::compress_above).
+    /// Creates a layer on the store behind the URL. It compresses records above [`compress_above`](Self::compress_above).
+    ///
+    /// Prefer this to a layer on the `AnyStore` itself: the layer calls a store in memory without boxing its futures.
     ///
     /// Each call creates a layer with limits and waiters of its own. Clone one layer for routes that share them.
     pub fn layer(&self, preset: Preset) -> IdempotencyLayer {
-        IdempotencyLayer::with_preset(self.clone(), preset)
-            .with_compression_above(self.compress_above())
+        with_store!(self, store => IdempotencyLayer::with_preset(store.clone(), preset))
     }
 
     /// Returns the size in bytes above which records are compressed: [`Store::COMPRESS_ABOVE`] of the store behind the URL.

@@ -23,6 +23,10 @@ pub struct Error {
 pub(crate) enum Reason {
     /// The last attempt failed.
     Failed,
+    /// The attempt of an outer `RetryLayer` failed. The source decides if it was sent.
+    Attempt,
+    /// The key header and the operation of the request have different keys, and nothing was sent.
+    OtherKey,
     /// The inner service is not ready, and nothing was sent.
     NotReady,
     /// The deadline of the call passed.
@@ -86,7 +90,10 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.reason {
-            Reason::Failed => "no response to the last attempt",
+            Reason::OtherKey => {
+                "request not sent, because its header and its operation have different keys"
+            }
+            Reason::Failed | Reason::Attempt => "no response to the last attempt",
             Reason::NotReady => "inner service not ready",
             Reason::Deadline => "deadline of the call passed without a response",
             Reason::Expired => "lifetime of the key ended without a response",
@@ -107,15 +114,16 @@ impl StdError for Error {
     }
 }
 
-/// Returns `true` if the error proves that no byte of the request was sent.
+/// Returns `true` if the error proves that no byte of the request was sent, or that no attempt of an inner series was executed.
 ///
-/// Only a connection attempt fails with `ConnectionRefused`. An open connection fails with another kind.
+/// Only a connection attempt fails with `ConnectionRefused`. An open connection fails with another kind. The source of an
+/// [`Error`] is that of the last attempt only, so its outcome counts.
 pub(crate) fn is_not_sent(error: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
         if let Some(error) = error.downcast_ref::<Error>() {
-            if matches!(error.reason, Reason::NotReady | Reason::NotStored) {
-                return true;
+            if error.reason != Reason::Attempt {
+                return error.outcome == Outcome::NotExecuted;
             }
         } else if let Some(error) = error.downcast_ref::<io::Error>()
             && error.kind() == io::ErrorKind::ConnectionRefused

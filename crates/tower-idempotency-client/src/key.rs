@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::HeaderValue;
 
-use crate::operation::InvalidKey;
+use crate::{operation::InvalidKey, protocol::Protocol};
 
 /// Valid key. The bytes include the quotes of an RFC 9651 String, so that both forms of the header share them.
 pub(crate) struct Key(Bytes);
@@ -50,9 +50,13 @@ impl Key {
         Self(Bytes::from_owner(text))
     }
 
-    /// Parses the value of a header: an RFC 9651 String without parameters, or the key itself.
-    pub(crate) fn parse(value: &HeaderValue) -> Result<Self, InvalidKey> {
+    /// Parses the value of a header: an RFC 9651 String without parameters, or the key itself. With a protocol of plain keys,
+    /// quotes are part of the key.
+    pub(crate) fn parse(value: &HeaderValue, protocol: Protocol) -> Result<Self, InvalidKey> {
         let value = value.as_bytes().trim_ascii();
+        if matches!(protocol, Protocol::Stripe | Protocol::Acp) {
+            return Self::new(value);
+        }
         let Some(quoted) = value
             .strip_prefix(b"\"")
             .and_then(|rest| rest.strip_suffix(b"\""))
@@ -139,10 +143,18 @@ mod tests {
     fn parse_inverts_header() {
         for key in ["8e03-40d5", "a\"b\\c", "a b", "\"", "\\", "\"\""] {
             let quoted = HeaderValue::from_str(&header(key, true)).unwrap();
-            assert_eq!(Key::parse(&quoted).unwrap().as_str(), key);
+            for protocol in [Protocol::TowerIdempotency, Protocol::Ietf] {
+                assert_eq!(Key::parse(&quoted, protocol).unwrap().as_str(), key);
+            }
+            for protocol in [Protocol::Stripe, Protocol::Acp] {
+                let plain = HeaderValue::from_str(&header(key, false)).unwrap();
+                assert_eq!(Key::parse(&plain, protocol).unwrap().as_str(), key);
+            }
         }
         let plain = HeaderValue::from_static("  8e03 ");
-        assert_eq!(Key::parse(&plain).unwrap().as_str(), "8e03");
+        for protocol in [Protocol::TowerIdempotency, Protocol::Stripe] {
+            assert_eq!(Key::parse(&plain, protocol).unwrap().as_str(), "8e03");
+        }
     }
 
     #[test]
@@ -152,6 +164,7 @@ mod tests {
             assert!(Key::new(key.as_bytes()).is_err(), "{key:?}");
         }
         assert!(Key::new("x".repeat(255).as_bytes()).is_ok());
-        assert!(Key::parse(&HeaderValue::from_static(r#""x\""#)).is_err());
+        let open = HeaderValue::from_static(r#""x\""#);
+        assert!(Key::parse(&open, Protocol::TowerIdempotency).is_err());
     }
 }

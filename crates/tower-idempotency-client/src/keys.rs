@@ -11,14 +11,21 @@ use tokio::time::Instant;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::{key::Key, operation::Operation, protocol::Protocol, service::IsAttempt};
+use crate::{
+    error::{Error, Reason},
+    key::Key,
+    operation::Operation,
+    protocol::Protocol,
+    service::IsAttempt,
+};
 
 /// Sets the key header of requests that need one.
 ///
 /// [`RetryLayer`](crate::RetryLayer) includes this layer. Use it alone if another component retries, and give that component
 /// requests that have an [`Operation`] in their extensions. Otherwise each attempt is an operation of its own.
 ///
-/// - A key that the caller has set stays.
+/// - A key that the caller has set stays. [`RetryLayer`](crate::RetryLayer) returns an error if the request also has an
+///   [`Operation`] with another key.
 /// - Otherwise the key is that of the [`Operation`] in the extensions. Without one, the layer creates an operation and puts it
 ///   there.
 /// - Requests with a safe method get no key: GET, HEAD, OPTIONS, TRACE and QUERY.
@@ -124,8 +131,15 @@ impl IdempotencyKeyLayer {
         let mut lines = headers.get_all(&self.header).iter();
         let operation = if let Some(first) = lines.next() {
             // A server rejects several lines, or reads one of them.
-            let key = lines.next().is_none().then(|| Key::parse(first).ok());
+            let key = lines.next().is_none();
+            let key = key.then(|| Key::parse(first, self.protocol).ok());
             match (key.flatten(), by_caller) {
+                (Some(key), Some(operation)) if key.as_str() != operation.key() => {
+                    return Keyed {
+                        has_other_key: true,
+                        ..Keyed::without_key(Some(operation))
+                    };
+                }
                 (Some(_), Some(operation)) => operation,
                 (Some(key), None) => Operation::from_key(key),
                 (None, by_caller) => return Keyed::without_key(by_caller),
@@ -153,6 +167,7 @@ impl IdempotencyKeyLayer {
         Keyed {
             operation: Some(operation),
             has_key: true,
+            has_other_key: false,
         }
     }
 
@@ -174,6 +189,8 @@ pub(crate) struct Keyed {
     pub(crate) operation: Option<Operation>,
     /// The request has a key that the server can read.
     pub(crate) has_key: bool,
+    /// The key of the request is not that of the operation. The request must not be sent.
+    pub(crate) has_other_key: bool,
 }
 
 impl Keyed {
@@ -181,7 +198,15 @@ impl Keyed {
         Self {
             operation,
             has_key: false,
+            has_other_key: false,
         }
+    }
+
+    /// Returns the error of a request whose key is not that of its operation.
+    pub(crate) fn other_key(&self) -> Option<Error> {
+        let operation = self.operation.clone().filter(|_| self.has_other_key)?;
+        let outcome = operation.outcome();
+        Some(Error::new(Reason::OtherKey, Some(operation), outcome, None))
     }
 }
 
@@ -240,7 +265,7 @@ where
         if let Some(operation) = operation
             && req.extensions().get::<IsAttempt>().is_none()
         {
-            operation.begin_attempt(Instant::now());
+            operation.begin_counted_attempt(Instant::now());
             req.extensions_mut().insert(IsCounted);
         }
         self.inner.call(req)

@@ -78,23 +78,50 @@ impl Middleware for RetryMiddleware {
         let method = req.method().clone();
         let keys = &self.settings.keys;
         let keyed = keys.set_key(&method, req.headers_mut(), extensions);
+        if let Some(error) = keyed.other_key() {
+            return Err(reqwest_middleware::Error::middleware(error));
+        }
         let series = Series::new(self.settings.clone(), keyed, is_safe(&method));
-        extensions.insert(IsAttempt);
+        let marked = Marked::new(extensions, is_by_caller);
         let chain = Chain {
             next,
-            extensions: &mut *extensions,
+            extensions: &mut *marked.extensions,
             key_header: self.settings.keys.header(),
             copy: req.try_clone(),
             redirects: 0,
             has_lost_key: false,
+            is_redirected_to_get: false,
         };
         let result = send_all(series, chain, req).await;
-        // The caller may use the extensions for another request.
-        extensions.remove::<IsAttempt>();
-        if !is_by_caller {
-            extensions.remove::<Operation>();
-        }
         result.map_err(reqwest_middleware::Error::middleware)
+    }
+}
+
+/// Extensions of the caller with the mark of an attempt.
+///
+/// The caller may use them for another request, also after it has dropped this one. So the drop removes the mark, and an
+/// operation that the layer created.
+struct Marked<'a> {
+    extensions: &'a mut Extensions,
+    is_by_caller: bool,
+}
+
+impl<'a> Marked<'a> {
+    fn new(extensions: &'a mut Extensions, is_by_caller: bool) -> Self {
+        extensions.insert(IsAttempt);
+        Self {
+            extensions,
+            is_by_caller,
+        }
+    }
+}
+
+impl Drop for Marked<'_> {
+    fn drop(&mut self) {
+        self.extensions.remove::<IsAttempt>();
+        if !self.is_by_caller {
+            self.extensions.remove::<Operation>();
+        }
     }
 }
 
@@ -123,6 +150,8 @@ struct Chain<'a> {
     redirects: usize,
     /// The current attempt sent an unsafe request without its key to another origin.
     has_lost_key: bool,
+    /// The current attempt sent an unsafe request, and was redirected to its result.
+    is_redirected_to_get: bool,
 }
 
 impl Transport for Chain<'_> {
@@ -150,12 +179,18 @@ impl Transport for Chain<'_> {
     fn has_lost_key(&self) -> bool {
         self.has_lost_key
     }
+
+    fn is_rejection_final(&self) -> bool {
+        !self.is_redirected_to_get
+    }
 }
 
 impl Chain<'_> {
     async fn follow(&mut self, mut req: Request) -> Result<http::Response<Body>, BoxError> {
         self.redirects = 0;
         self.has_lost_key = false;
+        self.is_redirected_to_get = false;
+        let is_unsafe = !is_safe(req.method());
         loop {
             let followup = Followup::of(&req);
             let res = self.next.clone().run(req, &mut *self.extensions).await;
@@ -173,6 +208,7 @@ impl Chain<'_> {
                 tracing::warn!("redirect to another origin: the request continues without its key");
                 self.has_lost_key = true;
             }
+            self.is_redirected_to_get = is_unsafe && is_safe(next.method());
             req = next;
         }
     }

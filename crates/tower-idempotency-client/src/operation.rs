@@ -4,7 +4,7 @@ use std::{
     fmt,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU8, AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering},
     },
     time::{Duration, SystemTime},
 };
@@ -48,6 +48,8 @@ struct Inner {
     /// Response of the operation: [`NO_RESPONSE`], [`RESPONSE`] or [`RESPONSE_LOST`].
     response: AtomicU8,
     provider: OnceLock<u64>,
+    /// The key layer has counted an attempt that no `RetryLayer` has taken over.
+    is_counted: AtomicBool,
 }
 
 /// State of an [`Operation`], as far as its client knows.
@@ -231,6 +233,7 @@ impl Operation {
             open_attempts: AtomicU32::new(0),
             response: AtomicU8::new(NO_RESPONSE),
             provider: OnceLock::new(),
+            is_counted: AtomicBool::new(false),
         }))
     }
 
@@ -269,10 +272,18 @@ impl Operation {
         self.0.open_attempts.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes back the last attempt, which was counted and not sent.
-    pub(crate) fn discard_attempt(&self) {
-        self.0.attempts.fetch_sub(1, Ordering::Relaxed);
-        self.close_attempt();
+    /// Counts an attempt that a `RetryLayer` inside takes over, if there is one.
+    pub(crate) fn begin_counted_attempt(&self, now: Instant) {
+        self.begin_attempt(now);
+        self.0.is_counted.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes back the attempt that the key layer has counted. Has no effect on further clones of its request.
+    pub(crate) fn adopt_attempt(&self) {
+        if self.0.is_counted.swap(false, Ordering::Relaxed) {
+            self.0.attempts.fetch_sub(1, Ordering::Relaxed);
+            self.close_attempt();
+        }
     }
 
     /// Marks an attempt as not executed.

@@ -6,6 +6,17 @@ use serde_json::Value;
 /// Longest body that is searched for a code.
 pub(crate) const MAX_BYTES: usize = 64 * 1024;
 
+/// Result of the search for a code in the body of a response.
+#[derive(Debug)]
+pub(crate) enum Code {
+    /// The body contains no code, or none that counts.
+    Missing,
+    /// The body may contain a code. It is encoded, too long, late or broken.
+    Unreadable,
+    /// The body is a JSON object.
+    Read(Problem),
+}
+
 /// Members of an error body that decide on a retry.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Problem {
@@ -41,6 +52,12 @@ impl Form {
             None
         }
     }
+}
+
+/// Returns `true` if the body has to be decoded before it is read.
+pub(crate) fn is_encoded(headers: &HeaderMap) -> bool {
+    let mut encodings = headers.get_all(header::CONTENT_ENCODING).iter();
+    encodings.any(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
 impl Problem {

@@ -13,7 +13,7 @@ use crate::{
     keys::Keyed,
     layer::Settings,
     operation::{Operation, Outcome},
-    problem::{Form, MAX_BYTES, Problem},
+    problem::{Code, Form, MAX_BYTES, Problem, is_encoded},
     telemetry,
     verdict::{Attempt, Cause, Fate, Head, Judgement, Verdict, depends_on_code},
 };
@@ -33,6 +33,11 @@ pub(crate) trait Transport: Send {
 
     /// Returns `true` if no byte of the last attempt was sent.
     fn is_not_sent(&self, error: &BoxError) -> bool;
+
+    /// Returns `true` if a rejection of the last attempt proves that it was not executed.
+    fn is_rejection_final(&self) -> bool {
+        true
+    }
 
     /// Returns `true` if the last attempt may have been executed without the key of the call.
     fn has_lost_key(&self) -> bool {
@@ -78,7 +83,7 @@ impl Series {
 
     /// Takes over an attempt that was counted before the call began.
     pub(crate) fn adopt_attempt(&self) {
-        self.operation.discard_attempt();
+        self.operation.adopt_attempt();
     }
 
     pub(crate) fn deadline(&self) -> Instant {
@@ -116,7 +121,7 @@ impl Series {
         let head = Head {
             status,
             headers,
-            problem: None,
+            code: &Code::Missing,
         };
         let judgement = Judgement::of_response(head, self.settings.keys.protocol());
         (!matches!(judgement.verdict, Verdict::Retry { .. })).then_some(judgement)
@@ -224,13 +229,16 @@ pub(crate) async fn drive<T: Transport>(
         let (judgement, result_read) = match result {
             Ok(res) => {
                 let (head, body) = res.into_parts();
-                let (body, problem) = read_problem(&series, head.status, &head.headers, body).await;
+                let (body, code) = read_code(&series, head.status, &head.headers, body).await;
                 let judged = Head {
                     status: head.status,
                     headers: &head.headers,
-                    problem: problem.as_ref(),
+                    code: &code,
                 };
-                let judgement = series.judge(Ok(judged), true);
+                let mut judgement = series.judge(Ok(judged), true);
+                if judgement.fate == Fate::Rejected && !transport.is_rejection_final() {
+                    judgement.fate = Fate::Open;
+                }
                 (judgement, Ok(Response::from_parts(head, body)))
             }
             Err(error) => {
@@ -262,21 +270,32 @@ pub(crate) async fn drive<T: Transport>(
     }
 }
 
-/// Reads the body of an error response if it may contain a code. A body that is late counts as one without a code.
-async fn read_problem<B: Body>(
+/// Reads the body of an error response if it may contain a code.
+async fn read_code<B: Body>(
     series: &Series,
     status: StatusCode,
     headers: &HeaderMap,
     body: B,
-) -> (ResponseBody<B>, Option<Problem>) {
+) -> (ResponseBody<B>, Code) {
     let body = ResponseBody::new(body);
-    let is_read = depends_on_code(status, headers) || series.settings.verdict.is_some();
+    let depends_on_code = depends_on_code(status, headers);
+    let is_read = depends_on_code || series.settings.verdict.is_some();
     let Some(form) = Form::of(status, headers).filter(|_| is_read) else {
-        return (body, None);
+        return (body, Code::Missing);
     };
+    let unreadable = match depends_on_code {
+        true => Code::Unreadable,
+        false => Code::Missing,
+    };
+    if is_encoded(headers) {
+        return (body, unreadable);
+    }
     let (body, bytes) = body.peek(MAX_BYTES, series.deadline).await;
-    let problem = bytes.and_then(|bytes| Problem::parse(form, &bytes));
-    (body, problem)
+    let code = match bytes {
+        Some(bytes) => Problem::parse(form, &bytes).map_or(Code::Missing, Code::Read),
+        None => unreadable,
+    };
+    (body, code)
 }
 
 /// Used if the deadline of a call is too far in the future for the clock.

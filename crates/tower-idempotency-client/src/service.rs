@@ -90,6 +90,11 @@ where
             };
         }
         let keyed = self.settings.keys.set_key_of(&mut req);
+        if let Some(error) = keyed.other_key() {
+            return ResponseFuture {
+                state: State::Refused { error: Some(error) },
+            };
+        }
         let operation = keyed.operation.clone();
         let mut series = Series::new(self.settings.clone(), keyed, is_safe(req.method()));
         if req.extensions_mut().remove::<IsCounted>().is_some() {
@@ -261,7 +266,7 @@ where
                     let result = ready!(future.poll(cx));
                     return Poll::Ready(result.map(|res| res.map(ResponseBody::new)).map_err(
                         |error| {
-                            Error::new(Reason::Failed, None, Outcome::Unknown, Some(error.into()))
+                            Error::new(Reason::Attempt, None, Outcome::Unknown, Some(error.into()))
                         },
                     ));
                 }

@@ -4,7 +4,7 @@ use std::{error::Error as StdError, time::Duration};
 
 use http::{HeaderMap, StatusCode};
 
-use crate::{problem::Problem, protocol::Protocol, retry_after::retry_after};
+use crate::{problem::Code, protocol::Protocol, retry_after::retry_after};
 
 /// Decision about an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub struct Attempt<'a> {
 pub(crate) struct Head<'a> {
     pub(crate) status: StatusCode,
     pub(crate) headers: &'a HeaderMap,
-    pub(crate) problem: Option<&'a Problem>,
+    pub(crate) code: &'a Code,
 }
 
 impl<'a> Attempt<'a> {
@@ -75,7 +75,10 @@ impl<'a> Attempt<'a> {
     /// `error.code` of other JSON. A `code` of other JSON counts if it begins with `idempotency_`.
     #[must_use]
     pub fn code(&self) -> Option<&'a str> {
-        self.result.as_ref().ok()?.problem?.code.as_deref()
+        match self.result.as_ref().ok()?.code {
+            Code::Read(problem) => problem.code.as_deref(),
+            Code::Missing | Code::Unreadable => None,
+        }
     }
 
     /// Returns the error of the inner service, or `None` if there is a response.
@@ -140,12 +143,15 @@ impl Judgement {
 
     /// Returns the judgement of a response: by its code, else by the protocol, else by its status.
     ///
+    /// If its code cannot be read, the response may be one of a server that executes the first request.
+    ///
     /// A header in which the server requests or rejects a retry overrides the other rules.
     pub(crate) fn of_response(head: Head<'_>, protocol: Protocol) -> Self {
         let after = retry_after(head.headers);
         let judged = by_replay_marker(head)
             .or_else(|| by_code(head, after))
             .or_else(|| by_protocol(head, protocol, after))
+            .or_else(|| by_unreadable_code(head, after))
             .unwrap_or_else(|| by_status(head.status, after));
         let is_retry = matches!(judged.verdict, Verdict::Retry { .. });
         match should_retry(head) {
@@ -172,15 +178,19 @@ impl Judgement {
 /// Returns `true` if a code in the body can change the judgement of a response.
 pub(crate) fn depends_on_code(status: StatusCode, headers: &HeaderMap) -> bool {
     (status.is_server_error() || matches!(status.as_u16(), 400 | 408 | 409 | 413 | 422 | 429))
-        && !headers.contains_key(REPLAYED)
+        && !is_replay(headers)
+}
+
+/// Returns `true` if the response is marked as a replay.
+fn is_replay(headers: &HeaderMap) -> bool {
+    headers.get(REPLAYED).is_some_and(|marker| marker == "true")
 }
 
 /// Judges a replay. Only a recorded response is marked, so a retry would get the same one.
 ///
 /// A recorded 5xx is the response of the key, but does not show if the operation was executed.
 fn by_replay_marker(head: Head<'_>) -> Option<Judgement> {
-    let marker = head.headers.get(REPLAYED)?;
-    (marker == "true").then_some(if head.status.is_server_error() {
+    is_replay(head.headers).then_some(if head.status.is_server_error() {
         Judgement::UNKNOWN
     } else {
         Judgement::DEFINITE
@@ -188,7 +198,9 @@ fn by_replay_marker(head: Head<'_>) -> Option<Judgement> {
 }
 
 fn by_code(head: Head<'_>, after: Option<Duration>) -> Option<Judgement> {
-    let problem = head.problem?;
+    let Code::Read(problem) = head.code else {
+        return None;
+    };
     let known = problem.code.as_deref().and_then(|code| {
         Some(match code {
             "in-progress" | "idempotency_in_flight" | "idempotency_key_in_use" => {
@@ -248,6 +260,17 @@ fn by_protocol(head: Head<'_>, protocol: Protocol, after: Option<Duration>) -> O
         .then_some(Judgement::retry(after, Cause::InProgress))
 }
 
+/// Judges a response whose code cannot be read. The code may say that the first request is executed.
+fn by_unreadable_code(head: Head<'_>, after: Option<Duration>) -> Option<Judgement> {
+    matches!(head.code, Code::Unreadable).then(|| Judgement {
+        fate: Fate::Open,
+        ..match head.status {
+            StatusCode::TOO_MANY_REQUESTS => Judgement::retry(after, Cause::Throttled),
+            _ => Judgement::retry(after, Cause::Transient),
+        }
+    })
+}
+
 fn by_status(status: StatusCode, after: Option<Duration>) -> Judgement {
     match status.as_u16() {
         429 => Judgement::retry(after, Cause::Throttled),
@@ -257,10 +280,7 @@ fn by_status(status: StatusCode, after: Option<Duration>) -> Judgement {
             ..Judgement::retry(after, Cause::Transient)
         },
         408 | 500.. => Judgement::retry(after, Cause::Transient),
-        // A layer or proxy in front of the idempotency layer sends these, and they are not recorded.
-        401 | 403 | 406 | 407 | 411..=413 | 415..=417 | 421 | 423 | 424 | 426 | 428 | 431 => {
-            Judgement::REJECTED
-        }
+        code if REJECTIONS.contains(&code) => Judgement::REJECTED,
         _ => Judgement::DEFINITE,
     }
 }
@@ -279,6 +299,13 @@ fn should_retry(head: Head<'_>) -> Option<bool> {
         _ => None,
     }
 }
+
+/// Statuses of a layer or proxy in front of the idempotency layer. They are not recorded.
+///
+/// The layer does not record 307 and 308 either: they ask for the same request at another URL.
+const REJECTIONS: [u16; 18] = [
+    307, 308, 401, 403, 406, 407, 411, 412, 413, 415, 416, 417, 421, 423, 424, 426, 428, 431,
+];
 
 /// Header that marks a replay, in this project, in Stripe's API and in the Agentic Commerce Protocol.
 const REPLAYED: &str = "idempotent-replayed";

@@ -40,7 +40,8 @@ use crate::{
 /// send it. A call that is dropped leaves its entry.
 ///
 /// A request under a key that is stored already continues the stored operation: the time of its first attempt and its
-/// provider count. A different method, URL or body under the key is an error, and nothing is sent.
+/// provider count. A different method, URL or body under the key is an error, and nothing is sent. So is an operation that
+/// already has another provider.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -262,6 +263,9 @@ where
             return Box::pin(ready(Err(not_stored(None, STACKED))));
         }
         let keyed = inner.settings().keys.set_key_of(&mut req);
+        if let Some(error) = keyed.other_key() {
+            return Box::pin(ready(Err(error)));
+        }
         let is_stored = keyed.has_key && !is_safe(req.method());
         let Some(operation) = keyed.operation.filter(|_| is_stored) else {
             return Box::pin(inner.call(req));
@@ -269,12 +273,13 @@ where
         let Some(copy) = clone_body(inner.settings().clone_body.as_deref(), req.body()) else {
             return Box::pin(ready(Err(not_stored(Some(operation), STREAM))));
         };
-        if let Some(choose) = &self.shared.providers {
-            operation.provider_or(|| choose());
-        }
         let (head, body) = req.into_parts();
         let mut entry = Entry::of_head(&operation, &head, &self.shared.headers)
             .or_first_sent(SystemTime::now());
+        // The operation gets it after the call of the outbox, which may have an entry with another provider.
+        if let (None, Some(choose)) = (entry.provider, &self.shared.providers) {
+            entry.provider = Some(choose());
+        }
         let req = Request::from_parts(head, body);
         let shared = self.shared.clone();
         Box::pin(async move {
@@ -295,7 +300,15 @@ where
                     drop(unknown_on_drop);
                     return Err(not_stored(Some(operation), OTHER_REQUEST));
                 }
+                let providers = [previous.provider, operation.provider()];
+                if matches!(providers, [Some(stored), Some(chosen)] if stored != chosen) {
+                    drop(unknown_on_drop);
+                    return Err(not_stored(Some(operation), OTHER_PROVIDER));
+                }
                 previous.restore(&operation);
+            }
+            if let Some(provider) = entry.provider {
+                operation.provider_or(|| provider);
             }
             shared.send(inner, req, operation, unknown_on_drop).await
         })
@@ -413,4 +426,5 @@ fn not_stored(operation: Option<Operation>, source: impl Into<BoxError>) -> Erro
 const STACKED: &str = "a RetryLayer outside of an OutboxLayer would store each attempt";
 const STREAM: &str = "a body that cannot be copied cannot be stored";
 const OTHER_REQUEST: &str = "the outbox has another request under this key";
+const OTHER_PROVIDER: &str = "the outbox has another provider for this operation";
 const LATE: &str = "the outbox did not reply before the deadline of the call";

@@ -14,7 +14,7 @@ use http_body::{Body, Frame};
 use http_body_util::{BodyExt, Full, channel::Channel};
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_idempotency_client::{Operation, Outcome, RetryLayer};
+use tower_idempotency_client::{IdempotencyKeyLayer, Operation, Outcome, Protocol, RetryLayer};
 
 use crate::harness::{Reply, Server, post, reply, send, status, text};
 
@@ -143,6 +143,39 @@ async fn broken_body_of_failure_stays_unknown() {
     assert_eq!(operation.outcome(), Outcome::Unknown);
 }
 
+/// The code of a 409 may say that the first request is executed. If it cannot be read, nothing is definite.
+#[tokio::test(start_paused = true)]
+async fn unreadable_code_leaves_outcome_unknown() {
+    let problem = "application/problem+json";
+    for media_type in [problem, "application/json"] {
+        for status in [400, 409, 422, 429] {
+            let frames = || vec![data("{\"code\""), broken()];
+            let (operation, res) = respond(RetryLayer::new(), status, media_type, frames).await;
+            assert_eq!(operation.attempts(), 3, "{status}");
+            assert_eq!(operation.outcome(), Outcome::Unknown, "{status}");
+            assert!(res.extensions().get::<Operation>().is_some());
+        }
+    }
+    for protocol in [Protocol::Ietf, Protocol::Stripe, Protocol::Acp] {
+        let keys = IdempotencyKeyLayer::new().with_protocol(protocol);
+        let frames = || vec![broken()];
+        let layer = RetryLayer::new().with_keys(keys);
+        let (operation, _) = respond(layer, 409, problem, frames).await;
+        assert_eq!(operation.outcome(), Outcome::Unknown, "{protocol:?}");
+    }
+    // A body that no client decoded.
+    for (encoding, outcome) in [("gzip", Outcome::Unknown), ("identity", Outcome::Definite)] {
+        let headers = [("content-type", problem), ("content-encoding", encoding)];
+        let server = Server::new([reply(409, &headers, "\u{1f}\u{8b}")]);
+        let call = send(&RetryLayer::new(), &server).await;
+        assert_eq!(call.outcome(), outcome, "{encoding}");
+    }
+    // The head of a conflict of the application is definite.
+    let frames = || vec![data("taken"), broken()];
+    let (operation, _) = respond(RetryLayer::new(), 409, "text/plain", frames).await;
+    assert_eq!(operation.outcome(), Outcome::Definite);
+}
+
 #[tokio::test(start_paused = true)]
 async fn searched_body_reaches_caller_whole() {
     let trailers = || {
@@ -162,7 +195,7 @@ async fn searched_body_reaches_caller_whole() {
     let large: &'static str = format!("{{\"x\":\"{}\"", "x".repeat(70_000)).leak();
     let frames = move || vec![data(large), data(",\"code\":\"in-progress\"}")];
     let (operation, res) = respond(RetryLayer::new(), 409, problem, frames).await;
-    assert_eq!(operation.attempts(), 1);
+    assert_eq!(operation.outcome(), Outcome::Unknown);
     assert_eq!(text(res).await.len(), large.len() + 22);
 }
 
@@ -183,12 +216,12 @@ async fn late_error_body_is_not_awaited() {
         std::future::ready(Ok::<_, Infallible>(res))
     });
     let before = Instant::now();
-    let res = RetryLayer::new()
-        .layer(server)
-        .oneshot(post("one espresso"))
-        .await
-        .unwrap();
+    let operation = Operation::new();
+    let mut req = post("one espresso");
+    req.extensions_mut().insert(operation.clone());
+    let res = RetryLayer::new().layer(server).oneshot(req).await.unwrap();
     assert_eq!(before.elapsed(), Duration::from_secs(30));
+    assert_eq!(operation.outcome(), Outcome::Unknown);
     assert_eq!(text(res).await, "{}");
 }
 

@@ -1,5 +1,6 @@
 //! The key of each attempt.
 
+use bytes::Bytes;
 use http::{HeaderName, Method, Request};
 use http_body_util::Full;
 use tower::{Layer, ServiceBuilder, ServiceExt};
@@ -248,4 +249,133 @@ async fn key_layer_outside_retries_counts_no_attempt() {
         (operation.attempts(), operation.outcome()),
         (3, Outcome::NotExecuted)
     );
+}
+
+/// Policy that sends each request a second time after a failure, with its extensions.
+#[derive(Clone)]
+struct Twice(bool);
+
+impl<R, E> tower::retry::Policy<Request<Full<Bytes>>, http::Response<R>, E> for Twice {
+    type Future = std::future::Ready<()>;
+
+    fn retry(
+        &mut self,
+        _: &mut Request<Full<Bytes>>,
+        result: &mut Result<http::Response<R>, E>,
+    ) -> Option<Self::Future> {
+        let fails = !matches!(result, Ok(res) if res.status().is_success());
+        (fails && std::mem::take(&mut self.0)).then(|| std::future::ready(()))
+    }
+
+    fn clone_request(&mut self, req: &Request<Full<Bytes>>) -> Option<Request<Full<Bytes>>> {
+        Some(req.clone())
+    }
+}
+
+/// Sends one operation through the key layer, a retrier that clones requests, and the layer.
+async fn send_twice(server: Server, is_hanging_last: bool) -> Operation {
+    let operation = Operation::new();
+    let mut attempts = 0;
+    let inner = tower::service_fn(move |req: Request<Full<Bytes>>| {
+        attempts += 1;
+        let hangs = is_hanging_last && attempts == 2;
+        let server = server.clone();
+        async move {
+            if hangs {
+                std::future::pending::<()>().await;
+            }
+            server.oneshot(req).await
+        }
+    });
+    let inner = std::sync::Arc::new(std::sync::Mutex::new(inner));
+    let shared = tower::service_fn(move |req: Request<Full<Bytes>>| {
+        tower::Service::call(&mut *inner.lock().unwrap(), req)
+    });
+    let client = ServiceBuilder::new()
+        .layer(IdempotencyKeyLayer::new())
+        .layer(tower::retry::RetryLayer::new(Twice(true)))
+        .layer(RetryLayer::new().with_max_attempts(1))
+        .service(shared);
+    let mut req = post("one espresso");
+    req.extensions_mut().insert(operation.clone());
+    let _ = client.oneshot(req).await;
+    operation
+}
+
+/// Each clone of a request has the mark of the key layer, which counts once.
+#[tokio::test(start_paused = true)]
+async fn cloned_request_counts_each_attempt() {
+    let rejected_last = Server::new([Reply::Broken, status(429)]);
+    let operation = send_twice(rejected_last, false).await;
+    assert_eq!(
+        (operation.attempts(), operation.outcome()),
+        (2, Outcome::Unknown)
+    );
+    let hanging_last = Server::new([Reply::Refused]);
+    let operation = send_twice(hanging_last, true).await;
+    assert_eq!(
+        (operation.attempts(), operation.outcome()),
+        (2, Outcome::Unknown)
+    );
+}
+
+/// A layer that drops the extensions separates two series. The outer one trusts the outcome of the inner one.
+#[tokio::test(start_paused = true)]
+async fn refused_last_attempt_of_inner_series_is_unknown() {
+    for (script, outcome) in [
+        (vec![Reply::Broken, Reply::Refused], Outcome::Unknown),
+        (vec![Reply::Refused, Reply::Refused], Outcome::NotExecuted),
+    ] {
+        let server = Server::new(script);
+        let client = ServiceBuilder::new()
+            .layer(RetryLayer::new().with_max_attempts(1))
+            .map_request(|mut req: Request<Full<Bytes>>| {
+                req.extensions_mut().clear();
+                req
+            })
+            .layer(RetryLayer::new().with_max_attempts(2))
+            .service(server.clone());
+        let operation = Operation::new();
+        let mut req = post("one espresso");
+        req.extensions_mut().insert(operation.clone());
+        let error = client.oneshot(req).await.unwrap_err();
+        let attempts = keys(&server);
+        assert_eq!(
+            attempts,
+            [
+                Some(operation.key().to_owned()),
+                Some(operation.key().to_owned())
+            ]
+        );
+        assert_eq!((error.outcome(), operation.outcome()), (outcome, outcome));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn header_and_operation_have_one_key() {
+    let server = Server::new([status(201)]);
+    for (protocol, value, is_same) in [
+        (Protocol::TowerIdempotency, "order-7", true),
+        (Protocol::TowerIdempotency, "\"order-7\"", true),
+        (Protocol::TowerIdempotency, "order-8", false),
+        (Protocol::Ietf, "\"order-7\"", true),
+        (Protocol::Stripe, "order-7", true),
+        (Protocol::Stripe, "\"order-7\"", false),
+        (Protocol::Acp, "\"order-7\"", false),
+    ] {
+        let operation = Operation::with_key("order-7").unwrap();
+        let mut req = post("one espresso");
+        req.headers_mut()
+            .insert("idempotency-key", value.parse().unwrap());
+        req.extensions_mut().insert(operation.clone());
+        let keys = IdempotencyKeyLayer::new().with_protocol(protocol);
+        let client = RetryLayer::new().with_keys(keys).layer(server.clone());
+        let result = client.oneshot(req).await;
+        assert_eq!(result.is_ok(), is_same, "{protocol:?} {value}");
+        assert_eq!(server.take_log().len(), usize::from(is_same));
+        if let Err(error) = result {
+            assert!(error.to_string().contains("different keys"), "{error}");
+            assert_eq!(error.outcome(), Outcome::NotExecuted);
+        }
+    }
 }

@@ -13,12 +13,12 @@ use http_body_util::Full;
 use tests::scratch::Scratch;
 use tower::{Layer, ServiceExt};
 use tower_idempotency_client::{
-    Entry, FileOutbox, Operation, Outbox, OutboxLayer, OutboxService, Outcome, ProviderChoice,
-    RetryLayer,
+    Entry, FileOutbox, IdempotencyKeyLayer, Operation, Outbox, OutboxLayer, OutboxService, Outcome,
+    Protocol, ProviderChoice, RetryLayer,
 };
 
 use crate::{
-    harness::{Reply, Server, post, reply, status},
+    harness::{Reply, Sent, Server, post, reply, status},
     outbox_memory::Memory,
 };
 
@@ -101,11 +101,12 @@ async fn entry_is_stored_before_request_is_sent() {
 /// The entry stays unless the outcome is definite, or no attempt was executed.
 #[tokio::test(start_paused = true)]
 async fn entry_follows_outcome() {
-    let replies: [(Reply, Outcome, usize); 7] = [
+    let replies: [(Reply, Outcome, usize); 8] = [
         (status(201), Outcome::Definite, 0),
         (status(402), Outcome::Definite, 0),
         (status(429), Outcome::NotExecuted, 0),
         (status(401), Outcome::NotExecuted, 0),
+        (status(308), Outcome::NotExecuted, 0),
         (Reply::Refused, Outcome::NotExecuted, 0),
         (status(500), Outcome::Unknown, 1),
         (Reply::Broken, Outcome::Unknown, 1),
@@ -116,6 +117,23 @@ async fn entry_follows_outcome() {
         assert_eq!(send(&client, &operation).await.1, outcome, "{reply:?}");
         assert_eq!(outbox.keys().len(), left, "{reply:?}");
     }
+}
+
+/// The first attempt is executed, and the code of the 409 to the second one cannot be read.
+#[tokio::test(start_paused = true)]
+async fn unreadable_code_keeps_entry() {
+    let headers = [
+        ("content-type", "application/problem+json"),
+        ("content-encoding", "gzip"),
+    ];
+    let server = Server::new([Reply::Broken, reply(409, &headers, "\u{1f}\u{8b}")]);
+    let (client, outbox) = client(&server);
+    let operation = Operation::new();
+    assert_eq!(
+        send(&client, &operation).await,
+        (Some(409), Outcome::Unknown)
+    );
+    assert_eq!(outbox.keys(), [operation.key()]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -246,6 +264,48 @@ async fn other_request_under_stored_key_is_not_sent() {
     assert_eq!(operation.outcome(), Outcome::Unknown);
     assert_eq!(server.take_log().len(), 0);
     assert_eq!(outbox.keys(), ["order-7"]);
+}
+
+/// The entry has the key that is on the wire, also if the caller has set it.
+#[tokio::test(start_paused = true)]
+async fn recovery_sends_key_of_first_request() {
+    for protocol in [
+        Protocol::TowerIdempotency,
+        Protocol::Ietf,
+        Protocol::Stripe,
+        Protocol::Acp,
+    ] {
+        let server = Server::new([Reply::Broken, status(201)]);
+        let outbox = Arc::new(Memory::default());
+        let keys = IdempotencyKeyLayer::new().with_protocol(protocol);
+        let retries = RetryLayer::new().with_max_attempts(1).with_keys(keys);
+        let client = with(&outbox, retries, &server);
+        let mut req = post("one espresso");
+        req.headers_mut()
+            .insert("idempotency-key", "\"a,b\"".parse().unwrap());
+        assert!(client.clone().oneshot(req).await.is_err());
+        assert_eq!(recover(&client).await, [(Some(201), Outcome::Definite)]);
+        let log = server.take_log();
+        let keys: Vec<_> = log.iter().map(Sent::key).collect();
+        assert_eq!(keys, [Some("\"a,b\""); 2], "{protocol:?}");
+    }
+}
+
+/// A key that an SDK sets by default is not that of the operation. A recovery would send another key.
+#[tokio::test(start_paused = true)]
+async fn key_header_of_other_operation_fails_call() {
+    let server = Server::new([Reply::Broken]);
+    let (client, outbox) = client(&server);
+    let operation = Operation::with_key("order-7").unwrap();
+    let mut req = order(&operation);
+    req.headers_mut()
+        .insert("idempotency-key", "sdk-1".parse().unwrap());
+    let error = client.oneshot(req).await.unwrap_err();
+    assert!(error.to_string().contains("different keys"), "{error}");
+    assert_eq!(error.outcome(), Outcome::NotExecuted);
+    assert_eq!(operation.outcome(), Outcome::NotExecuted);
+    assert_eq!(server.take_log().len(), 0);
+    assert_eq!(outbox.keys(), [""; 0]);
 }
 
 /// A request that the outbox did not store is not sent, and may be stored nevertheless.
@@ -425,10 +485,51 @@ async fn headers_are_stored_by_name() {
 /// The process dies after one of two providers has executed the request. The recovery never asks the other one.
 #[tokio::test(start_paused = true)]
 async fn recovery_goes_to_provider_of_first_attempt() {
-    let outbox = Arc::new(Memory::default());
-    let effects = Arc::new(Mutex::new(Vec::new()));
-    let process = |healthy: u64, works: bool| {
-        let effects = effects.clone();
+    let providers = Providers::default();
+    let operation = Operation::new();
+    let dead = providers.process(3, false).oneshot(order(&operation)).await;
+    assert!(dead.is_err());
+    assert_eq!(operation.provider(), Some(3));
+    let mut recovery = providers.process(8, true).recover();
+    let recovered = recovery.next(|_: &mut Request<Full<Bytes>>| {}).await;
+    assert!(recovered.unwrap().unwrap().result.is_ok());
+    assert_eq!(providers.take_effects(), [3, 3]);
+}
+
+/// The same if the application of the next process sends the operation itself. It may not choose a provider of its own.
+#[tokio::test(start_paused = true)]
+async fn new_call_goes_to_provider_of_first_attempt() {
+    let providers = Providers::default();
+    let again = || Operation::with_key("order-7").unwrap();
+    let dead = providers.process(3, false).oneshot(order(&again())).await;
+    assert!(dead.is_err());
+    let other = again().with_provider(8);
+    let error = providers.process(8, true).oneshot(order(&other)).await;
+    let error = format!("{:?}", error.unwrap_err());
+    assert!(error.contains("another provider"), "{error}");
+    assert_eq!(other.outcome(), Outcome::Unknown);
+    let operation = again();
+    let res = providers.process(8, true).oneshot(order(&operation)).await;
+    assert!(res.is_ok());
+    assert_eq!(operation.provider(), Some(3));
+    assert_eq!(providers.take_effects(), [3, 3]);
+}
+
+/// Processes with one outbox, and the providers that executed their requests.
+#[derive(Default)]
+struct Providers {
+    outbox: Arc<Memory>,
+    effects: Arc<Mutex<Vec<u64>>>,
+}
+
+impl Providers {
+    fn take_effects(&self) -> Vec<u64> {
+        std::mem::take(&mut self.effects.lock().unwrap())
+    }
+
+    /// Returns the client of a process that sees one healthy provider. If it does not work, each response is lost.
+    fn process(&self, healthy: u64, works: bool) -> OutboxService<Picker, Memory> {
+        let effects = self.effects.clone();
         let picker = tower::service_fn(move |req: Request<Full<Bytes>>| {
             let provider = ProviderChoice::of(&req).choose(|| healthy);
             effects.lock().unwrap().push(provider);
@@ -437,19 +538,15 @@ async fn recovery_goes_to_provider_of_first_attempt() {
                 false => Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset)),
             })
         });
-        OutboxLayer::new(outbox.clone(), RetryLayer::new().with_max_attempts(1))
+        let retries = RetryLayer::new().with_max_attempts(1);
+        OutboxLayer::new(self.outbox.clone(), retries)
             .with_providers(move || healthy)
-            .layer(picker)
-    };
-    let operation = Operation::new();
-    let dead = process(3, false).oneshot(order(&operation)).await;
-    assert!(dead.is_err());
-    assert_eq!(operation.provider(), Some(3));
-    let mut recovery = process(8, true).recover();
-    let recovered = recovery.next(|_: &mut Request<Full<Bytes>>| {}).await;
-    assert!(recovered.unwrap().unwrap().result.is_ok());
-    assert_eq!(*effects.lock().unwrap(), [3, 3]);
+            .layer(Picker::new(picker))
+    }
 }
+
+type Picker =
+    tower::util::BoxCloneService<Request<Full<Bytes>>, http::Response<Full<Bytes>>, std::io::Error>;
 
 /// A failure of the outbox ends one step of a recovery. The next step continues.
 #[tokio::test(start_paused = true)]

@@ -4,7 +4,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
 };
 
@@ -13,6 +13,7 @@ use bytes::Bytes;
 use http::{Extensions, HeaderMap, Method, StatusCode, header};
 use http_body_util::{BodyExt, Full, channel::Channel};
 use reqwest_middleware::{ClientBuilder, ClientWithMiddleware, Middleware, Next};
+use tokio::sync::Notify;
 use tower::{Layer, ServiceExt};
 use tower_idempotency_client::{
     Error, FileOutbox, Operation, Outbox, OutboxLayer, Outcome, RetryLayer,
@@ -322,6 +323,86 @@ async fn reused_extensions_get_new_key() {
     assert_eq!(log.len(), 3);
     assert_ne!(log[0].key(), log[1].key());
     assert_eq!(log[1].key(), log[2].key());
+}
+
+/// The caller of a cancelled call sends the request again with the same extensions. It has the same key, and has one effect.
+#[tokio::test]
+async fn cancelled_call_leaves_extensions_usable() {
+    let (origin, log) = server(|_| status(201)).await;
+    let hanging = Hanging::default();
+    let client = builder().with(hanging.clone()).build();
+    let operation = Operation::new();
+    let mut extensions = Extensions::new();
+    extensions.insert(operation.clone());
+    let url: reqwest::Url = format!("http://{origin}/orders").parse().unwrap();
+    let request = || reqwest::Request::new(Method::POST, url.clone());
+    {
+        let call = client.execute_with_extensions(request(), &mut extensions);
+        tokio::select! {
+            _ = call => panic!("the reply hangs"),
+            () = hanging.replied.notified() => {}
+        }
+    }
+    assert_eq!(operation.outcome(), Outcome::Unknown);
+    let call = client.execute_with_extensions(request(), &mut extensions);
+    assert_eq!(call.await.unwrap().status(), 201);
+    assert_eq!(operation.outcome(), Outcome::Definite);
+    let log = log.take();
+    assert_eq!(log.len(), 2);
+    assert!(log.iter().all(|seen| seen.key() == Some(operation.key())));
+
+    // An operation of the layer does not stay either.
+    let mut extensions = Extensions::new();
+    hanging.is_over.store(false, Ordering::Relaxed);
+    {
+        let call = client.execute_with_extensions(request(), &mut extensions);
+        tokio::select! {
+            _ = call => panic!("the reply hangs"),
+            () = hanging.replied.notified() => {}
+        }
+    }
+    assert!(extensions.is_empty());
+}
+
+/// Middleware whose first reply hangs after the server has sent it.
+#[derive(Clone, Default)]
+struct Hanging {
+    is_over: Arc<AtomicBool>,
+    replied: Arc<Notify>,
+}
+
+#[async_trait::async_trait]
+impl Middleware for Hanging {
+    async fn handle(
+        &self,
+        req: reqwest::Request,
+        extensions: &mut Extensions,
+        next: Next<'_>,
+    ) -> reqwest_middleware::Result<reqwest::Response> {
+        let result = next.run(req, extensions).await;
+        if !self.is_over.swap(true, Ordering::Relaxed) {
+            self.replied.notify_one();
+            std::future::pending::<()>().await;
+        }
+        result
+    }
+}
+
+/// The first origin has executed the request. A rejection of the result by another one does not change that.
+#[tokio::test]
+async fn rejection_after_see_other_is_not_final() {
+    let (other, _) = server(|_| status(401)).await;
+    let to = format!("http://{other}/orders/7");
+    let (origin, _) = server(move |_| redirect(303, &to)).await;
+    let operation = Operation::new();
+    let res = client()
+        .post(format!("http://{origin}/orders"))
+        .with_extension(operation.clone())
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(res.status(), 401);
+    assert_eq!(operation.outcome(), Outcome::Unknown);
 }
 
 /// With tower, `FollowRedirect` outside of the layer drops the operation when the origin changes.

@@ -118,10 +118,10 @@ fn by_status() -> Vec<(Reply, Seen)> {
         ),
     ];
     let definite = [
-        200, 201, 204, 301, 302, 303, 304, 307, 308, 400, 402, 404, 405, 410, 422,
+        200, 201, 204, 301, 302, 303, 304, 400, 402, 404, 405, 410, 422,
     ];
     let rejected = [
-        401, 403, 406, 407, 411, 412, 413, 415, 416, 417, 421, 423, 424, 426, 428, 431,
+        307, 308, 401, 403, 406, 407, 411, 412, 413, 415, 416, 417, 421, 423, 424, 426, 428, 431,
     ];
     let failed = [500, 501, 502, 503, 504, 507, 520];
     rows.extend(definite.map(|code| (status(code), Stop(Definite))));
@@ -195,8 +195,26 @@ async fn responses_of_tower_idempotency() {
         (json(409, &[], r#"{"code":"in-progress"}"#), Stop(Definite)),
         (json(409, &[], "no JSON"), Stop(Definite)),
     ]);
+    // A marker with another value marks no replay.
+    let unmarked: Vec<_> = rows
+        .iter()
+        .filter_map(|(reply, seen)| {
+            let Reply::Response(status, headers, body) = reply else {
+                return None;
+            };
+            let mut headers = headers.clone();
+            if headers.iter().any(|(name, _)| *name == MARKER) {
+                return None;
+            }
+            headers.push((MARKER, "false".to_owned()));
+            Some((Reply::Response(*status, headers, body.clone()), *seen))
+        })
+        .collect();
+    rows.extend(unmarked);
     check(Protocol::TowerIdempotency, rows).await;
 }
+
+const MARKER: &str = "idempotent-replayed";
 
 /// Draft draft-ietf-httpapi-idempotency-key-header-07, section 2.7.
 #[tokio::test(start_paused = true)]
@@ -308,7 +326,12 @@ async fn responses_of_acp() {
 /// A 401 says nothing about the first attempt, which may have been executed under the old token.
 #[tokio::test(start_paused = true)]
 async fn rejection_after_open_attempt_is_unknown() {
-    for rejection in [status(401), status(403), problem(400, "missing-key", false)] {
+    for rejection in [
+        status(401),
+        status(403),
+        status(307),
+        problem(400, "missing-key", false),
+    ] {
         let server = Server::new([Reply::Broken, rejection.clone()]);
         let call = send(&RetryLayer::new(), &server).await;
         assert_eq!(server.take_log().len(), 2, "{rejection:?}");

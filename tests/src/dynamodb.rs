@@ -13,7 +13,10 @@ use std::{
 
 use axum::{Router, body::Body, extract::State, response::Response};
 use bytes::Bytes;
-use http::{HeaderMap, Request, StatusCode, header::CONTENT_LENGTH};
+use http::{
+    HeaderMap, Request, StatusCode,
+    header::{CONTENT_LENGTH, DATE},
+};
 use http_body_util::{BodyExt, Full};
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
@@ -21,6 +24,7 @@ use hyper_util::{
 };
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::oneshot};
+use tower_idempotency_dynamodb::aws_sdk_dynamodb::primitives::{DateTime, DateTimeFormat};
 
 /// A clock that only the test advances. Clones are the same clock.
 #[derive(Clone, Debug)]
@@ -120,6 +124,7 @@ pub struct Endpoint {
 
 #[derive(Debug, Default)]
 struct Shared {
+    date_behind: Duration,
     meddling: EndpointFault,
     calls: Vec<Call>,
 }
@@ -180,6 +185,11 @@ impl Endpoint {
     /// Sets the fault for all later calls.
     pub fn set(&self, meddling: EndpointFault) {
         lock(&self.shared).meddling = meddling;
+    }
+
+    /// Sets the time by which the dates of later replies are behind the clock of this machine.
+    pub fn set_date_behind(&self, by: Duration) {
+        lock(&self.shared).date_behind = by;
     }
 
     /// Returns the calls since the last call of this method.
@@ -282,8 +292,13 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
         status,
         response: response.clone(),
     });
+    let date = SystemTime::now() - lock(&forwarding.shared).date_behind;
+    let seconds = date.duration_since(UNIX_EPOCH).expect("after 1970");
+    let date = DateTime::from_secs(seconds.as_secs().try_into().expect("a date"));
+    let date = date.fmt(DateTimeFormat::HttpDate).expect("a date");
     Response::builder()
         .status(status)
+        .header(DATE, date)
         .header("content-type", "application/x-amz-json-1.0")
         .body(Body::from(response.to_string()))
         .expect("a response")

@@ -31,17 +31,15 @@ impl DynamoDbStore {
                 inner.table
             )));
         }
-        let probed = self.probe().await;
-        probed.map_err(|error| CheckError::unreachable(&error, RIGHTS))
+        let id = random_id().map_err(unreachable)?;
+        let compared = inner.read_and_compare_clocks(&id).await;
+        compared.map_err(|error| failed(&error))?;
+        self.probe(id).await.map_err(unreachable)
     }
 
     /// Acquires and releases the lease of a random key. The entry expires after two seconds if the release fails.
-    async fn probe(&self) -> Result<(), StoreError> {
-        let (first, second) = (Token::random()?, Token::random()?);
-        let mut id = [0; 32];
-        id[..16].copy_from_slice(first.as_bytes());
-        id[16..].copy_from_slice(second.as_bytes());
-        let mut claim = Claim::new(KeyId::from_bytes(id), Fingerprint::from_bytes(id))?;
+    async fn probe(&self, id: KeyId) -> Result<(), StoreError> {
+        let mut claim = Claim::new(id, Fingerprint::from_bytes(*id.as_bytes()))?;
         claim.lease = Ttl::from_secs(1);
         claim.orphan_retention = Ttl::from_secs(1);
         self.acquire(&claim).await?;
@@ -49,10 +47,23 @@ impl DynamoDbStore {
     }
 }
 
+fn random_id() -> Result<KeyId, StoreError> {
+    let (first, second) = (Token::random()?, Token::random()?);
+    let mut id = [0; 32];
+    id[..16].copy_from_slice(first.as_bytes());
+    id[16..].copy_from_slice(second.as_bytes());
+    Ok(KeyId::from_bytes(id))
+}
+
+fn unreachable(error: StoreError) -> CheckError {
+    CheckError::unreachable(&error, RIGHTS)
+}
+
 fn failed(error: &DynamoDbError) -> CheckError {
     let (kind, remedy) = match error.kind() {
         DynamoDbErrorKind::Refused => (CheckErrorKind::Denied, RIGHTS),
         DynamoDbErrorKind::Unusable => (CheckErrorKind::Incomplete, CREATE),
+        DynamoDbErrorKind::ClockSkew => (CheckErrorKind::Unsafe, SYNCHRONIZE),
         _ => (CheckErrorKind::Unreachable, REACHABLE),
     };
     CheckError::new(kind, error.to_string(), remedy)
@@ -61,4 +72,5 @@ fn failed(error: &DynamoDbError) -> CheckError {
 const CREATE: &str = "call `create_table`, or create the table as in docs/stores/dynamodb.md";
 const RIGHTS: &str = "check the credentials and the clock, and permit GetItem, PutItem, UpdateItem, DeleteItem, Query, \
                       DescribeTable and DescribeTimeToLive";
+const SYNCHRONIZE: &str = "synchronize the clock of this machine";
 const REACHABLE: &str = "check the endpoint, the region and the network";

@@ -10,6 +10,8 @@ use std::{
 #[derive(Clone)]
 pub(crate) struct Clock {
     pub(crate) now: Arc<dyn Fn() -> SystemTime + Send + Sync>,
+    /// `true` for the clock of the machine, which is compared with that of the service.
+    pub(crate) is_system: bool,
     pub(crate) skew: Duration,
 }
 
@@ -78,6 +80,7 @@ mod tests {
     fn at(now: u64, skew: u64) -> Moment {
         let clock = Clock {
             now: Arc::new(move || UNIX_EPOCH + Duration::from_millis(now)),
+            is_system: false,
             skew: Duration::from_millis(skew),
         };
         clock.read()

@@ -29,6 +29,8 @@ pub enum DynamoDbErrorKind {
     Unusable,
     /// Other processes changed the entry between each read and the following write.
     Contended,
+    /// The clock of the process differs from that of the service by more than the allowance. Nothing was changed.
+    ClockSkew,
 }
 
 impl DynamoDbError {

@@ -23,7 +23,9 @@
 //!
 //! DynamoDB has no clock that a condition could read, so each process compares deadlines with its own clock. Clocks may
 //! differ by up to [`with_clock_skew`](DynamoDbOptions::with_clock_skew) (default: 2 s). If they differ by more, a process
-//! whose clock is ahead takes over leases that are still held, and the request executes twice. Even then, no call
+//! whose clock is ahead takes over leases that are still held, and the request executes twice.
+//! [`check`](tower_idempotency::store::Store::check) and the resolutions of operators compare the clock with that of the
+//! service, and fail in this case. Even then, no call
 //! overwrites an existing record before it expires, and every client that gets a response gets the stored one.
 //!
 //! An item may have 400 KB: the layer replaces a record above 350 KiB by a tombstone. The service deletes expired items up
@@ -53,6 +55,7 @@ mod identity_cache;
 mod inspect;
 mod item;
 mod options;
+mod service_clock;
 mod store;
 mod table;
 mod writes;

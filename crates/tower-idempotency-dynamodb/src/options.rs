@@ -36,6 +36,7 @@ impl DynamoDbOptions {
         Self {
             clock: Clock {
                 now: Arc::new(SystemTime::now),
+                is_system: true,
                 skew: Duration::from_secs(2),
             },
             record_limit: 350 * 1024,
@@ -51,14 +52,20 @@ impl DynamoDbOptions {
     /// clock. It considers a deadline as passed only after this allowance. An orphan therefore waits that much longer for
     /// its takeover. If clocks differ by more, requests execute twice: a process whose clock is ahead takes over leases
     /// that are still held.
+    ///
+    /// [`check`](tower_idempotency::store::Store::check) and
+    /// [`resolve`](tower_idempotency::inspect::Inspect::resolve) fail with
+    /// [`ClockSkew`](crate::DynamoDbErrorKind::ClockSkew) if the clock differs from that of the service by more. The service
+    /// reports its time in whole seconds, so up to one second more may pass unnoticed.
     pub fn with_clock_skew(mut self, skew: Duration) -> Self {
         self.clock.skew = skew;
         self
     }
 
-    /// Sets the clock, for tests. Default: [`SystemTime::now`].
+    /// Sets the clock, for tests. It is not compared with the clock of the service. Default: [`SystemTime::now`].
     pub fn with_clock(mut self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
         self.clock.now = Arc::new(now);
+        self.clock.is_system = false;
         self
     }
 

@@ -22,7 +22,7 @@ use tower_idempotency::{
     IdempotencyLayer, Lease, NeedsAttention, OrphanPolicy,
     inspect::{Entry, Inspect, InspectErrorKind, Query, Resolution, State},
     run_once::{Outcome, WorkError},
-    store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, Store, Ttl},
+    store::{Acquired, CheckErrorKind, Claim, Fingerprint, KeyId, LeaseRef, Store, Ttl},
 };
 use tower_idempotency_dynamodb::{DynamoDbErrorKind, DynamoDbOptions, DynamoDbStore};
 
@@ -574,6 +574,47 @@ async fn unreadable_entry_is_listed_and_deleted_on_moto() {
     unreadable_entry_is_listed_and_deleted(StandIn::Moto).await;
 }
 
+// F-174
+/// The operator's clock is a minute ahead of the service and of the lease holder. A live lease looks like an orphan.
+#[tokio::test]
+async fn fast_clock_frees_no_live_lease() {
+    const MINUTE: Duration = Duration::from_secs(60);
+    let (endpoint, table, store) = listed(StandIn::Dynoxide).await;
+    let holder = options().with_clock(|| SystemTime::now() - MINUTE);
+    let holder = holder.store(&client(shared(StandIn::Dynoxide).address()), table.as_str());
+    let claim = claim(1);
+    let lease = hold(&holder, &claim).await;
+    let entry = only(&store, State::Orphaned).await;
+
+    endpoint.calls();
+    endpoint.set_date_behind(MINUTE);
+    for resolution in [Resolution::Free, Resolution::Retry] {
+        let refused = store.resolve(entry.seen(), &resolution).await;
+        let error = refused.expect_err("another time");
+        let problem = std::error::Error::source(&error).map(ToString::to_string);
+        let problem = problem.unwrap_or_else(|| error.to_string());
+        assert!(
+            problem.contains("ahead of the clock of DynamoDB"),
+            "{problem}"
+        );
+    }
+    assert_eq!(endpoint.operations(), ["GetItem"; 2]);
+    let error = store.check().await.expect_err("another time");
+    assert_eq!(error.kind(), CheckErrorKind::Unsafe);
+    assert!(
+        error.to_string().contains("ahead of the clock of DynamoDB"),
+        "{error}"
+    );
+
+    // The lease is still held.
+    let renewed = holder.renew(&lease, Ttl::from_secs(15)).await;
+    renewed.expect("the lease is held");
+    endpoint.set_date_behind(Duration::ZERO);
+    store.check().await.expect("the same time");
+    let entry = only(&store, State::Orphaned).await;
+    assert!(resolved(&store, &entry, Resolution::Free).await);
+}
+
 /// The reply is lost after the write. The next attempt recognizes its own write.
 #[tokio::test]
 async fn resolution_with_lost_reply_is_applied() {
@@ -589,6 +630,7 @@ async fn resolution_with_lost_reply_is_applied() {
     assert!(only(&store, State::Orphaned).await.retry_allowed);
 }
 
+// F-176
 /// The reply is lost after the deletion. The outcome is unknown: a second attempt would find no entry.
 #[tokio::test]
 async fn deletion_with_lost_reply_is_unknown() {

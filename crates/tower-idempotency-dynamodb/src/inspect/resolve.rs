@@ -27,11 +27,13 @@ impl Inner {
         seen: &Seen,
         resolution: &Resolution,
     ) -> Result<ResolveOutcome, InspectError> {
-        let (id, moment) = (seen.id(), self.options.clock.read());
+        let id = seen.id();
         let changed = |entry: Option<Entry>| Ok(ResolveOutcome::Changed(entry.map(Box::new)));
-        let Some(item) = self.conflicting_item(None, id).await? else {
+        // A clock that is ahead sees live leases as orphans, and one that is behind stores records that have expired.
+        let Some(item) = self.read_and_compare_clocks(id).await? else {
             return changed(None);
         };
+        let moment = self.options.clock.read();
         match entry_from_item(*id, &item, moment) {
             Some(entry) if entry.seen() == seen => {}
             entry => return changed(entry),

@@ -39,7 +39,8 @@ pub enum Resolution {
     },
     /// Nothing may execute until an operator has examined the entry. Each retry is rejected with the code.
     ///
-    /// For an entry that needs attention already, replaces code and reason.
+    /// For an entry that needs attention already, replaces code and reason. With a value from
+    /// [`NeedsAttention::in_record`](record::NeedsAttention::in_record) the trace of the execution stays.
     NeedsAttention(record::NeedsAttention),
     /// The handler never ends. Ends its lease, and leaves an orphan.
     ///

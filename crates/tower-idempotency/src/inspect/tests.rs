@@ -2,7 +2,7 @@ use std::{collections::HashSet, time::Duration};
 
 use super::*;
 use crate::{
-    record::NeedsAttention,
+    record::{Codec, ExecutionTrace, NeedsAttention, Origin},
     store::{Token, Ttl},
 };
 
@@ -46,6 +46,28 @@ fn debug_of_resolution_shows_no_record() {
     for resolution in [complete, Resolution::NeedsAttention(attention)] {
         assert!(!format!("{resolution:?}").contains("4242"));
     }
+}
+
+#[test]
+fn stored_failure_keeps_trace_and_reason() {
+    const TRACEPARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let mut headers = http::HeaderMap::new();
+    headers.insert("traceparent", http::HeaderValue::from_static(TRACEPARENT));
+    let trace = ExecutionTrace::from_headers(&headers).expect("a trace");
+    let origin = Origin {
+        id: &id(1),
+        traceparent: Some(&trace),
+    };
+    let first = NeedsAttention::new("refund-failed").with_reason("charged ch_123");
+    let record = Codec::encode_attention(origin, None, &first);
+    let read = NeedsAttention::in_record(&record).expect("a failure");
+    let changed = read.with_code("examine");
+    let (record, _) = Resolution::NeedsAttention(changed)
+        .record(&id(1))
+        .expect("a record");
+    assert_eq!(ExecutionTrace::in_record(&id(1), &record), Some(trace));
+    let read = NeedsAttention::in_record(&record).expect("a failure");
+    assert_eq!((read.code(), read.reason()), ("examine", "charged ch_123"));
 }
 
 #[test]

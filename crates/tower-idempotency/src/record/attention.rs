@@ -58,6 +58,8 @@ use super::{
 pub struct NeedsAttention {
     code: Cow<'static, str>,
     reason: Cow<'static, str>,
+    /// Trace of the execution, if this failure was read from a record.
+    trace: Option<ExecutionTrace>,
 }
 
 impl NeedsAttention {
@@ -76,6 +78,20 @@ impl NeedsAttention {
         Self {
             code: Cow::Borrowed(code),
             reason: Cow::Borrowed(""),
+            trace: None,
+        }
+    }
+
+    /// Replaces the code. An operator's tool uses it to keep the reason and the trace of a record.
+    ///
+    /// # Panics
+    ///
+    /// Like [`new`](Self::new).
+    #[must_use]
+    pub fn with_code(self, code: &'static str) -> Self {
+        Self {
+            code: Self::new(code).code,
+            ..self
         }
     }
 
@@ -109,8 +125,10 @@ impl NeedsAttention {
         &self.reason
     }
 
-    /// Reads the code and the reason from a record of this kind. Intended for operators' tools and for stores that
-    /// show their entries to operators. No decision about a request may depend on the result.
+    /// Reads the code, the reason and the trace from a record of this kind. Intended for operators' tools and for stores
+    /// that show their entries to operators. No decision about a request may depend on the result.
+    ///
+    /// A resolution that stores the result again keeps the trace.
     ///
     /// Returns `None` for any other record, after it has read two bytes. Does not detect damage, because the checksum
     /// covers the key ID.
@@ -125,7 +143,13 @@ impl NeedsAttention {
         Some(Self {
             code: Cow::Owned(code.to_owned()),
             reason: Cow::Owned(reason.to_owned()),
+            trace: payload::traceparent(rest),
         })
+    }
+
+    /// Returns the trace of the execution, if this failure was read from a record that has one.
+    pub(crate) fn trace(&self) -> Option<&ExecutionTrace> {
+        self.trace.as_ref()
     }
 
     /// Appends the code in its encoded form: its length in one byte, then the code.
@@ -153,6 +177,7 @@ pub(super) fn decode(rest: &Bytes) -> Result<Record, RecordError> {
         attention: NeedsAttention {
             code: Cow::Owned(code.to_owned()),
             reason: Cow::Owned(reason.to_owned()),
+            trace: None,
         },
     })
 }

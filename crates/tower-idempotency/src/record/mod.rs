@@ -218,9 +218,9 @@ impl Codec {
     pub(crate) fn encode_attention<'a>(
         origin: impl Into<Origin<'a>>,
         status: Option<StatusCode>,
-        attention: &NeedsAttention,
+        attention: &'a NeedsAttention,
     ) -> Bytes {
-        let origin = origin.into();
+        let origin = origin.into().or_trace(attention.trace());
         let payload = Payload {
             status: status.map(|status| status.as_u16()),
             reason: Some(attention.reason()),

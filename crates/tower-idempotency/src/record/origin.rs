@@ -14,6 +14,16 @@ pub(crate) struct Origin<'a> {
     pub(crate) traceparent: Option<&'a ExecutionTrace>,
 }
 
+impl<'a> Origin<'a> {
+    /// Sets the trace if there is none.
+    pub(super) fn or_trace(self, trace: Option<&'a ExecutionTrace>) -> Self {
+        Self {
+            traceparent: self.traceparent.or(trace),
+            ..self
+        }
+    }
+}
+
 impl<'a> From<&'a KeyId> for Origin<'a> {
     fn from(id: &'a KeyId) -> Self {
         let traceparent = None;

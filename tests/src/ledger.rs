@@ -30,9 +30,9 @@ pub enum Fate {
     /// The transaction is committed, but the commit fails: the reply is lost.
     ReplyLost,
     /// The commit does not reach the database, and does not return.
-    Hang,
+    HangCall,
     /// The transaction is committed, but the commit does not return.
-    HangAfter,
+    HangReply,
     /// The commit does not return, and reaches the database when the barrier lets it through.
     UnderWay(Barrier),
     /// The commit fails because the connection is cut, but the database executes it when the barrier lets it through.
@@ -173,7 +173,7 @@ impl Transaction {
         if let Fate::CallLost = fate {
             return cut();
         }
-        if let Fate::Hang = fate {
+        if let Fate::HangCall = fate {
             return pending().await;
         }
         if let Fate::UnderWay(barrier) = fate {
@@ -208,11 +208,11 @@ impl Transaction {
                 apply.await?;
                 cut()
             }
-            Fate::HangAfter => {
+            Fate::HangReply => {
                 apply.await?;
                 pending().await
             }
-            Fate::Committed | Fate::CallLost | Fate::Hang | Fate::UnderWay(_) => apply.await,
+            Fate::Committed | Fate::CallLost | Fate::HangCall | Fate::UnderWay(_) => apply.await,
         }
     }
 }

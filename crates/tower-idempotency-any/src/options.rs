@@ -18,7 +18,7 @@ use crate::{AnyStore, OpenError, OpenErrorKind};
 /// # async fn main() {
 /// # #[cfg(feature = "sqlite")] {
 /// // A tool for operators: a typing error in the URL must not create a table.
-/// let options = OpenOptions::new().with_creation(false);
+/// let options = OpenOptions::new().with_create_if_missing(false);
 /// let error = options.open("sqlite:/no/such/file.db").await.unwrap_err();
 /// assert!(error.to_string().starts_with("cannot use the sqlite store: "));
 /// # }
@@ -50,21 +50,20 @@ impl OpenOptions {
         }
     }
 
-    /// Sets whether opening creates a file, a table and its indexes, and migrates them. Default: `true`.
+    /// Sets if opening creates a missing file, table or index, and migrates an existing table. Default: `true`.
     ///
-    /// With `false`, `memory` and a store without its table are errors, and opening writes nothing. Intended for programs of operators, which
-    /// must not create a table in a wrong database. Redis has no tables: a wrong database of Redis is empty, and no error. If a
-    /// service sets `false`, it does not start before another program has created or migrated the table.
+    /// With `false`, opening writes nothing. It returns an error for `memory` and for a missing table. Operators' programs use
+    /// this: a typing error in the URL then creates no table. A wrong Redis database is no error, because it is empty. A
+    /// service with `false` starts only after another program has created and migrated the table.
     #[must_use]
-    pub fn with_creation(mut self, creates: bool) -> Self {
+    pub fn with_create_if_missing(mut self, creates: bool) -> Self {
         self.creates = creates;
         self
     }
 
-    /// Sets a timeout for each call of a Redis or DynamoDB store. Default: that of the store. SQL stores have timeouts of their
-    /// own.
+    /// Sets a timeout for each call of a Redis or DynamoDB store. Default: that of the store. SQL stores have their own timeouts.
     ///
-    /// Intended for programs of operators, which can wait longer than a request. If a layer uses the store, also set
+    /// Intended for operators' programs, which can wait longer than a request. If a layer uses the store, also set
     /// [`with_store_timeout`](tower_idempotency::IdempotencyLayer::with_store_timeout). If the timeout is too short, each call
     /// fails.
     #[must_use]
@@ -75,8 +74,8 @@ impl OpenOptions {
 
     /// Sets the table of a SQL store, such as `payments.idempotency`. Default: `tower_idempotency`.
     ///
-    /// SQLite has no schema before the name. The URL of DynamoDB contains its table. With the table of another service, an operator
-    /// resolves keys of that service.
+    /// SQLite has no schema before the name. The URL of DynamoDB contains its table. With the table of another service, an
+    /// operator resolves keys of that service.
     #[must_use]
     pub fn with_table(mut self, name: impl Into<Box<str>>) -> Self {
         self.table = Some(name.into());
@@ -97,8 +96,8 @@ impl OpenOptions {
     ///
     /// # Errors
     ///
-    /// [`OpenError`] if the URL or a name is invalid, if the store has no such setting, if the program is built without the store, or
-    /// if the store cannot be used.
+    /// [`OpenError`] if the URL or a name is invalid, or if the store cannot be used. Also if the store has no such setting, or
+    /// the program is built without it.
     ///
     /// # Cancellation
     ///
@@ -112,13 +111,13 @@ impl OpenOptions {
         ] {
             if is_set && !has_setting {
                 return Err(OpenError::url(format_args!(
-                    "no {setting}, because the store of this URL has no such setting"
+                    "a URL whose store has the setting {setting}"
                 )));
             }
         }
         if url == "memory" && !self.creates {
             return Err(OpenError::url(
-                "a store that several processes reach, found memory, which only its own process reaches",
+                "a store that other processes can reach, found memory",
             ));
         }
         let store = AnyStore::connect(url, self).await?;
@@ -134,7 +133,7 @@ async fn check_existing(store: &AnyStore) -> Result<(), OpenError> {
     let Err(error) = store.get(&KeyId::from_bytes([0; 32])).await else {
         return Ok(());
     };
-    // Redis has no tables, and its check acquires a lease.
+    // Redis has no tables. Its check would only acquire a lease.
     if store.name() == "redis" {
         return Err(OpenError::unusable(store.name(), &error));
     }
@@ -143,7 +142,7 @@ async fn check_existing(store: &AnyStore) -> Result<(), OpenError> {
         OpenError::new(OpenErrorKind::Unusable, message)
     };
     match store.check().await {
-        // The remedy is for programs that create tables.
+        // The remedy of the check suits a program that may create the table.
         Err(check) if check.kind() == CheckErrorKind::Incomplete => {
             let problem = check.to_string();
             let problem = problem

@@ -12,7 +12,7 @@ use tower_idempotency_any::{AnyStore, OpenErrorKind, OpenOptions};
 use crate::{
     cli::Global,
     failure::{Exit, Failure},
-    output::Output,
+    output::{Output, printable},
 };
 
 pub(crate) struct Context {
@@ -21,6 +21,8 @@ pub(crate) struct Context {
     pub(crate) any: AnyStore,
     /// The name of the store, such as `postgres`.
     pub(crate) name: &'static str,
+    /// The name of the store in the audit log: its URL without credentials and settings, and its table or prefix.
+    pub(crate) store_name: String,
     pub(crate) output: Output,
     timeout: Duration,
 }
@@ -36,7 +38,7 @@ impl Context {
         // The store reports its timeout first: it knows the reason.
         let options = OpenOptions::new().with_timeout(global.timeout * 9 / 10);
         // A typing error in the URL must not create a table.
-        let mut options = options.with_creation(false);
+        let mut options = options.with_create_if_missing(false);
         if let Some(table) = &global.table {
             options = options.with_table(table.as_str());
         }
@@ -54,6 +56,7 @@ impl Context {
         })?;
         Ok(Self {
             name: store.name(),
+            store_name: store_name(url, store.name(), global),
             store: Inspector::new(store.clone()),
             any: store,
             output: Output::new(global),
@@ -81,7 +84,64 @@ impl Context {
     }
 }
 
+/// Returns the URL without credentials and settings, and the table or the prefix.
+fn store_name(url: &str, name: &str, global: &Global) -> String {
+    let without_settings = url.split(['?', '#']).next().unwrap_or_default();
+    let credentials = without_settings.rsplit_once('@');
+    // A path has no credentials.
+    let credentials = credentials.filter(|_| url.contains("://"));
+    let (before, location) = credentials.unwrap_or(("", without_settings));
+    // An `@` in the rest may end a password that contains `?` or `#`.
+    let is_plain = !url[without_settings.len()..].contains('@');
+    let location = if is_plain { location } else { "" };
+    let mut text = match (before.split_once(':'), location) {
+        (_, "") => name.to_owned(),
+        (Some((scheme, _)), location) => format!("{scheme}://{location}"),
+        (None, location) => location.to_owned(),
+    };
+    for (kind, setting) in [("table", &global.table), ("prefix", &global.prefix)] {
+        if let Some(setting) = setting {
+            text = format!("{text} {kind} {setting}");
+        }
+    }
+    printable(&text)
+}
+
 fn no_reply(timeout: Duration) -> Failure {
     let timeout = humantime::format_duration(timeout);
     Failure::failed(format!("the store did not reply within {timeout}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::Cli;
+
+    #[test]
+    fn store_name_has_no_credentials() {
+        let cli = Cli::parse_from(["idempotency", "stats", "--table", "keys"]);
+        let name = |url| store_name(url, "postgres", &cli.global);
+        for (url, expected) in [
+            (
+                "postgres://app:hush@db:5432/app?password=hush",
+                "postgres://db:5432/app table keys",
+            ),
+            ("postgres://db/app", "postgres://db/app table keys"),
+            (
+                "postgres://app:hu@sh@db/app",
+                "postgres://db/app table keys",
+            ),
+            ("postgres://app:hu?sh@db/app", "postgres table keys"),
+            ("postgres://db/app?password=hu@sh", "postgres table keys"),
+            ("redis://:hush@cache/0", "redis://cache/0 table keys"),
+            (
+                "sqlite:/var/a@b.db?mode=ro",
+                "sqlite:/var/a@b.db table keys",
+            ),
+        ] {
+            assert_eq!(name(url), expected);
+        }
+    }
 }

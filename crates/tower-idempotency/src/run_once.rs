@@ -42,7 +42,7 @@ pub enum Outcome<T, E> {
     /// The work ran before and returned this value then.
     Replayed(T),
     /// The work ran before, but its value was not recorded: it was too large, or could not be serialized.
-    NotRecorded,
+    ValueNotRecorded,
     /// The work ran before and failed, and no operator has resolved the failure yet: see [`WorkError::NeedsAttention`].
     /// Nothing ran now. A consumer should move the message to its dead-letter queue.
     NeedsAttention {
@@ -334,7 +334,7 @@ where
             };
             // An error may contradict the commit that the work reported.
             let closed = lease.close();
-            if let Some(record) = execution.committed(closed, result.is_ok()).await {
+            if let Some(record) = execution.committed_record(closed, result.is_ok()).await {
                 return HandlerOutcome::Committed(WorkResult::from(result), record);
             }
             let pending = |record, retention| PendingRecord {
@@ -374,9 +374,9 @@ where
         },
         Finished::Committed {
             record,
-            before_return,
+            is_reported,
         } => {
-            if before_return && let WorkResult::NeedsAttention(late, _) = &result {
+            if is_reported && let WorkResult::NeedsAttention(late, _) = &result {
                 telemetry::attention_ignored(&id, late.code(), "a value was committed");
             }
             committed(rules, &id, &record, result)
@@ -437,7 +437,7 @@ fn committed<T: DeserializeOwned, E>(
 ) -> Result<Outcome<T, E>, Error> {
     let outcome = recorded_outcome(id, decode(rules, id, record)?)?;
     Ok(match (outcome, result) {
-        (Outcome::Replayed(value), _) | (Outcome::NotRecorded, WorkResult::Value(value)) => {
+        (Outcome::Replayed(value), _) | (Outcome::ValueNotRecorded, WorkResult::Value(value)) => {
             Outcome::Executed(value)
         }
         (other, _) => other,
@@ -483,7 +483,7 @@ fn recorded_outcome<T: DeserializeOwned, E>(
                 unreadable_record("expected a value of another type").with_entry(id)
             })?)
         }
-        Record::Tombstone { .. } => Outcome::NotRecorded,
+        Record::Tombstone { .. } => Outcome::ValueNotRecorded,
         Record::Attention { attention, .. } => Outcome::NeedsAttention {
             code: attention.code().to_owned(),
         },

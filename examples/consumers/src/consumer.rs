@@ -108,7 +108,7 @@ impl Consumer {
             .run_once::<(), Unsent, _, _>(message.key(), &message.body, ship);
         let failures = message.failures + 1;
         match outcome.await {
-            Ok(Outcome::Executed(()) | Outcome::Replayed(()) | Outcome::NotRecorded) => {
+            Ok(Outcome::Executed(()) | Outcome::Replayed(()) | Outcome::ValueNotRecorded) => {
                 message.done()
             }
             Ok(Outcome::LeaseLost(())) => {

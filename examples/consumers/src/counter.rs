@@ -87,7 +87,7 @@ impl Counter {
                 Outcome::Executed(false)
                 | Outcome::LeaseLost(false)
                 | Outcome::Replayed(_)
-                | Outcome::NotRecorded,
+                | Outcome::ValueNotRecorded,
             ) => Ok(Applied::Before),
             Ok(Outcome::InProgress { .. } | Outcome::Orphaned { .. }) => Ok(Applied::Later),
             Ok(Outcome::Failed(Unadded::Never(error))) => Err(error),

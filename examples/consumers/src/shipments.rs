@@ -87,7 +87,7 @@ impl Shipments {
             .layer
             .run_once::<(), Failure, _, _>(message, message, ship);
         match outcome.await {
-            Ok(Outcome::Executed(()) | Outcome::Replayed(()) | Outcome::NotRecorded) => {
+            Ok(Outcome::Executed(()) | Outcome::Replayed(()) | Outcome::ValueNotRecorded) => {
                 Verdict::Delete
             }
             Ok(Outcome::LeaseLost(())) => {

@@ -218,7 +218,7 @@ async fn other_errors_have_types_of_protocol() {
     let store = FaultInjector::new(MemoryStore::new());
     let layer = IdempotencyLayer::with_preset(store.clone(), Preset::Acp);
     let (app, effects) = app(layer.clone(), async |n, _| created(n));
-    store.fail_all(&Fault::CallLost);
+    store.set_fault_for_all(&Fault::CallLost);
     let response = send(&app, request(SESSIONS, Some("k"), "{}")).await;
     assert_error(&response, 503, "service_unavailable", "store_unavailable");
     assert!(response.header("retry-after").is_some());

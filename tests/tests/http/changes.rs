@@ -250,7 +250,7 @@ impl Change {
     /// Returns the same for a retry after the lease of the first request expired without an outcome.
     async fn orphaned(&self) -> (TestResponse, u64) {
         let store = shelf();
-        store.fail_each(Operation::Complete, Fault::CallLost);
+        store.set_fault(Operation::Complete, Fault::CallLost);
         self.again(store, Duration::from_secs(60)).await
     }
 

@@ -196,7 +196,7 @@ async fn waiters_poll_without_notifications() {
         within(LONG, async {
             let held = Held::waiting();
             held.store.set_script(|op, _| match op {
-                Operation::WaitForChange => Fault::Hang,
+                Operation::WaitForChange => Fault::HangCall,
                 _ => Fault::None,
             });
             let first = held.first().await;
@@ -226,7 +226,7 @@ async fn waiters_back_off_on_constant_notifications() {
         // would pass.
         held.store.set_script(|op, nth| match (op, nth) {
             (Operation::WaitForChange, _) => Fault::CallLost,
-            (Operation::Acquire, 200..) => Fault::Hang,
+            (Operation::Acquire, 200..) => Fault::HangCall,
             _ => Fault::None,
         });
         let first = held.first().await;

@@ -82,13 +82,13 @@ async fn refusal(
             sent(app, other).await
         }
         ErrorKind::InProgress => {
-            store.fail_each(Operation::Complete, Fault::CallLost);
+            store.set_fault(Operation::Complete, Fault::CallLost);
             let app = answering(layer);
             send(&app.0, order()).await;
             sent(app, order()).await
         }
         ErrorKind::OutcomeUnknown => {
-            store.fail_each(Operation::Complete, Fault::CallLost);
+            store.set_fault(Operation::Complete, Fault::CallLost);
             let app = answering(layer.with_orphan_policy(OrphanPolicy::Refuse));
             send(&app.0, order()).await;
             tokio::time::sleep(Duration::from_secs(60)).await;
@@ -100,7 +100,7 @@ async fn refusal(
             sent(app, order()).await
         }
         ErrorKind::StoreUnavailable => {
-            store.fail_each(Operation::Acquire, Fault::CallLost);
+            store.set_fault(Operation::Acquire, Fault::CallLost);
             sent(answering(layer), order()).await
         }
         ErrorKind::Overloaded => sent(answering(layer.with_max_in_flight(0)), order()).await,

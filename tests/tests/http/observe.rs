@@ -277,11 +277,16 @@ fn handler_gets_no_lease() {
 // S-852
 #[test]
 fn failing_store_changes_nothing() {
-    let faults = [Fault::CallLost, Fault::Hang, Fault::ReplyLost, Fault::Panic];
+    let faults = [
+        Fault::CallLost,
+        Fault::HangCall,
+        Fault::ReplyLost,
+        Fault::Panic,
+    ];
     for fault in faults {
         let metrics = counted(async {
             let store = Arc::new(FaultInjector::new(MemoryStore::new()));
-            store.fail_all(&fault);
+            store.set_fault_for_all(&fault);
             let (app, effects) = creating(observing(Arc::clone(&store)));
             let began = Instant::now();
             for n in 0..10 {
@@ -310,7 +315,7 @@ fn failing_store_changes_nothing() {
 fn busy_store_leaves_requests_unjudged() {
     let metrics = counted(async {
         let store = Arc::new(FaultInjector::new(MemoryStore::new()));
-        store.fail_all(&Fault::Hang);
+        store.set_fault_for_all(&Fault::HangCall);
         let (app, effects) = creating(observing(Arc::clone(&store)));
         for n in 0..1000 {
             send(&app, keyed("/", &format!("{n}"), "")).await;

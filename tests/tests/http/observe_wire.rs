@@ -31,9 +31,9 @@ use tower_idempotency::{
 /// The layers whose wire is compared: without observation first.
 fn layers() -> Vec<(&'static str, IdempotencyLayer)> {
     let hanging = FaultInjector::new(MemoryStore::new());
-    hanging.fail_all(&Fault::Hang);
+    hanging.set_fault_for_all(&Fault::HangCall);
     let down = FaultInjector::new(MemoryStore::new());
-    down.fail_all(&Fault::CallLost);
+    down.set_fault_for_all(&Fault::CallLost);
     let strict = |layer: IdempotencyLayer| {
         layer
             .with_missing_key(MissingKey::Reject)

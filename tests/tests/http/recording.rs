@@ -459,7 +459,7 @@ async fn record_is_stored_before_first_byte() {
 #[tokio::test(start_paused = true)]
 async fn no_byte_is_sent_before_record() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.enqueue(Operation::Complete, [Fault::Hang]);
+    store.enqueue(Operation::Complete, [Fault::HangCall]);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     let response = tokio::spawn(app.clone().oneshot(order()));
     while store.calls(Operation::Complete) == 0 {

@@ -215,7 +215,7 @@ async fn failed_execution_can_need_attention() {
 async fn orphan_is_left_although_store_fails() {
     for failure in FAILURES {
         let store = FaultInjector::new(MemoryStore::new());
-        store.fail_each(Operation::Renew, Fault::CallLost);
+        store.set_fault(Operation::Renew, Fault::CallLost);
         let layer = IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
         let service = Failing::new(layer, failure);
         service.order().await.assert_failed(failure);

@@ -184,8 +184,8 @@ async fn renewal_failures_within_lease_are_harmless() {
     for act in [
         Fault::CallLost,
         Fault::ReplyLost,
-        Fault::Hang,
-        Fault::HangAfter,
+        Fault::HangCall,
+        Fault::HangReply,
     ] {
         within(LONG, async {
             let node = Node::new();
@@ -221,7 +221,7 @@ async fn hanging_renewal_leaves_time_for_second() {
         let node = Node::on(&MemoryStore::new(), &Effects::default(), configure);
         let (first, lease) = node.running().await;
         node.store.set_script(|op, nth| match (op, nth) {
-            (Operation::Renew, 1) => Fault::Hang,
+            (Operation::Renew, 1) => Fault::HangCall,
             _ => Fault::None,
         });
         assert!(timeout(LEASE, lease.lost()).await.is_err());
@@ -511,7 +511,7 @@ fn renewal_moves_when_its_runtime_ends() {
     };
     node.barrier.let_through(1);
     ends.block_on(bounded(quick("first")));
-    node.fail(&[Operation::Renew], Fault::Hang);
+    node.fail(&[Operation::Renew], Fault::HangCall);
     let slow = stays.spawn(quick("slow"));
     stays.block_on(eventually("the lease is being renewed", || {
         node.store.calls(Operation::Renew) > 0
@@ -546,7 +546,7 @@ async fn taken_over() -> (
 ) {
     let node = Node::new();
     let (first, lease) = node.running().await;
-    node.fail(&[Operation::Renew], Fault::Hang);
+    node.fail(&[Operation::Renew], Fault::HangCall);
     let other = node.another();
     sleep(LEASE - Duration::from_millis(10)).await;
     assert_eq!(other.response().await.code(), "in-progress");
@@ -603,7 +603,7 @@ async fn lost_lease_is_unknown_while_rival_runs() {
 async fn lost_lease_is_not_retaken_as_orphan() {
     within(LONG, async {
         let (node, first, _, other, second, _) = taken_over().await;
-        other.fail(&[Operation::Renew], Fault::Hang);
+        other.fail(&[Operation::Renew], Fault::HangCall);
         sleep(LEASE * 2).await;
         node.barrier.open_for_good();
         assert_eq!(joined(first).await.code(), "outcome-unknown");
@@ -746,11 +746,11 @@ async fn takeover_without_outcome_is_taken_over_again() {
 // S-153
 #[tokio::test(start_paused = true)]
 async fn takeover_that_never_ran_is_taken_over_again() {
-    for act in [Fault::ReplyLost, Fault::HangAfter] {
+    for act in [Fault::ReplyLost, Fault::HangReply] {
         within(LONG, async {
             let node = Node::new();
             let (first, _) = node.running().await;
-            node.fail(&[Operation::Renew], Fault::Hang);
+            node.fail(&[Operation::Renew], Fault::HangCall);
             sleep(LEASE * 2).await;
             let other = node.another();
             other.barrier.open_for_good();
@@ -920,8 +920,8 @@ async fn nothing_is_executed_when_no_lease_can_be_taken() {
     for (act, at_most) in [
         (Fault::CallLost, Duration::from_millis(60)),
         (Fault::ReplyLost, Duration::from_millis(60)),
-        (Fault::Hang, Duration::from_millis(4_010)),
-        (Fault::HangAfter, Duration::from_millis(4_010)),
+        (Fault::HangCall, Duration::from_millis(4_010)),
+        (Fault::HangReply, Duration::from_millis(4_010)),
     ] {
         within(LONG, async {
             let node = Node::new();
@@ -953,7 +953,7 @@ async fn nothing_is_executed_when_no_lease_can_be_taken() {
 
 #[tokio::test(start_paused = true)]
 async fn retried_acquire_finds_own_lease() {
-    for act in [Fault::ReplyLost, Fault::HangAfter] {
+    for act in [Fault::ReplyLost, Fault::HangReply] {
         within(LONG, async {
             let node = Node::new();
             node.barrier.open_for_good();
@@ -1022,8 +1022,8 @@ async fn retried_completion_finds_own_record() {
     for act in [
         Fault::CallLost,
         Fault::ReplyLost,
-        Fault::Hang,
-        Fault::HangAfter,
+        Fault::HangCall,
+        Fault::HangReply,
     ] {
         within(LONG, async {
             let node = Node::new();
@@ -1048,7 +1048,7 @@ async fn retried_completion_finds_own_record() {
 async fn response_precedes_record_during_store_failure() {
     for (act, at_most) in [
         (Fault::CallLost, Duration::from_millis(60)),
-        (Fault::Hang, Duration::from_millis(4_010)),
+        (Fault::HangCall, Duration::from_millis(4_010)),
     ] {
         within(LONG, async {
             let node = Node::new();
@@ -1116,7 +1116,7 @@ async fn unstorable_record_does_not_hold_key_forever() {
 
 #[tokio::test(start_paused = true)]
 async fn failed_release_is_retried_in_background() {
-    for act in [Fault::CallLost, Fault::Hang] {
+    for act in [Fault::CallLost, Fault::HangCall] {
         within(LONG, async {
             let node = Node::new();
             node.barrier.open_for_good();

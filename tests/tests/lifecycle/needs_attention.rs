@@ -361,7 +361,7 @@ async fn attention_survives_lost_complete_reply() {
 #[tokio::test(start_paused = true)]
 async fn unstored_attention_holds_key_until_stored() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Complete, Fault::CallLost);
+    store.set_fault(Operation::Complete, Fault::CallLost);
     let (app, effects) = giving_up(IdempotencyLayer::new(store.clone()));
     assert_gave_up(&send(&app, order()).await, 1);
     assert_eq!(send(&app, order()).await.code(), "in-progress");
@@ -380,8 +380,8 @@ async fn attention_unstored_at_lease_end_is_stored_later() {
         sleep(Duration::from_secs(30)).await;
         gave_up(n)
     });
-    store.fail_each(Operation::Renew, Fault::CallLost);
-    store.fail_each(Operation::Complete, Fault::CallLost);
+    store.set_fault(Operation::Renew, Fault::CallLost);
+    store.set_fault(Operation::Complete, Fault::CallLost);
     assert_gave_up(&send(&app, order()).await, 1);
     sleep(Duration::from_secs(1)).await;
     store.clear_faults();
@@ -440,7 +440,7 @@ async fn late_attention_reason_too_large_is_dropped() {
 #[tokio::test(start_paused = true)]
 async fn attention_after_lost_lease_keeps_stored_record() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Renew, Fault::Hang);
+    store.set_fault(Operation::Renew, Fault::HangCall);
     let (thief, _) = app(
         IdempotencyLayer::new(store.clone()),
         async |_, _| "refunded",
@@ -484,7 +484,7 @@ fn bank(ledger: &Ledger, late: fn(u64) -> Response) -> (Router, Effects) {
 #[tokio::test(start_paused = true)]
 async fn committed_response_overrides_later_attention() {
     // The commit is acknowledged, or its reply is lost.
-    for fate in [Fate::Committed, Fate::ReplyLost, Fate::HangAfter] {
+    for fate in [Fate::Committed, Fate::ReplyLost, Fate::HangReply] {
         let ledger = Ledger::default();
         ledger.next(fate);
         let (app, effects) = bank(&ledger, gave_up);
@@ -498,7 +498,7 @@ async fn committed_response_overrides_later_attention() {
 // S-233
 #[tokio::test(start_paused = true)]
 async fn attention_after_failed_commit_is_recorded() {
-    for fate in [Fate::CallLost, Fate::Hang] {
+    for fate in [Fate::CallLost, Fate::HangCall] {
         let ledger = Ledger::default();
         ledger.next(fate);
         let (app, effects) = bank(&ledger, gave_up);
@@ -618,7 +618,7 @@ async fn work_that_needs_attention_is_not_run_again() {
 #[tokio::test(start_paused = true)]
 async fn work_attention_holds_key_until_stored() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Complete, Fault::CallLost);
+    store.set_fault(Operation::Complete, Fault::CallLost);
     let layer = IdempotencyLayer::new(store.clone());
     let effects = Effects::default();
     let first = run(&layer, &effects).await.expect("an outcome");
@@ -637,7 +637,7 @@ async fn work_attention_holds_key_until_stored() {
 // S-238
 #[tokio::test(start_paused = true)]
 async fn committed_value_overrides_later_attention() {
-    for fate in [Fate::Committed, Fate::ReplyLost, Fate::HangAfter] {
+    for fate in [Fate::Committed, Fate::ReplyLost, Fate::HangReply] {
         let ledger = Ledger::default();
         ledger.next(fate);
         let layer = IdempotencyLayer::new(ledger.clone());

@@ -54,7 +54,7 @@ fn assert_unavailable(response: &TestResponse) {
 #[tokio::test(start_paused = true)]
 async fn failed_acquire_executes_nothing() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Acquire, Fault::CallLost);
+    store.set_fault(Operation::Acquire, Fault::CallLost);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     assert_unavailable(&send(&app, order()).await);
     assert_eq!(effects.count(), 0);
@@ -98,7 +98,7 @@ async fn acquire_after_lost_reply_finds_own_lease() {
 #[tokio::test(start_paused = true)]
 async fn possible_lease_is_released_after_outage() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Acquire, Fault::ReplyLost);
+    store.set_fault(Operation::Acquire, Fault::ReplyLost);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     assert_unavailable(&send(&app, order()).await);
     assert_eq!(store.inner().len(), 1, "the lease whose reply was lost");
@@ -373,7 +373,7 @@ async fn background_releases_are_bounded() {
     let layer = IdempotencyLayer::new(store.clone()).with_max_in_flight(10);
     let (app, _) = creating(layer.clone());
     send(&app, order()).await;
-    store.fail_each(Operation::Acquire, Fault::ReplyLost);
+    store.set_fault(Operation::Acquire, Fault::ReplyLost);
     let tasks = || Handle::current().metrics().num_alive_tasks();
     let before = tasks();
     for n in 1..=100 {
@@ -393,7 +393,7 @@ async fn background_releases_are_bounded() {
 #[tokio::test(start_paused = true)]
 async fn hanging_store_costs_bounded_time() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Acquire, Fault::Hang);
+    store.set_fault(Operation::Acquire, Fault::HangCall);
     let layer = IdempotencyLayer::new(store.clone());
     for (layer, bound) in [
         (layer.clone(), Duration::from_secs(4)),
@@ -414,9 +414,9 @@ async fn hanging_store_costs_bounded_time() {
 // F-091, S-263
 #[tokio::test(start_paused = true)]
 async fn unprotected_execution_is_configurable() {
-    for fault in [Fault::CallLost, Fault::Hang] {
+    for fault in [Fault::CallLost, Fault::HangCall] {
         let store = FaultInjector::new(MemoryStore::new());
-        store.fail_each(Operation::Acquire, fault);
+        store.set_fault(Operation::Acquire, fault);
         let layer = IdempotencyLayer::new(store.clone())
             .with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
         let (app, effects) = app(layer, async |n, req: Request<Body>| {
@@ -458,8 +458,8 @@ async fn unprotected_panic_leaves_no_lease() {
 #[tokio::test(start_paused = true)]
 async fn background_release_buffers_no_bytes() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Acquire, Fault::ReplyLost);
-    store.fail_each(Operation::Release, Fault::CallLost);
+    store.set_fault(Operation::Acquire, Fault::ReplyLost);
+    store.set_fault(Operation::Release, Fault::CallLost);
     let layer = IdempotencyLayer::new(store.clone())
         .with_max_in_flight(100)
         .with_max_buffered(100_000, 100_000);
@@ -633,7 +633,7 @@ async fn waiter_survives_panic_in_wait_for_change() {
 #[tokio::test(start_paused = true)]
 async fn response_is_sent_if_record_is_unstored() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Complete, Fault::CallLost);
+    store.set_fault(Operation::Complete, Fault::CallLost);
     let layer = IdempotencyLayer::new(store.clone());
     let (app, effects) = creating(layer.clone());
     let first = send(&app, order()).await;
@@ -661,7 +661,7 @@ async fn response_is_sent_if_record_is_unstored() {
 #[tokio::test(start_paused = true)]
 async fn unstored_record_counts_as_buffered() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Complete, Fault::CallLost);
+    store.set_fault(Operation::Complete, Fault::CallLost);
     let layer = IdempotencyLayer::new(store.clone())
         .with_max_buffered(100_000, 100_000)
         .with_compression_above(usize::MAX);
@@ -691,7 +691,7 @@ async fn unstored_record_counts_as_buffered() {
 #[tokio::test(start_paused = true)]
 async fn unstored_outcome_becomes_orphan() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Complete, Fault::CallLost);
+    store.set_fault(Operation::Complete, Fault::CallLost);
     let layer = IdempotencyLayer::new(store.clone()).with_lease_ttl(Ttl::from_secs(15));
     let (app, effects) = creating(layer.clone());
     send(&app, order()).await;
@@ -721,7 +721,7 @@ async fn complete_survives_lost_reply() {
 #[tokio::test(start_paused = true)]
 async fn hanging_complete_delays_response_bounded() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Complete, Fault::Hang);
+    store.set_fault(Operation::Complete, Fault::HangCall);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     let started = Instant::now();
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
@@ -737,7 +737,7 @@ async fn hanging_complete_delays_response_bounded() {
 #[tokio::test(start_paused = true)]
 async fn failed_release_keeps_handler_response() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Release, Fault::CallLost);
+    store.set_fault(Operation::Release, Fault::CallLost);
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), async |n, _| match n {
         1 => (StatusCode::BAD_GATEWAY, "upstream failed").into_response(),
         _ => created(n),
@@ -839,7 +839,7 @@ async fn record_is_stored_after_store_data_loss() {
 #[tokio::test(start_paused = true)]
 async fn stored_response_wins_after_lost_lease() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Renew, Fault::Hang);
+    store.set_fault(Operation::Renew, Fault::HangCall);
     let (thief, stolen) = creating(IdempotencyLayer::new(store.clone()));
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), move |_n, _req| {
         let thief = thief.clone();
@@ -863,7 +863,7 @@ async fn stored_response_wins_after_lost_lease() {
 #[tokio::test(start_paused = true)]
 async fn lost_lease_without_record_is_outcome_unknown() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Complete, Fault::LeaseLost);
+    store.set_fault(Operation::Complete, Fault::LeaseLost);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     let response = send(&app, order()).await;
     assert_eq!(response.status, StatusCode::CONFLICT);

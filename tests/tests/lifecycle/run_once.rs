@@ -296,7 +296,7 @@ async fn refused_orphan_is_not_run() {
 #[tokio::test(start_paused = true)]
 async fn lost_lease_returns_own_value() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Renew, Fault::Hang);
+    store.set_fault(Operation::Renew, Fault::HangCall);
     let (one, other) = (
         IdempotencyLayer::new(store.clone()),
         IdempotencyLayer::new(store.clone()),
@@ -330,7 +330,7 @@ async fn lost_lease_returns_own_value() {
 #[tokio::test(start_paused = true)]
 async fn lost_lease_stores_value_if_rival_left_none() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Renew, Fault::Hang);
+    store.set_fault(Operation::Renew, Fault::HangCall);
     let layers = [store.clone(), store.clone()].map(IdempotencyLayer::new);
     let [one, other] = layers.clone();
     let effects = Effects::default();
@@ -380,8 +380,8 @@ async fn lost_lease_stores_value_if_rival_left_none() {
 #[tokio::test(start_paused = true)]
 async fn lost_lease_returns_value_during_outage() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Renew, Fault::LeaseLost);
-    store.fail_each(Operation::Complete, Fault::CallLost);
+    store.set_fault(Operation::Renew, Fault::LeaseLost);
+    store.set_fault(Operation::Complete, Fault::CallLost);
     let layer = IdempotencyLayer::new(store.clone());
     let work = async |lease: Lease| {
         lease.lost().await;
@@ -399,8 +399,8 @@ async fn lost_lease_returns_value_during_outage() {
 #[tokio::test(start_paused = true)]
 async fn value_after_unacknowledged_commit_is_unknown() {
     let ledger = Ledger::default();
-    ledger.next(Fate::HangAfter);
-    ledger.store.fail_each(Operation::Complete, Fault::CallLost);
+    ledger.next(Fate::HangReply);
+    ledger.store.set_fault(Operation::Complete, Fault::CallLost);
     let layer = IdempotencyLayer::new(ledger.clone());
     let database = ledger.clone();
     let work = async move |lease: Lease| {
@@ -542,7 +542,7 @@ async fn oversized_value_leaves_tombstone() {
         assert_eq!(first.expect("executed"), Outcome::Executed(large));
         for _ in 0..2 {
             let again = run(&layer, &effects, String::new()).await;
-            assert_eq!(again.expect("an outcome"), Outcome::NotRecorded);
+            assert_eq!(again.expect("an outcome"), Outcome::ValueNotRecorded);
         }
         assert_eq!(effects.count(), 1);
     }
@@ -565,7 +565,7 @@ async fn unserializable_value_leaves_tombstone() {
     let first = run(&layer, &effects, Opaque(1)).await;
     assert_eq!(first.expect("executed"), Outcome::Executed(Opaque(1)));
     let again = run(&layer, &effects, Opaque(2)).await;
-    assert_eq!(again.expect("an outcome"), Outcome::NotRecorded);
+    assert_eq!(again.expect("an outcome"), Outcome::ValueNotRecorded);
     assert_eq!(effects.count(), 1);
 }
 
@@ -589,7 +589,7 @@ async fn value_panicking_on_serialize_leaves_tombstone() {
         Outcome::Executed(PanickingValue(1))
     );
     let again = run(&layer, &effects, PanickingValue(2)).await;
-    assert_eq!(again.expect("an outcome"), Outcome::NotRecorded);
+    assert_eq!(again.expect("an outcome"), Outcome::ValueNotRecorded);
     assert_eq!(effects.count(), 1);
 }
 
@@ -671,9 +671,9 @@ async fn added_field_with_default_is_readable() {
 // S-361
 #[tokio::test(start_paused = true)]
 async fn work_needs_lease() {
-    for fault in [Fault::CallLost, Fault::Hang] {
+    for fault in [Fault::CallLost, Fault::HangCall] {
         let store = FaultInjector::new(MemoryStore::new());
-        store.fail_each(Operation::Acquire, fault);
+        store.set_fault(Operation::Acquire, fault);
         let layer = IdempotencyLayer::new(store.clone());
         let effects = Effects::default();
         let started = Instant::now();
@@ -693,7 +693,7 @@ async fn work_needs_lease() {
 #[tokio::test(start_paused = true)]
 async fn unstored_value_is_stored_later() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Complete, Fault::CallLost);
+    store.set_fault(Operation::Complete, Fault::CallLost);
     let layer = IdempotencyLayer::new(store.clone());
     let effects = Effects::default();
     let first = run(&layer, &effects, 1).await.expect("executed");
@@ -851,7 +851,7 @@ async fn work_runs_again_after_failed_commit() {
 // S-367
 #[tokio::test(start_paused = true)]
 async fn unacknowledged_commit_returns_stored_value() {
-    for (fate, rows) in [(Fate::HangAfter, 1), (Fate::Hang, 0)] {
+    for (fate, rows) in [(Fate::HangReply, 1), (Fate::HangCall, 0)] {
         for end in [
             Err(WorkError::Release("timed out")),
             Err(WorkError::Orphan("timed out")),
@@ -900,7 +900,7 @@ async fn unacknowledged_commit_returns_stored_value() {
 async fn unverifiable_work_commit_is_outcome_unknown() {
     type End = fn(&'static str) -> WorkError<&'static str>;
     let ends: [End; 2] = [WorkError::Release, WorkError::Orphan];
-    for (fate, end) in [Fate::HangAfter, Fate::Hang]
+    for (fate, end) in [Fate::HangReply, Fate::HangCall]
         .into_iter()
         .flat_map(|fate| ends.map(|end| (fate.clone(), end)))
     {
@@ -952,7 +952,7 @@ async fn oversized_committed_value_leaves_tombstone() {
     let ledger = Ledger::default();
     let layer = IdempotencyLayer::new(ledger.clone()).with_response_limit(10);
     let value = || "x".repeat(100);
-    for expected in [Outcome::Executed(value()), Outcome::NotRecorded] {
+    for expected in [Outcome::Executed(value()), Outcome::ValueNotRecorded] {
         let database = ledger.clone();
         let work = async move |lease: Lease| {
             let mut tx = database.begin();

@@ -64,7 +64,7 @@ impl Orphan {
         let dying = app.clone();
         let died = tokio::spawn(async move { send(&dying, order()).await });
         let lease: Lease = lease.await.expect("it runs");
-        ledger.store.fail_each(Operation::Renew, Fault::Hang);
+        ledger.store.set_fault(Operation::Renew, Fault::HangCall);
         sleep(Duration::from_secs(16)).await;
         assert!(!died.is_finished());
         let (derived, lease) = (lease.derive("charge"), lease.lease_ref());
@@ -282,7 +282,7 @@ async fn failed_call_does_not_release_reused_claim() {
         let orphan = Orphan::new(OrphanPolicy::Refuse).await;
         let (claim, store) = (orphan.claim(), &orphan.ledger.store);
         store.clear_faults();
-        store.fail_each(Operation::Acquire, Fault::CallLost);
+        store.set_fault(Operation::Acquire, Fault::CallLost);
         let work = async |_| Ok::<Response, Infallible>(created(1));
         let failed = orphan.layer.take_over(claim.clone(), work).await;
         let failed = failed.expect_err("the store fails");
@@ -422,7 +422,7 @@ async fn take_over_needs_lease() {
         orphan.ledger.store.clear_faults();
         let ledger = orphan.ledger.another();
         let layer = IdempotencyLayer::new(ledger.clone()).with_lease_ttl(Ttl::from_secs(60));
-        ledger.store.fail_each(Operation::Acquire, Fault::ReplyLost);
+        ledger.store.set_fault(Operation::Acquire, Fault::ReplyLost);
         let work = async |_| -> Result<Response, Infallible> { panic!("it must not run") };
         let error = layer
             .take_over(orphan.claim(), work)

@@ -128,7 +128,7 @@ async fn each_retry_of_bad_record_queries_store() {
 #[tokio::test(start_paused = true)]
 async fn response_after_lost_lease_is_that_of_store() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Renew, Fault::Hang);
+    store.set_fault(Operation::Renew, Fault::HangCall);
     let (fast, taken_over) = process(&store);
     let thief = fast.clone();
     let (slow, effects) = app(layer(&store), move |_, _| {
@@ -150,7 +150,7 @@ async fn response_after_lost_lease_is_that_of_store() {
 #[tokio::test(start_paused = true)]
 async fn committed_record_goes_before_completion() {
     let ledger = Ledger::default();
-    ledger.next(Fate::HangAfter);
+    ledger.next(Fate::HangReply);
     let handled = ledger.clone();
     let layer = IdempotencyLayer::new(Tiered::new(ledger.clone()));
     let (app, effects) = app(layer, move |n, req: Request<Body>| {
@@ -219,7 +219,7 @@ async fn outage_stops_new_keys_but_no_tier_replays() {
     let (app, effects) = process(&store);
     send(&app, order()).await;
     for op in [Operation::Acquire, Operation::Complete, Operation::Release] {
-        store.fail_each(op, Fault::CallLost);
+        store.set_fault(op, Fault::CallLost);
     }
     assert!(send(&app, order()).await.is_replay());
     let fresh = send(&app, post("/orders", "other", "tea")).await;

@@ -57,7 +57,7 @@ pub(crate) const FLOWS: [(&str, StartFlow); 49] = [
     ("observed", || Box::pin(observing(MemoryStore::new()))),
     ("observed, store down", || {
         let store = FaultInjector::new(MemoryStore::new());
-        store.fail_all(&Fault::CallLost);
+        store.set_fault_for_all(&Fault::CallLost);
         Box::pin(observing(store))
     }),
     ("executed", || Box::pin(executed())),
@@ -75,17 +75,17 @@ pub(crate) const FLOWS: [(&str, StartFlow); 49] = [
         Box::pin(failing(Operation::Acquire, Fault::CallLost))
     }),
     ("acquire hanging", || {
-        Box::pin(failing(Operation::Acquire, Fault::Hang))
+        Box::pin(failing(Operation::Acquire, Fault::HangCall))
     }),
     ("complete failing", || {
         Box::pin(failing(Operation::Complete, Fault::CallLost))
     }),
     ("complete hanging", || {
-        Box::pin(failing(Operation::Complete, Fault::Hang))
+        Box::pin(failing(Operation::Complete, Fault::HangCall))
     }),
     ("never recorded", || Box::pin(never_recorded())),
     ("renew hanging", || {
-        Box::pin(failing(Operation::Renew, Fault::Hang))
+        Box::pin(failing(Operation::Renew, Fault::HangCall))
     }),
     ("renew failing", || {
         Box::pin(failing(Operation::Renew, Fault::CallLost))
@@ -130,10 +130,10 @@ pub(crate) const FLOWS: [(&str, StartFlow); 49] = [
         Box::pin(committed_then_failed())
     }),
     ("needs attention, commit in doubt", || {
-        Box::pin(attention_after_unknown_commit(Fate::Hang, 0))
+        Box::pin(attention_after_unknown_commit(Fate::HangCall, 0))
     }),
     ("needs attention beside a commit, later", || {
-        Box::pin(attention_after_unknown_commit(Fate::HangAfter, 3))
+        Box::pin(attention_after_unknown_commit(Fate::HangReply, 3))
     }),
     ("never recorded, and no reply", || {
         Box::pin(neither_recorded_nor_reported())
@@ -260,7 +260,7 @@ async fn orphan(policy: OrphanPolicy) -> u64 {
     let store = FaultInjector::new(MemoryStore::new());
     let layer = on(&store).with_orphan_policy(policy);
     // The layer is dropped in the middle of its work, as if its process had died.
-    store.fail_each(Operation::Renew, Fault::Hang);
+    store.set_fault(Operation::Renew, Fault::HangCall);
     let (dying, died) = app(layer.clone(), async |_, _| {
         std::future::pending::<()>().await;
         ANSWER.into_response()
@@ -288,7 +288,7 @@ async fn lose_lease(noticed: bool) -> u64 {
 
 async fn lose_lease_with_response(noticed: bool, late: fn() -> Response) -> u64 {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Renew, Fault::Hang);
+    store.set_fault(Operation::Renew, Fault::HangCall);
     let (thief, stolen) = answering(on(&store));
     let (app, effects) = app(on(&store), move |_, req: Request<Body>| {
         let (store, thief) = (store.clone(), thief.clone());
@@ -330,7 +330,7 @@ async fn renewed_late() -> u64 {
 
 async fn failing(operation: Operation, fault: Fault) -> u64 {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(operation, fault);
+    store.set_fault(operation, fault);
     let (app, effects) = app(on(&store), move |_, _| async move {
         match operation {
             Operation::Renew => sleep(Duration::from_secs(6)).await,
@@ -347,7 +347,7 @@ async fn failing(operation: Operation, fault: Fault) -> u64 {
 
 async fn never_recorded() -> u64 {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Complete, Fault::CallLost);
+    store.set_fault(Operation::Complete, Fault::CallLost);
     let (app, effects) = answering(on(&store));
     assert_eq!(send(&app, order()).await.text(), ANSWER);
     sleep(Duration::from_secs(20)).await;
@@ -356,7 +356,7 @@ async fn never_recorded() -> u64 {
 
 async fn unprotected() -> u64 {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Acquire, Fault::CallLost);
+    store.set_fault(Operation::Acquire, Fault::CallLost);
     let open = on(&store).with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
     let (app, effects) = answering(open);
     assert_eq!(send(&app, order()).await.text(), ANSWER);
@@ -441,7 +441,7 @@ enum Cut {
 /// Commits a record that needs attention, and drops the commit before its acknowledgement.
 async fn cut_off(cut: Cut) -> u64 {
     let ledger = Ledger::default();
-    ledger.next(Fate::HangAfter);
+    ledger.next(Fate::HangReply);
     let effects = Effects::default();
     let (database, counting) = (ledger.clone(), effects.clone());
     let service = tower::service_fn(move |req: Request<tower_idempotency::Body<Body>>| {
@@ -531,9 +531,9 @@ async fn neither_recorded_nor_reported() -> u64 {
     let (app, effects) = app(on(&store), move |_, _| {
         let store = store.clone();
         async move {
-            store.fail_each(Operation::Renew, Fault::LeaseLost);
+            store.set_fault(Operation::Renew, Fault::LeaseLost);
             sleep(Duration::from_secs(6)).await;
-            store.fail_each(Operation::Complete, Fault::CallLost);
+            store.set_fault(Operation::Complete, Fault::CallLost);
             ANSWER.into_response()
         }
     });
@@ -544,7 +544,7 @@ async fn neither_recorded_nor_reported() -> u64 {
 
 async fn unprotected_attention() -> u64 {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Acquire, Fault::CallLost);
+    store.set_fault(Operation::Acquire, Fault::CallLost);
     let open = on(&store).with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
     let (app, effects) = app(open, async |_, _| {
         Extension(GAVE_UP.with_reason(ANSWER)).into_response()

@@ -53,7 +53,7 @@ const OUTAGE_SECONDS: usize = 10;
 /// Sends a request every 50 ms while the store fails.
 async fn send_during_outage(layer: fn(FaultInjector<MemoryStore>) -> IdempotencyLayer) -> u64 {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Acquire, Fault::CallLost);
+    store.set_fault(Operation::Acquire, Fault::CallLost);
     let (app, effects) = slow(layer(store), 0);
     let started = Instant::now();
     let mut requests = tokio::task::JoinSet::new();
@@ -127,7 +127,7 @@ fn layers_count_their_store_errors_separately() {
         Box::pin(async {
             for _ in 0..2 {
                 let store = FaultInjector::new(MemoryStore::new());
-                store.fail_each(Operation::Renew, Fault::CallLost);
+                store.set_fault(Operation::Renew, Fault::CallLost);
                 let (app, _) = slow(IdempotencyLayer::new(store), 6);
                 send(&app, order("k")).await;
             }

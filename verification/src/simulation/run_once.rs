@@ -55,7 +55,7 @@ fn to_outcome(outcome: run_once::Outcome<Value, ()>) -> Outcome {
     match outcome {
         run_once::Outcome::Executed(value) => answered(value, false),
         run_once::Outcome::Replayed(value) => answered(value, true),
-        run_once::Outcome::NotRecorded => {
+        run_once::Outcome::ValueNotRecorded => {
             Outcome::Refused("response-not-retained", StatusCode::CONFLICT)
         }
         run_once::Outcome::InProgress { .. } => {

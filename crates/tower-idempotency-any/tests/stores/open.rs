@@ -16,10 +16,10 @@ async fn memory_opens_and_names_itself() {
 /// Another process has another memory, in which a tool finds no entry.
 #[tokio::test]
 async fn tool_rejects_memory() {
-    let tool = OpenOptions::new().with_creation(false);
+    let tool = OpenOptions::new().with_create_if_missing(false);
     let error = tool.open("memory").await.expect_err("no other process");
     assert_eq!(error.kind(), OpenErrorKind::Url);
-    assert!(error.to_string().ends_with("only its own process reaches"));
+    assert!(error.to_string().ends_with("found memory"));
 }
 
 #[tokio::test]

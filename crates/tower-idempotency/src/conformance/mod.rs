@@ -44,7 +44,7 @@ mod subject;
 pub use self::{
     any_store::AnyStore,
     clock::ManualClock,
-    runner::{Case, Threads, every_case, run},
+    runner::{Case, CaseRuntime, every_case, run},
     subject::Subject,
 };
 /// Hook of the simulation.

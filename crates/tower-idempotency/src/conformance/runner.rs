@@ -10,14 +10,14 @@ use crate::store::Store;
 /// The runtime of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "the suite is not API-stable")]
-pub enum Threads {
+pub enum CaseRuntime {
     /// A single thread, optionally with a paused clock.
-    One {
+    CurrentThread {
         /// `true` if the clock starts paused.
         start_paused: bool,
     },
-    /// Four threads, so that races are real.
-    Four,
+    /// Four threads, so that cases have real races.
+    MultiThread,
 }
 
 /// Runs a case on a runtime of its own.
@@ -25,13 +25,13 @@ pub enum Threads {
 /// # Panics
 ///
 /// If the case panics, or if it takes longer than ten minutes of its clock.
-pub fn run(threads: Threads, case: impl Future<Output = ()>) {
-    let runtime = match threads {
-        Threads::One { start_paused } => Builder::new_current_thread()
+pub fn run(runtime: CaseRuntime, case: impl Future<Output = ()>) {
+    let runtime = match runtime {
+        CaseRuntime::CurrentThread { start_paused } => Builder::new_current_thread()
             .enable_all()
             .start_paused(start_paused)
             .build(),
-        Threads::Four => Builder::new_multi_thread()
+        CaseRuntime::MultiThread => Builder::new_multi_thread()
             .worker_threads(4)
             .enable_all()
             .build(),
@@ -93,12 +93,12 @@ impl Case {
         subject: impl AsyncFnOnce() -> Subject<S>,
         plan: impl FnOnce(Duration) -> Option<Plan>,
     ) {
-        let threads = if self.is_threaded {
-            Threads::Four
+        let runtime = if self.is_threaded {
+            CaseRuntime::MultiThread
         } else {
-            Threads::One { start_paused }
+            CaseRuntime::CurrentThread { start_paused }
         };
-        run(threads, async {
+        run(runtime, async {
             let subject = subject().await;
             match plan(subject.pause()) {
                 Some(plan) => self.check(subject.through(plan)).await,

@@ -75,8 +75,9 @@ pub(crate) struct FailedAttempt {
 }
 
 impl Attempt {
-    /// Acquires the lease without waiting, unless its record was `found` already. Returns the attempt if it has to wait: for the
-    /// store or for another request.
+    /// Acquires the lease without waiting. Uses the reply that was `found` in memory, if there is one.
+    ///
+    /// Returns the attempt if [`acquire`](Self::acquire) must run. That call queries the store again.
     pub(crate) fn acquire_now(
         self,
         context: &Context,
@@ -84,14 +85,16 @@ impl Attempt {
     ) -> Result<AcquireOutcome, Box<Self>> {
         let reply = found.or_else(|| context.shared.store.acquire_now(&self.claim));
         match reply {
-            Some(reply) if !self.is_waiting(context, &reply) && !self.continues_life(&reply) => {
+            Some(reply)
+                if !self.is_waiting(context, &reply) && !self.can_take_over_derived(&reply) =>
+            {
                 Ok(self.into_outcome(context, reply))
             }
             Some(_) | None => Err(Box::new(self)),
         }
     }
 
-    /// Acquires the lease. If `waiting` is given and the settings say so, waits for a request in progress first.
+    /// Acquires the lease. With a `switch`, waits for a request in progress first if the settings say so.
     #[expect(
         clippy::manual_async_fn,
         reason = "an `async fn` stores every argument twice"
@@ -99,7 +102,7 @@ impl Attempt {
     pub(crate) fn acquire(
         mut self,
         context: &Context,
-        waiting: Option<&DetachSwitch>,
+        switch: Option<&DetachSwitch>,
     ) -> impl Future<Output = AcquireOutcome> {
         async move {
             let rules = &context.config.execution;
@@ -109,11 +112,11 @@ impl Attempt {
                 Ok(reply) => reply,
                 Err(error) => return self.failed(context, error, rules.store_failure),
             };
-            if let Some(detach) = waiting
+            if let Some(switch) = switch
                 && let ConcurrentRequests::Wait(limit) = rules.concurrent_requests
                 && self.is_waiting(context, &reply)
             {
-                let waited = wait(context, &self, detach, limit, reply);
+                let waited = wait(context, &self, switch, limit, reply);
                 match Box::pin(waited).await {
                     Ok(waited) => reply = waited,
                     // The first request was in progress. This one must not be executed concurrently, regardless of the
@@ -122,13 +125,12 @@ impl Attempt {
                 }
             }
             if let Acquired::Orphaned { fingerprint, .. } = &reply.acquired
-                && self.continues_life(&reply)
+                && self.can_take_over_derived(&reply)
             {
-                // The claim takes over the entry and its life, if the policy or an operator allows it. Another claim may
-                // have taken it over meanwhile.
+                // A takeover must send the stored fingerprint. Another claim may have taken the entry over meanwhile.
                 self.claim.fingerprint = *fingerprint;
-                let again = &context.shared.store;
-                match again.acquire(&self.claim, rules.store_timeout).await {
+                let store = &context.shared.store;
+                match store.acquire(&self.claim, rules.store_timeout).await {
                     Ok(taken_over) => {
                         let may_acquire_late =
                             reply.may_acquire_late || taken_over.may_acquire_late;
@@ -152,8 +154,10 @@ impl Attempt {
                 && self.is_same_request(fingerprint))
     }
 
-    /// Returns `true` if the request takes over an orphan with a derived key, and so the life of its entry.
-    fn continues_life(&self, reply: &AcquireReply) -> bool {
+    /// Returns `true` if the entry is an orphan with a derived key, and this request may take it over.
+    ///
+    /// The stored fingerprint of such an entry identifies its life. A takeover must send it, so it needs a second claim.
+    fn can_take_over_derived(&self, reply: &AcquireReply) -> bool {
         matches!(reply.acquired, Acquired::Orphaned { .. })
             && self.is_derived()
             && self.claim.orphans != OrphanPolicy::Never

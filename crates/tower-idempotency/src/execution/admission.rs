@@ -55,8 +55,9 @@ pub(crate) struct Arrival {
     pub(super) permit: InFlightPermit,
 }
 
-/// Returns `true` if an outer layer holds a lease for the request. The outer layer then reads and removes the control headers
-/// of a request that passes through this one.
+/// Returns `true` if an outer layer holds a lease for the request.
+///
+/// If the request passes through this layer, the outer layer reads and removes the control headers of its response.
 pub(crate) fn is_nested(extensions: &Extensions) -> bool {
     extensions.get::<Lease>().is_some()
 }
@@ -189,7 +190,7 @@ pub(super) enum Unadmitted {
 }
 
 /// Outcome of the acquire: the lease, the failure of the store, or the response of a request that is not executed.
-enum Acquired {
+enum Decision {
     Granted(GrantedAttempt),
     Failed(FailedAttempt),
     Respond(CompleteResponse),
@@ -256,7 +257,7 @@ pub(super) fn acquire_now(
         Err(attempt) => return Progress::Continue(Unadmitted::Acquire(attempt)),
     };
     match decide(context, caller, &id, outcome) {
-        Acquired::Granted(grant) => {
+        Decision::Granted(grant) => {
             let traceparent = context.config.response.trace(&head.headers);
             match grant.begin_now(context, body_aborted.clone(), traceparent) {
                 Ok((execution, false)) => Progress::Execute(execution),
@@ -264,11 +265,11 @@ pub(super) fn acquire_now(
                 Err(refused) => Progress::Continue(Unadmitted::Release(refused)),
             }
         }
-        Acquired::Failed(failed) => {
+        Decision::Failed(failed) => {
             let attempt = Box::new(failed.into_attempt());
             Progress::Continue(Unadmitted::Acquire(attempt))
         }
-        Acquired::Respond(res) => Progress::Respond(res),
+        Decision::Respond(res) => Progress::Respond(res),
     }
 }
 
@@ -302,14 +303,14 @@ pub(super) async fn acquire(
     let id = attempt.claim.id;
     let outcome = attempt.acquire(&context, Some(&switch)).await;
     match decide(&context, &caller, &id, outcome) {
-        Acquired::Respond(res) => Err(Box::new(res)),
-        Acquired::Granted(grant) => {
+        Decision::Respond(res) => Err(Box::new(res)),
+        Decision::Granted(grant) => {
             let execution = grant.begin(&context, body_aborted, traceparent).await;
             execution
                 .map(Admitted::Protected)
                 .map_err(|error| over_limit(&id, error))
         }
-        Acquired::Failed(failed) => match failed.policy {
+        Decision::Failed(failed) => match failed.policy {
             StoreFailure::Refuse => {
                 let error = failed.release_in_background(&context);
                 let error = store_unavailable(rules, error.into_source());
@@ -334,17 +335,17 @@ fn decide(
     caller: &Arc<Caller>,
     id: &KeyId,
     outcome: AcquireOutcome,
-) -> Acquired {
+) -> Decision {
     let config = &*context.config;
     let rules = &config.response;
     outcome.log(id);
     let error = match outcome {
-        AcquireOutcome::Granted(grant) => return Acquired::Granted(grant),
-        AcquireOutcome::Failed(failed) => return Acquired::Failed(failed),
+        AcquireOutcome::Granted(grant) => return Decision::Granted(grant),
+        AcquireOutcome::Failed(failed) => return Decision::Failed(failed),
         AcquireOutcome::Completed(record) => {
             let buffer = caller.response_bytes(config.limits.max_response_bytes);
             let unread = &context.shared.unread_replays;
-            return Acquired::Respond(unread.replay(rules, buffer, id, &record));
+            return Decision::Respond(unread.replay(rules, buffer, id, &record));
         }
         AcquireOutcome::Mismatch { .. } => key_reused(config.request.key_reuse.status()),
         AcquireOutcome::InProgress { .. } => {
@@ -353,5 +354,5 @@ fn decide(
         AcquireOutcome::Orphaned { .. } => outcome_unknown(),
         AcquireOutcome::OverLimit(error) => admission_error(rules, error),
     };
-    Acquired::Respond(reject(rules, &error.with_entry(id)))
+    Decision::Respond(reject(rules, &error.with_entry(id)))
 }

@@ -35,7 +35,7 @@ pub(super) fn spawn_release_unacknowledged(
     permit: InFlightPermit,
 ) {
     // The generation may be higher after a takeover. The store ignores it and uses its own.
-    let lease = claim.lease_ref(1);
+    let lease = claim.lease_ref_unknown();
     let deadline = Instant::now() + claim.lease.as_duration();
     let timeout = config.execution.store_timeout;
     let permit = permit.into_background_release(config.limits.max_in_flight);

@@ -136,12 +136,13 @@ impl Execution {
         }
         match status {
             // The layer has stored nothing under this lease, so the handler has.
-            EntryStatus::CompletedHere(record) => committed(&lease, record),
+            EntryStatus::CompletedHere(record) => report_committed(&lease, record),
             EntryStatus::Completed(record) => {
                 lease.mark_lost();
                 Finished::Stored(record)
             }
-            // The handler's commit has reported that another process took over. That process may still respond.
+            // The handler's commit found the lease lost. After a retry it reported no loss, because its first attempt may have
+            // ended the lease. The query excludes that, unless the record has expired. The other execution may still respond.
             EntryStatus::Orphaned | EntryStatus::HeldElsewhere if lease.is_lost() => {
                 if !lease.commits.record_may_have_expired() {
                     lease.mark_lost();
@@ -169,12 +170,12 @@ impl Execution {
     ///
     /// A handler can report a commit too early, for example inside a closure after which the database refuses to commit. It
     /// then returns another output than the committed one, or panics.
-    pub(crate) async fn committed(
+    pub(crate) async fn committed_record(
         &self,
-        closed: CommitOutcome,
+        commits: CommitOutcome,
         is_confirmed: bool,
     ) -> Option<Bytes> {
-        match closed {
+        match commits {
             CommitOutcome::Committed(record) if is_confirmed => Some(record),
             CommitOutcome::Committed(_) => Box::pin(self.confirm_commit()).await,
             CommitOutcome::NotAttempted | CommitOutcome::Unacknowledged => None,
@@ -261,7 +262,9 @@ impl Execution {
             return Reconciled::NotCommitted;
         }
         match Box::pin(query_entry_with_new_token(&lease, permit)).await {
-            EntryStatus::CompletedHere(record) => Reconciled::Finished(committed(&lease, record)),
+            EntryStatus::CompletedHere(record) => {
+                Reconciled::Finished(report_committed(&lease, record))
+            }
             EntryStatus::Completed(record) => Reconciled::Finished(Finished::Stored(record)),
             EntryStatus::Unknown => Reconciled::Finished(unknown_outcome(&lease)),
             EntryStatus::Acquired(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere => {
@@ -351,7 +354,7 @@ async fn verify_stored_record(
         // The same token completed the entry with another record, so the handler's commit was stored first.
         EntryStatus::CompletedHere(stored) => {
             telemetry::attention_not_stored(lease.id(), record);
-            committed(lease, stored)
+            report_committed(lease, stored)
         }
         EntryStatus::Completed(stored) => {
             telemetry::attention_not_stored(lease.id(), record);
@@ -370,11 +373,11 @@ async fn verify_stored_record(
 }
 
 /// Returns the record of the handler's commit as the result, and counts it, because no other path does.
-fn committed(lease: &LeaseState, record: Bytes) -> Finished {
+fn report_committed(lease: &LeaseState, record: Bytes) -> Finished {
     telemetry::recorded(lease.id(), &record);
     Finished::Committed {
         record,
-        before_return: false,
+        is_reported: false,
     }
 }
 
@@ -408,7 +411,8 @@ async fn reconcile_after_lost_lease(
         EntryStatus::HeldElsewhere => return unknown_outcome(lease),
         // Completes once the store is back. The entry may be absent or orphaned by then.
         EntryStatus::Unknown => {
-            spawn_complete(lease, claim.lease_ref(1), pending.clone(), permit, false);
+            let reference = claim.lease_ref_unknown();
+            spawn_complete(lease, reference, pending.clone(), permit, false);
             return unknown_outcome(lease);
         }
     };

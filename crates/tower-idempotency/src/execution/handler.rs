@@ -65,7 +65,7 @@ where
             (Some(execution), RunStage::Calling { call, timer })
         }
         Err(panic) => {
-            let finishing = Box::pin(finish(execution, Err(panic)));
+            let finishing = Box::pin(conclude_response(execution, Err(panic)));
             (None, RunStage::Finishing { finishing })
         }
     };
@@ -156,7 +156,7 @@ where
                 }
             };
             let execution = execution.take().expect(POLLED_AGAIN);
-            let finishing = Box::pin(finish(execution, ran));
+            let finishing = Box::pin(conclude_response(execution, ran));
             stage.set(RunStage::Finishing { finishing });
         }
     }
@@ -314,7 +314,7 @@ async fn finish_unconfirmed<R: http_body::Body, E>(
     result: Result<Response<R>, E>,
 ) -> Result<Response<Body<R>>, E> {
     let ran = catch_panic(pin!(decide_unconfirmed(&execution, result))).await;
-    finish(execution, ran).await
+    conclude_response(execution, ran).await
 }
 
 async fn decide_unconfirmed<R: http_body::Body, E>(
@@ -336,7 +336,7 @@ async fn decide_unconfirmed<R: http_body::Body, E>(
 }
 
 /// Finishes the lease. Returns the response that is valid for the key.
-async fn finish<R: http_body::Body, E>(
+async fn conclude_response<R: http_body::Body, E>(
     execution: Execution,
     ran: Result<HttpOutcome<R, E>, Panic>,
 ) -> Result<Response<Body<R>>, E> {

@@ -4,10 +4,9 @@
 //! finishes it. HTTP requests (see [`http`]), [`run_once`](crate::IdempotencyLayer::run_once) and
 //! [`take_over`](crate::IdempotencyLayer::take_over) all take these two steps.
 //!
-//! Consider at every await what happens if the future is dropped there. While
-//! [`Detach::continues_for`](detach::Detach::continues_for) returns `None`, nothing has happened yet, and the drop cancels the
-//! request. Otherwise the whole future continues in a background task. A request that waits for another one can be cancelled
-//! again.
+//! The caller can drop the future at every await. If [`Detach::continues_for`](detach::Detach::continues_for) then returns
+//! `None`, the drop cancels the request. Otherwise the whole future continues in a background task. While a request waits
+//! for another one, a drop cancels it, unless an earlier acquire may still succeed.
 
 pub(crate) mod acquire;
 pub(crate) mod admission;
@@ -113,8 +112,8 @@ pub(crate) enum Finished {
     /// The record that the handler committed is valid.
     Committed {
         record: Bytes,
-        /// `true` if the commit was acknowledged before the handler returned.
-        before_return: bool,
+        /// `true` if the handler reported the commit before it returned. `false` if only a query found the record.
+        is_reported: bool,
     },
     /// The record of another execution is valid.
     Stored(Bytes),
@@ -145,10 +144,9 @@ impl Execution {
         match ran {
             Ok(HandlerOutcome::Committed(output, record)) => {
                 telemetry::recorded(self.lease.id(), &record);
-                let before_return = true;
                 let finished = Finished::Committed {
                     record,
-                    before_return,
+                    is_reported: true,
                 };
                 (output, finished)
             }
@@ -162,7 +160,7 @@ impl Execution {
                 // A record that the handler committed before it panicked stays. A release does not affect a commit that may
                 // have succeeded.
                 let closed = self.lease.close();
-                match self.committed(closed, false).await {
+                match self.committed_record(closed, false).await {
                     Some(record) => telemetry::recorded(self.lease.id(), &record),
                     None => drop(self.fail(Failure::Panic).await),
                 }

@@ -28,7 +28,7 @@ pub(super) fn into_http_response<R: http_body::Body, E>(
         (
             Finished::Committed {
                 record,
-                before_return: true,
+                is_reported: true,
             },
             Ok(res),
         ) => return Ok(committed_response(lease, &record, res)),

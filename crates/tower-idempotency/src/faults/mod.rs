@@ -31,7 +31,7 @@ use crate::{
 /// The first of these sources that applies decides each call:
 ///
 /// 1. The faults queued for its operation by [`enqueue`](Self::enqueue), one for each call.
-/// 2. The fault of [`fail_each`](Self::fail_each) or [`fail_all`](Self::fail_all), until
+/// 2. The fault of [`set_fault`](Self::set_fault) or [`set_fault_for_all`](Self::set_fault_for_all), until
 ///    [`clear_faults`](Self::clear_faults).
 /// 3. The [script](Self::set_script).
 /// 4. The [`Plan`].
@@ -116,9 +116,9 @@ pub enum Fault {
     /// The call goes through, with this delay before and after it.
     Slow(Duration),
     /// The call never reaches the store and never returns.
-    Hang,
+    HangCall,
     /// The call takes effect and never returns.
-    HangAfter,
+    HangReply,
     /// The call reaches the store when the hold ends.
     HoldCall(Hold),
     /// The call takes effect, and returns when the hold ends.
@@ -213,14 +213,14 @@ impl<S> FaultInjector<S> {
     }
 
     /// Applies a fault to every later call of every operation, until [`clear_faults`](Self::clear_faults).
-    pub fn fail_all(&self, fault: &Fault) {
+    pub fn set_fault_for_all(&self, fault: &Fault) {
         for operation in Operation::ALL {
-            self.fail_each(operation, fault.clone());
+            self.set_fault(operation, fault.clone());
         }
     }
 
     /// Applies a fault to every later call of one operation, until [`clear_faults`](Self::clear_faults).
-    pub fn fail_each(&self, operation: Operation, fault: Fault) {
+    pub fn set_fault(&self, operation: Operation, fault: Fault) {
         self.faults().persistent.insert(operation, fault);
     }
 
@@ -304,8 +304,8 @@ impl<S> FaultInjector<S> {
                 tokio::time::sleep(pause).await;
                 reply
             }
-            Fault::Hang => future::pending().await,
-            Fault::HangAfter => {
+            Fault::HangCall => future::pending().await,
+            Fault::HangReply => {
                 let _reply = call.await;
                 future::pending().await
             }

@@ -46,7 +46,7 @@ async fn lost_call_has_no_effect_but_lost_reply_has() {
 #[tokio::test(start_paused = true)]
 async fn hanging_call_never_returns() {
     let store = FaultInjector::new(MemoryStore::new());
-    let faults = [Fault::Hang, Fault::HangAfter];
+    let faults = [Fault::HangCall, Fault::HangReply];
     store.enqueue(Operation::Acquire, faults);
     for held in [false, true] {
         let hanging = timeout(SECOND, store.acquire(&claim())).await;
@@ -59,7 +59,7 @@ async fn hanging_call_never_returns() {
 #[tokio::test]
 async fn queued_faults_precede_fail_all_in_order() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_all(&Fault::CallLost);
+    store.set_fault_for_all(&Fault::CallLost);
     store.enqueue(Operation::Release, [Fault::None, Fault::ReplyLost]);
     let lease = claim().lease_ref(1);
     store.release(&lease).await.unwrap();
@@ -70,7 +70,7 @@ async fn queued_faults_precede_fail_all_in_order() {
     assert_injected(completed, Operation::Complete);
 
     store.clear_faults();
-    store.fail_each(Operation::Renew, Fault::CallLost);
+    store.set_fault(Operation::Renew, Fault::CallLost);
     store.release(&lease).await.unwrap();
     assert_injected(store.renew(&lease, Ttl::MIN).await, Operation::Renew);
 
@@ -97,7 +97,7 @@ async fn slow_call_is_delayed_before_and_after() {
 async fn lost_wait_returns_at_once() {
     let store = FaultInjector::new(MemoryStore::new());
     store.acquire(&claim()).await.unwrap();
-    store.fail_all(&Fault::CallLost);
+    store.set_fault_for_all(&Fault::CallLost);
     let start = Instant::now();
     store.wait_for_change(&ID, SECOND).await;
     assert_eq!(start.elapsed(), Duration::ZERO);
@@ -203,7 +203,7 @@ async fn script_may_change_faults() {
     let store = FaultInjector::new(MemoryStore::new());
     let scripted = store.clone();
     store.set_script(move |_, _| {
-        scripted.fail_each(Operation::Acquire, Fault::CallLost);
+        scripted.set_fault(Operation::Acquire, Fault::CallLost);
         Fault::None
     });
     store.acquire(&claim()).await.unwrap();
@@ -214,7 +214,7 @@ async fn script_may_change_faults() {
 #[should_panic(expected = "a panic was injected into Acquire")]
 async fn panicking_call_panics() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_all(&Fault::Panic);
+    store.set_fault_for_all(&Fault::Panic);
     let _ = store.acquire(&claim()).await;
 }
 

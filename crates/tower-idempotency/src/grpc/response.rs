@@ -96,7 +96,7 @@ fn write_headers(error: &Error, headers: &mut HeaderMap) {
     }
 }
 
-/// Returns the code of an error. Codes that clients retry mean that a retry is safe and can succeed.
+/// Returns the code of an error. `UNAVAILABLE`, which clients retry, is used only if a retry is safe and can succeed.
 fn code_of(error: &Error) -> GrpcCode {
     match error.kind() {
         ErrorKind::MissingKey

@@ -119,7 +119,7 @@ fn error_of<T, E>(config: &Config, outcome: &Outcome<T, E>, can_change: bool) ->
     let rules = &config.response;
     Some(match outcome {
         Outcome::Executed(_) | Outcome::Replayed(_) | Outcome::Failed(_) => return None,
-        Outcome::NotRecorded => {
+        Outcome::ValueNotRecorded => {
             let detail =
                 "the first item with this key was executed, but its value was not recorded";
             Error::new(ErrorKind::ResponseNotRetained, detail)
@@ -194,7 +194,7 @@ impl<T, E> ItemResult<T, E> {
             ItemOutcome::Returned(outcome) => {
                 matches!(
                     outcome,
-                    Outcome::Executed(_) | Outcome::Replayed(_) | Outcome::NotRecorded
+                    Outcome::Executed(_) | Outcome::Replayed(_) | Outcome::ValueNotRecorded
                 ) || (matches!(outcome, Outcome::Mismatch) && !self.result.can_change)
             }
             ItemOutcome::Rejected(error) => matches!(

@@ -244,6 +244,13 @@ impl Claim {
         })
     }
 
+    /// Returns the lease of this claim if the reply with its generation was lost.
+    ///
+    /// The store uses its own generation. Only [`Store::complete`] on an entry without a holder stores 1.
+    pub(crate) fn lease_ref_unknown(&self) -> LeaseRef {
+        self.lease_ref(1)
+    }
+
     /// Returns the lease that this claim holds once it is granted at `generation`.
     #[must_use]
     pub fn lease_ref(&self, generation: u64) -> LeaseRef {

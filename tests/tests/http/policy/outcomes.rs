@@ -48,7 +48,7 @@ impl Claims<'_> {
     pub(super) async fn orphaned(&self) -> Bench {
         let bench = self.bench();
         for operation in [Operation::Complete, Operation::Release, Operation::Renew] {
-            bench.store.fail_each(operation, Fault::CallLost);
+            bench.store.set_fault(operation, Fault::CallLost);
         }
         bench.send(self.post(JSON)).await;
         bench
@@ -115,7 +115,7 @@ impl Claims<'_> {
 
     pub(super) async fn store_failure(&self) {
         let bench = self.bench();
-        bench.store.fail_all(&Fault::CallLost);
+        bench.store.set_fault_for_all(&Fault::CallLost);
         let first = bench.send(self.post(JSON)).await;
         match self.policy.store_failure {
             "refuse" => self.assert_refused(&first, "store-unavailable"),

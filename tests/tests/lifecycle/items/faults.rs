@@ -73,7 +73,7 @@ async fn store_outage_stops_batch() {
     let layer = IdempotencyLayer::new(store.clone());
     let effects = Effects::new();
     store.set_script(|op, nth| match op {
-        Operation::Acquire if nth > 100 => Fault::Hang,
+        Operation::Acquire if nth > 100 => Fault::HangCall,
         _ => Fault::None,
     });
     let started = Instant::now();
@@ -116,7 +116,7 @@ async fn unreadable_item_leaves_others() {
 #[tokio::test(start_paused = true)]
 async fn lost_item_lease_is_not_final() {
     let store = FaultInjector::new(MemoryStore::new());
-    store.fail_each(Operation::Renew, Fault::Hang);
+    store.set_fault(Operation::Renew, Fault::HangCall);
     let [one, other] = [store.clone(), store.clone()].map(IdempotencyLayer::new);
     let effects = Effects::new();
     let items = one.items(&head_of("alice")).expect("a principal");

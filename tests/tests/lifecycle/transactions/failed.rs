@@ -65,7 +65,7 @@ async fn failed_commit_is_resolved_while_rival_holds_key() {
             });
             if generation == 2 {
                 let stuck = ledger.another();
-                stuck.store.fail_each(Operation::Renew, Fault::Hang);
+                stuck.store.set_fault(Operation::Renew, Fault::HangCall);
                 let (stuck, _) = bank(&stuck, async |_, _, _| std::future::pending().await);
                 tokio::spawn(async move { send(&stuck, order()).await });
                 sleep(Duration::from_secs(16)).await;
@@ -110,7 +110,7 @@ async fn commit_with_unreleasable_lease_is_outcome_unknown() {
                 ledger
                     .store
                     .enqueue(Operation::Acquire, vec![Fault::CallLost; 3]);
-                ledger.store.fail_each(Operation::Release, Fault::CallLost);
+                ledger.store.set_fault(Operation::Release, Fault::CallLost);
                 charge(ledger, lease, n).await;
                 (StatusCode::BAD_GATEWAY, "whatever").into_response()
             });
@@ -237,7 +237,7 @@ async fn lease_possibly_taken_by_query_is_released() {
     within(LONG, async {
         for lost in [
             (Operation::Acquire, Fault::ReplyLost),
-            (Operation::Acquire, Fault::HangAfter),
+            (Operation::Acquire, Fault::HangReply),
             (Operation::Release, Fault::CallLost),
         ] {
             let ledger = Ledger::default();
@@ -293,8 +293,8 @@ async fn unverifiable_commit_is_outcome_unknown() {
                     if n > 1 {
                         return charge(ledger, lease, n).await;
                     }
-                    ledger.store.fail_each(Operation::Acquire, Fault::CallLost);
-                    ledger.store.fail_each(Operation::Complete, Fault::CallLost);
+                    ledger.store.set_fault(Operation::Acquire, Fault::CallLost);
+                    ledger.store.set_fault(Operation::Complete, Fault::CallLost);
                     charge(ledger, lease, n).await;
                     (status, "whatever").into_response()
                 });
@@ -325,7 +325,7 @@ async fn unverifiable_commit_is_outcome_unknown() {
 #[tokio::test(start_paused = true)]
 async fn timeout_during_commit_returns_its_outcome() {
     within(LONG, async {
-        for (fate, committed) in [(Fate::HangAfter, true), (Fate::Hang, false)] {
+        for (fate, committed) in [(Fate::HangReply, true), (Fate::HangCall, false)] {
             for status in [StatusCode::REQUEST_TIMEOUT, StatusCode::CONFLICT] {
                 let ledger = Ledger::default();
                 ledger.next(fate.clone());
@@ -362,7 +362,7 @@ async fn timeout_during_commit_returns_its_outcome() {
 // S-199
 #[tokio::test(start_paused = true)]
 async fn panic_during_commit_keeps_its_outcome() {
-    for (fate, rows) in [(Fate::HangAfter, 1), (Fate::Hang, 0)] {
+    for (fate, rows) in [(Fate::HangReply, 1), (Fate::HangCall, 0)] {
         let ledger = Ledger::default();
         ledger.next(fate);
         let (app, executions) = bank(&ledger, async |ledger, lease, n| {

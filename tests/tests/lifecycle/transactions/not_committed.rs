@@ -110,7 +110,7 @@ impl Overtaken {
         let (first, second) = (Barrier::closed(), Barrier::closed());
         let paused = ledger.clone();
         // The node cannot renew its lease, like a paused process.
-        ledger.store.fail_each(Operation::Renew, Fault::Hang);
+        ledger.store.set_fault(Operation::Renew, Fault::HangCall);
         let barrier = first.clone();
         let (app, _) = bank(&paused, async move |ledger, lease: Lease, n| {
             barrier.pass().await;
@@ -224,7 +224,7 @@ async fn ended_lease_commits_nothing() {
 #[tokio::test(start_paused = true)]
 async fn renewal_during_commit_reports_no_loss() {
     let ledger = Ledger::default();
-    ledger.next(Fate::HangAfter);
+    ledger.next(Fate::HangReply);
     let (app, _) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
         let commit = charge(ledger.clone(), lease.clone(), n);
         let hung = tokio::time::timeout(Duration::from_secs(6), commit).await;

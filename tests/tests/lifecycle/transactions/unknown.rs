@@ -130,7 +130,7 @@ async fn retried_successful_commit_reports_no_loss() {
 #[tokio::test(start_paused = true)]
 async fn cut_off_commit_leaves_renewals_effective() {
     let ledger = Ledger::default();
-    ledger.next(Fate::HangAfter);
+    ledger.next(Fate::HangReply);
     let (app, _) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
         let commit = charge(ledger.clone(), lease.clone(), n);
         let cut = tokio::time::timeout(Duration::from_secs(1), commit).await;
@@ -208,7 +208,7 @@ async fn late_commit_fails_after_reconciliation() {
 async fn reconciliation_after_expiry_leaves_no_lease() {
     within(LONG, async {
         let ledger = Ledger::default();
-        ledger.next(Fate::HangAfter);
+        ledger.next(Fate::HangReply);
         ledger.store.set_script(|op, n| match (op, n) {
             (Operation::Acquire, 2) => {
                 Fault::HoldCall(Hold::new(|| sleep(Duration::from_millis(1_500))))
@@ -237,7 +237,7 @@ async fn response_discarded_if_committed_record_expired() {
         // The record expires before the layer queries the store, during the query, or in the background.
         for (charging, completing, fails) in [(2_000, 0, 0), (500, 1_000, 0), (500, 0, 20)] {
             let ledger = Ledger::default();
-            ledger.next(Fate::HangAfter);
+            ledger.next(Fate::HangReply);
             ledger.store.set_script(move |op, nth| match (op, nth) {
                 (Operation::Complete, nth) if nth <= fails => Fault::CallLost,
                 (Operation::Complete, _) => {

@@ -11,13 +11,13 @@ use std::{
 use bytes::Bytes;
 use tokio::{task::yield_now, time::Instant};
 use tower_idempotency::{
-    conformance::{Case, Fault, FaultInjector, Operation, Subject, Threads, run},
+    conformance::{Case, CaseRuntime, Fault, FaultInjector, Operation, Subject, run},
     store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl},
 };
 
 use super::mutant::{Flaw, Mutant};
 
-const PAUSED: Threads = Threads::One { start_paused: true };
+const PAUSED: CaseRuntime = CaseRuntime::CurrentThread { start_paused: true };
 
 /// A delay of more than 60 of the suite's default time units, longer than any duration in the cases below.
 const HELD_UP: Fault = Fault::Slow(Duration::from_secs(4));
@@ -48,7 +48,7 @@ macro_rules! held_up {
             assert_eq!(store.calls(Operation::$operation), $calls, "a trial, and another");
 
             let (store, subject) = flawless();
-            store.fail_each(Operation::$operation, HELD_UP);
+            store.set_fault(Operation::$operation, HELD_UP);
             run(PAUSED, case(stringify!($case)).check(subject));
             assert_eq!(store.calls(Operation::$operation), $all, "trials with longer units");
         }

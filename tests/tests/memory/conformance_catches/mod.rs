@@ -9,7 +9,7 @@ mod mutant;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tower_idempotency::{
-    conformance::{Case, Plan, Subject, Threads, run},
+    conformance::{Case, CaseRuntime, Plan, Subject, run},
     store::Store,
 };
 
@@ -24,7 +24,12 @@ tower_idempotency::conformance_tests! {
 /// Returns `true` if the case fails on the subject. All cases run on one thread with a paused clock, races too.
 fn fails_case<S: Store>(subject: Subject<S>, case: &str) -> bool {
     let case = Case::named(case);
-    let run = || run(Threads::One { start_paused: true }, case.check(subject));
+    let run = || {
+        run(
+            CaseRuntime::CurrentThread { start_paused: true },
+            case.check(subject),
+        )
+    };
     catch_unwind(AssertUnwindSafe(run)).is_err()
 }
 

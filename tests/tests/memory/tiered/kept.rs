@@ -88,7 +88,7 @@ async fn dropped_completion_is_not_kept() {
     tiered.acquire(&claim).await.expect("no fault");
     tiered
         .store()
-        .enqueue(Operation::Complete, [Fault::HangAfter]);
+        .enqueue(Operation::Complete, [Fault::HangReply]);
     let lease = first_completion(claim.lease_ref(1));
     let hanging = tiered.complete(&lease, record_of(&id(1), b"tea"), HOUR);
     let cut_off = tokio::time::timeout(Duration::from_secs(2), hanging).await;

@@ -85,7 +85,7 @@ impl Observation {
             Err(_reported) => {
                 telemetry::observed(Observed::NotJudged);
                 // The store may have granted the lease. Later retries would be judged as conflicts.
-                store.release(&claim.lease_ref(1), timeout).await;
+                store.release(&claim.lease_ref_unknown(), timeout).await;
             }
         }
         drop(permit);

@@ -380,6 +380,7 @@ impl Shard {
         }
         let slot = match group {
             None => {
+                // No group is large any more: frees the index by group.
                 self.records_by_group = None;
                 self.first_record().map(|(_, slot)| slot)
             }

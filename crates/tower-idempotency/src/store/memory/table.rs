@@ -59,6 +59,7 @@ impl Table {
         acquired
     }
 
+    /// Does not report evictions. The caller reports them after the lock is released, because a subscriber is foreign code.
     fn acquire_unreported(&self, claim: &Claim, now: u64) -> Result<Acquired, StoreError> {
         let shared = &self.shared;
         let hash = shared.hasher.hash_one(claim.id);
@@ -140,6 +141,7 @@ impl Table {
         completed
     }
 
+    /// Does not report evictions. The caller reports them after the lock is released, because a subscriber is foreign code.
     fn complete_unreported(
         &self,
         lease: &LeaseRef,
@@ -306,7 +308,7 @@ impl Table {
         now: u64,
     ) -> Result<Reservation<'_>, MemoryFull> {
         let budget = &self.shared.budget;
-        let mut is_fair = true;
+        let mut is_limited_to_largest = true;
         loop {
             let mut evicted = false;
             for distance in 0..self.shards.len() {
@@ -318,18 +320,19 @@ impl Table {
                     }
                     // The group may change with each eviction. Its records may be in shards that were visited before.
                     let largest = self.shared.usage.largest(budget);
-                    let group = largest.filter(|_| is_fair);
+                    let group = largest.filter(|_| is_limited_to_largest);
                     if !shard.evict(&self.shared, group, now) {
                         break;
                     }
                     evicted = true;
                 }
             }
-            if !evicted && !is_fair {
+            if !evicted && !is_limited_to_largest {
                 return budget.reserve(cost).ok_or_else(|| budget.full_error());
             }
-            // Other calls may have evicted or moved the records of the group meanwhile.
-            is_fair = evicted;
+            // If no shard had such a record, the next round evicts records of any group. Other calls may have evicted or moved the
+            // records of the group meanwhile.
+            is_limited_to_largest = evicted;
         }
     }
 

@@ -11,7 +11,7 @@ use super::{
     sync::AtomicUsize,
 };
 
-/// The number of groups. Two principals share one with a probability of 1 to 1,024.
+/// The number of groups. Two principals share one with a probability of 1 in 1,024.
 #[cfg(not(all(test, shuttle)))]
 const GROUPS: usize = 1024;
 #[cfg(all(test, shuttle))]
@@ -38,7 +38,8 @@ pub(super) struct Usage {
     groups: Box<[Counters]>,
     /// The group that held most at the last comparison.
     largest: AtomicUsize,
-    /// The share at which the groups are compared again, as the bits of an `f32`.
+    /// Share of the largest group below which the groups are compared again, as the bits of an `f32`. `INFINITY` before the
+    /// first comparison, 0 if no group was large at the last one.
     floor: AtomicUsize,
     /// Evictions since the last comparison.
     evicted: Counters,
@@ -108,11 +109,12 @@ impl Usage {
         self.evicted.add(cost);
     }
 
-    /// Returns the group with the largest share of the entries or of the bytes. Returns `None` until a group holds more than
-    /// 1/64 of the store, and again once none holds 3/4 of that.
+    /// Returns the group with the largest share of the entries or of the bytes, if it counts as large.
     ///
-    /// Compares the groups only after evictions of 1/256 of the store, or if the largest share has crossed its bound
-    /// (`floor`, or 1/64).
+    /// A group counts as large above 1/64 of the store. While a group is large, the bound is 3/256 (3/4 of 1/64).
+    ///
+    /// Reuses the last comparison until 1/256 of the store was evicted, or until the largest share crosses its bound. The
+    /// bound is `floor` while a group is large, and 1/64 otherwise.
     pub(super) fn largest(&self, budget: &Budget) -> Option<Group> {
         let shares = Shares::new(budget);
         let largest = self.largest.load(Relaxed);
@@ -123,6 +125,11 @@ impl Usage {
         if few_evictions && share >= floor && (was_large || share <= LARGE) {
             return was_large.then(|| group(largest));
         }
+        self.compare(&shares, was_large)
+    }
+
+    /// Compares the groups. Returns the one with the largest share, if it counts as large.
+    fn compare(&self, shares: &Shares, was_large: bool) -> Option<Group> {
         let large = if was_large { NO_LONGER_LARGE } else { LARGE };
         let (mut first, mut second) = ((0.0, 0), 0.0);
         for (group, counters) in self.groups.iter().enumerate() {
@@ -135,6 +142,8 @@ impl Usage {
             }
         }
         let (share, largest) = first;
+        // Compares again once the group has fallen below the second and has lost 1/8 of its share. Two equal groups then do not
+        // cause a comparison at each eviction.
         let floor = if share > large {
             f32::min(second, share * 7.0 / 8.0).max(NO_LONGER_LARGE)
         } else {

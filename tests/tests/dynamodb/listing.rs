@@ -504,6 +504,27 @@ async fn orphan_is_listed_until_expiry() {
     assert_eq!(Some(entry.since), entry.lease_expires);
 }
 
+/// The service has not deleted the expired orphans yet. There are more than a count examines.
+#[tokio::test]
+async fn live_orphan_is_counted_with_expired_ones() {
+    let (_endpoint, table, store) = listed(StandIn::Dynoxide).await;
+    let ago = |seconds| {
+        let then = move || SystemTime::now() - Duration::from_secs(seconds);
+        let options = options().with_clock(then).with_index_shards(1);
+        options.store(&client(shared(StandIn::Dynoxide).address()), table.as_str())
+    };
+    let before = ago(25 * 3600);
+    for n in 0..300 {
+        hold(&before, &claim(n)).await;
+    }
+    hold(&ago(3600), &claim(300)).await;
+    let summary = store.summary(10).await.expect("the server runs");
+    let counted = summary.count(State::Orphaned).expect("it is listed");
+    assert_eq!((counted.value, counted.is_exact), (1, false));
+    let entry = only(&store, State::Orphaned).await;
+    assert_eq!(*entry.id(), claim(300).id);
+}
+
 /// A listing reports an unreadable entry, because an operator may search for it. The entry hides no other one.
 async fn unreadable_entry_is_listed_and_deleted(stand_in: StandIn) {
     use tower_idempotency_dynamodb::aws_sdk_dynamodb::{primitives::Blob, types::AttributeValue};

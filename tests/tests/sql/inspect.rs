@@ -19,7 +19,8 @@ use tower_idempotency::{
 use tower_idempotency_sqlx::{
     PostgresStore,
     sqlx::{
-        self, AssertSqlSafe, Connection, MySqlConnection, PgConnection, postgres::PgConnectOptions,
+        self, AssertSqlSafe, Connection, MySqlConnection, PgConnection, SqliteConnection,
+        postgres::PgConnectOptions,
     },
 };
 
@@ -115,6 +116,57 @@ async fn read_every_listing(store: &impl Inspect) {
         let expected = (count.min(COUNTED), count <= COUNTED);
         assert_eq!((counted.value, counted.is_exact), expected, "{state}");
     }
+}
+
+/// Reads the only live orphan, among more expired orphans than a count examines.
+async fn read_live_orphan(store: &impl Inspect) {
+    let summary = store.summary(1_000).await.expect("the database works");
+    let counted = summary.count(State::Orphaned).expect("it is listed");
+    assert_eq!((counted.value, counted.is_exact), (1, false));
+    let mut query = Query::new(State::Orphaned);
+    let mut entries = Vec::new();
+    loop {
+        let page = store.list(&query).await.expect("the database works");
+        entries.extend(page.entries);
+        match page.next {
+            Some(next) => query = query.with_page(Some(next)),
+            None => break,
+        }
+    }
+    assert_eq!(entries.len(), 1);
+}
+
+#[tokio::test]
+async fn live_orphan_is_counted_on_postgres() {
+    let store = sql::postgres(postgres::shared(), "expired_orphans").await;
+    let mut admin = PgConnection::connect(&postgres::shared().url())
+        .await
+        .unwrap();
+    let fill = r"insert into expired_orphans
+  (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, created, owner, operation)
+select sha256(n::text::bytea), substring(sha256(n::text::bytea) from 1 for 16), sha256('fingerprint'), 1,
+  now - 3600000 - n, 600000, case n when 0 then now + 86400000 else now - 3000000 - n end, now - 4000000, '', ''
+from generate_series(0, 7000) n, (select floor(extract(epoch from clock_timestamp()) * 1000)::bigint as now) clock";
+    let filled = sqlx::raw_sql(fill).execute(&mut admin).await;
+    assert_eq!(filled.unwrap().rows_affected(), 7_001);
+    read_live_orphan(&store).await;
+}
+
+#[tokio::test]
+async fn live_orphan_is_counted_on_sqlite() {
+    let scratch = Scratch::new();
+    let store = sql::sqlite(&scratch).await;
+    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    let mut admin = SqliteConnection::connect(&url).await.unwrap();
+    let fill = "with recursive n (n, now) as (
+  select 0, cast(unixepoch('subsec') * 1000 as integer) union all select n + 1, now from n where n < 7000)
+insert into tower_idempotency
+  (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, created, owner, operation)
+select randomblob(32), randomblob(16), randomblob(32), 1,
+  now - 3600000 - n, 600000, iif(n = 0, now + 86400000, now - 3000000 - n), now - 4000000, '', '' from n";
+    let filled = sqlx::raw_sql(fill).execute(&mut admin).await;
+    assert_eq!(filled.unwrap().rows_affected(), 7_001);
+    read_live_orphan(&store).await;
 }
 
 #[tokio::test]

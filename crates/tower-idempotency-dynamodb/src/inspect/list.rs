@@ -119,8 +119,11 @@ impl Inner {
     }
 
     /// Counts the entries in a state, up to `limit`. No item is returned.
+    ///
+    /// Each partition begins with the newest items: orphans that have expired are among the oldest. The service deletes them up
+    /// to days late. Each partition may examine an equal share of the items.
     pub(super) async fn count(&self, state: State, limit: u32) -> Result<Count, InspectError> {
-        let (mut value, mut examined) = (0, 0);
+        let (mut value, mut is_exact) = (0, true);
         let (limit, moment) = (u64::from(limit), self.options.clock.read());
         let filter = match state {
             State::InProgress => "#expires > :passed AND #lease_ends > :passed",
@@ -129,19 +132,27 @@ impl Inner {
         };
         for shard in 0..self.options.shards {
             let partition = index_partition(status_of(state), shard);
-            let mut start_key = None;
+            let share = limit.saturating_mul(4) / u64::from(self.options.shards);
+            let max_examined = share.saturating_add(EXAMINED.into());
+            let (mut start_key, mut examined) = (None, 0);
             loop {
-                if value >= limit || examined > limit.saturating_mul(4) {
-                    return Ok(Count::new(value.min(limit), false));
+                if value >= limit {
+                    return Ok(Count::new(limit, false));
+                }
+                if examined > max_examined {
+                    is_exact = false;
+                    break;
                 }
                 // One item above the limit shows that the count is not complete.
-                let rest = i32::try_from(limit - value + 1).unwrap_or(i32::MAX);
+                let rest = (limit - value).min(max_examined) + 1;
+                let rest = i32::try_from(rest).unwrap_or(i32::MAX);
                 let mut request = self
                     .admin_client
                     .query()
                     .table_name(&self.table)
                     .index_name(INDEX)
                     .select(Select::Count)
+                    .scan_index_forward(false)
                     .key_condition_expression("#listed = :listed")
                     .filter_expression(filter)
                     .expression_attribute_names("#listed", "listed")
@@ -166,7 +177,7 @@ impl Inner {
                 }
             }
         }
-        Ok(Count::new(value, true))
+        Ok(Count::new(value, is_exact))
     }
 }
 

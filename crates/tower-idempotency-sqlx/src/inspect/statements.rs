@@ -117,8 +117,9 @@ impl InspectStatements {
         )
     }
 
-    /// Counts the entries of a state among the first `examined` rows of its order. Returns this count and the number of
-    /// rows.
+    /// Counts the entries of a state among the last `examined` rows of its order. Returns this count and the number of rows.
+    ///
+    /// Expired orphans, which are not purged yet, are the first rows of their order.
     pub(super) fn count(&self, state: State, examined: u64) -> String {
         let now = &self.dialect.now;
         let order = Order::of_state(state);
@@ -133,7 +134,7 @@ impl InspectStatements {
         let (table, hint) = (&self.table, (self.dialect.index_hint)(order.index()));
         format!(
             "select count(case when is_counted then 1 end), count(*)
-from (select {matches} as is_counted from {table}{hint} where {condition} order by {key} limit {examined}) examined"
+from (select {matches} as is_counted from {table}{hint} where {condition} order by {key} desc limit {examined}) examined"
         )
     }
 

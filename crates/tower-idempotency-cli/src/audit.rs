@@ -38,8 +38,11 @@ pub(crate) fn intent<'a>(
     decision: &'a str,
     id: Option<&'a str>,
     before: &'a Value,
+    (change, store): (&'a str, &'a str),
 ) -> Intent<'a> {
     Intent {
+        change,
+        store,
         actor: &args.actor,
         source: "cli",
         decision,

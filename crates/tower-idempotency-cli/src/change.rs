@@ -5,7 +5,10 @@ use std::{fs, future::pending, io};
 use serde_json::Value;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tower_idempotency::inspect::InspectError;
-use tower_idempotency_console::audit::into_outcome;
+use tower_idempotency_console::{
+    audit::{change_id, into_outcome},
+    describe::json_text,
+};
 
 use crate::{
     audit::{self, AuditedChange},
@@ -46,7 +49,8 @@ impl<'a> Change<'a> {
         }
         let mut signals = Signals::catch()
             .map_err(|error| Failure::failed(format!("cannot catch signals: {error}")))?;
-        let intent = audit::intent(args, what, id.as_deref(), before);
+        let names = (&*change_id(), &*context.store_name);
+        let intent = audit::intent(args, what, id.as_deref(), before, names);
         let file = match &args.audit {
             Some(path) => Some(AuditedChange::begin(path, &intent)?),
             None => None,
@@ -54,7 +58,7 @@ impl<'a> Change<'a> {
         let mut line = None;
         if args.audit_table {
             let intent = intent.to_line();
-            let text = intent.to_string();
+            let text = json_text(&intent);
             let appended = context.call(context.any.append_audit_line(&text));
             if let Err(failure) = signals.interrupt(appended).await {
                 let message =
@@ -63,7 +67,7 @@ impl<'a> Change<'a> {
                 // The table may have the intent nevertheless.
                 let mut line = intent;
                 into_outcome(&mut line, &outcome, Value::Null);
-                let text = line.to_string();
+                let text = json_text(&line);
                 let appended = context.call(context.any.append_audit_line(&text));
                 appended.await.ok();
                 // The file has an intent already.
@@ -115,7 +119,7 @@ impl<'a> Change<'a> {
         };
         if let Some(mut line) = self.line {
             into_outcome(&mut line, outcome, after);
-            let text = line.to_string();
+            let text = json_text(&line);
             let appended = self.context.any.append_audit_line(&text);
             self.context.call(appended).await.map_err(|failure| {
                 Failure::failed(format!(
@@ -135,15 +139,28 @@ struct Signals {
     terminate: Signal,
 }
 
+/// Catches SIGHUP. Returns `None` if the process ignores it, as under `nohup`.
+pub(crate) fn catch_hangup() -> io::Result<Option<Signal>> {
+    if is_hangup_ignored() {
+        return Ok(None);
+    }
+    signal(SignalKind::hangup()).map(Some)
+}
+
+/// Waits for SIGHUP. Never returns if it is not caught.
+pub(crate) async fn hangup(caught: &mut Option<Signal>) {
+    match caught {
+        Some(caught) => {
+            caught.recv().await;
+        }
+        None => pending().await,
+    }
+}
+
 impl Signals {
     fn catch() -> io::Result<Self> {
-        let hangup = if is_hangup_ignored() {
-            None
-        } else {
-            Some(signal(SignalKind::hangup())?)
-        };
         Ok(Self {
-            hangup,
+            hangup: catch_hangup()?,
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
         })
@@ -154,15 +171,9 @@ impl Signals {
         &mut self,
         call: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
-        let hangup = async {
-            match &mut self.hangup {
-                Some(hangup) => hangup.recv().await,
-                None => pending().await,
-            }
-        };
         let (name, exit) = tokio::select! {
             biased;
-            _ = hangup => ("SIGHUP", Exit::HungUp),
+            () = hangup(&mut self.hangup) => ("SIGHUP", Exit::HungUp),
             _ = self.interrupt.recv() => ("SIGINT", Exit::Interrupted),
             _ = self.terminate.recv() => ("SIGTERM", Exit::Terminated),
             result = call => return result,

@@ -163,4 +163,4 @@ Exit codes:
   4  the entry has changed since it was seen; nothing was changed
   5  there are entries (list --fail-if-any)
   6  the store does not list this state, or does not need this command
-  129, 130, 143  SIGHUP, SIGINT or SIGTERM ended a change; its outcome is in the audit log";
+  129, 130, 143  SIGHUP, SIGINT or SIGTERM ended a change, whose outcome is in the audit log; 130 also for watch";

@@ -6,6 +6,7 @@ use tower_idempotency::{
     inspect::{InspectError, InspectErrorKind},
     store::StoreError,
 };
+use tower_idempotency_console::{audit::changes_nothing, describe::printable};
 
 /// The result of a command for the process that started it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +20,7 @@ pub(crate) enum Exit {
     NotKept,
     /// A signal ended a change: SIGHUP.
     HungUp,
-    /// A signal ended a change: SIGINT.
+    /// A signal ended a change or `watch`: SIGINT.
     Interrupted,
     /// A signal ended a change: SIGTERM.
     Terminated,
@@ -27,6 +28,14 @@ pub(crate) enum Exit {
 }
 
 impl Exit {
+    /// Returns this result after its output. If the reader of the output has ended, the result stays.
+    pub(crate) fn after(self, printed: Result<(), Failure>) -> Result<Self, Failure> {
+        match printed {
+            Err(failure) if !failure.is_broken_pipe() => Err(failure),
+            Ok(()) | Err(_) => Ok(self),
+        }
+    }
+
     /// Returns the exit code, as `--help` documents it.
     pub(crate) const fn code(self) -> u8 {
         match self {
@@ -49,6 +58,8 @@ impl Exit {
 pub(crate) struct Failure {
     exit: Exit,
     message: String,
+    /// `true` if the store has certainly changed nothing.
+    is_unchanged: bool,
 }
 
 impl Failure {
@@ -58,7 +69,8 @@ impl Failure {
         let words: Vec<_> = message.split_whitespace().collect();
         Self {
             exit,
-            message: words.join(" "),
+            message: printable(&words.join(" ")),
+            is_unchanged: false,
         }
     }
 
@@ -68,6 +80,29 @@ impl Failure {
 
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self::new(Exit::Usage, message)
+    }
+
+    /// Returns the outcome of a change that ended with this failure, for the audit log.
+    pub(crate) fn outcome(&self) -> String {
+        let outcome = if self.is_unchanged {
+            "failed"
+        } else {
+            "unknown"
+        };
+        format!("{outcome}: {self}")
+    }
+
+    /// Adds that the decision may be applied, unless the store has certainly changed nothing.
+    pub(crate) fn of_decision(self) -> Self {
+        let end = if self.is_unchanged {
+            "nothing was changed"
+        } else {
+            "the decision may be applied: see the entry"
+        };
+        Self {
+            message: format!("{}; {end}", self.message),
+            ..self
+        }
     }
 
     pub(crate) fn exit(&self) -> Exit {
@@ -103,7 +138,10 @@ impl From<InspectError> for Failure {
             InspectErrorKind::WrongState | InspectErrorKind::InvalidPage => Exit::Usage,
             _ => Exit::Failed,
         };
-        Self::new(exit, with_causes(&error))
+        Self {
+            is_unchanged: changes_nothing(&error),
+            ..Self::new(exit, with_causes(&error))
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal as _, Write as _};
 use console::{Alignment, Term, measure_text_width, pad_str};
 use serde_json::Value;
 use tower_idempotency::inspect::{Entry, State};
+use tower_idempotency_console::describe::json_text;
 pub(crate) use tower_idempotency_console::describe::{duration, entry_json, printable, time};
 
 use crate::cli::Global;
@@ -29,9 +30,9 @@ impl Output {
         }
     }
 
-    /// Prints a line of JSON.
+    /// Prints a line of JSON, without characters that a terminal obeys.
     pub(crate) fn json(&self, value: &Value) -> io::Result<()> {
-        self.line(&value.to_string())
+        self.line(&json_text(value))
     }
 
     pub(crate) fn line(&self, line: &str) -> io::Result<()> {
@@ -110,7 +111,10 @@ pub(crate) fn remark(entry: &Entry) -> String {
     match entry.state() {
         State::Orphaned if entry.retry_allowed => "retry allowed".to_owned(),
         State::NeedsAttention => or_dash(entry.attention_code.as_deref().unwrap_or_default()),
-        State::Unreadable => format!("unreadable: {}", entry.problem.as_deref().unwrap_or("-")),
+        State::Unreadable => {
+            let problem = entry.problem.as_deref().unwrap_or_default();
+            format!("unreadable: {}", or_dash(problem))
+        }
         _ => "-".to_owned(),
     }
 }

@@ -6,17 +6,17 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 use tower_idempotency::{
-    NeedsAttention, Ttl,
+    Ttl,
     inspect::{Entry, EntryDetails, Inspect as _, Resolution, ResolveOutcome, Seen},
 };
 
 use crate::{
-    audit::{AuditLog, Intent},
+    audit::{AuditLog, Intent, change_id, changes_nothing},
     console::Shared,
-    describe::entry_json,
+    describe::{details_json, entry_json, kept_for_operator},
     error::PageError,
     params::Params,
-    response::{STATUSES, parse_header, parse_status},
+    response::{STATUSES, encode, parse_header, parse_status},
 };
 
 /// Outcome of a resolution.
@@ -79,25 +79,29 @@ impl Decision {
         })
     }
 
-    fn resolution(&self, shared: &Shared, details: &EntryDetails, reason: &str) -> Resolution {
-        const OPERATOR: NeedsAttention = NeedsAttention::new("operator");
-        match self {
+    fn resolution(
+        &self,
+        shared: &Shared,
+        details: &EntryDetails,
+        reason: &str,
+    ) -> Result<Resolution, PageError> {
+        Ok(match self {
             Self::Free => Resolution::Free,
             Self::Retry => Resolution::Retry,
             Self::BreakLease => Resolution::BreakLease,
             Self::DeleteRecord => Resolution::DeleteRecord,
             Self::Complete(output) => Resolution::Complete {
-                record: shared
-                    .encoder()
-                    .encode_response_record(details.entry.id(), &output.0),
+                record: encode(&shared.encoder(), details.entry.id(), &output.0).map_err(|error| {
+                    PageError::bad_request(format!(
+                        "The response cannot be recorded as it is: {error}. Nothing was changed."
+                    ))
+                })?,
                 retention: output.1,
             },
             Self::NeedsAttention => {
-                let record = details.record.as_deref();
-                let present = record.and_then(NeedsAttention::in_record);
-                Resolution::NeedsAttention(present.unwrap_or(OPERATOR).with_reason(reason))
+                Resolution::NeedsAttention(kept_for_operator(details, None, reason))
             }
-        }
+        })
     }
 }
 
@@ -138,7 +142,7 @@ pub(crate) async fn resolve(shared: &Arc<Shared>, request: Request) -> Result<Ac
         acted
     });
     task.await.unwrap_or_else(|error| {
-        Err(PageError::new(
+        Err(PageError::unknown(
             StatusCode::INTERNAL_SERVER_ERROR,
             format!("The outcome is unknown, see the audit log: {error}"),
         ))
@@ -168,7 +172,7 @@ async fn act(shared: &Shared, request: Request) -> Result<Acted, PageError> {
             });
         }
     };
-    let resolution = decision.resolution(shared, &details, &reason);
+    let resolution = decision.resolution(shared, &details, &reason)?;
     if !resolution.applies_to(seen.state()) {
         return Err(PageError::bad_request(format!(
             "The decision {} does not apply to an entry that is {}. Nothing was changed.",
@@ -182,12 +186,17 @@ async fn act(shared: &Shared, request: Request) -> Result<Acted, PageError> {
         ));
     }
     let id = seen.id().to_hex();
-    let before = entry_json(&details.entry);
+    // The decision may delete the record. Afterwards only the audit log has its reason.
+    let before = details_json(&details);
     let actor_and_reason = (actor.clone(), reason.clone());
-    let change = begin(log, (actor, source, resolution.name(), reason, id, before)).await?;
-    let resolved = shared
-        .call(shared.inspector.resolve(&seen, &resolution))
-        .await;
+    let store = shared.store_name.clone();
+    let change = begin(
+        log,
+        store,
+        (actor, source, resolution.name(), reason, id, before),
+    )
+    .await?;
+    let resolved = apply(shared, &seen, &resolution).await;
     shared.live.invalidate();
     let (outcome, after) = match &resolved {
         Ok(outcome) => {
@@ -201,7 +210,8 @@ async fn act(shared: &Shared, request: Request) -> Result<Acted, PageError> {
                 outcome.entry().map_or(Value::Null, entry_json),
             )
         }
-        Err(error) => (format!("unknown: {}", error.message), Value::Null),
+        Err(error) if error.is_unknown => (format!("unknown: {}", error.message), Value::Null),
+        Err(error) => (format!("failed: {}", error.message), Value::Null),
     };
     shared
         .counters
@@ -225,7 +235,7 @@ async fn act(shared: &Shared, request: Request) -> Result<Acted, PageError> {
             outcome,
             "outcome of a resolution not written to the audit log"
         );
-        return Err(PageError::new(
+        return Err(PageError::unknown(
             StatusCode::INTERNAL_SERVER_ERROR,
             format!("The outcome is \"{outcome}\", but the audit log cannot be written."),
         ));
@@ -240,8 +250,29 @@ async fn act(shared: &Shared, request: Request) -> Result<Acted, PageError> {
     })
 }
 
+/// Makes the change. An error says whether the store may have made it nevertheless.
+async fn apply(
+    shared: &Shared,
+    seen: &Seen,
+    resolution: &Resolution,
+) -> Result<ResolveOutcome, PageError> {
+    let call = shared.inspector.resolve(seen, resolution);
+    let error = match tokio::time::timeout(shared.timeout, call).await {
+        Ok(Ok(outcome)) => return Ok(outcome),
+        Ok(Err(error)) if changes_nothing(&error) => {
+            let mut error = PageError::from(error);
+            error.message = format!("{}. Nothing was changed.", error.message);
+            return Err(error);
+        }
+        Ok(Err(error)) => PageError::from(error),
+        Err(_) => PageError::timeout(shared.timeout),
+    };
+    Err(error.into_unknown())
+}
+
 async fn begin(
     log: AuditLog,
+    store: String,
     (actor, source, decision, reason, id, before): (
         Box<str>,
         &'static str,
@@ -253,6 +284,8 @@ async fn begin(
 ) -> Result<crate::audit::AuditedChange, PageError> {
     let begun = tokio::task::spawn_blocking(move || {
         log.begin(&Intent {
+            change: &change_id(),
+            store: &store,
             actor: &actor,
             source,
             decision,

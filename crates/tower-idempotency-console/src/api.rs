@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     act::{self, Decision},
     console::Shared,
-    describe::{details_json, entry_json, time},
+    describe::{details_json, entry_json, json_text, time},
     error::PageError,
     guard::Visit,
     pages::{audit_lines, entries::page, find_details, parse_id, parse_seen},
@@ -22,7 +22,7 @@ use crate::{
 
 fn ok(status: StatusCode, value: &Value) -> Response {
     let json = [(CONTENT_TYPE, "application/json")];
-    (status, json, value.to_string()).into_response()
+    (status, json, json_text(value)).into_response()
 }
 
 pub(crate) async fn summary(State(shared): State<Arc<Shared>>) -> Result<Response, PageError> {
@@ -83,7 +83,7 @@ pub(crate) async fn resolve(
             "Expected a JSON object with seen, how and reason. Nothing was changed.",
         )
     })?;
-    let params = Params::from_json(&object);
+    let params = Params::from_json(&object)?;
     let seen = parse_seen(params.get("seen").unwrap_or_default())?;
     if seen.id() != &parse_id(&id)? {
         return Err(PageError::bad_request(

@@ -6,12 +6,14 @@
 //!
 //! ```
 //! use serde_json::json;
-//! use tower_idempotency_console::audit::{AuditLog, Intent};
+//! use tower_idempotency_console::audit::{AuditLog, Intent, change_id};
 //!
 //! # fn main() -> std::io::Result<()> {
 //! # let path = std::env::temp_dir().join(format!("audit-example-{}", std::process::id()));
 //! let log = AuditLog::new(&path);
 //! let change = log.begin(&Intent {
+//!     change: &change_id(),
+//!     store: "postgres",
 //!     actor: "alice",
 //!     source: "console",
 //!     decision: "retry",
@@ -25,6 +27,7 @@
 //! let lines = log.recent(10)?;
 //! assert_eq!(lines[0]["outcome"], "applied");
 //! assert_eq!(lines[1]["line"], "intent");
+//! assert_eq!(lines[1]["change"], lines[0]["change"]);
 //! # std::fs::remove_file(&path)
 //! # }
 //! ```
@@ -35,19 +38,23 @@
 //! |---|---|
 //! | `at` | time, RFC 3339 |
 //! | `line` | `intent` or `outcome` |
+//! | `change` | ID of the change, which its two lines have in common |
+//! | `store` | name of the store, without a password |
 //! | `actor` | the operator |
 //! | `source` | `cli`, `console` or `api` |
 //! | `what` | the decision, such as `retry`, or `purge` |
 //! | `why` | the reason |
 //! | `id` | ID of the entry, or `null` for a purge |
-//! | `before` | the entry before |
+//! | `before` | the entry before, with the reason and the trace of its record |
 //! | `outcome` | `applied`, `changed`, or a text that begins with `unknown` or `failed`; in the outcome line |
 //! | `after` | the entry after, or `null`; in the outcome line |
 //!
-//! A line contains no key, no principal and no response.
+//! A line contains no key, no principal and no response. The reason of an entry is text of the service. Characters that a
+//! terminal obeys are escaped.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
+    hash::{BuildHasher as _, RandomState},
     io::{self, Read as _, Seek as _, SeekFrom, Write as _},
     path::{Path, PathBuf},
     thread,
@@ -55,8 +62,9 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use tower_idempotency::inspect::{InspectError, InspectErrorKind};
 
-use crate::describe::time;
+use crate::describe::{json_text, time};
 
 /// A file to which audit lines are appended. Its functions block the thread.
 ///
@@ -73,6 +81,10 @@ pub struct AuditLog {
     reason = "a program that audits a change must set each member"
 )]
 pub struct Intent<'a> {
+    /// ID of the change, from [`change_id`].
+    pub change: &'a str,
+    /// Name of the store, without a password.
+    pub store: &'a str,
     /// The operator.
     pub actor: &'a str,
     /// The program: `cli`, `console` or `api`.
@@ -94,6 +106,8 @@ impl Intent<'_> {
         json!({
             "at": time(SystemTime::now()),
             "line": "intent",
+            "change": self.change,
+            "store": self.store,
             "actor": self.actor,
             "source": self.source,
             "what": self.decision,
@@ -102,6 +116,26 @@ impl Intent<'_> {
             "before": self.before,
         })
     }
+}
+
+/// Returns a random ID for the lines of a change: 16 hexadecimal digits.
+#[must_use]
+pub fn change_id() -> String {
+    let at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    // The seed of each `RandomState` is random.
+    let random = RandomState::new().hash_one((at.ok(), std::process::id()));
+    format!("{random:016x}")
+}
+
+/// Returns `true` if a resolution that ended with this error has changed nothing. Its outcome is then `failed`, else `unknown`.
+#[must_use]
+pub fn changes_nothing(error: &InspectError) -> bool {
+    matches!(
+        error.kind(),
+        InspectErrorKind::WrongState
+            | InspectErrorKind::RecordTooLarge { .. }
+            | InspectErrorKind::Unsupported
+    )
 }
 
 /// Changes the line of an intent into the line that comes after the change.
@@ -159,22 +193,28 @@ impl AuditLog {
     ///
     /// The file cannot be read.
     pub fn recent(&self, limit: usize) -> io::Result<Vec<Value>> {
+        self.tail(limit).map(|(lines, _)| lines)
+    }
+
+    /// Returns lines like [`recent`](Self::recent), and `true` if these are the lines of the whole file.
+    pub(crate) fn tail(&self, limit: usize) -> io::Result<(Vec<Value>, bool)> {
         let mut file = match File::open(&self.path) {
             Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((Vec::new(), true)),
             Err(error) => return Err(error),
         };
         // A device or a pipe cannot be read back.
         let metadata = file.metadata()?;
         if !metadata.is_file() {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), false));
         }
         file.seek(SeekFrom::Start(metadata.len().saturating_sub(TAIL)))?;
         let mut tail = Vec::new();
         file.take(TAIL).read_to_end(&mut tail)?;
         let lines = tail.rsplit(|byte| *byte == b'\n');
         let lines = lines.filter_map(|line| serde_json::from_slice::<Value>(line).ok());
-        Ok(lines.filter(Value::is_object).take(limit).collect())
+        let lines = lines.filter(Value::is_object).take(limit).collect();
+        Ok((lines, metadata.len() <= TAIL))
     }
 }
 
@@ -204,7 +244,7 @@ impl AuditedChange {
         } else {
             ""
         };
-        let line = format!("{end}{}\n", self.line);
+        let line = format!("{end}{}\n", json_text(&self.line));
         self.file.write_all(line.as_bytes())?;
         // A pipe or a terminal has no disk to wait for.
         if is_file {
@@ -247,6 +287,8 @@ mod tests {
 
     fn intent<'a>(reason: &'a str, before: &'a Value) -> Intent<'a> {
         Intent {
+            change: "0123456789abcdef",
+            store: "memory",
             actor: "alice",
             source: "console",
             decision: "free",
@@ -299,6 +341,7 @@ mod tests {
         let lines = AuditLog::new(&path).recent(usize::MAX).unwrap();
         fs::remove_file(&path).unwrap();
         assert!((200..=262).contains(&lines.len()), "{}", lines.len());
+        assert_ne!(change_id(), change_id());
         let missing = AuditLog::new("/no/such/file").recent(1).unwrap();
         assert!(missing.is_empty());
     }

@@ -4,9 +4,12 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 use tower_idempotency::{
-    NeedsAttention,
-    inspect::{Entry, EntryDetails, Resolution, State},
+    ExecutionTrace, NeedsAttention,
+    inspect::{Entry, EntryDetails, RecordContents, Resolution, State},
 };
+
+/// Largest record that is inflated to describe it, in bytes.
+const MAX_RECORD: usize = 64 * 1024 * 1024;
 
 /// Returns a sentence about the next request with the key.
 #[must_use]
@@ -25,6 +28,48 @@ pub fn next_request(entry: &Entry) -> &'static str {
     }
 }
 
+/// Returns a sentence about the next request with the key, like [`next_request`]. Reads the record of a completed entry,
+/// because not each record is a response.
+#[must_use]
+pub fn next_request_of(details: &EntryDetails) -> &'static str {
+    if details.entry.state() != State::Completed {
+        return next_request(&details.entry);
+    }
+    match details.contents(MAX_RECORD) {
+        Some(RecordContents::Tombstone { .. }) => {
+            "Each retry is rejected with 409 response-not-retained: the execution ended, and its response is not recorded."
+        }
+        Some(RecordContents::Unreadable(_)) => {
+            "Each retry gets the recorded response if the service can read the record. This program cannot."
+        }
+        _ => next_request(&details.entry),
+    }
+}
+
+/// Returns the failure that the decision `needs-attention` stores in an entry.
+///
+/// The code of the entry stays, unless `code` replaces it. The reason follows the reason of the entry, after `; `. Both
+/// together are cut at 1,024 bytes. An entry without a failure gets the code `operator`.
+#[must_use]
+pub fn kept_for_operator(
+    details: &EntryDetails,
+    code: Option<&'static str>,
+    reason: &str,
+) -> NeedsAttention {
+    let record = details.record.as_deref();
+    let present = record.and_then(NeedsAttention::in_record);
+    let present = present.unwrap_or(const { NeedsAttention::new("operator") });
+    let present = match code {
+        Some(code) => present.with_code(code),
+        None => present,
+    };
+    let reason = match present.reason() {
+        "" => reason.to_owned(),
+        earlier => format!("{earlier}; {reason}"),
+    };
+    present.with_reason(reason)
+}
+
 /// Returns a sentence about the requests after this decision, by its [name](Resolution::name).
 #[must_use]
 pub fn consequence(decision: &str) -> &'static str {
@@ -35,8 +80,12 @@ pub fn consequence(decision: &str) -> &'static str {
         "retry" => {
             "The next equal request executes once more under TakeOver and Refuse, and its handler sees a takeover. Under Never it is still rejected."
         }
-        "complete" => "Each retry gets this response from now on.",
-        "needs-attention" => "Each retry is rejected with the code from now on.",
+        "complete" => {
+            "Each retry gets this response for the retention. Afterwards, the next request with the key executes as the first one."
+        }
+        "needs-attention" => {
+            "Each retry is rejected with the code. Your reason is added to the reason of the entry, which stays."
+        }
         "break-lease" => {
             "The handler is not stopped and may still have an effect, but its response is not recorded. The entry is an orphan."
         }
@@ -68,7 +117,7 @@ pub fn entry_json(entry: &Entry) -> Value {
     })
 }
 
-/// Returns the JSON object of an entry with the reason of its record. Contains no part of a response.
+/// Returns the JSON object of an entry with the reason and the trace of its record. Contains no part of a response.
 #[must_use]
 pub fn details_json(details: &EntryDetails) -> Value {
     let mut value = entry_json(&details.entry);
@@ -76,6 +125,9 @@ pub fn details_json(details: &EntryDetails) -> Value {
     let attention = record.and_then(NeedsAttention::in_record);
     value["reason"] = json!(attention.map(|attention| attention.reason().to_owned()));
     value["has_checkpoint"] = json!(details.has_checkpoint);
+    let trace = details.record.as_ref();
+    let trace = trace.and_then(|record| ExecutionTrace::in_record(details.entry.id(), record));
+    value["traceparent"] = json!(trace.map(|trace| trace.as_str().to_owned()));
     value
 }
 
@@ -110,11 +162,38 @@ pub(crate) fn decisions_in(state: State) -> Vec<&'static str> {
 /// Returns the text without control characters. A client chooses the operation, and terminals and browsers obey them.
 #[must_use]
 pub fn printable(text: &str) -> String {
-    let is_plain = |c: char| {
-        !c.is_control() && !matches!(c, '\u{200e}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
     let plain = |c| if is_plain(c) { c } else { '\u{fffd}' };
     text.chars().map(plain).collect()
+}
+
+/// Returns `false` for a character that a terminal obeys, or that changes the direction of a text.
+fn is_plain(c: char) -> bool {
+    let changes_direction = matches!(
+        c,
+        '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    );
+    !c.is_control() && !changes_direction
+}
+
+/// Returns the value as JSON without control characters. It escapes those that JSON permits: terminals obey some of them.
+#[must_use]
+pub fn json_text(value: &Value) -> String {
+    let text = value.to_string();
+    if text.chars().all(is_plain) {
+        return text;
+    }
+    // JSON has such a character only in a string. All of them are below U+10000.
+    let mut escaped = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_plain(c) {
+            escaped.push(c);
+        } else {
+            let digits = format!("{:04x}", u32::from(c));
+            escaped.push_str("\\u");
+            escaped.push_str(&digits);
+        }
+    }
+    escaped
 }
 
 /// Returns the two largest units of a duration, such as `3h 12m`.
@@ -137,11 +216,16 @@ pub fn duration(duration: Duration) -> String {
     }
 }
 
-/// Returns the time in RFC 3339, with milliseconds.
+/// Returns the time in RFC 3339, with milliseconds. A time before 1970 or after 9999 is shown as the nearest of these.
 #[must_use]
 pub fn time(time: SystemTime) -> String {
-    humantime::format_rfc3339_millis(time).to_string()
+    let since_1970 = time.duration_since(SystemTime::UNIX_EPOCH);
+    let since_1970 = since_1970.unwrap_or_default().min(END_OF_9999);
+    humantime::format_rfc3339_millis(SystemTime::UNIX_EPOCH + since_1970).to_string()
 }
+
+/// The last millisecond that RFC 3339 can write, since 1970.
+const END_OF_9999: Duration = Duration::from_millis(253_402_300_799_999);
 
 #[cfg(test)]
 mod tests {
@@ -168,7 +252,33 @@ mod tests {
             printable("a\x1b[2Jb\n\u{202e}c"),
             "a\u{fffd}[2Jb\u{fffd}\u{fffd}c"
         );
-        assert_eq!(printable("POST /café"), "POST /café");
+        assert_eq!(printable("POST /café – “x”"), "POST /café – “x”");
+    }
+
+    #[test]
+    fn json_has_no_control_characters() {
+        let value = json!({"operation": "POST /café\u{9b}2J\u{202e}\u{61c}\x1b\u{7f}"});
+        let text = json_text(&value);
+        assert_eq!(
+            text,
+            r#"{"operation":"POST /café\u009b2J\u202e\u061c\u001b\u007f"}"#
+        );
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
+    }
+
+    #[test]
+    fn extreme_times_are_clamped() {
+        let epoch = SystemTime::UNIX_EPOCH;
+        for (at, text) in [
+            (epoch - Duration::from_secs(1), "1970-01-01T00:00:00.000Z"),
+            (epoch + END_OF_9999, "9999-12-31T23:59:59.999Z"),
+            (
+                epoch + Duration::from_secs(1 << 40),
+                "9999-12-31T23:59:59.999Z",
+            ),
+        ] {
+            assert_eq!(time(at), text);
+        }
     }
 
     #[test]

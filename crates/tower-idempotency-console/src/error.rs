@@ -11,6 +11,8 @@ use tower_idempotency::inspect::{InspectError, InspectErrorKind};
 pub(crate) struct PageError {
     pub(crate) status: StatusCode,
     pub(crate) message: String,
+    /// `true` if the store may have applied the decision nevertheless.
+    pub(crate) is_unknown: bool,
 }
 
 impl PageError {
@@ -21,6 +23,25 @@ impl PageError {
         Self {
             status,
             message: words.join(" "),
+            is_unknown: false,
+        }
+    }
+
+    /// Marks the outcome as unknown.
+    pub(crate) fn unknown(status: StatusCode, message: impl Into<String>) -> Self {
+        Self {
+            is_unknown: true,
+            ..Self::new(status, message)
+        }
+    }
+
+    /// Adds that the decision may be applied.
+    pub(crate) fn into_unknown(self) -> Self {
+        let message = self.message.trim_end_matches('.');
+        Self {
+            message: format!("{message}. The decision may be applied: see the entry."),
+            is_unknown: true,
+            ..self
         }
     }
 

@@ -136,7 +136,9 @@ pub(crate) async fn guard(
 }
 
 fn render(error: &PageError, visit: &Visit, is_api: bool, is_allowed: bool) -> Response {
-    let PageError { status, message } = error;
+    let PageError {
+        status, message, ..
+    } = error;
     if is_api {
         let body = json!({ "error": message }).to_string();
         return (*status, [(CONTENT_TYPE, "application/json")], body).into_response();

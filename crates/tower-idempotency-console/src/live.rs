@@ -157,6 +157,11 @@ impl Live {
         self.closed.send_replace(true);
     }
 
+    /// Returns `true` once the console shuts down.
+    pub(crate) fn is_closed(&self) -> bool {
+        *self.closed.borrow()
+    }
+
     pub(crate) fn samples(&self) -> Vec<Sample> {
         let samples = self.samples.lock();
         let samples = samples.unwrap_or_else(PoisonError::into_inner);
@@ -167,6 +172,7 @@ impl Live {
         let value = |state| {
             let states = snapshot.states.as_ref().ok()?;
             let count = states.iter().find(|it| it.state == state)?.count?;
+            let count = Some(count).filter(|it| it.is_exact || it.value > 0)?;
             Some(count.value as f64)
         };
         let text = shared.metrics.as_ref().map(|render| render());

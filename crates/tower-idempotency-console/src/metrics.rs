@@ -46,7 +46,7 @@ const DECISIONS: [&str; 6] = [
     "delete-record",
 ];
 /// Outcomes of a decision whose intent is in the audit log.
-const OUTCOMES: [&str; 3] = ["applied", "changed", "unknown"];
+const OUTCOMES: [&str; 4] = ["applied", "changed", "unknown", "failed"];
 
 impl Counters {
     pub(crate) fn count_response(&self, status: StatusCode) {
@@ -101,11 +101,26 @@ fn render(states: Option<&[StateCount]>, counters: &Counters) -> String {
         "Entries of the store by state, counted up to a limit.",
     );
     for state in states {
-        if let Some(count) = state.count {
+        // A query that stopped before it found an entry does not prove that there is none.
+        if let Some(count) = state.count.filter(|it| it.is_exact || it.value > 0) {
             page.sample(
                 "store_entries",
                 &[("state", state.state.name())],
                 count.value,
+            );
+        }
+    }
+    page.family(
+        "store_entries_is_exact",
+        "gauge",
+        "1 if the count of a state is exact, else 0: the state may have more entries.",
+    );
+    for state in states {
+        if let Some(count) = state.count {
+            page.sample(
+                "store_entries_is_exact",
+                &[("state", state.state.name())],
+                u8::from(count.is_exact),
             );
         }
     }

@@ -18,18 +18,23 @@ impl Params {
         Self(pairs.collect())
     }
 
-    /// Creates fields from the members of a JSON object.
-    pub(crate) fn from_json(object: &Map<String, Value>) -> Self {
-        let text = |value: &Value| match value {
-            Value::String(text) => text.clone(),
-            value => value.to_string(),
-        };
-        let pairs = object.iter().take(MAX_FIELDS);
-        Self(
-            pairs
-                .map(|(name, value)| (name.clone(), text(value)))
-                .collect(),
-        )
+    /// Creates fields from the members of a JSON object: strings, or a number as the status. `null` counts as absent.
+    pub(crate) fn from_json(object: &Map<String, Value>) -> Result<Self, PageError> {
+        let mut pairs = Vec::new();
+        for (name, value) in object.iter().take(MAX_FIELDS) {
+            let text = match value {
+                Value::Null => continue,
+                Value::String(text) => text.clone(),
+                Value::Number(status) if name == "status" => status.to_string(),
+                _ => {
+                    return Err(PageError::bad_request(format!(
+                        "Expected a string as the member {name}. Nothing was changed."
+                    )));
+                }
+            };
+            pairs.push((name.clone(), text));
+        }
+        Ok(Self(pairs))
     }
 
     /// Returns the first value that is not empty.

@@ -2,7 +2,13 @@
 //!
 //! The console and the tool `idempotency` accept the same texts.
 
-use http::{HeaderName, HeaderValue, StatusCode};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
+use tower_idempotency::{
+    IdempotencyLayer,
+    inspect::{Entry, EntryDetails, RecordContents, Seen, State},
+    store::KeyId,
+};
 
 /// Parses the status of a response that retries get: 200 to 599.
 ///
@@ -40,3 +46,94 @@ pub fn parse_header(text: &str) -> Option<(HeaderName, HeaderValue)> {
 
 /// The statuses that [`parse_status`] accepts, for messages.
 pub const STATUSES: &str = "200 to 599";
+
+/// Encodes the response as the record of an entry, like [`IdempotencyLayer::encode_response_record`].
+///
+/// # Errors
+///
+/// A sentence that names the parts of the response that the record would not have: headers that the layer does not replay, or
+/// a body that the status does not permit. It also rejects a response that is too large for a record.
+pub fn encode(
+    layer: &IdempotencyLayer,
+    id: &KeyId,
+    response: &Response<Bytes>,
+) -> Result<Bytes, String> {
+    let record = layer.encode_response_record(id, response);
+    let mut details = EntryDetails::new(Entry::new(Seen::new(*id, State::Completed, 1, 1)));
+    details.record = Some(record.clone());
+    let Some(RecordContents::Response(recorded)) = details.contents(usize::MAX) else {
+        return Err(
+            "expected at most 128 header lines, and a body that fits into a record".to_owned(),
+        );
+    };
+    let dropped = dropped_headers(response.headers(), recorded.headers());
+    if !dropped.is_empty() {
+        let dropped = dropped.join(", ");
+        return Err(format!("a replay would not have these headers: {dropped}"));
+    }
+    if response.body() != recorded.body() {
+        let status = response.status().as_u16();
+        return Err(format!("a response with status {status} has no body"));
+    }
+    Ok(record)
+}
+
+/// Returns the names of the headers that have another number of lines in the record.
+fn dropped_headers(given: &HeaderMap, recorded: &HeaderMap) -> Vec<String> {
+    let lines = |headers: &HeaderMap, name| headers.get_all(name).iter().count();
+    let names = given.keys();
+    let dropped = names.filter(|name| lines(given, *name) != lines(recorded, *name));
+    dropped.map(|name| name.to_string()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use tower_idempotency::MemoryStore;
+
+    use super::*;
+
+    fn encoded(
+        status: u16,
+        headers: &[(&'static str, &str)],
+        body: &'static str,
+    ) -> Result<Bytes, String> {
+        let mut response = Response::builder().status(status);
+        for (name, value) in headers {
+            response = response.header(*name, *value);
+        }
+        let response = response.body(Bytes::from(body)).unwrap();
+        let layer = IdempotencyLayer::new(MemoryStore::new());
+        encode(&layer, &KeyId::from_bytes([1; 32]), &response)
+    }
+
+    #[test]
+    fn dropped_parts_are_rejected() {
+        assert!(encoded(201, &[("location", "/orders/1"), ("x-total", "3")], "paid").is_ok());
+        assert!(encoded(204, &[], "").is_ok());
+        for (status, headers, body, expected) in [
+            (
+                201,
+                &[("set-cookie", "a=b"), ("x-request-id", "1")][..],
+                "",
+                "set-cookie, x-request-id",
+            ),
+            (
+                201,
+                &[("access-control-allow-origin", "*")],
+                "",
+                "access-control-allow-origin",
+            ),
+            (204, &[], "paid", "status 204 has no body"),
+            (304, &[], "paid", "status 304 has no body"),
+            (
+                201,
+                &[("x-total", "3"); 129],
+                "",
+                "at most 128 header lines",
+            ),
+        ] {
+            let error = encoded(status, headers, body).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

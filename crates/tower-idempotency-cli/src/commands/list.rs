@@ -82,29 +82,40 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
             next => break next,
         }
     };
+    let exit = if args.fail_if_any && !entries.is_empty() {
+        Exit::NotEmpty
+    } else {
+        Exit::Done
+    };
+    exit.after(print(context, args.state, &entries, next.as_ref()))
+}
+
+fn print(
+    context: &Context,
+    state: State,
+    entries: &[Entry],
+    next: Option<&PageToken>,
+) -> Result<(), Failure> {
     let output = &context.output;
     if output.is_json {
-        for entry in &entries {
+        for entry in entries {
             output.json(&entry_json(entry))?;
         }
-        if let Some(next) = &next {
+        if let Some(next) = next {
             output.json(&serde_json::json!({"next": next.to_string()}))?;
         }
     } else if entries.is_empty() {
-        output.line(&format!("no entry is {}", args.state))?;
+        output.line(&format!("no entry is {state}"))?;
     } else {
-        print(context, &entries)?;
-        if let Some(next) = &next {
+        print_table(context, entries)?;
+        if let Some(next) = next {
             output.line(&format!("\nmore entries follow: --after {next}"))?;
         }
     }
-    if args.fail_if_any && !entries.is_empty() {
-        return Ok(Exit::NotEmpty);
-    }
-    Ok(Exit::Done)
+    Ok(())
 }
 
-fn print(context: &Context, entries: &[Entry]) -> Result<(), Failure> {
+fn print_table(context: &Context, entries: &[Entry]) -> Result<(), Failure> {
     let rows: Vec<_> = entries
         .iter()
         .map(|entry| {

@@ -13,10 +13,12 @@ use http::{HeaderName, HeaderValue, Response, StatusCode};
 use serde_json::{Value, json};
 use tower_idempotency::{
     IdempotencyLayer, MemoryStore, NeedsAttention, Ttl,
-    inspect::{Entry, IdPrefix, Inspect as _, Resolution, ResolveOutcome, Seen},
-    store::KeyId,
+    inspect::{Entry, EntryDetails, IdPrefix, Inspect as _, Resolution, ResolveOutcome, Seen},
 };
-use tower_idempotency_console::{describe::consequence, response};
+use tower_idempotency_console::{
+    describe::{consequence, details_json, kept_for_operator},
+    response,
+};
 
 use crate::{
     change::Change,
@@ -63,9 +65,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = humantime::parse_duration)]
     retention: Duration,
 
-    /// A word for clients, of a to z, 0 to 9 and -, for needs-attention
-    #[arg(long, default_value = "operator", value_parser = code)]
-    code: &'static str,
+    /// A word for clients, of a to z, 0 to 9 and -, for needs-attention. Default: the code of the entry, or operator
+    #[arg(long, value_parser = code)]
+    code: Option<&'static str>,
 }
 
 /// The decisions about an entry.
@@ -77,7 +79,7 @@ enum Decision {
     Retry,
     /// The response is known: record it
     Complete,
-    /// Nothing may execute until an operator has examined the entry. The reason is stored in the entry
+    /// Nothing may execute until an operator has examined the entry. The reason is added to the one in the entry
     NeedsAttention,
     /// The handler never ends: end its lease
     BreakLease,
@@ -108,7 +110,7 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     if &seen != entry.seen() {
         return changed(context, Some(entry));
     }
-    let resolution = resolution(args, entry.id())?;
+    let resolution = resolution(args, &details)?;
     let (name, state) = (resolution.name(), entry.state());
     if !resolution.applies_to(state) {
         let message = format!("{name} does not apply to an entry that is {state}");
@@ -126,18 +128,17 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
             consequence(args.decision.name())
         )));
     }
-    confirm(args, entry)?;
+    confirm(args, &details)?;
     let id = entry.id().to_hex();
-    let before = entry_json(entry);
+    // The decision may delete the record. Afterwards only the audit log has its reason.
+    let before = details_json(&details);
     let mut change = Change::begin(context, &args.change, name, Some(id.clone()), &before).await?;
     let resolved = change.call(context.store.resolve(&seen, &resolution)).await;
     let outcome = match resolved {
         Ok(outcome) => outcome,
         Err(failure) => {
-            change
-                .finish(&format!("unknown: {failure}"), Value::Null)
-                .await?;
-            return Err(failure);
+            change.finish(&failure.outcome(), Value::Null).await?;
+            return Err(failure.of_decision());
         }
     };
     let after = outcome.entry().map_or(Value::Null, entry_json);
@@ -172,6 +173,10 @@ fn report(
 }
 
 fn changed(context: &Context, present: Option<&Entry>) -> Result<Exit, Failure> {
+    Exit::Changed.after(print_changed(context, present))
+}
+
+fn print_changed(context: &Context, present: Option<&Entry>) -> Result<(), Failure> {
     let output = &context.output;
     if output.is_json {
         let entry = present.map_or(Value::Null, entry_json);
@@ -182,26 +187,37 @@ fn changed(context: &Context, present: Option<&Entry>) -> Result<Exit, Failure> 
             "nothing was changed: the entry is no longer as it was seen, it is {state} now"
         ))?;
     }
-    Ok(Exit::Changed)
+    Ok(())
 }
 
 /// Asks for a confirmation, unless `--yes` gives it.
-fn confirm(args: &Args, entry: &Entry) -> Result<(), Failure> {
+fn confirm(args: &Args, details: &EntryDetails) -> Result<(), Failure> {
     if args.change.yes || !io::stdin().is_terminal() {
         return cli::confirm(args.change.yes);
     }
+    let entry = &details.entry;
     eprintln!(
-        "{} has been {} for {}: {}",
+        "{} has been {} for {}, generation {}: {}",
         entry.id(),
         entry.state(),
         duration(entry.age),
+        entry.generation(),
         or_dash(&entry.operation)
     );
+    let record = details.record.as_deref();
+    if let Some(attention) = record.and_then(NeedsAttention::in_record) {
+        let (code, reason) = (attention.code(), or_dash(attention.reason()));
+        eprintln!("Its code is {code}, and its reason: {reason}");
+    }
     eprintln!("{}", consequence(args.decision.name()));
+    if args.decision == Decision::Complete {
+        let retention = humantime::format_duration(args.retention);
+        eprintln!("The retention is {retention}.");
+    }
     cli::confirm(false)
 }
 
-fn resolution(args: &Args, id: &KeyId) -> Result<Resolution, Failure> {
+fn resolution(args: &Args, details: &EntryDetails) -> Result<Resolution, Failure> {
     if args.decision != Decision::Complete
         && (args.status.is_some() || !args.header.is_empty() || args.body_file.is_some())
     {
@@ -215,8 +231,7 @@ fn resolution(args: &Args, id: &KeyId) -> Result<Resolution, Failure> {
         Decision::BreakLease => Resolution::BreakLease,
         Decision::DeleteRecord => Resolution::DeleteRecord,
         Decision::NeedsAttention => {
-            let attention = NeedsAttention::new(args.code);
-            Resolution::NeedsAttention(attention.with_reason(args.change.reason.as_str()))
+            Resolution::NeedsAttention(kept_for_operator(details, args.code, &args.change.reason))
         }
         Decision::Complete => {
             let Some(status) = args.status else {
@@ -234,8 +249,9 @@ fn resolution(args: &Args, id: &KeyId) -> Result<Resolution, Failure> {
             let retention =
                 Ttl::try_from(args.retention).map_err(|error| Failure::usage(error.to_string()))?;
             let layer = IdempotencyLayer::new(MemoryStore::new());
+            let record = response::encode(&layer, details.entry.id(), &response);
             Resolution::Complete {
-                record: layer.encode_response_record(id, &response),
+                record: record.map_err(Failure::usage)?,
                 retention,
             }
         }

@@ -1,6 +1,10 @@
 //! `idempotency show`.
 
-use std::{fs, io::Write as _, path::PathBuf};
+use std::{
+    fs,
+    io::{self, IsTerminal as _, Write as _},
+    path::PathBuf,
+};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use serde_json::{Value, json};
@@ -42,7 +46,14 @@ fn write_record(details: &EntryDetails, path: &PathBuf) -> Result<(), Failure> {
         return Err(Failure::new(Exit::NotFound, "the entry has no record"));
     };
     if path.as_os_str() == "-" {
-        std::io::stdout().lock().write_all(record)?;
+        let mut out = io::stdout().lock();
+        // A client has chosen a part of the bytes, and a terminal obeys them.
+        if out.is_terminal() {
+            return Err(Failure::usage(
+                "expected a file or a pipe for the bytes of the record, found a terminal",
+            ));
+        }
+        out.write_all(record)?;
     } else {
         fs::write(path, record)?;
     }
@@ -98,7 +109,7 @@ pub(crate) fn print(context: &Context, details: &EntryDetails) -> Result<(), Fai
     pairs.push(("seen", entry.seen().to_string()));
     output.pairs(&pairs)?;
     output.line("")?;
-    output.line(describe::next_request(entry))?;
+    output.line(describe::next_request_of(details))?;
     output.line(&format!(
         "decisions: {}",
         describe::decisions(entry).join(", ")
@@ -110,7 +121,6 @@ pub(crate) fn print(context: &Context, details: &EntryDetails) -> Result<(), Fai
 pub(crate) fn details_json(details: &EntryDetails, with_record: bool) -> Value {
     let mut value = describe::details_json(details);
     let record = details.record.as_deref();
-    value["traceparent"] = json!(trace(details).map(|trace| trace.as_str().to_owned()));
     if with_record {
         value["record"] = json!(record.map(|record| BASE64.encode(record)));
     }

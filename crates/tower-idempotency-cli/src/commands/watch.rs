@@ -3,7 +3,10 @@
 use std::time::{Duration, SystemTime};
 
 use serde_json::json;
-use tokio::time::sleep;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::sleep,
+};
 use tower_idempotency::inspect::{Inspect as _, State};
 
 use super::stats::{states, summary_json, text};
@@ -37,6 +40,18 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
         let message = format!("this store does not list entries that are {state}");
         return Err(Failure::new(Exit::NotKept, message));
     }
+    let mut interrupt = signal(SignalKind::interrupt())
+        .map_err(|error| Failure::failed(format!("cannot catch signals: {error}")))?;
+    // One signal future for all counts: none of them misses a Ctrl-C.
+    tokio::select! {
+        biased;
+        _ = interrupt.recv() => Ok(Exit::Interrupted),
+        ended = count(context, args) => ended,
+    }
+}
+
+/// Prints counts until no entry is in the awaited state.
+async fn count(context: &Context, args: &Args) -> Result<Exit, Failure> {
     loop {
         let summary = context.call(context.store.summary(args.limit)).await?;
         let now = time(SystemTime::now());
@@ -57,10 +72,7 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
         if awaited.is_some_and(|count| count.is_exact && count.value == 0) {
             return Ok(Exit::Done);
         }
-        tokio::select! {
-            () = sleep(args.interval.max(MIN_INTERVAL)) => {}
-            _ = tokio::signal::ctrl_c() => return Ok(Exit::Done),
-        }
+        sleep(args.interval.max(MIN_INTERVAL)).await;
     }
 }
 

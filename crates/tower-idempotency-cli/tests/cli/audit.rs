@@ -6,7 +6,12 @@ use serde_json::Value;
 use tests::{
     proxy::{Fault, Proxy, Then},
     scratch::Scratch,
-    servers::{mariadb::MariaDbServer, postgres::PostgresServer, redis::RedisServer},
+    servers::{
+        dynamodb::{StandIn, shared},
+        mariadb::MariaDbServer,
+        postgres::PostgresServer,
+        redis::RedisServer,
+    },
 };
 use tower_idempotency::{
     NeedsAttention, Preset,
@@ -339,4 +344,126 @@ async fn changes_are_events() {
         of_audit.iter().all(|line| line.contains("actor=\"alice\"")),
         "{events}"
     );
+}
+
+/// The reason of the handler is the only statement about its effect.
+#[tokio::test(flavor = "multi_thread")]
+async fn reason_and_code_of_handler_stay() {
+    let scratch = Scratch::new();
+    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    let store = crate::open(&url).await.expect("a file");
+    Keys::create(&store).await;
+    let run = |args: &[&str]| run_in(&scratch.file(""), &url, args);
+    let resolve = |how: &[&str], reason: &str| {
+        let change = ["--reason", reason, "--audit", "log", "--yes"];
+        let ran = run(&[&["resolve", "cccccccc"], how, &change[..]].concat());
+        assert_eq!(ran.code, 0, "{ran:?}");
+        run(&["show", "cccccccc", "--json"]).out
+    };
+    let kept = resolve(&["needs-attention"], "for bob");
+    assert!(
+        kept.contains(r#""attention_code":"refund-failed""#),
+        "{kept}"
+    );
+    assert!(
+        kept.contains(r#""reason":"refund re_7; for bob""#),
+        "{kept}"
+    );
+    let kept = resolve(&["needs-attention", "--code", "examine"], "monday");
+    assert!(kept.contains(r#""attention_code":"examine""#), "{kept}");
+    assert!(
+        kept.contains(r#""reason":"refund re_7; for bob; monday""#),
+        "{kept}"
+    );
+    resolve(&["retry"], "refunded");
+    let log = fs::read_to_string(scratch.file("log")).expect("the log");
+    let reasons: Vec<_> = log
+        .lines()
+        .step_by(2)
+        .map(|line| serde_json::from_str::<Value>(line).expect("JSON")["before"]["reason"].clone())
+        .collect();
+    let expected = [
+        "refund re_7",
+        "refund re_7; for bob",
+        "refund re_7; for bob; monday",
+    ];
+    assert_eq!(reasons, expected);
+}
+
+/// The store rejects the record, so nothing is changed and the outcome is known.
+#[tokio::test(flavor = "multi_thread")]
+async fn record_too_large_is_failed_outcome() {
+    let server = shared(StandIn::Dynoxide);
+    let (table, address) = (server.new_table(), server.address());
+    let url = format!("dynamodb://{table}?endpoint=http://{address}&skew=100ms");
+    let store = crate::open(&url).await.expect("the server runs");
+    let keys = Keys::create(&store).await;
+    let scratch = Scratch::new();
+    // The digits cannot be compressed below the limit of an item.
+    let mut state = 1_u64;
+    let body: String = (0..1_000_000)
+        .map(|_| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            char::from(b'!' + u8::try_from((state >> 33) % 94).expect("less than 94"))
+        })
+        .collect();
+    fs::write(scratch.file("body"), body).expect("a file");
+    let args =
+        "resolve bbbbbbbb complete --status 201 --body-file body --reason x --audit log --yes";
+    let args: Vec<_> = args.split(' ').collect();
+    let ran = run_in(scratch.path(), &url, &args);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains("nothing was changed"), "{ran:?}");
+    let log = fs::read_to_string(scratch.file("log")).expect("the log");
+    assert!(log.contains("\"outcome\":\"failed: "), "{log}");
+    let found = store.get(&keys.orphaned.id).await.expect("the server runs");
+    assert_eq!(found.map(|it| it.entry.state()), Some(State::Orphaned));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn response_is_recorded_whole_or_rejected() {
+    let scratch = Scratch::new();
+    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    let store = crate::open(&url).await.expect("a file");
+    Keys::create(&store).await;
+    fs::write(scratch.file("body"), "paid").expect("a file");
+    for (response, expected) in [
+        (
+            ["--status", "201", "--header", "set-cookie: a=b"],
+            "these headers: set-cookie",
+        ),
+        (
+            ["--status", "204", "--body-file", "body"],
+            "status 204 has no body",
+        ),
+    ] {
+        let args = [
+            "resolve", "bbbbbbbb", "complete", "--reason", "x", "--audit", "log", "--yes",
+        ];
+        let ran = run_in(&scratch.file(""), &url, &[&args[..], &response].concat());
+        assert_eq!(ran.code, 2, "{ran:?}");
+        assert!(ran.err.contains(expected), "{ran:?}");
+    }
+    assert!(!scratch.file("log").exists(), "nothing was intended");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lines_of_purge_name_store() {
+    let scratch = Scratch::new();
+    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    crate::open(&url).await.expect("a file");
+    let args = ["purge", "--reason", "x", "--audit", "log", "--yes"];
+    let ran = run_in(&scratch.file(""), &url, &args);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let log = fs::read_to_string(scratch.file("log")).expect("the log");
+    let lines: Vec<Value> = log
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    assert_eq!(lines.len(), 2, "{log}");
+    assert!(lines.iter().all(|it| it["store"] == url.as_str()), "{log}");
+    assert_eq!(lines[0]["change"], lines[1]["change"]);
+    assert_eq!(lines[0]["change"].as_str().map(str::len), Some(16), "{log}");
 }

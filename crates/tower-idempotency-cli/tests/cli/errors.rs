@@ -1,6 +1,10 @@
 //! Each failure is one sentence, without a password.
 
-use std::process::{Command, Stdio};
+use std::{
+    io,
+    path::Path,
+    process::{Command, Stdio},
+};
 
 use tests::{
     scratch::Scratch,
@@ -13,9 +17,14 @@ use tests::{
     },
 };
 
+use tower_idempotency::{
+    IdempotencyLayer, MemoryStore,
+    inspect::Inspect as _,
+    store::{Store as _, Ttl},
+};
 use tower_idempotency_any::AnyStore;
 
-use crate::run;
+use crate::{run, scenario::Keys};
 
 /// Asserts that the command fails with this code and one sentence.
 fn assert_fails(store: &str, args: &[&str], code: i32, expected: &str) {
@@ -48,7 +57,7 @@ fn wrong_urls_are_one_sentence() {
         ("", "expected a store"),
         (
             "memory",
-            "expected a store that several processes reach, found memory",
+            "expected a store that other processes can reach, found memory",
         ),
     ] {
         assert_fails(url, &["stats"], 2, expected);
@@ -198,4 +207,69 @@ fn completions_of_zsh_and_fish_are_scripts() {
         let parsed = Command::new(shell).arg("-n").arg(&file).status();
         assert!(parsed.expect("the shell is installed").success(), "{shell}");
     }
+}
+
+/// Runs the tool with an output whose reader has ended. Returns its exit code and its errors.
+fn run_unread(directory: &Path, store: &str, args: &[&str]) -> (Option<i32>, String) {
+    let (reader, writer) = io::pipe().expect("a pipe");
+    drop(reader);
+    let mut tool = crate::command(directory, store);
+    let tool = tool.args(args).stdin(Stdio::null()).stdout(writer);
+    let ran = tool.output().expect("the tool runs");
+    let errors = String::from_utf8_lossy(&ran.stderr).into_owned();
+    (ran.status.code(), errors)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn closed_output_keeps_exit_code() {
+    let scratch = Scratch::new();
+    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    let store = AnyStore::open(&url).await.expect("a file");
+    let keys = Keys::create(&store).await;
+    let found = store.get(&keys.orphaned.id).await.expect("a file");
+    let seen = found.expect("an entry").entry.seen().to_string();
+    let change = ["--reason", "x", "--audit", "log", "--yes"];
+    let resolve = [
+        &["resolve", "bbbbbbbb", "retry", "--seen", &seen],
+        &change[..],
+    ]
+    .concat();
+    for (args, code) in [
+        (&["list", "orphaned", "--fail-if-any"][..], 5),
+        (&["list", "orphaned", "--fail-if-any", "--json"], 5),
+        (&["list", "orphaned"], 0),
+        (&resolve, 0),
+        (&resolve, 4),
+    ] {
+        let (ended, errors) = run_unread(scratch.path(), &url, args);
+        assert_eq!((ended, &*errors), (Some(code), ""), "{args:?}");
+    }
+}
+
+/// A retry of an execution whose response was not recorded gets no response.
+#[tokio::test(flavor = "multi_thread")]
+async fn tombstone_is_shown_as_rejection() {
+    let scratch = Scratch::new();
+    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    let store = AnyStore::open(&url).await.expect("a file");
+    let mut claim = tests::sql::claim();
+    claim.lease = Ttl::from_secs(600);
+    store.acquire(&claim).await.expect("a file");
+    let mut response = http::Response::new(bytes::Bytes::new());
+    for _ in 0..129 {
+        let lines = response.headers_mut();
+        lines.append("x-total", http::HeaderValue::from_static("3"));
+    }
+    let layer = IdempotencyLayer::new(MemoryStore::new());
+    let record = layer.encode_response_record(&claim.id, &response);
+    let lease = claim.lease_ref(1);
+    let stored = store.complete(&lease, record, Ttl::from_secs(600));
+    stored.await.expect("a file");
+    let shown = run(&url, &["show", &claim.id.to_hex()]);
+    assert_eq!(shown.code, 0, "{shown:?}");
+    assert!(shown.out.contains("409 response-not-retained"), "{shown:?}");
+    assert!(
+        !shown.out.contains("gets the recorded response"),
+        "{shown:?}"
+    );
 }

@@ -131,3 +131,40 @@ async fn failed_purge_has_unknown_outcome() {
     let log = fs::read_to_string(scratch.file("log")).expect("the log");
     check_log(&log, &ran.err, "");
 }
+
+/// `watch` did not reach its end, so a script must not continue.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn interrupted_watch_has_own_exit_code() {
+    let server = PostgresServer::start(&[]);
+    crate::open(&server.url()).await.expect("the server runs");
+    let proxy = Proxy::start(server.address());
+    let at = server.address().to_string();
+    let url = server.url().replace(&at, &proxy.address().to_string());
+    let scratch = Scratch::new();
+    // Between two counts, and during a call of the store.
+    for fault in [None, Some(Fault::request("select count(case"))] {
+        let is_call = fault.is_some();
+        let hits = proxy.hits();
+        if let Some(fault) = fault {
+            proxy.once(fault, Then::Hang);
+        }
+        let mut tool = command(scratch.path(), &url);
+        let tool = tool
+            .args(["watch", "--interval", "1h"])
+            .stdin(Stdio::null());
+        let mut tool = tool
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the tool starts");
+        if is_call {
+            while proxy.hits() == hits {
+                thread::sleep(Duration::from_millis(1));
+            }
+        } else {
+            let mut first = [0];
+            let out = tool.stdout.as_mut().expect("a pipe");
+            out.read_exact(&mut first).expect("a line");
+        }
+        assert_eq!(end(&mut tool, "-INT"), 130, "{is_call}");
+    }
+}

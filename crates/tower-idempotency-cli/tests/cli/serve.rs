@@ -334,6 +334,12 @@ async fn signal_ends_console_with_open_stream() {
 /// The browser leaves while the store holds its change, and the process is asked to end.
 #[tokio::test(flavor = "multi_thread")]
 async fn change_ends_before_console() {
+    for signal in ["-TERM", "-HUP"] {
+        end_console_with_change(signal).await;
+    }
+}
+
+async fn end_console_with_change(signal: &str) {
     let server = PostgresServer::start(&[]);
     let proxy = Proxy::start(server.address());
     let store = AnyStore::open(&server.url()).await.expect("it runs");
@@ -361,7 +367,7 @@ async fn change_ends_before_console() {
     }
     drop(stream);
     let pid = served.child.id().to_string();
-    let killed = Command::new("kill").args(["-TERM", &pid]).status();
+    let killed = Command::new("kill").args([signal, &pid]).status();
     assert!(killed.expect("kill").success());
     assert!(served.child.wait().expect("a child").success());
     let log = std::fs::read_to_string(scratch.file("log")).expect("the log");

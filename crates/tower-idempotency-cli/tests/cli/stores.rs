@@ -134,7 +134,10 @@ async fn open_other_table(url: &str, setting: Option<&str>) {
         if setting != Some(wrong) {
             let refused = run(url, &["stats", wrong, other]);
             assert_eq!(refused.code, 2, "{refused:?}");
-            assert!(refused.err.contains("has no such setting"), "{refused:?}");
+            assert!(
+                refused.err.contains("whose store has the setting"),
+                "{refused:?}"
+            );
         }
     }
 }

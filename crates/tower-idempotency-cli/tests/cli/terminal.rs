@@ -179,3 +179,63 @@ async fn progress_needs_terminal() {
     assert_eq!(shown.lines().count(), 4, "{shown:?}");
     assert!(!shown.contains("exported"), "{shown:?}");
 }
+
+/// A client has chosen the bytes of an operation and of a response.
+#[tokio::test(flavor = "multi_thread")]
+async fn terminal_gets_no_bytes_of_client() {
+    let (scratch, url, _) = store().await;
+    let store = crate::open(&url).await.expect("a file");
+    let mut claim = tests::sql::claim();
+    claim.operation = "POST /x\u{9b}2J\u{202e}\u{61c}".into();
+    claim.lease = tower_idempotency::Ttl::from_secs(600);
+    tower_idempotency::Store::acquire(&store, &claim)
+        .await
+        .expect("a file");
+    let id = claim.id.to_hex();
+    let broken = [
+        "resolve",
+        &id,
+        "break-lease",
+        "--force",
+        "--reason",
+        "x\u{9b}",
+    ];
+    let log = scratch.file("log").display().to_string();
+    let listed = run(&url, &["list", "in-progress", "--json"]).out;
+    let exported = run(&url, &["export"]).out;
+    let broke = run(&url, &[&broken[..], &["--audit", &log, "--yes"]].concat());
+    assert_eq!(broke.code, 0, "{broke:?}");
+    let log = std::fs::read_to_string(&log).expect("the log");
+    for text in [&listed, &exported, &log] {
+        assert!(text.contains(r"POST /x\u009b2J\u202e\u061c"), "{text}");
+        assert!(!text.contains(['\u{9b}', '\u{202e}', '\u{61c}']), "{text}");
+    }
+    let store = ("IDEMPOTENCY_STORE", url.as_str());
+    let show = "idempotency show dddddddd --record -";
+    let (code, shown) = on_terminal(100, "", &[store], show);
+    assert_eq!(code, 2, "{shown:?}");
+    assert!(shown.contains("found a terminal"), "{shown:?}");
+    let (code, shown) = on_terminal(100, "", &[store], &format!("{show} | wc -c"));
+    assert_eq!((code, shown.trim()), (0, "6"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn question_shows_state_that_is_decided() {
+    let (scratch, url, _) = store().await;
+    let store = ("IDEMPOTENCY_STORE", url.as_str());
+    let log = scratch.file("log");
+    let line = format!(
+        "idempotency resolve cccccccc needs-attention --reason x --audit {}",
+        log.display()
+    );
+    let (code, shown) = on_terminal(200, "no\n", &[store], &line);
+    assert_eq!(code, 2, "{shown}");
+    for part in [
+        "has been needs-attention for ",
+        "generation 1",
+        "Its code is refund-failed, and its reason: refund re_7",
+        "Your reason is added",
+    ] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+}

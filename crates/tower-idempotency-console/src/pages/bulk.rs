@@ -38,6 +38,8 @@ struct Outcome {
     choice: Choice,
     results: Vec<Ticked>,
     applied: usize,
+    /// Number of decisions that may be applied.
+    unknown: usize,
     back: String,
 }
 
@@ -131,28 +133,20 @@ pub(crate) async fn resolve(
     let decision = Decision::parse(&params)?;
     check_confirmation(&decision, &params)?;
     let reason = act::reason(&params)?;
-    let (mut results, mut applied) = (Vec::new(), 0);
-    for seen in ticked {
-        let request = act::Request {
-            actor: visit.actor.clone(),
-            source: "console",
-            seen,
-            decision: decision.clone(),
-            reason: reason.clone(),
-        };
-        let result = match act::resolve(&shared, request).await {
-            Ok(acted) if acted.is_applied => {
-                applied += 1;
-                "done".to_owned()
-            }
-            Ok(acted) => {
-                let now = acted.after.map_or("absent", |entry| label(entry.state()));
-                format!("not changed: it is {now} now")
-            }
-            Err(error) => error.message,
-        };
-        results.push(Ticked::new(&seen, result));
-    }
+    let actor = visit.actor.clone();
+    // A disconnect of the browser does not interrupt the task.
+    let running = shared.changes.begin();
+    let task = tokio::spawn(async move {
+        let results = resolve_all(&shared, ticked, &actor, &decision, &reason).await;
+        drop(running);
+        results
+    });
+    let (results, applied, unknown) = task.await.map_err(|error| {
+        PageError::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            format!("The outcome is unknown, see the audit log: {error}"),
+        )
+    })?;
     let status = if applied == results.len() {
         StatusCode::OK
     } else {
@@ -162,8 +156,52 @@ pub(crate) async fn resolve(
         choice,
         results,
         applied,
+        unknown,
         back: params.back(),
         visit,
     };
     Ok(html(status, &page))
+}
+
+/// Resolves the entries one after the other. Returns the result of each, the number of decisions that are applied, and the
+/// number of those that may be. Changes nothing more once the console shuts down.
+async fn resolve_all(
+    shared: &Arc<Shared>,
+    ticked: Vec<Seen>,
+    actor: &str,
+    decision: &Decision,
+    reason: &str,
+) -> (Vec<Ticked>, usize, usize) {
+    let (mut results, mut applied, mut unknown) = (Vec::new(), 0, 0);
+    for seen in ticked {
+        if shared.live.is_closed() {
+            let result = "not changed: the console shuts down".to_owned();
+            results.push(Ticked::new(&seen, result));
+            continue;
+        }
+        let request = act::Request {
+            actor: actor.into(),
+            source: "console",
+            seen,
+            decision: decision.clone(),
+            reason: reason.to_owned(),
+        };
+        let result = match act::resolve(shared, request).await {
+            Ok(acted) if acted.is_applied => {
+                applied += 1;
+                "done".to_owned()
+            }
+            Ok(acted) => {
+                let now = acted.after.map_or("absent", |entry| label(entry.state()));
+                format!("not changed: it is {now} now")
+            }
+            Err(error) if error.is_unknown => {
+                unknown += 1;
+                error.message
+            }
+            Err(error) => format!("not changed: {}", error.message),
+        };
+        results.push(Ticked::new(&seen, result));
+    }
+    (results, applied, unknown)
 }

@@ -11,11 +11,11 @@ use http::{HeaderMap, StatusCode};
 use tower_idempotency::inspect::{EntryDetails, RecordContents};
 
 use super::{
-    Choice, Row, audit_lines, choices, find_details, html, label, overview::AuditRow, parse_id,
+    Choice, Row, audit_tail, choices, find_details, html, label, overview::AuditRow, parse_id,
 };
 use crate::{
     console::Shared,
-    describe::{decisions, next_request, printable},
+    describe::{decisions, next_request_of, printable},
     error::PageError,
     filters,
     guard::Visit,
@@ -36,6 +36,8 @@ struct Page {
     record: Record,
     choices: Vec<Choice>,
     audit: Vec<AuditRow>,
+    /// `false` if older lines of the audit log were not read.
+    is_whole_log: bool,
     back: String,
 }
 
@@ -107,18 +109,19 @@ pub(crate) async fn entry(
 ) -> Result<Response, PageError> {
     let id = parse_id(&id)?;
     let details = find_details(&shared, &id).await?;
-    let lines = audit_lines(&shared, usize::MAX).await?;
+    let (lines, is_whole_log) = audit_tail(&shared, usize::MAX).await?;
     let hex = id.to_hex();
     let of_entry = lines.iter().filter(|it| it["id"] == hex.as_str()).take(20);
     let state = details.entry.state();
     let page = Page {
         row: Row::from(&details.entry),
         label: label(state),
-        next_request: next_request(&details.entry),
+        next_request: next_request_of(&details),
         has_checkpoint: details.has_checkpoint,
         record: Record::new(&details),
         choices: choices(decisions(&details.entry)),
         audit: of_entry.map(AuditRow::from).collect(),
+        is_whole_log,
         back: Params::parse(query.unwrap_or_default().as_bytes()).back(),
         visit,
     };

@@ -11,7 +11,7 @@ use axum::{
 use http::StatusCode;
 use tower_idempotency::inspect::{IdPrefix, Inspect as _, State as EntryState};
 
-use super::{Row, entries, html};
+use super::{Row, entries, html, label};
 use crate::{
     console::Shared,
     error::PageError,
@@ -27,6 +27,15 @@ struct Page {
     id: String,
     rows: Vec<Row>,
     message: String,
+    /// Listings that were not read to their end.
+    rest: Vec<Rest>,
+}
+
+/// The rest of a listing in which the search stopped.
+struct Rest {
+    label: &'static str,
+    /// The query of the listing that continues.
+    query: String,
 }
 
 /// Shows the forms, and the entries whose ids begin with the digits.
@@ -42,6 +51,7 @@ pub(crate) async fn form(
         id: params.get("id").unwrap_or_default().trim().to_owned(),
         rows: Vec::new(),
         message: String::new(),
+        rest: Vec::new(),
     };
     if page.id.is_empty() {
         return Ok(html(StatusCode::OK, &page));
@@ -50,8 +60,11 @@ pub(crate) async fn form(
         .id
         .parse()
         .map_err(|_| PageError::bad_request("Expected 8 to 64 hexadecimal digits as the id."))?;
-    page.rows = rows(&shared, prefix).await?;
-    if page.rows.is_empty() {
+    (page.rows, page.rest) = rows(&shared, prefix).await?;
+    if !page.rest.is_empty() {
+        page.message =
+            "The search is incomplete: the store has more entries than were examined.".to_owned();
+    } else if page.rows.is_empty() {
         let lists_all = shared.inspector.abilities().can_list(EntryState::Completed);
         page.message = if lists_all || prefix.to_key_id().is_some() {
             "The store has no such entry. It was deleted, or has expired.".to_owned()
@@ -60,7 +73,7 @@ pub(crate) async fn form(
                 .to_owned()
         };
     }
-    let status = if page.rows.is_empty() {
+    let status = if page.rows.is_empty() && page.rest.is_empty() {
         StatusCode::NOT_FOUND
     } else {
         StatusCode::OK
@@ -68,12 +81,14 @@ pub(crate) async fn form(
     Ok(html(status, &page))
 }
 
-async fn rows(shared: &Shared, prefix: IdPrefix) -> Result<Vec<Row>, PageError> {
+/// Returns the entries whose IDs begin with these digits, and the listings that were not read to their end.
+async fn rows(shared: &Shared, prefix: IdPrefix) -> Result<(Vec<Row>, Vec<Rest>), PageError> {
     if let Some(id) = prefix.to_key_id() {
         let found = shared.call(shared.inspector.get(&id)).await?;
-        return Ok(found.iter().map(|it| Row::from(&it.entry)).collect());
+        let rows = found.iter().map(|it| Row::from(&it.entry)).collect();
+        return Ok((rows, Vec::new()));
     }
-    let mut rows: Vec<Row> = Vec::new();
+    let (mut rows, mut rest): (Vec<Row>, _) = (Vec::new(), Vec::new());
     for state in EntryState::ALL {
         if !shared.inspector.abilities().can_list(state) {
             continue;
@@ -82,14 +97,24 @@ async fn rows(shared: &Shared, prefix: IdPrefix) -> Result<Vec<Row>, PageError> 
             id: Some(prefix),
             ..Filters::new(state)
         };
-        let (entries, _) = entries::page(shared, &filters).await?;
+        let (entries, next) = entries::page(shared, &filters).await?;
+        if next.is_some() {
+            let filters = Filters {
+                after: next,
+                ..filters
+            };
+            rest.push(Rest {
+                label: label(state),
+                query: filters.to_query(true),
+            });
+        }
         for entry in &entries {
             if rows.iter().all(|row| row.id != entry.id().to_hex()) {
                 rows.push(Row::from(entry));
             }
         }
     }
-    Ok(rows)
+    Ok((rows, rest))
 }
 
 /// Finds the entry of a key. The key is in the body of the request, because URLs are logged.
@@ -126,6 +151,7 @@ pub(crate) async fn find(
         } else {
             "The store has no entry of this key and this principal.".to_owned()
         },
+        rest: Vec::new(),
     };
     let status = if is_found {
         StatusCode::OK

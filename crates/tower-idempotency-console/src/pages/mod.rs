@@ -59,10 +59,18 @@ pub(crate) async fn find_details(shared: &Shared, id: &KeyId) -> Result<EntryDet
 
 /// Returns the last lines of the audit log, the last one first.
 pub(crate) async fn audit_lines(shared: &Shared, limit: usize) -> Result<Vec<Value>, PageError> {
+    audit_tail(shared, limit).await.map(|(lines, _)| lines)
+}
+
+/// Returns the last lines of the audit log, and `true` if the whole log was read.
+pub(crate) async fn audit_tail(
+    shared: &Shared,
+    limit: usize,
+) -> Result<(Vec<Value>, bool), PageError> {
     let Some(log) = shared.audit.clone() else {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), true));
     };
-    let read = tokio::task::spawn_blocking(move || log.recent(limit)).await;
+    let read = tokio::task::spawn_blocking(move || log.tail(limit)).await;
     match read {
         Ok(Ok(lines)) => Ok(lines),
         Ok(Err(error)) => Err(PageError::new(

@@ -6,6 +6,7 @@ use askama::Template;
 use axum::{extract::State, response::Response};
 use http::StatusCode;
 use serde_json::Value;
+use tower_idempotency::inspect::State as EntryState;
 
 use super::{audit_lines, html, label, mark};
 use crate::{
@@ -61,6 +62,8 @@ fn card(state: &StateCount) -> Card {
     let count = match state.count {
         None => "not listed".to_owned(),
         Some(count) if count.is_exact => count.value.to_string(),
+        // The query stopped before it found an entry.
+        Some(count) if count.value == 0 => "unknown".to_owned(),
         Some(count) => format!("{}+", count.value),
     };
     let oldest = state.oldest.map(|oldest| {
@@ -71,7 +74,14 @@ fn card(state: &StateCount) -> Card {
             format!("{age} or more")
         }
     });
-    let is_unresolved = state.oldest.is_some() && state.state.name() != "in-progress";
+    let may_have_entries =
+        state.state != EntryState::Completed && state.count.is_some_and(|count| !count.is_exact);
+    let oldest = oldest.or_else(|| may_have_entries.then(|| "not found in time".to_owned()));
+    let is_unresolved = (state.oldest.is_some() || may_have_entries)
+        && matches!(
+            state.state,
+            EntryState::NeedsAttention | EntryState::Orphaned
+        );
     Card {
         name: state.state.name(),
         label: label(state.state),

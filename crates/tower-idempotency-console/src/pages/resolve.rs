@@ -9,13 +9,16 @@ use axum::{
     response::Response,
 };
 use http::StatusCode;
-use tower_idempotency::inspect::{Entry, Seen};
+use tower_idempotency::{
+    NeedsAttention,
+    inspect::{Entry, Seen},
+};
 
 use super::{Choice, Row, choice, choices, find_details, html, label, parse_id, parse_seen};
 use crate::{
     act::{self, Decision},
     console::Shared,
-    describe::{decisions, next_request},
+    describe::{decisions, next_request, next_request_of, printable},
     error::PageError,
     filters,
     guard::Visit,
@@ -31,6 +34,9 @@ struct Confirm {
     choice: Choice,
     back: String,
     next_request: &'static str,
+    /// Code and reason of an entry that needs attention.
+    code: String,
+    reason: String,
 }
 
 #[derive(Template)]
@@ -97,6 +103,33 @@ pub(crate) async fn confirm(
     let details = find_details(&shared, &parse_id(&id)?).await?;
     let entry = &details.entry;
     let how = params.get("how").unwrap_or_default();
+    // The page of the entry sends the state that it has shown.
+    if let Some(seen) = params.get("seen") {
+        let seen = parse_seen(seen)?;
+        if seen.id() != entry.id() {
+            return Err(PageError::bad_request(
+                "The value of seen is that of another entry.",
+            ));
+        }
+        if &seen != entry.seen() {
+            let Some(choice) = choice(how) else {
+                return Err(PageError::bad_request("There is no such decision."));
+            };
+            let row = Row::from(entry);
+            let page = Outcome {
+                id: row.id,
+                short: row.short,
+                choice,
+                is_applied: false,
+                before: Side::seen(&seen),
+                after: Side::of(Some(entry)),
+                next_request: next_request_of(&details),
+                back: params.back(),
+                visit,
+            };
+            return Ok(html(StatusCode::CONFLICT, &page));
+        }
+    }
     let applying = choices(decisions(entry))
         .into_iter()
         .find(|it| it.name == how);
@@ -106,12 +139,18 @@ pub(crate) async fn confirm(
             "This decision does not apply to an entry that is {state}."
         )));
     };
+    let record = details.record.as_deref();
+    let attention = record.and_then(NeedsAttention::in_record);
     let page = Confirm {
         row: Row::from(entry),
         label: label(entry.state()),
         choice,
         back: params.back(),
-        next_request: next_request(entry),
+        next_request: next_request_of(&details),
+        code: attention
+            .as_ref()
+            .map_or_else(String::new, |it| printable(it.code())),
+        reason: attention.map_or_else(String::new, |it| printable(it.reason())),
         visit,
     };
     Ok(html(StatusCode::OK, &page))

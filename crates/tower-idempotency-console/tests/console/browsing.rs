@@ -3,7 +3,7 @@
 use http::{Method, StatusCode};
 use tower_idempotency::{IdempotencyLayer, MemoryStore, Principal};
 
-use crate::harness::{Keys, Server};
+use crate::harness::{Fault, Keys, Server, claim, complete};
 
 #[tokio::test]
 async fn every_route_has_strict_headers() {
@@ -189,4 +189,70 @@ async fn assets_are_named_by_contents() {
         assert!(control.contains("immutable"), "{control}");
         assert!(!media_type.contains("javascript") || asset.text.len() < 4096);
     }
+}
+
+/// A search that the time limit ended does not prove that there is no entry.
+#[tokio::test]
+async fn incomplete_search_offers_to_continue() {
+    let server = Server::start().await;
+    server.store.set_fault(Fault::EndlessList);
+    let page = server.get("/find?id=0123456789").await;
+    assert_eq!(page.status, 200, "{}", page.text);
+    assert!(
+        page.text.contains("The search is incomplete"),
+        "{}",
+        page.text
+    );
+    assert!(!page.text.contains("no such entry"), "{}", page.text);
+    let (_, query) = page
+        .text
+        .split_once("entries?state=orphaned")
+        .expect("a link");
+    let (query, _) = query.split_once('"').expect("an end");
+    assert!(
+        query.contains("id=0123456789") && query.contains("after="),
+        "{query}"
+    );
+}
+
+/// A retry of an execution whose response was not recorded gets no response.
+#[tokio::test]
+async fn page_of_tombstone_shows_rejection() {
+    let server = Server::start().await;
+    let claim = claim("POST /payments");
+    crate::harness::acquire(&server.store.store, &claim).await;
+    let mut response = http::Response::new(bytes::Bytes::new());
+    for _ in 0..129 {
+        let lines = response.headers_mut();
+        lines.append("x-total", http::HeaderValue::from_static("3"));
+    }
+    complete(&server.store.store, &claim, response).await;
+    let id = claim.id.to_hex();
+    for path in ["", "/resolve?how=delete-record"] {
+        let page = server.get(&format!("/entries/{id}{path}")).await.text;
+        assert!(page.contains("409 response-not-retained"), "{page}");
+        assert!(!page.contains("gets the recorded response"), "{page}");
+    }
+}
+
+#[tokio::test]
+async fn unknown_count_is_urgent() {
+    let server = Server::start().await;
+    server.store.set_fault(Fault::UnknownCounts);
+    // The counts from before the fault are old then.
+    tokio::time::sleep(std::time::Duration::from_millis(150)).await;
+    let page = server.get("/").await.text;
+    assert_eq!(
+        page.matches("<strong>unknown</strong>").count(),
+        2,
+        "{page}"
+    );
+    assert_eq!(page.matches("card urgent").count(), 2, "{page}");
+    let metrics = server.get("/metrics").await.text;
+    assert!(
+        !metrics.contains("idempotency_store_entries{state=\"orphaned\"}"),
+        "{metrics}"
+    );
+    let sample = "idempotency_store_entries_is_exact{state=\"orphaned\"} 0";
+    assert!(metrics.contains(sample), "{metrics}");
 }

@@ -6,7 +6,7 @@ use std::{
     net::SocketAddr,
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -25,8 +25,8 @@ use tokio::{
 use tower_idempotency::{
     IdempotencyLayer, MemoryStore, NeedsAttention,
     inspect::{
-        Abilities, EntryDetails, Inspect, InspectError, Inspector, Page, Query, Resolution,
-        ResolveOutcome, Seen, State, Summary,
+        Abilities, Count, EntryDetails, Inspect, InspectError, InspectErrorKind, Inspector, Page,
+        PageToken, Query, Resolution, ResolveOutcome, Seen, State, Summary,
     },
     store::{Acquired, Claim, KeyId, Store, Ttl},
 };
@@ -40,6 +40,18 @@ pub(crate) struct Counted {
     pub(crate) delay: Duration,
     /// Duration of a summary.
     pub(crate) summary_delay: Duration,
+    fault: Arc<Mutex<Option<Fault>>>,
+}
+
+/// A fault of a [`Counted`] store.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fault {
+    /// A resolution changes nothing, and fails with this error.
+    Resolve(InspectErrorKind),
+    /// No page of a listing has an entry, and each page has a token of another one.
+    EndlessList,
+    /// A summary examines too few entries to find one.
+    UnknownCounts,
 }
 
 impl Counted {
@@ -49,7 +61,16 @@ impl Counted {
             summaries: Arc::default(),
             delay,
             summary_delay: Duration::ZERO,
+            fault: Arc::default(),
         }
+    }
+
+    pub(crate) fn set_fault(&self, fault: Fault) {
+        *self.fault.lock().expect("no panic") = Some(fault);
+    }
+
+    fn fault(&self) -> Option<Fault> {
+        *self.fault.lock().expect("no panic")
     }
 }
 
@@ -59,6 +80,11 @@ impl Inspect for Counted {
     }
 
     async fn list(&self, query: &Query) -> Result<Page, InspectError> {
+        if let Some(Fault::EndlessList) = self.fault() {
+            sleep(Duration::from_millis(100)).await;
+            let next = PageToken::new("counted", query, b"1");
+            return Ok(Page::new(Vec::new(), Some(next)));
+        }
         self.store.list(query).await
     }
 
@@ -69,6 +95,13 @@ impl Inspect for Counted {
     async fn summary(&self, limit: u32) -> Result<Summary, InspectError> {
         self.summaries.fetch_add(1, Ordering::Relaxed);
         sleep(self.summary_delay).await;
+        if let Some(Fault::UnknownCounts) = self.fault() {
+            let mut summary = Summary::default();
+            for state in [State::Orphaned, State::NeedsAttention] {
+                summary.set(state, Count::new(0, false));
+            }
+            return Ok(summary);
+        }
         self.store.summary(limit).await
     }
 
@@ -78,6 +111,9 @@ impl Inspect for Counted {
         resolution: &Resolution,
     ) -> Result<ResolveOutcome, InspectError> {
         sleep(self.delay).await;
+        if let Some(Fault::Resolve(kind)) = self.fault() {
+            return Err(InspectError::new(kind));
+        }
         self.store.resolve(seen, resolution).await
     }
 

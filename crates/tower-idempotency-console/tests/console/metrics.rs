@@ -32,7 +32,7 @@ async fn scrape_counts_entries_and_decisions() {
     let page = scrape(&server).await;
     // Each counter exists before its first event.
     let zeros = page.matches("idempotency_console_resolutions_total{");
-    assert_eq!(zeros.count(), 18, "{page}");
+    assert_eq!(zeros.count(), 24, "{page}");
     assert_has(&page, r#"idempotency_store_entries{state="orphaned"} 0"#);
     let keys = Keys::create(&server.store.store).await;
     let (id, seen) = (

@@ -5,12 +5,13 @@ use std::{fs, time::Duration};
 use http::Method;
 use tokio::{task::JoinSet, time::timeout};
 use tower_idempotency::{
-    inspect::{Inspect as _, State},
+    NeedsAttention,
+    inspect::{Inspect as _, InspectErrorKind, State},
     store::{Acquired, Claim, Store as _, Ttl},
 };
 use tower_idempotency_console::audit::AuditLog;
 
-use crate::harness::{Keys, Server, form, orphan, send};
+use crate::harness::{Fault, Keys, Server, form, orphan, send};
 
 fn fields<'a>(seen: &'a str, how: &'a str) -> Vec<(&'a str, &'a str)> {
     vec![
@@ -492,4 +493,252 @@ async fn api_resolves_with_json() {
     );
     let audit = server.get("/api/v1/audit").await.text;
     assert!(audit.contains("\"source\":\"api\""), "{audit}");
+}
+
+/// The reason of the handler is the only statement about its effect.
+#[tokio::test]
+async fn reason_of_handler_outlives_decisions() {
+    for how in ["needs-attention", "retry", "free", "complete"] {
+        let server = Server::start().await;
+        let keys = Keys::create(&server.store.store).await;
+        let (id, seen) = (&keys.attention.id, server.seen(&keys.attention.id).await);
+        let mut form = fields(&seen, how);
+        form.push(("status", "201"));
+        let path = format!("/entries/{}/resolve", id.to_hex());
+        let done = server.post(&path, &form).await;
+        assert_eq!(done.status, 200, "{how}: {}", done.text);
+        let lines = server.audit();
+        let before = r#""attention_code":"refund-failed""#;
+        assert!(lines[0].contains(before), "{how}: {lines:?}");
+        assert!(
+            lines[0].contains(r#""reason":"refund re_7""#),
+            "{how}: {lines:?}"
+        );
+        if how == "needs-attention" {
+            let details = server
+                .store
+                .get(id)
+                .await
+                .expect("memory")
+                .expect("an entry");
+            let record = details.record.expect("a record");
+            let kept = NeedsAttention::in_record(&record).expect("a failure");
+            assert_eq!(kept.code(), "refund-failed");
+            assert_eq!(kept.reason(), "refund re_7; ticket 17");
+        }
+    }
+}
+
+/// A confirmation does not replace the state that the page of the entry has shown.
+#[tokio::test]
+async fn entry_page_decides_on_state_it_showed() {
+    let server = Server::start().await;
+    let keys = Keys::create(&server.store.store).await;
+    let id = keys.attention.id.to_hex();
+    let page = server.get(&format!("/entries/{id}")).await.text;
+    let (_, link) = page
+        .split_once(&format!("entries/{id}/resolve?how=free"))
+        .expect("a link");
+    let (link, _) = link.split_once('"').expect("an end");
+    let link = format!(
+        "/entries/{id}/resolve?how=free{}",
+        link.replace("&amp;", "&")
+    );
+    let confirm = server.get(&link).await;
+    assert_eq!(confirm.status, 200, "{}", confirm.text);
+    assert!(confirm.text.contains("refund re_7"), "{}", confirm.text);
+    assert!(
+        confirm.text.contains("<dt>Generation</dt><dd>1</dd>"),
+        "{}",
+        confirm.text
+    );
+    // Another operator adds to the reason. The entry has the same state and the same generation.
+    let seen = server.seen(&keys.attention.id).await;
+    let kept = fields(&seen, "needs-attention");
+    let kept = server.post(&format!("/entries/{id}/resolve"), &kept).await;
+    assert_eq!(kept.status, 200, "{}", kept.text);
+    let conflict = server.get(&link).await;
+    assert_eq!(conflict.status, 409, "{}", conflict.text);
+    assert!(
+        conflict.text.contains("Nothing was changed"),
+        "{}",
+        conflict.text
+    );
+    assert!(
+        !conflict.text.contains("name=\"seen\""),
+        "{}",
+        conflict.text
+    );
+    let other = server.seen(&keys.orphaned.id).await;
+    let wrong = format!(
+        "/entries/{id}/resolve?how=free&{}",
+        form(&[("seen", &other)])
+    );
+    assert_eq!(server.get(&wrong).await.status, 400);
+    assert_eq!(
+        server.state(&keys.attention.id).await,
+        Some(State::NeedsAttention)
+    );
+}
+
+#[tokio::test]
+async fn each_failure_says_if_entry_is_changed() {
+    for (kind, status, outcome, expected) in [
+        (
+            InspectErrorKind::WrongState,
+            400,
+            "failed",
+            "Nothing was changed.",
+        ),
+        (
+            InspectErrorKind::RecordTooLarge { limit: 5 },
+            413,
+            "failed",
+            "Nothing was changed.",
+        ),
+        (
+            InspectErrorKind::Backend,
+            502,
+            "unknown",
+            "The decision may be applied: see the entry.",
+        ),
+    ] {
+        let server = Server::start().await;
+        let claim = orphan(&server.store.store, "POST /orders").await;
+        let (id, seen) = (claim.id.to_hex(), server.seen(&claim.id).await);
+        server.store.set_fault(Fault::Resolve(kind));
+        let form = fields(&seen, "retry");
+        let done = server.post(&format!("/entries/{id}/resolve"), &form).await;
+        assert_eq!(done.status, status, "{}", done.text);
+        assert!(done.text.contains(expected), "{}", done.text);
+        let bulk = server.post("/resolve", &form).await.text;
+        assert!(bulk.contains(expected), "{bulk}");
+        let is_unchanged = bulk.contains("Some entries are not changed.");
+        assert_eq!(is_unchanged, outcome == "failed", "{bulk}");
+        assert_eq!(
+            bulk.contains("1 decisions may be applied"),
+            !is_unchanged,
+            "{bulk}"
+        );
+        let lines = server.audit();
+        let part = format!("\"outcome\":\"{outcome}: ");
+        assert_eq!(
+            lines.iter().filter(|it| it.contains(&part)).count(),
+            2,
+            "{lines:?}"
+        );
+        let metrics = server.get("/metrics").await.text;
+        let sample = format!("{{decision=\"retry\",outcome=\"{outcome}\"}} 2");
+        assert!(metrics.contains(&sample), "{metrics}");
+    }
+}
+
+#[tokio::test]
+async fn response_is_recorded_whole_or_rejected() {
+    let server = Server::start().await;
+    let claim = orphan(&server.store.store, "POST /orders").await;
+    let (id, seen) = (claim.id.to_hex(), server.seen(&claim.id).await);
+    let path = format!("/entries/{id}/resolve");
+    let many = "x-total: 3\n".repeat(129);
+    for (status, headers, body, expected) in [
+        ("201", "set-cookie: a=b", "", "these headers: set-cookie"),
+        ("204", "", "paid", "has no body"),
+        ("201", &many, "", "at most 128 header lines"),
+    ] {
+        let mut form = fields(&seen, "complete");
+        form.extend([("status", status), ("headers", headers), ("body", body)]);
+        let done = server.post(&path, &form).await;
+        assert_eq!(done.status, 400, "{}", done.text);
+        assert!(done.text.contains(expected), "{}", done.text);
+    }
+    assert_eq!(server.seen(&claim.id).await, seen);
+    assert!(server.audit().is_empty());
+}
+
+#[tokio::test]
+async fn members_of_api_are_strings() {
+    let server = Server::start().await;
+    let claim = orphan(&server.store.store, "POST /orders").await;
+    let (id, seen) = (claim.id.to_hex(), server.seen(&claim.id).await);
+    let path = format!("/api/v1/entries/{id}/resolve");
+    let json = [("content-type", "application/json")];
+    for members in [
+        r#""how":"retry","reason":null"#,
+        r#""how":"retry","reason":17"#,
+        r#""how":"complete","status":201,"reason":"x","body":{"a":1}"#,
+        r#""how":"complete","status":201,"reason":"x","body":true"#,
+    ] {
+        let object = format!(r#"{{"seen":"{seen}",{members}}}"#);
+        let done = server.send(Method::POST, &path, &json, &object).await;
+        assert_eq!(done.status, 400, "{members}: {}", done.text);
+    }
+    assert!(server.audit().is_empty());
+    let object =
+        format!(r#"{{"seen":"{seen}","how":"complete","status":201,"reason":"x","body":null}}"#);
+    let done = server.send(Method::POST, &path, &json, &object).await;
+    assert_eq!(done.status, 200, "{}", done.text);
+    let body = server.get(&format!("/entries/{id}/body")).await;
+    assert_eq!(body.text, "");
+}
+
+/// The rows after the first one are resolved although the browser has left.
+#[tokio::test]
+async fn disconnect_does_not_stop_ticked_rows() {
+    let server = Server::start_with(Duration::from_millis(200), |console| console).await;
+    let mut seen = Vec::new();
+    for n in 0..3 {
+        let claim = orphan(&server.store.store, &format!("POST /{n}")).await;
+        seen.push(server.seen(&claim.id).await);
+    }
+    let mut fields = vec![("how", "retry"), ("reason", "ticket 17")];
+    fields.extend(seen.iter().map(|seen| ("seen", &**seen)));
+    let (address, body) = (server.address, form(&fields));
+    let sent = tokio::spawn(async move {
+        let headers = [("sec-fetch-site", "same-origin")];
+        send(address, Method::POST, "/resolve", &headers, &body).await
+    });
+    let has_lines = async |count: usize| {
+        while server.audit().len() < count {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let intent = timeout(Duration::from_secs(60), has_lines(1)).await;
+    intent.expect("an intent");
+    sent.abort();
+    let outcomes = timeout(Duration::from_secs(60), has_lines(6)).await;
+    outcomes.expect("each outcome");
+    let lines = server.audit();
+    let applied = lines
+        .iter()
+        .filter(|it| it.contains("\"outcome\":\"applied\""));
+    assert_eq!(applied.count(), 3, "{lines:?}");
+}
+
+#[tokio::test]
+async fn lines_of_change_have_common_id() {
+    let server = Server::start().await;
+    let keys = Keys::create(&server.store.store).await;
+    let mut ids = Vec::new();
+    for claim in [&keys.orphaned, &keys.attention] {
+        let (id, seen) = (claim.id.to_hex(), server.seen(&claim.id).await);
+        let path = format!("/entries/{id}/resolve");
+        assert_eq!(
+            server.post(&path, &fields(&seen, "retry")).await.status,
+            200
+        );
+    }
+    for line in server.audit() {
+        assert!(line.contains("\"store\":\"memory\""), "{line}");
+        let (_, id) = line.split_once("\"change\":\"").expect("an id");
+        ids.push(id[..16].to_owned());
+    }
+    assert_eq!((&ids[0], &ids[2]), (&ids[1], &ids[3]), "{ids:?}");
+    assert_ne!(ids[0], ids[2]);
+    // Beyond the end of the log, a page cannot tell that it has all lines.
+    let page = format!("/entries/{}", keys.orphaned.id.to_hex());
+    let note = "Only the end of the audit log";
+    assert!(!server.get(&page).await.text.contains(note));
+    let log = fs::read_to_string(server.log()).expect("the log");
+    fs::write(server.log(), format!("{log}{}", "{}\n".repeat(100_000))).expect("the log");
+    assert!(server.get(&page).await.text.contains(note));
 }

@@ -29,6 +29,7 @@ use tower_idempotency_console::{Access, Changes, Console, audit::AuditLog};
 use self::authentication::{Authentication, ListenerKind, Operator, Peer};
 use super::find::Identity;
 use crate::{
+    change::{catch_hangup, hangup},
     cli::Global,
     context::Context,
     failure::{Exit, Failure},
@@ -97,11 +98,13 @@ pub(crate) async fn run(context: &Context, args: &Args, global: &Global) -> Resu
     let uncaught = |error: io::Error| Failure::failed(format!("cannot catch signals: {error}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(uncaught)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(uncaught)?;
+    let mut hung_up = catch_hangup().map_err(uncaught)?;
     let socket = args.unix_socket.clone();
     let signals = async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
+            () = hangup(&mut hung_up) => {}
         }
         // While this process still listens: later, the path may be the socket of the next process.
         if let Some(path) = socket {
@@ -160,7 +163,7 @@ fn console(
     });
     let mut console = console
         .with_title(&args.title)
-        .with_store_name(context.name)
+        .with_store_name(&context.store_name)
         .with_store_timeout(global.timeout)
         .with_layer(args.identity.layer()?)
         .with_shutdown(async move {

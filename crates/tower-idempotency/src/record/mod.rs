@@ -68,10 +68,6 @@ pub(crate) enum TombstoneReason {
 }
 
 /// Record of an execution.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a record is decoded for one replay, and most are responses"
-)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     Response(StoredResponse),

@@ -2,6 +2,7 @@
 
 use std::{any::Any, fmt, sync::Arc, time::Duration};
 
+use tokio::time::Instant;
 use tower_layer::Layer;
 
 use crate::{
@@ -216,6 +217,11 @@ impl RetryLayer {
 }
 
 impl Settings {
+    /// Returns the end of a call that begins now.
+    pub(crate) fn deadline_from(&self, now: Instant) -> Instant {
+        now.checked_add(self.deadline).unwrap_or(now + FAR)
+    }
+
     /// Returns the delay before this retry, counted from 0.
     pub(crate) fn delay(&self, retry: u32, cause: Cause, after: Option<Duration>) -> Duration {
         let base = match cause {
@@ -231,6 +237,9 @@ impl Settings {
         after.saturating_add(self.jitter.below(backoff.ceiling(retry)))
     }
 }
+
+/// Used if the deadline of a call is too far in the future for the clock.
+const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
 impl Default for RetryLayer {
     fn default() -> Self {

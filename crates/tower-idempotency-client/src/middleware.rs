@@ -81,7 +81,7 @@ impl Middleware for RetryMiddleware {
         if let Some(error) = keyed.other_key() {
             return Err(reqwest_middleware::Error::middleware(error));
         }
-        let series = Series::new(self.settings.clone(), keyed, is_safe(&method));
+        let series = Series::new(self.settings.clone(), keyed, is_safe(&method), None);
         let marked = Marked::new(extensions, is_by_caller);
         let chain = Chain {
             next,

@@ -63,13 +63,18 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    /// Begins a call.
-    pub(crate) fn new(settings: Arc<Settings>, keyed: Keyed, is_safe: bool) -> Self {
+    /// Begins a call, with the deadline of an outer one, if there is one.
+    pub(crate) fn new(
+        settings: Arc<Settings>,
+        keyed: Keyed,
+        is_safe: bool,
+        deadline: Option<Instant>,
+    ) -> Self {
         telemetry::began();
         let now = Instant::now();
         Self {
             began: now,
-            deadline: now.checked_add(settings.deadline).unwrap_or(now + FAR),
+            deadline: deadline.unwrap_or_else(|| settings.deadline_from(now)),
             settings,
             has_key: keyed.has_key,
             operation: keyed.operation.unwrap_or_else(Operation::without_key),
@@ -297,6 +302,3 @@ async fn read_code<B: Body>(
     };
     (body, code)
 }
-
-/// Used if the deadline of a call is too far in the future for the clock.
-const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);

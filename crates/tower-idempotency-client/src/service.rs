@@ -12,7 +12,7 @@ use std::{
 use http::{Request, Response};
 use http_body::Body;
 use pin_project_lite::pin_project;
-use tokio::time::{Sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep_until};
 use tower_service::Service;
 
 use crate::{
@@ -77,7 +77,23 @@ where
         })
     }
 
-    fn call(&mut self, mut req: Request<B>) -> Self::Future {
+    fn call(&mut self, req: Request<B>) -> Self::Future {
+        self.call_until(req, None)
+    }
+}
+
+impl<S> Retry<S> {
+    /// Sends a request until a deadline. Default: that of the settings, from now.
+    pub(crate) fn call_until<B, R>(
+        &mut self,
+        mut req: Request<B>,
+        deadline: Option<Instant>,
+    ) -> ResponseFuture<S, B, R>
+    where
+        S: Service<Request<B>, Response = Response<R>> + Clone,
+        B: 'static,
+        R: Body,
+    {
         // The clone may not be ready. See
         // https://docs.rs/tower-service/latest/tower_service/trait.Service.html#be-careful-when-cloning-inner-services
         let clone = self.inner.clone();
@@ -96,7 +112,12 @@ where
             };
         }
         let operation = keyed.operation.clone();
-        let mut series = Series::new(self.settings.clone(), keyed, is_safe(req.method()));
+        let mut series = Series::new(
+            self.settings.clone(),
+            keyed,
+            is_safe(req.method()),
+            deadline,
+        );
         if req.extensions_mut().remove::<IsCounted>().is_some() {
             series.adopt_attempt();
         }

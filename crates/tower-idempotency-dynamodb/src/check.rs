@@ -31,10 +31,10 @@ impl DynamoDbStore {
                 inner.table
             )));
         }
-        let id = random_id().map_err(unreachable)?;
+        let id = random_id().map_err(|error| unreachable(&error))?;
         let compared = inner.read_and_compare_clocks(&id).await;
         compared.map_err(|error| failed(&error))?;
-        self.probe(id).await.map_err(unreachable)
+        self.probe(id).await.map_err(|error| unreachable(&error))
     }
 
     /// Acquires and releases the lease of a random key. The entry expires after two seconds if the release fails.
@@ -55,8 +55,8 @@ fn random_id() -> Result<KeyId, StoreError> {
     Ok(KeyId::from_bytes(id))
 }
 
-fn unreachable(error: StoreError) -> CheckError {
-    CheckError::unreachable(&error, RIGHTS)
+fn unreachable(error: &StoreError) -> CheckError {
+    CheckError::unreachable(error, RIGHTS)
 }
 
 fn failed(error: &DynamoDbError) -> CheckError {

@@ -38,7 +38,7 @@ pub(crate) enum WriteOutcome {
 pub(crate) enum Attempts {
     /// The number in the options.
     OfOptions,
-    /// One attempt. A lost reply is an error.
+    /// A single attempt. A lost reply is an error.
     One,
 }
 

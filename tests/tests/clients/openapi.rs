@@ -206,7 +206,7 @@ async fn provoke(
             "waited"
         );
     }
-    store.fail_all(&Fault::CallLost);
+    store.set_fault_for_all(&Fault::CallLost);
     found.insert(
         "store-unavailable",
         exchange(address, &key("outage"), "").await,

@@ -18,7 +18,7 @@ use super::{Outbox, OutboxError, entry::Entry, log::Log};
 /// Outbox of one process, in a file that only its user may read.
 ///
 /// An entry is on the disk (fdatasync) before its request is sent. Calls that arrive at the same time share one write. The
-/// file is a log with a checksum for each record. If a crash cuts its last record off, the earlier ones are read. A new
+/// file is a log with a checksum for each record. If a crash damages records that were not synced, the earlier ones are read. A new
 /// file replaces it when it is larger than 1 MiB and consists mostly of removed entries.
 ///
 /// The entries are in memory, too. A lock on an adjacent file with the suffix `.lock` prevents a second process from
@@ -75,7 +75,7 @@ impl FileOutbox {
     /// # Errors
     ///
     /// - Another process has opened the file.
-    /// - The file is not that of an outbox, or is damaged before its last record. Nothing is changed then.
+    /// - The file is not that of an outbox, or a record that was synced is damaged. Nothing is changed then.
     /// - The file cannot be read or written.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, OutboxError> {
         let mut log = Log::open(path.as_ref()).map_err(OutboxError::new)?;

@@ -7,13 +7,13 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use http::{HeaderName, Request, Response};
 use http_body::Body;
 use http_body_util::BodyExt;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -97,6 +97,8 @@ use crate::{
 ///
 /// A request whose body cannot be copied cannot be stored, and is not sent. If the outbox fails, the request is not sent, and its
 /// outcome is [`Unknown`](Outcome::Unknown), because it may be stored nevertheless.
+///
+/// [`RetryLayer::with_deadline`] includes the calls of the outbox. A removal that has not ended by then leaves the entry.
 ///
 /// # Placement
 ///
@@ -282,13 +284,14 @@ where
         }
         let req = Request::from_parts(head, body);
         let shared = self.shared.clone();
+        let deadline = inner.settings().deadline_from(Instant::now());
         Box::pin(async move {
             entry.body = match copy.collect().await {
                 Ok(body) => body.to_bytes(),
                 Err(error) => return Err(not_stored(Some(operation), error)),
             };
             let unknown_on_drop = UnknownOnDrop::new(&operation);
-            let previous = match shared.store(&entry, inner.settings().deadline).await {
+            let previous = match shared.store(&entry, deadline).await {
                 Ok(previous) => previous,
                 Err(error) => {
                     drop(unknown_on_drop);
@@ -310,15 +313,17 @@ where
             if let Some(provider) = entry.provider {
                 operation.provider_or(|| provider);
             }
-            shared.send(inner, req, operation, unknown_on_drop).await
+            shared
+                .send(inner, req, operation, unknown_on_drop, deadline)
+                .await
         })
     }
 }
 
 impl<O: Outbox> Shared<O> {
-    /// Stores an entry, within the deadline of a call.
-    async fn store(&self, entry: &Entry, deadline: Duration) -> Result<Option<Entry>, OutboxError> {
-        timeout(deadline, self.outbox.store(entry))
+    /// Stores an entry, until the deadline of a call.
+    async fn store(&self, entry: &Entry, deadline: Instant) -> Result<Option<Entry>, OutboxError> {
+        timeout_at(deadline, self.outbox.store(entry))
             .await
             .unwrap_or_else(|_| Err(OutboxError::with_message(LATE)))
     }
@@ -330,6 +335,7 @@ impl<O: Outbox> Shared<O> {
         req: Request<B>,
         operation: Operation,
         unknown_on_drop: UnknownOnDrop,
+        deadline: Instant,
     ) -> CallResult<R>
     where
         S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
@@ -338,19 +344,18 @@ impl<O: Outbox> Shared<O> {
         B: Send + 'static,
         R: Body<Data: Send, Error: Send> + Send + 'static,
     {
-        let deadline = inner.settings().deadline;
-        let result = inner.call(req).await;
+        let result = inner.call_until(req, Some(deadline)).await;
         let key = operation.key();
         let is_settled = match operation.outcome() {
             Outcome::Definite => {
                 if self.removes {
-                    warn_if_failed(timeout(deadline, self.outbox.remove(key)).await);
+                    warn_if_failed(timeout_at(deadline, self.outbox.remove(key)).await);
                 }
                 true
             }
             Outcome::ResponseLost => true,
             Outcome::NotExecuted => {
-                warn_if_failed(timeout(deadline, self.outbox.discard(key)).await) == Some(true)
+                warn_if_failed(timeout_at(deadline, self.outbox.discard(key)).await) == Some(true)
             }
             Outcome::Unknown => false,
         };

@@ -1,7 +1,11 @@
 //! The file of an outbox: a log of changes to its entries.
 //!
 //! After the header, each record is a marker, its length, its CRC-32 and its payload. The payload is a kind, the position of an
-//! entry, and the content of that kind. Numbers are big-endian.
+//! entry, the length of the file that was on the disk before the record was written, and the content of that kind. Numbers are
+//! big-endian.
+//!
+//! A power failure may lose any bytes that were not synced, also before others that are on the disk. So the records after a
+//! damaged one are cut off, unless one of them shows that the damaged one was on the disk.
 //!
 //! The header is a magic number, a random salt, and the CRC-32 of both. The salt is the initial value of all checksums. A
 //! request body may contain the bytes of a record. Without the salt, a cut record with such a body would look like several
@@ -24,10 +28,14 @@ pub(super) struct Log {
     header: Header,
     /// Length of the acknowledged part of the file. Bytes after it are removed after a failed write.
     length: u64,
+    /// Length of the part of the file that is on the disk.
+    synced: u64,
     /// Records that are not written yet.
     buffer: Vec<u8>,
     /// The records of the buffer must be on the disk before they are acknowledged.
     needs_sync: bool,
+    /// Keys of resumed entries whose removal is not written yet.
+    removed_resumed: Vec<String>,
     /// A write failed, and the entries differ from those of the file.
     is_stale: bool,
     /// The file was renamed, and its new name may not be on the disk.
@@ -83,6 +91,8 @@ impl Log {
             file,
             header,
             length: 0,
+            synced: 0,
+            removed_resumed: Vec::new(),
             buffer: Vec::new(),
             needs_sync: false,
             is_stale: false,
@@ -97,17 +107,18 @@ impl Log {
             log.load(&bytes)?;
         }
         log.file.sync_data()?;
+        log.synced = log.length;
         sync_directory(path)?;
         Ok(log)
     }
 
-    /// Replaces the entries by the ones in these bytes, and cuts an incomplete record off the end of the file.
+    /// Replaces the entries by the ones in these bytes, and cuts incomplete records off the end of the file.
     fn load(&mut self, bytes: &[u8]) -> io::Result<()> {
         let (entries, length) = Entries::read(self.header, bytes)?;
         if length < bytes.len() {
             tracing::warn!(
                 bytes = bytes.len() - length,
-                "incomplete record at the end of the outbox removed"
+                "incomplete records at the end of the outbox removed"
             );
             self.file.set_len(length as u64)?;
         }
@@ -133,9 +144,16 @@ impl Log {
             true => self.sync_name().and_then(|()| self.file.sync_data()),
             false => Ok(()),
         });
-        if result.is_err() {
-            self.length = before;
-            self.is_stale = true;
+        match result {
+            Ok(()) if needs_sync => self.synced = self.length,
+            Ok(()) => {}
+            Err(_) => {
+                self.length = before;
+                self.is_stale = true;
+            }
+        }
+        if result.is_ok() {
+            self.removed_resumed.clear();
         }
         result
     }
@@ -145,7 +163,12 @@ impl Log {
         if self.is_stale {
             self.buffer.clear();
             self.file.set_len(self.length)?;
+            let mut resumed = self.entries.resumed();
+            resumed.extend_from_slice(&self.removed_resumed);
             self.load(&fs::read(&self.path)?)?;
+            // The file does not contain the marks.
+            self.entries.mark_resumed(&resumed);
+            self.removed_resumed.clear();
             self.is_stale = false;
         }
         Ok(())
@@ -167,14 +190,18 @@ impl Log {
         let mut file = options().open(&path)?;
         let mut bytes = self.header.0.to_vec();
         for (&position, slot) in &self.entries.by_position {
+            // The file gets its name once all of it is on the disk.
+            let synced = bytes.len() as u64;
+            let content = slot.entry.encode();
             self.header
-                .write_record(&mut bytes, STORED, position, &slot.entry.encode());
+                .write_record(&mut bytes, STORED, position, synced, &content);
         }
         file.write_all(&bytes)?;
         file.sync_data()?;
         fs::rename(&path, &self.path)?;
         self.file = file;
         self.length = bytes.len() as u64;
+        self.synced = self.length;
         self.is_renamed = true;
         self.sync_name()
     }
@@ -188,6 +215,12 @@ impl Log {
         Ok(())
     }
 
+    /// Appends a record to the buffer.
+    fn write(&mut self, kind: u8, position: u64, content: &[u8]) {
+        self.header
+            .write_record(&mut self.buffer, kind, position, self.synced, content);
+    }
+
     pub(super) fn store(
         &mut self,
         entry: &Entry,
@@ -198,8 +231,7 @@ impl Log {
         }
         let position = self.entries.last_position + 1;
         let begin = self.buffer.len();
-        self.header
-            .write_record(&mut self.buffer, STORED, position, &entry.encode());
+        self.write(STORED, position, &entry.encode());
         let size = (self.buffer.len() - begin) as u64;
         if self.entries.bytes + size > max_bytes {
             self.buffer.truncate(begin);
@@ -214,14 +246,16 @@ impl Log {
         let position = *self.entries.by_key.get(key)?;
         let slot = self.entries.by_position.get_mut(&position)?;
         slot.is_resumed = true;
-        if let (None, Some(at)) = (slot.entry.first_sent, at) {
+        let is_first = slot.entry.first_sent.is_none();
+        if let Some(at) = at.filter(|_| is_first) {
             slot.entry = slot.entry.clone().or_first_sent(at);
-            let millis = slot.entry.first_sent.unwrap_or_default();
-            self.header
-                .write_record(&mut self.buffer, SENT, position, &millis.to_be_bytes());
+        }
+        let entry = slot.entry.clone();
+        if let Some(millis) = entry.first_sent.filter(|_| is_first) {
+            self.write(SENT, position, &millis.to_be_bytes());
             self.needs_sync = true;
         }
-        Some(slot.entry.clone())
+        Some(entry)
     }
 
     pub(super) fn discard(&mut self, key: &str) -> bool {
@@ -237,9 +271,11 @@ impl Log {
     }
 
     pub(super) fn remove(&mut self, key: &str) {
-        if let Some(position) = self.entries.remove(key) {
-            self.header
-                .write_record(&mut self.buffer, REMOVED, position, &[]);
+        if let Some((position, slot)) = self.entries.remove(key) {
+            self.write(REMOVED, position, &[]);
+            if slot.is_resumed {
+                self.removed_resumed.push(slot.entry.key);
+            }
         }
     }
 
@@ -252,7 +288,7 @@ impl Log {
 }
 
 impl Entries {
-    /// Reads the records up to the first incomplete one. Returns the entries, and the length of the complete records.
+    /// Reads the records up to the first incomplete one. Returns the entries, and the length of these records.
     fn read(header: Header, bytes: &[u8]) -> io::Result<(Self, usize)> {
         let mut rest = bytes.get(HEADER..).unwrap_or_default();
         let mut entries = Self::default();
@@ -265,20 +301,26 @@ impl Entries {
             }
             rest = following;
         }
-        // An incomplete record is the last one. If complete records follow, the file was damaged in another way.
-        let is_followed = (1..rest.len()).any(|at| header.next_record(&rest[at..]).is_some());
-        if is_followed {
-            let damaged = "a record of the outbox is damaged, and whole records follow it";
+        // A later record may show that this part was on the disk. Then no crash has damaged it.
+        let length = bytes.len() - rest.len();
+        let was_synced = (1..rest.len())
+            .filter_map(|at| header.next_record(&rest[at..]))
+            .any(|(payload, _)| {
+                synced_before(payload).is_some_and(|synced| synced > length as u64)
+            });
+        if was_synced {
+            let damaged = "a record of the outbox is damaged, and later records follow it";
             return Err(io::Error::new(io::ErrorKind::InvalidData, damaged));
         }
-        Ok((entries, bytes.len() - rest.len()))
+        Ok((entries, length))
     }
 
     /// Applies a record. Returns `None` if its content is damaged.
     fn apply(&mut self, payload: &[u8], size: usize) -> Option<()> {
         let (&kind, rest) = payload.split_first()?;
-        let (position, content) = rest.split_first_chunk()?;
+        let (position, rest) = rest.split_first_chunk()?;
         let position = u64::from_be_bytes(*position);
+        let (_synced, content) = rest.split_first_chunk::<8>()?;
         match kind {
             STORED => {
                 self.insert(position, Entry::decode(content).ok()?, size as u64);
@@ -312,11 +354,26 @@ impl Entries {
         self.by_position.insert(position, slot);
     }
 
-    fn remove(&mut self, key: &str) -> Option<u64> {
+    fn remove(&mut self, key: &str) -> Option<(u64, Slot)> {
         let position = self.by_key.remove(key)?;
         let slot = self.by_position.remove(&position)?;
         self.bytes -= slot.size;
-        Some(position)
+        Some((position, slot))
+    }
+
+    /// Returns the keys of the resumed entries.
+    fn resumed(&self) -> Vec<String> {
+        let slots = self.by_position.values().filter(|slot| slot.is_resumed);
+        slots.map(|slot| slot.entry.key.clone()).collect()
+    }
+
+    fn mark_resumed(&mut self, keys: &[String]) {
+        for key in keys {
+            let position = self.by_key.get(key);
+            if let Some(slot) = position.and_then(|position| self.by_position.get_mut(position)) {
+                slot.is_resumed = true;
+            }
+        }
     }
 }
 
@@ -360,12 +417,20 @@ impl Header {
         hasher.finalize()
     }
 
-    fn write_record(self, buffer: &mut Vec<u8>, kind: u8, position: u64, content: &[u8]) {
+    fn write_record(
+        self,
+        buffer: &mut Vec<u8>,
+        kind: u8,
+        position: u64,
+        synced: u64,
+        content: &[u8],
+    ) {
         let begin = buffer.len();
         buffer.extend_from_slice(MARKER);
         buffer.extend_from_slice(&[0; PREFIX - MARKER.len()]);
         buffer.push(kind);
         buffer.extend_from_slice(&position.to_be_bytes());
+        buffer.extend_from_slice(&synced.to_be_bytes());
         buffer.extend_from_slice(content);
         let payload = &buffer[begin + PREFIX..];
         // An entry is smaller than the limit of the outbox, which is below 4 GiB.
@@ -383,6 +448,12 @@ impl Header {
         let (payload, rest) = rest.split_at_checked(u32::from_be_bytes(*length) as usize)?;
         (self.checksum(payload) == u32::from_be_bytes(*checksum)).then_some((payload, rest))
     }
+}
+
+/// Returns the length of the file that was on the disk before the record of this payload was written.
+fn synced_before(payload: &[u8]) -> Option<u64> {
+    let synced = payload.get(9..)?.first_chunk()?;
+    Some(u64::from_be_bytes(*synced))
 }
 
 /// Returns options for a file that only its owner may read.
@@ -412,7 +483,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-const MAGIC: &[u8] = b"TIOUTBX1";
+const MAGIC: &[u8] = b"TIOUTBX2";
 /// Length of the header: magic number, salt and checksum.
 const HEADER: usize = 16;
 const MARKER: &[u8] = b"OBX\x01";
@@ -425,3 +496,128 @@ const REMOVED: u8 = 3;
 
 /// Size from which a file is compacted.
 const COMPACT_FROM: u64 = 1024 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use ::tests::scratch::Scratch;
+    use http::Request;
+
+    use super::*;
+    use crate::operation::Operation;
+
+    fn entry(key: &str) -> Entry {
+        let req = Request::post("https://api.example.com/orders").body("one espresso".into());
+        Entry::new(&Operation::with_key(key).unwrap(), &req.unwrap())
+    }
+
+    /// Stores entries by one write.
+    fn store(log: &mut Log, keys: impl IntoIterator<Item = String>) {
+        for key in keys {
+            assert_eq!(log.store(&entry(&key), u64::MAX).unwrap(), None);
+        }
+        log.flush(true).unwrap();
+    }
+
+    fn keys(log: &Log) -> Vec<String> {
+        let pending = log.pending(0, u32::MAX);
+        pending.into_iter().map(|(_, entry)| entry.key).collect()
+    }
+
+    fn names(prefix: &str, count: usize) -> Vec<String> {
+        (0..count).map(|n| format!("{prefix}-{n}")).collect()
+    }
+
+    /// Opens a file whose bytes in this range were lost.
+    fn open_with_hole(bytes: &[u8], hole: std::ops::Range<usize>) -> io::Result<Vec<String>> {
+        let scratch = Scratch::new();
+        let path = scratch.file("hole.outbox");
+        let mut bytes = bytes.to_vec();
+        bytes[hole].fill(0);
+        fs::write(&path, bytes).unwrap();
+        Log::open(&path).map(|log| keys(&log))
+    }
+
+    /// Another call may have sent the request of a resumed entry. A failed write does not change that.
+    #[test]
+    fn failed_write_keeps_resumed_mark() {
+        for is_removed in [false, true] {
+            let scratch = Scratch::new();
+            let path = scratch.file("orders.outbox");
+            let mut log = Log::open(&path).unwrap();
+            store(&mut log, names("key", 1));
+            log.resume("key-0", Some(SystemTime::now())).unwrap();
+            log.flush(true).unwrap();
+            // This file cannot be written.
+            let file = std::mem::replace(&mut log.file, File::open(&path).unwrap());
+            match is_removed {
+                true => log.remove("key-0"),
+                false => drop(log.store(&entry("other"), u64::MAX)),
+            }
+            log.flush(true).unwrap_err();
+            log.file = file;
+            log.repair().unwrap();
+            assert_eq!(keys(&log), ["key-0"]);
+            assert!(!log.discard("key-0"), "{is_removed}");
+        }
+    }
+
+    /// A power failure loses any pages that were not synced. The records after them were not acknowledged.
+    #[test]
+    fn hole_in_last_write_is_cut_off() {
+        let scratch = Scratch::new();
+        let path = scratch.file("orders.outbox");
+        let mut log = Log::open(&path).unwrap();
+        store(&mut log, names("first", 3));
+        let begin = fs::read(&path).unwrap().len();
+        store(&mut log, names("second", 50));
+        let bytes = fs::read(&path).unwrap();
+        assert!(bytes.len() > begin + 8192);
+        for hole in [begin..begin + 4096, begin + 4096..begin + 8192] {
+            let read = open_with_hole(&bytes, hole.clone()).unwrap();
+            assert!((3..53).contains(&read.len()), "{hole:?}");
+            assert_eq!(read[..3], names("first", 3)[..]);
+            assert!(!read.contains(&"second-49".to_owned()), "{hole:?}");
+        }
+        // A later write began after this one was on the disk.
+        store(&mut log, names("third", 1));
+        let bytes = fs::read(&path).unwrap();
+        assert!(open_with_hole(&bytes, begin..begin + 4096).is_err());
+        assert!(open_with_hole(&bytes, 20..30).is_err());
+    }
+
+    /// Removals are not synced, and may be lost out of order.
+    #[test]
+    fn hole_in_removals_is_cut_off() {
+        let scratch = Scratch::new();
+        let path = scratch.file("orders.outbox");
+        let mut log = Log::open(&path).unwrap();
+        store(&mut log, names("key", 3));
+        let begin = fs::read(&path).unwrap().len();
+        for key in names("key", 2) {
+            log.remove(&key);
+            log.flush(true).unwrap();
+        }
+        let bytes = fs::read(&path).unwrap();
+        let read = open_with_hole(&bytes, begin..begin + 8).unwrap();
+        assert_eq!(read, names("key", 3));
+    }
+
+    /// All of a compacted file was on the disk before it got its name.
+    #[test]
+    fn hole_in_compacted_file_is_error() {
+        let scratch = Scratch::new();
+        let path = scratch.file("orders.outbox");
+        let mut log = Log::open(&path).unwrap();
+        store(&mut log, names("removed", 8000));
+        for key in names("removed", 8000) {
+            log.remove(&key);
+        }
+        store(&mut log, names("kept", 3));
+        let before = log.length;
+        log.compact().unwrap();
+        assert!(before > COMPACT_FROM && log.length < before);
+        let bytes = fs::read(&path).unwrap();
+        assert!(open_with_hole(&bytes, 20..30).is_err());
+        assert_eq!(open_with_hole(&bytes, 20..20).unwrap(), names("kept", 3));
+    }
+}

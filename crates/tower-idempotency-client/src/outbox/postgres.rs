@@ -14,7 +14,8 @@ use super::{
 ///
 /// The application can store an entry in the transaction of its own data, and send the request after the commit. Then
 /// either both are stored, or neither. It can remove the entry in the transaction that stores the response, with
-/// [`OutboxLayer::with_manual_removal`](crate::OutboxLayer::with_manual_removal).
+/// [`OutboxLayer::with_manual_removal`](crate::OutboxLayer::with_manual_removal). Recoveries skip a row that cannot be read, and log a
+/// warning with its position.
 ///
 /// ```no_run
 /// use bytes::Bytes;
@@ -75,13 +76,14 @@ impl PostgresOutbox {
     ///
     /// # Errors
     ///
-    /// If the server cannot be reached, or the user may not create tables.
+    /// If the server cannot be reached, or the user may not create tables in the schema. PostgreSQL checks this right also if the
+    /// table exists. A process without it does not call this method.
     pub async fn migrate(&self) -> Result<(), OutboxError> {
         let table = &self.table;
-        // Without the lock, two processes that create the table at the same time get an error.
+        // Without the lock, two processes that create the table at the same time get an error. The server executes both
+        // statements of this message in one transaction, which also ends if one of them fails.
         let sql = format!(
-            "begin;
-            select pg_advisory_xact_lock(hashtext('{table}'));
+            "select pg_advisory_xact_lock(hashtext('{table}'));
             create table if not exists {table} (
                 position bigint generated always as identity primary key,
                 key text not null unique,
@@ -92,8 +94,7 @@ impl PostgresOutbox {
                 first_sent bigint,
                 provider bigint,
                 resumed boolean not null default false
-            );
-            commit"
+            )"
         );
         let created = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.pool);
         created.await.map(drop).map_err(OutboxError::new)

@@ -5,6 +5,7 @@ use std::{collections::VecDeque, fmt, future::poll_fn, time::SystemTime};
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
+use tokio::time::Instant;
 use tower_service::Service;
 
 use super::{
@@ -96,8 +97,9 @@ impl<S, O: Outbox> Recovery<S, O> {
         let mut inner = self.service.inner.clone();
         let result = match poll_fn(|cx| inner.poll_ready(cx)).await {
             Ok(()) => {
+                let deadline = inner.settings().deadline_from(Instant::now());
                 shared
-                    .send(inner, req, operation.clone(), unknown_on_drop)
+                    .send(inner, req, operation.clone(), unknown_on_drop, deadline)
                     .await
             }
             Err(error) => {

@@ -163,18 +163,29 @@ macro_rules! impl_outbox {
                 after: u64,
                 limit: u32,
             ) -> Result<Vec<(u64, Entry)>, OutboxError> {
-                let rows = sqlx::query(AssertSqlSafe(self.statements.pending.as_str()))
-                    .bind(i64::try_from(after).unwrap_or(i64::MAX))
-                    .bind(i64::from(limit))
-                    .fetch_all(&self.pool)
-                    .await
-                    .map_err(OutboxError::new)?;
-                rows.iter()
-                    .map(|row| {
-                        let position: i64 = row.try_get(7).map_err(OutboxError::new)?;
-                        Ok((position.cast_unsigned(), read_row(row)?))
-                    })
-                    .collect()
+                let mut after = i64::try_from(after).unwrap_or(i64::MAX);
+                loop {
+                    let rows = sqlx::query(AssertSqlSafe(self.statements.pending.as_str()))
+                        .bind(after)
+                        .bind(i64::from(limit))
+                        .fetch_all(&self.pool)
+                        .await
+                        .map_err(OutboxError::new)?;
+                    let mut entries = Vec::with_capacity(rows.len());
+                    for row in &rows {
+                        after = row.try_get(7).map_err(OutboxError::new)?;
+                        match read_row(row) {
+                            Ok(entry) => entries.push((after.cast_unsigned(), entry)),
+                            Err(error) => {
+                                tracing::warn!(position = after, %error, "row of the outbox skipped");
+                            }
+                        }
+                    }
+                    // A page of damaged rows alone is not the last one.
+                    if !entries.is_empty() || rows.is_empty() {
+                        return Ok(entries);
+                    }
+                }
             }
         }
 

@@ -14,6 +14,8 @@ use super::{
 ///
 /// An entry survives a crash of the machine if `synchronous` of the connections is `FULL`, the default of SQLite. With `NORMAL`
 /// and write-ahead logging a crash of the machine loses the last entries, whose requests may have been executed.
+///
+/// Recoveries skip a row that cannot be read, and log a warning with its position.
 pub struct SqliteOutbox {
     pool: SqlitePool,
     table: String,

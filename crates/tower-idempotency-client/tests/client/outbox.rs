@@ -323,6 +323,55 @@ async fn failed_outbox_sends_nothing() {
     assert_eq!(server.take_log().len(), 0);
 }
 
+/// The deadline counts for the whole call: storage, attempts and removal.
+#[tokio::test(start_paused = true)]
+async fn deadline_includes_calls_of_outbox() {
+    let seconds = Duration::from_secs;
+    for (delays, status, expected, entries, end) in [
+        (
+            [("store", 20), ("remove", 0)],
+            201,
+            Outcome::Definite,
+            0,
+            25,
+        ),
+        (
+            [("store", 20), ("remove", 90)],
+            201,
+            Outcome::Definite,
+            1,
+            30,
+        ),
+        (
+            [("store", 20), ("discard", 90)],
+            401,
+            Outcome::Unknown,
+            1,
+            30,
+        ),
+        ([("store", 27), ("remove", 0)], 201, Outcome::Unknown, 1, 30),
+        ([("store", 90), ("remove", 0)], 201, Outcome::Unknown, 0, 30),
+    ] {
+        let outbox = Arc::new(Memory::default());
+        for (method, delay) in delays {
+            outbox.delay(method, seconds(delay));
+        }
+        let server = tower::service_fn(move |_: Request<Full<Bytes>>| async move {
+            tokio::time::sleep(seconds(5)).await;
+            let res = http::Response::builder().status(status);
+            Ok::<_, std::io::Error>(res.body(Full::<Bytes>::default()).unwrap())
+        });
+        let client = OutboxLayer::new(outbox.clone(), RetryLayer::new()).layer(server);
+        let operation = Operation::new();
+        let before = tokio::time::Instant::now();
+        let _ = client.oneshot(order(&operation)).await;
+        let elapsed = before.elapsed();
+        assert_eq!(elapsed, seconds(end), "{delays:?}");
+        assert_eq!(operation.outcome(), expected, "{delays:?}");
+        assert_eq!(outbox.keys().len(), entries, "{delays:?}");
+    }
+}
+
 /// An entry that could not be removed is sent again, and its outcome is never "not executed".
 #[tokio::test(start_paused = true)]
 async fn failed_removal_leaves_entry() {

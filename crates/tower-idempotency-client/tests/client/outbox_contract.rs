@@ -130,7 +130,10 @@ async fn file_keeps_contract() {
 #[cfg(feature = "outbox-sqlite")]
 mod sqlite {
     use tests::database::pool_options;
-    use tower_idempotency_client::{SqliteOutbox, sqlx::Sqlite};
+    use tower_idempotency_client::{
+        SqliteOutbox,
+        sqlx::{self, Sqlite},
+    };
 
     use super::*;
 
@@ -154,6 +157,27 @@ mod sqlite {
         }
     }
 
+    /// A row that another program has damaged does not hide the rows after it.
+    #[tokio::test]
+    async fn damaged_rows_are_skipped() {
+        let scratch = Scratch::new();
+        let url = format!("sqlite:{}?mode=rwc", scratch.file("outbox.db").display());
+        let pool = pool_options::<Sqlite>().connect(&url).await.unwrap();
+        let outbox = SqliteOutbox::new(pool.clone());
+        outbox.migrate().await.unwrap();
+        for n in 0..5 {
+            outbox.store(&entry(&format!("key-{n}"))).await.unwrap();
+        }
+        let damage = "update idempotency_outbox set method = '(' where key <> 'key-3'";
+        sqlx::raw_sql(damage).execute(&pool).await.unwrap();
+        for limit in [1, 2, 100] {
+            let pending = outbox.pending(0, limit).await.unwrap();
+            let keys: Vec<_> = pending.iter().map(|(_, entry)| entry.key()).collect();
+            assert_eq!(keys, ["key-3"], "{limit}");
+            assert_eq!(outbox.pending(pending[0].0, limit).await.unwrap(), []);
+        }
+    }
+
     fn sqlx_pool() -> tower_idempotency_client::sqlx::SqlitePool {
         pool_options::<Sqlite>()
             .connect_lazy("sqlite::memory:")
@@ -166,7 +190,7 @@ pub(crate) mod postgres {
     use tests::database::pool_options;
     use tower_idempotency_client::{
         PostgresOutbox,
-        sqlx::{PgPool, Postgres},
+        sqlx::{self, PgPool, Postgres},
     };
 
     use super::*;
@@ -186,6 +210,28 @@ pub(crate) mod postgres {
         check_races(&outbox).await;
         let again = (0..8).map(|_| outbox.migrate());
         assert!(join_all(again).await.iter().all(Result::is_ok));
+    }
+
+    /// A migration that fails leaves its connection usable. The user may write the table, and may not create one.
+    #[tokio::test]
+    async fn failed_migration_leaves_pool_usable() {
+        let url = tests::servers::postgres::shared().url();
+        let pool = pool_options::<Postgres>().max_connections(1);
+        let pool = pool.connect(&url).await.unwrap();
+        let table = "outbox_limited";
+        let outbox = PostgresOutbox::new(pool.clone()).with_table(table).unwrap();
+        let run = async |sql: &'static str| {
+            let result = sqlx::raw_sql(sql).execute(&pool).await;
+            result.map(drop).unwrap();
+        };
+        run("create schema limited; set search_path to limited").await;
+        outbox.migrate().await.unwrap();
+        run("create role limited; grant usage on schema limited to limited").await;
+        run("grant select, insert on outbox_limited to limited; set role limited").await;
+        assert!(outbox.migrate().await.is_err());
+        assert_eq!(outbox.store(&entry("first")).await.unwrap(), None);
+        run("reset role").await;
+        assert_eq!(keys(&outbox).await, ["first"]);
     }
 
     /// Entry and order are in one transaction: both are there, or neither is.

@@ -5,7 +5,7 @@ use std::{
         Mutex,
         atomic::{AtomicU32, Ordering},
     },
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use tower_idempotency_client::{Entry, Outbox, OutboxError};
@@ -15,6 +15,7 @@ use tower_idempotency_client::{Entry, Outbox, OutboxError};
 pub(crate) struct Memory {
     entries: Mutex<Vec<(u64, Entry, bool)>>,
     fails: Mutex<Option<&'static str>>,
+    delays: Mutex<Vec<(&'static str, Duration)>>,
     pub(crate) hangs: AtomicU32,
 }
 
@@ -22,6 +23,22 @@ impl Memory {
     /// Lets the calls of one method fail.
     pub(crate) fn fail(&self, method: Option<&'static str>) {
         *self.fails.lock().unwrap() = method;
+    }
+
+    /// Delays the calls of one method.
+    pub(crate) fn delay(&self, method: &'static str, delay: Duration) {
+        self.delays.lock().unwrap().push((method, delay));
+    }
+
+    async fn wait(&self, method: &str) {
+        let delay = {
+            let delays = self.delays.lock().unwrap();
+            let mut delays = delays.iter().filter(|(delayed, _)| *delayed == method);
+            delays.next().map(|(_, delay)| *delay)
+        };
+        if let Some(delay) = delay {
+            tokio::time::sleep(delay).await;
+        }
     }
 
     fn check(&self, method: &str) -> Result<(), OutboxError> {
@@ -53,6 +70,7 @@ impl Outbox for Memory {
         if self.hangs.load(Ordering::Relaxed) > 0 {
             std::future::pending::<()>().await;
         }
+        self.wait("store").await;
         self.check("store")?;
         let at = entry.first_sent().unwrap();
         if let Some(stored) = self.mark(entry.key(), at) {
@@ -70,6 +88,7 @@ impl Outbox for Memory {
     }
 
     async fn discard(&self, key: &str) -> Result<bool, OutboxError> {
+        self.wait("discard").await;
         self.check("discard")?;
         let mut entries = self.entries.lock().unwrap();
         let before = entries.len();
@@ -78,6 +97,7 @@ impl Outbox for Memory {
     }
 
     async fn remove(&self, key: &str) -> Result<(), OutboxError> {
+        self.wait("remove").await;
         self.check("remove")?;
         let mut entries = self.entries.lock().unwrap();
         entries.retain(|(_, entry, _)| entry.key() != key);

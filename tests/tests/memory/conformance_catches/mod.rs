@@ -28,7 +28,7 @@ fn fails_case<S: Store>(subject: Subject<S>, case: &str) -> bool {
         run(
             CaseRuntime::CurrentThread { start_paused: true },
             case.check(subject),
-        )
+        );
     };
     catch_unwind(AssertUnwindSafe(run)).is_err()
 }

@@ -17,6 +17,7 @@ pub(crate) struct Scripts {
 /// The scripts for operators. A store that is not inspected never loads them.
 pub(crate) struct OperatorScripts {
     pub(crate) page: Script,
+    pub(crate) present: Script,
     pub(crate) read: Script,
     pub(crate) resolve: Script,
     pub(crate) reindex: Script,
@@ -55,6 +56,7 @@ impl Scripts {
             is_in_progress: Script::new(include_str!("scripts/look.lua")),
             operators: OperatorScripts {
                 page: Script::new(with_index!("scripts/page.lua")),
+                present: Script::new(include_str!("scripts/present.lua")),
                 read: Script::new(include_str!("scripts/read.lua")),
                 // A script that has deleted an entry finds none when it runs again. It would report that it changed nothing.
                 resolve: Script::new(with_index!("scripts/resolve.lua"))

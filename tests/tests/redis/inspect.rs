@@ -169,6 +169,31 @@ async fn page_takes_two_calls() {
     }
 }
 
+/// A page between members with one score is one call for them, too: with two, a member that left in between hid another one.
+#[tokio::test]
+async fn page_among_equal_scores_takes_two_calls() {
+    let server = RedisServer::start(&[]);
+    let store = with_entries(&server, 12).await;
+    let entries = listed(&store, Query::new(State::InProgress)).await;
+    let lease = entries[11].lease_expires.expect("a lease");
+    let millis = lease.duration_since(std::time::UNIX_EPOCH).expect("later");
+    let script = "local id = string.gsub(ARGV[1], '..', function(h) return string.char(tonumber(h, 16)) end) \
+         return redis.call('ZADD', KEYS[1], ARGV[2], id)";
+    // The second band, which is that of a day.
+    let score = (2 * 17_592_186_044_416 + millis.as_millis()).to_string();
+    for entry in &entries {
+        let id = entry.id().to_hex();
+        server.command(&["EVAL", script, "1", "idempotency:~leases", &id, &score]);
+    }
+    let monitor = server.monitor();
+    let mut found = listed(&store, Query::new(State::InProgress).with_limit(3)).await;
+    let asked = monitor.asked();
+    assert_eq!(asked.len(), 2 * 4, "{asked:?}");
+    assert!(found.is_sorted_by_key(|entry| *entry.id()));
+    found.dedup();
+    assert_eq!(found.len(), 12);
+}
+
 /// The index forgets entries that the server has lost, and is deleted with its last lease.
 #[tokio::test]
 async fn lost_entries_leave_index() {

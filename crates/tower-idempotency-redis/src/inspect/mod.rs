@@ -32,7 +32,7 @@ use crate::{
 ///
 /// A listing uses no `SCAN` and no `KEYS`. Leases with similar orphan retentions are listed together, in the
 /// order of their expiry; records that need attention in the order of their time. In a cluster each
-/// slot has indexes of its own: a listing goes through up to 16,384 of them, several hundred at the same time, and is
+/// slot has indexes of its own: a listing examines up to 16,384 of them, 256 in each call, and is
 /// ordered within a slot alone. An entry that was acquired while its slot was moved to another node is listed after the next
 /// renewal of its lease, or after a takeover.
 ///

@@ -1,6 +1,6 @@
 //! A walk through the members of the indexes.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, ops::Range, time::Duration};
 
 use futures_util::future::{join_all, try_join_all};
 use redis::Value;
@@ -165,7 +165,8 @@ impl<'a> Walk<'a> {
         let batch = if self.examined == 0 { count } else { BATCH };
         let numbers = rest.index..rest.index.saturating_add(width).min(end);
         let (this, last) = (&*self, numbers.end);
-        let read = numbers.map(async |index| {
+        let present = this.present(numbers).await?;
+        let read = present.into_iter().map(async |index| {
             let after = if index == rest.index {
                 rest
             } else {
@@ -199,20 +200,64 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
+    /// Returns the numbers of the indexes that exist. Most slots of a cluster have none.
+    ///
+    /// A script examines many indexes at once. Those that are on another node than the first one are examined singly.
+    async fn present(&self, numbers: Range<u16>) -> Result<Vec<u16>, StoreError> {
+        if self.indexes.len() == 1 {
+            return Ok(numbers.collect());
+        }
+        let keys: Vec<_> = numbers
+            .map(|number| (number, self.key_of(number)))
+            .collect();
+        let chunks = keys.chunks(INDEXES_IN_CALL).map(async |chunk| {
+            let keys: Vec<_> = chunk.iter().map(|(_, key)| key.as_str()).collect();
+            let script = &self.inner.scripts.operators.present;
+            let (link, deadline) = (&self.inner.acquire_link, self.inner.deadline());
+            let reply = run_by_hash(link, deadline, script, &keys[..1], &keys).await;
+            let found = match reply.map_err(StoreError::backend)? {
+                Value::Array(found) if found.len() == keys.len() => found,
+                _ => return Err(unexpected_reply("a number for each index")),
+            };
+            let mut present = Vec::new();
+            for ((number, key), found) in chunk.iter().zip(found) {
+                let is_present = match found {
+                    Value::Int(ABSENT) => false,
+                    Value::Int(PRESENT) => true,
+                    _ => self.is_present(key).await?,
+                };
+                if is_present {
+                    present.push(*number);
+                }
+            }
+            Ok(present)
+        });
+        Ok(try_join_all(chunks).await?.concat())
+    }
+
+    async fn is_present(&self, key: &str) -> Result<bool, StoreError> {
+        let mut exists = redis::cmd("EXISTS");
+        exists.arg(key);
+        let (link, deadline) = (&self.inner.acquire_link, self.inner.deadline());
+        let reply = link.send(deadline, &exists).await;
+        Ok(reply.map_err(StoreError::backend)? == Value::Int(PRESENT))
+    }
+
+    /// Returns the key of an index of this number, for the state of the walk.
+    fn key_of(&self, index: u16) -> String {
+        let [leases, attention] = self.indexes.at(index);
+        match self.state {
+            State::NeedsAttention => attention,
+            _ => leases,
+        }
+    }
+
     /// Reads members of an index after a position. The second value is `true` if there are no more.
     async fn members(
         &self,
         after: Position,
         batch: usize,
     ) -> Result<(Vec<Position>, bool), StoreError> {
-        let [leases, attention] = self.indexes.at(after.index);
-        let key = match self.state {
-            State::NeedsAttention => attention,
-            _ => leases,
-        };
-        if self.indexes.len() > 1 && self.is_empty(&key).await? {
-            return Ok((Vec::new(), true));
-        }
         let leases = match self.state {
             State::InProgress => "live",
             State::Orphaned => "expired",
@@ -224,40 +269,29 @@ impl<'a> Walk<'a> {
         } else {
             0
         };
-        let mut offset = 0;
+        let (key, script) = (self.key_of(after.index), &self.inner.scripts.operators.page);
+        let (link, deadline) = (&self.inner.acquire_link, self.inner.deadline());
+        let (mut id, mut score) = (after.id.to_vec(), after.score);
         loop {
-            let script = &self.inner.scripts.operators.page;
-            let (link, deadline) = (&self.inner.acquire_link, self.inner.deadline());
-            let arguments = (leases, margin, after.score, offset, batch);
+            let arguments = (leases, margin, score, &*id, batch);
             let reply = run_by_hash(link, deadline, script, &[&key], &arguments).await;
-            let reply = reply.map_err(StoreError::backend)?;
-            let found = parse_members(reply)?;
-            let (total, is_last) = (found.len(), found.len() < batch);
-            let members = found.into_iter().filter_map(|(id, score)| {
-                let id = id.try_into().ok()?;
-                let index = after.index;
-                let is_after = (score, id) > (after.score, after.id);
-                is_after.then_some(Position { index, score, id })
+            let found = parse_members(reply.map_err(StoreError::backend)?)?;
+            let is_last = found.len() < batch;
+            let members = found.iter().filter_map(|(id, score)| {
+                let (id, index) = (id.as_slice().try_into().ok()?, after.index);
+                Some(Position {
+                    index,
+                    score: *score,
+                    id,
+                })
             });
             let members: Vec<_> = members.collect();
-            // Members of one score that come before the position fill the batch.
-            if members.is_empty() && !is_last {
-                offset += total;
-                continue;
+            match found.last() {
+                // No member is an id: another program wrote them.
+                Some(last) if members.is_empty() && !is_last => (id, score) = last.clone(),
+                _ => return Ok((members, is_last)),
             }
-            return Ok((members, is_last));
         }
-    }
-}
-
-impl Walk<'_> {
-    /// Returns `true` if there is no such index. Most slots of a cluster have none, and a script costs ten times as much.
-    async fn is_empty(&self, index: &str) -> Result<bool, StoreError> {
-        let mut exists = redis::cmd("EXISTS");
-        exists.arg(index);
-        let (link, deadline) = (&self.inner.acquire_link, self.inner.deadline());
-        let reply = link.send(deadline, &exists).await;
-        Ok(reply.map_err(StoreError::backend)? == Value::Int(0))
     }
 }
 
@@ -275,9 +309,14 @@ fn parse_members(reply: Value) -> Result<Vec<(Vec<u8>, u64)>, StoreError> {
 const MAX_SKEW: Duration = Duration::from_secs(10);
 /// Number of members that a call reads from an index, after the first call.
 const BATCH: usize = 500;
-/// Number of indexes of a cluster that the first call reads, and that a later call reads at most.
+/// Number of indexes of a cluster that are read first, and at most at the same time.
 const MIN_WIDTH: u16 = 32;
-const MAX_WIDTH: u16 = 512;
+const MAX_WIDTH: u16 = 2048;
+/// Number of indexes that a call examines: some hundred microseconds of the server's time.
+const INDEXES_IN_CALL: usize = 256;
+// The reply of `scripts/present.lua`.
+const ABSENT: i64 = 0;
+const PRESENT: i64 = 1;
 
 #[cfg(test)]
 mod tests {

@@ -1,13 +1,23 @@
 -- Reads members of an index from a position on, and writes nothing. KEYS: index.
 -- ARGV: the leases to read: 'live', 'expired', or 'any' for records that need attention; milliseconds that are added to either side
--- of the present time; score of the position; number of members with this score to skip; largest number of members.
--- Returns members and scores, alternating.
+-- of the present time; score and id of the position; largest number of members.
+-- Returns the members after the position and their scores, alternating. There are no more if it returns fewer than requested.
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return {}
 end
 local time = redis.call('TIME')
-local now, margin, from = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[2]), tonumber(ARGV[3])
-local skip, count, found = tonumber(ARGV[4]), tonumber(ARGV[5]), {}
+local now, margin, from, id = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local count, found = tonumber(ARGV[5]), {}
+-- Compares bytes: the operators of Lua compare by the locale of the server.
+local function is_after(member)
+  for number = 1, math.min(#member, #id) do
+    local one, other = string.byte(member, number), string.byte(id, number)
+    if one ~= other then
+      return one > other
+    end
+  end
+  return #member > #id
+end
 for number = 0, band(math.huge) do
   local min, max = number * BAND, (number + 1) * BAND - 1
   if ARGV[1] == 'live' then
@@ -15,17 +25,19 @@ for number = 0, band(math.huge) do
   elseif ARGV[1] == 'expired' then
     max = min + now + margin
   end
-  if max >= from and count > 0 then
-    local offset = 0
-    if min <= from then
-      min, offset = from, skip
-    end
+  local offset, is_last = 0, max < from
+  min = math.max(min, from)
+  while not is_last and #found < 2 * count do
     local part = redis.call('ZRANGEBYSCORE', KEYS[1], string.format('%.0f', min), string.format('%.0f', max),
       'WITHSCORES', 'LIMIT', offset, count)
-    for _, value in ipairs(part) do
-      found[#found + 1] = value
+    for place = 1, #part, 2 do
+      local is_listed = tonumber(part[place + 1]) > from or is_after(part[place])
+      if is_listed and #found < 2 * count then
+        found[#found + 1] = part[place]
+        found[#found + 1] = part[place + 1]
+      end
     end
-    count = count - #part / 2
+    offset, is_last = offset + count, #part < 2 * count
   end
 end
 return found

@@ -125,6 +125,7 @@ async fn in_progress_is_listed_by_page_on_dynoxide() {
 }
 
 #[tokio::test]
+#[ignore = "moto is slow; scripts/test --all runs this test"]
 async fn in_progress_is_listed_by_page_on_moto() {
     running_entries_are_listed_by_page(StandIn::Moto).await;
 }
@@ -156,6 +157,7 @@ async fn index_partitions_are_spread_on_dynoxide() {
 }
 
 #[tokio::test]
+#[ignore = "moto is slow; scripts/test --all runs this test"]
 async fn index_partitions_are_spread_on_moto() {
     running_entries_spread_over_index_partitions(StandIn::Moto).await;
 }
@@ -278,6 +280,7 @@ async fn attention_is_listed_until_resolved_on_dynoxide() {
 }
 
 #[tokio::test]
+#[ignore = "moto is slow; scripts/test --all runs this test"]
 async fn attention_is_listed_until_resolved_on_moto() {
     attention_is_listed_until_resolved(StandIn::Moto).await;
 }
@@ -337,6 +340,7 @@ async fn retry_resolution_is_takeover_on_dynoxide() {
 }
 
 #[tokio::test]
+#[ignore = "moto is slow; scripts/test --all runs this test"]
 async fn retry_resolution_is_takeover_on_moto() {
     retry_resolution_is_takeover(StandIn::Moto).await;
 }
@@ -392,6 +396,7 @@ async fn settled_entry_is_replayed_on_dynoxide() {
 }
 
 #[tokio::test]
+#[ignore = "moto is slow; scripts/test --all runs this test"]
 async fn settled_entry_is_replayed_on_moto() {
     settled_attention_is_replayed(StandIn::Moto).await;
 }
@@ -591,6 +596,7 @@ async fn unreadable_entry_is_listed_and_deleted_on_dynoxide() {
 }
 
 #[tokio::test]
+#[ignore = "moto is slow; scripts/test --all runs this test"]
 async fn unreadable_entry_is_listed_and_deleted_on_moto() {
     unreadable_entry_is_listed_and_deleted(StandIn::Moto).await;
 }
@@ -686,71 +692,87 @@ async fn deletion_with_lost_reply_is_unknown() {
 }
 
 /// With such a TTL setting, the service would delete no items or the wrong ones.
-#[tokio::test]
-async fn table_with_other_ttl_attribute_is_refused() {
+async fn refuses_other_ttl_attribute(stand_in: StandIn) {
     use tower_idempotency_dynamodb::aws_sdk_dynamodb::types::TimeToLiveSpecification;
 
-    for stand_in in [StandIn::Dynoxide, StandIn::Moto] {
-        let server = shared(stand_in);
-        let (client, table) = (client(server.address()), server.new_table());
-        let store = DynamoDbStore::new(&client, table.as_str());
-        store.create_table().await.expect("made");
-        let set = async |name: &str, enabled| {
-            let specification = TimeToLiveSpecification::builder()
-                .attribute_name(name)
-                .enabled(enabled)
-                .build()
-                .expect("complete");
-            let update = client.update_time_to_live().table_name(&table);
-            let update = update.time_to_live_specification(specification);
-            update.send().await.expect("the server runs");
-        };
-        set("ttl", false).await;
-        set("expires_at", true).await;
-        let error = store.create_table().await.expect_err("another attribute");
-        assert_eq!(error.kind(), DynamoDbErrorKind::Unusable, "{stand_in:?}");
-        assert!(error.to_string().contains("attribute ttl"), "{error}");
-        set("expires_at", false).await;
-        store.create_table().await.expect("turned on");
-        let described = client.describe_time_to_live().table_name(&table);
-        let described = described.send().await.expect("the server runs");
-        let described = described.time_to_live_description.expect("described");
-        assert_eq!(described.attribute_name(), Some("ttl"));
-    }
+    let server = shared(stand_in);
+    let (client, table) = (client(server.address()), server.new_table());
+    let store = DynamoDbStore::new(&client, table.as_str());
+    store.create_table().await.expect("made");
+    let set = async |name: &str, enabled| {
+        let specification = TimeToLiveSpecification::builder()
+            .attribute_name(name)
+            .enabled(enabled)
+            .build()
+            .expect("complete");
+        let update = client.update_time_to_live().table_name(&table);
+        let update = update.time_to_live_specification(specification);
+        update.send().await.expect("the server runs");
+    };
+    set("ttl", false).await;
+    set("expires_at", true).await;
+    let error = store.create_table().await.expect_err("another attribute");
+    assert_eq!(error.kind(), DynamoDbErrorKind::Unusable, "{stand_in:?}");
+    assert!(error.to_string().contains("attribute ttl"), "{error}");
+    set("expires_at", false).await;
+    store.create_table().await.expect("turned on");
+    let described = client.describe_time_to_live().table_name(&table);
+    let described = described.send().await.expect("the server runs");
+    let described = described.time_to_live_description.expect("described");
+    assert_eq!(described.attribute_name(), Some("ttl"));
 }
 
 #[tokio::test]
-async fn table_with_other_schema_is_refused() {
+async fn other_ttl_attribute_is_refused_on_dynoxide() {
+    refuses_other_ttl_attribute(StandIn::Dynoxide).await;
+}
+
+#[tokio::test]
+#[ignore = "moto is slow; scripts/test --all runs this test"]
+async fn other_ttl_attribute_is_refused_on_moto() {
+    refuses_other_ttl_attribute(StandIn::Moto).await;
+}
+
+async fn refuses_other_schema(stand_in: StandIn) {
     use tower_idempotency_dynamodb::aws_sdk_dynamodb::types::{
         AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType,
     };
-    for stand_in in [StandIn::Dynoxide, StandIn::Moto] {
-        let server = shared(stand_in);
-        let (client, table) = (client(server.address()), server.new_table());
-        let stores = [0, 1, 2].map(|_| DynamoDbStore::new(&client, table.as_str()));
-        let [a, b, c] = &stores;
-        let made = tokio::join!(a.create_table(), b.create_table());
-        made.0.expect("made");
-        made.1.expect("made by the other");
-        c.create_table().await.expect("there");
+    let server = shared(stand_in);
+    let (client, table) = (client(server.address()), server.new_table());
+    let stores = [0, 1, 2].map(|_| DynamoDbStore::new(&client, table.as_str()));
+    let [a, b, c] = &stores;
+    let made = tokio::join!(a.create_table(), b.create_table());
+    made.0.expect("made");
+    made.1.expect("made by the other");
+    c.create_table().await.expect("there");
 
-        let other = server.new_table();
-        let attribute = AttributeDefinition::builder()
-            .attribute_name("pk")
-            .attribute_type(ScalarAttributeType::S);
-        let key = KeySchemaElement::builder()
-            .attribute_name("pk")
-            .key_type(KeyType::Hash);
-        let create = client
-            .create_table()
-            .table_name(&other)
-            .billing_mode(BillingMode::PayPerRequest)
-            .attribute_definitions(attribute.build().expect("complete"))
-            .key_schema(key.build().expect("complete"));
-        create.send().await.expect("the server runs");
-        let refused = DynamoDbStore::new(&client, other).create_table().await;
-        let error = refused.expect_err("of another kind");
-        assert_eq!(error.kind(), DynamoDbErrorKind::Unusable);
-        assert!(error.to_string().contains("partition key id"), "{error}");
-    }
+    let other = server.new_table();
+    let attribute = AttributeDefinition::builder()
+        .attribute_name("pk")
+        .attribute_type(ScalarAttributeType::S);
+    let key = KeySchemaElement::builder()
+        .attribute_name("pk")
+        .key_type(KeyType::Hash);
+    let create = client
+        .create_table()
+        .table_name(&other)
+        .billing_mode(BillingMode::PayPerRequest)
+        .attribute_definitions(attribute.build().expect("complete"))
+        .key_schema(key.build().expect("complete"));
+    create.send().await.expect("the server runs");
+    let refused = DynamoDbStore::new(&client, other).create_table().await;
+    let error = refused.expect_err("of another kind");
+    assert_eq!(error.kind(), DynamoDbErrorKind::Unusable);
+    assert!(error.to_string().contains("partition key id"), "{error}");
+}
+
+#[tokio::test]
+async fn other_schema_is_refused_on_dynoxide() {
+    refuses_other_schema(StandIn::Dynoxide).await;
+}
+
+#[tokio::test]
+#[ignore = "moto is slow; scripts/test --all runs this test"]
+async fn other_schema_is_refused_on_moto() {
+    refuses_other_schema(StandIn::Moto).await;
 }

@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use axum::{
@@ -43,6 +44,10 @@ pub mod sql;
 pub mod wire;
 
 pub mod playground;
+
+/// Longest time that a test waits for a process or for its effect. It only detects hangs: on a busy machine, a process that is
+/// killed many times may need minutes.
+pub const HANG_GUARD: Duration = Duration::from_secs(600);
 
 /// Returns `few`, or `full` if the environment has `FULL`, because the full number takes minutes.
 #[must_use]

@@ -22,7 +22,7 @@ use http::{Request, request};
 use http_body_util::{BodyExt, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 
-use crate::TestResponse;
+use crate::{HANG_GUARD, TestResponse};
 
 /// The environment variable with the path of a playground that is built.
 pub const EXECUTABLE: &str = "TOWER_IDEMPOTENCY_PLAYGROUND";
@@ -118,10 +118,10 @@ impl Playground {
     ///
     /// # Panics
     ///
-    /// Panics if it does not end within three minutes.
+    /// Panics if it does not end within [`HANG_GUARD`].
     #[must_use]
     pub fn wait(mut self) -> (ExitStatus, String, String) {
-        let deadline = Instant::now() + Duration::from_secs(180);
+        let deadline = Instant::now() + HANG_GUARD;
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("a child of this process") {
                 break status;
@@ -200,9 +200,9 @@ impl Playground {
     ///
     /// # Panics
     ///
-    /// Panics if fewer have begun after a minute.
+    /// Panics if fewer have begun after [`HANG_GUARD`].
     pub async fn has_begun(&self, executions: u64) {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + HANG_GUARD;
         while self.executions().await < executions {
             assert!(
                 Instant::now() < deadline,

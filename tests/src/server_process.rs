@@ -17,7 +17,7 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use tokio::time::timeout;
 
 use crate::{
-    TestResponse,
+    HANG_GUARD, TestResponse,
     servers::{Guard, directory, on_a_free_port, until_ready},
 };
 
@@ -151,5 +151,3 @@ fn command(program: &Path, port: u16, args: &[String]) -> Command {
 fn is_ready(guard: &Guard, starts: usize) -> bool {
     guard.log().matches("listening on http://").count() == starts
 }
-
-const HANG_GUARD: Duration = Duration::from_secs(120);

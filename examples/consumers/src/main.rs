@@ -63,6 +63,10 @@ enum Command {
         #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "20ms")]
         packing: Duration,
 
+        /// The time after which an equal message gets another parcel.
+        #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "5m")]
+        window: Duration,
+
         /// The time for further work after a parcel is sent.
         #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "0s")]
         work: Duration,
@@ -158,6 +162,7 @@ async fn run(
             messages,
             consumers,
             packing,
+            window,
             work,
             careless,
         } => {
@@ -169,6 +174,7 @@ async fn run(
                 queue.send(format!("customer {}", n % 10), order(n));
             }
             let shipments = Shipments::new(layer, tally.clone())
+                .with_window(window.try_into()?)
                 .with_packing(packing)
                 .with_work(work);
             let shipments = match careless {

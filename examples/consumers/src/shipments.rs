@@ -48,6 +48,17 @@ impl Shipments {
         }
     }
 
+    /// Sets the time after which an equal message gets another parcel. Default: five minutes.
+    ///
+    /// If it is shorter than the time between two deliveries of one message, the parcel is sent twice.
+    #[must_use]
+    pub fn with_window(self, window: Ttl) -> Self {
+        Self {
+            layer: self.layer.with_retention(window),
+            ..self
+        }
+    }
+
     /// Sets the time to pack a parcel, before it is sent. Default: none.
     #[must_use]
     pub fn with_packing(self, packing: Duration) -> Self {

@@ -355,7 +355,7 @@ where
 }
 
 /// The timeout of a store's calls in tests that do not test timeouts.
-pub const UNHURRIED: Duration = Duration::from_secs(10);
+pub const UNHURRIED: Duration = Duration::from_secs(30);
 
 fn command(port: u16, args: &[String]) -> Command {
     let mut command = Command::new(tool("redis-server", "redis-server", &[]));

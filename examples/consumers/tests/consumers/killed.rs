@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tests::random::Random;
+use tests::{HANG_GUARD, random::Random};
 use tokio::{sync::Mutex, task::spawn_blocking, time::sleep};
 
 /// Processes with short leases run one after another: in parallel they could delay each other's renewals.
@@ -111,5 +111,3 @@ fn start(args: &[&str]) -> Child {
         .spawn()
         .expect("it is built")
 }
-
-const HANG_GUARD: Duration = Duration::from_secs(180);

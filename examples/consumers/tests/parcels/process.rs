@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tests::playground::run;
+use tests::{HANG_GUARD, playground::run};
 use tokio::time::sleep;
 
 /// A process that is killed when this is dropped, also by a test that fails.
@@ -76,5 +76,3 @@ impl Drop for Process {
         let _ = self.0.wait();
     }
 }
-
-const HANG_GUARD: Duration = Duration::from_secs(180);

@@ -9,7 +9,7 @@ use axum::http::{Request, StatusCode};
 use embedded::Bank;
 use serde_json::{Value, json};
 use tests::{
-    TestResponse,
+    HANG_GUARD, TestResponse,
     scratch::Scratch,
     server_process::{ServerProcess, ask},
 };
@@ -100,4 +100,3 @@ async fn deposits_in(bank: &Bank) -> i64 {
 }
 
 const ITEMS: usize = 1000;
-const HANG_GUARD: Duration = Duration::from_secs(120);

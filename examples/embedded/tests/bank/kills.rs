@@ -15,7 +15,7 @@ use std::{
 
 use axum::http::{Request, StatusCode};
 use tests::{
-    TestResponse, few_or,
+    HANG_GUARD, TestResponse, few_or,
     random::Random,
     scratch::Scratch,
     server_process::{ServerProcess, ask},
@@ -228,4 +228,3 @@ fn number<N: std::str::FromStr>(name: &str, default: N) -> N {
 }
 
 const CLIENTS: usize = 8;
-const HANG_GUARD: Duration = Duration::from_secs(180);

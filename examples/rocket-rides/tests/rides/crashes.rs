@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use rocket_rides::provider::Mood;
-use tests::TestResponse;
+use tests::{HANG_GUARD, TestResponse};
 use tokio::time::sleep;
 use tower_idempotency_sqlx::sqlx::{self, AssertSqlSafe};
 
 use crate::{
     harness::database,
-    processes::{HANG_GUARD, PATIENT, Processes, book, set_mood},
+    processes::{PATIENT, Processes, book, set_mood},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 use rocket_rides::{migrate, provider::Mood};
 use tests::{
+    HANG_GUARD,
     barrier::within,
     proxy::{Fault, Proxy, Then},
     servers::postgres,
@@ -12,7 +13,7 @@ use tests::{
 use tower_idempotency::Preset;
 use tower_idempotency_sqlx::sqlx;
 
-use crate::{harness::Harness, processes::HANG_GUARD};
+use crate::harness::Harness;
 
 #[tokio::test]
 async fn ride_is_charged_once_and_replayed() {

@@ -10,7 +10,7 @@ use tests::database::pool_options;
 use axum::http::{Request, StatusCode};
 use rocket_rides::provider::{Charge, Mood};
 use tests::{
-    TestResponse,
+    HANG_GUARD, TestResponse,
     scratch::Scratch,
     server_process::{ServerProcess, ask},
 };
@@ -133,4 +133,3 @@ pub(crate) async fn book(
 pub(crate) const BRISK: [&str; 4] = ["--lease", "1s", "--patience", "300ms"];
 /// Leases that a process keeps when it stalls for seconds, and an equally long timeout for the provider.
 pub(crate) const PATIENT: [&str; 4] = ["--lease", "5s", "--patience", "20s"];
-pub(crate) const HANG_GUARD: Duration = Duration::from_secs(120);

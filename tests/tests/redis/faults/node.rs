@@ -12,6 +12,7 @@ use tests::{
     TestResponse,
     barrier::{Barrier, within},
     send,
+    servers::redis::UNHURRIED,
 };
 use tokio::{task::JoinHandle, time::Instant};
 use tower_idempotency::{IdempotencyKey, IdempotencyLayer, Lease, Ttl};
@@ -278,5 +279,3 @@ pub(crate) async fn connect_unhurried(url: &str) -> RedisStore {
 pub(crate) const STORE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The longest time for a refusal: five times the 12 s (4 x [`STORE_TIMEOUT`]) of all attempts.
 pub(crate) const BOUND: Duration = Duration::from_secs(60);
-/// The timeout of the stores of [`unhurried`].
-pub(crate) const UNHURRIED: Duration = Duration::from_secs(5);

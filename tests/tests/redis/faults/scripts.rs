@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use tests::servers::redis::RedisServer;
+use tests::servers::redis::{RedisServer, UNHURRIED};
 use tower_idempotency::{
     Ttl,
     store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, Store, Token},
@@ -18,7 +18,7 @@ use tower_idempotency_redis::{
 
 use crate::{
     events::{HANG, eventually},
-    faults::node::{UNHURRIED, connect_unhurried},
+    faults::node::connect_unhurried,
 };
 
 /// Another deployment, with the frozen scripts. They have other hashes, even if the current scripts are equal.

@@ -9,11 +9,11 @@ use std::{
 };
 
 use axum::http::StatusCode;
-use tests::{TestResponse, random::Random, server_process::ServerProcess};
+use tests::{HANG_GUARD, TestResponse, random::Random, server_process::ServerProcess};
 use tokio::{task::JoinSet, time::sleep};
 
 use super::strikes::Striking;
-use crate::processes::{HANG_GUARD, Processes, book};
+use crate::processes::{Processes, book};
 
 /// A client that wants one ride.
 pub(super) struct Rider {

@@ -1,4 +1,4 @@
-//! Runs many cases of the conformance suite at a time.
+//! Runs many cases of the conformance suite concurrently.
 //!
 //! Cases spend most of their time asleep, and the test harness runs only one test per processor at a time. The suite
 //! would take minutes for a store with several settings. Here one test runs a set of cases, and its failure names the
@@ -21,11 +21,11 @@ use tower_idempotency::{
 /// # Panics
 ///
 /// Panics if a case panics: lists all cases that did, with the beginning of their messages.
-pub fn every_case_at_once<S: Store>(
+pub fn run_all_cases<S: Store>(
     subject: impl AsyncFn() -> Subject<S> + Sync,
     plan: impl Fn(Duration) -> Option<Plan> + Sync,
 ) {
-    every_case(Case::all(), AT_ONCE, &|case| {
+    run_cases(Case::all(), MAX_CASES_OF_CALL, &|case| {
         case.run(false, &subject, &plan);
     });
 }
@@ -35,51 +35,52 @@ pub fn every_case_at_once<S: Store>(
 /// # Panics
 ///
 /// Panics if a case panics: lists all cases that did, with the beginning of their messages.
-pub fn every_inspect_case_at_once<S: Store>(subject: impl AsyncFn() -> Subject<S> + Sync) {
-    every_case(Case::inspect(), AT_ONCE, &|case| {
+pub fn run_all_inspect_cases<S: Store>(subject: impl AsyncFn() -> Subject<S> + Sync) {
+    run_cases(Case::inspect(), MAX_CASES_OF_CALL, &|case| {
         case.run(false, &subject, |_| None);
     });
 }
 
-/// Like [`every_case_at_once`], but runs at most this many cases at a time, and waits for a permit. This is for a server that
-/// one set of cases already keeps busy.
+/// Like [`run_all_cases`], but on `threads` threads, and never together with another call of this function.
+///
+/// It is for a server that one set of cases keeps busy.
 ///
 /// # Panics
 ///
 /// Panics if a case panics: lists all cases that did, with the beginning of their messages.
-pub fn every_case_in_turn<S: Store>(
-    at_once: usize,
+pub fn run_all_cases_exclusively<S: Store>(
+    threads: usize,
     subject: impl AsyncFn() -> Subject<S> + Sync,
     plan: impl Fn(Duration) -> Option<Plan> + Sync,
 ) {
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    every_case(Case::all(), at_once, &|case| {
+    static LOCK: Mutex<()> = Mutex::new(());
+    let _guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    run_cases(Case::all(), threads, &|case| {
         case.run(false, &subject, &plan);
     });
 }
 
-fn every_case(cases: &[Case], at_once: usize, run: &(dyn Fn(Case) + Sync)) {
+fn run_cases(cases: &[Case], threads: usize, run: &(dyn Fn(Case) + Sync)) {
     let failed = Mutex::new(Vec::new());
     let cases = Mutex::new(cases.to_vec());
     let next = || cases.lock().unwrap_or_else(PoisonError::into_inner).pop();
     thread::scope(|scope| {
         let work = || {
             while let Some(case) = next() {
-                let _turn = Turn::take();
+                let _permit = CasePermit::acquire();
                 // Each case has its own thread, because a panic shows the name of its thread.
-                let running = thread::Builder::new().name(case.name().to_owned());
-                let ended = running
+                let thread = thread::Builder::new().name(case.name().to_owned());
+                let result = thread
                     .spawn_scoped(scope, move || run(case))
                     .expect("a thread")
                     .join();
-                if let Err(panic) = ended {
+                if let Err(panic) = result {
                     let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
-                    failed.push(format!("{}: {}", case.name(), said(&*panic)));
+                    failed.push(format!("{}: {}", case.name(), panic_message(&*panic)));
                 }
             }
         };
-        let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         for worker in workers {
             worker.join().expect("a worker does not panic");
         }
@@ -89,40 +90,44 @@ fn every_case(cases: &[Case], at_once: usize, run: &(dyn Fn(Case) + Sync)) {
 }
 
 /// Returns the beginning of a panic's message. A long message may be cut at its beginning, which would hide the failed case.
-fn said(panic: &(dyn Any + Send)) -> String {
-    let said = panic.downcast_ref::<String>().map(String::as_str);
-    let said = said.or_else(|| panic.downcast_ref::<&str>().copied());
-    said.unwrap_or("no words").chars().take(300).collect()
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let message = panic.downcast_ref::<String>().map(String::as_str);
+    let message = message.or_else(|| panic.downcast_ref::<&str>().copied());
+    message.unwrap_or("no message").chars().take(300).collect()
 }
 
-/// The permit to run a case. Without it, several sets at once would wait for processors, and open more connections than
-/// a server allows.
-struct Turn;
+/// Permit to run one case, from a semaphore of the process. It limits the processors and connections that concurrent sets of
+/// cases need.
+struct CasePermit;
 
-static LEFT: Mutex<usize> = Mutex::new(AT_ONCE_IN_ALL);
-static GIVEN_BACK: Condvar = Condvar::new();
+static AVAILABLE_PERMITS: Mutex<usize> = Mutex::new(MAX_CASES_OF_PROCESS);
+static PERMIT_RELEASED: Condvar = Condvar::new();
 
-impl Turn {
-    fn take() -> Self {
-        let left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
-        let none = |left: &mut usize| *left == 0;
-        let left = GIVEN_BACK.wait_while(left, none);
-        *left.unwrap_or_else(PoisonError::into_inner) -= 1;
+impl CasePermit {
+    /// Waits for a permit.
+    fn acquire() -> Self {
+        let available = AVAILABLE_PERMITS
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let available = PERMIT_RELEASED.wait_while(available, |available| *available == 0);
+        *available.unwrap_or_else(PoisonError::into_inner) -= 1;
         Self
     }
 }
 
-impl Drop for Turn {
+impl Drop for CasePermit {
     fn drop(&mut self) {
-        *LEFT.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        GIVEN_BACK.notify_one();
+        *AVAILABLE_PERMITS
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) += 1;
+        PERMIT_RELEASED.notify_one();
     }
 }
 
-/// Makes a module with five tests of the suite: `direct` without faults, and one for each [`Plan`]. These are
+/// Defines a module with five tests of the suite: `direct` without faults, and one for each [`Plan`]. These are
 /// `calls_lost`, `replies_lost`, `slow` and `alternating`.
 #[macro_export]
-macro_rules! conformance_at_once {
+macro_rules! conformance_modes {
     (mod $name:ident, subject = $subject:expr $(,)?) => {
         mod $name {
             #[allow(unused_imports, reason = "not every closure needs the imports")]
@@ -131,27 +136,27 @@ macro_rules! conformance_at_once {
 
             #[test]
             fn direct() {
-                $crate::conformance::every_case_at_once($subject, |_| None);
+                $crate::conformance::run_all_cases($subject, |_| None);
             }
 
             #[test]
             fn calls_lost() {
-                $crate::conformance::every_case_at_once($subject, |_| Some(Plan::CallsLost));
+                $crate::conformance::run_all_cases($subject, |_| Some(Plan::CallsLost));
             }
 
             #[test]
             fn replies_lost() {
-                $crate::conformance::every_case_at_once($subject, |_| Some(Plan::RepliesLost));
+                $crate::conformance::run_all_cases($subject, |_| Some(Plan::RepliesLost));
             }
 
             #[test]
             fn slow() {
-                $crate::conformance::every_case_at_once($subject, |pause| Some(Plan::Slow(pause)));
+                $crate::conformance::run_all_cases($subject, |pause| Some(Plan::Slow(pause)));
             }
 
             #[test]
             fn alternating() {
-                $crate::conformance::every_case_at_once($subject, |pause| {
+                $crate::conformance::run_all_cases($subject, |pause| {
                     Some(Plan::Alternating(pause))
                 });
             }
@@ -159,5 +164,8 @@ macro_rules! conformance_at_once {
     };
 }
 
-const AT_ONCE: usize = 16;
-const AT_ONCE_IN_ALL: usize = 32;
+/// Maximum number of concurrent cases of one call.
+const MAX_CASES_OF_CALL: usize = 16;
+
+/// Maximum number of concurrent cases of all calls in the process.
+const MAX_CASES_OF_PROCESS: usize = 32;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tests::{
-    conformance::{every_case_at_once as every_case, every_inspect_case_at_once},
+    conformance::{run_all_cases as every_case, run_all_inspect_cases},
     servers::dynamodb::{StandIn, shared},
 };
 use tower_idempotency::conformance::{Case, ManualClock, Plan, Subject};
@@ -71,12 +71,12 @@ fn dynoxide_allowing_for_skew_alternating() {
 
 #[test]
 fn dynoxide_operators() {
-    every_inspect_case_at_once(async || exact().await.with_inspector());
+    run_all_inspect_cases(async || exact().await.with_inspector());
 }
 
 #[test]
 fn dynoxide_allowing_for_skew_operators() {
-    every_inspect_case_at_once(async || allowing_for_skew().await.with_inspector());
+    run_all_inspect_cases(async || allowing_for_skew().await.with_inspector());
 }
 
 /// Checks the cases that detect best if a resolution is not one conditional write under a new token.

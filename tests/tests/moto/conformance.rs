@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use tests::{
-    conformance::every_case_in_turn,
+    conformance::run_all_cases_exclusively,
     servers::dynamodb::{StandIn, shared},
 };
 use tower_idempotency::conformance::{ManualClock, Plan, Subject};
@@ -24,15 +24,15 @@ async fn subject() -> Subject<DynamoDbStore> {
 }
 
 /// Number of cases that run at once. Each call waits for all the others.
-const AT_ONCE: usize = 8;
+const THREADS: usize = 8;
 
 // F-178
 #[test]
 fn moto_direct() {
-    every_case_in_turn(AT_ONCE, subject, |_| None);
+    run_all_cases_exclusively(THREADS, subject, |_| None);
 }
 
 #[test]
 fn moto_alternating() {
-    every_case_in_turn(AT_ONCE, subject, |pause| Some(Plan::Alternating(pause)));
+    run_all_cases_exclusively(THREADS, subject, |pause| Some(Plan::Alternating(pause)));
 }

@@ -3,7 +3,7 @@
 use std::{fs, time::Duration};
 
 use tests::{
-    conformance::every_case_at_once,
+    conformance::run_all_cases,
     servers::redis::{RedisServer, Sentinel, UNHURRIED, shared, until_connected},
 };
 use tower_idempotency::conformance::Subject;
@@ -27,7 +27,7 @@ fn assert_conforms(push: bool, store: impl AsyncFn() -> RedisStore + Sync) {
         let subject = Subject::new(store().await).with_unit(Duration::from_millis(100));
         subject.with_push(push)
     };
-    every_case_at_once(subject, |_| None);
+    run_all_cases(subject, |_| None);
 }
 
 #[test]

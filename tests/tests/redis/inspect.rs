@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::OnceLock, time::Duration};
 
 use tests::{
-    conformance::every_inspect_case_at_once,
+    conformance::run_all_inspect_cases,
     proxy::{Fault, Proxy, Then},
     servers::redis::{RedisCluster, RedisServer, UNHURRIED, shared, until_connected},
     sql,
@@ -32,7 +32,7 @@ async fn on_cluster(cluster: &RedisCluster, prefix: &str) -> RedisStore {
 
 #[test]
 fn redis_passes_every_case() {
-    every_inspect_case_at_once(async || {
+    run_all_inspect_cases(async || {
         let options = RedisOptions::new()
             .with_timeout(UNHURRIED)
             .with_prefix("operators:");
@@ -44,7 +44,7 @@ fn redis_passes_every_case() {
 
 #[test]
 fn cluster_passes_every_case() {
-    every_inspect_case_at_once(async || {
+    run_all_inspect_cases(async || {
         let store = on_cluster(cluster(), "operators:").await;
         Subject::new(store).with_push(false).with_inspector()
     });
@@ -52,7 +52,7 @@ fn cluster_passes_every_case() {
 
 #[test]
 fn one_slot_of_cluster_passes_every_case() {
-    every_inspect_case_at_once(async || {
+    run_all_inspect_cases(async || {
         let store = on_cluster(cluster(), "{operators}:").await;
         Subject::new(store).with_push(false).with_inspector()
     });

@@ -6,7 +6,7 @@ use axum::Router;
 use http::StatusCode;
 use tests::{
     Effects,
-    conformance::every_case_at_once,
+    conformance::run_all_cases,
     creating,
     layered::{Layered, Processes},
     post, send,
@@ -23,7 +23,7 @@ fn assert_conforms<S: Store>(
     store: impl AsyncFn() -> S + Sync,
     plan: impl Fn(Duration) -> Option<Plan> + Sync,
 ) {
-    every_case_at_once(async || Subject::new(store().await), plan);
+    run_all_cases(async || Subject::new(store().await), plan);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! MariaDB passes the suite with each default isolation level of its sessions.
 
-use tests::{conformance_at_once, servers::mariadb::MariaDbServer};
+use tests::{conformance_modes, servers::mariadb::MariaDbServer};
 use tower_idempotency::conformance::Subject;
 use tower_idempotency_sqlx::MySqlStore;
 
@@ -20,7 +20,7 @@ macro_rules! at {
                 Subject::new(store).with_push(false)
             }
 
-            conformance_at_once! { mod suite, subject = store }
+            conformance_modes! { mod suite, subject = store }
         }
     };
 }

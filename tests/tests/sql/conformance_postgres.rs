@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use tests::{
-    conformance_at_once,
+    conformance_modes,
     servers::{pgbouncer::PgBouncer, postgres},
 };
 use tower_idempotency::conformance::Subject;
@@ -30,10 +30,10 @@ async fn migrated(store: PostgresStore) -> Subject<PostgresStore> {
 }
 
 // The server treats this level as read committed. F-142
-conformance_at_once! { mod read_uncommitted, subject = async || at("read uncommitted").await }
-conformance_at_once! { mod read_committed, subject = async || at("read committed").await }
-conformance_at_once! { mod repeatable_read, subject = async || at("repeatable read").await }
+conformance_modes! { mod read_uncommitted, subject = async || at("read uncommitted").await }
+conformance_modes! { mod read_committed, subject = async || at("read committed").await }
+conformance_modes! { mod repeatable_read, subject = async || at("repeatable read").await }
 // F-142
-conformance_at_once! { mod serializable, subject = async || at("serializable").await }
+conformance_modes! { mod serializable, subject = async || at("serializable").await }
 // F-140
-conformance_at_once! { mod pgbouncer_by_transaction, subject = behind_pgbouncer }
+conformance_modes! { mod pgbouncer_by_transaction, subject = behind_pgbouncer }

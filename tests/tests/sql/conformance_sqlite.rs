@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::Command, sync::OnceLock};
 
 use tests::{
-    conformance_at_once,
+    conformance_modes,
     servers::{Guard, directory},
 };
 use tower_idempotency::conformance::Subject;
@@ -26,4 +26,4 @@ fn file() -> PathBuf {
 }
 
 // F-171
-conformance_at_once! { mod sqlite, subject = on_a_file }
+conformance_modes! { mod sqlite, subject = on_a_file }

@@ -3,7 +3,7 @@
 use std::{sync::OnceLock, time::Duration};
 
 use tests::{
-    conformance::every_inspect_case_at_once,
+    conformance::run_all_inspect_cases,
     few_or,
     scratch::Scratch,
     servers::{
@@ -26,7 +26,7 @@ use tower_idempotency_sqlx::{
 
 #[test]
 fn postgres_passes_every_case() {
-    every_inspect_case_at_once(async || {
+    run_all_inspect_cases(async || {
         let store = sql::postgres(postgres::shared(), "operators").await;
         Subject::new(store).with_inspector()
     });
@@ -34,7 +34,7 @@ fn postgres_passes_every_case() {
 
 #[test]
 fn serializable_postgres_passes_every_case() {
-    every_inspect_case_at_once(async || {
+    run_all_inspect_cases(async || {
         let options: PgConnectOptions = postgres::shared().url().parse().expect("a URL");
         let options = options.options([("default_transaction_isolation", "serializable")]);
         let store = PostgresStore::new(options);
@@ -46,7 +46,7 @@ fn serializable_postgres_passes_every_case() {
 
 #[test]
 fn mariadb_passes_every_case() {
-    every_inspect_case_at_once(async || {
+    run_all_inspect_cases(async || {
         let store = sql::mariadb(mariadb::shared(), "operators").await;
         Subject::new(store).with_push(false).with_inspector()
     });
@@ -55,7 +55,7 @@ fn mariadb_passes_every_case() {
 #[test]
 fn sqlite_passes_every_case() {
     static SCRATCH: OnceLock<Scratch> = OnceLock::new();
-    every_inspect_case_at_once(async || {
+    run_all_inspect_cases(async || {
         let store = sql::sqlite(SCRATCH.get_or_init(Scratch::new)).await;
         Subject::new(store).with_push(false).with_inspector()
     });

@@ -3,8 +3,8 @@
 use std::{path::PathBuf, process::Command, sync::OnceLock};
 
 use tests::{
-    conformance::every_inspect_case_at_once,
-    conformance_at_once,
+    conformance::run_all_inspect_cases,
+    conformance_modes,
     servers::{Guard, directory},
 };
 use tower_idempotency::conformance::Subject;
@@ -25,11 +25,11 @@ tower_idempotency::inspect_conformance_tests! {
 #[cfg(feature = "sqlite")]
 #[test]
 fn sqlite_passes_cases_about_operators() {
-    every_inspect_case_at_once(async || sqlite_file().await.with_inspector());
+    run_all_inspect_cases(async || sqlite_file().await.with_inspector());
 }
 
 #[cfg(feature = "sqlite")]
-conformance_at_once! { mod sqlite, subject = sqlite_file }
+conformance_modes! { mod sqlite, subject = sqlite_file }
 
 #[cfg(feature = "sqlite")]
 async fn sqlite_file() -> Subject<AnyStore> {

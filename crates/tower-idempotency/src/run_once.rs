@@ -9,7 +9,7 @@ use crate::{
     digest::{FieldDigest, SERVICE_SCOPE},
     error::Error,
     execution::{
-        Finished, HandlerOutcome, PendingRecord,
+        Execution, Finished, HandlerOutcome, PendingRecord,
         acquire::{AcquireOutcome, Attempt},
         detach::Detachable,
         shared::Context,
@@ -70,8 +70,8 @@ pub enum Outcome<T, E> {
     /// The work failed, and the recorded outcome is unknown. Contains the error of this run.
     ///
     /// The store cannot report the outcome of the work's own commit, or the work needs attention and its lease was lost. A
-    /// later run gets the recorded outcome, runs, or finds the key in progress or orphaned. If the retention has passed since
-    /// the commit, the later run may repeat work that was done.
+    /// later run gets the recorded outcome, runs, or finds the key in progress or orphaned. If the retention has passed
+    /// since the commit, the later run may repeat work that was done.
     Unknown(E),
 }
 
@@ -103,8 +103,8 @@ impl IdempotencyLayer {
     ///
     /// Work that fails runs again, unless it reports that something may have happened: see [`WorkError`].
     ///
-    /// The layer's lease, orphan policy, retention, namespace, secret, store timeout and limit of requests in flight apply. A
-    /// value larger than the response limit is not recorded. The other settings do not apply, and neither does
+    /// The layer's lease, orphan policy, retention, namespace, secret, store timeout and limit of requests in flight apply.
+    /// A value larger than the response limit is not recorded. The other settings do not apply, and neither does
     /// [`StoreFailure`](crate::StoreFailure): without a lease nothing runs.
     ///
     /// `fingerprint` identifies the content of the work. The same key with another fingerprint is a mismatch. Entries of
@@ -118,16 +118,18 @@ impl IdempotencyLayer {
     ///
     /// # Errors
     ///
-    /// - [`StoreUnavailable`](crate::ErrorKind::StoreUnavailable) if no lease could be acquired or the record cannot be read.
+    /// - [`StoreUnavailable`](crate::ErrorKind::StoreUnavailable) if no lease could be acquired or the record cannot be
+    ///   read.
     /// - [`Overloaded`](crate::ErrorKind::Overloaded) and [`Draining`](crate::ErrorKind::Draining), as for requests.
     /// - [`CallerLimit`](crate::ErrorKind::CallerLimit) if calls outside HTTP, which are one caller, use up their share of a
     ///   limit.
     ///
-    /// The work did not run now. The exception is work that committed a record that is not a `T`: that record cannot be read.
+    /// The work did not run now. The exception is work that committed a record that is not a `T`: that record cannot be
+    /// read.
     ///
-    /// - [`UnfinishedTransaction`](crate::ErrorKind::UnfinishedTransaction) if the work returned a value, but neither committed
-    ///   nor rolled back a transaction that it began under its lease. The work ran, its key was released, and a later call
-    ///   runs it again.
+    /// - [`UnfinishedTransaction`](crate::ErrorKind::UnfinishedTransaction) if the work returned a value, but neither
+    ///   committed nor rolled back a transaction that it began under its lease. The work ran, its key was released, and a
+    ///   later call runs it again.
     ///
     /// # Panics
     ///
@@ -325,70 +327,93 @@ where
         }
     };
     let (result, finished) = execution
-        .run(async |execution| {
-            let lease = &execution.lease;
-            let handle = lease.handle();
-            let result = {
-                let _timer = telemetry::HandlerTimer::start();
-                work(handle).await
-            };
-            // An error may contradict the commit that the work reported.
-            let closed = lease.close();
-            if let Some(record) = execution.committed_record(closed, result.is_ok()).await {
-                return HandlerOutcome::Committed(WorkResult::from(result), record);
-            }
-            let pending = |record, retention| PendingRecord {
-                status: None,
-                record,
-                retention,
-            };
-            match result {
-                Ok(_) if lease.has_open_transaction() => {
-                    telemetry::transaction_unfinished(&id);
-                    HandlerOutcome::Release(WorkResult::Unfinished, "unfinished_transaction")
-                }
-                Ok(value) => {
-                    let record = disposition::encode_value(rules, &id, &value);
-                    let pending = pending(record, rules.retention);
-                    HandlerOutcome::Record(WorkResult::Value(value), pending)
-                }
-                Err(WorkError::NeedsAttention(attention, error)) => {
-                    let record = Codec::encode_attention(&id, None, &attention);
-                    let result = WorkResult::NeedsAttention(attention, error);
-                    HandlerOutcome::Record(result, pending(record, Ttl::MAX))
-                }
-                Err(WorkError::Release(error)) => {
-                    HandlerOutcome::Release(WorkResult::Failed(error), "failed")
-                }
-                Err(WorkError::Orphan(error)) => HandlerOutcome::Hold(WorkResult::Failed(error)),
-            }
-        })
+        .run(async |execution| run_work(execution, rules, &id, work).await)
         .await;
+    ended(rules, &id, result, finished)
+}
+
+/// Runs the work, and decides how its lease ends.
+async fn run_work<T, E, W, F>(
+    execution: &mut Execution,
+    rules: &response::rules::Rules,
+    id: &KeyId,
+    work: W,
+) -> HandlerOutcome<WorkResult<T, E>>
+where
+    W: FnOnce(Lease) -> F,
+    F: Future<Output = Result<T, WorkError<E>>>,
+    T: Serialize,
+{
+    let lease = &execution.lease;
+    let handle = lease.handle();
+    let result = {
+        let _timer = telemetry::HandlerTimer::start();
+        work(handle).await
+    };
+    // An error may contradict the commit that the work reported.
+    let closed = lease.close();
+    if let Some(record) = execution.committed_record(closed, result.is_ok()).await {
+        return HandlerOutcome::Committed(WorkResult::from(result), record);
+    }
+    let pending = |record, retention| PendingRecord {
+        status: None,
+        record,
+        retention,
+    };
+    match result {
+        Ok(_) if lease.has_open_transaction() => {
+            telemetry::transaction_unfinished(id);
+            HandlerOutcome::Release(WorkResult::Unfinished, "unfinished_transaction")
+        }
+        Ok(value) => {
+            let record = disposition::encode_value(rules, id, &value);
+            let pending = pending(record, rules.retention);
+            HandlerOutcome::Record(WorkResult::Value(value), pending)
+        }
+        Err(WorkError::NeedsAttention(attention, error)) => {
+            let record = Codec::encode_attention(id, None, &attention);
+            let result = WorkResult::NeedsAttention(attention, error);
+            HandlerOutcome::Record(result, pending(record, Ttl::MAX))
+        }
+        Err(WorkError::Release(error)) => {
+            HandlerOutcome::Release(WorkResult::Failed(error), "failed")
+        }
+        Err(WorkError::Orphan(error)) => HandlerOutcome::Hold(WorkResult::Failed(error)),
+    }
+}
+
+/// Returns the outcome for the caller of a run with this result, whose lease finished in this way.
+fn ended<T: DeserializeOwned, E>(
+    rules: &response::rules::Rules,
+    id: &KeyId,
+    result: WorkResult<T, E>,
+    finished: Finished,
+) -> Result<Ended<T, E>, Error> {
     let outcome = match finished {
         Finished::Own => match result {
             WorkResult::Value(value) => Ok(Outcome::Executed(value)),
             WorkResult::NeedsAttention(_, error) | WorkResult::Failed(error) => {
                 Ok(Outcome::Failed(error))
             }
-            WorkResult::Unfinished => Err(unfinished_transaction().with_entry(&id)),
+            WorkResult::Unfinished => Err(unfinished_transaction().with_entry(id)),
         },
         Finished::Committed {
             record,
             is_reported,
         } => {
             if is_reported && let WorkResult::NeedsAttention(late, _) = &result {
-                telemetry::attention_ignored(&id, late.code(), "a value was committed");
+                telemetry::attention_ignored(id, late.code(), "a value was committed");
             }
-            committed(rules, &id, &record, result)
+            committed(rules, id, &record, result)
         }
         Finished::Stored(record)
             if matches!(result, WorkResult::Failed(_) | WorkResult::Unfinished) =>
         {
-            replayed(rules, &id, &record)
+            replayed(rules, id, &record)
         }
-        Finished::Stored(_) => unconfirmed(rules, &id, result, true),
+        Finished::Stored(_) => unconfirmed(rules, id, result, true),
         Finished::Unknown { retryable } => {
-            let outcome = unconfirmed(rules, &id, result, retryable)?;
+            let outcome = unconfirmed(rules, id, result, retryable)?;
             return Ok(Ended {
                 outcome,
                 can_change: retryable,
@@ -427,8 +452,8 @@ fn unconfirmed<T, E>(
     }
 }
 
-/// Returns the outcome of a run that committed `record` itself: the value in the record, or that of `result` if the record is
-/// a tombstone.
+/// Returns the outcome of a run that committed `record` itself: the value in the record, or that of `result` if the record
+/// is a tombstone.
 fn committed<T: DeserializeOwned, E>(
     rules: &response::rules::Rules,
     id: &KeyId,

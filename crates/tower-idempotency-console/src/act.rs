@@ -11,7 +11,7 @@ use tower_idempotency::{
 };
 
 use crate::{
-    audit::{AuditLog, Intent, change_id, changes_nothing},
+    audit::{AuditLog, AuditedChange, Intent, change_id, changes_nothing},
     console::Shared,
     describe::{details_json, entry_json, kept_for_operator},
     error::PageError,
@@ -155,15 +155,9 @@ async fn act(shared: &Shared, request: Request) -> Result<Acted, PageError> {
             "This console has no audit log, so nothing can be resolved.",
         ));
     };
-    let Request {
-        actor,
-        source,
-        seen,
-        decision,
-        reason,
-    } = request;
+    let seen = &request.seen;
     let details = match shared.call(shared.inspector.get(seen.id())).await? {
-        Some(details) if details.entry.seen() == &seen => details,
+        Some(details) if details.entry.seen() == seen => details,
         changed => {
             return Ok(Acted {
                 before: None,
@@ -172,7 +166,29 @@ async fn act(shared: &Shared, request: Request) -> Result<Acted, PageError> {
             });
         }
     };
-    let resolution = decision.resolution(shared, &details, &reason)?;
+    let resolution = checked_resolution(shared, &request, &details)?;
+    let change = begin(log, shared.store_name.clone(), &request, &details).await?;
+    let resolved = apply(shared, seen, &resolution).await;
+    shared.live.invalidate();
+    finish(shared, change, &request, &resolved).await?;
+    let outcome = resolved?;
+    let is_applied = outcome.is_applied();
+    let (ResolveOutcome::Applied(after) | ResolveOutcome::Changed(after)) = outcome;
+    Ok(Acted {
+        before: Some(details.entry),
+        after: after.map(|entry| *entry),
+        is_applied,
+    })
+}
+
+/// Returns the resolution of a request. An error means that it does not apply to the entry.
+fn checked_resolution(
+    shared: &Shared,
+    request: &Request,
+    details: &EntryDetails,
+) -> Result<Resolution, PageError> {
+    let Request { decision, seen, .. } = request;
+    let resolution = decision.resolution(shared, details, &request.reason)?;
     if !resolution.applies_to(seen.state()) {
         return Err(PageError::bad_request(format!(
             "The decision {} does not apply to an entry that is {}. Nothing was changed.",
@@ -185,43 +201,38 @@ async fn act(shared: &Shared, request: Request) -> Result<Acted, PageError> {
             "A response cannot be recorded, because the record of this entry is a value. Nothing was changed.",
         ));
     }
-    let id = seen.id().to_hex();
-    // The decision may delete the record. Afterwards only the audit log has its reason.
-    let before = details_json(&details);
-    let actor_and_reason = (actor.clone(), reason.clone());
-    let store = shared.store_name.clone();
-    let change = begin(
-        log,
-        store,
-        (actor, source, resolution.name(), reason, id, before),
-    )
-    .await?;
-    let resolved = apply(shared, &seen, &resolution).await;
-    shared.live.invalidate();
-    let (outcome, after) = match &resolved {
-        Ok(outcome) => {
-            let name = if outcome.is_applied() {
+    Ok(resolution)
+}
+
+/// Counts and logs the outcome of a resolution, and writes it to the audit log.
+async fn finish(
+    shared: &Shared,
+    change: AuditedChange,
+    request: &Request,
+    resolved: &Result<ResolveOutcome, PageError>,
+) -> Result<(), PageError> {
+    let (outcome, after) = match resolved {
+        Ok(resolved) => {
+            let outcome = if resolved.is_applied() {
                 "applied"
             } else {
                 "changed"
             };
-            (
-                name.to_owned(),
-                outcome.entry().map_or(Value::Null, entry_json),
-            )
+            let after = resolved.entry().map_or(Value::Null, entry_json);
+            (outcome.to_owned(), after)
         }
         Err(error) if error.is_unknown => (format!("unknown: {}", error.message), Value::Null),
         Err(error) => (format!("failed: {}", error.message), Value::Null),
     };
-    shared
-        .counters
-        .count_resolution(resolution.name(), &outcome);
+    let decision = request.decision.name();
+    shared.counters.count_resolution(decision, &outcome);
+    let id = request.seen.id();
     tracing::info!(
         target: "tower_idempotency::audit",
-        entry = %seen.id(),
-        actor = &*actor_and_reason.0,
-        decision = resolution.name(),
-        reason = actor_and_reason.1,
+        entry = %id,
+        actor = &*request.actor,
+        decision,
+        reason = request.reason,
         outcome,
         "entry resolved by an operator"
     );
@@ -229,25 +240,18 @@ async fn act(shared: &Shared, request: Request) -> Result<Acted, PageError> {
         let outcome = outcome.clone();
         tokio::task::spawn_blocking(move || change.finish(&outcome, after)).await
     };
-    if !matches!(written, Ok(Ok(()))) {
-        tracing::error!(
-            entry = %seen.id(),
-            outcome,
-            "outcome of a resolution not written to the audit log"
-        );
-        return Err(PageError::unknown(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            format!("The outcome is \"{outcome}\", but the audit log cannot be written."),
-        ));
+    if matches!(written, Ok(Ok(()))) {
+        return Ok(());
     }
-    let outcome = resolved?;
-    let is_applied = outcome.is_applied();
-    let (ResolveOutcome::Applied(after) | ResolveOutcome::Changed(after)) = outcome;
-    Ok(Acted {
-        before: Some(details.entry),
-        after: after.map(|entry| *entry),
-        is_applied,
-    })
+    tracing::error!(
+        entry = %id,
+        outcome,
+        "outcome of a resolution not written to the audit log"
+    );
+    Err(PageError::unknown(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        format!("The outcome is \"{outcome}\", but the audit log cannot be written."),
+    ))
 }
 
 /// Makes the change. An error says whether the store may have made it nevertheless.
@@ -270,18 +274,18 @@ async fn apply(
     Err(error.into_unknown())
 }
 
+/// Writes the intent to the audit log.
 async fn begin(
     log: AuditLog,
     store: String,
-    (actor, source, decision, reason, id, before): (
-        Box<str>,
-        &'static str,
-        &'static str,
-        String,
-        String,
-        Value,
-    ),
-) -> Result<crate::audit::AuditedChange, PageError> {
+    request: &Request,
+    details: &EntryDetails,
+) -> Result<AuditedChange, PageError> {
+    let (actor, reason) = (request.actor.clone(), request.reason.clone());
+    let (source, decision) = (request.source, request.decision.name());
+    let id = request.seen.id().to_hex();
+    // The decision may delete the record. Afterwards only the audit log has its reason.
+    let before = details_json(details);
     let begun = tokio::task::spawn_blocking(move || {
         log.begin(&Intent {
             change: &change_id(),

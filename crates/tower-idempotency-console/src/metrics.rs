@@ -80,97 +80,107 @@ pub(crate) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
 }
 
 fn render(states: Option<&[StateCount]>, counters: &Counters) -> String {
-    let mut page = Page::default();
-    let up = u8::from(states.is_some());
-    page.family(
-        "store_up",
-        "gauge",
-        "1 if the store replied to the last query, else 0.",
-    );
-    page.sample("store_up", &[], up);
-    page.family(
-        "store_entries_limit",
-        "gauge",
-        "Number of entries at which the counts of idempotency_store_entries stop.",
-    );
-    page.sample("store_entries_limit", &[], COUNT_LIMIT);
-    let states = states.unwrap_or_default();
-    page.family(
-        "store_entries",
-        "gauge",
-        "Entries of the store by state, counted up to a limit.",
-    );
-    for state in states {
-        // A query that stopped before it found an entry does not prove that there is none.
-        if let Some(count) = state.count.filter(|it| it.is_exact || it.value > 0) {
-            page.sample(
-                "store_entries",
-                &[("state", state.state.name())],
-                count.value,
-            );
-        }
-    }
-    page.family(
-        "store_entries_is_exact",
-        "gauge",
-        "1 if the count of a state is exact, else 0: the state may have more entries.",
-    );
-    for state in states {
-        if let Some(count) = state.count {
-            page.sample(
-                "store_entries_is_exact",
-                &[("state", state.state.name())],
-                u8::from(count.is_exact),
-            );
-        }
-    }
-    page.family(
-        "store_oldest_entry_age_seconds",
-        "gauge",
-        "Age of the oldest entry among the first of the listing of a state.",
-    );
-    for state in states {
-        if let Some(oldest) = state.oldest {
-            let labels = [("state", state.state.name())];
-            page.sample(
-                "store_oldest_entry_age_seconds",
-                &labels,
-                oldest.age.as_secs_f64(),
-            );
-        }
-    }
-    page.family(
-        "console_responses_total",
-        "counter",
-        "Responses of the console by class of the status.",
-    );
-    for (class, counter) in CLASSES.iter().zip(&counters.responses) {
-        let count = counter.load(Ordering::Relaxed);
-        page.sample("console_responses_total", &[("status", class)], count);
-    }
-    page.family(
-        "console_resolutions_total",
-        "counter",
-        "Decisions of operators by outcome in the audit log.",
-    );
-    for (decision, counters) in DECISIONS.iter().zip(&counters.resolutions) {
-        for (outcome, counter) in OUTCOMES.iter().zip(counters) {
-            let labels = [("decision", *decision), ("outcome", *outcome)];
-            page.sample(
-                "console_resolutions_total",
-                &labels,
-                counter.load(Ordering::Relaxed),
-            );
-        }
-    }
-    page.0
+    let mut text = Exposition::default();
+    text.write_store(states);
+    text.write_console(counters);
+    text.0
 }
 
-/// A page of the text format. Label values are names of this crate, which need no escapes.
+/// Metrics in the text format of Prometheus. Label values are names of this crate, which need no escapes.
 #[derive(Default)]
-struct Page(String);
+struct Exposition(String);
 
-impl Page {
+impl Exposition {
+    /// Writes the gauges of the store. `states` is `None` if the store did not reply.
+    fn write_store(&mut self, states: Option<&[StateCount]>) {
+        let up = u8::from(states.is_some());
+        self.family(
+            "store_up",
+            "gauge",
+            "1 if the store replied to the last query, else 0.",
+        );
+        self.sample("store_up", &[], up);
+        self.family(
+            "store_entries_limit",
+            "gauge",
+            "Number of entries at which the counts of idempotency_store_entries stop.",
+        );
+        self.sample("store_entries_limit", &[], COUNT_LIMIT);
+        let states = states.unwrap_or_default();
+        self.family(
+            "store_entries",
+            "gauge",
+            "Entries of the store by state, counted up to a limit.",
+        );
+        for state in states {
+            // A query that stopped before it found an entry does not prove that there is none.
+            if let Some(count) = state.count.filter(|it| it.is_exact || it.value > 0) {
+                self.sample(
+                    "store_entries",
+                    &[("state", state.state.name())],
+                    count.value,
+                );
+            }
+        }
+        self.family(
+            "store_entries_is_exact",
+            "gauge",
+            "1 if the count of a state is exact, else 0: the state may have more entries.",
+        );
+        for state in states {
+            if let Some(count) = state.count {
+                self.sample(
+                    "store_entries_is_exact",
+                    &[("state", state.state.name())],
+                    u8::from(count.is_exact),
+                );
+            }
+        }
+        self.family(
+            "store_oldest_entry_age_seconds",
+            "gauge",
+            "Age of the oldest entry among the first of the listing of a state.",
+        );
+        for state in states {
+            if let Some(oldest) = state.oldest {
+                let labels = [("state", state.state.name())];
+                self.sample(
+                    "store_oldest_entry_age_seconds",
+                    &labels,
+                    oldest.age.as_secs_f64(),
+                );
+            }
+        }
+    }
+
+    /// Writes the counters of the console.
+    fn write_console(&mut self, counters: &Counters) {
+        self.family(
+            "console_responses_total",
+            "counter",
+            "Responses of the console by class of the status.",
+        );
+        for (class, counter) in CLASSES.iter().zip(&counters.responses) {
+            let count = counter.load(Ordering::Relaxed);
+            self.sample("console_responses_total", &[("status", class)], count);
+        }
+        self.family(
+            "console_resolutions_total",
+            "counter",
+            "Decisions of operators by outcome in the audit log.",
+        );
+        for (decision, counters) in DECISIONS.iter().zip(&counters.resolutions) {
+            for (outcome, counter) in OUTCOMES.iter().zip(counters) {
+                let labels = [("decision", *decision), ("outcome", *outcome)];
+                self.sample(
+                    "console_resolutions_total",
+                    &labels,
+                    counter.load(Ordering::Relaxed),
+                );
+            }
+        }
+    }
+
     fn family(&mut self, name: &str, kind: &str, help: &str) {
         let written = write!(
             self.0,

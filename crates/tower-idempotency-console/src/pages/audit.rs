@@ -11,7 +11,7 @@ use crate::{console::Shared, error::PageError, guard::Visit};
 
 #[derive(Template)]
 #[template(path = "audit.html")]
-struct Page {
+struct AuditPage {
     visit: Visit,
     rows: Vec<AuditRow>,
 }
@@ -21,7 +21,7 @@ pub(crate) async fn audit(
     visit: Visit,
 ) -> Result<Response, PageError> {
     let lines = audit_lines(&shared, 100).await?;
-    let page = Page {
+    let page = AuditPage {
         rows: lines.iter().map(AuditRow::from).collect(),
         visit,
     };

@@ -22,7 +22,7 @@ use crate::{
 
 #[derive(Template)]
 #[template(path = "bulk.html")]
-struct Confirm {
+struct BulkConfirmation {
     visit: Visit,
     choice: Choice,
     rows: Vec<Row>,
@@ -33,7 +33,7 @@ struct Confirm {
 
 #[derive(Template)]
 #[template(path = "bulk_outcome.html")]
-struct Outcome {
+struct BulkOutcome {
     visit: Visit,
     choice: Choice,
     results: Vec<Ticked>,
@@ -111,7 +111,7 @@ pub(crate) async fn confirm(
             None => changed.push(Ticked::new(&seen, "changed: it is absent now".to_owned())),
         }
     }
-    let page = Confirm {
+    let page = BulkConfirmation {
         choice,
         rows,
         changed,
@@ -152,7 +152,7 @@ pub(crate) async fn resolve(
     } else {
         StatusCode::CONFLICT
     };
-    let page = Outcome {
+    let page = BulkOutcome {
         choice,
         results,
         applied,

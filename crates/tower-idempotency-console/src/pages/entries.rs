@@ -24,7 +24,7 @@ use crate::{
 
 #[derive(Template)]
 #[template(path = "entries.html")]
-struct Page {
+struct EntriesPage {
     visit: Visit,
     filters: Filters,
     states: Vec<StateOption>,
@@ -46,8 +46,8 @@ struct StateOption {
     is_selected: bool,
 }
 
-/// Returns up to a page of entries. A store may examine many entries for each match, so this takes several calls, for at most
-/// two seconds.
+/// Returns up to a page of entries. A store may examine many entries for each match, so this takes several calls, for at
+/// most two seconds.
 pub(crate) async fn page(
     shared: &Shared,
     filters: &Filters,
@@ -97,7 +97,7 @@ pub(crate) async fn entries(
     // A response differs from entry to entry, and is recorded on the page of one entry.
     let mut choices = choices(decisions_in(filters.state));
     choices.retain(|it| it.name != "complete");
-    let page = Page {
+    let page = EntriesPage {
         states: states.into(),
         label: label(filters.state),
         is_listed,

@@ -27,7 +27,7 @@ pub(crate) const MAX_RECORD: usize = 64 * 1024 * 1024;
 
 #[derive(Template)]
 #[template(path = "entry.html")]
-struct Page {
+struct EntryPage {
     visit: Visit,
     row: Row,
     label: &'static str,
@@ -113,7 +113,7 @@ pub(crate) async fn entry(
     let hex = id.to_hex();
     let of_entry = lines.iter().filter(|it| it["id"] == hex.as_str()).take(20);
     let state = details.entry.state();
-    let page = Page {
+    let page = EntryPage {
         row: Row::from(&details.entry),
         label: label(state),
         next_request: next_request_of(&details),

@@ -21,7 +21,7 @@ use crate::{
 
 #[derive(Template)]
 #[template(path = "find.html")]
-struct Page {
+struct FindPage {
     visit: Visit,
     finds_keys: bool,
     id: String,
@@ -45,7 +45,7 @@ pub(crate) async fn form(
     RawQuery(query): RawQuery,
 ) -> Result<Response, PageError> {
     let params = Params::parse(query.unwrap_or_default().as_bytes());
-    let mut page = Page {
+    let mut page = FindPage {
         visit,
         finds_keys: shared.layer.is_some(),
         id: params.get("id").unwrap_or_default().trim().to_owned(),
@@ -141,7 +141,7 @@ pub(crate) async fn find(
         rows.extend(found.iter().map(|it| Row::from(&it.entry)));
     }
     let is_found = !rows.is_empty();
-    let page = Page {
+    let page = FindPage {
         visit,
         finds_keys: true,
         id: String::new(),

@@ -141,7 +141,7 @@ impl From<&Value> for AuditRow {
 
 #[derive(Template)]
 #[template(path = "overview.html")]
-struct Page {
+struct OverviewPage {
     visit: Visit,
     live: String,
     audit: Vec<AuditRow>,
@@ -156,7 +156,7 @@ pub(crate) async fn overview(
     let part = LivePart::new(&shared, &snapshot, &visit.base);
     let lines = audit_lines(&shared, 200).await?;
     let outcomes = lines.iter().filter(|it| it["line"] == "outcome").take(5);
-    let page = Page {
+    let page = OverviewPage {
         live: part.render().map_err(|error| {
             PageError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
         })?,

@@ -27,7 +27,7 @@ use crate::{
 
 #[derive(Template)]
 #[template(path = "confirm.html")]
-struct Confirm {
+struct Confirmation {
     visit: Visit,
     row: Row,
     label: &'static str,
@@ -141,7 +141,7 @@ pub(crate) async fn confirm(
     };
     let record = details.record.as_deref();
     let attention = record.and_then(NeedsAttention::in_record);
-    let page = Confirm {
+    let page = Confirmation {
         row: Row::from(entry),
         label: label(entry.state()),
         choice,

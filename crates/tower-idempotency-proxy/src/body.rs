@@ -84,7 +84,7 @@ pin_project! {
     /// The body of a request to the upstream.
     pub(crate) struct RequestBody {
         #[pin]
-        source: Source,
+        source: RequestSource,
         progress: Arc<Progress>,
         // As for a received body: the stream is open until both bodies are dropped.
         stream: Option<Stream>,
@@ -92,12 +92,49 @@ pin_project! {
 }
 
 pin_project! {
+    /// A body that the layer has wrapped, or one of a request outside the layer.
     #[project = SourceProj]
-    enum Source {
-        Layered { #[pin] body: tower_idempotency::Body<ReceivedBody> },
-        Plain { #[pin] body: ReceivedBody },
+    enum Source<L, P> {
+        Layered { #[pin] body: L },
+        Plain { #[pin] body: P },
     }
 }
+
+impl<L, P> Body for Source<L, P>
+where
+    L: Body<Data = Bytes, Error = BodyError>,
+    P: Body<Data = Bytes, Error = BodyError>,
+{
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match self.project() {
+            SourceProj::Layered { body } => body.poll_frame(cx),
+            SourceProj::Plain { body } => body.poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Layered { body } => body.is_end_stream(),
+            Self::Plain { body } => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Layered { body } => body.size_hint(),
+            Self::Plain { body } => body.size_hint(),
+        }
+    }
+}
+
+type RequestSource = Source<tower_idempotency::Body<ReceivedBody>, ReceivedBody>;
+type ResponseSource = Source<tower_idempotency::Body<UpstreamBody>, UpstreamBody>;
 
 /// The time at which the upstream last read from a request body.
 #[derive(Debug)]
@@ -139,7 +176,7 @@ impl From<ReceivedBody> for RequestBody {
 }
 
 impl RequestBody {
-    fn new(source: Source) -> Self {
+    fn new(source: RequestSource) -> Self {
         Self {
             source,
             progress: Progress::new(),
@@ -166,26 +203,17 @@ impl Body for RequestBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.project();
-        let frame = ready!(match this.source.project() {
-            SourceProj::Layered { body } => body.poll_frame(cx),
-            SourceProj::Plain { body } => body.poll_frame(cx),
-        });
+        let frame = ready!(this.source.poll_frame(cx));
         this.progress.advance();
         Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.source {
-            Source::Layered { body } => body.is_end_stream(),
-            Source::Plain { body } => body.is_end_stream(),
-        }
+        self.source.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.source {
-            Source::Layered { body } => body.size_hint(),
-            Source::Plain { body } => body.size_hint(),
-        }
+        self.source.size_hint()
     }
 }
 
@@ -251,14 +279,6 @@ pin_project! {
     }
 }
 
-pin_project! {
-    #[project = ResponseSourceProj]
-    enum ResponseSource {
-        Layered { #[pin] body: tower_idempotency::Body<UpstreamBody> },
-        Plain { #[pin] body: UpstreamBody },
-    }
-}
-
 impl ResponseBody {
     /// Counts the request as open until the body is dropped.
     pub(crate) fn with_request(self, request: Option<OpenRequest>) -> Self {
@@ -294,23 +314,14 @@ impl Body for ResponseBody {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match self.project().source.project() {
-            ResponseSourceProj::Layered { body } => body.poll_frame(cx),
-            ResponseSourceProj::Plain { body } => body.poll_frame(cx),
-        }
+        self.project().source.poll_frame(cx)
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.source {
-            ResponseSource::Layered { body } => body.is_end_stream(),
-            ResponseSource::Plain { body } => body.is_end_stream(),
-        }
+        self.source.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.source {
-            ResponseSource::Layered { body } => body.size_hint(),
-            ResponseSource::Plain { body } => body.size_hint(),
-        }
+        self.source.size_hint()
     }
 }

@@ -47,14 +47,14 @@ pub(crate) struct Connection {
 
 /// Counts a connection as open, until its tunnel is closed too.
 pub(crate) struct OpenConnection {
-    _gauge: telemetry::OpenConnection,
+    _gauge: telemetry::OpenConnectionGauge,
     _permit: OwnedSemaphorePermit,
 }
 
 impl OpenConnection {
     pub(crate) fn new(permit: OwnedSemaphorePermit) -> Self {
         Self {
-            _gauge: telemetry::OpenConnection::new(),
+            _gauge: telemetry::OpenConnectionGauge::new(),
             _permit: permit,
         }
     }

@@ -15,7 +15,7 @@ use tower_layer::Layer;
 use crate::{
     config::{
         ConcurrentRequests, ConfigError, Identity, KeySyntaxName, MissingKeyName, Mode,
-        OrphansName, PresetName, PrincipalName, RequestIdentity, Route as RouteConfig, Settings,
+        OrphansName, PresetName, PrincipalName, RequestIdentity, RouteConfig, Settings,
         UnknownOutcome, Upstream,
     },
     headers::upgrade_protocol,

@@ -136,16 +136,16 @@ pub(crate) fn switched(route: impl Display, old: impl Display, new: impl Display
 }
 
 /// Counts an open connection until it is dropped.
-pub(crate) struct OpenConnection(());
+pub(crate) struct OpenConnectionGauge(());
 
-impl OpenConnection {
+impl OpenConnectionGauge {
     pub(crate) fn new() -> Self {
         gauge!("idempotency_proxy_connections").increment(1.0);
         Self(())
     }
 }
 
-impl Drop for OpenConnection {
+impl Drop for OpenConnectionGauge {
     fn drop(&mut self) {
         gauge!("idempotency_proxy_connections").decrement(1.0);
     }

@@ -6,7 +6,7 @@ use http::Uri;
 use toml::Spanned;
 
 use super::{
-    ConfigError, MissingKeyName, Mode, PrincipalName, Route, Secret, Settings, Upstream,
+    ConfigError, MissingKeyName, Mode, PrincipalName, RouteConfig, Secret, Settings, Upstream,
     error::suggestion,
 };
 
@@ -115,7 +115,7 @@ impl Upstream {
     }
 }
 
-impl Route {
+impl RouteConfig {
     fn check(&self, check: &Check<'_>, upstreams: &[&str]) -> Result<(), ConfigError> {
         let name = self.upstream.get_ref().as_str();
         if !upstreams.contains(&name) {

@@ -69,7 +69,7 @@ pub(crate) struct Settings {
     #[serde(default)]
     pub(crate) rollout: Rollout,
     pub(crate) upstream: BTreeMap<String, Upstream>,
-    pub(crate) route: Vec<Route>,
+    pub(crate) route: Vec<RouteConfig>,
 }
 
 /// The default protection of all routes.
@@ -171,7 +171,7 @@ pub(crate) struct Upstream {
 /// A set of requests, their upstream and their policy. The first route that matches a request applies.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Route {
+pub(crate) struct RouteConfig {
     pub(crate) path: Spanned<PathPattern>,
     #[serde(default)]
     pub(crate) methods: Vec<values::MethodName>,
@@ -306,14 +306,15 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// An error of [`policies`](Self::policies), or with the text of [`DescribeError`](tower_idempotency::policy::DescribeError)
-    /// if the document cannot be described. The document is then unchanged.
+    /// An error of [`policies`](Self::policies), or with the text of
+    /// [`DescribeError`](tower_idempotency::policy::DescribeError) if the document cannot be described. The document is then
+    /// unchanged.
     pub fn describe(
         &self,
         document: &mut serde_json::Value,
         host: &str,
     ) -> Result<(), ConfigError> {
-        let rules: Vec<_> = self.0.route.iter().map(Route::rule).collect();
+        let rules: Vec<_> = self.0.route.iter().map(RouteConfig::rule).collect();
         let base = base_path(document);
         let route_of = |path: &str, method: &Method| {
             let segments = base.split('/').chain(path.split('/'));

@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 use tower_idempotency::{Enforcement, Rollout};
 
-use super::{ConfigError, Mode, Route, Settings};
+use super::{ConfigError, Mode, RouteConfig, Settings};
 use crate::route::RouteMatch;
 
-impl Route {
+impl RouteConfig {
     pub(crate) fn rule(&self) -> RouteMatch {
         RouteMatch {
             path: self.path.get_ref().clone(),
@@ -92,11 +92,16 @@ impl Settings {
     }
 
     /// Checks each new route that can get a request of the protected route `old`.
-    fn accepts_route(&self, index: usize, old: &Route, new: &Self) -> Result<(), ConfigError> {
+    fn accepts_route(
+        &self,
+        index: usize,
+        old: &RouteConfig,
+        new: &Self,
+    ) -> Result<(), ConfigError> {
         let fail = |message: String| Err(ConfigError::without_line(message));
         let rule = old.rule();
         // The old configuration sent requests that match an earlier route to that route.
-        let earlier: Vec<_> = self.route[..index].iter().map(Route::rule).collect();
+        let earlier: Vec<_> = self.route[..index].iter().map(RouteConfig::rule).collect();
         for candidate in &new.route {
             let other = candidate.rule();
             if other != rule && (earlier.contains(&other) || !other.overlaps(&rule)) {

@@ -19,7 +19,7 @@ use crate::{key::Key, protocol::Protocol};
 ///
 /// The client creates one operation for each intended effect, and stores the [key](Self::key) with the data of the
 /// operation. It puts a clone into the extensions of the request. Clones share their state. After the call,
-/// [`outcome`](Self::outcome) tells if the client may delete the key.
+/// [`outcome`](Self::outcome) shows if the client may delete the key.
 /// ```
 /// use http::Request;
 /// use tower_idempotency_client::{Operation, Outcome};
@@ -37,9 +37,9 @@ use crate::{key::Key, protocol::Protocol};
 /// A caller that knows a key may be able to request the recorded response. To prevent keys in logs, the type has no
 /// `Display`, and its `Debug` output does not contain the key.
 #[derive(Clone)]
-pub struct Operation(Arc<Inner>);
+pub struct Operation(Arc<OperationState>);
 
-struct Inner {
+struct OperationState {
     key: Key,
     first_sent: OnceLock<FirstSent>,
     attempts: AtomicU32,
@@ -60,7 +60,8 @@ pub enum Outcome {
     NotExecuted,
     /// The server sent the response of the operation: a success, or a failure that a retry does not change.
     Definite,
-    /// The server sent the response of the operation, but its body did not arrive. The same request under the same key gets it.
+    /// The server sent the response of the operation, but its body did not arrive. The same request under the same key gets
+    /// it.
     ResponseLost,
     /// An attempt may have been executed, and its response is unknown.
     Unknown,
@@ -203,7 +204,8 @@ impl Operation {
         self.0.first_sent.get().map(|first| first.wall)
     }
 
-    /// Returns the provider that [`ProviderChoice`](crate::ProviderChoice) chose for the first attempt, or `None` if it chose none.
+    /// Returns the provider that [`ProviderChoice`](crate::ProviderChoice) chose for the first attempt, or `None` if it
+    /// chose none.
     #[must_use]
     pub fn provider(&self) -> Option<u64> {
         self.0.provider.get().copied()
@@ -226,7 +228,7 @@ impl Operation {
     }
 
     pub(crate) fn from_key(key: Key) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(OperationState {
             key,
             first_sent: OnceLock::new(),
             attempts: AtomicU32::new(0),

@@ -18,8 +18,8 @@ use super::{Outbox, OutboxError, entry::Entry, log::Log};
 /// Outbox of one process, in a file that only its user may read.
 ///
 /// An entry is on the disk (fdatasync) before its request is sent. Calls that arrive at the same time share one write. The
-/// file is a log with a checksum for each record. If a crash damages records that were not synced, the earlier ones are read. A new
-/// file replaces it when it is larger than 1 MiB and consists mostly of removed entries.
+/// file is a log with a checksum for each record. If a crash damages records that were not synced, the earlier ones are
+/// read. A new file replaces it when it is larger than 1 MiB and consists mostly of removed entries.
 ///
 /// The entries are in memory, too. A lock on an adjacent file with the suffix `.lock` prevents a second process from
 /// opening the outbox. Do not put the file on a network file system, because locks and fsync are unreliable there. The drop
@@ -47,10 +47,10 @@ pub struct FileOutbox {
     /// `None` once the outbox is dropped.
     commands: Option<mpsc::UnboundedSender<Command>>,
     thread: Option<thread::JoinHandle<()>>,
-    settings: Arc<Settings>,
+    settings: Arc<FileSettings>,
 }
 
-struct Settings {
+struct FileSettings {
     is_synced: AtomicBool,
     max_bytes: AtomicU64,
 }
@@ -79,7 +79,7 @@ impl FileOutbox {
     /// - The file cannot be read or written.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, OutboxError> {
         let mut log = Log::open(path.as_ref()).map_err(OutboxError::new)?;
-        let settings = Arc::new(Settings {
+        let settings = Arc::new(FileSettings {
             is_synced: AtomicBool::new(true),
             max_bytes: AtomicU64::new(DEFAULT_MAX_BYTES),
         });
@@ -167,7 +167,7 @@ impl Outbox for FileOutbox {
 }
 
 /// Executes calls with one write, and replies to them afterwards.
-fn execute(log: &mut Log, batch: Vec<Command>, settings: &Settings) {
+fn execute(log: &mut Log, batch: Vec<Command>, settings: &FileSettings) {
     let mut acknowledge: Vec<Acknowledge> = Vec::with_capacity(batch.len());
     let max_bytes = settings.max_bytes.load(Ordering::Relaxed);
     let repaired = log.repair();

@@ -47,7 +47,7 @@ pub struct Subject<S> {
 
 /// Result of a renew or a complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum CallOutcome {
     Done,
     Lost,
     TooLarge { limit: usize },
@@ -290,7 +290,7 @@ impl<S: Store> Subject<S> {
         (claim, lease)
     }
 
-    pub(super) async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Outcome {
+    pub(super) async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> CallOutcome {
         let mut failures = FailedAttempts::default();
         loop {
             match outcome(self.store.renew(lease, ttl).await) {
@@ -305,7 +305,7 @@ impl<S: Store> Subject<S> {
         lease: &LeaseRef,
         record: &Bytes,
         retention: Ttl,
-    ) -> Outcome {
+    ) -> CallOutcome {
         let mut failures = FailedAttempts::default();
         loop {
             let completed = self.store.complete(lease, record.clone(), retention).await;
@@ -320,7 +320,7 @@ impl<S: Store> Subject<S> {
         let mut failures = FailedAttempts::default();
         loop {
             match outcome(self.store.release(lease).await) {
-                Ok(Outcome::Done) => return,
+                Ok(CallOutcome::Done) => return,
                 Ok(refused) => {
                     panic!("expected release to return Ok or a backend error, found {refused:?}")
                 }
@@ -336,7 +336,7 @@ struct FailedAttempts(u32);
 
 impl FailedAttempts {
     /// Counts a failure. Waits with backoff before the next attempt, unless a fault was injected.
-    async fn wait_before_retry(&mut self, call: &str, source: &Source) {
+    async fn wait_before_retry(&mut self, call: &str, source: &BackendSource) {
         self.0 += 1;
         assert!(
             self.0 < ATTEMPTS,
@@ -348,14 +348,14 @@ impl FailedAttempts {
     }
 }
 
-type Source = dyn Error + Send + Sync;
+type BackendSource = dyn Error + Send + Sync;
 
 /// Converts the result of a call. Returns the source of the error if the backend failed.
-fn outcome(result: Result<(), StoreError>) -> Result<Outcome, Box<Source>> {
+fn outcome(result: Result<(), StoreError>) -> Result<CallOutcome, Box<BackendSource>> {
     match result {
-        Ok(()) => Ok(Outcome::Done),
-        Err(StoreError::LeaseLost) => Ok(Outcome::Lost),
-        Err(StoreError::RecordTooLarge { limit }) => Ok(Outcome::TooLarge { limit }),
+        Ok(()) => Ok(CallOutcome::Done),
+        Err(StoreError::LeaseLost) => Ok(CallOutcome::Lost),
+        Err(StoreError::RecordTooLarge { limit }) => Ok(CallOutcome::TooLarge { limit }),
         Err(error @ StoreError::CallerLimit) => Err(error.into()),
         Err(StoreError::Backend(source)) => Err(source),
     }

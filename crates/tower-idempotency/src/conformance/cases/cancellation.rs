@@ -6,7 +6,7 @@ use super::records::assert_completed;
 use crate::{
     conformance::{
         Subject,
-        subject::{LONG, Outcome},
+        subject::{CallOutcome, LONG},
     },
     store::{Acquired, Claim, Store},
 };
@@ -32,7 +32,7 @@ pub async fn dropped_call_leaves_store_usable<S: Store>(subject: &Subject<S>) {
         let lease = claim.lease_ref(1);
 
         drop_after(polls, subject.store().renew(&lease, LONG)).await;
-        assert_eq!(subject.renew(&lease, LONG).await, Outcome::Done);
+        assert_eq!(subject.renew(&lease, LONG).await, CallOutcome::Done);
 
         drop_after(polls, subject.store().release(&lease)).await;
         let next = subject.other_request(&claim);
@@ -48,7 +48,10 @@ pub async fn dropped_call_leaves_store_usable<S: Store>(subject: &Subject<S>) {
             subject.store().complete(&lease, record.clone(), LONG),
         )
         .await;
-        assert_eq!(subject.complete(&lease, &record, LONG).await, Outcome::Done);
+        assert_eq!(
+            subject.complete(&lease, &record, LONG).await,
+            CallOutcome::Done
+        );
         drop_after(polls, subject.store().acquire(&claim)).await;
         assert_completed(&next, &record, subject.acquire(&claim).await);
     }

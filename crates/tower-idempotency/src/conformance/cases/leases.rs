@@ -1,7 +1,7 @@
 use crate::{
     conformance::{
         Subject,
-        subject::{LONG, Outcome, random},
+        subject::{CallOutcome, LONG, random},
     },
     store::{Acquired, Claim, KeyId, Store},
 };
@@ -46,7 +46,7 @@ pub async fn same_token_is_granted_same_generation_again<S: Store>(subject: &Sub
     }
     let lease = claim.lease_ref(1);
     let completed = subject.complete(&lease, &"done".into(), LONG).await;
-    assert_eq!(completed, Outcome::Done);
+    assert_eq!(completed, CallOutcome::Done);
 }
 
 /// 3: the lease then lasts as long as the later claim requests.
@@ -120,8 +120,8 @@ pub async fn rejected_claim_cannot_end_holders_lease<S: Store>(subject: &Subject
     subject.release(&refused.lease_ref(1)).await;
     assert_in_progress(subject, &claim).await;
     let refused = refused.lease_ref(lease.generation);
-    assert_eq!(subject.renew(&refused, LONG).await, Outcome::Lost);
-    assert_eq!(subject.renew(&lease, LONG).await, Outcome::Done);
+    assert_eq!(subject.renew(&refused, LONG).await, CallOutcome::Lost);
+    assert_eq!(subject.renew(&lease, LONG).await, CallOutcome::Done);
 }
 
 /// 2: the renewal of a key that was never held, or was released, returns a lost lease.
@@ -129,11 +129,11 @@ pub async fn renew_of_absent_key_is_lost<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     assert_eq!(
         subject.renew(&claim.lease_ref(1), LONG).await,
-        Outcome::Lost
+        CallOutcome::Lost
     );
     let lease = subject.hold(&claim).await;
     subject.release(&lease).await;
-    assert_eq!(subject.renew(&lease, LONG).await, Outcome::Lost);
+    assert_eq!(subject.renew(&lease, LONG).await, CallOutcome::Lost);
     assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, FIRST);
 }
 

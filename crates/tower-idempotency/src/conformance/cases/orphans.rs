@@ -7,7 +7,7 @@ use super::{
 use crate::{
     conformance::{
         Subject,
-        subject::{LONG, Outcome},
+        subject::{CallOutcome, LONG},
     },
     store::{Acquired, Claim, OrphanPolicy, Store, Ttl},
 };
@@ -118,18 +118,18 @@ pub async fn replaced_token_acquires_like_any_other<S: Store>(subject: &Subject<
             subject.release(&lease).await;
         } else {
             let renewed = subject.renew(&lease, subject.short_lease()).await;
-            assert_eq!(renewed, Outcome::Done);
+            assert_eq!(renewed, CallOutcome::Done);
             subject.outlive_short_lease().await;
         }
-        assert_eq!(subject.renew(&stale, LONG).await, Outcome::Lost);
+        assert_eq!(subject.renew(&stale, LONG).await, CallOutcome::Lost);
         assert_orphaned(subject, &claim, &refusing).await;
         for _ in 0..2 {
             assert_eq!(subject.acquire(&again).await, THIRD);
         }
-        assert_eq!(subject.renew(&lease, LONG).await, Outcome::Lost);
+        assert_eq!(subject.renew(&lease, LONG).await, CallOutcome::Lost);
         let (held, retention) = (again.lease_ref(3), subject.short_lease());
         let completed = subject.complete(&held, &"late".into(), retention).await;
-        assert_eq!(completed, Outcome::Done);
+        assert_eq!(completed, CallOutcome::Done);
         subject.outlive_short_lease().await;
         assert_eq!(subject.acquire(&second).await, FIRST);
     }
@@ -140,9 +140,9 @@ pub async fn other_token_cannot_change_orphan<S: Store>(subject: &Subject<S>) {
     let (claim, lease) = subject.orphan().await;
     for other in [subject.duplicate(&claim), subject.other_request(&claim)] {
         let other = other.lease_ref(lease.generation);
-        assert_eq!(subject.renew(&other, LONG).await, Outcome::Lost);
+        assert_eq!(subject.renew(&other, LONG).await, CallOutcome::Lost);
         let stolen = subject.complete(&other, &"stolen".into(), LONG).await;
-        assert_eq!(stolen, Outcome::Lost);
+        assert_eq!(stolen, CallOutcome::Lost);
         subject.release(&other).await;
         let refusing = Claim {
             orphans: OrphanPolicy::Refuse,
@@ -150,7 +150,7 @@ pub async fn other_token_cannot_change_orphan<S: Store>(subject: &Subject<S>) {
         };
         assert_orphaned(subject, &claim, &refusing).await;
     }
-    assert_eq!(subject.renew(&lease, LONG).await, Outcome::Done);
+    assert_eq!(subject.renew(&lease, LONG).await, CallOutcome::Done);
     assert_in_progress(subject, &claim).await;
 }
 
@@ -210,7 +210,7 @@ pub async fn orphan_expires_after_orphan_retention<S: Store>(subject: &Subject<S
     subject.sleep(10).await;
     for claim in [&first, &second] {
         let renewed = subject.renew(&claim.lease_ref(1), LONG).await;
-        assert_eq!(renewed, Outcome::Lost);
+        assert_eq!(renewed, CallOutcome::Lost);
     }
     let other = Claim {
         orphans: OrphanPolicy::Refuse,
@@ -277,10 +277,10 @@ pub async fn longest_times_and_odd_texts_are_accepted<S: Store>(subject: &Subjec
             ..subject.claim()
         };
         let lease = subject.hold(&claim).await;
-        assert_eq!(subject.renew(&lease, Ttl::MAX).await, Outcome::Done);
+        assert_eq!(subject.renew(&lease, Ttl::MAX).await, CallOutcome::Done);
         assert_in_progress(subject, &claim).await;
         let renewed = subject.renew(&lease, subject.units(1)).await;
-        assert_eq!(renewed, Outcome::Done);
+        assert_eq!(renewed, CallOutcome::Done);
         subject.sleep(4).await;
         let refusing = Claim {
             orphans: OrphanPolicy::Refuse,
@@ -309,7 +309,7 @@ pub async fn renewed_lease_restarts_orphan_retention<S: Store>(subject: &Subject
             subject.retry_slower();
             continue;
         }
-        assert_eq!(renewed, Outcome::Done);
+        assert_eq!(renewed, CallOutcome::Done);
         assert_since(&claim, found);
         return;
     }
@@ -319,7 +319,7 @@ pub async fn renewed_lease_restarts_orphan_retention<S: Store>(subject: &Subject
 pub async fn renew_extends_lease<S: Store>(subject: &Subject<S>) {
     let claim = subject.short_claim();
     let lease = subject.hold(&claim).await;
-    assert_eq!(subject.renew(&lease, LONG).await, Outcome::Done);
+    assert_eq!(subject.renew(&lease, LONG).await, CallOutcome::Done);
     subject.outlive_short_lease().await;
     assert_in_progress(subject, &claim).await;
 }
@@ -329,7 +329,7 @@ pub async fn renew_can_shorten_lease<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
     let renewed = subject.renew(&lease, subject.short_lease()).await;
-    assert_eq!(renewed, Outcome::Done);
+    assert_eq!(renewed, CallOutcome::Done);
     subject.outlive_short_lease().await;
     assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, SECOND);
 }
@@ -337,7 +337,7 @@ pub async fn renew_can_shorten_lease<S: Store>(subject: &Subject<S>) {
 /// A process that was paused past its lease gets it back if no other execution took over.
 pub async fn holder_renews_orphan_before_takeover<S: Store>(subject: &Subject<S>) {
     let (claim, lease) = subject.orphan().await;
-    assert_eq!(subject.renew(&lease, LONG).await, Outcome::Done);
+    assert_eq!(subject.renew(&lease, LONG).await, CallOutcome::Done);
     assert_in_progress(subject, &claim).await;
 }
 
@@ -345,7 +345,7 @@ pub async fn holder_renews_orphan_before_takeover<S: Store>(subject: &Subject<S>
 pub async fn holder_completes_orphan_before_takeover<S: Store>(subject: &Subject<S>) {
     let (claim, lease) = subject.orphan().await;
     let completed = subject.complete(&lease, &"late".into(), LONG).await;
-    assert_eq!(completed, Outcome::Done);
+    assert_eq!(completed, CallOutcome::Done);
     let found = subject.acquire(&subject.duplicate(&claim)).await;
     assert_completed(&claim, &"late".into(), found);
 }
@@ -356,15 +356,15 @@ pub async fn replaced_token_cannot_renew_or_complete<S: Store>(subject: &Subject
     let (claim, stale) = subject.orphan().await;
     let second = subject.duplicate(&claim);
     let holder = subject.hold(&second).await;
-    assert_eq!(subject.renew(&stale, LONG).await, Outcome::Lost);
+    assert_eq!(subject.renew(&stale, LONG).await, CallOutcome::Lost);
     let stolen = subject.complete(&stale, &"stale".into(), LONG).await;
-    assert_eq!(stolen, Outcome::Lost);
+    assert_eq!(stolen, CallOutcome::Lost);
     assert_in_progress(subject, &claim).await;
 
     let completed = subject.complete(&holder, &"good".into(), LONG).await;
-    assert_eq!(completed, Outcome::Done);
+    assert_eq!(completed, CallOutcome::Done);
     let stolen = subject.complete(&stale, &"stale".into(), LONG).await;
-    assert_eq!(stolen, Outcome::Lost);
+    assert_eq!(stolen, CallOutcome::Lost);
     let found = subject.acquire(&subject.duplicate(&claim)).await;
     assert_completed(&second, &"good".into(), found);
 }

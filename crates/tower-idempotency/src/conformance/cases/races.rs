@@ -10,7 +10,7 @@ use super::{records::assert_completed, releases::takeover};
 use crate::{
     conformance::{
         Subject,
-        subject::{LONG, Outcome},
+        subject::{CallOutcome, LONG},
     },
     store::{Acquired, Claim, Store},
 };
@@ -48,7 +48,7 @@ pub async fn one_of_32_claims_replaces_expired_record<S: Store>(subject: &Subjec
     let lease = subject.hold(&claim).await;
     let retention = subject.short_lease();
     let completed = subject.complete(&lease, &"old".into(), retention).await;
-    assert_eq!(completed, Outcome::Done);
+    assert_eq!(completed, CallOutcome::Done);
     subject.outlive_short_lease().await;
     assert_eq!(winner(subject, &claim).await, (1, false));
 }
@@ -120,8 +120,8 @@ pub async fn concurrent_complete_and_takeover_agree<S: Store>(subject: &Subject<
             async move { taking_over.acquire(&rival).await },
         );
         match both.await {
-            (Outcome::Done, Acquired::Completed { record, .. }) => assert_eq!(record, "late"),
-            (Outcome::Lost, SECOND) => {}
+            (CallOutcome::Done, Acquired::Completed { record, .. }) => assert_eq!(record, "late"),
+            (CallOutcome::Lost, SECOND) => {}
             both => panic!("completion and takeover disagree: {both:?}"),
         }
     }
@@ -139,7 +139,7 @@ pub async fn concurrent_renew_and_takeover_agree<S: Store>(subject: &Subject<S>)
             async move { taking_over.acquire(&rival).await },
         );
         match both.await {
-            (Outcome::Done, Acquired::InProgress { .. }) | (Outcome::Lost, SECOND) => {}
+            (CallOutcome::Done, Acquired::InProgress { .. }) | (CallOutcome::Lost, SECOND) => {}
             both => panic!("renewal and takeover disagree: {both:?}"),
         }
     }
@@ -163,7 +163,7 @@ pub async fn concurrent_release_and_takeover_leave_next_holder<S: Store>(subject
             "expected a lease, found {taken_over:?}"
         );
         let renewed = subject.renew(&rival.lease_ref(1), LONG).await;
-        assert_eq!(renewed, Outcome::Done);
+        assert_eq!(renewed, CallOutcome::Done);
     }
 }
 
@@ -179,7 +179,10 @@ pub async fn concurrent_complete_and_release_leave_record<S: Store>(subject: &Su
             tokio::spawn(async move { subject.release(&lease).await })
         };
         let record = Bytes::from("response");
-        assert_eq!(subject.complete(&lease, &record, LONG).await, Outcome::Done);
+        assert_eq!(
+            subject.complete(&lease, &record, LONG).await,
+            CallOutcome::Done
+        );
         releasing.await.expect(NO_PANIC);
         let found = subject.acquire(&subject.duplicate(&claim)).await;
         assert_completed(&claim, &record, found);

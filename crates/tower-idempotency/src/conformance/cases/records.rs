@@ -6,7 +6,7 @@ use super::leases::assert_in_progress;
 use crate::{
     conformance::{
         Subject,
-        subject::{LONG, Outcome},
+        subject::{CallOutcome, LONG},
     },
     store::{Acquired, Claim, OrphanPolicy, Store, Ttl},
 };
@@ -30,7 +30,10 @@ pub async fn record_is_returned_unchanged<S: Store>(subject: &Subject<S>) {
     for record in records {
         let claim = subject.claim();
         let lease = subject.hold(&claim).await;
-        assert_eq!(subject.complete(&lease, &record, LONG).await, Outcome::Done);
+        assert_eq!(
+            subject.complete(&lease, &record, LONG).await,
+            CallOutcome::Done
+        );
         for _ in 0..2 {
             assert_record(subject, &claim, &record).await;
         }
@@ -45,16 +48,16 @@ pub async fn large_record_is_stored_or_rejected_for_size<S: Store>(subject: &Sub
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
     match subject.complete(&lease, &record, LONG).await {
-        Outcome::Done => assert_record(subject, &claim, &record).await,
-        Outcome::TooLarge { limit } => {
+        CallOutcome::Done => assert_record(subject, &claim, &record).await,
+        CallOutcome::TooLarge { limit } => {
             assert!(limit < record.len(), "refused below its limit of {limit}");
             assert_in_progress(subject, &claim).await;
             let largest = record.slice(..limit);
             let completed = subject.complete(&lease, &largest, LONG).await;
-            assert_eq!(completed, Outcome::Done);
+            assert_eq!(completed, CallOutcome::Done);
             assert_record(subject, &claim, &largest).await;
         }
-        Outcome::Lost => panic!("the lease is held"),
+        CallOutcome::Lost => panic!("the lease is held"),
     }
 }
 
@@ -64,7 +67,10 @@ pub async fn record_carries_fingerprint_of_its_request<S: Store>(subject: &Subje
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
     let record = Bytes::from("response");
-    assert_eq!(subject.complete(&lease, &record, LONG).await, Outcome::Done);
+    assert_eq!(
+        subject.complete(&lease, &record, LONG).await,
+        CallOutcome::Done
+    );
     let refusing = Claim {
         orphans: OrphanPolicy::Refuse,
         ..subject.duplicate(&claim)
@@ -89,7 +95,7 @@ pub async fn record_reports_its_expiry_and_token<S: Store>(subject: &Subject<S>)
         let completing = subject.elapsed();
         for lease in &leases {
             let completed = subject.complete(lease, &record, retention).await;
-            assert_eq!(completed, Outcome::Done);
+            assert_eq!(completed, CallOutcome::Done);
         }
         let completed = subject.elapsed();
         subject.sleep(10).await;
@@ -136,7 +142,7 @@ pub async fn second_complete_changes_nothing<S: Store>(subject: &Subject<S>) {
             subject.retry_slower();
             continue;
         }
-        assert_eq!((first, second), (Outcome::Done, Outcome::Done));
+        assert_eq!((first, second), (CallOutcome::Done, CallOutcome::Done));
         assert_completed(&claim, &record, found);
         subject.sleep(24).await;
         assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, FIRST);
@@ -150,10 +156,13 @@ pub async fn token_without_lease_cannot_complete<S: Store>(subject: &Subject<S>)
     let lease = subject.hold(&claim).await;
     let other = subject.duplicate(&claim).lease_ref(lease.generation);
     let stolen = subject.complete(&other, &"stolen".into(), LONG).await;
-    assert_eq!(stolen, Outcome::Lost);
+    assert_eq!(stolen, CallOutcome::Lost);
     assert_in_progress(subject, &claim).await;
     let good = Bytes::from("good");
-    assert_eq!(subject.complete(&lease, &good, LONG).await, Outcome::Done);
+    assert_eq!(
+        subject.complete(&lease, &good, LONG).await,
+        CallOutcome::Done
+    );
     assert_record(subject, &claim, &good).await;
 }
 
@@ -163,10 +172,13 @@ pub async fn other_token_cannot_overwrite_record<S: Store>(subject: &Subject<S>)
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
     let good = Bytes::from("good");
-    assert_eq!(subject.complete(&lease, &good, LONG).await, Outcome::Done);
+    assert_eq!(
+        subject.complete(&lease, &good, LONG).await,
+        CallOutcome::Done
+    );
     let other = subject.other_request(&claim).lease_ref(2);
     let stolen = subject.complete(&other, &"stolen".into(), LONG).await;
-    assert_eq!(stolen, Outcome::Lost);
+    assert_eq!(stolen, CallOutcome::Lost);
     assert_record(subject, &claim, &good).await;
 }
 
@@ -177,11 +189,14 @@ pub async fn complete_of_absent_key_stores_record<S: Store>(subject: &Subject<S>
         let claim = subject.claim();
         let lease = claim.lease_ref(generation);
         let record = Bytes::from("saved");
-        assert_eq!(subject.complete(&lease, &record, LONG).await, Outcome::Done);
+        assert_eq!(
+            subject.complete(&lease, &record, LONG).await,
+            CallOutcome::Done
+        );
         assert_record(subject, &claim, &record).await;
         let other = subject.duplicate(&claim).lease_ref(generation);
         let stolen = subject.complete(&other, &"stolen".into(), LONG).await;
-        assert_eq!(stolen, Outcome::Lost);
+        assert_eq!(stolen, CallOutcome::Lost);
     }
 }
 
@@ -190,8 +205,11 @@ pub async fn renew_of_completed_key_is_lost<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
     let record = Bytes::from("response");
-    assert_eq!(subject.complete(&lease, &record, LONG).await, Outcome::Done);
-    assert_eq!(subject.renew(&lease, LONG).await, Outcome::Lost);
+    assert_eq!(
+        subject.complete(&lease, &record, LONG).await,
+        CallOutcome::Done
+    );
+    assert_eq!(subject.renew(&lease, LONG).await, CallOutcome::Lost);
     assert_record(subject, &claim, &record).await;
 }
 
@@ -200,7 +218,10 @@ pub async fn release_of_completed_key_leaves_record<S: Store>(subject: &Subject<
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
     let record = Bytes::from("response");
-    assert_eq!(subject.complete(&lease, &record, LONG).await, Outcome::Done);
+    assert_eq!(
+        subject.complete(&lease, &record, LONG).await,
+        CallOutcome::Done
+    );
     subject.release(&lease).await;
     subject
         .release(&subject.duplicate(&claim).lease_ref(1))
@@ -215,7 +236,7 @@ pub async fn record_is_absent_after_retention<S: Store>(subject: &Subject<S>) {
     let lease = subject.hold(&claim).await;
     let retention = subject.short_lease();
     let completed = subject.complete(&lease, &"old".into(), retention).await;
-    assert_eq!(completed, Outcome::Done);
+    assert_eq!(completed, CallOutcome::Done);
     subject.outlive_short_lease().await;
     let other = Claim {
         orphans: OrphanPolicy::Refuse,
@@ -232,7 +253,10 @@ pub async fn record_outlives_its_lease<S: Store>(subject: &Subject<S>) {
     };
     let lease = subject.hold(&claim).await;
     let record = Bytes::from("kept");
-    assert_eq!(subject.complete(&lease, &record, LONG).await, Outcome::Done);
+    assert_eq!(
+        subject.complete(&lease, &record, LONG).await,
+        CallOutcome::Done
+    );
     subject.outlive_short_lease().await;
     assert_record(subject, &claim, &record).await;
 
@@ -248,7 +272,7 @@ pub async fn record_outlives_its_lease<S: Store>(subject: &Subject<S>) {
             subject.retry_slower();
             continue;
         }
-        assert_eq!(completed, Outcome::Done);
+        assert_eq!(completed, CallOutcome::Done);
         assert_completed(&claim, &record, found);
         return;
     }
@@ -260,7 +284,7 @@ pub async fn record_with_longest_retention_is_stored<S: Store>(subject: &Subject
     let lease = subject.hold(&claim).await;
     let record = Bytes::from("kept");
     let completed = subject.complete(&lease, &record, Ttl::MAX).await;
-    assert_eq!(completed, Outcome::Done);
+    assert_eq!(completed, CallOutcome::Done);
     for _ in 0..2 {
         let found = subject.acquire(&subject.duplicate(&claim)).await;
         let expires_in = assert_completed(&claim, &record, found);
@@ -278,7 +302,7 @@ pub async fn replay_does_not_extend_retention<S: Store>(subject: &Subject<S>) {
         let record = Bytes::from("short");
         let completing = subject.elapsed();
         let completed = subject.complete(&lease, &record, subject.units(12)).await;
-        assert_eq!(completed, Outcome::Done);
+        assert_eq!(completed, CallOutcome::Done);
         subject.sleep(6).await;
         let found = subject.acquire(&subject.duplicate(&claim)).await;
         if subject.is_late(completing, 12) {
@@ -308,7 +332,7 @@ pub(super) async fn assert_restarts_at_generation_1<S: Store>(
     }
     let record = Bytes::from("new");
     let completed = subject.complete(&next.lease_ref(1), &record, LONG).await;
-    assert_eq!(completed, Outcome::Done);
+    assert_eq!(completed, CallOutcome::Done);
     let found = subject.acquire(&subject.duplicate(before)).await;
     assert_completed(next, &record, found);
 }

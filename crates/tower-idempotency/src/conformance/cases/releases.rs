@@ -6,7 +6,7 @@ use super::{leases::assert_in_progress, records::assert_restarts_at_generation_1
 use crate::{
     conformance::{
         Subject,
-        subject::{LONG, Outcome},
+        subject::{CallOutcome, LONG},
     },
     store::{Acquired, Claim, LeaseRef, OrphanPolicy, Store, Ttl},
 };
@@ -64,11 +64,11 @@ pub async fn released_takeover_is_orphan_since_release<S: Store>(subject: &Subje
 pub async fn takeover_released_after_expiry_is_orphan<S: Store>(subject: &Subject<S>) {
     let (claim, lease) = takeover(subject, LONG).await;
     let renewed = subject.renew(&lease, subject.short_lease()).await;
-    assert_eq!(renewed, Outcome::Done);
+    assert_eq!(renewed, CallOutcome::Done);
     subject.outlive_short_lease().await;
     subject.release(&lease).await;
     orphan_age(subject, &claim, &refusing(subject, &claim)).await;
-    assert_eq!(subject.renew(&lease, LONG).await, Outcome::Lost);
+    assert_eq!(subject.renew(&lease, LONG).await, CallOutcome::Lost);
     assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, THIRD);
 }
 
@@ -77,7 +77,7 @@ pub async fn takeover_released_after_expiry_is_orphan<S: Store>(subject: &Subjec
 pub async fn renewal_does_not_revive_released_takeover<S: Store>(subject: &Subject<S>) {
     let (claim, lease) = takeover(subject, LONG).await;
     subject.release(&lease).await;
-    assert_eq!(subject.renew(&lease, LONG).await, Outcome::Lost);
+    assert_eq!(subject.renew(&lease, LONG).await, CallOutcome::Lost);
     orphan_age(subject, &claim, &refusing(subject, &claim)).await;
     assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, THIRD);
 }
@@ -118,7 +118,7 @@ pub async fn stale_takeover_release_changes_nothing<S: Store>(subject: &Subject<
     subject.release(&stale).await;
     assert_in_progress(subject, &claim).await;
     let renewed = subject.renew(&next.lease_ref(3), LONG).await;
-    assert_eq!(renewed, Outcome::Done);
+    assert_eq!(renewed, CallOutcome::Done);
 }
 
 /// 7: the orphan retention counts from the release, even if the lease expired long before.
@@ -127,7 +127,7 @@ pub async fn released_takeover_lasts_for_orphan_retention<S: Store>(subject: &Su
         let (claim, lease) = takeover(subject, subject.units(40)).await;
         let renewing = subject.elapsed();
         let renewed = subject.renew(&lease, subject.units(1)).await;
-        assert_eq!(renewed, Outcome::Done);
+        assert_eq!(renewed, CallOutcome::Done);
         subject.sleep(25).await;
         let releasing = subject.elapsed();
         subject.release(&lease).await;
@@ -175,14 +175,14 @@ pub async fn released_takeover_accepts_first_record<S: Store>(subject: &Subject<
     let second = subject.duplicate(&first);
     let lease = subject.hold(&second).await;
     let refused = subject.complete(&stale, &"late".into(), LONG).await;
-    assert_eq!(refused, Outcome::Lost);
+    assert_eq!(refused, CallOutcome::Lost);
     subject.release(&lease).await;
     for _ in 0..2 {
         let completed = subject.complete(&stale, &"late".into(), LONG).await;
-        assert_eq!(completed, Outcome::Done);
+        assert_eq!(completed, CallOutcome::Done);
     }
     let refused = subject.complete(&lease, &"later".into(), LONG).await;
-    assert_eq!(refused, Outcome::Lost);
+    assert_eq!(refused, CallOutcome::Lost);
     assert_late(subject, &first).await;
 }
 
@@ -190,7 +190,7 @@ pub async fn released_takeover_accepts_first_record<S: Store>(subject: &Subject<
 pub async fn concurrent_takeover_complete_release_leave_record<S: Store>(subject: &Subject<S>) {
     let complete = |subject: Subject<S>, lease| async move {
         let completed = subject.complete(&lease, &"late".into(), LONG).await;
-        assert_eq!(completed, Outcome::Done);
+        assert_eq!(completed, CallOutcome::Done);
     };
     for claim in race_with_release(subject, complete).await {
         assert_late(subject, &claim).await;

@@ -6,7 +6,7 @@ use super::releases::takeover;
 use crate::{
     conformance::{
         Subject,
-        subject::{LONG, Outcome},
+        subject::{CallOutcome, LONG},
     },
     store::{Claim, Store},
 };
@@ -31,7 +31,7 @@ pub async fn completion_wakes_waiters<S: Store>(subject: &Subject<S>) {
     let waiters = spawn_waiters(subject, &claim);
     subject.wait(2).await;
     let completed = subject.complete(&lease, &"response".into(), LONG).await;
-    assert_eq!(completed, Outcome::Done);
+    assert_eq!(completed, CallOutcome::Done);
     assert_woken(subject, waiters).await;
 }
 
@@ -62,7 +62,7 @@ pub async fn wait_returns_at_once_if_not_in_progress<S: Store>(subject: &Subject
     let completed = subject.claim();
     let lease = subject.hold(&completed).await;
     let done = subject.complete(&lease, &"response".into(), LONG).await;
-    assert_eq!(done, Outcome::Done);
+    assert_eq!(done, CallOutcome::Done);
     let (orphaned, _) = subject.orphan().await;
     for claim in [absent, completed, orphaned] {
         let waiters = spawn_waiters(subject, &claim);

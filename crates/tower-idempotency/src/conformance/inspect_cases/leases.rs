@@ -5,7 +5,7 @@ use super::{
 use crate::{
     conformance::{
         Subject,
-        subject::{LONG, Outcome},
+        subject::{CallOutcome, LONG},
     },
     inspect::{Resolution, State},
     store::{Acquired, Claim, OrphanPolicy, Store},
@@ -21,9 +21,12 @@ fn assert_orphaned(found: &Acquired) {
 /// Asserts that the first lease of the claim has no rights left.
 async fn assert_lost<S: Store>(subject: &Subject<S>, claim: &Claim) {
     let lease = claim.lease_ref(1);
-    assert_eq!(subject.renew(&lease, LONG).await, Outcome::Lost);
+    assert_eq!(subject.renew(&lease, LONG).await, CallOutcome::Lost);
     let record = result_record(&claim.id, "late");
-    assert_eq!(subject.complete(&lease, &record, LONG).await, Outcome::Lost);
+    assert_eq!(
+        subject.complete(&lease, &record, LONG).await,
+        CallOutcome::Lost
+    );
     subject.release(&lease).await;
 }
 
@@ -48,7 +51,7 @@ pub async fn broken_lease_stays_broken<S: Store>(subject: &Subject<S>) {
     assert_state(subject, &claim, Some(State::InProgress)).await;
     let record = result_record(&claim.id, "next");
     let completed = subject.complete(&next.lease_ref(2), &record, LONG).await;
-    assert_eq!(completed, Outcome::Done);
+    assert_eq!(completed, CallOutcome::Done);
     assert_lost(subject, &claim).await;
     assert_state(subject, &claim, Some(State::Completed)).await;
 }
@@ -87,7 +90,7 @@ pub async fn renewed_lease_can_be_broken<S: Store>(subject: &Subject<S>) {
     let before = seen(subject, &claim).await;
     subject.sleep(1).await;
     let renewed = subject.renew(&claim.lease_ref(1), LONG).await;
-    assert_eq!(renewed, Outcome::Done);
+    assert_eq!(renewed, CallOutcome::Done);
     assert_eq!(seen(subject, &claim).await, before);
     let broken = resolve(subject, &before, &Resolution::BreakLease).await;
     assert!(broken.is_applied());
@@ -102,7 +105,10 @@ pub async fn takeover_can_be_broken<S: Store>(subject: &Subject<S>) {
     assert_eq!(entry.map(|entry| entry.generation()), Some(2));
     let record = result_record(&claim.id, "late");
     for stale in [claim.lease_ref(1), second.lease_ref(2)] {
-        assert_eq!(subject.complete(&stale, &record, LONG).await, Outcome::Lost);
+        assert_eq!(
+            subject.complete(&stale, &record, LONG).await,
+            CallOutcome::Lost
+        );
     }
     let third = Acquired::Granted {
         generation: 3,
@@ -120,7 +126,7 @@ pub async fn freed_broken_lease_leaves_next_holder<S: Store>(subject: &Subject<S
     assert_eq!(subject.acquire(&next).await, FIRST);
     assert_lost(subject, &claim).await;
     let renewed = subject.renew(&next.lease_ref(1), LONG).await;
-    assert_eq!(renewed, Outcome::Done);
+    assert_eq!(renewed, CallOutcome::Done);
 }
 
 /// A claim under `Refuse` takes over an orphan whose retry an operator has allowed, once.

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     conformance::{
         Subject,
-        subject::{LONG, Outcome},
+        subject::{CallOutcome, LONG},
     },
     inspect::{Inspect, InspectErrorKind, Query, Resolution, State},
     store::{Acquired, Claim, Store},
@@ -85,7 +85,7 @@ pub async fn absent_entries_are_in_no_listing<S: Store>(subject: &Subject<S>) {
     let lease = subject.hold(&expired).await;
     let retention = subject.units(1);
     let completed = subject.complete(&lease, &"record".into(), retention).await;
-    assert_eq!(completed, Outcome::Done);
+    assert_eq!(completed, CallOutcome::Done);
     let orphan = Claim {
         lease: subject.units(1),
         orphan_retention: subject.units(1),
@@ -223,7 +223,10 @@ pub async fn details_outlive_takeover_and_completion<S: Store>(subject: &Subject
     let lease = subject.hold(&second).await;
     check(State::InProgress, "another process", 2).await;
     let record = super::result_record(&first.id, "paid");
-    assert_eq!(subject.complete(&lease, &record, LONG).await, Outcome::Done);
+    assert_eq!(
+        subject.complete(&lease, &record, LONG).await,
+        CallOutcome::Done
+    );
     check(State::Completed, "another process", 2).await;
 }
 
@@ -307,7 +310,7 @@ pub async fn unreadable_record_is_listed_and_deleted<S: Store>(subject: &Subject
         let completed = subject
             .complete(&lease, &record.to_vec().into(), LONG)
             .await;
-        assert_eq!(completed, Outcome::Done);
+        assert_eq!(completed, CallOutcome::Done);
         let details = read(subject, &claim).await;
         assert_eq!(details.entry.state(), State::Unreadable, "{record:?}");
         assert!(details.entry.problem.is_some());
@@ -367,7 +370,7 @@ pub async fn purge_deletes_expired_entries_alone<S: Store>(subject: &Subject<S>)
         let lease = subject.hold(claim).await;
         let retention = subject.units(1);
         let completed = subject.complete(&lease, &"record".into(), retention).await;
-        assert_eq!(completed, Outcome::Done);
+        assert_eq!(completed, CallOutcome::Done);
     }
     subject.outlive_short_lease().await;
     let inspector = subject.inspector();

@@ -21,7 +21,7 @@ pub use self::{
 };
 use super::{
     Subject,
-    subject::{LONG, Outcome, random},
+    subject::{CallOutcome, LONG, random},
 };
 use crate::{
     inspect::{
@@ -97,7 +97,7 @@ async fn enter<S: Store>(subject: &Subject<S>, claims: &[Claim], state: State) {
             State::Completed | State::Unreadable => (result_record(&claim.id, "paid"), LONG),
         };
         let completed = subject.complete(&lease, &record, retention).await;
-        assert_eq!(completed, Outcome::Done);
+        assert_eq!(completed, CallOutcome::Done);
     }
     if state == State::Orphaned {
         subject.outlive_short_lease().await;

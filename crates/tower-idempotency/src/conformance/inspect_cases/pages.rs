@@ -4,7 +4,7 @@ use super::{STATES, all_pages, can_list, claims, enter, listed, own, page};
 use crate::{
     conformance::{
         Subject,
-        subject::{LONG, Outcome},
+        subject::{CallOutcome, LONG},
     },
     inspect::{Entry, Inspect, InspectErrorKind, PageToken, Query, State},
     store::{Claim, KeyId, Store, Ttl},
@@ -71,7 +71,7 @@ pub async fn renewed_entries_are_listed<S: Store>(subject: &Subject<S>) {
         for claim in &claims {
             let longer = Ttl::from_millis(LONG.as_millis() * 2);
             let renewed = subject.renew(&claim.lease_ref(1), longer).await;
-            assert_eq!(renewed, Outcome::Done);
+            assert_eq!(renewed, CallOutcome::Done);
         }
     };
     let (first, rest) = change_between_pages(subject, state, &claims, renew).await;
@@ -92,7 +92,7 @@ pub async fn entries_that_leave_make_no_gap<S: Store>(subject: &Subject<S>) {
             if first.iter().any(|entry| *entry.id() == claim.id) {
                 let lease = claim.lease_ref(1);
                 let completed = subject.complete(&lease, &"record".into(), LONG).await;
-                assert_eq!(completed, Outcome::Done);
+                assert_eq!(completed, CallOutcome::Done);
             }
         }
     };

@@ -10,7 +10,7 @@ use crate::{
     conformance::{
         Subject,
         cases::races::race,
-        subject::{LONG, Outcome},
+        subject::{CallOutcome, LONG},
     },
     inspect::{Resolution, Seen, State},
     store::{Acquired, Claim, OrphanPolicy, Store},
@@ -92,9 +92,9 @@ pub async fn concurrent_break_and_complete_agree<S: Store>(subject: &Subject<S>)
         );
         let (broken, completed) = both.await;
         let (expected, state) = if broken.is_applied() {
-            (Outcome::Lost, State::Orphaned)
+            (CallOutcome::Lost, State::Orphaned)
         } else {
-            (Outcome::Done, State::Completed)
+            (CallOutcome::Done, State::Completed)
         };
         assert_eq!(completed, expected);
         assert_state(subject, &claim, Some(state)).await;
@@ -116,7 +116,7 @@ pub async fn concurrent_break_and_renew_leave_orphan<S: Store>(subject: &Subject
         assert!(broken.is_applied());
         assert_state(subject, &claim, Some(State::Orphaned)).await;
         let renewed = subject.renew(&claim.lease_ref(1), LONG).await;
-        assert_eq!(renewed, Outcome::Lost);
+        assert_eq!(renewed, CallOutcome::Lost);
     }
 }
 

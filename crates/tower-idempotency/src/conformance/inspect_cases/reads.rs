@@ -2,7 +2,7 @@ use super::{STATES, assert_state, attention_record, claim, entry_in, get, read, 
 use crate::{
     conformance::{
         Subject,
-        subject::{LONG, Outcome},
+        subject::{CallOutcome, LONG},
     },
     inspect::State,
     record::NeedsAttention,
@@ -41,7 +41,7 @@ pub async fn get_of_absent_entry_is_none<S: Store>(subject: &Subject<S>) {
     let lease = subject.hold(&record).await;
     let retention = subject.units(1);
     let completed = subject.complete(&lease, &"record".into(), retention).await;
-    assert_eq!(completed, Outcome::Done);
+    assert_eq!(completed, CallOutcome::Done);
     let orphan = Claim {
         lease: subject.units(1),
         orphan_retention: subject.units(1),
@@ -61,7 +61,7 @@ pub async fn attention_reports_code_and_reason<S: Store>(subject: &Subject<S>) {
     let attention = super::REFUND_FAILED.with_reason("refund re_7");
     let (record, retention) = attention_record(&claim.id, &attention);
     let completed = subject.complete(&lease, &record, retention).await;
-    assert_eq!(completed, Outcome::Done);
+    assert_eq!(completed, CallOutcome::Done);
     let details = read(subject, &claim).await;
     assert_eq!(
         details.entry.attention_code.as_deref(),
@@ -83,6 +83,6 @@ pub async fn state_follows_lease_expiry<S: Store>(subject: &Subject<S>) {
     let claim = entry_in(subject, State::Orphaned).await;
     assert_state(subject, &claim, Some(State::Orphaned)).await;
     let renewed = subject.renew(&claim.lease_ref(1), LONG).await;
-    assert_eq!(renewed, Outcome::Done);
+    assert_eq!(renewed, CallOutcome::Done);
     assert_state(subject, &claim, Some(State::InProgress)).await;
 }

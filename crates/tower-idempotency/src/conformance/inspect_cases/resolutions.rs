@@ -8,7 +8,7 @@ use crate::{
     conformance::{
         Subject,
         cases::waiters::{assert_woken, spawn_waiters},
-        subject::{LONG, Outcome},
+        subject::{CallOutcome, LONG},
     },
     inspect::{Inspect, InspectErrorKind, Resolution, State},
     record::NeedsAttention,
@@ -64,9 +64,12 @@ pub async fn retried_entry_has_no_former_holder<S: Store>(subject: &Subject<S>) 
         let claim = entry_in(subject, state).await;
         apply(subject, &claim, &Resolution::Retry).await;
         let lease = claim.lease_ref(1);
-        assert_eq!(subject.renew(&lease, LONG).await, Outcome::Lost);
+        assert_eq!(subject.renew(&lease, LONG).await, CallOutcome::Lost);
         let late = result_record(&claim.id, "late");
-        assert_eq!(subject.complete(&lease, &late, LONG).await, Outcome::Lost);
+        assert_eq!(
+            subject.complete(&lease, &late, LONG).await,
+            CallOutcome::Lost
+        );
         subject.release(&lease).await;
         let entry = assert_state(subject, &claim, Some(State::Orphaned)).await;
         assert!(entry.expect("it exists").retry_allowed);
@@ -83,7 +86,7 @@ pub async fn completed_entry_is_replayed<S: Store>(subject: &Subject<S>) {
         assert_eq!(entry.attention_code, None);
         let late = result_record(&claim.id, "late");
         let completed = subject.complete(&claim.lease_ref(1), &late, LONG).await;
-        assert_eq!(completed, Outcome::Lost);
+        assert_eq!(completed, CallOutcome::Lost);
         let expected = result_record(&claim.id, "refunded");
         for retry in [subject.duplicate(&claim), subject.other_request(&claim)] {
             match subject.acquire(&retry).await {
@@ -205,7 +208,7 @@ pub async fn resolution_keeps_generation<S: Store>(subject: &Subject<S>) {
     let lease = subject.hold(&second).await;
     let (attention, retention) = attention_record(&claim.id, &EXAMINE);
     let completed = subject.complete(&lease, &attention, retention).await;
-    assert_eq!(completed, Outcome::Done);
+    assert_eq!(completed, CallOutcome::Done);
     apply(subject, &claim, &Resolution::Retry).await;
     let details = read(subject, &claim).await;
     assert_eq!(details.entry.generation(), 2);

@@ -5,7 +5,7 @@ use super::{
 use crate::{
     conformance::{
         Subject,
-        subject::{LONG, Outcome},
+        subject::{CallOutcome, LONG},
     },
     inspect::{Resolution, Seen, State},
     store::{Claim, Store},
@@ -43,7 +43,7 @@ pub async fn taken_over_orphan_is_not_resolved<S: Store>(subject: &Subject<S>) {
     assert_unchanged(subject, &claim, &before).await;
     let record = result_record(&claim.id, "next");
     let completed = subject.complete(&next.lease_ref(2), &record, LONG).await;
-    assert_eq!(completed, Outcome::Done);
+    assert_eq!(completed, CallOutcome::Done);
     assert_unchanged(subject, &claim, &before).await;
 }
 
@@ -63,10 +63,10 @@ pub async fn renewed_orphan_is_not_resolved<S: Store>(subject: &Subject<S>) {
     let claim = entry_in(subject, State::Orphaned).await;
     let before = seen(subject, &claim).await;
     let lease = claim.lease_ref(1);
-    assert_eq!(subject.renew(&lease, LONG).await, Outcome::Done);
+    assert_eq!(subject.renew(&lease, LONG).await, CallOutcome::Done);
     assert_unchanged(subject, &claim, &before).await;
     let renewed = subject.renew(&lease, subject.short_lease()).await;
-    assert_eq!(renewed, Outcome::Done);
+    assert_eq!(renewed, CallOutcome::Done);
     subject.outlive_short_lease().await;
     assert_state(subject, &claim, Some(State::Orphaned)).await;
     assert_unchanged(subject, &claim, &before).await;
@@ -78,7 +78,7 @@ pub async fn completed_lease_is_not_broken<S: Store>(subject: &Subject<S>) {
     let before = seen(subject, &claim).await;
     let record = result_record(&claim.id, "paid");
     let completed = subject.complete(&claim.lease_ref(1), &record, LONG).await;
-    assert_eq!(completed, Outcome::Done);
+    assert_eq!(completed, CallOutcome::Done);
     assert_unchanged(subject, &claim, &before).await;
 }
 
@@ -87,7 +87,7 @@ pub async fn expired_lease_is_not_broken<S: Store>(subject: &Subject<S>) {
     let claim = entry_in(subject, State::InProgress).await;
     let before = seen(subject, &claim).await;
     let (lease, short) = (claim.lease_ref(1), subject.short_lease());
-    assert_eq!(subject.renew(&lease, short).await, Outcome::Done);
+    assert_eq!(subject.renew(&lease, short).await, CallOutcome::Done);
     subject.outlive_short_lease().await;
     assert_state(subject, &claim, Some(State::Orphaned)).await;
     assert_unchanged(subject, &claim, &before).await;
@@ -103,7 +103,7 @@ pub async fn reacquired_key_is_not_resolved<S: Store>(subject: &Subject<S>) {
         assert_eq!(subject.acquire(&next).await, FIRST);
         assert_unchanged(subject, &claim, &before).await;
         let renewed = subject.renew(&next.lease_ref(1), LONG).await;
-        assert_eq!(renewed, Outcome::Done);
+        assert_eq!(renewed, CallOutcome::Done);
     }
 }
 
@@ -139,7 +139,10 @@ pub async fn later_record_is_not_deleted<S: Store>(subject: &Subject<S>) {
         let next = subject.duplicate(&claim);
         let lease = subject.hold(&next).await;
         let record = result_record(&claim.id, "paid");
-        assert_eq!(subject.complete(&lease, &record, LONG).await, Outcome::Done);
+        assert_eq!(
+            subject.complete(&lease, &record, LONG).await,
+            CallOutcome::Done
+        );
         assert_unchanged(subject, &claim, &before).await;
     }
 }
@@ -153,7 +156,10 @@ pub async fn replaced_record_is_not_deleted<S: Store>(subject: &Subject<S>) {
     let next = subject.duplicate(&claim);
     let lease = subject.hold(&next).await;
     let record = result_record(&claim.id, "paid");
-    assert_eq!(subject.complete(&lease, &record, LONG).await, Outcome::Done);
+    assert_eq!(
+        subject.complete(&lease, &record, LONG).await,
+        CallOutcome::Done
+    );
     assert_unchanged(subject, &claim, &before).await;
 }
 

@@ -1,26 +1,26 @@
 //! Names, units and labels of the metrics, through the [`metrics`](https://docs.rs/metrics) facade.
 //!
-//! `docs/operations/metrics-and-alarms.md` explains each metric, and `ops/` contains alert rules for Prometheus and a dashboard
-//! for Grafana.
+//! `docs/operations/metrics-and-alarms.md` explains each metric, and `ops/` contains alert rules for Prometheus and a
+//! dashboard for Grafana.
 //!
 //! # Values from the start
 //!
-//! `increase()` of Prometheus needs a sample from before the first event. A layer therefore [registers](register) every counter
-//! with value 0 and all values of its label:
+//! `increase()` of Prometheus needs a sample from before the first event. A layer therefore [registers](register) every
+//! counter with value 0 and all values of its label:
 //!
 //! - when it is created, for a recorder that is installed before;
 //! - at its first request, for a recorder that is installed later. The events of that request may then be invisible to
 //!   `increase()`. Call [`register`] after you install the recorder to avoid this.
 //!
-//! The codes of [`NeedsAttention`](crate::NeedsAttention) come from handlers and are not known at the start. The two counters
-//! that have them are registered without a label.
+//! The codes of [`NeedsAttention`](crate::NeedsAttention) come from handlers and are not known at the start. The two
+//! counters that have them are registered without a label.
 //!
 //! A recorder must not remove idle metrics, as `metrics-exporter-prometheus` does with an `idle_timeout`.
 //!
 //! # Buckets
 //!
-//! `metrics-exporter-prometheus` renders a histogram as a summary, unless its buckets are set. Summaries of several processes
-//! cannot be added up, and the dashboard shows no times then.
+//! `metrics-exporter-prometheus` renders a histogram as a summary, unless its buckets are set. Summaries of several
+//! processes cannot be added up, and the dashboard shows no times then.
 //!
 //! ```
 //! use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
@@ -72,7 +72,7 @@ pub const RECORD_BYTES_BUCKETS: [f64; 8] = [
 
 /// Kind and unit of a metric.
 #[derive(Clone, Copy)]
-enum Kind {
+enum MetricKind {
     Counter,
     Gauge,
     Seconds,
@@ -81,7 +81,7 @@ enum Kind {
 
 /// A metric, its label, and the values of the label.
 struct Metric {
-    kind: Kind,
+    kind: MetricKind,
     name: &'static str,
     help: &'static str,
     /// Empty if the metric has no label.
@@ -91,7 +91,7 @@ struct Metric {
 }
 
 impl Metric {
-    const fn new(kind: Kind, name: &'static str, help: &'static str) -> Self {
+    const fn new(kind: MetricKind, name: &'static str, help: &'static str) -> Self {
         Self {
             kind,
             name,
@@ -102,7 +102,7 @@ impl Metric {
     }
 
     const fn counter(name: &'static str, help: &'static str) -> Self {
-        Self::new(Kind::Counter, name, help)
+        Self::new(MetricKind::Counter, name, help)
     }
 
     const fn by(self, label: &'static str, values: &'static [&'static str]) -> Self {
@@ -116,10 +116,10 @@ impl Metric {
     fn describe(&self) {
         let (name, help) = (self.name, self.help);
         match self.kind {
-            Kind::Counter => ::metrics::describe_counter!(name, Unit::Count, help),
-            Kind::Gauge => ::metrics::describe_gauge!(name, Unit::Count, help),
-            Kind::Seconds => ::metrics::describe_histogram!(name, Unit::Seconds, help),
-            Kind::Bytes => ::metrics::describe_histogram!(name, Unit::Bytes, help),
+            MetricKind::Counter => ::metrics::describe_counter!(name, Unit::Count, help),
+            MetricKind::Gauge => ::metrics::describe_gauge!(name, Unit::Count, help),
+            MetricKind::Seconds => ::metrics::describe_histogram!(name, Unit::Seconds, help),
+            MetricKind::Bytes => ::metrics::describe_histogram!(name, Unit::Bytes, help),
         }
     }
 
@@ -127,10 +127,12 @@ impl Metric {
     fn register(&self, value: Option<&'static str>) {
         let labels: Vec<_> = value.map(|value| (self.label, value)).into_iter().collect();
         match self.kind {
-            Kind::Counter => ::metrics::counter!(self.name, &labels).increment(0),
-            Kind::Gauge => ::metrics::gauge!(self.name, &labels).increment(0.0),
+            MetricKind::Counter => ::metrics::counter!(self.name, &labels).increment(0),
+            MetricKind::Gauge => ::metrics::gauge!(self.name, &labels).increment(0.0),
             // A histogram has no neutral sample. Its registration is enough for the exporter of Prometheus.
-            Kind::Seconds | Kind::Bytes => drop(::metrics::histogram!(self.name, &labels)),
+            MetricKind::Seconds | MetricKind::Bytes => {
+                drop(::metrics::histogram!(self.name, &labels))
+            }
         }
     }
 }
@@ -350,23 +352,23 @@ const METRICS: &[Metric] = &[
     )
     .by("reason", &["full", "size"]),
     Metric::new(
-        Kind::Gauge,
+        MetricKind::Gauge,
         "idempotency_in_flight",
         "Requests in the layer, including those whose clients disconnected.",
     ),
     Metric::new(
-        Kind::Seconds,
+        MetricKind::Seconds,
         "idempotency_handler_seconds",
         "Seconds from the call of the handler to the head of its response, its error or its panic.",
     ),
     Metric::new(
-        Kind::Seconds,
+        MetricKind::Seconds,
         "idempotency_store_seconds",
         "Seconds of each attempt of a store call.",
     )
     .by("operation", OPERATIONS),
     Metric::new(
-        Kind::Bytes,
+        MetricKind::Bytes,
         "idempotency_record_bytes",
         "Bytes of each stored record.",
     ),
@@ -374,8 +376,8 @@ const METRICS: &[Metric] = &[
 
 /// Describes all metrics of this crate to the current recorder, and registers them with value 0.
 ///
-/// Every layer calls this when it is created and at its first request. Call it yourself if you install the recorder after you
-/// create the layers: see the [module documentation](self). A value that a metric already has does not change.
+/// Every layer calls this when it is created and at its first request. Call it yourself if you install the recorder after
+/// you create the layers: see the [module documentation](self). A value that a metric already has does not change.
 pub fn register() {
     for metric in METRICS {
         metric.describe();

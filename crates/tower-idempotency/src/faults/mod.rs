@@ -63,10 +63,10 @@ use crate::{
 /// # }
 /// ```
 pub struct FaultInjector<S> {
-    shared: Arc<Shared<S>>,
+    shared: Arc<InjectorState<S>>,
 }
 
-struct Shared<S> {
+struct InjectorState<S> {
     inner: S,
     calls: [AtomicU64; Operation::ALL.len()],
     claims: Mutex<Vec<Claim>>,
@@ -170,7 +170,7 @@ impl<S> FaultInjector<S> {
     /// Creates a fault injector that passes every call through.
     pub fn new(inner: S) -> Self {
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(InjectorState {
                 inner,
                 calls: Default::default(),
                 claims: Mutex::default(),

@@ -55,19 +55,19 @@ impl fmt::Debug for Inspector {
     }
 }
 
-type Call<'a, T> = Pin<Box<dyn Future<Output = Result<T, InspectError>> + Send + 'a>>;
+type InspectFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, InspectError>> + Send + 'a>>;
 
 trait ErasedInspect: Send + Sync {
     fn abilities(&self) -> Abilities;
-    fn list<'a>(&'a self, query: &'a Query) -> Call<'a, Page>;
-    fn get<'a>(&'a self, id: &'a KeyId) -> Call<'a, Option<EntryDetails>>;
-    fn summary(&self, limit: u32) -> Call<'_, Summary>;
+    fn list<'a>(&'a self, query: &'a Query) -> InspectFuture<'a, Page>;
+    fn get<'a>(&'a self, id: &'a KeyId) -> InspectFuture<'a, Option<EntryDetails>>;
+    fn summary(&self, limit: u32) -> InspectFuture<'_, Summary>;
     fn resolve<'a>(
         &'a self,
         seen: &'a Seen,
         resolution: &'a Resolution,
-    ) -> Call<'a, ResolveOutcome>;
-    fn purge(&self, batch: u32) -> Call<'_, u64>;
+    ) -> InspectFuture<'a, ResolveOutcome>;
+    fn purge(&self, batch: u32) -> InspectFuture<'_, u64>;
 }
 
 impl<T: Inspect> ErasedInspect for T {
@@ -75,15 +75,15 @@ impl<T: Inspect> ErasedInspect for T {
         Inspect::abilities(self)
     }
 
-    fn list<'a>(&'a self, query: &'a Query) -> Call<'a, Page> {
+    fn list<'a>(&'a self, query: &'a Query) -> InspectFuture<'a, Page> {
         Box::pin(Inspect::list(self, query))
     }
 
-    fn get<'a>(&'a self, id: &'a KeyId) -> Call<'a, Option<EntryDetails>> {
+    fn get<'a>(&'a self, id: &'a KeyId) -> InspectFuture<'a, Option<EntryDetails>> {
         Box::pin(Inspect::get(self, id))
     }
 
-    fn summary(&self, limit: u32) -> Call<'_, Summary> {
+    fn summary(&self, limit: u32) -> InspectFuture<'_, Summary> {
         Box::pin(Inspect::summary(self, limit))
     }
 
@@ -91,11 +91,11 @@ impl<T: Inspect> ErasedInspect for T {
         &'a self,
         seen: &'a Seen,
         resolution: &'a Resolution,
-    ) -> Call<'a, ResolveOutcome> {
+    ) -> InspectFuture<'a, ResolveOutcome> {
         Box::pin(Inspect::resolve(self, seen, resolution))
     }
 
-    fn purge(&self, batch: u32) -> Call<'_, u64> {
+    fn purge(&self, batch: u32) -> InspectFuture<'_, u64> {
         Box::pin(Inspect::purge(self, batch))
     }
 }

@@ -61,7 +61,7 @@ pub(super) struct TierRecord {
 
 struct Records {
     by_id: HashTable<Arc<TierRecord>>,
-    groups: Box<[Group]>,
+    groups: Box<[RecordGroup]>,
     bytes: usize,
     /// The group that the next insertion cleans in addition to its own.
     next_cleaned: usize,
@@ -69,7 +69,7 @@ struct Records {
 
 /// The records of some principals.
 #[derive(Default)]
-struct Group {
+struct RecordGroup {
     /// The oldest record first.
     queue: VecDeque<Arc<TierRecord>>,
     bytes: usize,
@@ -79,7 +79,7 @@ struct Group {
 
 impl Tier {
     pub(super) fn new(max_age: Duration, max_bytes: usize) -> Self {
-        let groups = (0..GROUPS).map(|_| Group::default());
+        let groups = (0..GROUPS).map(|_| RecordGroup::default());
         Self {
             records: RwLock::new(Records {
                 by_id: HashTable::new(),
@@ -272,7 +272,7 @@ impl Records {
     }
 }
 
-impl Group {
+impl RecordGroup {
     /// Returns `true` if the oldest record has passed its maximum age.
     fn has_expired(&self, now: Instant, max_age: Duration) -> bool {
         self.oldest

@@ -1,8 +1,8 @@
-//! Both halves together: a client with an outbox sends operations to the layer through a relay that breaks connections, and is
-//! killed repeatedly.
+//! Both halves together: a client with an outbox sends operations to the layer through a relay that breaks connections, and
+//! is killed repeatedly.
 //!
-//! The client forgets the key of each operation that is reported as not executed, and sends it under a new one. So an outcome
-//! that is wrong, or a request that was sent before it was stored, is a second effect.
+//! The client forgets the key of each operation that is reported as not executed, and sends it under a new one. So a wrong
+//! outcome causes a second effect, and so does a request that is sent before it is stored.
 
 use std::{
     fmt, fs,
@@ -70,7 +70,7 @@ impl StoreKind {
 
 /// Result of a campaign.
 #[derive(Clone, Debug, Default)]
-pub struct Tally {
+pub struct ClientTally {
     /// Operations of the client.
     pub operations: usize,
     /// Effects of all operations.
@@ -85,7 +85,7 @@ pub struct Tally {
     pub recovered: usize,
     /// Reports that an operation was not executed. Each was sent again under a new key.
     pub reported_not_executed: usize,
-    /// Responses that are not the one of their operation, and operations that were reported as done twice.
+    /// Responses of another operation, and operations that were reported as done twice.
     pub contradictions: usize,
     /// Entries that the outbox still had at the end.
     pub pending: usize,
@@ -101,7 +101,7 @@ pub struct Tally {
     pub replays: u64,
 }
 
-impl Tally {
+impl ClientTally {
     /// Returns `true` if each operation has one effect and one report.
     #[must_use]
     pub fn is_clean(&self) -> bool {
@@ -118,7 +118,7 @@ impl Tally {
     }
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for ClientTally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -143,12 +143,13 @@ impl fmt::Display for Tally {
 }
 
 impl Clients {
-    /// Runs the campaign with this program as the client. Calls `progress` after each kill, with the number of operations done.
+    /// Runs the campaign with this program as the client. Calls `progress` after each kill, with the number of operations
+    /// done.
     ///
     /// # Panics
     ///
     /// Panics if a server does not start, or if the client makes no progress for two minutes.
-    pub async fn run(self, program: &Path, mut progress: impl FnMut(usize, usize)) -> Tally {
+    pub async fn run(self, program: &Path, mut progress: impl FnMut(usize, usize)) -> ClientTally {
         let scratch = Scratch::new();
         let (server, outbox, _servers) = self.serve(&scratch).await;
         let relay = Relay::start(server.address(), self.seed).await;

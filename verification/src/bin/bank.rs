@@ -1,5 +1,6 @@
 //! A bank in a separate process, which can be killed. A POST to `/charge/{ms}` inserts a row into a database, and its
-//! response comes that many milliseconds later. Row and record are in one transaction, of sqlx or of tokio-postgres, or in two.
+//! response comes that many milliseconds later. Row and record are in one transaction, of sqlx or of tokio-postgres, or in
+//! two.
 
 use std::{
     collections::HashMap,
@@ -157,7 +158,7 @@ async fn together<S: TestDialect>(
 }
 
 /// The store and its tables, the handlers' connections, and the number of executions.
-type Clients = (
+type BankState = (
     TestDatabase<PostgresStore>,
     deadpool_postgres::Pool,
     AtomicU64,
@@ -180,7 +181,7 @@ async fn serve_with_tokio_postgres(args: &Args, url: &str) {
     let clients = clients.build().expect("a pool");
     let executions = AtomicU64::new(0);
     let state = Arc::new((database, clients, executions));
-    let charge = async |State(state): State<Arc<Clients>>,
+    let charge = async |State(state): State<Arc<BankState>>,
                         Path(ms): Path<u64>,
                         key: IdempotencyKey,
                         lease: Lease| {

@@ -25,14 +25,14 @@ use crate::oracle::Occasion;
 
 #[derive(Debug)]
 pub(super) struct Site {
-    server: Server,
+    server: StoreServer,
     /// The proxy that delays replies. A member is therefore often struck after the store acted and before the reply
     /// arrived.
     proxy: Option<Proxy>,
 }
 
 #[derive(Debug)]
-enum Server {
+enum StoreServer {
     Postgres(PostgresServer),
     MariaDb(MariaDbServer),
     Sqlite(File),
@@ -59,22 +59,24 @@ struct File {
 impl Site {
     pub(super) fn start(kind: Kind, fault: Fault) -> Self {
         let server = match kind {
-            Kind::Postgres => Server::Postgres(PostgresServer::start(&["max_connections=300"])),
-            Kind::MariaDb => Server::MariaDb(MariaDbServer::start(&[])),
-            Kind::Sqlite => Server::Sqlite(File::new(fault)),
+            Kind::Postgres => {
+                StoreServer::Postgres(PostgresServer::start(&["max_connections=300"]))
+            }
+            Kind::MariaDb => StoreServer::MariaDb(MariaDbServer::start(&[])),
+            Kind::Sqlite => StoreServer::Sqlite(File::new(fault)),
             Kind::Redis => redis(fault),
             Kind::RedisCluster => {
-                Server::Cluster(RedisCluster::start_with_replicas_and(&FAST_FAILOVER))
+                StoreServer::Cluster(RedisCluster::start_with_replicas_and(&FAST_FAILOVER))
             }
-            Kind::DynamoDb => Server::DynamoDb(DynamoDbServer::start(StandIn::Dynoxide)),
+            Kind::DynamoDb => StoreServer::DynamoDb(DynamoDbServer::start(StandIn::Dynoxide)),
         };
         let address = match &server {
-            Server::Postgres(server) => Some(server.address()),
-            Server::MariaDb(server) => Some(server.address()),
-            Server::Redis(redis) => Some(redis.primary.address()),
-            Server::DynamoDb(server) => Some(server.address()),
+            StoreServer::Postgres(server) => Some(server.address()),
+            StoreServer::MariaDb(server) => Some(server.address()),
+            StoreServer::Redis(redis) => Some(redis.primary.address()),
+            StoreServer::DynamoDb(server) => Some(server.address()),
             // The nodes of a cluster report the addresses of the other nodes, so the fleet would bypass a proxy.
-            Server::Sqlite(_) | Server::Cluster(_) => None,
+            StoreServer::Sqlite(_) | StoreServer::Cluster(_) => None,
         };
         let proxy = address.map(Proxy::start);
         if let Some(proxy) = &proxy {
@@ -86,10 +88,10 @@ impl Site {
     /// Returns the URL of the store for playgrounds.
     pub(super) fn url(&self) -> String {
         match &self.server {
-            Server::Postgres(_) | Server::MariaDb(_) => self.bank_url(),
-            Server::Sqlite(file) => format!("sqlite:{}", file.path.display()),
-            Server::Redis(_) => format!("redis://{}/0", self.through()),
-            Server::Cluster(cluster) => {
+            StoreServer::Postgres(_) | StoreServer::MariaDb(_) => self.bank_url(),
+            StoreServer::Sqlite(file) => format!("sqlite:{}", file.path.display()),
+            StoreServer::Redis(_) => format!("redis://{}/0", self.through()),
+            StoreServer::Cluster(cluster) => {
                 let urls = cluster.urls();
                 let nodes = urls.iter().map(|url| {
                     let url = url.trim_start_matches("redis://");
@@ -99,7 +101,7 @@ impl Site {
                 format!("redis+cluster://{}", nodes.join(","))
             }
             // The processes of one machine share a clock.
-            Server::DynamoDb(_) => {
+            StoreServer::DynamoDb(_) => {
                 format!(
                     "dynamodb://keys?endpoint=http://{}&skew=0ms",
                     self.through()
@@ -111,10 +113,10 @@ impl Site {
     /// Returns the URL of the store for banks.
     pub(super) fn bank_url(&self) -> String {
         match &self.server {
-            Server::Postgres(_) => format!("postgres://app@{}/postgres", self.through()),
-            Server::MariaDb(_) => format!("mysql://app:app@{}/app", self.through()),
-            Server::Sqlite(file) => file.path.display().to_string(),
-            Server::Redis(_) | Server::Cluster(_) | Server::DynamoDb(_) => {
+            StoreServer::Postgres(_) => format!("postgres://app@{}/postgres", self.through()),
+            StoreServer::MariaDb(_) => format!("mysql://app:app@{}/app", self.through()),
+            StoreServer::Sqlite(file) => file.path.display().to_string(),
+            StoreServer::Redis(_) | StoreServer::Cluster(_) | StoreServer::DynamoDb(_) => {
                 unreachable!("the store has no transactions")
             }
         }
@@ -123,10 +125,10 @@ impl Site {
     /// Returns the URL of the store for the campaign itself. No fault is injected on this path.
     pub(super) fn own_url(&self) -> String {
         match &self.server {
-            Server::Postgres(server) => server.url(),
-            Server::MariaDb(server) => server.url(),
-            Server::Sqlite(_) => self.bank_url(),
-            Server::Redis(_) | Server::Cluster(_) | Server::DynamoDb(_) => {
+            StoreServer::Postgres(server) => server.url(),
+            StoreServer::MariaDb(server) => server.url(),
+            StoreServer::Sqlite(_) => self.bank_url(),
+            StoreServer::Redis(_) | StoreServer::Cluster(_) | StoreServer::DynamoDb(_) => {
                 unreachable!("the store has no transactions")
             }
         }
@@ -159,7 +161,9 @@ impl Site {
                 self.set_mode_for(Mode::LoseReplies(then), length)
             }
             Fault::Restart => self.restart(random.around(Duration::from_millis(200))),
-            Fault::Freeze if matches!(self.server, Server::Cluster(_)) => self.freeze_node(random),
+            Fault::Freeze if matches!(self.server, StoreServer::Cluster(_)) => {
+                self.freeze_node(random)
+            }
             Fault::Freeze => self.freeze(random.around(Duration::from_millis(1800))),
             Fault::Empty => {
                 self.restart(random.around(Duration::from_millis(50)));
@@ -208,53 +212,59 @@ impl Site {
 
     fn restart(&mut self, away: Duration) -> bool {
         match &mut self.server {
-            Server::Postgres(server) => {
+            StoreServer::Postgres(server) => {
                 server.kill();
                 thread::sleep(away);
                 server.restart();
             }
-            Server::MariaDb(server) => {
+            StoreServer::MariaDb(server) => {
                 server.kill();
                 thread::sleep(away);
                 server.restart();
             }
-            Server::Redis(redis) => {
+            StoreServer::Redis(redis) => {
                 redis.primary.kill();
                 thread::sleep(away);
                 redis.primary.restart();
             }
-            Server::Sqlite(_) | Server::Cluster(_) | Server::DynamoDb(_) => unreachable!(),
+            StoreServer::Sqlite(_) | StoreServer::Cluster(_) | StoreServer::DynamoDb(_) => {
+                unreachable!()
+            }
         }
         false
     }
 
     fn freeze(&self, length: Duration) -> bool {
         match &self.server {
-            Server::MariaDb(server) => server.pause(),
-            Server::Redis(redis) => redis.primary.pause(),
-            Server::DynamoDb(server) => server.pause(),
-            Server::Postgres(_) | Server::Sqlite(_) | Server::Cluster(_) => unreachable!(),
+            StoreServer::MariaDb(server) => server.pause(),
+            StoreServer::Redis(redis) => redis.primary.pause(),
+            StoreServer::DynamoDb(server) => server.pause(),
+            StoreServer::Postgres(_) | StoreServer::Sqlite(_) | StoreServer::Cluster(_) => {
+                unreachable!()
+            }
         }
         thread::sleep(length);
         match &self.server {
-            Server::MariaDb(server) => server.resume(),
-            Server::Redis(redis) => redis.primary.resume(),
-            Server::DynamoDb(server) => server.resume(),
-            Server::Postgres(_) | Server::Sqlite(_) | Server::Cluster(_) => unreachable!(),
+            StoreServer::MariaDb(server) => server.resume(),
+            StoreServer::Redis(redis) => redis.primary.resume(),
+            StoreServer::DynamoDb(server) => server.resume(),
+            StoreServer::Postgres(_) | StoreServer::Sqlite(_) | StoreServer::Cluster(_) => {
+                unreachable!()
+            }
         }
         false
     }
 
     fn redis(&self) -> &RedisServer {
         match &self.server {
-            Server::Redis(redis) => &redis.primary,
+            StoreServer::Redis(redis) => &redis.primary,
             _ => unreachable!("the fault is for Redis"),
         }
     }
 
     /// Fails over to the replica. Writes that had not reached the replica are lost.
     fn fail_over(&mut self) -> bool {
-        let Server::Redis(redis) = &mut self.server else {
+        let StoreServer::Redis(redis) = &mut self.server else {
             unreachable!("the fault is for Redis");
         };
         let Redis { primary, replica } = &mut **redis;
@@ -270,7 +280,7 @@ impl Site {
 
     fn cluster(&mut self) -> &mut RedisCluster {
         match &mut self.server {
-            Server::Cluster(cluster) => cluster,
+            StoreServer::Cluster(cluster) => cluster,
             _ => unreachable!("the fault is for clusters"),
         }
     }
@@ -308,7 +318,7 @@ impl Site {
     }
 
     fn fill_disk(&self, length: Duration) -> bool {
-        let Server::Sqlite(file) = &self.server else {
+        let StoreServer::Sqlite(file) = &self.server else {
             unreachable!("the fault is for SQLite");
         };
         let mut filler = fs::File::create(&file.filler).expect("room for an empty file");
@@ -349,7 +359,7 @@ impl File {
     }
 }
 
-fn redis(fault: Fault) -> Server {
+fn redis(fault: Fault) -> StoreServer {
     let kept = ["--appendonly", "yes", "--appendfsync", "always"];
     let args: &[&str] = match fault {
         Fault::Empty | Fault::Failover => &[],
@@ -358,7 +368,7 @@ fn redis(fault: Fault) -> Server {
     };
     let primary = RedisServer::start(args);
     let replica = (fault == Fault::Failover).then(|| RedisServer::replica_of(&primary));
-    Server::Redis(Box::new(Redis { primary, replica }))
+    StoreServer::Redis(Box::new(Redis { primary, replica }))
 }
 
 /// The mode of the proxy while no fault is injected.

@@ -21,16 +21,16 @@ use tests::random::Random;
 use tokio::{net::TcpListener, task::JoinHandle, time::sleep};
 use tower_idempotency::{IdempotencyLayer, store::Store};
 
-use super::Tally;
+use super::ClientTally;
 
 /// A running server. It ends when it is dropped.
 pub(super) struct Server {
     address: SocketAddr,
-    state: Arc<Orders>,
+    state: Arc<OrderCounts>,
     task: JoinHandle<()>,
 }
 
-struct Orders {
+struct OrderCounts {
     /// Effects and requests of each operation.
     counts: Vec<Mutex<Counts>>,
     requests: AtomicU64,
@@ -47,7 +47,7 @@ struct Counts {
 
 impl Server {
     pub(super) async fn start<S: Store>(store: S, operations: usize, seed: u64) -> Self {
-        let state = Arc::new(Orders {
+        let state = Arc::new(OrderCounts {
             counts: (0..operations).map(|_| Mutex::default()).collect(),
             requests: AtomicU64::new(0),
             replays: AtomicU64::new(0),
@@ -75,11 +75,11 @@ impl Server {
     }
 
     /// Returns the effects and the requests.
-    pub(super) fn tally(&self) -> Tally {
-        let mut tally = Tally {
+    pub(super) fn tally(&self) -> ClientTally {
+        let mut tally = ClientTally {
             requests: self.state.requests.load(Ordering::Relaxed),
             replays: self.state.replays.load(Ordering::Relaxed),
-            ..Tally::default()
+            ..ClientTally::default()
         };
         for counts in &self.state.counts {
             let effects = counts.lock().expect("no panic").effects;
@@ -97,7 +97,7 @@ impl Drop for Server {
     }
 }
 
-impl Orders {
+impl OrderCounts {
     /// Returns random numbers for an operation, which are the same for all its requests.
     fn random(&self, number: usize) -> Random {
         let mut random = Random(self.seed ^ (number as u64) << 20);
@@ -111,7 +111,7 @@ impl Orders {
 }
 
 /// Rejects the first requests of some operations with 429, in front of the layer.
-async fn limit(State(orders): State<Arc<Orders>>, req: Request, next: Next) -> Response {
+async fn limit(State(orders): State<Arc<OrderCounts>>, req: Request, next: Next) -> Response {
     orders.requests.fetch_add(1, Ordering::Relaxed);
     let number = req.uri().path().rsplit('/').next();
     let number: usize = number.and_then(|text| text.parse().ok()).expect("an order");
@@ -131,7 +131,7 @@ async fn limit(State(orders): State<Arc<Orders>>, req: Request, next: Next) -> R
 }
 
 /// Executes an order. The first execution of some operations fails before the effect, and its key is released.
-async fn order(State(orders): State<Arc<Orders>>, Path(number): Path<usize>) -> Response {
+async fn order(State(orders): State<Arc<OrderCounts>>, Path(number): Path<usize>) -> Response {
     let mut random = orders.random(number);
     let fails = random.draw() % 30 == 1;
     let delay = Duration::from_micros(random.draw() % 4000);

@@ -18,10 +18,9 @@ pub(super) struct KeyHistory<'a> {
 }
 
 impl History {
-    /// Returns each key with more effects than its strikes explain. One effect is always allowed. A strike explains another
-    /// effect if it killed the process that executed the request, or stopped it until its lease expired. No client may
-    /// have had a response before the strike. A process that was so slow that its lease expired also explains another
-    /// effect.
+    /// Returns each key with more effects than its strikes explain. One effect is always allowed. A strike explains a second
+    /// effect if it killed the executing process, or stopped that process until its lease expired. No client may have had a
+    /// response before the strike. A process that was so slow that its lease expired also explains another effect.
     #[must_use]
     pub fn unexplained(&self) -> Vec<String> {
         let stories = self.stories();

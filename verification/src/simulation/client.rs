@@ -22,7 +22,7 @@ use super::{
     Millis,
     bugs::Bug,
     handler::{self, Failed, Handler},
-    history::{self, EventKind, Outcome, Reply},
+    history::{self, AttemptOutcome, EventKind, Reply},
     link::Link,
     paced_body::{PacedBody, Piece, ResponseBody},
     plan::Plan,
@@ -117,9 +117,9 @@ pub(super) async fn take_over(
         let work = move |lease| handler::finish(works, number, lease);
         match layer.take_over(claim, work).await {
             Ok(TakeOverOutcome::Executed(res)) => read(res).await,
-            Ok(TakeOverOutcome::NoOrphan) => Outcome::NoOrphan,
-            Ok(_) => Outcome::Failed,
-            Err(error) => Outcome::Refused(error.kind().code(), error.status()),
+            Ok(TakeOverOutcome::NoOrphan) => AttemptOutcome::NoOrphan,
+            Ok(_) => AttemptOutcome::Failed,
+            Err(error) => AttemptOutcome::Refused(error.kind().code(), error.status()),
         }
     };
     run_attempt(link, exchange, number, leave).await;
@@ -127,7 +127,7 @@ pub(super) async fn take_over(
 
 pub(super) async fn run_attempt(
     link: Link,
-    exchange: impl Future<Output = Outcome>,
+    exchange: impl Future<Output = AttemptOutcome>,
     number: usize,
     leave: Leave,
 ) {
@@ -150,20 +150,22 @@ pub(super) async fn run_attempt(
     };
     let mut world = link.world.lock();
     let outcome = match outcome {
-        Outcome::Answered(_) | Outcome::Refused(..)
+        AttemptOutcome::Answered(_) | AttemptOutcome::Refused(..)
             if world.has(Bug::HandlerResponseIsSent)
                 && let Some(execution) = world.attempts[number].execution
                 && let Some(produced) = world.executions[execution].responses.last() =>
         {
-            Outcome::Answered(Reply {
+            AttemptOutcome::Answered(Reply {
                 status: produced.status,
                 execution: Some(execution),
                 replayed: false,
                 body: produced.body.clone(),
             })
         }
-        Outcome::Answered(Reply { replayed: true, .. }) if world.has(Bug::ReplaysAreRefused) => {
-            Outcome::Refused("outcome-unknown", StatusCode::CONFLICT)
+        AttemptOutcome::Answered(Reply { replayed: true, .. })
+            if world.has(Bug::ReplaysAreRefused) =>
+        {
+            AttemptOutcome::Refused("outcome-unknown", StatusCode::CONFLICT)
         }
         outcome => outcome,
     };
@@ -175,7 +177,7 @@ async fn left(link: &Link, number: usize) {
         let mut world = link.world.lock();
         world.attempts[number].left = true;
         world.record_event(EventKind::ClientLeft(number));
-        world.ended(number, Outcome::Left);
+        world.ended(number, AttemptOutcome::Left);
         let execution = world.attempts[number].execution;
         let lease = execution.and_then(|execution| world.executions[execution].lease);
         lease.filter(|_| world.has(Bug::LeavingReleases))
@@ -187,9 +189,9 @@ async fn left(link: &Link, number: usize) {
 
 /// Returns the outcome, unless the client has left after this number of polls.
 async fn poll_with_limit(
-    exchange: impl Future<Output = Outcome>,
+    exchange: impl Future<Output = AttemptOutcome>,
     mut polls: u64,
-) -> Option<Outcome> {
+) -> Option<AttemptOutcome> {
     let mut exchange = pin!(exchange);
     poll_fn(|cx| {
         if polls == 0 {
@@ -200,20 +202,20 @@ async fn poll_with_limit(
         match catch_unwind(AssertUnwindSafe(|| exchange.as_mut().poll(cx))) {
             Ok(polled) if polls == 0 && polled.is_pending() => Poll::Ready(None),
             Ok(polled) => polled.map(Some),
-            Err(_panic) => Poll::Ready(Some(Outcome::Panicked)),
+            Err(_panic) => Poll::Ready(Some(AttemptOutcome::Panicked)),
         }
     })
     .await
 }
 
-async fn exchange(mut service: Idempotency<Handler>, req: Request<PacedBody>) -> Outcome {
+async fn exchange(mut service: Idempotency<Handler>, req: Request<PacedBody>) -> AttemptOutcome {
     match service.call(req).await {
         Ok(res) => read(res).await,
-        Err(Failed) => Outcome::Failed,
+        Err(Failed) => AttemptOutcome::Failed,
     }
 }
 
-async fn read(res: Response<Body<ResponseBody>>) -> Outcome {
+async fn read(res: Response<Body<ResponseBody>>) -> AttemptOutcome {
     let (head, body) = res.into_parts();
     let mut body: Pin<Box<_>> = Box::pin(body);
     let mut data = BytesMut::new();
@@ -221,13 +223,13 @@ async fn read(res: Response<Body<ResponseBody>>) -> Outcome {
         match frame.map(http_body::Frame::into_data) {
             Ok(Ok(more)) => data.extend_from_slice(&more),
             Ok(Err(_trailers)) => {}
-            Err(_) => return Outcome::BodyBroken,
+            Err(_) => return AttemptOutcome::BodyBroken,
         }
     }
     if let Some(kind) = head.extensions.get::<tower_idempotency::ErrorKind>() {
-        return Outcome::Refused(kind.code(), head.status);
+        return AttemptOutcome::Refused(kind.code(), head.status);
     }
-    Outcome::Answered(Reply {
+    AttemptOutcome::Answered(Reply {
         status: head.status,
         execution: execution_of(&head.headers),
         replayed: head.headers.contains_key("idempotent-replayed"),

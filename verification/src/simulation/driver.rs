@@ -10,7 +10,7 @@ use super::{
     bugs::Bug,
     client::{self, Leave},
     handler::Handler,
-    history::{EventKind, Outcome},
+    history::{AttemptOutcome, EventKind},
     link::Link,
     operator, oracle,
     plan::Plan,
@@ -18,7 +18,7 @@ use super::{
     random::Random,
     run_once,
     setup::{layer, retry_all, schedule},
-    world::{Attempt, Due, Execution, Progress, World},
+    world::{Due, Execution, Progress, SimulatedAttempt, World},
 };
 
 pub(super) struct Driver {
@@ -269,7 +269,7 @@ impl Driver {
         for attempt in 0..world.attempts.len() {
             let known = &world.attempts[attempt];
             if known.process == number && known.outcome.is_none() {
-                world.ended(attempt, Outcome::Died);
+                world.ended(attempt, AttemptOutcome::Died);
             }
         }
     }
@@ -359,7 +359,7 @@ impl Driver {
             false => Leave::draw(&mut world.random, &self.plan),
         };
         world.open += 1;
-        world.attempts.push(Attempt {
+        world.attempts.push(SimulatedAttempt {
             client: Some(client),
             process: host.number,
             request,

@@ -16,7 +16,7 @@ use super::Millis;
 /// The expected entry of a key.
 #[derive(Debug, Default)]
 pub(super) struct ExpectedEntry {
-    state: State,
+    state: ExpectedState,
     /// The number of times that the key became free. Each time, a new life of the key begins.
     pub(super) life: u64,
     /// The number of times a lease was taken over.
@@ -73,7 +73,7 @@ pub(super) struct ExpectedView {
 }
 
 #[derive(Clone, Debug, Default)]
-enum State {
+enum ExpectedState {
     #[default]
     Free,
     Leased(Lease),
@@ -102,9 +102,9 @@ impl ExpectedEntry {
     /// Deletes an expired state.
     fn expire(&mut self, now: Millis) {
         let over = match &self.state {
-            State::Free => false,
-            State::Leased(lease) => now >= lease.ends + lease.keep,
-            State::Stored { expires, .. } => now >= *expires,
+            ExpectedState::Free => false,
+            ExpectedState::Leased(lease) => now >= lease.ends + lease.keep,
+            ExpectedState::Stored { expires, .. } => now >= *expires,
         };
         if over {
             self.free();
@@ -112,7 +112,7 @@ impl ExpectedEntry {
     }
 
     fn free(&mut self) {
-        self.state = State::Free;
+        self.state = ExpectedState::Free;
         self.life += 1;
     }
 
@@ -128,13 +128,13 @@ impl ExpectedEntry {
     /// Returns the token of the lease, even if the lease has expired.
     pub(super) fn holder(&self) -> Option<Token> {
         match &self.state {
-            State::Leased(lease) => lease.author.token(),
-            State::Free | State::Stored { .. } => None,
+            ExpectedState::Leased(lease) => lease.author.token(),
+            ExpectedState::Free | ExpectedState::Stored { .. } => None,
         }
     }
 
     pub(super) fn holds(&self, token: Token, now: Millis) -> bool {
-        matches!(&self.state, State::Leased(lease) if lease.author.is(token) && now < lease.ends)
+        matches!(&self.state, ExpectedState::Leased(lease) if lease.author.is(token) && now < lease.ends)
     }
 
     pub(super) fn acquired(&mut self, claim: &Claim, now: Millis, found: &Acquired) -> Verdict {
@@ -148,10 +148,10 @@ impl ExpectedEntry {
                 fingerprint,
                 expires_in,
             } => match &self.state {
-                State::Leased(lease) if lease.author.is(claim.token) => {
+                ExpectedState::Leased(lease) if lease.author.is(claim.token) => {
                     Err("the lease holder is rejected for its own lease")
                 }
-                State::Leased(lease) if now < lease.ends => {
+                ExpectedState::Leased(lease) if now < lease.ends => {
                     if lease.fingerprint != *fingerprint {
                         return Err("the entry in progress has another fingerprint than its lease");
                     }
@@ -160,12 +160,14 @@ impl ExpectedEntry {
                     }
                     Ok(())
                 }
-                State::Leased(_) | State::Free | State::Stored { .. } => {
+                ExpectedState::Leased(_) | ExpectedState::Free | ExpectedState::Stored { .. } => {
                     Err("in progress, but no token holds a lease")
                 }
             },
             Acquired::Orphaned { fingerprint, since } => match &self.state {
-                State::Leased(lease) if !lease.author.is(claim.token) && now >= lease.ends => {
+                ExpectedState::Leased(lease)
+                    if !lease.author.is(claim.token) && now >= lease.ends =>
+                {
                     let same = lease.fingerprint == claim.fingerprint;
                     if lease.may_be_taken_over(claim.orphans) && same {
                         return Err("an orphan is not taken over");
@@ -175,7 +177,7 @@ impl ExpectedEntry {
                     }
                     Ok(())
                 }
-                State::Leased(_) | State::Free | State::Stored { .. } => {
+                ExpectedState::Leased(_) | ExpectedState::Free | ExpectedState::Stored { .. } => {
                     Err("orphaned, though there is no orphan")
                 }
             },
@@ -185,7 +187,7 @@ impl ExpectedEntry {
                 expires_in,
                 token,
             } => match &self.state {
-                State::Stored {
+                ExpectedState::Stored {
                     fingerprint: stored_for,
                     record: stored,
                     expires,
@@ -205,7 +207,9 @@ impl ExpectedEntry {
                     }
                     Ok(())
                 }
-                State::Leased(_) | State::Free => Err("a record, though none is stored"),
+                ExpectedState::Leased(_) | ExpectedState::Free => {
+                    Err("a record, though none is stored")
+                }
             },
         }
     }
@@ -219,13 +223,13 @@ impl ExpectedEntry {
     ) -> Verdict {
         let ends = now + claim.lease.as_millis();
         let expected = match &self.state {
-            State::Stored { .. } => return Err("granted, though a record is stored"),
-            State::Free => 1,
-            State::Leased(lease) if lease.author.is(claim.token) => lease.generation,
-            State::Leased(lease) if now < lease.ends => {
+            ExpectedState::Stored { .. } => return Err("granted, though a record is stored"),
+            ExpectedState::Free => 1,
+            ExpectedState::Leased(lease) if lease.author.is(claim.token) => lease.generation,
+            ExpectedState::Leased(lease) if now < lease.ends => {
                 return Err("two leases on one key at once");
             }
-            State::Leased(lease) => {
+            ExpectedState::Leased(lease) => {
                 if !lease.may_be_taken_over(claim.orphans) {
                     return Err("an orphan is taken over though the policy refuses");
                 }
@@ -236,7 +240,7 @@ impl ExpectedEntry {
                 lease.generation + 1
             }
         };
-        self.state = State::Leased(Lease {
+        self.state = ExpectedState::Leased(Lease {
             author: Author::Execution(claim.token),
             fingerprint: claim.fingerprint,
             generation: expected,
@@ -269,11 +273,11 @@ impl ExpectedEntry {
     ) -> Verdict {
         self.expire(now);
         let held = match &mut self.state {
-            State::Leased(held) if held.author.is(lease.token) => {
+            ExpectedState::Leased(held) if held.author.is(lease.token) => {
                 held.ends = now + ttl;
                 true
             }
-            State::Leased(_) | State::Free | State::Stored { .. } => false,
+            ExpectedState::Leased(_) | ExpectedState::Free | ExpectedState::Stored { .. } => false,
         };
         if held && let Some(granted) = self.granted(lease.token) {
             granted.ends = now + ttl;
@@ -298,15 +302,15 @@ impl ExpectedEntry {
     ) -> Verdict {
         self.expire(now);
         let (may, stores) = match &self.state {
-            State::Free => (!fenced, !fenced),
-            State::Leased(held) => match held.author {
+            ExpectedState::Free => (!fenced, !fenced),
+            ExpectedState::Leased(held) => match held.author {
                 Author::Released => (!fenced, !fenced),
                 author => (author.is(lease.token), author.is(lease.token)),
             },
-            State::Stored { author, .. } => (author.is(lease.token) && !fenced, false),
+            ExpectedState::Stored { author, .. } => (author.is(lease.token) && !fenced, false),
         };
         if stores {
-            self.state = State::Stored {
+            self.state = ExpectedState::Stored {
                 author: Author::Execution(lease.token),
                 fingerprint: lease.fingerprint,
                 generation: lease.generation,
@@ -330,7 +334,7 @@ impl ExpectedEntry {
 
     pub(super) fn released(&mut self, lease: &LeaseRef, now: Millis) {
         self.expire(now);
-        let State::Leased(held) = &mut self.state else {
+        let ExpectedState::Leased(held) = &mut self.state else {
             return;
         };
         if !held.author.is(lease.token) {
@@ -354,8 +358,8 @@ impl ExpectedEntry {
     pub(super) fn view(&mut self, now: Millis) -> Option<ExpectedView> {
         self.expire(now);
         match &self.state {
-            State::Free => None,
-            State::Leased(lease) => {
+            ExpectedState::Free => None,
+            ExpectedState::Leased(lease) => {
                 let is_orphan = now >= lease.ends;
                 Some(ExpectedView {
                     state: if is_orphan {
@@ -368,7 +372,7 @@ impl ExpectedEntry {
                     ends: is_orphan.then_some(lease.ends),
                 })
             }
-            State::Stored {
+            ExpectedState::Stored {
                 author,
                 generation,
                 record,
@@ -382,7 +386,8 @@ impl ExpectedEntry {
         }
     }
 
-    /// Returns `true` if an operator broke the lease of this token, which would not have expired yet. Its holder may not know.
+    /// Returns `true` if an operator broke the lease of this token, which would not have expired yet. Its holder may not
+    /// know.
     pub(super) fn was_broken(&self, token: Token, now: Millis) -> bool {
         let mut leases = self.leases.iter().filter(|it| it.token == token);
         leases.any(|it| it.broken.is_some_and(|expiry| now < expiry))
@@ -409,8 +414,8 @@ impl ExpectedEntry {
             };
         }
         let (generation, fingerprint, keep) = match &self.state {
-            State::Leased(lease) => (lease.generation, lease.fingerprint, lease.keep),
-            State::Stored {
+            ExpectedState::Leased(lease) => (lease.generation, lease.fingerprint, lease.keep),
+            ExpectedState::Stored {
                 generation,
                 fingerprint,
                 ..
@@ -418,7 +423,7 @@ impl ExpectedEntry {
                 let keep = DEFAULT_ORPHAN_RETENTION.as_millis();
                 (*generation, *fingerprint, keep)
             }
-            State::Free => return Err("an operator has seen an entry that is free"),
+            ExpectedState::Free => return Err("an operator has seen an entry that is free"),
         };
         let holder = self.holder();
         let author = Author::Operator {
@@ -427,7 +432,7 @@ impl ExpectedEntry {
         };
         match resolution {
             Resolution::Complete { record, retention } => {
-                self.state = State::Stored {
+                self.state = ExpectedState::Stored {
                     author,
                     fingerprint,
                     generation,
@@ -436,7 +441,7 @@ impl ExpectedEntry {
                 };
             }
             Resolution::Retry | Resolution::BreakLease => {
-                self.state = State::Leased(Lease {
+                self.state = ExpectedState::Leased(Lease {
                     author,
                     fingerprint,
                     generation,

@@ -35,7 +35,7 @@ pub(super) enum EventKind {
         request: Request,
     },
     ClientLeft(usize),
-    AttemptEnded(usize, Outcome),
+    AttemptEnded(usize, AttemptOutcome),
     ExecutionStarted {
         execution: usize,
         attempt: usize,
@@ -96,7 +96,7 @@ pub(super) struct HeldLease {
 
 /// The outcome of an attempt, for its client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum AttemptOutcome {
     Answered(Reply),
     /// The layer refused the request, for this reason.
     Refused(&'static str, StatusCode),

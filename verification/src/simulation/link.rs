@@ -13,7 +13,7 @@ use super::{
     Millis,
     bugs::Bug,
     history::{EventKind, ReceivedReply},
-    world::{Call, Done, Due, Op, State, World},
+    world::{Call, Done, Due, Op, World, WorldState},
 };
 
 /// A process's connection to the store.
@@ -60,7 +60,7 @@ enum PendingReply {
     Nothing,
 }
 
-impl State {
+impl WorldState {
     fn fate(&mut self) -> Fate {
         let (timeout, lease) = (self.plan.store_timeout, self.plan.lease);
         let random = &mut self.random;

@@ -44,7 +44,7 @@ pub use self::{
     history::Event,
     plan::Plan,
     store::SimulatedStore,
-    sweep::{Sums, Sweep, SweepResult},
+    sweep::{Sweep, SweepResult, SweepSums},
 };
 use self::{driver::Driver, random::Random};
 

@@ -18,7 +18,7 @@ use super::{
     link::Link,
     plan::ttl,
     process::Process,
-    world::{Attempt, Due, State},
+    world::{Due, SimulatedAttempt, WorldState},
 };
 
 /// A decision about an entry that has not reached the store yet.
@@ -85,7 +85,7 @@ impl OperatorResponse {
     }
 }
 
-impl State {
+impl WorldState {
     /// Returns the response of an operator with this number.
     pub(super) fn operator_answer(&self, number: usize) -> Option<&OperatorResponse> {
         self.operator_responses
@@ -291,7 +291,7 @@ pub(super) fn take_over(process: &Process, link: &Link, layer: &IdempotencyLayer
     let plan = world.plan;
     let leave = Leave::draw(&mut world.random, &plan);
     world.open += 1;
-    world.attempts.push(Attempt {
+    world.attempts.push(SimulatedAttempt {
         client: None,
         process: link.process,
         request,

@@ -14,12 +14,12 @@ use tower_idempotency::{
 
 use super::{
     expected_entry::ExpectedEntry,
-    history::{EventKind, HeldLease, Outcome, Reply, StoreReply},
-    world::{Execution, Progress, Recording, State},
+    history::{AttemptOutcome, EventKind, HeldLease, Reply, StoreReply},
+    world::{Execution, Progress, Recording, WorldState},
 };
 
 /// Judges the beginning of an execution.
-pub(super) fn judge_execution(world: &mut State, number: usize, held: Option<HeldLease>) {
+pub(super) fn judge_execution(world: &mut WorldState, number: usize, held: Option<HeldLease>) {
     let Some(lease) = world.executions[number].lease else {
         return world.violated(format!("execution {number} without a lease"));
     };
@@ -37,7 +37,7 @@ pub(super) fn judge_execution(world: &mut State, number: usize, held: Option<Hel
 
 /// Judges a takeover that is about to happen. The takeover is a violation if the execution still runs, its process is
 /// undisturbed, and the store replies in time.
-pub(super) fn judge_takeover(world: &mut State, id: KeyId, by: Token) {
+pub(super) fn judge_takeover(world: &mut WorldState, id: KeyId, by: Token) {
     let plan = &world.plan;
     let well = plan.faults == 0 && plan.store_timeout <= plan.lease / 3 && world.clock_offset == 0;
     let holder = world.expected.get(&id).and_then(ExpectedEntry::holder);
@@ -57,7 +57,7 @@ pub(super) fn judge_takeover(world: &mut State, id: KeyId, by: Token) {
 }
 
 /// Judges an effect. Its handler has checked if the lease was `held`.
-pub(super) fn judge_effect(world: &mut State, number: usize, held: bool) {
+pub(super) fn judge_effect(world: &mut WorldState, number: usize, held: bool) {
     let (now, stepped) = (world.store_now(), world.clock_offset > 0);
     let Some(lease) = world.executions[number].lease else {
         return;
@@ -74,9 +74,9 @@ pub(super) fn judge_effect(world: &mut State, number: usize, held: bool) {
     }
 }
 
-/// Judges a commit that was stored. A second one of an execution is a violation, unless the first record expired early by the
-/// store's clock, or an operator deleted it.
-pub(super) fn judge_second_commit(world: &mut State, id: KeyId, number: usize) {
+/// Judges a commit that was stored. A second one of an execution is a violation, unless the first record expired early by
+/// the store's clock, or an operator deleted it.
+pub(super) fn judge_second_commit(world: &mut WorldState, id: KeyId, number: usize) {
     let commits = &world.executions[number].commits;
     let was_freed = world.expected[&id].was_freed_by_operator(commits[0]);
     if commits.len() > 1 && world.clock_offset == 0 && !was_freed {
@@ -85,7 +85,7 @@ pub(super) fn judge_second_commit(world: &mut State, id: KeyId, number: usize) {
 }
 
 /// Judges an execution that is dropped before its end.
-pub(super) fn judge_drop(world: &mut State, number: usize, process: usize) {
+pub(super) fn judge_drop(world: &mut WorldState, number: usize, process: usize) {
     if !world.dead[process] {
         world.violated(format!("execution {number} was dropped before its end"));
     }
@@ -93,7 +93,7 @@ pub(super) fn judge_drop(world: &mut State, number: usize, process: usize) {
 
 /// Judges a release that has reached the store. `is_held` is `true` if its token held the entry. Returns `true` if the
 /// release may free the key.
-pub(super) fn judge_release(world: &mut State, lease: &LeaseRef, is_held: bool) -> bool {
+pub(super) fn judge_release(world: &mut WorldState, lease: &LeaseRef, is_held: bool) -> bool {
     let under = world.executions.iter().position(|it| it.is_under(lease));
     let Some(number) = under else {
         return true;
@@ -126,23 +126,23 @@ pub(super) fn judge_release(world: &mut State, lease: &LeaseRef, is_held: bool) 
 }
 
 /// Judges an attempt that has ended for its client.
-pub(super) fn judge_end(world: &mut State, attempt: usize, outcome: &Outcome) {
+pub(super) fn judge_end(world: &mut WorldState, attempt: usize, outcome: &AttemptOutcome) {
     let violation = match outcome {
-        Outcome::Answered(reply) => judge_response(world, attempt, reply),
-        Outcome::Refused(reason, status) => judge_refusal(world, attempt, reason, *status),
-        Outcome::Panicked
-        | Outcome::Failed
-        | Outcome::BodyBroken
-        | Outcome::Died
-        | Outcome::Left
-        | Outcome::NoOrphan => Ok(()),
+        AttemptOutcome::Answered(reply) => judge_response(world, attempt, reply),
+        AttemptOutcome::Refused(reason, status) => judge_refusal(world, attempt, reason, *status),
+        AttemptOutcome::Panicked
+        | AttemptOutcome::Failed
+        | AttemptOutcome::BodyBroken
+        | AttemptOutcome::Died
+        | AttemptOutcome::Left
+        | AttemptOutcome::NoOrphan => Ok(()),
     };
     if let Err(violation) = violation {
         world.violated(format!("attempt {attempt}: {violation}"));
     }
 }
 
-fn judge_response(world: &State, attempt: usize, reply: &Reply) -> Result<(), String> {
+fn judge_response(world: &WorldState, attempt: usize, reply: &Reply) -> Result<(), String> {
     let known = &world.attempts[attempt];
     let Some(number) = reply.execution else {
         return Err(format!("a response without an execution: {reply:?}"));
@@ -170,8 +170,8 @@ fn judge_response(world: &State, attempt: usize, reply: &Reply) -> Result<(), St
         return Err(format!("a replay of execution {number} is not marked"));
     }
     if produced.keep == Recording::Forbidden {
-        // If the record was stored, this response is a violation, unless the record expired early by the store's clock, or an
-        // operator deleted it.
+        // If the record was stored, this response is a violation, unless the record expired early by the store's clock, or
+        // an operator deleted it.
         let is_deleted = world.clock_offset > 0 || execution.was_freed_by_operator(world);
         if own && execution.is_stored(world) && !is_deleted {
             return Err(format!(
@@ -197,7 +197,7 @@ fn judge_response(world: &State, attempt: usize, reply: &Reply) -> Result<(), St
 
 /// Returns `true` if the layer tried to store the response and received no reply. Only the first client may receive
 /// such a response.
-pub(super) fn lacks_reply(world: &State, attempt: usize, reply: &Reply) -> bool {
+pub(super) fn lacks_reply(world: &WorldState, attempt: usize, reply: &Reply) -> bool {
     let own = world.attempts[attempt].execution;
     let execution = own.filter(|_| own == reply.execution && !reply.replayed);
     let execution = execution.and_then(|number| world.executions.get(number));
@@ -206,7 +206,7 @@ pub(super) fn lacks_reply(world: &State, attempt: usize, reply: &Reply) -> bool 
 }
 
 fn judge_refusal(
-    world: &State,
+    world: &WorldState,
     attempt: usize,
     reason: &str,
     status: StatusCode,
@@ -232,7 +232,7 @@ fn judge_refusal(
         }
         "in-progress" | "store-unavailable" => true,
         "key-reused" => {
-            let another = |it: &super::world::Attempt| {
+            let another = |it: &super::world::SimulatedAttempt| {
                 it.request.key == known.request.key && it.request.variant != known.request.variant
             };
             !world.plan.separates_requests() && world.attempts.iter().any(another)
@@ -254,7 +254,7 @@ fn judge_refusal(
 }
 
 /// Returns `true` if a failed execution of the same request left a record that needs attention.
-fn needs_attention(world: &State, attempt: usize) -> bool {
+fn needs_attention(world: &WorldState, attempt: usize) -> bool {
     let request = world.attempts[attempt].request;
     let mut executions = world.executions.iter();
     world.plan.failure() == ExecutionFailure::NeedsAttention
@@ -263,7 +263,7 @@ fn needs_attention(world: &State, attempt: usize) -> bool {
 
 /// Returns `true` if the process found an orphan after the attempt was sent. If waiters share replies, an orphan shortly
 /// before that also counts.
-fn has_seen_orphan(world: &State, attempt: usize) -> bool {
+fn has_seen_orphan(world: &WorldState, attempt: usize) -> bool {
     let process = world.attempts[attempt].process;
     let max_reply_age = match world.plan.in_flight {
         ConcurrentRequests::Wait(_) => world.plan.store_timeout,
@@ -290,7 +290,7 @@ fn has_seen_orphan(world: &State, attempt: usize) -> bool {
 }
 
 /// Judges the end of the run: no fault is injected any more, and no exchange is in flight.
-pub(super) fn judge_final_state(world: &mut State) {
+pub(super) fn judge_final_state(world: &mut WorldState) {
     if let Some(attempt) = world.attempts.iter().position(|it| it.outcome.is_none()) {
         return world.violated(format!("attempt {attempt} has never ended"));
     }
@@ -305,7 +305,7 @@ pub(super) fn judge_final_state(world: &mut State) {
 /// Judges the commits of transactions. A key has its effect once in each of its lives. A life begins when the key is
 /// free and ends when the key is free again. The expected entry knows in which life the effect was committed. The store
 /// does not report other effects; they are judged from outside.
-fn judge_commits(world: &mut State) {
+fn judge_commits(world: &mut WorldState) {
     let mut commits = BTreeMap::<_, u64>::new();
     for execution in &world.executions {
         let Some(lease) = execution.lease else {
@@ -344,7 +344,7 @@ impl Execution {
     }
 
     /// Returns `true` if an operator ended the life of the key in which the execution stored its record, or a later life.
-    fn was_freed_by_operator(&self, world: &State) -> bool {
+    fn was_freed_by_operator(&self, world: &WorldState) -> bool {
         self.lease.is_some_and(|lease| {
             let expected = &world.expected[&lease.id];
             let mut leases = expected.leases.iter().filter(|it| it.token == lease.token);
@@ -352,7 +352,7 @@ impl Execution {
         })
     }
 
-    fn is_stored(&self, world: &State) -> bool {
+    fn is_stored(&self, world: &WorldState) -> bool {
         self.lease.is_some_and(|lease| {
             let leases = &world.expected[&lease.id].leases;
             leases.iter().any(|it| it.token == lease.token && it.stored)

@@ -13,17 +13,17 @@ use tower_idempotency::ConcurrentRequests;
 
 use super::{
     Millis,
-    history::{self, EventKind, Reply, Request},
+    history::{AttemptOutcome, EventKind, Reply, Request},
     operator,
     plan::Plan,
-    world::{Recording, State},
+    world::{Recording, WorldState},
 };
 use tests::TestResponse;
 
 use crate::oracle::{Attempt, Effect, History, Occasion, Outcome, Strike};
 
 /// The first violation.
-pub(super) fn violation(world: &State) -> Option<String> {
+pub(super) fn violation(world: &WorldState) -> Option<String> {
     let history = history_of(world);
     let found = [
         ("contradicts itself", history.contradictions()),
@@ -43,7 +43,7 @@ pub(super) fn violation(world: &State) -> Option<String> {
 }
 
 /// Returns the history of the run, with each process as a separate member.
-fn history_of(world: &State) -> History {
+fn history_of(world: &WorldState) -> History {
     let began = Instant::now();
     let instant = |at: Millis| began + Duration::from_millis(at);
     let end = instant(world.now);
@@ -112,7 +112,7 @@ fn history_of(world: &State) -> History {
 
 /// Returns an effect and an attempt that stand for a response of an operator. Each client that receives a response must
 /// receive this one, and no process had its effect.
-fn operator_response(world: &State, number: usize, at: Instant) -> (Effect, Attempt) {
+fn operator_response(world: &WorldState, number: usize, at: Instant) -> (Effect, Attempt) {
     let response = &world.operator_responses[number];
     let (key, request) = (key(&world.plan, response.request), path(response.request));
     let effect = Effect {
@@ -150,7 +150,7 @@ fn retention(plan: &Plan) -> Option<Duration> {
 /// Returns an occasion for each time an entry became free, by its expiry or by an operator. If a takeover may have an effect
 /// of its own, takeovers are included. A broken lease and an allowed retry permit an effect once a takeover uses them. The
 /// response of an operator is an occasion for the effect that it stands for.
-fn occasions(world: &State, instant: impl Fn(Millis) -> Instant) -> Vec<Occasion> {
+fn occasions(world: &WorldState, instant: impl Fn(Millis) -> Instant) -> Vec<Occasion> {
     let executed = |event: &history::Event| match event.kind {
         EventKind::ExecutionStarted {
             execution,
@@ -195,28 +195,28 @@ fn strike(process: usize, down: Instant, resumed: Option<Instant>) -> Strike {
 }
 
 /// Returns the outcome as a client of a fleet reports it.
-fn client_outcome(world: &State, attempt: usize, outcome: &history::Outcome) -> Outcome {
+fn client_outcome(world: &WorldState, attempt: usize, outcome: &AttemptOutcome) -> Outcome {
     match outcome {
-        history::Outcome::Answered(reply) => match is_recorded(world, attempt, reply) {
+        AttemptOutcome::Answered(reply) => match is_recorded(world, attempt, reply) {
             true => Outcome::Answered(response(reply)),
             false => Outcome::NotYet("unkept".to_owned()),
         },
-        history::Outcome::Refused(reason, _) => match *reason {
+        AttemptOutcome::Refused(reason, _) => match *reason {
             "outcome-unknown" | "response-not-retained" | "key-reused" => Outcome::Refused,
             reason => Outcome::NotYet(reason.to_owned()),
         },
-        history::Outcome::NoOrphan => Outcome::NotYet("no-orphan".to_owned()),
-        history::Outcome::Left => Outcome::HungUp,
-        history::Outcome::Panicked
-        | history::Outcome::Failed
-        | history::Outcome::BodyBroken
-        | history::Outcome::Died => Outcome::Failed,
+        AttemptOutcome::NoOrphan => Outcome::NotYet("no-orphan".to_owned()),
+        AttemptOutcome::Left => Outcome::HungUp,
+        AttemptOutcome::Panicked
+        | AttemptOutcome::Failed
+        | AttemptOutcome::BodyBroken
+        | AttemptOutcome::Died => Outcome::Failed,
     }
 }
 
 /// Returns `true` if all clients must receive the same response. The handler returned the response and its storage was
 /// acknowledged, or the response was stored although that was optional.
-fn is_recorded(world: &State, attempt: usize, reply: &Reply) -> bool {
+fn is_recorded(world: &WorldState, attempt: usize, reply: &Reply) -> bool {
     let number = reply.execution;
     let execution = number.and_then(|number| world.executions.get(number));
     let mut produced = execution.iter().flat_map(|it| it.responses.iter().rev());

@@ -11,7 +11,7 @@ use tower_idempotency::{
 use super::{
     client::{Leave, run_attempt},
     handler::{Ending, Run, pause, run_unless_dropped},
-    history::{Outcome, Reply, Request},
+    history::{AttemptOutcome, Reply, Request},
     link::Link,
     world::{ProducedResponse, Recording},
 };
@@ -36,16 +36,16 @@ pub(super) async fn attempt(
         let ran = layer.run_once(format!("key {key}"), format!("variant {variant}"), work);
         match ran.await {
             Ok(outcome) => to_outcome(outcome),
-            Err(error) => Outcome::Refused(error.kind().code(), error.status()),
+            Err(error) => AttemptOutcome::Refused(error.kind().code(), error.status()),
         }
     };
     run_attempt(link, running, number, leave).await;
 }
 
 /// Returns the outcome in its HTTP form.
-fn to_outcome(outcome: run_once::Outcome<Value, ()>) -> Outcome {
+fn to_outcome(outcome: run_once::Outcome<Value, ()>) -> AttemptOutcome {
     let answered = |(execution, text): Value, replayed| {
-        Outcome::Answered(Reply {
+        AttemptOutcome::Answered(Reply {
             status: status(&text),
             execution: Some(execution),
             replayed,
@@ -56,20 +56,20 @@ fn to_outcome(outcome: run_once::Outcome<Value, ()>) -> Outcome {
         run_once::Outcome::Executed(value) => answered(value, false),
         run_once::Outcome::Replayed(value) => answered(value, true),
         run_once::Outcome::ValueNotRecorded => {
-            Outcome::Refused("response-not-retained", StatusCode::CONFLICT)
+            AttemptOutcome::Refused("response-not-retained", StatusCode::CONFLICT)
         }
         run_once::Outcome::InProgress { .. } => {
-            Outcome::Refused("in-progress", StatusCode::CONFLICT)
+            AttemptOutcome::Refused("in-progress", StatusCode::CONFLICT)
         }
         run_once::Outcome::Mismatch => {
-            Outcome::Refused("key-reused", StatusCode::UNPROCESSABLE_ENTITY)
+            AttemptOutcome::Refused("key-reused", StatusCode::UNPROCESSABLE_ENTITY)
         }
-        run_once::Outcome::Failed(()) => Outcome::Failed,
+        run_once::Outcome::Failed(()) => AttemptOutcome::Failed,
         run_once::Outcome::NeedsAttention { .. }
         | run_once::Outcome::Orphaned { .. }
         | run_once::Outcome::LeaseLost(_)
         | run_once::Outcome::Unknown(()) => {
-            Outcome::Refused("outcome-unknown", StatusCode::CONFLICT)
+            AttemptOutcome::Refused("outcome-unknown", StatusCode::CONFLICT)
         }
         other => panic!("unexpected outcome: {other:?}"),
     }

@@ -16,7 +16,7 @@ use super::{
     link::Link,
     plan::{Plan, ttl},
     random::Random,
-    world::{Client, Due, State},
+    world::{Due, SimulatedClient, WorldState},
 };
 
 /// Returns the layer of a process, with the settings of the plan.
@@ -68,7 +68,7 @@ pub(super) fn layer(plan: &Plan, link: &Link) -> IdempotencyLayer {
 }
 
 /// Draws the requests of the clients, and the times of the strikes.
-pub(super) fn schedule(world: &mut State, plan: Plan) {
+pub(super) fn schedule(world: &mut WorldState, plan: Plan) {
     for client in 0..plan.clients {
         let random = &mut world.random;
         let request = Request {
@@ -77,7 +77,7 @@ pub(super) fn schedule(world: &mut State, plan: Plan) {
         };
         let left = random.below(4);
         let at = random.below(plan.rush);
-        world.clients.push(Client {
+        world.clients.push(SimulatedClient {
             request,
             left,
             asks: false,
@@ -115,14 +115,14 @@ pub(super) fn schedule(world: &mut State, plan: Plan) {
 
 /// Adds a client for every request that was ever sent. The client retries until it has a definite outcome. Returns the
 /// number of these clients.
-pub(super) fn retry_all(world: &mut State, pause: Millis) -> u64 {
+pub(super) fn retry_all(world: &mut WorldState, pause: Millis) -> u64 {
     let mut requests: Vec<Request> = world.attempts.iter().map(|it| it.request).collect();
     requests.sort_unstable();
     requests.dedup();
     let retried = requests.len() as u64;
     for request in requests {
         let client = world.clients.len();
-        world.clients.push(Client {
+        world.clients.push(SimulatedClient {
             request,
             left: 0,
             asks: true,

@@ -1,7 +1,7 @@
 //! The store of a simulation: entries and the contract, without its own clock.
 //!
-//! Every method is one step at an instant that the caller passes. `verification/tests/simulation.rs` runs the conformance suite
-//! against the store.
+//! Every method is one step at an instant that the caller passes. `verification/tests/simulation.rs` runs the conformance
+//! suite against the store.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -27,7 +27,7 @@ pub(super) struct Entry {
     token: Option<Token>,
     fingerprint: Fingerprint,
     generation: u64,
-    state: State,
+    state: EntryState,
     /// The token whose lease an operator broke, for the bug that lets it complete.
     broken: Option<Token>,
     /// `true` if an operator has allowed a retry, for the bug that never uses it up.
@@ -35,7 +35,7 @@ pub(super) struct Entry {
 }
 
 #[derive(Clone, Debug)]
-enum State {
+enum EntryState {
     Leased { ends: Millis, keep: Millis },
     Completed { record: Bytes, expires: Millis },
 }
@@ -46,7 +46,7 @@ impl Entry {
             token: Some(claim.token),
             fingerprint: claim.fingerprint,
             generation,
-            state: State::Leased {
+            state: EntryState::Leased {
                 ends: now + claim.lease.as_millis(),
                 keep: claim.orphan_retention.as_millis(),
             },
@@ -60,7 +60,7 @@ impl Entry {
             token: Some(lease.token),
             fingerprint: lease.fingerprint,
             generation: lease.generation,
-            state: State::Completed { record, expires },
+            state: EntryState::Completed { record, expires },
             broken: None,
             retry_was_allowed: false,
         }
@@ -69,16 +69,16 @@ impl Entry {
     /// Identifies the entry, as [`Inspect::get`](tower_idempotency::inspect::Inspect::get) does.
     fn identify(&self, id: KeyId, now: Millis) -> Seen {
         let (state, expiry) = match &self.state {
-            State::Completed { record, .. } => (SeenState::of_record(record), None),
-            State::Leased { ends, .. } if now < *ends => (SeenState::InProgress, None),
-            State::Leased { ends, .. } => (SeenState::Orphaned, Some(*ends)),
+            EntryState::Completed { record, .. } => (SeenState::of_record(record), None),
+            EntryState::Leased { ends, .. } if now < *ends => (SeenState::InProgress, None),
+            EntryState::Leased { ends, .. } => (SeenState::Orphaned, Some(*ends)),
         };
         let version = Seen::version_of(self.token.as_ref(), expiry);
         Seen::new(id, state, self.generation, version)
     }
 
     fn is_leased_by(&self, token: Token) -> bool {
-        self.token == Some(token) && matches!(self.state, State::Leased { .. })
+        self.token == Some(token) && matches!(self.state, EntryState::Leased { .. })
     }
 }
 
@@ -100,12 +100,12 @@ impl SimulatedStore {
     pub(super) fn seen(&self, id: KeyId, now: Millis) -> Option<Entry> {
         let entry = self.entries.get(&id)?;
         let over = match entry.state {
-            State::Leased { ends, keep } => {
+            EntryState::Leased { ends, keep } => {
                 now >= ends
                     && (now - ends >= keep || self.has(Bug::OrphansAreForgotten))
                     && !self.has(Bug::LeasesNeverEnd)
             }
-            State::Completed { expires, .. } => {
+            EntryState::Completed { expires, .. } => {
                 now >= expires && !self.has(Bug::RetentionIsNotJudged)
             }
         };
@@ -161,7 +161,7 @@ impl SimulatedStore {
     fn judge(&self, entry: &Entry, claim: &Claim, now: Millis) -> Result<u64, Acquired> {
         let fingerprint = entry.fingerprint;
         let ends = match &entry.state {
-            State::Completed { record, expires } => {
+            EntryState::Completed { record, expires } => {
                 return Err(Acquired::Completed {
                     fingerprint,
                     record: record.clone(),
@@ -169,7 +169,7 @@ impl SimulatedStore {
                     token: entry.token,
                 });
             }
-            State::Leased { ends, .. } => *ends,
+            EntryState::Leased { ends, .. } => *ends,
         };
         // The claim's own token is checked first, because the reply that granted its lease may have been lost.
         if entry.token == Some(claim.token) && !self.has(Bug::OwnTokenIsRefused) {
@@ -213,7 +213,7 @@ impl SimulatedStore {
         let mut seen = self.seen(lease.id, now);
         match &mut seen {
             Some(entry) if entry.is_leased_by(lease.token) || unchecked => {
-                if let State::Leased { ends, .. } = &mut entry.state {
+                if let EntryState::Leased { ends, .. } = &mut entry.state {
                     *ends = now + ttl.as_millis();
                 }
                 self.put(lease.id, seen);
@@ -239,11 +239,11 @@ impl SimulatedStore {
             let own = entry.token.is_none_or(|token| token == lease.token);
             let is_broken = self.is_broken_lease(&entry, lease);
             match entry.state {
-                State::Leased { .. } if own || self.has(Bug::CompletionIsUnfenced) => {}
-                State::Completed { .. } if own => return Ok(()),
-                State::Completed { .. } if self.has(Bug::CompletionOverwrites) => {}
-                State::Leased { .. } | State::Completed { .. } if is_broken => {}
-                State::Leased { .. } | State::Completed { .. } => {
+                EntryState::Leased { .. } if own || self.has(Bug::CompletionIsUnfenced) => {}
+                EntryState::Completed { .. } if own => return Ok(()),
+                EntryState::Completed { .. } if self.has(Bug::CompletionOverwrites) => {}
+                EntryState::Leased { .. } | EntryState::Completed { .. } if is_broken => {}
+                EntryState::Leased { .. } | EntryState::Completed { .. } => {
                     return match self.bug {
                         Some(Bug::LostLeasesAreHidden) => Ok(()),
                         _ => Err(StoreError::LeaseLost),
@@ -290,7 +290,7 @@ impl SimulatedStore {
         let Some(mut entry) = self.seen(lease.id, now) else {
             return;
         };
-        let State::Leased { ends, .. } = &mut entry.state else {
+        let EntryState::Leased { ends, .. } = &mut entry.state else {
             if self.has(Bug::ReleaseDropsRecords) {
                 self.put(lease.id, None);
             }
@@ -346,13 +346,13 @@ impl SimulatedStore {
         if let Some((record, retention)) = resolution.record(&id) {
             entry.token = Some(Token::random()?);
             let expires = now + retention.as_millis();
-            entry.state = State::Completed { record, expires };
+            entry.state = EntryState::Completed { record, expires };
         } else if matches!(resolution, Resolution::Retry | Resolution::BreakLease) {
             let keep = match entry.state {
-                State::Leased { keep, .. } => keep,
-                State::Completed { .. } => DEFAULT_ORPHAN_RETENTION.as_millis(),
+                EntryState::Leased { keep, .. } => keep,
+                EntryState::Completed { .. } => DEFAULT_ORPHAN_RETENTION.as_millis(),
             };
-            entry.state = State::Leased { ends: now, keep };
+            entry.state = EntryState::Leased { ends: now, keep };
             if matches!(resolution, Resolution::Retry) {
                 entry.token = Some(Token::retry_allowed()?);
                 entry.retry_was_allowed = true;
@@ -373,8 +373,8 @@ impl SimulatedStore {
     pub fn is_in_progress(&self, id: KeyId, now: Millis) -> bool {
         let seen = self.seen(id, now);
         seen.is_some_and(|entry| match entry.state {
-            State::Leased { ends, .. } => now < ends,
-            State::Completed { .. } => false,
+            EntryState::Leased { ends, .. } => now < ends,
+            EntryState::Completed { .. } => false,
         })
     }
 }

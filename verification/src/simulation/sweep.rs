@@ -31,7 +31,7 @@ pub struct SweepResult {
     /// The number of seeds that ran.
     pub ran: u64,
     /// The sums over all seeds.
-    pub sums: Sums,
+    pub sums: SweepSums,
     /// The lowest seed with a violation; several threads may have found others.
     pub found: Option<Report>,
     took: Duration,
@@ -41,7 +41,7 @@ pub struct SweepResult {
 
 /// Sums over seeds.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Sums {
+pub struct SweepSums {
     /// The number of requests that were sent.
     pub attempts: u64,
     /// The number of executions of handlers.
@@ -65,7 +65,7 @@ impl Sweep {
         let began = Instant::now();
         let (next, over) = (AtomicU64::new(self.seeds.start), AtomicBool::new(false));
         let work = || {
-            let (mut ran, mut sums, mut found) = (0, Sums::default(), None::<Report>);
+            let (mut ran, mut sums, mut found) = (0, SweepSums::default(), None::<Report>);
             while !over.load(Relaxed) {
                 let seed = next.fetch_add(1, Relaxed);
                 let late = self.limit.is_some_and(|limit| began.elapsed() >= limit);
@@ -92,7 +92,7 @@ impl Sweep {
         let mut swept = SweepResult {
             from: self.seeds.start,
             ran: 0,
-            sums: Sums::default(),
+            sums: SweepSums::default(),
             found: None,
             took: began.elapsed(),
             threads: self.threads,
@@ -110,7 +110,7 @@ impl Sweep {
     }
 }
 
-impl Sums {
+impl SweepSums {
     fn add(&mut self, report: &Report) {
         self.join(Self {
             attempts: report.attempts as u64,
@@ -133,7 +133,7 @@ impl Sums {
 impl fmt::Display for SweepResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { from, ran, .. } = self;
-        let Sums {
+        let SweepSums {
             attempts,
             executions,
             takeovers,

@@ -15,7 +15,7 @@ use super::{
     backend::Backend,
     bugs::Bug,
     expected_entry::{ExpectedEntry, Verdict},
-    history::{Event, EventKind, Outcome, Reply, Request, StoreReply},
+    history::{AttemptOutcome, Event, EventKind, Reply, Request, StoreReply},
     operator::{Decision, OperatorResponse},
     plan::Plan,
     random::Random,
@@ -24,9 +24,9 @@ use super::{
 
 /// The world, shared by the driver and all tasks of the processes.
 #[derive(Clone)]
-pub(super) struct World(Arc<Mutex<State>>);
+pub(super) struct World(Arc<Mutex<WorldState>>);
 
-pub(super) struct State {
+pub(super) struct WorldState {
     pub(super) now: Millis,
     /// The lead of the store's clock.
     pub(super) clock_offset: Millis,
@@ -44,9 +44,9 @@ pub(super) struct State {
     watchers: Vec<(KeyId, oneshot::Sender<()>)>,
     tokens: HashMap<Token, usize>,
     ids: HashMap<KeyId, usize>,
-    pub(super) attempts: Vec<Attempt>,
+    pub(super) attempts: Vec<SimulatedAttempt>,
     pub(super) executions: Vec<Execution>,
-    pub(super) clients: Vec<Client>,
+    pub(super) clients: Vec<SimulatedClient>,
     pub(super) takeovers: usize,
     /// The number of decisions of operators, and of those that were applied.
     pub(super) decisions: usize,
@@ -115,7 +115,7 @@ pub(super) enum Done {
 }
 
 /// A request of a client, and its outcome.
-pub(super) struct Attempt {
+pub(super) struct SimulatedAttempt {
     /// The client, or `None` if an operator finishes an orphan.
     pub(super) client: Option<usize>,
     pub(super) process: usize,
@@ -124,7 +124,7 @@ pub(super) struct Attempt {
     /// `true` if its body arrives at once and complete.
     pub(super) clean: bool,
     pub(super) left: bool,
-    pub(super) outcome: Option<Outcome>,
+    pub(super) outcome: Option<AttemptOutcome>,
     /// The attempt ended with its own response, and the layer did not know if that response was stored.
     pub(super) reply_missing: bool,
 }
@@ -178,7 +178,7 @@ pub(super) enum Recording {
 }
 
 /// A client that sends a request repeatedly.
-pub(super) struct Client {
+pub(super) struct SimulatedClient {
     pub(super) request: Request,
     pub(super) left: u64,
     /// `true` if the client retries until it has a definite outcome, once no fault is injected any more.
@@ -188,7 +188,7 @@ pub(super) struct Client {
 
 impl World {
     pub(super) fn new(plan: Plan, bug: Option<Bug>, random: Random) -> Self {
-        Self(Arc::new(Mutex::new(State {
+        Self(Arc::new(Mutex::new(WorldState {
             now: 0,
             clock_offset: 0,
             plan,
@@ -219,12 +219,12 @@ impl World {
         })))
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, WorldState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl WorldState {
     pub(super) fn has(&self, bug: Bug) -> bool {
         self.bug == Some(bug)
     }
@@ -440,13 +440,13 @@ fn reply_of(done: &Done) -> StoreReply {
 }
 
 /// Outcomes of attempts, and the next step of their clients.
-impl State {
-    pub(super) fn ended(&mut self, attempt: usize, outcome: Outcome) {
+impl WorldState {
+    pub(super) fn ended(&mut self, attempt: usize, outcome: AttemptOutcome) {
         if self.attempts[attempt].outcome.is_some() {
             return;
         }
         self.open -= 1;
-        if let Outcome::Answered(reply) = &outcome {
+        if let AttemptOutcome::Answered(reply) = &outcome {
             self.attempts[attempt].reply_missing = super::oracle::lacks_reply(self, attempt, reply);
         }
         self.record_event(EventKind::AttemptEnded(attempt, outcome.clone()));
@@ -457,7 +457,7 @@ impl State {
         self.attempts[attempt].outcome = Some(outcome);
     }
 
-    fn advance_phase(&mut self, client: usize, outcome: &Outcome) {
+    fn advance_phase(&mut self, client: usize, outcome: &AttemptOutcome) {
         let lease = self.plan.lease;
         let definite = is_definite(outcome);
         let plan_pause = [0, 1, lease / 10, lease / 2, lease + 1];
@@ -483,14 +483,16 @@ impl State {
 }
 
 /// Returns `true` if a retry cannot provide more information.
-pub(super) fn is_definite(outcome: &Outcome) -> bool {
+pub(super) fn is_definite(outcome: &AttemptOutcome) -> bool {
     match outcome {
-        Outcome::Answered(Reply { .. }) | Outcome::Panicked | Outcome::Failed => true,
-        Outcome::BodyBroken => true,
-        Outcome::Refused(reason, _) => matches!(
+        AttemptOutcome::Answered(Reply { .. })
+        | AttemptOutcome::Panicked
+        | AttemptOutcome::Failed => true,
+        AttemptOutcome::BodyBroken => true,
+        AttemptOutcome::Refused(reason, _) => matches!(
             *reason,
             "key-reused" | "outcome-unknown" | "response-not-retained"
         ),
-        Outcome::Died | Outcome::Left | Outcome::NoOrphan => false,
+        AttemptOutcome::Died | AttemptOutcome::Left | AttemptOutcome::NoOrphan => false,
     }
 }

@@ -102,6 +102,14 @@ impl Node {
         *self.status.lock().expect("no poison") = status;
     }
 
+    /// Lets the running handler return a 500, which is not recorded. Waits for the response.
+    async fn finish_without_record(&self, running: JoinHandle<TestResponse>) {
+        self.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
+        self.barrier.open_for_good();
+        let response = joined(running).await;
+        assert_eq!(response.status, StatusCode::INTERNAL_SERVER_ERROR);
+    }
+
     /// Injects the fault into every call of these methods.
     fn fail(&self, operations: &'static [Operation], fault: Fault) {
         self.store.set_script(move |operation, _| {
@@ -620,12 +628,7 @@ async fn lost_lease_is_not_retaken_as_orphan() {
 async fn failed_handler_after_lost_lease_releases_nothing() {
     within(LONG, async {
         let (node, first, _, other, second, taken) = taken_over().await;
-        node.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
-        node.barrier.open_for_good();
-        assert_eq!(
-            joined(first).await.status,
-            StatusCode::INTERNAL_SERVER_ERROR
-        );
+        node.finish_without_record(first).await;
         assert!(taken.is_held());
         assert_eq!(node.response().await.code(), "in-progress");
         other.barrier.open_for_good();
@@ -641,12 +644,7 @@ async fn failed_handler_after_lost_lease_releases_nothing() {
 async fn lost_lease_stores_record_if_rival_left_none() {
     within(LONG, async {
         let (node, first, _, other, second, _) = taken_over().await;
-        other.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
-        other.barrier.open_for_good();
-        assert_eq!(
-            joined(second).await.status,
-            StatusCode::INTERNAL_SERVER_ERROR
-        );
+        other.finish_without_record(second).await;
         node.barrier.open_for_good();
         let first = joined(first).await;
         assert_eq!((first.text(), first.is_replay()), ("execution 1", false));
@@ -698,12 +696,7 @@ async fn record_after_lost_lease_stored_when_store_recovers() {
 async fn record_is_stored_after_unreported_lease_loss() {
     within(LONG, async {
         let (node, first, _, other, second, _) = taken_over().await;
-        other.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
-        other.barrier.open_for_good();
-        assert_eq!(
-            joined(second).await.status,
-            StatusCode::INTERNAL_SERVER_ERROR
-        );
+        other.finish_without_record(second).await;
         node.store.set_script(|op, nth| match (op, nth) {
             (Operation::Complete, 1..=3) => Fault::CallLost,
             _ => Fault::None,
@@ -725,12 +718,7 @@ async fn record_is_stored_after_unreported_lease_loss() {
 async fn takeover_without_outcome_is_taken_over_again() {
     within(LONG, async {
         let (node, _, _, other, second, _) = taken_over().await;
-        other.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
-        other.barrier.open_for_good();
-        assert_eq!(
-            joined(second).await.status,
-            StatusCode::INTERNAL_SERVER_ERROR
-        );
+        other.finish_without_record(second).await;
         let reused = send(&other.app, tests::post("/", "k", "another request")).await;
         assert_eq!(reused.code(), "key-reused");
         other.answers_with(StatusCode::CREATED);
@@ -781,12 +769,7 @@ async fn lost_lease_stores_own_record_after_rival_releases() {
         });
         node.barrier.open_for_good();
         asking.arrival().await;
-        other.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
-        other.barrier.open_for_good();
-        assert_eq!(
-            joined(second).await.status,
-            StatusCode::INTERNAL_SERVER_ERROR
-        );
+        other.finish_without_record(second).await;
         asking.open_for_good();
         let first = joined(first).await;
         assert_eq!((first.text(), first.is_replay()), ("execution 1", false));

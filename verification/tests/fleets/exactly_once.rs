@@ -61,7 +61,7 @@ fn pauses(load: (u64, usize), seed: u64) -> Load {
 }
 
 /// Delays the replies of the database, so that processes are often struck between a write and its reply.
-fn late(proxy: &Proxy) {
+fn delay_replies(proxy: &Proxy) {
     proxy.set(Mode::Delay {
         up: Duration::ZERO,
         down: Duration::from_millis(4),
@@ -221,41 +221,54 @@ async fn each_key_has_one_effect<S: TestDialect>(database: TestDatabase<S>, url:
     .await;
 }
 
-/// Returns the number of keys that were taken over from a process that was struck between its acquire and its commit.
+/// Returns the number of keys whose process was struck between its acquire and its commit, and that were taken over.
 async fn taken_over<S: TestDialect>(database: &TestDatabase<S>) -> usize {
     let sql = "select 'taken over', generation, generation from {table} where generation > 1";
     let sql = sql.replace("{table}", &database.table);
     S::rows(&database.pool, sql).await.len()
 }
 
+/// A PostgreSQL server behind a proxy that delays its replies.
+struct ProxiedPostgres {
+    database: TestDatabase<PostgresStore>,
+    /// URL through the proxy.
+    url: String,
+    _proxy: Proxy,
+    _server: PostgresServer,
+}
+
+impl ProxiedPostgres {
+    async fn start() -> Self {
+        let server = PostgresServer::start(&["max_connections=300"]);
+        let proxy = Proxy::start(server.address());
+        delay_replies(&proxy);
+        let pool = pool_options::<tower_idempotency_sqlx::sqlx::Postgres>()
+            .connect_lazy(&server.url())
+            .expect("an URL");
+        let database: TestDatabase<PostgresStore> =
+            TestDatabase::open(&server.url(), pool, "bank").await;
+        let url = format!("postgres://app@{}/postgres", proxy.address());
+        Self {
+            database,
+            url,
+            _proxy: proxy,
+            _server: server,
+        }
+    }
+}
+
 // F-032, F-036
 #[tokio::test(flavor = "multi_thread")]
 async fn on_postgres() {
-    let server = PostgresServer::start(&["max_connections=300"]);
-    let proxy = Proxy::start(server.address());
-    late(&proxy);
-    let pool = pool_options::<tower_idempotency_sqlx::sqlx::Postgres>()
-        .connect_lazy(&server.url())
-        .expect("an URL");
-    let database: TestDatabase<PostgresStore> =
-        TestDatabase::open(&server.url(), pool, "bank").await;
-    let url = format!("postgres://app@{}/postgres", proxy.address());
-    each_key_has_one_effect(database, &url, ON_A_SERVER).await;
+    let server = ProxiedPostgres::start().await;
+    each_key_has_one_effect(server.database, &server.url, ON_A_SERVER).await;
 }
 
 // F-032, F-036
 #[tokio::test(flavor = "multi_thread")]
 async fn with_tokio_postgres() {
-    let server = PostgresServer::start(&["max_connections=300"]);
-    let proxy = Proxy::start(server.address());
-    late(&proxy);
-    let pool = pool_options::<tower_idempotency_sqlx::sqlx::Postgres>()
-        .connect_lazy(&server.url())
-        .expect("an URL");
-    let database: TestDatabase<PostgresStore> =
-        TestDatabase::open(&server.url(), pool, "bank").await;
-    let url = format!("postgres://app@{}/postgres", proxy.address());
-    survives_kills_and_pauses(&database, &url, "tokio-postgres", ON_A_SERVER).await;
+    let server = ProxiedPostgres::start().await;
+    survives_kills_and_pauses(&server.database, &server.url, "tokio-postgres", ON_A_SERVER).await;
 }
 
 // F-032
@@ -263,7 +276,7 @@ async fn with_tokio_postgres() {
 async fn on_mariadb() {
     let server = MariaDbServer::start(&[]);
     let proxy = Proxy::start(server.address());
-    late(&proxy);
+    delay_replies(&proxy);
     let pool = pool_options::<tower_idempotency_sqlx::sqlx::MySql>()
         .connect_lazy(&server.url())
         .expect("an URL");

@@ -1,4 +1,5 @@
-//! Generates the service and its client without `protoc`. A service with `protoc` uses `tonic-prost-build` and `proto/` instead.
+//! Generates the service and its client without `protoc`. A service with `protoc` uses `tonic-prost-build` and `proto/`
+//! instead.
 
 use tonic_build::manual::{Builder, Method, MethodBuilder, Service};
 

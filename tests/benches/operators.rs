@@ -1,7 +1,7 @@
 //! Listings and summaries of stores with 1,000,000 entries, and the costs of the indexes of Redis.
 //!
-//! A page has 50 entries. The times are those of one call after another, through the store: the first page of each state, and
-//! pages that follow it. `index` compares requests on a Redis store with and without its indexes, alternately: the calls and the
+//! A page has 50 entries. The calls run one after another through the store: the first page of each state, and the next
+//! pages. `index` compares requests on a Redis store with and without its indexes, alternately: the calls and the
 //! microseconds that the server counts, and the time that the client measures.
 //!
 //! ```sh
@@ -159,7 +159,8 @@ fn millis(duration: Duration) -> f64 {
 
 // ---- SQL ----
 
-/// Fills a table: of 2,000 entries, one each is in progress, an orphan, expired and needing attention. The others are completed.
+/// Fills a table: of 2,000 entries, one each is in progress, an orphan, expired and needing attention. The others are
+/// completed.
 async fn postgres(scale: Scale) {
     let server = PostgresServer::start(&[]);
     let store = sql::postgres(&server, "tower_idempotency").await;
@@ -245,7 +246,8 @@ fn options() -> RedisOptions {
     RedisOptions::new().with_timeout(Duration::from_secs(20))
 }
 
-/// Fills the store: one of 20 entries is an orphan, one needs attention, and 18 are in progress. The indexes have all of them.
+/// Fills the store: one of 20 entries is an orphan, one needs attention, and 18 are in progress. The indexes have all of
+/// them.
 async fn redis(name: &str, store: &RedisStore, scale: Scale) {
     let mut workers = JoinSet::new();
     for worker in 0..CONCURRENT {

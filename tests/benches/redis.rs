@@ -1,10 +1,10 @@
 //! Requests on `RedisStore` against a bare loop of the same scripts, in one run and on a separate server.
 //!
 //! A fresh request consists of the scripts for an acquire and a completion, with the same arguments and a record of the same
-//! bytes. A replay is the script for an acquire. The bare loop sends them over the same kinds of connections as the store,
-//! from a handler of axum that gets the same requests and digests their bodies. Both alternate, and the figure is the
-//! median over the rounds. One request after another measures the latency that the layer adds to the round trip. With 64
-//! at a time, clients and server share two processors, which measures the layer's share of them.
+//! bytes. A replay is the script for an acquire. The bare loop uses the same kinds of connections as the store. It runs in
+//! an axum handler that gets the same requests and digests their bodies. Both alternate, and the figure is the median over
+//! the rounds. One request after another measures the latency that the layer adds to the round trip. With 64 at a time,
+//! clients and server share two processors, which measures the layer's share of them.
 //!
 //! Replays through a tier in front of the store are compared with the same requests on a memory store.
 //!

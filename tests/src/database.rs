@@ -251,8 +251,8 @@ pub fn sqlite_pool(path: &str) -> SqlitePool {
 
 /// Returns options of a pool without the task of sqlx that closes idle connections.
 ///
-/// In sqlx 0.9.0 that task uses a processor without end if a connection is returned at the wrong moment (sqlx issue 3645). It
-/// does not run if connections have no age limit and no idle limit.
+/// In sqlx 0.9.0 that task uses a processor without end if a connection is returned at the wrong moment (sqlx issue 3645).
+/// It does not run if connections have no age limit and no idle limit.
 #[must_use]
 pub fn pool_options<DB: Database>() -> PoolOptions<DB> {
     PoolOptions::new().max_lifetime(None).idle_timeout(None)

@@ -1,7 +1,8 @@
 //! The playground in a separate process, and clients for it.
 //!
-//! `scripts/run-tests` builds the playground before the tests and sets [`EXECUTABLE`]. Without that variable each test process
-//! builds it once, with all features of the workspace, so that it shares nearly all dependencies with the tests.
+//! `scripts/run-tests` builds the playground before the tests and sets [`EXECUTABLE`]. Without that variable, each test
+//! process builds it once. It is built with all features of the workspace, so that it shares nearly all dependencies with
+//! the tests.
 
 use std::{
     env,

@@ -96,8 +96,7 @@ fn no_seed_finds_violation() {
 
 /// Each seed found a former bug of the layer. The run of a seed changes with the simulation and the layer, so a seed
 /// may no longer find its bug. `scripts/mutants` therefore removes the fixes of the last two. The bug of the first seed
-/// occurs only without both of the first two fixes. A seed that finds its bug no more is replaced by another one that
-/// does.
+/// occurs only without both of the first two fixes. If a seed no longer finds its bug, replace it with a seed that does.
 #[test]
 fn seeds_of_fixed_bugs_find_no_violation() {
     for (seed, found) in [

@@ -73,8 +73,8 @@ where
     }
 }
 
-/// The least that replays responses: buffers both bodies, digests key and request, and keeps the response in one map. It has no
-/// leases, no limits and no expiry, and two concurrent requests with one key both execute.
+/// The least that replays responses: buffers both bodies, digests key and request, and keeps the response in one map. It has
+/// no leases, no limits and no expiry, and two concurrent requests with one key both execute.
 #[derive(Clone)]
 pub struct Floor<S> {
     pub inner: S,

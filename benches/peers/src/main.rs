@@ -60,8 +60,8 @@ fn handler(name: &str) -> Handler {
 
 /// Returns the size of a measurement: one task, or 64 tasks on two workers.
 ///
-/// The rounds are short. On a busy machine, the system interrupts long rounds more often than short ones, so contenders that take
-/// longer would look even slower.
+/// The rounds are short. On a busy machine, the system interrupts long rounds more often than short ones, so contenders that
+/// take longer would look even slower.
 fn size(mode: &str) -> Size {
     let (tasks, each) = if mode == "one" { (1, 100) } else { (64, 2) };
     Size {

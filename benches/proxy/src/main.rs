@@ -1,7 +1,7 @@
 //! The other two programs of `scripts/bench-proxy`: proxy-bench upstream ADDRESS, and proxy-bench plain ADDRESS UPSTREAM
 //!
-//! The upstream responds to POST with 201 and a number, and to GET with the number of POSTs. The plain proxy passes requests on
-//! and does nothing else: hyper, and the client of hyper-util with its pool of connections.
+//! The upstream responds to POST with 201 and a number, and to GET with the number of POSTs. The plain proxy passes requests
+//! on and does nothing else: hyper, and the client of hyper-util with its pool of connections.
 
 use std::{
     convert::Infallible,

@@ -1,4 +1,5 @@
-//! The store `dynamodb://TABLE?endpoint=URL&skew=DURATION&shards=N`. Creates the table if it is missing, unless the options say otherwise.
+//! The store `dynamodb://TABLE?endpoint=URL&skew=DURATION&shards=N`. Creates the table if it is missing, unless the options
+//! say otherwise.
 
 use std::env;
 

@@ -16,7 +16,7 @@
 //! # }
 //! ```
 //!
-//! A library that needs one store should depend on the crate of that store, which has more settings.
+//! A library that needs one store should depend on the crate of that store: it has more settings.
 //!
 //! # URLs
 //!
@@ -39,8 +39,8 @@
 //!
 //! # Secrets
 //!
-//! A URL may contain a password. Neither [`OpenError`] nor the `Debug` output of [`AnyStore`] contains any part of the URL but
-//! its scheme.
+//! A URL may contain a password. Neither [`OpenError`] nor the `Debug` output of [`AnyStore`] contains any part of the URL
+//! but its scheme.
 //!
 //! # Crate features
 //!

@@ -52,8 +52,8 @@ impl OpenOptions {
 
     /// Sets if opening creates a missing file, table or index, and migrates an existing table. Default: `true`.
     ///
-    /// With `false`, opening writes nothing. It returns an error for `memory` and for a missing table. Operators' programs use
-    /// this: a typing error in the URL then creates no table. A wrong Redis database is no error, because it is empty. A
+    /// With `false`, opening writes nothing. It returns an error for `memory` and for a missing table. Operators' programs
+    /// use this: a typing error in the URL then creates no table. A wrong Redis database is no error, because it is empty. A
     /// service with `false` starts only after another program has created and migrated the table.
     #[must_use]
     pub fn with_create_if_missing(mut self, creates: bool) -> Self {
@@ -61,11 +61,12 @@ impl OpenOptions {
         self
     }
 
-    /// Sets a timeout for each call of a Redis or DynamoDB store. Default: that of the store. SQL stores have their own timeouts.
+    /// Sets a timeout for each call of a Redis or DynamoDB store. Default: that of the store. SQL stores have their own
+    /// timeouts.
     ///
     /// Intended for operators' programs, which can wait longer than a request. If a layer uses the store, also set
-    /// [`with_store_timeout`](tower_idempotency::IdempotencyLayer::with_store_timeout). If the timeout is too short, each call
-    /// fails.
+    /// [`with_store_timeout`](tower_idempotency::IdempotencyLayer::with_store_timeout). If the timeout is too short, each
+    /// call fails.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -84,8 +85,8 @@ impl OpenOptions {
 
     /// Sets the prefix of the keys of a Redis store. Default: `idempotency:`.
     ///
-    /// With another prefix than that of the service, a program of operators finds no entries, and a service executes retries of
-    /// earlier requests again.
+    /// With another prefix than that of the service, a program of operators finds no entries, and a service executes retries
+    /// of earlier requests again.
     #[must_use]
     pub fn with_prefix(mut self, prefix: impl Into<Box<str>>) -> Self {
         self.prefix = Some(prefix.into());
@@ -96,8 +97,8 @@ impl OpenOptions {
     ///
     /// # Errors
     ///
-    /// [`OpenError`] if the URL or a name is invalid, or if the store cannot be used. Also if the store has no such setting, or
-    /// the program is built without it.
+    /// [`OpenError`] if the URL or a name is invalid, or if the store cannot be used. Also if the store has no such setting,
+    /// or the program is built without it.
     ///
     /// # Cancellation
     ///

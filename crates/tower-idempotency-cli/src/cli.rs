@@ -19,8 +19,8 @@ use crate::{
 
 /// Makes unsafe HTTP requests safe to retry: tools for operators, and a proxy.
 ///
-/// An entry is a key of a client: in progress, orphaned, needing attention or completed. A stuck key takes three commands: list
-/// finds it, show explains it, and resolve decides on it.
+/// An entry is a key of a client: in progress, orphaned, needing attention or completed. A stuck key takes three commands:
+/// list finds it, show explains it, and resolve decides on it.
 #[derive(Debug, Parser)]
 #[command(name = "idempotency", version, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
@@ -34,7 +34,8 @@ pub(crate) struct Cli {
 /// Options of every command.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Global {
-    /// The store: redis://HOST:PORT/DB, redis+cluster://HOST:PORT,.., postgres://.., mysql://.., sqlite:PATH or dynamodb://TABLE
+    /// The store: redis://HOST:PORT/DB, redis+cluster://HOST:PORT,.., postgres://.., mysql://.., sqlite:PATH or
+    /// dynamodb://TABLE
     #[arg(
         long,
         global = true,
@@ -109,7 +110,8 @@ pub(crate) struct ChangeArgs {
     )]
     pub(crate) audit: Option<PathBuf>,
 
-    /// Append the audit lines to a table of the SQL store: its name is that of the entries and `_audit`. With --audit, to both
+    /// Append the audit lines to a table of the SQL store: its name is that of the entries and `_audit`. With --audit, to
+    /// both
     #[arg(long, env = "IDEMPOTENCY_AUDIT_TABLE")]
     pub(crate) audit_table: bool,
 

@@ -40,8 +40,8 @@ impl Output {
         writeln!(out, "{line}")
     }
 
-    /// Prints a table whose columns are as wide as their cells. The last column is not padded. On a terminal, the widest cells
-    /// are cut so that each row is one line.
+    /// Prints a table whose columns are as wide as their cells. The last column is not padded. On a terminal, the widest
+    /// cells are cut so that each row is one line.
     pub(crate) fn table(&self, head: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
         let width = |column: usize| {
             let cells = rows.iter().map(|row| measure_text_width(&row[column]));

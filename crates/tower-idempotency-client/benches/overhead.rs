@@ -1,7 +1,8 @@
 //! Overhead of a call without a retry, in nanoseconds above the same call of the inner service.
 //!
 //! Each round times every variant once, in turn, so that other load on the machine affects all variants alike. The result is
-//! the median over the rounds. A request is a POST with five headers and a JSON body of 1 KiB; its construction is not timed.
+//! the median over the rounds. A request is a POST with five headers and a JSON body of 1 KiB; its construction is not
+//! timed.
 //!
 //! ```sh
 //! cargo bench -p tower-idempotency-client --bench overhead

@@ -9,7 +9,7 @@ pub(crate) type BoxError = Box<dyn StdError + Send + Sync>;
 
 /// Error of a call without a response: the last attempt failed, or no attempt was allowed.
 ///
-/// [`outcome`](Self::outcome) tells if the client may delete the key. Neither the error nor its text contains the key.
+/// [`outcome`](Self::outcome) shows if the client may delete the key. Neither the error nor its text contains the key.
 #[derive(Debug)]
 pub struct Error {
     reason: Reason,
@@ -114,7 +114,8 @@ impl StdError for Error {
     }
 }
 
-/// Returns `true` if the error proves that no byte of the request was sent, or that no attempt of an inner series was executed.
+/// Returns `true` if the error proves that no byte of the request was sent, or that no attempt of an inner series was
+/// executed.
 ///
 /// Only a connection attempt fails with `ConnectionRefused`. An open connection fails with another kind. The source of an
 /// [`Error`] is that of the last attempt only, so its outcome counts.

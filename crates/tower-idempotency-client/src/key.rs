@@ -50,8 +50,8 @@ impl Key {
         Self(Bytes::from_owner(text))
     }
 
-    /// Parses the value of a header: an RFC 9651 String without parameters, or the key itself. With a protocol of plain keys,
-    /// quotes are part of the key.
+    /// Parses the value of a header: an RFC 9651 String without parameters, or the key itself. With a protocol of plain
+    /// keys, quotes are part of the key.
     pub(crate) fn parse(value: &HeaderValue, protocol: Protocol) -> Result<Self, InvalidKey> {
         let value = value.as_bytes().trim_ascii();
         if matches!(protocol, Protocol::Stripe | Protocol::Acp) {

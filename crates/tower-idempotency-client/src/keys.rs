@@ -26,8 +26,8 @@ use crate::{
 ///
 /// - A key that the caller has set stays. [`RetryLayer`](crate::RetryLayer) returns an error if the request also has an
 ///   [`Operation`] with another key.
-/// - Otherwise the key is that of the [`Operation`] in the extensions. Without one, the layer creates an operation and puts it
-///   there.
+/// - Otherwise the key is that of the [`Operation`] in the extensions. Without one, the layer creates an operation and puts
+///   it there.
 /// - Requests with a safe method get no key: GET, HEAD, OPTIONS, TRACE and QUERY.
 ///
 /// The layer does not see responses. Without `RetryLayer` the outcome of an operation that was sent stays

@@ -16,7 +16,8 @@ use crate::{
 
 /// Sends requests again under the same key, until the outcome is known or a limit is reached.
 ///
-/// The layer includes [`IdempotencyKeyLayer`]. It wraps any client that is a Tower service of HTTP requests and can be cloned.
+/// The layer includes [`IdempotencyKeyLayer`]. It wraps any client that is a Tower service of HTTP requests and can be
+/// cloned.
 ///
 /// ```
 /// use bytes::Bytes;
@@ -54,9 +55,9 @@ use crate::{
 ///
 /// # Retries
 ///
-/// A response is judged by its code, by the [protocol](crate::Protocol) of the server, and by its status. Without a key, only
-/// a request with a safe method and one that was never sent are sent again. `docs/guide/retries.md` in the repository has the
-/// table.
+/// A response is judged by its code, by the [protocol](crate::Protocol) of the server, and by its status. Without a key,
+/// only a request with a safe method and one that was never sent are sent again. `docs/guide/retries.md` in the repository
+/// has the table.
 ///
 /// A retry is the same request: method, URI, headers, extensions and body. Bodies of the types `Full<Bytes>`, `Empty<Bytes>`
 /// and `String` are copied; [`with_body_clone`](Self::with_body_clone) adds another type. A request with any other body is
@@ -68,8 +69,8 @@ use crate::{
 /// # Placement
 ///
 /// - Layers inside see each attempt: a timeout for one attempt, a refresh of tokens, a signature, a span.
-/// - Layers outside see one call: a concurrency limit, and `FollowRedirect` of `tower-http`, which drops the extensions when the
-///   origin changes. A layer inside that follows redirects would send the key to other origins.
+/// - Layers outside see one call: a concurrency limit, and `FollowRedirect` of `tower-http`, which drops the extensions when
+///   the origin changes. A layer inside that follows redirects would send the key to other origins.
 /// - If two `RetryLayer`s are stacked, the outer one retries, and the inner one sends each attempt once.
 #[derive(Clone)]
 #[must_use]
@@ -97,7 +98,8 @@ pub(crate) struct Settings {
 impl RetryLayer {
     /// Creates the layer with the default settings and a budget of 500 tokens.
     ///
-    /// With the feature `metrics`, this also describes the counters and registers them with value 0. Install the recorder before.
+    /// With the feature `metrics`, this also describes the counters and registers them with value 0. Install the recorder
+    /// before.
     pub fn new() -> Self {
         #[cfg(feature = "metrics")]
         crate::telemetry::register();
@@ -142,8 +144,8 @@ impl RetryLayer {
         self.with(|settings| settings.deadline = deadline)
     }
 
-    /// Sets the delays: before retry `n`, counted from 0, a random one between zero and the smaller of `base` x 2^n and `cap`.
-    /// Default: 50 ms and 20 s.
+    /// Sets the delays: before retry `n`, counted from 0, a random one between zero and the smaller of `base` x 2^n and
+    /// `cap`. Default: 50 ms and 20 s.
     ///
     /// Short delays let many clients hit a server again before it has recovered.
     pub fn with_backoff(self, base: Duration, cap: Duration) -> Self {

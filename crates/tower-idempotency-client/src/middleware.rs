@@ -19,9 +19,9 @@ use crate::{
 impl RetryLayer {
     /// Returns the builder of a reqwest client that retries with the settings of this layer.
     ///
-    /// The layer is the outermost middleware, so the order in which others are added does not matter: each of them sees every
-    /// attempt. The caller puts an [`Operation`] into the extensions of a request with `RequestBuilder::with_extension`. The
-    /// error of a call is an [`Error`] in [`reqwest_middleware::Error::Middleware`].
+    /// The layer is the outermost middleware, so the order in which others are added does not matter: each of them sees
+    /// every attempt. The caller puts an [`Operation`] into the extensions of a request with
+    /// `RequestBuilder::with_extension`. The error of a call is an [`Error`] in [`reqwest_middleware::Error::Middleware`].
     ///
     /// # Redirects
     ///
@@ -58,7 +58,8 @@ impl RetryLayer {
     }
 }
 
-/// Middleware of [`RetryLayer::into_reqwest`]. It is private, because it is safe only with a client that follows no redirects.
+/// Middleware of [`RetryLayer::into_reqwest`]. It is private, because it is safe only with a client that follows no
+/// redirects.
 struct RetryMiddleware {
     settings: Arc<Settings>,
 }

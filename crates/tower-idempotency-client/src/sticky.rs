@@ -7,8 +7,8 @@ use crate::operation::Operation;
 /// Choice of a provider or region that stays the same for all attempts of an operation.
 ///
 /// A provider may have executed a request before it failed. Another provider does not know the key, and would execute the
-/// request a second time. A service inside [`RetryLayer`](crate::RetryLayer) that picks a provider therefore lets `ProviderChoice`
-/// choose:
+/// request a second time. A service inside [`RetryLayer`](crate::RetryLayer) that picks a provider therefore lets
+/// `ProviderChoice` choose:
 ///
 /// ```
 /// use http::Request;
@@ -20,8 +20,8 @@ use crate::operation::Operation;
 /// # Ok::<(), http::Error>(())
 /// ```
 ///
-/// `RetryLayer` puts the [`Operation`] into the extensions of each request that has a key. A request without a key is safe, or
-/// is not sent again after an attempt that may have been executed. Each of its attempts may go to another provider.
+/// `RetryLayer` puts the [`Operation`] into the extensions of each request that has a key. A request without a key is safe,
+/// or is not sent again after an attempt that may have been executed. Each of its attempts may go to another provider.
 #[derive(Clone, Debug)]
 pub struct ProviderChoice(Option<Operation>);
 

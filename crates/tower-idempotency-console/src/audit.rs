@@ -1,8 +1,8 @@
 //! The audit log: two JSON lines for each change, the intent before it and the outcome after it.
 //!
-//! A program that changes an entry follows one rule: no audit line, no change. [`AuditLog::begin`] writes the intent and waits
-//! until it is on the disk. [`AuditedChange::finish`] writes the outcome. The console and the tool `idempotency` write the same
-//! lines, so they can share a file.
+//! A program that changes an entry follows one rule: no audit line, no change. [`AuditLog::begin`] writes the intent and
+//! waits until it is on the disk. [`AuditedChange::finish`] writes the outcome. The console and the tool `idempotency` write
+//! the same lines, so they can share a file.
 //!
 //! ```
 //! use serde_json::json;
@@ -127,7 +127,8 @@ pub fn change_id() -> String {
     format!("{random:016x}")
 }
 
-/// Returns `true` if a resolution that ended with this error has changed nothing. Its outcome is then `failed`, else `unknown`.
+/// Returns `true` if a resolution that ended with this error has changed nothing. Its outcome is then `failed`, else
+/// `unknown`.
 #[must_use]
 pub fn changes_nothing(error: &InspectError) -> bool {
     matches!(

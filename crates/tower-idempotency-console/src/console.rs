@@ -83,9 +83,9 @@ impl Drop for RunningChange {
 impl Console {
     /// Creates a console for the entries of a store.
     ///
-    /// `access` decides for each request what its sender may do. It sees the head of the request with the extensions that the
-    /// authentication of the application has set, and runs before anything else. It must not block. Without an
-    /// [audit log](Self::with_audit_log) nothing can be resolved, whatever it returns.
+    /// `access` decides for each request what its sender may do. It sees the head of the request with the extensions that
+    /// the authentication of the application has set, and runs before anything else. It must not block. Without an [audit
+    /// log](Self::with_audit_log) nothing can be resolved, whatever it returns.
     pub fn new(
         inspector: Inspector,
         access: impl Fn(&Parts) -> Access + Send + Sync + 'static,
@@ -126,8 +126,8 @@ impl Console {
         self
     }
 
-    /// Sets the heading of each page. Default: `Idempotency`. Name the service, so that operators do not mistake one console for
-    /// another.
+    /// Sets the heading of each page. Default: `Idempotency`. Name the service, so that operators do not mistake one console
+    /// for another.
     pub fn with_title(mut self, title: impl Into<String>) -> Self {
         self.shared.title = title.into();
         self
@@ -161,8 +161,8 @@ impl Console {
         self
     }
 
-    /// Sets the source of the counters for the chart of requests: the metrics of this process in the text format of Prometheus.
-    /// Default: none, and the chart says that there is no data.
+    /// Sets the source of the counters for the chart of requests: the metrics of this process in the text format of
+    /// Prometheus. Default: none, and the chart says that there is no data.
     pub fn with_metrics(mut self, render: impl Fn() -> String + Send + Sync + 'static) -> Self {
         self.shared.metrics = Some(Box::new(render));
         self
@@ -194,8 +194,8 @@ impl Console {
 
     /// Returns the changes of this console that are running, to wait for them before the process ends.
     ///
-    /// A change continues in a task after its browser has disconnected. If the process ends before, the audit log has an intent
-    /// without an outcome.
+    /// A change continues in a task after its browser has disconnected. If the process ends before, the audit log has an
+    /// intent without an outcome.
     #[must_use]
     pub fn changes(&self) -> Changes {
         self.shared.changes.clone()
@@ -203,8 +203,8 @@ impl Console {
 
     /// Creates the router, and starts the task that samples the store for the charts. The task ends with the router.
     ///
-    /// Nest it with [`Router::nest_service`], which also accepts the prefix with a slash at its end, or with [`Router::nest`].
-    /// All links are relative, so a proxy may change the prefix.
+    /// Nest it with [`Router::nest_service`], which also accepts the prefix with a slash at its end, or with
+    /// [`Router::nest`]. All links are relative, so a proxy may change the prefix.
     ///
     /// # Panics
     ///
@@ -266,7 +266,8 @@ impl fmt::Display for OriginError {
 
 impl std::error::Error for OriginError {}
 
-/// Returns the relative path from the page of a request to the root of the console: `./`, `../` or the last segment of the prefix.
+/// Returns the relative path from the page of a request to the root of the console: `./`, `../` or the last segment of the
+/// prefix.
 ///
 /// `original` is the path that the client sent, `inner` the path below the prefix.
 pub(crate) fn base(original: &Uri, inner: &Uri) -> String {

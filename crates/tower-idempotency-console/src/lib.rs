@@ -42,7 +42,8 @@
 //! # Safety
 //!
 //! - **No default access.** The hook of [`Console::new`] decides for each request. There is no console without it.
-//! - **No log, no change.** Each change is in the [audit log](audit) before it is made. Without a log nothing can be resolved.
+//! - **No log, no change.** Each change is in the [audit log](audit) before it is made. Without a log nothing can be
+//!   resolved.
 //! - **A decision applies to what was seen.** If the entry has changed, nothing is changed, and the page shows the present
 //!   entry with status 409.
 //! - **Another site cannot act.** A POST needs `Sec-Fetch-Site: same-origin` or an `Origin` that equals the host.

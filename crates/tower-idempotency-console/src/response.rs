@@ -12,7 +12,8 @@ use tower_idempotency::{
 
 /// Parses the status of a response that retries get: 200 to 599.
 ///
-/// Returns `None` for other texts. A status of 1xx is not the status of a response, and clients do not know a class above 5xx.
+/// Returns `None` for other texts. A status of 1xx is not the status of a response, and clients do not know a class above
+/// 5xx.
 ///
 /// ```
 /// use tower_idempotency_console::response::parse_status;
@@ -51,8 +52,8 @@ pub const STATUSES: &str = "200 to 599";
 ///
 /// # Errors
 ///
-/// A sentence that names the parts of the response that the record would not have: headers that the layer does not replay, or
-/// a body that the status does not permit. It also rejects a response that is too large for a record.
+/// A sentence for the operator if a replay would lack a part of the response. Such a part is a header that the layer does
+/// not replay, or a body that the status does not permit. Also if the response is too large for a record.
 pub fn encode(
     layer: &IdempotencyLayer,
     id: &KeyId,

@@ -25,7 +25,8 @@ use tokio::time::timeout;
 #[derive(Debug)]
 pub(crate) struct BackgroundIdentityCache {
     cache: SharedIdentityCache,
-    /// The current load. One is enough: DynamoDB has one signing scheme, so a client has one source of credentials.
+    /// The current load. One identity is enough, because DynamoDB has one signing scheme and a client has one source of
+    /// credentials.
     load: Arc<Mutex<Option<Load>>>,
 }
 

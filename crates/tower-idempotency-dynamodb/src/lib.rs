@@ -14,7 +14,8 @@
 //! ```
 //!
 //! A new request costs two calls, a replay or a rejected request one. An entry is one item. Each store method makes a
-//! conditional write to that item; if the condition fails, the service returns the conflicting item. No call scans the table.
+//! conditional write to that item; if the condition fails, the service returns the conflicting item. No call scans the
+//! table.
 //!
 //! A sparse index lists entries that are in progress, orphaned or in need of an operator's attention, for
 //! [`inspect`](tower_idempotency::inspect).

@@ -41,7 +41,8 @@ pub(crate) struct ClientConnection {
     pub(crate) forwarded: Forwarded,
 }
 
-/// Returns the protocol of an HTTP/1.1 upgrade that the head requests, or to which a 101 response switches: WebSocket, or none.
+/// Returns the protocol of an HTTP/1.1 upgrade that the head requests, or to which a 101 response switches: WebSocket, or
+/// none.
 ///
 /// A tunnel of another protocol, such as `h2c`, could carry requests past the routes.
 pub(crate) fn upgrade_protocol(headers: &HeaderMap) -> Option<HeaderValue> {
@@ -62,8 +63,8 @@ pub(crate) fn remove_other_upgrade(headers: &mut HeaderMap) {
 
 /// Removes the fields that belong to one connection.
 ///
-/// `Trailer` stays, and of `TE` the value `trailers`: both ends of the proxy forward trailers. So do the headers `kept`, even if
-/// `Connection` names them.
+/// `Trailer` stays, and of `TE` the value `trailers`: both ends of the proxy forward trailers. So do the headers `kept`,
+/// even if `Connection` names them.
 pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap, kept: &[Option<&HeaderName>]) {
     let named: Vec<HeaderName> = list(headers, &header::CONNECTION)
         .filter_map(|token| token.parse().ok())

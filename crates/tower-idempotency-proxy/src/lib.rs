@@ -1,8 +1,8 @@
 //! A reverse proxy that makes unsafe requests to any HTTP service safe to retry.
 //!
 //! The proxy is [`tower_idempotency`] in front of a service in any language. The service needs no change: clients send
-//! `Idempotency-Key` to the proxy, and the proxy sends each request to the service once. The program `idempotency proxy` runs
-//! it from one TOML file; this crate is for programs that embed it.
+//! `Idempotency-Key` to the proxy, and the proxy sends each request to the service once. The program `idempotency proxy`
+//! runs it with a TOML file. Use this crate to embed it in another program.
 //!
 //! ```
 //! use tower_idempotency_proxy::{Config, Proxy};
@@ -45,8 +45,8 @@
 //!
 //! # Crate features
 //!
-//! `redis`, `postgres`, `mysql`, `sqlite` and `dynamodb` build the stores, and `tls` adds TLS to them. No feature is enabled by
-//! default; without one there is only the store `memory`, for one process.
+//! `redis`, `postgres`, `mysql`, `sqlite` and `dynamodb` build the stores, and `tls` adds TLS to them. No feature is enabled
+//! by default; without one there is only the store `memory`, for one process.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

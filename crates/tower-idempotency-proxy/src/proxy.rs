@@ -235,8 +235,8 @@ async fn drain(shared: &Shared, connections: TaskTracker) -> bool {
 }
 
 impl ProxyHandle {
-    /// Replaces the configuration, such as the result of [`Config::load`]. Requests in progress finish under the old one, and
-    /// no connection is closed.
+    /// Replaces the configuration, such as the result of [`Config::load`]. Requests in progress finish under the old one,
+    /// and no connection is closed.
     ///
     /// The result is logged and counted in `idempotency_proxy_reloads_total`.
     ///

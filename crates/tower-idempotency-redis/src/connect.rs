@@ -46,8 +46,8 @@ impl RedisOptions {
     /// one. To use another provider, install it before.
     ///
     /// Checks that the server is usable, and loads the scripts. Two connections serve all calls, and a third one serves
-    /// waiters. With [`with_wait`](Self::with_wait) a fourth one serves calls that wait for replicas. The store reconnects if
-    /// a connection breaks; calls fail meanwhile.
+    /// waiters. With [`with_wait`](Self::with_wait) a fourth one serves calls that wait for replicas. The store reconnects
+    /// if a connection breaks; calls fail meanwhile.
     ///
     /// # Errors
     ///
@@ -65,7 +65,8 @@ impl RedisOptions {
             .await
     }
 
-    /// Like [`connect`](Self::connect), but with a client of the application: for certificates, credentials or a Unix socket.
+    /// Like [`connect`](Self::connect), but with a client of the application: for certificates, credentials or a Unix
+    /// socket.
     ///
     /// # Errors
     ///
@@ -82,7 +83,8 @@ impl RedisOptions {
             .await
     }
 
-    /// Uses a connection pool of the application, and one connection of the same kind for renewals, completions and releases.
+    /// Uses a connection pool of the application, and one connection of the same kind for renewals, completions and
+    /// releases.
     ///
     /// Those calls therefore never wait for the pool. With [`with_wait`](Self::with_wait), another connection serves calls
     /// that wait for replicas.
@@ -312,7 +314,8 @@ fn install_crypto_provider() {
     }
 }
 
-/// Additional time for an attempt to connect that takes several steps. The driver limits each of its own steps to one second.
+/// Additional time for an attempt to connect that takes several steps. The driver limits each of its own steps to one
+/// second.
 #[cfg(any(feature = "sentinel", feature = "deadpool"))]
 const SLOW_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Divisor of a call's timeout that gives the time a cluster node has to accept a connection.

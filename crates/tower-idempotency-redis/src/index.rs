@@ -1,7 +1,7 @@
 //! Keys of the indexes: sorted sets from which operators list entries.
 //!
-//! A script changes an entry together with its indexes, so all keys of a script must be in one slot of a cluster. In a cluster
-//! each slot therefore has indexes of its own: a hash tag moves their keys to the slot.
+//! A script changes an entry together with its indexes, so all keys of a script must be in one slot of a cluster. In a
+//! cluster each slot therefore has indexes of its own: a hash tag moves their keys to the slot.
 
 use std::sync::LazyLock;
 

@@ -116,11 +116,12 @@ impl RedisOptions {
         self
     }
 
-    /// Sets whether the store has the indexes from which [operators](tower_idempotency::inspect) list entries. Default: `true`.
+    /// Sets whether the store has the indexes from which [operators](tower_idempotency::inspect) list entries. Default:
+    /// `true`.
     ///
-    /// The indexes are two sorted sets, or two for each slot of a cluster that is in use. They change in the scripts that change
-    /// the entries, without a round trip. Without them, operators read and resolve entries by their ID alone. All processes that
-    /// share a prefix need the same value. Otherwise listings miss entries.
+    /// The indexes are two sorted sets, or two for each slot of a cluster that is in use. They change in the scripts that
+    /// change the entries, without a round trip. Without them, operators read and resolve entries by their ID alone. All
+    /// processes that share a prefix need the same value. Otherwise listings miss entries.
     pub fn with_indexes(mut self, has_indexes: bool) -> Self {
         self.has_indexes = has_indexes;
         self

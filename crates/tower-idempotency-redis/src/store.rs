@@ -243,8 +243,8 @@ impl Inner {
 
     /// Runs a script by its hash. If the server does not have the script, sends the code once.
     ///
-    /// While a slot is moved to another node of a cluster, a script runs on one key alone. The entry is then not in its index
-    /// until the next renewal.
+    /// While a slot is moved to another node of a cluster, a script runs on one key alone. The entry is then not in its
+    /// index until the next renewal.
     pub(crate) async fn run_script(
         &self,
         link: &Link,

@@ -61,7 +61,7 @@ mod sealed {
 ///
 /// `PostgresStore::fence` of `tower-idempotency-sqlx` returns those of a store. The store itself uses its own connections.
 /// [`FencedTransaction`](crate::FencedTransaction) implements this protocol. A driver that cannot use that type executes
-/// these steps on one connection to the database that has the store's table:
+/// these steps on one connection, to the database with the store's table:
 ///
 /// 1. Begin a transaction with [`BEGIN`](Self::BEGIN), or with the same isolation level.
 /// 2. Execute [`lease_status_sql`](Self::lease_status_sql). Continue only if the lease is held. Register the transaction
@@ -177,8 +177,8 @@ from (select 1) one left join ended on true"
     ///
     /// Returns one row. Its first two columns are of type `boolean`, and the third has no meaning:
     ///
-    /// 1. `is_marked`: the statement was executed in the marked transaction. If it is false, the handler has ended the transaction
-    ///    with a statement of its own, and nothing was written.
+    /// 1. `is_marked`: the statement was executed in the marked transaction. If it is false, the handler has ended the
+    ///    transaction with a statement of its own, and nothing was written.
     /// 2. `is_written`: the record is written. If it is false, the lease is lost.
     #[must_use]
     pub fn write_record_sql(&self) -> &str {

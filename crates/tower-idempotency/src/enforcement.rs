@@ -18,8 +18,8 @@ pub enum Enforcement {
     Off,
     /// Requests and responses pass through, byte for byte. The layer counts how it would have treated them.
     ///
-    /// Handlers get no [`Lease`](crate::Lease) and no [`IdempotencyKey`](crate::IdempotencyKey), as without the layer. With the
-    /// feature `axum`, a handler that extracts a `Lease` responds with 500: extract an `Option<Lease>` instead.
+    /// Handlers get no [`Lease`](crate::Lease) and no [`IdempotencyKey`](crate::IdempotencyKey), as without the layer. With
+    /// the feature `axum`, a handler that extracts a `Lease` responds with 500: extract an `Option<Lease>` instead.
     Observe,
     /// The layer executes each keyed request once, and replays its response.
     #[default]

@@ -90,8 +90,8 @@ impl Error {
         &self.detail
     }
 
-    /// Returns the code of the [`NeedsAttention`](crate::NeedsAttention) with which an execution ended, or `None` for any other
-    /// error.
+    /// Returns the code of the [`NeedsAttention`](crate::NeedsAttention) with which an execution ended, or `None` for any
+    /// other error.
     #[must_use]
     pub fn reason(&self) -> Option<&str> {
         self.reason.as_deref()
@@ -108,8 +108,8 @@ impl Error {
 
     /// Returns `true` if the same request with the same key can succeed later.
     ///
-    /// That depends on the [kind](ErrorKind::is_retryable). In addition, an unknown outcome is retryable if it may become known
-    /// later.
+    /// That depends on the [kind](ErrorKind::is_retryable). In addition, an unknown outcome is retryable if it may become
+    /// known later.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         self.kind.is_retryable() || self.retry_after.is_some()
@@ -163,8 +163,8 @@ pub enum ErrorKind {
     KeyReused,
     /// The first request with this key is still being executed.
     InProgress,
-    /// An execution ended without an outcome, or with [`NeedsAttention`](crate::NeedsAttention). Its effect may or may not have
-    /// happened.
+    /// An execution ended without an outcome, or with [`NeedsAttention`](crate::NeedsAttention). Its effect may or may not
+    /// have happened.
     OutcomeUnknown,
     /// The first request was executed, but its response was not recorded.
     ResponseNotRetained,

@@ -1,7 +1,7 @@
 //! Helpers of the tests on generated inputs: the number of inputs, their seed, and the corpus.
 //!
-//! The inputs are the same on every run. Such a test is in a module `fuzz` below the module that it tests. It runs its corpus
-//! first: interesting inputs, and all inputs that ever failed. `scripts/fuzz` runs these tests with more inputs.
+//! The inputs are the same on every run. Such a test is in a module `fuzz` below the module that it tests. It runs its
+//! corpus first: interesting inputs, and all inputs that ever failed. `scripts/fuzz` runs these tests with more inputs.
 
 use std::{env, str::FromStr};
 

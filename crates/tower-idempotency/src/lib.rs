@@ -55,13 +55,13 @@
 //!     executes again.
 //!   - Exactly-once needs the effect and the record in one database transaction. A layer alone cannot do that. A store can,
 //!     if the handler uses the same database: see [`transaction`].
-//! - **Pauses.** A process that is paused for longer than its lease may execute concurrently with the process that took over.
-//!   Clients get only the stored response, but both effects happen. [`Lease::is_held`] makes this less likely.
+//! - **Pauses.** A process that is paused for longer than its lease may execute concurrently with the process that took
+//!   over. Clients get only the stored response, but both effects happen. [`Lease::is_held`] makes this less likely.
 //! - **Refreshed tokens.** A retry with another token counts as a different caller, unless
 //!   [`with_principal`](IdempotencyLayer::with_principal) is set. It executes, possibly concurrently with the first request.
 //!   [`Lease::is_takeover`] is then `false`, and [`Lease::derive`] returns another key.
-//! - **Responses that are not recorded**, such as a 5xx. The layer releases the key, and a retry executes. After a takeover it
-//!   leaves the orphan instead, and the retry takes that over.
+//! - **Responses that are not recorded**, such as a 5xx. The layer releases the key, and a retry executes. After a takeover
+//!   it leaves the orphan instead, and the retry takes that over.
 //! - **Restarts with [`MemoryStore`].** It belongs to one process and loses all entries with it. After a restart every retry
 //!   executes, and [`Lease::is_takeover`] is `false`.
 //!

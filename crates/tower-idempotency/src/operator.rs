@@ -111,7 +111,8 @@ impl IdempotencyLayer {
     ///
     /// # Errors
     ///
-    /// [`MalformedKey`](crate::ErrorKind::MalformedKey) or [`KeyTooLong`](ErrorKind::KeyTooLong) if no request can have this key.
+    /// [`MalformedKey`](crate::ErrorKind::MalformedKey) or [`KeyTooLong`](ErrorKind::KeyTooLong) if no request can have this
+    /// key.
     pub fn key_ids(&self, key: &str, principal: &[&[u8]]) -> Result<Vec<KeyId>, Error> {
         let rules = &self.config.request;
         let key = rules
@@ -148,8 +149,9 @@ impl IdempotencyLayer {
 
     /// Encodes `response` as the record of the entry `id`.
     ///
-    /// An operator uses it to resolve an entry that [needs attention](crate::NeedsAttention), and thereby decides the response
-    /// that retries get. The record is the one that the layer would store for this response of a handler, with any status.
+    /// An operator uses it to resolve an entry that [needs attention](crate::NeedsAttention), and thereby decides the
+    /// response that retries get. The record is the one that the layer would store for this response of a handler, with any
+    /// status.
     ///
     /// This stores nothing. Each store has its own function or command for that.
     #[must_use]
@@ -167,8 +169,8 @@ impl IdempotencyLayer {
 
     /// Encodes `value` as the record of the entry `id` of [`run_once`](Self::run_once).
     ///
-    /// Like [`encode_response_record`](Self::encode_response_record), this stores nothing. A value that is too large or cannot
-    /// be serialized becomes a tombstone.
+    /// Like [`encode_response_record`](Self::encode_response_record), this stores nothing. A value that is too large or
+    /// cannot be serialized becomes a tombstone.
     #[must_use]
     pub fn encode_value_record(&self, id: &KeyId, value: &impl Serialize) -> Bytes {
         disposition::encode_value(&self.config.response, id, value)

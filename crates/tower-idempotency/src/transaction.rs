@@ -11,10 +11,10 @@
 //! 1. [`LeaseExt::prepare`] turns a response into the record that the layer would store. If the layer would store none, it
 //!    returns the reason. Then roll back, and return the response to the client.
 //! 2. In the handler's transaction, write the record to the entry of the lease with one conditional write. The condition is
-//!    that the entry is leased with [`lease_ref().token`](LeaseExt::lease_ref), expired or not. The write completes the entry like
-//!    [`Store::complete`](crate::Store::complete): token, retention, notification of waiters. If there is no such entry, the
-//!    lease is lost: roll back. Unlike `complete`, the write does *not* store the record if the entry is absent or orphaned.
-//!    Nothing is then committed under a lease that was released.
+//!    that the entry is leased with [`lease_ref().token`](LeaseExt::lease_ref), expired or not. The write completes the
+//!    entry like [`Store::complete`](crate::Store::complete): token, retention, notification of waiters. If there is no such
+//!    entry, the lease is lost: roll back. Unlike `complete`, the write does *not* store the record if the entry is absent
+//!    or orphaned. Nothing is then committed under a lease that was released.
 //! 3. Do this and the commit inside [`Prepared::commit`]. It registers the commit with the layer before it begins, and
 //!    afterwards its success or the loss of the lease.
 //!
@@ -28,9 +28,9 @@
 //! releases the lease. From the returned response it takes only headers that no replay carries, such as cookies. Middleware
 //! between the commit and the layer does not change the record.
 //!
-//! A commit is unacknowledged if its future was dropped, the handler panicked or the connection broke. The layer then queries
-//! the store and responds with the stored record. If the store cannot report it, the response is 409 `outcome-unknown`. No
-//! commit can begin after the handler has returned.
+//! A commit is unacknowledged if its future was dropped, the handler panicked or the connection broke. The layer then
+//! queries the store and responds with the stored record. If the store cannot report it, the response is 409
+//! `outcome-unknown`. No commit can begin after the handler has returned.
 //!
 //! # Examples
 //!
@@ -240,8 +240,8 @@ impl<T> Prepared<T> {
     /// stored neither effect nor record. It may have stored both if the query succeeded only after the retention had passed
     /// and found no record.
     ///
-    /// Otherwise the error of `commit`. Effect and record may be stored only if it is a [`StoreError::Backend`] and the query
-    /// failed too.
+    /// Otherwise the error of `commit`. Effect and record may be stored only if it is a [`StoreError::Backend`] and the
+    /// query failed too.
     ///
     /// # Cancellation
     ///

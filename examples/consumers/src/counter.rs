@@ -57,8 +57,8 @@ impl Counter {
     ///
     /// # Errors
     ///
-    /// Returns an error if a retry cannot succeed. An update of this id had another amount, the update waits for an operator,
-    /// or the database refuses the request.
+    /// Returns an error if a retry cannot succeed. An update of this id had another amount, the update waits for an
+    /// operator, or the database refuses the request.
     pub async fn add(&self, update: &str, amount: u32) -> Result<Applied, Failure> {
         let Self { tally, name, .. } = self.clone();
         let (work, is_careless) = (self.work, self.is_careless);

@@ -2,11 +2,11 @@
 //!
 //! The two differ in their effect. An addition to the [`Counter`] carries a token by which the database recognises a retry,
 //! so an incomplete update is executed again. A parcel of [`Shipments`] cannot be called back, so an incomplete delivery is
-//! refused. If it is unknown whether a parcel was sent, the message goes to the dead letters. Both have their leases and records
-//! in DynamoDB.
+//! refused. If it is unknown whether a parcel was sent, the message goes to the dead letters. Both have their leases and
+//! records in DynamoDB.
 //!
-//! The [`Consumer`] of a [`retry_queue`] makes several attempts with growing delays. It has its leases, records and messages in
-//! PostgreSQL or Redis.
+//! The [`Consumer`] of a [`retry_queue`] makes several attempts with growing delays. It has its leases, records and messages
+//! in PostgreSQL or Redis.
 
 pub mod retry_queue;
 

@@ -93,8 +93,8 @@ impl Tally {
     /// Adds to a number, and returns `true` if this call added it. Under one token a number is added once, for any number
     /// of repeated calls, also late ones.
     ///
-    /// The addition and a marker of the token are one transaction, which fails if the marker exists. DynamoDB itself offers a
-    /// token for each call, but stores it for ten minutes only, and the SDK gives each call another token.
+    /// The addition and a marker of the token are one transaction, which fails if the marker exists. DynamoDB itself offers
+    /// a token for each call, but stores it for ten minutes only, and the SDK gives each call another token.
     ///
     /// # Errors
     ///
@@ -129,8 +129,8 @@ impl Tally {
         }
     }
 
-    /// Adds to a number without a check for an earlier addition. The request is sent once, because a retry by the SDK after a
-    /// lost reply would add again.
+    /// Adds to a number without a check for an earlier addition. The request is sent once, because a retry by the SDK after
+    /// a lost reply would add again.
     ///
     /// # Errors
     ///

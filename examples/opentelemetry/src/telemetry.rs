@@ -59,9 +59,9 @@ pub fn install_metrics() -> Result<PrometheusHandle, TelemetryError> {
 
 /// Runs the request in a span, and links the span of a replay to that of the execution.
 ///
-/// The layer stores the `traceparent` of the request. This function replaces it by that of its own span, so that the link of a
-/// replay leads to the server's span. The span continues the trace of the client, who therefore chooses the ID of the trace:
-/// do not call `set_parent` for clients that are not trusted.
+/// The layer stores the `traceparent` of the request. This function replaces it by that of its own span, so that the link of
+/// a replay leads to the server's span. The span continues the trace of the client, who therefore chooses the ID of the
+/// trace: do not call `set_parent` for clients that are not trusted.
 pub(crate) async fn trace(mut req: Request, next: Next) -> Response {
     let propagator = TraceContextPropagator::new();
     let route = req.extensions().get::<MatchedPath>();

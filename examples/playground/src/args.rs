@@ -20,8 +20,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:3000")]
     pub(crate) listen: String,
 
-    /// The store of leases and records: memory, redis://HOST:PORT/DB, redis+cluster://HOST:PORT,.., postgres://.., mysql://..,
-    /// sqlite:PATH, rediss://HOST:PORT/DB (needs the feature tls) or dynamodb://TABLE?endpoint=URL (needs the feature dynamodb).
+    /// The store of leases and records: memory, redis://HOST:PORT/DB, redis+cluster://HOST:PORT,.., postgres://..,
+    /// mysql://.., sqlite:PATH, rediss://HOST:PORT/DB (needs the feature tls) or dynamodb://TABLE?endpoint=URL (needs the
+    /// feature dynamodb).
     #[arg(long, default_value = "memory")]
     store: String,
 

@@ -160,8 +160,8 @@ impl Rides {
         Ok(Reached::Created { ride })
     }
 
-    /// Holds no connection during the call to the provider. Every execution of this request charges under the same key, so the
-    /// provider charges once. Returns `None` if the provider may no longer store the key, since an earlier execution may
+    /// Holds no connection during the call to the provider. Every execution of this request charges under the same key, so
+    /// the provider charges once. Returns `None` if the provider may no longer store the key, since an earlier execution may
     /// have charged under it. The orphan itself does not expire, because each execution extends its retention.
     async fn charge(&self, lease: &Lease, ride: i64) -> Result<Option<Verdict>, Failure> {
         let (card, fare, is_recent): (String, i64, bool) = sqlx::query_as(

@@ -1,4 +1,4 @@
-//! Macros: the patterns of those that other crates can call, and those that define public items.
+//! Macros: the patterns of public macros, and macros that define public items.
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::ItemMacro;

@@ -1,7 +1,7 @@
 //! Actix Web: a function for `from_fn` puts the layer between actix's requests and the rest of the service.
 //!
-//! Requests and handlers of actix are not `Send`, so they stay in a task of their worker. The function reads each request and
-//! each response into memory.
+//! Requests and handlers of actix are not `Send`, so they stay in a task of their worker. The function reads each request
+//! and each response into memory.
 
 use std::{
     net::SocketAddr,

@@ -1,7 +1,7 @@
 //! Poem: a function for `around` puts the layer between poem's requests and an endpoint.
 //!
-//! Poem's own `TowerLayerCompatExt` accepts only layers of poem's request type, and `TowerCompatExt` only services without an
-//! endpoint inside.
+//! Poem's own `TowerLayerCompatExt` accepts only layers of poem's request type, and `TowerCompatExt` only services without
+//! an endpoint inside.
 
 use std::{
     convert::Infallible,

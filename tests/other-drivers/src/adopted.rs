@@ -1,5 +1,5 @@
-//! Three applications, each without the layer, with it, and exactly-once. The build script makes the two latter from the first
-//! one and the diffs in `adopted`.
+//! Three applications, each without the layer, with it, and exactly-once. The build script makes the two latter from the
+//! first one and the diffs in `adopted`.
 
 /// Subscriptions, by sqlx 0.8.
 #[path = "../adopted/newsletter.rs"]

@@ -233,7 +233,7 @@ impl RedisServer {
         self.guard.kill();
     }
 
-    /// Kills it if it runs, and starts it again on the same port: empty, unless its configuration has persistence.
+    /// Kills the server if it runs, and restarts it on the same port. It is empty, unless its configuration has persistence.
     ///
     /// # Panics
     ///
@@ -311,8 +311,8 @@ impl RedisServer {
         monitor.expect("a reply from Redis")
     }
 
-    /// Returns how often each command was called since the start, or since `CONFIG RESETSTAT`. Names are in lower case; those
-    /// of subcommands are like `config|get`. Calls from scripts count as well.
+    /// Returns how often each command was called since the start, or since `CONFIG RESETSTAT`. Names are in lower case;
+    /// those of subcommands are like `config|get`. Calls from scripts count as well.
     ///
     /// # Panics
     ///

@@ -1,7 +1,8 @@
 //! Clients of other projects against the layer: the SDK of Stripe, and plain clients in three languages.
 //!
-//! Each client sends three orders. The connection of the first one breaks while the handler runs, and the response of the second
-//! one is lost. The third one has a key of the caller, which the client uses again. Effects are counted at the handler.
+//! Each client sends three orders. The connection of the first one breaks while the handler runs, and the response of the
+//! second one is lost. The third one has a key of the caller, which the client uses again. Effects are counted at the
+//! handler.
 
 mod grpc;
 mod openapi;

@@ -1,4 +1,5 @@
-//! The preset `Acp`: section 6 of the RFC "Agentic Checkout" of the Agentic Commerce Protocol, and section 5 of "Delegate Payment".
+//! The preset `Acp`: section 6 of the RFC "Agentic Checkout" of the Agentic Commerce Protocol, and section 5 of "Delegate
+//! Payment".
 
 use axum::{Router, body::Body, response::IntoResponse};
 use http::{HeaderValue, Request, StatusCode};

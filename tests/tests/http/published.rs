@@ -101,7 +101,7 @@ store down: refuse
     assert!(text.ends_with(" as application/json"), "{text}");
 }
 
-/// A member that the schema does not know, or one that it demands and the policy lacks, means that one of them is stale.
+/// If the policy has a member that the schema lacks, or lacks a member that the schema requires, one of them is stale.
 #[test]
 fn schema_has_members_of_policy() {
     let schema: Value = serde_json::from_str(tower_idempotency::Policy::SCHEMA).expect("JSON");

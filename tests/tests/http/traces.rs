@@ -38,8 +38,8 @@ fn traced_order(traceparent: &str) -> Request<Body> {
     req
 }
 
-/// Sends an order with this `traceparent` and a retry with another one. Returns the record of the order, and the trace of the
-/// replay.
+/// Sends an order with this `traceparent` and a retry with another one. Returns the record of the order, and the trace of
+/// the replay.
 async fn replay_with_trace(
     sent: &str,
     set: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer,

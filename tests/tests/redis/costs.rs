@@ -29,8 +29,8 @@ async fn layer(server: &RedisServer) -> IdempotencyLayer {
         .with_lease_ttl(Ttl::from_secs(600))
 }
 
-/// Returns the calls that clients made to the server while `work` ran. Calls made by scripts are not round trips and are left
-/// out; the same calls made by a client are counted.
+/// Returns the calls that clients made to the server while `work` ran. Calls made by scripts are not round trips and are
+/// left out; the same calls made by a client are counted.
 async fn count_calls(
     server: &RedisServer,
     work: impl Future<Output = ()>,

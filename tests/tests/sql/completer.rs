@@ -86,7 +86,7 @@ async fn two_replicas_finish_each_orphan_once<S: TestDialect>(database: TestData
     let (one, other) = tokio::join!(one.sweep(), other.sweep());
     let (one, other) = (one.expect("a sweep"), other.expect("a sweep"));
     assert_eq!(one.failed + other.failed, 0, "{one:?} {other:?}");
-    // If both completers found an entry, one of them got the reply that the other one holds it.
+    // If both completers found the same entry, the store refused one of them because the other one held the lease.
     assert_eq!(one.executed + other.executed, 24, "{one:?} {other:?}");
 
     let mut effects: Vec<_> = database

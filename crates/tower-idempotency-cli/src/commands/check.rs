@@ -18,8 +18,8 @@ use crate::{
 /// Check that the store has all that it needs, and print what it lists
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Repair the indexes from which Redis lists entries: add entries that are missing, remove members without an entry. This
-    /// reads all keys of all servers, as no other command does. The other stores need no repair
+    /// Repair the indexes from which Redis lists entries: add entries that are missing, remove members without an entry.
+    /// This reads all keys of all servers, as no other command does. The other stores need no repair
     #[arg(long)]
     repair: bool,
 

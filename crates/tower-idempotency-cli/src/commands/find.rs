@@ -13,8 +13,8 @@ use crate::{
 
 /// Find the entry of a key, from the key and the value that identifies its caller
 ///
-/// The settings have to be those of the service. Keys and principals on a command line are in the history of the shell: prefer
-/// the options that read a file.
+/// The settings have to be those of the service. Keys and principals on a command line are in the history of the shell:
+/// prefer the options that read a file.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The key that the client sent

@@ -100,7 +100,7 @@ store_tests!(dynamodb, "unresolved_states_without_sizes", None, {
     }
 });
 
-/// Asserts that the tool creates no table, and that it finds the entries of the table or prefix that the option names.
+/// Asserts that the tool creates no table, and that the option for the table or prefix selects the entries.
 async fn open_other_table(url: &str, setting: Option<&str>) {
     if setting != Some("--prefix") {
         for args in [&["stats"][..], &["check"], &["stats"]] {

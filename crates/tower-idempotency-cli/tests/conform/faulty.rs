@@ -125,7 +125,8 @@ impl Service {
         self.created(entry.number, true)
     }
 
-    /// Returns the entry of the request, or executes the request. Both happen under one lock, so only the fault executes twice.
+    /// Returns the entry of the request, or executes the request. Both happen under one lock, so only the fault executes
+    /// twice.
     fn find_or_execute(&self, row: &str, id: &str, request: &str) -> Result<u64, Entry> {
         let mut entries = self.entries.lock().unwrap();
         if let Some(entry) = entries.get(id) {

@@ -30,8 +30,8 @@ pub struct Entry {
 impl Entry {
     /// Creates the entry of a request that is sent later, for example to store it in a transaction of the application.
     ///
-    /// It contains the headers that [`OutboxLayer`](crate::OutboxLayer) stores by default, which do not include credentials. A
-    /// user name and a password in the URL are left out.
+    /// It contains the headers that [`OutboxLayer`](crate::OutboxLayer) stores by default, which do not include credentials.
+    /// A user name and a password in the URL are left out.
     #[must_use]
     pub fn new(operation: &Operation, req: &Request<Bytes>) -> Self {
         let (head, body) = req.clone().into_parts();

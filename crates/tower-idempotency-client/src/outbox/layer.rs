@@ -36,8 +36,8 @@ use crate::{
 /// - after a definite response, or by the application ([`with_manual_removal`](Self::with_manual_removal));
 /// - if no attempt was executed, and no other call sends the request.
 ///
-/// While a request is stored, the outcome of its operation is not [`NotExecuted`](Outcome::NotExecuted), because a recovery may
-/// send it. A call that is dropped leaves its entry.
+/// While a request is stored, the outcome of its operation is not [`NotExecuted`](Outcome::NotExecuted), because a recovery
+/// may send it. A call that is dropped leaves its entry.
 ///
 /// A request under a key that is stored already continues the stored operation: the time of its first attempt and its
 /// provider count. A different method, URL or body under the key is an error, and nothing is sent. So is an operation that
@@ -89,14 +89,14 @@ use crate::{
 ///
 /// # Stored data
 ///
-/// An entry contains key, method, URL, body and some headers, in the clear. The headers are those that describe the content, and
-/// those by which an API selects an account. `Authorization`, cookies and other credentials are not stored: the application
-/// supplies them at the recovery.
+/// An entry contains key, method, URL, body and some headers, in the clear. The headers are those that describe the content,
+/// and those by which an API selects an account. `Authorization`, cookies and other credentials are not stored: the
+/// application supplies them at the recovery.
 ///
 /// # Errors
 ///
-/// A request whose body cannot be copied cannot be stored, and is not sent. If the outbox fails, the request is not sent, and its
-/// outcome is [`Unknown`](Outcome::Unknown), because it may be stored nevertheless.
+/// A request whose body cannot be copied cannot be stored, and is not sent. If the outbox fails, the request is not sent,
+/// and its outcome is [`Unknown`](Outcome::Unknown), because it may be stored nevertheless.
 ///
 /// [`RetryLayer::with_deadline`] includes the calls of the outbox. A removal that has not ended by then leaves the entry.
 ///
@@ -144,16 +144,16 @@ impl<O: Outbox> OutboxLayer<O> {
 
     /// Sets the function that chooses the provider of an operation without one. Default: none.
     ///
-    /// The choice is stored with the request, and [`ProviderChoice`](crate::ProviderChoice) returns it for all attempts, also after a
-    /// crash. Without this setting, a choice that `ProviderChoice` makes inside is lost with the process. A recovery may then send
-    /// an executed request to a second provider, which executes it again.
+    /// The choice is stored with the request, and [`ProviderChoice`](crate::ProviderChoice) returns it for all attempts,
+    /// also after a crash. Without this setting, a choice that `ProviderChoice` makes inside is lost with the process. A
+    /// recovery may then send an executed request to a second provider, which executes it again.
     pub fn with_providers(mut self, choose: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
         self.shared.providers = Some(Arc::new(choose));
         self
     }
 
-    /// Leaves entries in the outbox after a definite response. The application calls [`Outbox::remove`] when it has stored the
-    /// response.
+    /// Leaves entries in the outbox after a definite response. The application calls [`Outbox::remove`] when it has stored
+    /// the response.
     ///
     /// If the process dies in between, the recovery gets the response again, as a replay. Without this setting the response
     /// of an executed operation may be lost. If the application removes no entries, the outbox fills up.

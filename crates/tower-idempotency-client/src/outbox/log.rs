@@ -1,11 +1,12 @@
 //! The file of an outbox: a log of changes to its entries.
 //!
-//! After the header, each record is a marker, its length, its CRC-32 and its payload. The payload is a kind, the position of an
-//! entry, the length of the file that was on the disk before the record was written, and the content of that kind. Numbers are
+//! After the header, each record is a marker, its length, its CRC-32 and its payload. The payload has four parts: the kind,
+//! the position of an entry, the synced length of the file before this record, and the content of that kind. Numbers are
 //! big-endian.
 //!
-//! A power failure may lose any bytes that were not synced, also before others that are on the disk. So the records after a
-//! damaged one are cut off, unless one of them shows that the damaged one was on the disk.
+//! A power failure may lose any unsynced bytes, even if later bytes are on the disk. If a record is damaged, opening cuts it
+//! and all later records off. If the synced length in a later record includes the damaged record, the disk has lost synced
+//! data: opening fails.
 //!
 //! The header is a magic number, a random salt, and the CRC-32 of both. The salt is the initial value of all checksums. A
 //! request body may contain the bytes of a record. Without the salt, a cut record with such a body would look like several
@@ -166,7 +167,7 @@ impl Log {
             let mut resumed = self.entries.resumed();
             resumed.extend_from_slice(&self.removed_resumed);
             self.load(&fs::read(&self.path)?)?;
-            // The file does not contain the marks.
+            // The file does not record which entries were resumed.
             self.entries.mark_resumed(&resumed);
             self.removed_resumed.clear();
             self.is_stale = false;
@@ -174,7 +175,7 @@ impl Log {
         Ok(())
     }
 
-    /// Writes the entries to a new file in place of this one, if this one consists mostly of removed entries.
+    /// Replaces the file with a new one that has only the current entries, if removed entries use most of it.
     ///
     /// If the process is killed meanwhile, either the old file or the new one remains, and is complete.
     pub(super) fn compact(&mut self) -> io::Result<()> {

@@ -29,15 +29,15 @@ pub use self::{
 
 /// Storage of requests whose outcome is not known yet.
 ///
-/// [`OutboxLayer`] stores a request before its first byte is sent, and removes it once its outcome is definite. After a crash,
-/// [`OutboxService::recover`] sends the remaining requests again under the same keys.
+/// [`OutboxLayer`] stores a request before its first byte is sent, and removes it once its outcome is definite. After a
+/// crash, [`OutboxService::recover`] sends the remaining requests again under the same keys.
 ///
 /// [`FileOutbox`] is for one process. `SqliteOutbox` and `PostgresOutbox` can be shared.
 ///
 /// # Contract
 ///
-/// - A method that returned `Ok` has taken effect, and a crash does not undo it. Only a removal may be undone: the request is
-///   then sent again, and the server replays its response.
+/// - A method that returned `Ok` has taken effect, and a crash does not undo it. Only a removal may be undone: the request
+///   is then sent again, and the server replays its response.
 /// - A method that returned an error, or whose future was dropped, may have taken effect.
 /// - Each method is one atomic step.
 pub trait Outbox: Send + Sync + 'static {
@@ -52,8 +52,8 @@ pub trait Outbox: Send + Sync + 'static {
         entry: &Entry,
     ) -> impl Future<Output = Result<Option<Entry>, OutboxError>> + Send;
 
-    /// Marks the entry as resumed, and returns it. Sets the time of its first attempt if it has none. Returns `None` if there is
-    /// no entry under this key.
+    /// Marks the entry as resumed, and returns it. Sets the time of its first attempt if it has none. Returns `None` if
+    /// there is no entry under this key.
     ///
     /// # Errors
     ///
@@ -80,7 +80,8 @@ pub trait Outbox: Send + Sync + 'static {
     /// If the outbox could not be written.
     fn remove(&self, key: &str) -> impl Future<Output = Result<(), OutboxError>> + Send;
 
-    /// Returns at most `limit` entries and their positions, in ascending order, from the first one after the position `after`.
+    /// Returns at most `limit` entries and their positions, in ascending order, from the first one after the position
+    /// `after`.
     ///
     /// Positions begin with 1. The position of an entry never changes, and a later entry has a higher position.
     ///

@@ -14,8 +14,8 @@ use super::{
 ///
 /// The application can store an entry in the transaction of its own data, and send the request after the commit. Then
 /// either both are stored, or neither. It can remove the entry in the transaction that stores the response, with
-/// [`OutboxLayer::with_manual_removal`](crate::OutboxLayer::with_manual_removal). Recoveries skip a row that cannot be read, and log a
-/// warning with its position.
+/// [`OutboxLayer::with_manual_removal`](crate::OutboxLayer::with_manual_removal). Recoveries skip a row that cannot be read,
+/// and log a warning with its position.
 ///
 /// ```no_run
 /// use bytes::Bytes;
@@ -76,8 +76,8 @@ impl PostgresOutbox {
     ///
     /// # Errors
     ///
-    /// If the server cannot be reached, or the user may not create tables in the schema. PostgreSQL checks this right also if the
-    /// table exists. A process without it does not call this method.
+    /// If the server cannot be reached, or the user may not create tables in the schema. PostgreSQL checks this right also
+    /// if the table exists. A process without it does not call this method.
     pub async fn migrate(&self) -> Result<(), OutboxError> {
         let table = &self.table;
         // Without the lock, two processes that create the table at the same time get an error. The server executes both
@@ -102,7 +102,8 @@ impl PostgresOutbox {
 
     /// Stores an entry in the transaction of the caller, unless there is one under its key.
     ///
-    /// Once the transaction has committed, the caller or a recovery sends the request. If it is rolled back, there is no entry.
+    /// Once the transaction has committed, the caller or a recovery sends the request. If it is rolled back, there is no
+    /// entry.
     ///
     /// # Errors
     ///

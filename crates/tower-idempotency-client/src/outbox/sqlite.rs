@@ -12,8 +12,8 @@ use super::{
 
 /// Outbox in a table of a SQLite file, which the processes of one machine may share.
 ///
-/// An entry survives a crash of the machine if `synchronous` of the connections is `FULL`, the default of SQLite. With `NORMAL`
-/// and write-ahead logging a crash of the machine loses the last entries, whose requests may have been executed.
+/// An entry survives a crash of the machine if `synchronous` of the connections is `FULL`, the default of SQLite. With
+/// `NORMAL` and write-ahead logging a crash of the machine loses the last entries, whose requests may have been executed.
 ///
 /// Recoveries skip a row that cannot be read, and log a warning with its position.
 pub struct SqliteOutbox {

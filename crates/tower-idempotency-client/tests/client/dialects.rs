@@ -1,7 +1,7 @@
 //! Servers of other projects: stand-ins that speak the dialects of Stripe's API and of the IETF draft, over sockets.
 //!
-//! They follow the published documents: "Idempotent requests", "Error codes" and "Error handling" of Stripe's API reference, and
-//! sections 2.1 to 2.7 of draft-ietf-httpapi-idempotency-key-header-07.
+//! They follow the published documents: "Idempotent requests", "Error codes" and "Error handling" of Stripe's API reference,
+//! and sections 2.1 to 2.7 of draft-ietf-httpapi-idempotency-key-header-07.
 
 use std::{
     collections::HashMap,
@@ -68,7 +68,8 @@ impl StandIn {
         self.statuses.lock().unwrap().clone()
     }
 
-    /// Returns the key of a request. The draft has an RFC 9651 String (section 2.1), Stripe any text of up to 255 characters.
+    /// Returns the key of a request. The draft has an RFC 9651 String (section 2.1), Stripe any text of up to 255
+    /// characters.
     fn key(&self, headers: &HeaderMap) -> Option<String> {
         let value = headers.get("idempotency-key")?.to_str().unwrap();
         let key = match self.protocol {

@@ -120,8 +120,8 @@ impl Inner {
 
     /// Counts the entries in a state, up to `limit`. No item is returned.
     ///
-    /// Each partition begins with the newest items: orphans that have expired are among the oldest. The service deletes them up
-    /// to days late. Each partition may examine an equal share of the items.
+    /// Each partition begins with the newest items: orphans that have expired are among the oldest. The service deletes them
+    /// up to days late. Each partition may examine an equal share of the items.
     pub(super) async fn count(&self, state: State, limit: u32) -> Result<Count, InspectError> {
         let (mut value, mut is_exact) = (0, true);
         let (limit, moment) = (u64::from(limit), self.options.clock.read());

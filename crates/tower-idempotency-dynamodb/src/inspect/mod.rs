@@ -25,8 +25,8 @@ use crate::{
 /// index](crate::DynamoDbOptions::with_index_shards). The index lags slightly behind the table. Completed entries are not
 /// listed. A page takes one `Query` for each partition of the index, or a few, and never a `Scan`.
 ///
-/// A lease counts as expired when it has expired on every clock within the allowed skew. A resolution fails if the clock of the
-/// process differs from that of the service by more: see [`with_clock_skew`](crate::DynamoDbOptions::with_clock_skew).
+/// A lease counts as expired when it has expired on every clock within the allowed skew. A resolution fails if the clock of
+/// the process differs from that of the service by more: see [`with_clock_skew`](crate::DynamoDbOptions::with_clock_skew).
 ///
 /// The service deletes expired items itself, so [`purge`](Inspect::purge) deletes none.
 impl Inspect for DynamoDbStore {

@@ -133,8 +133,8 @@ impl Inner {
         })
     }
 
-    /// Adds the value of the index partition for this status, and returns the expression that lists the item there. The number of the partition stays the
-    /// same. Returns an empty expression if there is no index.
+    /// Adds the value of the index partition for this status, and returns the expression that lists the item there. The
+    /// number of the partition stays the same. Returns an empty expression if there is no index.
     fn add_listing(
         &self,
         status: &str,

@@ -108,8 +108,8 @@ impl SharedConnection {
     }
 }
 
-/// Bytes of a response that the proxy reads before its client does. Each stream has a window of its own, so that a client that
-/// does not read delays only its response.
+/// Bytes of a response that the proxy reads before its client does. Each stream has a window of its own, so that a client
+/// that does not read delays only its response.
 const STREAM_WINDOW: u32 = 256 * 1024;
 /// The largest window of HTTP/2 (RFC 9113, section 6.9.1).
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;

@@ -226,7 +226,7 @@ impl Cluster {
 
 /// Parses `host:port`. The host may be an IPv6 address.
 ///
-/// A node that does not know its own host name leaves the host out: the target then has the host that replied, which is
+/// A node that does not know its own host name leaves the host out. The target then has the host of the node that replied,
 /// `default_host`. A node sends `?` if it should have a host name and has none.
 fn parse_address(node: &str, default_host: Option<&str>) -> Option<Address> {
     let (host, port) = node.rsplit_once(':')?;

@@ -30,14 +30,15 @@ use crate::{
 /// Lists entries in progress, orphans and entries that need attention, unless the store has [no
 /// indexes](crate::RedisOptions::with_indexes). Completed entries are not listed, but `get` returns them.
 ///
-/// A listing uses no `SCAN` and no `KEYS`. Leases with similar orphan retentions are listed together, in the
-/// order of their expiry; records that need attention in the order of their time. In a cluster each
-/// slot has indexes of its own: a listing examines up to 16,384 of them, 256 in each call, and is
-/// ordered within a slot alone. An entry that was acquired while its slot was moved to another node is listed after the next
-/// renewal of its lease, or after a takeover.
+/// A listing uses no `SCAN` and no `KEYS`. Leases with similar orphan retentions are listed together, in the order of their
+/// expiry. Records that need attention are listed in the order of their time.
 ///
-/// A listing removes entries from the indexes that no longer exist. After a resolution to
-/// [retry](Resolution::Retry) an entry that needed attention, its time in progress counts from that record.
+/// In a cluster, each of the 16,384 slots has its own indexes. A listing examines 256 of them with one call, and is
+/// ordered only within a slot. An entry may be acquired while its slot moves to another node. A listing then has it after
+/// the next renewal of its lease, or after a takeover.
+///
+/// A listing removes index members whose entries no longer exist. If a [retry](Resolution::Retry) resolves an entry that
+/// needed attention, the age of its next execution counts from that record.
 ///
 /// A resolution does not wait for [replicas](crate::RedisOptions::with_wait). Redis deletes expired entries itself, so
 /// [`purge`](Inspect::purge) deletes none.
@@ -178,7 +179,8 @@ impl Inner {
         entries.pop().ok_or_else(|| unexpected_reply("an entry"))
     }
 
-    /// Reads entries of one slot in one call, with the first bytes of their records. While the slot is moved, a call reads one.
+    /// Reads entries of one slot in one call, with the first bytes of their records. While the slot is moved, a call reads
+    /// one.
     async fn read_all(&self, ids: &[KeyId]) -> Result<Vec<Option<RawEntry>>, StoreError> {
         match self.read_script(ids, RECORD_PREFIX).await {
             Err(error) if ids.len() > 1 && is_slot_moving(&error) => {

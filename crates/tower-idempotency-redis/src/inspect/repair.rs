@@ -30,22 +30,23 @@ pub struct IndexRepair {
 }
 
 impl RedisStore {
-    /// Repairs the indexes from which [`Inspect::list`](tower_idempotency::inspect::Inspect::list) reads: adds entries that they
-    /// do not have, and removes members without an entry.
+    /// Repairs the indexes from which [`Inspect::list`](tower_idempotency::inspect::Inspect::list) reads: adds entries that
+    /// they do not have, and removes members without an entry.
     ///
     /// Entries are missing if they were written without rights on the indexes, with
     /// [`with_indexes(false)`](crate::RedisOptions::with_indexes), while their slot was moved, or before an index was lost.
     ///
-    /// This reads **all keys of all masters** with `SCAN`: seconds for a million of them, during which the servers serve other
-    /// clients more slowly. No other method of the store does so. Entries are not changed. Calls `progress` after each group
-    /// of keys.
+    /// This reads **all keys of all masters** with `SCAN`: seconds for a million of them, during which the servers serve
+    /// other clients more slowly. No other method of the store does so. Entries are not changed. Calls `progress` after each
+    /// group of keys.
     ///
     /// Repeat it if [`skipped`](IndexRepair::skipped) is not 0, or if slots have moved or a master was replaced meanwhile.
     ///
     /// # Errors
     ///
     /// [`Unsupported`](InspectErrorKind::Unsupported) if the store has no indexes, and
-    /// [`Backend`](InspectErrorKind::Backend) if a server failed or the user lacks a right. The indexes are repaired in part.
+    /// [`Backend`](InspectErrorKind::Backend) if a server failed or the user lacks a right. The indexes are repaired in
+    /// part.
     ///
     /// # Cancellation
     ///

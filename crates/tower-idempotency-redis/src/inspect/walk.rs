@@ -122,8 +122,8 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Returns at most `count` members with their entries. Removes members from the index whose entries no longer belong there.
-    /// Returns no member if a batch of members has none that matches.
+    /// Returns at most `count` members with their entries. Removes members from the index whose entries no longer belong
+    /// there. Returns no member if a batch of members has none that matches.
     pub(super) async fn next(
         &mut self,
         count: usize,

@@ -4,8 +4,8 @@
 //! transaction. The first statement sets the isolation level of that transaction only, regardless of the connection's
 //! default.
 //!
-//! Values are part of the text, as digits only; see `docs/internals/decisions/0018`. In a handler's transaction they are bound
-//! instead, because sqlx logs the text on the handler's connection.
+//! Values are part of the text, as digits only; see `docs/internals/decisions/0018`. In a handler's transaction they are
+//! bound instead, because sqlx logs the text on the handler's connection.
 
 use std::sync::Arc;
 

@@ -67,7 +67,8 @@ struct Settings {
 impl SqliteStore {
     /// Opens the file of a URL such as `sqlite:keys.db`, creates it if it is missing, and creates or migrates the table.
     ///
-    /// The store is then ready. To change settings first, use [`new`](Self::new), the setters and [`migrate`](Self::migrate).
+    /// The store is then ready. To change settings first, use [`new`](Self::new), the setters and
+    /// [`migrate`](Self::migrate).
     ///
     /// # Errors
     ///

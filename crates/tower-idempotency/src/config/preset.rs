@@ -46,8 +46,8 @@ use crate::{
 /// \[1\]: 401, 406, 407, 411, 412, 413, 415, 416, 417, 421, 423, 426, 428 and 431, which reject the form of a request. No
 /// preset records 307 and 308. The [setter](crate::IdempotencyLayer::with_recorded_statuses) gives the reasons.
 ///
-/// All other settings are the same. The setters of [`IdempotencyLayer`](crate::IdempotencyLayer) document the defaults, which
-/// are those of `Recommended`.
+/// All other settings are the same. The setters of [`IdempotencyLayer`](crate::IdempotencyLayer) document the defaults,
+/// which are those of `Recommended`.
 ///
 /// If you change the preset of a running service, you change each setting that differs. After a change from or to `Idempo`,
 /// no record is found any more: retries execute again.
@@ -59,8 +59,8 @@ pub enum Preset {
     Recommended,
     /// Settings that follow draft-ietf-httpapi-idempotency-key-header-07 strictly.
     ///
-    /// This preset records every 5xx but 503. Retries then get a temporary failure, or the 504 of a timeout inside the layer, for
-    /// the complete retention, unless the response has [`Retention::NoStore`](crate::Retention::NoStore).
+    /// This preset records every 5xx but 503. Retries then get a temporary failure, or the 504 of a timeout inside the
+    /// layer, for the complete retention, unless the response has [`Retention::NoStore`](crate::Retention::NoStore).
     Ietf,
     /// Settings that clients of Stripe's API expect. This preset records every 5xx, with the consequences described at
     /// [`Ietf`](Self::Ietf).
@@ -72,12 +72,13 @@ pub enum Preset {
     ///
     /// - A POST without a key gets 400 `idempotency_key_required`.
     /// - A key belongs to its caller and its endpoint: on another path it is another key.
-    /// - Bodies are compared as JSON: `1.0` equals `1`, the order of members does not count, and `null` differs from an absent
-    ///   member.
-    /// - A duplicate during the execution gets 409 `idempotency_in_flight`, and another body gets 422 `idempotency_conflict`.
+    /// - Bodies are compared as JSON: `1.0` equals `1`, the order of members does not count, and `null` differs from an
+    ///   absent member.
+    /// - A duplicate during the execution gets 409 `idempotency_in_flight`, and another body gets 422
+    ///   `idempotency_conflict`.
     ///
-    /// Two settings are stricter than the protocol. A 4xx that a retry may correct, such as 429, is not recorded. The query, the
-    /// media type and the [`ACTING_HEADERS`](crate::ACTING_HEADERS) are part of the fingerprint.
+    /// Two settings are stricter than the protocol. A 4xx that a retry may correct, such as 429, is not recorded. The query,
+    /// the media type and the [`ACTING_HEADERS`](crate::ACTING_HEADERS) are part of the fingerprint.
     Acp,
 }
 

@@ -59,8 +59,9 @@ impl From<i32> for GrpcCode {
 impl GrpcCode {
     /// Returns `true` for a code that is the outcome of a call: OK, and errors that the same call gets again.
     ///
-    /// The other codes leave the work to be done, or the service may respond differently to the next attempt. `UNIMPLEMENTED`
-    /// is one of them: servers respond with it to an unknown compression, and before they have a new method.
+    /// The other codes leave the work to be done, or the service may respond differently to the next attempt.
+    /// `UNIMPLEMENTED` is one of them: servers return it for an unknown compression, and for a method that a later version
+    /// adds.
     #[must_use]
     pub const fn is_outcome(self) -> bool {
         matches!(
@@ -75,8 +76,8 @@ impl GrpcCode {
         )
     }
 
-    /// Returns the code of a gRPC response: that of the trailers, or else that of the headers or of the HTTP status. Returns `None` if a response with HTTP status 200 has no gRPC
-    /// status: it broke off before its trailers.
+    /// Returns the code of a gRPC response: that of the trailers, or else that of the headers or of the HTTP status. Returns
+    /// `None` if a response with HTTP status 200 has no gRPC status: it broke off before its trailers.
     pub(crate) fn of_response(
         status: StatusCode,
         headers: &HeaderMap,

@@ -76,11 +76,11 @@ impl Side {
 impl GrpcMethods {
     /// Protects these methods. Each is a path `/package.Service/Method`; the first slash may be missing.
     ///
-    /// Every other gRPC method passes through, with or without a key, if the names of its service and method begin with capital
-    /// letters. Calls of other paths keep the rules for HTTP, and so do requests with the media type of gRPC with JSON. An HTTP
-    /// route must not have such a path: a client could reach it with another media type of gRPC. If a method with effects is missing, each retry of it executes
-    /// again; an empty list protects nothing. A missing method causes no warning: see the counter
-    /// `idempotency_passed_through_total`.
+    /// Every other gRPC method passes through, with or without a key, if the names of its service and method begin with
+    /// capital letters. Calls of other paths keep the rules for HTTP, and so do requests with the media type of gRPC with
+    /// JSON. An HTTP route must not have such a path: a client could reach it with another media type of gRPC. If a method
+    /// with effects is missing, each retry of it executes again; an empty list protects nothing. A missing method causes no
+    /// warning: see the counter `idempotency_passed_through_total`.
     ///
     /// # Errors
     ///
@@ -120,11 +120,12 @@ impl GrpcMethods {
     }
 
     /// Sets the predicate that returns `true` for the codes that the layer records. Default: [`GrpcCode::is_outcome`], which
-    /// is OK, `INVALID_ARGUMENT`, `NOT_FOUND`, `ALREADY_EXISTS`, `PERMISSION_DENIED`, `FAILED_PRECONDITION` and `OUT_OF_RANGE`.
+    /// is OK, `INVALID_ARGUMENT`, `NOT_FOUND`, `ALREADY_EXISTS`, `PERMISSION_DENIED`, `FAILED_PRECONDITION` and
+    /// `OUT_OF_RANGE`.
     ///
     /// After any other code the layer releases the key, and a retry executes again. If you record the code of a temporary
-    /// failure, such as `UNAVAILABLE`, retries get that failure for the complete retention. If a handler returns a code that is
-    /// not recorded after its effect, each retry repeats the effect.
+    /// failure, such as `UNAVAILABLE`, retries get that failure for the complete retention. If a handler returns a code that
+    /// is not recorded after its effect, each retry repeats the effect.
     pub fn with_recorded_codes(
         mut self,
         is_recorded: impl Fn(GrpcCode) -> bool + Send + Sync + 'static,
@@ -256,8 +257,8 @@ pub(crate) fn is_grpc_response(headers: &HeaderMap, trailers: Option<&HeaderMap>
         || has_media_type(headers, "application/grpc")
 }
 
-/// Returns `true` if the media type is gRPC and no JSON. Extractors of JSON accept every media type that ends with `+json`, so
-/// with that one a client could avoid the rules of an HTTP route.
+/// Returns `true` if the media type is gRPC and no JSON. JSON extractors accept every media type that ends with `+json`. If
+/// it counted as gRPC, a client could use it to avoid the rules of an HTTP route.
 fn is_call(headers: &HeaderMap) -> bool {
     let mut values = headers.get_all(header::CONTENT_TYPE).iter();
     let (Some(value), None) = (values.next(), values.next()) else {

@@ -16,9 +16,9 @@ use crate::error::{Error, ErrorKind};
 ///
 /// The response has `grpc-status`, `grpc-message` with [`Error::detail`], and `grpc-status-details-bin`. The latter is a
 /// `google.rpc.Status` with an `ErrorInfo`: the reason is `IDEMPOTENCY_` and the [code](ErrorKind::code), such as
-/// `IDEMPOTENCY_IN_PROGRESS`, and the domain is `tower-idempotency`. If the error has a [delay](Error::retry_after), there is
-/// also a `RetryInfo`, and `grpc-retry-pushback-ms` has the delay. If a retry cannot succeed, `grpc-retry-pushback-ms` is -1,
-/// so that clients do not retry whatever their retry policy is (gRFC A6).
+/// `IDEMPOTENCY_IN_PROGRESS`, and the domain is `tower-idempotency`. If the error has a [delay](Error::retry_after), there
+/// is also a `RetryInfo`, and `grpc-retry-pushback-ms` has the delay. If a retry cannot succeed, `grpc-retry-pushback-ms` is
+/// -1, so that clients do not retry whatever their retry policy is (gRFC A6).
 ///
 /// | code | errors |
 /// |---|---|
@@ -28,8 +28,8 @@ use crate::error::{Error, ErrorKind};
 /// | `RESOURCE_EXHAUSTED` | limits of the layer, of the caller, or of the size of a request |
 /// | `INTERNAL` | the service has no principal, or left a transaction open |
 ///
-/// For services that get an [`Error`] themselves, such as from [`run_once`](crate::IdempotencyLayer::run_once). The status for
-/// tonic is `Status::from_header_map(grpc_response(&error).headers())`.
+/// For services that get an [`Error`] themselves, such as from [`run_once`](crate::IdempotencyLayer::run_once). The status
+/// for tonic is `Status::from_header_map(grpc_response(&error).headers())`.
 ///
 /// ```
 /// use std::{convert::Infallible, time::Duration};

@@ -77,7 +77,8 @@ impl State {
         }
     }
 
-    /// Number of bytes at the beginning of a record that contain its kind, and the code of one that needs attention.
+    /// Length of the prefix of a record that contains its kind. If the record needs attention, the prefix also contains the
+    /// code.
     pub const RECORD_PREFIX: usize = 72;
 
     pub(super) const fn bit(self) -> u8 {

@@ -97,10 +97,10 @@ use crate::store::KeyId;
 ///
 /// An implementor follows these rules. The conformance suite of the feature `conformance` tests them:
 ///
-/// 1. **Nothing scans the store.** A listing reads an index by state, or a structure that has only unresolved entries. A page
-///    costs a bounded number of calls, and examines a bounded number of entries. If few of them match, the page has fewer
-///    entries than the limit, or none, and a [`PageToken`] to continue. A state that no index covers is left out of the
-///    [`Abilities`].
+/// 1. **Nothing scans the store.** A listing reads an index by state, or a structure that has only unresolved entries. A
+///    page costs a bounded number of calls, and examines a bounded number of entries. If few of them match, the page has
+///    fewer entries than the limit, or none, and a [`PageToken`] to continue. A state that no index covers is left out of
+///    the [`Abilities`].
 /// 2. **A listing misses no entry.** An entry that has the state from the first page to the last is on at least one page,
 ///    unless its position moves backwards. A position moves backwards if the lease is shortened. No page has an entry
 ///    twice. Two pages may have the same entry if it changed between them. The order is the store's own; if possible, the

@@ -46,8 +46,8 @@ pub enum Resolution {
     ///
     /// The former lease holder can no longer complete the entry, and its client gets 409 `outcome-unknown`. Its handler is
     /// not stopped: it may still have an effect. A retry then executes under
-    /// [`OrphanPolicy::TakeOver`](crate::OrphanPolicy::TakeOver). Under [`OrphanPolicy::Refuse`](crate::OrphanPolicy::Refuse)
-    /// the orphan needs another resolution.
+    /// [`OrphanPolicy::TakeOver`](crate::OrphanPolicy::TakeOver). Under
+    /// [`OrphanPolicy::Refuse`](crate::OrphanPolicy::Refuse) the orphan needs another resolution.
     BreakLease,
     /// The record must not be replayed: it is wrong, cannot be read, or has to be erased. Deletes the entry.
     ///

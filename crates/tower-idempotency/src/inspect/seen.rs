@@ -11,8 +11,8 @@ use crate::{
 
 /// Identification of an entry as an operator has seen it: ID, state, generation and version.
 ///
-/// [`Inspect::resolve`](super::Inspect::resolve) applies a decision only if the entry is still the same. Its text form is for
-/// a form field or a command-line argument. It contains no secret.
+/// [`Inspect::resolve`](super::Inspect::resolve) applies a decision only if the entry is still the same. Its text form is
+/// for a form field or a command-line argument. It contains no secret.
 ///
 /// ```
 /// use tower_idempotency::{inspect::{Seen, State}, store::KeyId};

@@ -1,8 +1,8 @@
 //! Batch requests: each item runs under a key of its own.
 //!
-//! A client that sends 1,000 items in one request cannot repeat the request safely with one key alone: if the process dies in
-//! the middle, a retry repeats all items. [`IdempotencyLayer::items`] runs each item like a
-//! [`run_once`](IdempotencyLayer::run_once) of the caller, so that a retry runs only the items that are left.
+//! One key for a request with 1,000 items does not make a retry safe: if the process dies in the middle, the retry repeats
+//! all items. [`IdempotencyLayer::items`] runs each item like a [`run_once`](IdempotencyLayer::run_once) of the caller, so
+//! that a retry runs only the items that are left.
 
 mod result;
 
@@ -163,8 +163,9 @@ impl Items {
     /// Sets how many items of a batch run at the same time. Default: 16; 0 counts as 1.
     ///
     /// Each running item counts as one request in flight of its caller
-    /// ([`with_max_in_flight`](IdempotencyLayer::with_max_in_flight)). If the share of the caller is used up, fewer items run at
-    /// the same time. If it is too high, one batch delays the other requests of its caller. If it is too low, a batch takes long.
+    /// ([`with_max_in_flight`](IdempotencyLayer::with_max_in_flight)). If the share of the caller is used up, fewer items
+    /// run at the same time. If it is too high, one batch delays the other requests of its caller. If it is too low, a batch
+    /// takes long.
     #[must_use]
     pub fn with_concurrency(self, items: usize) -> Self {
         Self {
@@ -183,31 +184,32 @@ impl Items {
         Ok(self.id_of(&key))
     }
 
-    /// Runs `work` once for each item, and returns the results in the order of the batch. Await it before the handler returns.
+    /// Runs `work` once for each item, and returns the results in the order of the batch. Await it before the handler
+    /// returns.
     ///
-    /// Each item runs under its own lease, like a [`run_once`](IdempotencyLayer::run_once): its value is recorded, and a later
-    /// batch with the same item gets it. `work` gets the input of the item and its lease. It returns a [`WorkError`] to release
-    /// or to hold the key. The settings that apply to `run_once` apply here. Each item runs in a task of its own, in the
-    /// span of the caller. Task-locals do not reach it.
+    /// Each item runs under its own lease, like a [`run_once`](IdempotencyLayer::run_once): its value is recorded, and a
+    /// later batch with the same item gets it. `work` gets the input of the item and its lease. It returns a [`WorkError`]
+    /// to release or to hold the key. The settings that apply to `run_once` apply here. Each item runs in a task of its own,
+    /// in the span of the caller. Task-locals do not reach it.
     ///
     /// - **Duplicates**: two items with the same key and fingerprint are one execution, and both get its result. If the
     ///   fingerprints differ, the first item runs and the later one is a [mismatch](Outcome::Mismatch).
-    /// - **No waiting**: an item that is running elsewhere is [in progress](Outcome::InProgress). Two batches with the same keys
-    ///   in another order cannot block each other.
+    /// - **No waiting**: an item that is running elsewhere is [in progress](Outcome::InProgress). Two batches with the same
+    ///   keys in another order cannot block each other.
     /// - **Failures**: work that fails or panics does not affect the other items.
     /// - **Store outage**: after the first item for which the store fails, no other item begins. They are rejected with
     ///   [`StoreUnavailable`](ErrorKind::StoreUnavailable). Running items end.
-    /// - **Limits**: each item counts like a request of the caller. If no item is running and the limit is used up, the next item is
-    ///   rejected with [`CallerLimit`](ErrorKind::CallerLimit) or [`Overloaded`](ErrorKind::Overloaded), and so is an item beyond
-    ///   the rate of fresh keys.
+    /// - **Limits**: each item counts like a request of the caller. If the limit is used up and no item of the batch is
+    ///   running, the next item is rejected with [`CallerLimit`](ErrorKind::CallerLimit) or
+    ///   [`Overloaded`](ErrorKind::Overloaded). An item beyond the rate of fresh keys is rejected too.
     /// - **Shutdown**: items that have not begun are rejected with [`Draining`](ErrorKind::Draining).
     ///
     /// # The response
     ///
-    /// If a result is not [final](ItemResult::is_final), the layer does not record the response of the batch request: it acts as
-    /// if the response had [`Retention::NoStore`](crate::Retention::NoStore). A retry of the client then calls the handler again.
-    /// It gets the recorded values, and runs the items that are left. So let all effects of the handler happen in items. A
-    /// response that the handler commits in a [transaction](crate::transaction), or marks with
+    /// If a result is not [final](ItemResult::is_final), the layer does not record the response of the batch request: it
+    /// acts as if the response had [`Retention::NoStore`](crate::Retention::NoStore). A retry of the client then calls the
+    /// handler again. It gets the recorded values, and runs the items that are left. So let all effects of the handler
+    /// happen in items. A response that the handler commits in a [transaction](crate::transaction), or marks with
     /// [`NeedsAttention`](crate::NeedsAttention), is recorded all the same.
     ///
     /// # Errors
@@ -311,8 +313,8 @@ impl Items {
         (sources, unique)
     }
 
-    /// Runs the items in their order, at most [`concurrency`](Self::with_concurrency) at the same time. Returns their results in
-    /// the same order.
+    /// Runs the items in their order, at most [`concurrency`](Self::with_concurrency) at the same time. Returns their
+    /// results in the same order.
     async fn run_unique<P, T, E, W, F>(
         &self,
         unique: Vec<UniqueItem<P>>,

@@ -27,8 +27,8 @@ impl<P> Item<P> {
     /// The client chooses the key. The layer checks its length and
     /// [`with_key_check`](crate::IdempotencyLayer::with_key_check), as for requests. It may have any characters.
     ///
-    /// The fingerprint contains the content of the item, such as its JSON. The layer stores only a digest of it. If it omits a
-    /// member, two items that differ only there count as one.
+    /// The fingerprint contains the content of the item, such as its JSON. The layer stores only a digest of it. If it omits
+    /// a member, two items that differ only there count as one.
     pub fn new(key: impl Into<String>, fingerprint: impl Into<Vec<u8>>, input: P) -> Self {
         Self {
             key: key.into(),
@@ -51,8 +51,8 @@ impl<P> fmt::Debug for Item<P> {
 pub enum ItemOutcome<T, E> {
     /// The item returned like a [`run_once`](crate::IdempotencyLayer::run_once) with its key.
     Returned(Outcome<T, E>),
-    /// The layer returned an error: the key is malformed, a limit is reached, the service is shutting down, or the store failed. The
-    /// work did not run, except for [`UnfinishedTransaction`](ErrorKind::UnfinishedTransaction),
+    /// The layer returned an error: the key is malformed, a limit is reached, the service is shutting down, or the store
+    /// failed. The work did not run, except for [`UnfinishedTransaction`](ErrorKind::UnfinishedTransaction),
     /// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) and a record that cannot be read.
     Rejected(Error),
     /// The work panicked. Its key was treated as [`with_failure`](crate::IdempotencyLayer::with_failure) says.
@@ -165,8 +165,8 @@ impl<T, E> ItemResult<T, E> {
         }
     }
 
-    /// Returns the status of the item for the body of a 207: 200 for a value, that of [`error`](Self::error), or 500 for work
-    /// that failed or panicked.
+    /// Returns the status of the item for the body of a 207: 200 for a value, that of [`error`](Self::error), or 500 for
+    /// work that failed or panicked.
     ///
     /// The preset and the settings of the layer choose the statuses of errors, as for requests.
     #[must_use]

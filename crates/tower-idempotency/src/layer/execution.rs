@@ -45,11 +45,11 @@ impl IdempotencyLayer {
         self.set(|config| config.execution.lease_ttl = ttl)
     }
 
-    /// Sets the time after which an execution that has not finished counts as overdue. Default: 10 x [lease](Self::with_lease_ttl)
-    /// (150 s).
+    /// Sets the time after which an execution that has not finished counts as overdue. Default: 10 x
+    /// [lease](Self::with_lease_ttl) (150 s).
     ///
-    /// An overdue execution continues. The layer logs a warning and counts `idempotency_overdue_total`, once for each execution,
-    /// when it renews the lease next.
+    /// An overdue execution continues. The layer logs a warning and counts `idempotency_overdue_total`, once for each
+    /// execution, when it renews the lease next.
     ///
     /// If the value is too short, slow handlers cause alarms. If it is too long, an operator learns late of a handler that
     /// hangs and blocks its key.
@@ -64,8 +64,8 @@ impl IdempotencyLayer {
     /// - [`OrphanPolicy::Refuse`] is at-most-once: retries get 409 until the orphan expires. An operator must determine the
     ///   outcome and [resolve](crate::inspect) the entry. A failed execution leaves an orphan too, unless
     ///   [`with_failure`](Self::with_failure) changes that.
-    /// - [`OrphanPolicy::Never`] is the same, but a [retry](crate::inspect::Resolution::Retry) that an operator allows has no
-    ///   effect.
+    /// - [`OrphanPolicy::Never`] is the same, but a [retry](crate::inspect::Resolution::Retry) that an operator allows has
+    ///   no effect.
     ///
     /// The policy of the process that receives the retry applies. Orphans execute again as long as one process on the store
     /// uses [`OrphanPolicy::TakeOver`].
@@ -77,12 +77,12 @@ impl IdempotencyLayer {
     /// inner service, and a response body that fails. Default: [`ExecutionFailure::Release`], and
     /// [`ExecutionFailure::Orphan`] with [`OrphanPolicy::Refuse`].
     ///
-    /// For [`run_once`](Self::run_once) the setting applies to panics only. [`WorkError`](crate::run_once::WorkError) decides
-    /// about errors.
+    /// For [`run_once`](Self::run_once) the setting applies to panics only. [`WorkError`](crate::run_once::WorkError)
+    /// decides about errors.
     ///
     /// With [`ExecutionFailure::Release`], a handler that fails after its effect repeats the effect in each retry, even
-    /// under [`OrphanPolicy::Refuse`]. With the other values, a handler that fails before its effect blocks its key: as
-    /// an orphan under [`OrphanPolicy::Refuse`], or until an operator resolves it.
+    /// under [`OrphanPolicy::Refuse`]. With the other values, a handler that fails before its effect blocks its key. The
+    /// entry is an orphan under [`OrphanPolicy::Refuse`], or needs attention until an operator resolves it.
     ///
     /// A response with a status that is not recorded, such as a 500, is no failure: the key is released.
     pub fn with_failure(self, failure: ExecutionFailure) -> Self {
@@ -138,8 +138,8 @@ impl IdempotencyLayer {
     /// Sets the treatment of requests that get no lease because the store fails. Default: [`StoreFailure::Refuse`].
     ///
     /// With the default, an outage of the store is an outage of the covered routes. With
-    /// [`StoreFailure::DangerouslyExecuteUnprotected`], retries during an outage execute again. The setting does not apply to
-    /// [`run_once`](Self::run_once), which always returns an error.
+    /// [`StoreFailure::DangerouslyExecuteUnprotected`], retries during an outage execute again. The setting does not apply
+    /// to [`run_once`](Self::run_once), which always returns an error.
     pub fn with_store_failure(self, failure: StoreFailure) -> Self {
         self.set(|config| config.execution.store_failure = failure)
     }

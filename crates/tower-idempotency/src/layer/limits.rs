@@ -14,7 +14,8 @@ impl IdempotencyLayer {
     /// Sets the size in bytes of the largest request body. Default: 2 MiB, like axum.
     ///
     /// Applies to requests with a key. Larger bodies get 413. The layer does not read a body whose announced length exceeds
-    /// the limit, and reads no other body beyond it. Does not apply with [`FingerprintBy::head_only`](crate::FingerprintBy::head_only).
+    /// the limit, and reads no other body beyond it. Does not apply with
+    /// [`FingerprintBy::head_only`](crate::FingerprintBy::head_only).
     ///
     /// If you raise the limit, also raise axum's `DefaultBodyLimit`, which limits extractors independently. If the limit is
     /// too high, requests in flight use up memory: each may hold that many bytes.
@@ -57,10 +58,10 @@ impl IdempotencyLayer {
 
     /// Sets how many requests may be arriving, and how many may be executing, at the same time. Default: 10,000 each.
     ///
-    /// A request is arriving while its body is read, while it acquires its lease, and while it waits for another request.
-    /// Replays and rejected duplicates are never executing. An execution counts until it ends, even after its client has
-    /// disconnected. If the disconnected clients of one caller use more than half of the limit of executions, that caller
-    /// gets no new executions.
+    /// A request counts as arriving in three states: the layer reads its body, acquires its lease, or waits for another
+    /// request. Replays and rejected duplicates are never executing. An execution counts until it ends, even after its
+    /// client has disconnected. If the disconnected clients of one caller use more than half of the limit of executions,
+    /// that caller gets no new executions.
     ///
     /// The limits apply to this layer and all its clones, and every caller has a share in each limit:
     /// - A caller that holds at most an eighth can use all of it.
@@ -73,8 +74,8 @@ impl IdempotencyLayer {
     ///
     /// Releases of leases after a store failure count separately, up to the same number.
     ///
-    /// If the limit is too low, the layer rejects requests that the service could serve; with 0, it rejects all. If it is too
-    /// high, requests use up memory during a burst.
+    /// If the limit is too low, the layer rejects requests that the service could serve; with 0, it rejects all. If it is
+    /// too high, requests use up memory during a burst.
     pub fn with_max_in_flight(self, requests: usize) -> Self {
         self.set(|config| config.limits.max_in_flight = requests)
     }
@@ -95,13 +96,13 @@ impl IdempotencyLayer {
     /// Sets how many bytes of request bodies and of response bodies the layer may hold. Default: 128 MiB each.
     ///
     /// - A request body counts until the handler has dropped it. A request that exceeds the limit gets 503 `overloaded`.
-    /// - A response body counts until the client has read it, also if it is a replay. A first response that exceeds the limit
-    ///   counts as too large ([`with_unrecordable`](Self::with_unrecordable)). A replay that exceeds it is not sent, and the
-    ///   client gets 503 `overloaded`. Replays of one record share their bytes.
+    /// - A response body counts until the client has read it, also if it is a replay. A first response that exceeds the
+    ///   limit counts as too large ([`with_unrecordable`](Self::with_unrecordable)). A replay that exceeds it is not sent,
+    ///   and the client gets 503 `overloaded`. Replays of one record share their bytes.
     ///
-    /// Bodies of at most 8 KiB do not count. If the limit is below 8 MiB, the bound is 1/1024 of it. The limits apply to this layer and all its clones. Callers
-    /// have shares in them like in [`with_max_in_flight`](Self::with_max_in_flight), so that slow clients of one caller affect
-    /// no other caller.
+    /// Bodies of at most 8 KiB do not count. If the limit is below 8 MiB, the bound is 1/1024 of it. The limits apply to
+    /// this layer and all its clones. Callers have shares in them like in [`with_max_in_flight`](Self::with_max_in_flight),
+    /// so that slow clients of one caller affect no other caller.
     ///
     /// If a limit is too low, the layer rejects requests or does not record responses, although memory is free. A
     /// body above 3/4 of the limit never fits. If the limits exceed the available memory, the system may kill the

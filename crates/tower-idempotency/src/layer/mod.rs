@@ -52,8 +52,8 @@ mod responses;
 ///
 /// # Runtime
 ///
-/// The layer needs a Tokio runtime with time enabled. One task renews all leases of a layer, in the runtime that acquired the
-/// first one. Use a layer and its clones within one runtime that runs as long as there are leases.
+/// The layer needs a Tokio runtime with time enabled. One task renews all leases of a layer, in the runtime that acquired
+/// the first one. Use a layer and its clones within one runtime that runs as long as there are leases.
 ///
 /// Do not create a runtime for each message, for example in a consumer thread: leases are not renewed between two messages.
 ///

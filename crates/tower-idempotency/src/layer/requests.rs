@@ -46,17 +46,19 @@ impl IdempotencyLayer {
 
     /// Sets the gRPC methods whose unary calls are protected. Default: none, so that gRPC calls pass through.
     ///
-    /// A request with the media type `application/grpc` or one that begins with it is a gRPC call, and so is a request of another
-    /// HTTP method than POST to the path of a protected method. Other requests keep the rules for HTTP, so that one layer may
-    /// serve both. Calls of other gRPC methods pass through, with or without a key. Without this setting they do so only if
-    /// keys are optional: if keys are required, the rules for HTTP apply, which ignore the code of gRPC.
+    /// A request is a gRPC call if its media type begins with `application/grpc`. A request to the path of a protected
+    /// method with another HTTP method than POST is one too. Other requests keep the rules for HTTP, so one layer may serve
+    /// both. Calls of other gRPC methods pass through, with or without a key.
+    ///
+    /// Without this setting, gRPC calls pass through only if keys are optional. If keys are required, the rules for HTTP
+    /// apply, which ignore the code of gRPC.
     ///
     /// A call of a protected method differs from an HTTP request:
     ///
     /// - Its request must be one complete message. If it has a key, a second message is rejected with `INVALID_ARGUMENT`.
     /// - The code in the trailers decides if the response is recorded: see
-    ///   [`GrpcMethods::with_recorded_codes`](crate::GrpcMethods::with_recorded_codes). A response that is not one of gRPC is
-    ///   recorded by its status. A response with several messages reaches the client, and is
+    ///   [`GrpcMethods::with_recorded_codes`](crate::GrpcMethods::with_recorded_codes). A response that is not one of gRPC
+    ///   is recorded by its status. A response with several messages reaches the client, and is
     ///   [unrecordable](Self::with_unrecordable).
     /// - Errors of the layer are those of [`grpc_response`](crate::grpc_response), whatever
     ///   [`with_error_response`](Self::with_error_response) is.
@@ -188,7 +190,8 @@ impl IdempotencyLayer {
         self.set(|config| config.request.missing_key = missing)
     }
 
-    /// Sets whether responses repeat the header that carried the key, as the Agentic Commerce Protocol demands. Default: `false`.
+    /// Sets whether responses repeat the header that carried the key, as the Agentic Commerce Protocol demands. Default:
+    /// `false`.
     ///
     /// The line is repeated as the client sent it, in first responses, replays and errors of the layer, unless the key is
     /// malformed. It replaces a header of the same name that the handler has set.
@@ -280,9 +283,9 @@ impl IdempotencyLayer {
 
     /// Sets whether the endpoint of the request, its method and path, is part of the scope of its key. Default: `false`.
     ///
-    /// The same key on two endpoints is then two operations, and both execute. Without it, the second one gets 422 `key-reused`.
-    /// The path is the one that the client sent, byte for byte and without the query. So `/pay` and `/pay/` are two endpoints,
-    /// even if one handler serves both: a client that retries under the other path executes again.
+    /// The same key on two endpoints is then two operations, and both execute. Without it, the second one gets 422
+    /// `key-reused`. The path is the one that the client sent, byte for byte and without the query. So `/pay` and `/pay/`
+    /// are two endpoints, even if one handler serves both: a client that retries under the other path executes again.
     ///
     /// If you change it, no record is found any more: retries execute again.
     pub fn with_endpoint_in_scope(self, endpoint_in_scope: bool) -> Self {
@@ -291,8 +294,8 @@ impl IdempotencyLayer {
 
     /// Sets the parts of a request that form its fingerprint. Default: [`FingerprintBy::raw_body`].
     ///
-    /// If it covers too little, a client that reuses a key by mistake gets the wrong response. If it covers too much, a valid
-    /// retry gets 422.
+    /// If it covers too little, a client that reuses a key by mistake gets the wrong response. If it covers too much, a
+    /// valid retry gets 422.
     ///
     /// After a change, retries of requests that were recorded, running or orphaned under the old fingerprint get 422 until
     /// those entries expire. A client that then switches to a new key executes the request twice.

@@ -37,8 +37,7 @@ impl IdempotencyLayer {
     ///
     /// The layer never records 1xx, 307 and 308, regardless of the predicate. With 307 and 308 the client repeats the
     /// request at another URL, under the same key. The statuses 301 and 302 are recorded, because they are common responses
-    /// to a form. A client that follows one of them with PUT, PATCH or DELETE gets 422 `key-reused` if its method stays the
-    /// same.
+    /// to a form. If a client follows such a redirect with the same method (PUT, PATCH or DELETE), it gets 422 `key-reused`.
     ///
     /// After a status that is not recorded, the layer releases the key and a retry executes again. If you record the status
     /// of a temporary failure, retries get that failure for the complete retention.
@@ -74,7 +73,8 @@ impl IdempotencyLayer {
         self.set(|config| config.response.max_retention = retention)
     }
 
-    /// Sets the size in bytes above which records are compressed. Default: [`Store::COMPRESS_ABOVE`](crate::Store::COMPRESS_ABOVE) of the store.
+    /// Sets the size in bytes above which records are compressed. Default:
+    /// [`Store::COMPRESS_ABOVE`](crate::Store::COMPRESS_ABOVE) of the store.
     ///
     /// | store | bytes | reason |
     /// |---|---|---|
@@ -128,10 +128,11 @@ impl IdempotencyLayer {
 
 /// Traces: links from replays to executions.
 impl IdempotencyLayer {
-    /// Sets if a record stores the `traceparent` of its request (W3C Trace Context), and replays link to it. Default: `false`.
+    /// Sets if a record stores the `traceparent` of its request (W3C Trace Context), and replays link to it. Default:
+    /// `false`.
     ///
-    /// A replay then has the trace of the execution as `execution_trace_id` in its event and in the span `idempotency`, and as
-    /// the extension [`ExecutionTrace`](crate::ExecutionTrace). So has a rejection because of a tombstone or of
+    /// A replay then has the trace of the execution as `execution_trace_id` in its event and in the span `idempotency`, and
+    /// as the extension [`ExecutionTrace`](crate::ExecutionTrace). So has a rejection because of a tombstone or of
     /// [`NeedsAttention`](crate::NeedsAttention). No response header carries it.
     ///
     /// - A malformed value is not stored, and neither are several values. Each record with a trace is 69 bytes larger.

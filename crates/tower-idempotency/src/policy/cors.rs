@@ -8,11 +8,11 @@ use crate::{layer::IdempotencyLayer, request::rules::KeyFrom, response::rules::E
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CorsHeaders {
-    /// Request headers for `Access-Control-Allow-Headers`: the header of the key, and its alias. Without them the preflight of a
-    /// request with a key fails.
+    /// Request headers for `Access-Control-Allow-Headers`: the header of the key, and its alias. Without them the preflight
+    /// of a request with a key fails.
     pub allow: Vec<HeaderName>,
-    /// Response headers for `Access-Control-Expose-Headers`: the marker of replays, `Retry-After`, the link of errors, and the key
-    /// if responses repeat it. Without them a script does not see these headers.
+    /// Response headers for `Access-Control-Expose-Headers`: the marker of replays, `Retry-After`, the link of errors, and
+    /// the key if responses repeat it. Without them a script does not see these headers.
     pub expose: Vec<HeaderName>,
 }
 
@@ -20,8 +20,8 @@ pub struct CorsHeaders {
 impl IdempotencyLayer {
     /// Returns the headers of this layer for the CORS configuration of the service, from its settings.
     ///
-    /// Add the headers of the service itself to both lists, such as `Content-Type` and `Location`. Place the CORS layer outside this
-    /// one: a preflight has no key, and its response must not be recorded.
+    /// Add the headers of the service itself to both lists, such as `Content-Type` and `Location`. Place the CORS layer
+    /// outside this one: a preflight has no key, and its response must not be recorded.
     ///
     /// ```
     /// use tower_idempotency::{IdempotencyLayer, MemoryStore};
@@ -32,8 +32,9 @@ impl IdempotencyLayer {
     /// assert_eq!(cors.expose, ["idempotent-replayed", "retry-after", "link"]);
     /// ```
     ///
-    /// With tower-http: `CorsLayer::new().allow_headers(cors.allow.into_iter().chain([header::CONTENT_TYPE]).collect::<Vec<_>>())`,
-    /// and `expose_headers` in the same way. `docs/guide/describing-the-api.md` has the complete example.
+    /// With tower-http:
+    /// `CorsLayer::new().allow_headers(cors.allow.into_iter().chain([header::CONTENT_TYPE]).collect::<Vec<_>>())`, and
+    /// `expose_headers` in the same way. `docs/guide/describing-the-api.md` has the complete example.
     #[must_use]
     pub fn cors(&self) -> CorsHeaders {
         let (request, response) = (&self.config.request, &self.config.response);

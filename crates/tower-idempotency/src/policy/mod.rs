@@ -19,9 +19,9 @@ pub use self::{
 
 /// The policy of a layer: everything that a client must know to send keys and to retry.
 ///
-/// [`IdempotencyLayer::policy`](crate::IdempotencyLayer::policy) derives it from the settings in use. It contains no secret, no
-/// namespace and no name of a header or cookie that identifies callers, so it may be published. The draft demands that a server
-/// publishes its requirements (draft-ietf-httpapi-idempotency-key-header-07, section 2.5.2).
+/// [`IdempotencyLayer::policy`](crate::IdempotencyLayer::policy) derives it from the settings in use. It contains no secret,
+/// no namespace and no name of a header or cookie that identifies callers, so it may be published. The draft demands that a
+/// server publishes its requirements (draft-ietf-httpapi-idempotency-key-header-07, section 2.5.2).
 ///
 /// As JSON it follows the schema [`SCHEMA`](Self::SCHEMA). Durations are in seconds, sizes in bytes. `Display` shows the
 /// same for humans.
@@ -62,7 +62,8 @@ pub struct Policy {
     /// The time for which a key stays in progress after a crash of the service.
     #[serde(serialize_with = "seconds")]
     pub lease: Duration,
-    /// The treatment of a key whose execution ended without an outcome: `take-over`, and then a retry executes again, or `refuse`.
+    /// The treatment of a key whose execution ended without an outcome: `take-over`, and then a retry executes again, or
+    /// `refuse`.
     pub orphans: &'static str,
     /// The state in which a failed execution leaves its key: `release`, `orphan` or `needs-attention`.
     pub failure: &'static str,
@@ -101,8 +102,8 @@ pub struct KeyPolicy {
     pub is_required: bool,
     /// The treatment of a request without a key: `pass-through`, `reject`, or `derive`, which makes equal requests one.
     pub missing: &'static str,
-    /// The syntax of the header: `lenient`, `strict`, `verbatim` or `unquoted`, as [`KeySyntax`](crate::KeySyntax) describes.
-    /// `None` if the service makes the key.
+    /// The syntax of the header: `lenient`, `strict`, `verbatim` or `unquoted`, as [`KeySyntax`](crate::KeySyntax)
+    /// describes. `None` if the service makes the key.
     pub syntax: Option<&'static str>,
     /// The shortest length in bytes.
     pub min_bytes: usize,
@@ -224,8 +225,8 @@ impl Policy {
     /// The JSON schema of a policy (draft 2020-12).
     pub const SCHEMA: &str = include_str!("policy.schema.json");
 
-    /// Returns `true` if requests with this method are protected. A method outside the list in [`methods`](Self::methods) counts
-    /// as not protected, although the layer may protect it.
+    /// Returns `true` if requests with this method are protected. A method outside the list in [`methods`](Self::methods)
+    /// counts as not protected, although the layer may protect it.
     #[must_use]
     pub fn covers(&self, method: &Method) -> bool {
         self.methods

@@ -45,8 +45,9 @@ pub use self::{
 ///    instant of expiry an entry is expired.
 /// 6. The store compares fingerprints for one purpose only: a takeover needs [`OrphanPolicy::TakeOver`] *and* the same
 ///    fingerprint. Any other claim on an orphaned key gets [`Acquired::Orphaned`]. There is one exception: under
-///    [`OrphanPolicy::Refuse`], the same request takes over an orphan whose token [allows a retry](Token::allows_retry). Only
-///    [`Inspect::resolve`](crate::inspect::Inspect::resolve) stores such a token; a store without it needs no such rule.
+///    [`OrphanPolicy::Refuse`], the same request takes over an orphan whose token [allows a retry](Token::allows_retry).
+///    Only [`Inspect::resolve`](crate::inspect::Inspect::resolve) stores such a token; a store without it needs no such
+///    rule.
 /// 7. A takeover raises the generation. A release at generation 1 frees the key. A release at a later generation makes the
 ///    entry an orphan again. Only a record or the expiry ends an entry that was taken over. An orphan is absent after its
 ///    orphan retention, which starts at the expiry of its lease. A record is absent after its retention.
@@ -133,8 +134,8 @@ pub trait Store: Send + Sync + 'static {
     /// between its query and this call.
     fn wait_for_change(&self, id: &KeyId, timeout: Duration) -> impl Future<Output = ()> + Send;
 
-    /// Returns the [`Acquired::Completed`] of an entry whose record this process has in memory, without a call to the backend.
-    /// Default: `None`.
+    /// Returns the [`Acquired::Completed`] of an entry whose record this process has in memory, without a call to the
+    /// backend. Default: `None`.
     ///
     /// The layer calls it before [`acquire`](Self::acquire): a replay then needs no token and no round trip. A store
     /// returns the result that `acquire` would return, or `None`. `None` is always correct. The call must not block.
@@ -327,7 +328,8 @@ pub enum Acquired {
         ///
         /// A store without a clock of its own adds the skew that it allows. [`Ttl::MAX`] if the entry does not expire.
         expires_in: Duration,
-        /// The token that completed the entry: that of an execution, or a new one of a resolution. `None` if the entry has none.
+        /// The token that completed the entry: that of an execution, or a new one of a resolution. `None` if the entry has
+        /// none.
         token: Option<Token>,
     },
 }

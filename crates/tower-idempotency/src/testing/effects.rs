@@ -46,7 +46,7 @@ impl Effects {
         self.counts().values().sum()
     }
 
-    /// Asserts that each of these keys had one effect, and that no other key had an effect.
+    /// Asserts that each of these keys had exactly one effect, and that no other key had any.
     ///
     /// # Panics
     ///

@@ -8,8 +8,8 @@ use crate::{
 
 /// The entries of a store, for a test that reads or changes them.
 ///
-/// Works with every store that implements [`Inspect`], also inside a [`FaultInjector`](super::FaultInjector). It calls the store
-/// as an operator does: injected faults do not apply.
+/// Works with every store that implements [`Inspect`], also inside a [`FaultInjector`](super::FaultInjector). It calls the
+/// store as an operator does: injected faults do not apply.
 ///
 /// The methods panic if the store fails.
 #[derive(Clone, Debug)]
@@ -44,9 +44,9 @@ impl<S: Inspect> Entries<S> {
 
     /// Ends every lease, as if its process had died and the lease had expired. Returns the number of the leases.
     ///
-    /// The entries are then orphans. Under [`OrphanPolicy::TakeOver`](crate::OrphanPolicy::TakeOver) a retry takes them over. A
-    /// handler that still runs has lost its lease: [`Lease::is_held`](crate::Lease::is_held) becomes `false` at the next
-    /// renewal, and its record is not stored.
+    /// The entries are then orphans. Under [`OrphanPolicy::TakeOver`](crate::OrphanPolicy::TakeOver) a retry takes them
+    /// over. A handler that still runs has lost its lease: [`Lease::is_held`](crate::Lease::is_held) becomes `false` at the
+    /// next renewal, and its record is not stored.
     ///
     /// # Panics
     ///
@@ -56,7 +56,8 @@ impl<S: Inspect> Entries<S> {
             .await
     }
 
-    /// Applies the decision of an operator to every entry in this state. Returns the number of entries that it was applied to.
+    /// Applies the decision of an operator to every entry in this state. Returns the number of entries that it was applied
+    /// to.
     ///
     /// # Panics
     ///
@@ -80,8 +81,8 @@ impl<S: Inspect> Entries<S> {
 impl<S: Store + Inspect> Entries<S> {
     /// Acquires the lease of a request, as if another process executed it. The lease lasts an hour.
     ///
-    /// The same request then gets the response to a duplicate. [`expire_leases`](Self::expire_leases) ends the lease: the entry
-    /// is then the orphan of a process that died.
+    /// The same request then gets the response to a duplicate. [`expire_leases`](Self::expire_leases) ends the lease: the
+    /// entry is then the orphan of a process that died.
     ///
     /// The request must have everything that identifies it to the layer: method, path, key, credentials and body, and the
     /// extensions that other layers set. Inside `Router::nest` the layer sees the path without the prefix.

@@ -100,8 +100,8 @@ impl<S> Tiered<S> {
     ///
     /// The tier counts the records and 320 bytes for each, the measured memory of an entry with its allocation overhead. If
     /// the value is too low, the tier removes records before their age has passed, and a retry costs a round trip. If it
-    /// exceeds the memory of the machine, the operating system kills the process. Applies to all clones, from the next record
-    /// on.
+    /// exceeds the memory of the machine, the operating system kills the process. Applies to all clones, from the next
+    /// record on.
     pub fn with_max_bytes(self, max: usize) -> Self {
         self.tier.set_max_bytes(max);
         self

@@ -28,13 +28,13 @@ pub trait LeaseExt: sealed::Sealed {
     /// Reads and removes control headers, [`Retention`](crate::Retention) and [`NeedsAttention`](crate::NeedsAttention). A
     /// response that is too large or streamed becomes a tombstone, and its body continues where the layer stopped reading.
     ///
-    /// For HTTP handlers only. Under a lease of [`run_once`](crate::IdempotencyLayer::run_once) the record of a response cannot
-    /// be read, and calls with its key return an error until it expires.
+    /// For HTTP handlers only. Under a lease of [`run_once`](crate::IdempotencyLayer::run_once) the record of a response
+    /// cannot be read, and calls with its key return an error until it expires.
     ///
     /// # Errors
     ///
-    /// [`NotRecordable`], with the response, if the layer would store nothing. Roll the transaction back, since a retry would
-    /// repeat it.
+    /// [`NotRecordable`], with the response, if the layer would store nothing. Roll the transaction back, since a retry
+    /// would repeat it.
     ///
     /// # Cancellation
     ///

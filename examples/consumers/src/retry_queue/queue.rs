@@ -11,8 +11,8 @@ pub trait RetryQueue: Clone + Send + Sync + 'static {
     /// Adds a message. Returns `false` if the queue has one with this id, with any body and state.
     fn send(&self, id: &str, body: &str) -> impl Future<Output = Result<bool, Failure>> + Send;
 
-    /// Returns the message that has been due for the longest time, if there is one. It is delivered again after `visibility` unless
-    /// it is moved before.
+    /// Returns the message that has been due for the longest time, if there is one. It is delivered again after `visibility`
+    /// unless it is moved before.
     fn receive(
         &self,
         visibility: Duration,

@@ -10,8 +10,8 @@ use crate::Failure;
 
 /// A retry queue in Redis: a hash of messages, and a sorted set of ids for each state, in the order of their times.
 ///
-/// Each call is one script, which Redis executes as a whole. The server must not evict keys, and must persist them if messages
-/// are to survive it. The keys have a common hash tag, which a cluster needs; a cluster also needs another client.
+/// Each call is one script, which Redis executes as a whole. The server must not evict keys, and must persist them if
+/// messages are to survive it. The keys have a common hash tag, which a cluster needs; a cluster also needs another client.
 #[derive(Clone, Debug)]
 pub struct RedisQueue(Pool);
 

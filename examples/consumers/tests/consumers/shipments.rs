@@ -26,8 +26,8 @@ async fn standard_queue_sends_one_parcel_per_message() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fifo_queue_sends_one_parcel_per_message() {
-    // Packing takes several times as long as the queue waits. There are more consumers than groups, so one of them is free
-    // for a message that is delivered again.
+    // Packing takes several times as long as the queue waits. There are more consumers than groups, so a redelivered message
+    // always finds a free consumer.
     let drained = drain(Queue::fifo(PACKING / 2), PACKING * 3, 2).await;
     let (mut handled, mut first) = (drained.handled, BTreeSet::new());
     handled.retain(|n| first.insert(*n));

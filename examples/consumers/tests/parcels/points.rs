@@ -51,7 +51,8 @@ impl Kind {
 
     /// Returns bytes that the client sends in this statement only.
     ///
-    /// PostgreSQL gets the text of a statement of the queue once, before its execution, so the bytes are those of an argument.
+    /// PostgreSQL gets the text of a statement of the queue once, before its execution, so the bytes are those of an
+    /// argument.
     fn bytes(self, statement: Statement) -> Vec<u8> {
         let sha = |code| Script::new(code).get_hash().as_bytes().to_vec();
         match (self, statement) {

@@ -58,8 +58,8 @@ impl Ledger {
         })))
     }
 
-    /// Charges `card`, unless this key has been used: then returns the earlier outcome. Returns `None` if the key was used for
-    /// another request. A card is declined if its name begins with `declined`.
+    /// Charges `card`, unless this key has been used: then returns the earlier outcome. Returns `None` if the key was used
+    /// for another request. A card is declined if its name begins with `declined`.
     ///
     /// # Errors
     ///

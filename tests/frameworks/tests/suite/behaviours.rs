@@ -161,7 +161,8 @@ pub(crate) async fn handler_error_frees_key<F: Framework>() {
     assert_eq!(running.effects(), (2, 2));
 }
 
-/// Counts clients that left while their request continued. One test at a time disconnects, so that a count is of its clients.
+/// Counts clients that left while their request continued. One test at a time disconnects, so that a count is of its
+/// clients.
 static DETACHED: LazyLock<(DebuggingRecorder, AtomicU64)> = LazyLock::new(Default::default);
 static DISCONNECTS: Mutex<()> = Mutex::const_new(());
 

@@ -1,7 +1,7 @@
 //! Several processes on one database, killed at any moment while their handlers are in transactions.
 //!
-//! A strike at an idle process proves nothing: it must end executions, which are then taken over. `FULL=1` uses 300 kills for
-//! each driver.
+//! A strike at an idle process proves nothing: it must end executions, which are then taken over. `FULL=1` uses 300 kills
+//! for each driver.
 
 use std::{process::Command, time::Duration};
 use tests::database::pool_options;

@@ -138,7 +138,7 @@ impl Overtaken {
     }
 }
 
-/// The status that the handler returns, and the fate of its commit, which is rejected if it arrives.
+/// The status that the handler returns, and the result of its commit. The database rejects the commit if it arrives.
 const ENDS: [(StatusCode, Fate); 4] = [
     (StatusCode::INTERNAL_SERVER_ERROR, Fate::Committed),
     (StatusCode::INTERNAL_SERVER_ERROR, Fate::CallLost),

@@ -115,7 +115,7 @@ async fn user_without_channels_polls() {
     held.barrier.open_for_good();
     let response = request.await.unwrap();
     assert_eq!(waiter.await.unwrap().body, response.body);
-    // One per second, one from a second that had already begun, and the one that counts.
+    // One call per second, one call of a second that had already begun, and the call that counts.
     assert!(made <= took.as_secs() + 3, "{made} in {took:?}");
     assert_eq!(database.of("waited-for"), 1);
 }

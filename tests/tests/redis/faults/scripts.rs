@@ -137,8 +137,8 @@ impl<'a> Version<'a> {
         }
     }
 
-    /// Returns the reply to an acquire: 1 is a grant of a free key, 2 in progress, 4 this record. A takeover has 10 times its
-    /// generation.
+    /// Returns the reply to an acquire: 1 is a grant of a free key, 2 in progress, 4 this record. A takeover has 10 times
+    /// its generation.
     async fn acquire(&self, claim: &Claim) -> u64 {
         let acquired = match self {
             Self::This(store) => store.acquire(claim).await.expect("an answer"),

@@ -1,7 +1,7 @@
 //! `idempotency conform`: judges any server that supports `Idempotency-Key`, over HTTP.
 //!
-//! [`plan`] has the requests, [`judge`](mod@judge) sends them and judges the responses, and [`row`] has the words. To add a row, add it to
-//! [`ROWS`] and to the judge.
+//! [`plan`] has the requests, [`judge`](mod@judge) sends them and judges the responses, and [`row`] has the words. To add a
+//! row, add it to [`ROWS`] and to the judge.
 
 mod client;
 mod judge;

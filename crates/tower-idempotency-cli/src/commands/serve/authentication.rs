@@ -96,8 +96,8 @@ impl Authentication {
         if self.listener == ListenerKind::Network {
             return Err(refusal(StatusCode::FORBIDDEN, "A token is required.\n"));
         }
-        // The name of another site may lead to loopback, and its page must not read this one. A browser gets to a Unix socket
-        // through a forwarded port of loopback.
+        // The name of another site may lead to loopback, and its page must not read this one. A browser gets to a Unix
+        // socket through a forwarded port of loopback.
         if !is_loopback_host(headers) {
             return Err(refusal(
                 StatusCode::MISDIRECTED_REQUEST,

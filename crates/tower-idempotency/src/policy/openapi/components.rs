@@ -48,8 +48,8 @@ impl Components {
         is_there && *value == reference(section, &name)
     }
 
-    /// Returns the name of the component, and `true` if there is one of this content. A component of the same name with another
-    /// content gets a number.
+    /// Returns the name of the component, and `true` if there is one of this content. A component of the same name with
+    /// another content gets a number.
     fn name(
         &self,
         document: &Value,

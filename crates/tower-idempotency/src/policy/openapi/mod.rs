@@ -44,11 +44,11 @@ const METHODS: [(&str, Method); 8] = [
 ];
 
 impl Policy {
-    /// Adds this policy to the operations of an OpenAPI document (3.0 or 3.1) for which `is_covered` returns `true`. Operations
-    /// whose method the policy does not cover are left out.
+    /// Adds this policy to the operations of an OpenAPI document (3.0 or 3.1) for which `is_covered` returns `true`.
+    /// Operations whose method the policy does not cover are left out.
     ///
-    /// `is_covered` gets the path as the document has it, such as `/payments/{id}`. If parts of the service have layers with other
-    /// settings, call this once for the policy of each layer.
+    /// `is_covered` gets the path as the document has it, such as `/payments/{id}`. If parts of the service have layers with
+    /// other settings, call this once for the policy of each layer.
     ///
     /// Each operation gets:
     ///

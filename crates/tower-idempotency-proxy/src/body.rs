@@ -92,7 +92,7 @@ pin_project! {
 }
 
 pin_project! {
-    /// A body that the layer has wrapped, or one of a request outside the layer.
+    /// A body that the layer wraps, or the body of a message that bypasses the layer.
     #[project = SourceProj]
     enum Source<L, P> {
         Layered { #[pin] body: L },

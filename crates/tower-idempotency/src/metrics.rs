@@ -131,7 +131,7 @@ impl Metric {
             MetricKind::Gauge => ::metrics::gauge!(self.name, &labels).increment(0.0),
             // A histogram has no neutral sample. Its registration is enough for the exporter of Prometheus.
             MetricKind::Seconds | MetricKind::Bytes => {
-                drop(::metrics::histogram!(self.name, &labels))
+                drop(::metrics::histogram!(self.name, &labels));
             }
         }
     }

@@ -13,23 +13,23 @@ pub(in crate::record) fn parse(payload: &[u8]) -> Option<Payload<'_>> {
     let mut fields = Payload::default();
     let mut has_kind = false;
     for _ in 0..count {
-        let is_new = match reader.text()? {
-            "kind" => {
+        let is_new = match reader.text_bytes()? {
+            b"kind" => {
                 fields.kind = reader.text()?;
                 !std::mem::replace(&mut has_kind, true)
             }
-            "status" => {
+            b"status" => {
                 let status = u16::try_from(reader.number()?).ok()?;
                 fields.status.replace(status).is_none()
             }
-            "reason" => fields.reason.replace(reader.text()?).is_none(),
-            "recorded_at" => fields.recorded_at.replace(reader.number()?).is_none(),
-            "headers" => fields.headers.replace(reader.lines()?).is_none(),
-            "trailers" => fields.trailers.replace(reader.lines()?).is_none(),
-            "sensitive" => fields.sensitive.replace(reader.bin()?).is_none(),
-            "body" => fields.body.replace(reader.bin()?).is_none(),
-            "value" => fields.value.replace(reader.bin()?).is_none(),
-            "traceparent" => fields.traceparent.replace(reader.text()?).is_none(),
+            b"reason" => fields.reason.replace(reader.text()?).is_none(),
+            b"recorded_at" => fields.recorded_at.replace(reader.number()?).is_none(),
+            b"headers" => fields.headers.replace(reader.lines()?).is_none(),
+            b"trailers" => fields.trailers.replace(reader.lines()?).is_none(),
+            b"sensitive" => fields.sensitive.replace(reader.bin()?).is_none(),
+            b"body" => fields.body.replace(reader.bin()?).is_none(),
+            b"value" => fields.value.replace(reader.bin()?).is_none(),
+            b"traceparent" => fields.traceparent.replace(reader.text()?).is_none(),
             _ => return None,
         };
         if !is_new {
@@ -81,6 +81,11 @@ impl<'a> Reader<'a> {
     }
 
     fn text(&mut self) -> Option<&'a str> {
+        std::str::from_utf8(self.text_bytes()?).ok()
+    }
+
+    /// Reads a text that is compared with a known one, so that it need not be checked for UTF-8.
+    fn text_bytes(&mut self) -> Option<&'a [u8]> {
         let len = match self.byte()? {
             marker @ FIXSTR..=0xbf => usize::from(marker - FIXSTR),
             0xd9 => self.len(1)?,
@@ -88,7 +93,7 @@ impl<'a> Reader<'a> {
             0xdb => self.len(4)?,
             _ => return None,
         };
-        std::str::from_utf8(self.bytes(len)?).ok()
+        self.bytes(len)
     }
 
     fn bin(&mut self) -> Option<Bin<'a>> {

@@ -25,7 +25,10 @@ use axum::Router;
 use bytes::Bytes;
 use tests::{
     scratch::Scratch,
-    servers::{mariadb::MariaDbServer, postgres::PostgresServer},
+    servers::{
+        mariadb::{self, MariaDbServer},
+        postgres::PostgresServer,
+    },
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tower_idempotency::store::Store;
@@ -246,7 +249,7 @@ async fn on_postgres(server: &PostgresServer) -> Both<Loop<PgConnection>> {
 
 async fn on_mariadb(server: &MariaDbServer) -> Both<Loop<MySqlConnection>> {
     let ear = Ear::before(server.address());
-    let url = format!("mysql://app:app@{}/app", ear.address);
+    let url = mariadb::url(ear.address);
     let overheard = MySqlStore::from_url(&url).expect("an URL");
     overheard.migrate().await.expect("the server runs");
     ask(&app(overheard), &order(), "replayed", false).await;

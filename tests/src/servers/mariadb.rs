@@ -1,7 +1,9 @@
 //! MariaDB servers, which also stand in for MySQL: the stores send only statements that both support.
+//!
+//! With the program of a MySQL server in the environment variable `MYSQLD`, such as `/usr/sbin/mysqld`, the servers are MySQL.
 
 use std::{
-    fs,
+    env, fs,
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     process::Command,
@@ -19,6 +21,24 @@ use crate::playground::run;
 pub fn shared() -> &'static MariaDbServer {
     static SHARED: OnceLock<MariaDbServer> = OnceLock::new();
     SHARED.get_or_init(|| MariaDbServer::start(&[]))
+}
+
+/// Returns the URL of the servers' database at this address, which may be that of a proxy.
+///
+/// The user of MySQL has no password: without TLS, the driver sends none to it.
+#[must_use]
+pub fn url(address: SocketAddr) -> String {
+    if is_mysql() {
+        format!("mysql://app@{address}/app")
+    } else {
+        format!("mysql://app:{PASSWORD}@{address}/app")
+    }
+}
+
+/// Returns `true` if the servers are MySQL.
+#[must_use]
+pub fn is_mysql() -> bool {
+    mysqld().is_some()
 }
 
 /// A running MariaDB, with a user `app` that has all rights and a database of that name. It is killed when it is dropped.
@@ -58,7 +78,7 @@ impl MariaDbServer {
     /// Returns the URL of its database.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("mysql://app:app@{}/app", self.address())
+        url(self.address())
     }
 
     /// Returns the address of the server.
@@ -134,16 +154,26 @@ fn initialize(directory: &Path) {
         return;
     }
     // Each statement needs its own line.
-    let users = "create database app;\n\
-        create user app@'%' identified by 'app';\n\
-        grant all on *.* to app@'%' with grant option;\n";
+    let password = if is_mysql() { "" } else { PASSWORD };
+    let users = format!(
+        "create database app;\n\
+        create user app@'%' identified by '{password}';\n\
+        grant all on *.* to app@'%' with grant option;\n"
+    );
     fs::write(directory.join("users.sql"), users).expect("a throwaway file");
     // A server that starts deletes all temporary tables in its temporary directory, also those of other servers.
     fs::create_dir_all(directory.join(TEMPORARY)).expect("a throwaway directory");
     give(directory, USER);
-    let mut install = as_user(USER, &tool("mariadb-install-db", "mariadb-server", &[]));
-    install.args(["--no-defaults", "--skip-test-db", "--skip-name-resolve"]);
-    install.arg("--auth-root-authentication-method=normal");
+    let mut install = if let Some(mysqld) = mysqld() {
+        let mut install = as_user(USER, &mysqld);
+        install.args(["--no-defaults", "--initialize-insecure"]);
+        install
+    } else {
+        let mut install = as_user(USER, &tool("mariadb-install-db", "mariadb-server", &[]));
+        install.args(["--no-defaults", "--skip-test-db", "--skip-name-resolve"]);
+        install.arg("--auth-root-authentication-method=normal");
+        install
+    };
     install.arg(format!("--datadir={}", data.display()));
     install.arg(format!("--tmpdir={}", directory.join(TEMPORARY).display()));
     let program = install.get_program().to_str().expect("a path in UTF-8");
@@ -160,10 +190,9 @@ fn initialize(directory: &Path) {
 }
 
 fn command(directory: &Path, port: u16, settings: &[String]) -> Command {
-    let mut command = as_user(
-        USER,
-        &tool("mariadbd", "mariadb-server", &[PathBuf::from("/usr/sbin")]),
-    );
+    let program = mysqld()
+        .unwrap_or_else(|| tool("mariadbd", "mariadb-server", &[PathBuf::from("/usr/sbin")]));
+    let mut command = as_user(USER, &program);
     let at = |name: &str| directory.join(name).display().to_string();
     let own = [
         format!("datadir={}", at("data")),
@@ -173,8 +202,6 @@ fn command(directory: &Path, port: u16, settings: &[String]) -> Command {
         format!("port={port}"),
         "bind-address=127.0.0.1".to_owned(),
         "skip-name-resolve".to_owned(),
-        // The tests' proxies inspect the bytes.
-        "skip-ssl".to_owned(),
         "max-connections=500".to_owned(),
         "innodb-buffer-pool-size=64M".to_owned(),
         "innodb-flush-log-at-trx-commit=2".to_owned(),
@@ -183,10 +210,27 @@ fn command(directory: &Path, port: u16, settings: &[String]) -> Command {
     if !directory.join("data/app").exists() {
         command.arg(format!("--init-file={}", at("users.sql")));
     }
+    // The tests' proxies inspect the bytes, so there is no TLS.
+    let others: &[&str] = if is_mysql() {
+        &[
+            "tls-version=",
+            "mysqlx=OFF",
+            "skip-log-bin",
+            "secure-file-priv=NULL",
+        ]
+    } else {
+        &["skip-ssl"]
+    };
+    command.args(others.iter().map(|it| format!("--{it}")));
     for setting in own.iter().chain(settings) {
         command.arg(format!("--{setting}"));
     }
     command
+}
+
+/// Returns the program of a MySQL server, if the tests use one.
+fn mysqld() -> Option<PathBuf> {
+    env::var_os("MYSQLD").map(PathBuf::from)
 }
 
 /// Another process may listen on the port, but only this server writes to this log.
@@ -195,5 +239,7 @@ fn is_ready(guard: &Guard) -> bool {
 }
 
 const USER: &str = "mysql";
+/// The password of the user `app`.
+const PASSWORD: &str = "app";
 /// The directory for temporary tables, in that of the server.
 const TEMPORARY: &str = "tmp";

@@ -116,9 +116,12 @@ async fn mariadb_check_names_missing_parts() {
     store.migrate().await.unwrap();
     store.check().await.unwrap();
 
-    let created = "create user checks_reader@'%' identified by 'open-sesame';
+    // Without TLS, the driver sends no password to MySQL.
+    if !mariadb::is_mysql() {
+        let created = "create user checks_reader@'%' identified by 'open-sesame';
                    grant select, insert, update on app.checks to checks_reader@'%'";
-    if sqlx::raw_sql(created).execute(&pool).await.is_ok() {
+        let created = sqlx::raw_sql(created).execute(&pool).await;
+        created.expect("the user of the tests may create users");
         let reader = url
             .parse::<MySqlConnectOptions>()
             .unwrap()
@@ -128,8 +131,6 @@ async fn mariadb_check_names_missing_parts() {
             .unwrap();
         let denied = format!("the user may not delete in the table `checks`: {GRANT}");
         assert_eq!(problem(&reader).await, (denied, Denied));
-    } else {
-        panic!("the user of the tests may create users");
     }
 
     sqlx::raw_sql("alter table checks drop column owner")

@@ -48,7 +48,7 @@ fn postgres_by(proxy: &Proxy, table: &str) -> PostgresStore {
 }
 
 fn mariadb_by(proxy: &Proxy, table: &str) -> MySqlStore {
-    let url = format!("mysql://app:app@{}/app", proxy.address());
+    let url = mariadb::url(proxy.address());
     let store = MySqlStore::from_url(&url).expect("an URL");
     store.with_table(table).expect("an identifier")
 }

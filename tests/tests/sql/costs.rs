@@ -30,7 +30,7 @@ async fn on_postgres() -> (PostgresStore, RoundTrips) {
 
 async fn on_mariadb() -> (MySqlStore, RoundTrips) {
     let trips = RoundTrips::before(mariadb::shared().address());
-    let url = format!("mysql://app:app@{}/app", trips.address());
+    let url = mariadb::url(trips.address());
     let store = MySqlStore::from_url(&url).expect("an URL");
     store.migrate().await.expect("the test server runs");
     (store, trips)
@@ -199,9 +199,7 @@ async fn postgres_without_statement_cache_costs_six() {
 async fn mariadb_transaction_costs_five_round_trips() {
     let trips = || RoundTrips::before(mariadb::shared().address());
     let trips = [trips(), trips()];
-    let [store, pool] = trips
-        .each_ref()
-        .map(|it| format!("mysql://app:app@{}/app", it.address()));
+    let [store, pool] = trips.each_ref().map(|it| mariadb::url(it.address()));
     let one = pool_options::<tower_idempotency_sqlx::sqlx::MySql>().max_connections(1);
     let pool = one.connect_lazy(&pool).expect("an URL");
     let database = TestDatabase::open(&store, pool, "tx_costs").await;
@@ -214,7 +212,7 @@ async fn mariadb_transaction_costs_five_round_trips() {
 #[tokio::test]
 async fn mariadb_checkpoint_prepares_nothing() {
     let trips = Arc::new(RoundTrips::before(mariadb::shared().address()));
-    let url = format!("mysql://app:app@{}/app", trips.address());
+    let url = mariadb::url(trips.address());
     let pool = pool_options::<tower_idempotency_sqlx::sqlx::MySql>()
         .connect_lazy(&url)
         .expect("an URL");

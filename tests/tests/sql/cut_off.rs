@@ -105,7 +105,7 @@ async fn by_postgres(table: &str) -> ProxiedPool<PostgresStore> {
 
 async fn by_mariadb(table: &str) -> ProxiedPool<MySqlStore> {
     let proxy = Proxy::start(mariadb::shared().address());
-    let url = format!("mysql://app:app@{}/app", proxy.address());
+    let url = mariadb::url(proxy.address());
     let direct = database::on_mariadb(table).await;
     let pool = pool_options::<tower_idempotency_sqlx::sqlx::MySql>()
         .connect_lazy(&url)

@@ -296,7 +296,7 @@ async fn retries_after_deadlock_in_mariadb() -> Trial {
 async fn completion_waits_for_row_once_in_mariadb() {
     sql::mariadb(mariadb::shared(), "held_long").await;
     let proxy = Proxy::start(mariadb::shared().address());
-    let url = format!("mysql://app:app@{}/app", proxy.address());
+    let url = mariadb::url(proxy.address());
     let store = MySqlStore::from_url(&url).unwrap();
     let store = store.with_table("held_long").unwrap();
     let mut other = MySqlConnection::connect(&mariadb::shared().url())

@@ -51,7 +51,7 @@ async fn by_postgres(table: &str) -> ProxiedStore<PostgresStore> {
 async fn by_mariadb(table: &str) -> ProxiedStore<MySqlStore> {
     let proxy = Proxy::start(mariadb::shared().address());
     let database = database::on_mariadb(table).await;
-    let url = format!("mysql://app:app@{}/app", proxy.address());
+    let url = mariadb::url(proxy.address());
     let store = MySqlStore::open(&url, table).with_connections(1);
     ProxiedStore {
         database: TestDatabase { store, ..database },

@@ -107,7 +107,7 @@ async fn postgres_behind(proxy: &Proxy, table: &str) -> TestDatabase<PostgresSto
 
 async fn mariadb_behind(proxy: &Proxy, table: &str) -> TestDatabase<MySqlStore> {
     let direct = database::on_mariadb(table).await;
-    let url = format!("mysql://app:app@{}/app", proxy.address());
+    let url = mariadb::url(proxy.address());
     let pool = pool_options::<tower_idempotency_sqlx::sqlx::MySql>()
         .connect_lazy(&url)
         .expect("an URL");
@@ -437,10 +437,7 @@ async fn uncertified_commit_writes_nothing_in_mysql() {
     // Error 3101 with SQLSTATE 40000.
     let refusal = b"\x0a\0\0\x01\xff\x1d\x0c#40000.";
     let database = database::on_mariadb("certified").await;
-    let url = format!(
-        "mysql://app:app@{}/app",
-        refusing_the_first_commit(refusal).await
-    );
+    let url = mariadb::url(refusing_the_first_commit(refusal).await);
     let pool = pool_options::<tower_idempotency_sqlx::sqlx::MySql>()
         .connect_lazy(&url)
         .expect("an URL");
@@ -493,7 +490,8 @@ async fn another_database_of_postgres() {
 async fn another_database_of_mariadb() {
     let database = database::on_mariadb("elsewhere").await;
     database.admin("create database other").await;
-    let url = format!("mysql://app:app@{}/other", mariadb::shared().address());
+    let url = mariadb::url(mariadb::shared().address());
+    let url = format!("{}other", url.trim_end_matches("app"));
     let pool = pool_options::<tower_idempotency_sqlx::sqlx::MySql>()
         .connect_lazy(&url)
         .expect("an URL");

@@ -15,7 +15,7 @@ use tests::{
     scratch::Scratch,
     servers::{
         dynamodb::{DynamoDbServer, StandIn},
-        mariadb::MariaDbServer,
+        mariadb::{self, MariaDbServer},
         postgres::PostgresServer,
         redis::{RedisCluster, RedisServer},
     },
@@ -114,7 +114,7 @@ impl Site {
     pub(super) fn bank_url(&self) -> String {
         match &self.server {
             StoreServer::Postgres(_) => format!("postgres://app@{}/postgres", self.through()),
-            StoreServer::MariaDb(_) => format!("mysql://app:app@{}/app", self.through()),
+            StoreServer::MariaDb(_) => mariadb::url(self.through()),
             StoreServer::Sqlite(file) => file.path.display().to_string(),
             StoreServer::Redis(_) | StoreServer::Cluster(_) | StoreServer::DynamoDb(_) => {
                 unreachable!("the store has no transactions")

@@ -15,7 +15,10 @@ use tests::{
     few_or,
     proxy::{Mode, Proxy},
     scratch::Scratch,
-    servers::{mariadb::MariaDbServer, postgres::PostgresServer},
+    servers::{
+        mariadb::{self, MariaDbServer},
+        postgres::PostgresServer,
+    },
 };
 use tower_idempotency_sqlx::{MySqlStore, PostgresStore, SqliteStore};
 use verification::{
@@ -281,7 +284,7 @@ async fn on_mariadb() {
         .connect_lazy(&server.url())
         .expect("an URL");
     let database: TestDatabase<MySqlStore> = TestDatabase::open(&server.url(), pool, "bank").await;
-    let url = format!("mysql://app:app@{}/app", proxy.address());
+    let url = mariadb::url(proxy.address());
     each_key_has_one_effect(database, &url, ON_A_SERVER).await;
 }
 

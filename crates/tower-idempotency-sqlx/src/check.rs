@@ -24,7 +24,7 @@ pub(crate) const COLUMNS: [&str; 14] = [
 ];
 
 /// Indexes of the table: the name, or its end.
-pub(crate) const INDEXES: [&str; 3] = ["expires", "orphans", "attention"];
+pub(crate) const INDEXES: [&str; 4] = ["expires", "orphans", "attention", "completed"];
 
 /// Reason why the stores reject a database in memory.
 #[cfg(feature = "sqlite")]

@@ -31,6 +31,8 @@ pub(crate) struct Dialect {
     pub(crate) needs_attention: &'static str,
     /// The column with the time of such a record, as in its index.
     pub(crate) attention_key: &'static str,
+    /// The column with the expiry of a completed entry, as in its index.
+    pub(crate) completed_key: &'static str,
     /// Current time, which a statement that reads computes once.
     pub(crate) now: String,
     /// Current time in a statement that writes.
@@ -50,8 +52,8 @@ pub(super) enum Order {
     Orphaned,
     /// Records that need attention, oldest first.
     NeedsAttention,
-    /// All rows that have not expired, by their expiry.
-    Expiry,
+    /// Completed entries, by their expiry.
+    Completed,
     /// All rows whose ID begins with these digits.
     Id(IdPrefix),
 }
@@ -125,10 +127,7 @@ impl InspectStatements {
         let order = Order::of_state(state);
         let (key, condition) = (self.key(order), self.condition(order));
         let matches = match order {
-            Order::Expiry => format!(
-                "completed is not null and not coalesce({}, false)",
-                self.dialect.needs_attention
-            ),
+            Order::Completed => format!("not coalesce({}, false)", self.dialect.needs_attention),
             _ => format!("expires > {now}"),
         };
         let (table, hint) = (&self.table, (self.dialect.index_hint)(order.index()));
@@ -225,7 +224,11 @@ from (select {matches} as is_counted from {table}{hint} where {condition} order 
             Order::InProgress => format!("completed is null and lease_ends > {now}"),
             Order::Orphaned => format!("completed is null and lease_ends <= {now}"),
             Order::NeedsAttention => self.dialect.needs_attention.to_owned(),
-            Order::Expiry => format!("expires > {now}"),
+            // The first condition tells the planner that the index omits no row of the listing.
+            Order::Completed => format!(
+                "completed is not null and {} > {now}",
+                self.dialect.completed_key
+            ),
             Order::Id(prefix) => {
                 let (first, last) = prefix.range();
                 let [first, last] = [first, last].map(|id| (self.dialect.bytes)(id.as_bytes()));
@@ -239,7 +242,7 @@ from (select {matches} as is_counted from {table}{hint} where {condition} order 
         match order {
             Order::InProgress | Order::Orphaned => "lease_ends",
             Order::NeedsAttention => self.dialect.attention_key,
-            Order::Expiry => "expires",
+            Order::Completed => self.dialect.completed_key,
             Order::Id(_) => "id",
         }
     }
@@ -251,7 +254,7 @@ impl Order {
             State::InProgress => Self::InProgress,
             State::Orphaned => Self::Orphaned,
             State::NeedsAttention => Self::NeedsAttention,
-            _ => Self::Expiry,
+            _ => Self::Completed,
         }
     }
 
@@ -260,7 +263,7 @@ impl Order {
         match self {
             Self::InProgress | Self::Orphaned => "orphans",
             Self::NeedsAttention => "attention",
-            Self::Expiry => "expires",
+            Self::Completed => "completed",
             Self::Id(_) => "primary",
         }
     }
@@ -270,7 +273,7 @@ impl Order {
         match self {
             Self::InProgress | Self::Orphaned => row.lease_ends,
             Self::NeedsAttention => row.completed.unwrap_or_default(),
-            Self::Expiry => row.expires,
+            Self::Completed => row.expires,
             Self::Id(_) => 0,
         }
     }

@@ -30,6 +30,7 @@ pub(super) fn dialect() -> Dialect {
         record_length: "length(record)",
         needs_attention: "attention >= 0",
         attention_key: "attention",
+        completed_key: "record_expires",
         now: NOW.to_owned(),
         now_of_write: NOW,
         index_hint: |index| format!(" force index ({index})"),

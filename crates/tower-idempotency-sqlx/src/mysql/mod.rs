@@ -467,10 +467,11 @@ impl fmt::Debug for MySqlStore {
     }
 }
 
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     include_str!("../../migrations/mysql/0001_entries.sql"),
     include_str!("../../migrations/mysql/0002_orphans.sql"),
     include_str!("../../migrations/mysql/0003_listings.sql"),
+    include_str!("../../migrations/mysql/0004_completed.sql"),
 ];
 const SETUP: &str = "set session innodb_lock_wait_timeout = 1; select @@max_allowed_packet;";
 /// Rolls back, and frees the record that a failed completion left in the session.

@@ -31,6 +31,7 @@ pub(super) fn dialect() -> Dialect {
         record_length: "octet_length(record)",
         needs_attention: r"substring(record from 2 for 1) = '\x02'::bytea",
         attention_key: "completed",
+        completed_key: "expires",
         now: format!("(select {NOW})"),
         now_of_write: "now",
         index_hint: |_| String::new(),

@@ -467,10 +467,11 @@ impl fmt::Debug for PostgresStore {
     }
 }
 
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     include_str!("../../migrations/postgres/0001_entries.sql"),
     include_str!("../../migrations/postgres/0002_orphans.sql"),
     include_str!("../../migrations/postgres/0003_listings.sql"),
+    include_str!("../../migrations/postgres/0004_completed.sql"),
 ];
 /// Shortest wait that uses notifications. A statement takes less, unless the database is overloaded.
 const MIN_NOTIFIED_WAIT: Duration = Duration::from_millis(250);

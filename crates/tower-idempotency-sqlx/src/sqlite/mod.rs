@@ -417,10 +417,11 @@ impl fmt::Debug for SqliteStore {
     }
 }
 
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     include_str!("../../migrations/sqlite/0001_entries.sql"),
     include_str!("../../migrations/sqlite/0002_orphans.sql"),
     include_str!("../../migrations/sqlite/0003_listings.sql"),
+    include_str!("../../migrations/sqlite/0004_completed.sql"),
 ];
 const READERS: usize = 4;
 /// Well below SQLite's limit of 1,000,000,000 bytes for a row.

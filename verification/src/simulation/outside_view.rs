@@ -151,7 +151,7 @@ fn retention(plan: &Plan) -> Option<Duration> {
 /// of its own, takeovers are included. A broken lease and an allowed retry permit an effect once a takeover uses them. The
 /// response of an operator is an occasion for the effect that it stands for.
 fn occasions(world: &WorldState, instant: impl Fn(Millis) -> Instant) -> Vec<Occasion> {
-    let executed = |event: &history::Event| match event.kind {
+    let executed = |event: &super::history::Event| match event.kind {
         EventKind::ExecutionStarted {
             execution,
             lease: Some(held),

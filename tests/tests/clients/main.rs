@@ -5,6 +5,7 @@
 //! handler.
 
 mod grpc;
+mod grpc_calls;
 mod openapi;
 
 use std::{

@@ -92,7 +92,10 @@ impl IdempotencyLayer {
         let terms = self.config.lease_terms("another process", true);
         let rules = &self.config.request;
         let claim = build_claim(rules, terms, scoped, head, body, &key, |_| Token::random());
-        let failed = |error| Error::new(ErrorKind::StoreUnavailable, "no token").with_source(error);
+        let failed = |error| {
+            let detail = "the operating system returned no random bytes for the token of a lease";
+            Error::new(ErrorKind::StoreUnavailable, detail).with_source(error)
+        };
         claim.map(Some).map_err(failed)
     }
 

@@ -31,7 +31,7 @@ struct Extension;
 
 /// Provokes a refusal of this kind, on a layer that `with` configures further. Also returns the number of executions
 /// during the refused request.
-async fn refusal(
+pub(crate) async fn refusal(
     kind: ErrorKind,
     with: impl Fn(IdempotencyLayer) -> IdempotencyLayer,
 ) -> (TestResponse, u64) {
@@ -126,7 +126,7 @@ async fn refusal(
 }
 
 /// Kind, status, code, `true` if retryable, and `true` if it has `Retry-After`.
-const KINDS: [(ErrorKind, u16, &str, bool, bool); 15] = [
+pub(crate) const KINDS: [(ErrorKind, u16, &str, bool, bool); 15] = [
     (ErrorKind::MissingKey, 400, "missing-key", false, false),
     (ErrorKind::MalformedKey, 400, "malformed-key", false, false),
     (ErrorKind::KeyTooLong, 400, "key-too-long", false, false),

@@ -29,6 +29,7 @@ mod principals;
 mod published;
 mod recording;
 mod redirects;
+mod refusal_texts;
 mod replay;
 mod scope;
 mod service_keys;

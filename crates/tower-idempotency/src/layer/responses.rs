@@ -173,7 +173,7 @@ impl IdempotencyLayer {
         let described_by = problem::described_by(url).ok_or_else(|| {
             ConfigError::new(
                 "a URL of visible ASCII without angle brackets",
-                "another".to_owned(),
+                "another character".to_owned(),
             )
         })?;
         Ok(self.set(|config| {

@@ -109,7 +109,7 @@ pub(crate) fn store_unavailable(
 
 /// Creates the error of an execution that reported a success without the end of its transaction.
 pub(crate) fn unfinished_transaction() -> Error {
-    let detail = "the service neither committed nor rolled back a transaction; it had no effect";
+    let detail = "the service neither committed nor rolled back its transaction, so the transaction had no effect";
     Error::new(ErrorKind::UnfinishedTransaction, detail)
 }
 

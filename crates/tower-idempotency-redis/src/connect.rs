@@ -196,7 +196,7 @@ impl RedisOptions {
         if self.replica_wait.is_some() {
             return Err(ConnectError::new(
                 ConnectErrorKind::Unusable,
-                "expected no wait for replicas with a cluster",
+                "a cluster cannot wait for replicas: remove `with_wait`",
             ));
         }
         let nodes = nodes
@@ -206,7 +206,7 @@ impl RedisOptions {
             .collect::<Result<_, _>>()
             .map_err(ConnectError::invalid_address)?;
         let Some((first, others)) = nodes.split_first() else {
-            let message = "expected a node of the cluster";
+            let message = "expected the URL of at least one node of the cluster, found none";
             return Err(ConnectError::new(ConnectErrorKind::Address, message));
         };
         let client = redis::cluster::ClusterClient::builder(nodes.clone())

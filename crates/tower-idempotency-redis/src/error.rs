@@ -47,7 +47,7 @@ impl ConnectError {
     pub(crate) fn invalid_address(source: RedisError) -> Self {
         Self::new(
             ConnectErrorKind::Address,
-            "expected the address of a server",
+            "expected an address of the form redis://:PASSWORD@HOST:PORT/DB",
         )
         .with_source(source)
     }

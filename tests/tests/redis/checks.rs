@@ -1,8 +1,10 @@
 //! The text of each check of a Redis server. None contains a password.
 
-use tests::servers::redis::RedisServer;
+use std::{error::Error, time::Duration};
+
+use tests::servers::{free_port, redis::RedisServer};
 use tower_idempotency::store::{CheckErrorKind, Store};
-use tower_idempotency_redis::RedisStore;
+use tower_idempotency_redis::{ConnectError, Eviction, RedisOptions, RedisStore};
 
 const SECRET: &str = "open-sesame";
 
@@ -62,4 +64,77 @@ async fn check_names_stopped_server() {
         "{text}"
     );
     assert_eq!(kind, CheckErrorKind::Unreachable);
+}
+
+/// Returns the messages of the error and of its sources.
+fn messages(error: &ConnectError, port: u16) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let cause = format!(" ({error})");
+        if !text.contains(&cause) {
+            text += &cause;
+        }
+        source = error.source();
+    }
+    text.replace(&port.to_string(), "PORT")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_constructors_have_these_texts() {
+    let server = RedisServer::start(&["--requirepass", SECRET]);
+    let (replica, tls) = (
+        RedisServer::replica_of(&server),
+        RedisServer::start_with_tls(),
+    );
+    let port = server.address().port();
+    let unused = free_port();
+    let options = || RedisOptions::new().with_timeout(Duration::from_secs(20));
+    let mut lines = Vec::new();
+    for (name, url, of) in [
+        ("no URL", "redis".to_owned(), port),
+        ("a wrong port", "redis://127.0.0.1:port/0".to_owned(), port),
+        (
+            "no server",
+            format!("redis://:{SECRET}@127.0.0.1:{unused}/"),
+            unused,
+        ),
+        ("no password", format!("redis://127.0.0.1:{port}/"), port),
+        (
+            "a wrong password",
+            format!("redis://:open@127.0.0.1:{port}/"),
+            port,
+        ),
+        (
+            "TLS to a server without",
+            format!("rediss://:{SECRET}@127.0.0.1:{port}/"),
+            port,
+        ),
+        (
+            "an unknown certificate",
+            tls.tls_url(),
+            tls.address().port(),
+        ),
+        ("a replica", replica.url(), replica.address().port()),
+    ] {
+        // A server without TLS never replies.
+        let seconds = if name.starts_with("TLS") { 2 } else { 20 };
+        let options = options().with_timeout(Duration::from_secs(seconds));
+        let error = options.connect(&url).await.expect_err(name);
+        lines.push(format!("{name}: {}", messages(&error, of)));
+    }
+    let none: [&str; 0] = [];
+    let error = options().connect_cluster(none).await.unwrap_err();
+    lines.push(format!(
+        "a cluster without nodes: {}",
+        messages(&error, port)
+    ));
+    let waiting = options().with_wait(1, Duration::from_secs(1));
+    let error = waiting.connect_cluster([server.url()]).await.unwrap_err();
+    lines.push(format!("a cluster with a wait: {}", messages(&error, port)));
+    server.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    let refusing = options().with_eviction(Eviction::Refuse);
+    let error = refusing.connect(&server.url()).await.unwrap_err();
+    lines.push(format!("eviction: {}", messages(&error, port)));
+    insta::assert_snapshot!(lines.join("\n"));
 }

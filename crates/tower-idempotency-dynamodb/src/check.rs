@@ -62,7 +62,7 @@ fn unreachable(error: &StoreError) -> CheckError {
 fn failed(error: &DynamoDbError) -> CheckError {
     let (kind, remedy) = match error.kind() {
         DynamoDbErrorKind::Refused => (CheckErrorKind::Denied, RIGHTS),
-        DynamoDbErrorKind::Unusable => (CheckErrorKind::Incomplete, CREATE),
+        DynamoDbErrorKind::Unusable => (CheckErrorKind::Incomplete, CHANGE),
         DynamoDbErrorKind::ClockSkew => (CheckErrorKind::Unsafe, SYNCHRONIZE),
         _ => (CheckErrorKind::Unreachable, REACHABLE),
     };
@@ -70,6 +70,8 @@ fn failed(error: &DynamoDbError) -> CheckError {
 }
 
 const CREATE: &str = "call `create_table`, or create the table as in docs/stores/dynamodb.md";
+// `create_table` changes only the TTL of an existing table.
+const CHANGE: &str = "add a missing index as in docs/stores/dynamodb.md, or name another table and call `create_table`";
 const RIGHTS: &str = "check the credentials and the clock, and permit GetItem, PutItem, UpdateItem, DeleteItem, Query, \
                       DescribeTable and DescribeTimeToLive";
 const SYNCHRONIZE: &str = "synchronize the clock of this machine";

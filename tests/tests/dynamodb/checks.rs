@@ -2,12 +2,20 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use tests::servers::{
-    dynamodb::{StandIn, client, shared},
-    free_port,
+use tests::{
+    dynamodb::Endpoint,
+    servers::{
+        dynamodb::{StandIn, client, shared},
+        free_port,
+    },
 };
 use tower_idempotency::store::{CheckErrorKind, Store};
-use tower_idempotency_dynamodb::{DynamoDbOptions, DynamoDbStore};
+use tower_idempotency_dynamodb::{
+    DynamoDbOptions, DynamoDbStore,
+    aws_sdk_dynamodb::types::{
+        AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType,
+    },
+};
 
 fn store(address: SocketAddr, table: &str) -> DynamoDbStore {
     let options = DynamoDbOptions::new().with_timeout(Duration::from_secs(20));
@@ -41,4 +49,59 @@ async fn check_names_unreachable_endpoint() {
         "{text}"
     );
     assert_eq!(error.kind(), CheckErrorKind::Unreachable);
+}
+
+/// Creates a table with this partition key, without an index and without a TTL.
+async fn create_other_table(address: SocketAddr, table: &str, kind: ScalarAttributeType) {
+    let key = KeySchemaElement::builder()
+        .attribute_name("id")
+        .key_type(KeyType::Hash);
+    let attribute = AttributeDefinition::builder()
+        .attribute_name("id")
+        .attribute_type(kind);
+    let created = client(address)
+        .create_table()
+        .table_name(table)
+        .billing_mode(BillingMode::PayPerRequest)
+        .key_schema(key.build().expect("a key"))
+        .attribute_definitions(attribute.build().expect("an attribute"));
+    created.send().await.expect("the server runs");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_checks_have_these_texts() {
+    let server = shared(StandIn::Dynoxide);
+    let address = server.address();
+    let mut lines = Vec::new();
+    let mut note = async |name: &str, store: &DynamoDbStore, table: &str| {
+        let error = store.check().await.expect_err(name);
+        let text = error.to_string().replace(table, "TABLE");
+        let kind = error.kind();
+        // The measured difference of the clocks is a little more or less than an hour.
+        let words = text.split(' ').map(|word| {
+            let is_time = word.len() > 4 && word.starts_with(|it: char| it.is_ascii_digit());
+            if is_time { "TIME" } else { word }
+        });
+        let text = words.collect::<Vec<_>>().join(" ");
+        lines.push(format!("{kind:?}, {name}: {text}"));
+    };
+    let table = server.new_table();
+    note("no table", &store(address, &table), &table).await;
+    let table = server.new_table();
+    create_other_table(address, &table, ScalarAttributeType::S).await;
+    note("another key", &store(address, &table), &table).await;
+    let table = server.new_table();
+    create_other_table(address, &table, ScalarAttributeType::B).await;
+    note("no index", &store(address, &table), &table).await;
+    let options = DynamoDbOptions::new().with_index_shards(0);
+    let without_index = options.store(&client(address), table.as_str());
+    note("no TTL", &without_index, &table).await;
+
+    let endpoint = Endpoint::start(address);
+    let table = server.new_table();
+    let skewed = store(endpoint.address(), &table);
+    skewed.create_table().await.expect("the server runs");
+    endpoint.set_date_behind(Duration::from_secs(3_600));
+    note("a fast clock", &skewed, &table).await;
+    insta::assert_snapshot!(lines.join("\n"));
 }

@@ -1,5 +1,7 @@
 //! The text of each check and of each refused constructor. None contains a password.
 
+use std::error::Error;
+
 use tests::database::pool_options;
 use tests::{
     scratch::Scratch,
@@ -7,7 +9,7 @@ use tests::{
 };
 use tower_idempotency::store::{CheckErrorKind, Store};
 use tower_idempotency_sqlx::{
-    MySqlStore, PostgresStore, SqliteStore,
+    MySqlStore, PostgresStore, SqlError, SqliteStore,
     sqlx::{
         self, mysql::MySqlConnectOptions, postgres::PgConnectOptions, sqlite::SqliteConnectOptions,
     },
@@ -275,4 +277,80 @@ async fn invalid_url_is_not_quoted() {
             assert!(!format!("{error:?}").contains(SECRET), "{error:?}");
         }
     }
+}
+
+/// Returns the messages of the error and of its sources.
+fn messages(error: &SqlError) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let cause = format!(" ({error})");
+        if !text.contains(&cause) {
+            text += &cause;
+        }
+        source = error.source();
+    }
+    text
+}
+
+/// Each way to a store that cannot be used. The ports differ in each run.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_constructors_have_these_texts() {
+    let mut lines = Vec::new();
+    let mut note =
+        |name: &str, error: &SqlError| lines.push(format!("{name}: {}", messages(error)));
+    let (unused, scratch) = (free_port(), Scratch::new());
+    let url = postgres::shared().url();
+    let at = url.rsplit_once('@').map_or("", |(_, at)| at);
+    let at = at.split_once('/').map_or(at, |(at, _)| at);
+    let server = url.strip_suffix("/app").unwrap_or(&url);
+    for (name, url) in [
+        ("postgres, no URL", "postgres".to_owned()),
+        (
+            "postgres, no server",
+            format!("postgres://app:{SECRET}@127.0.0.1:{unused}/app"),
+        ),
+        ("postgres, no database", format!("{server}/absent")),
+        (
+            "postgres, no user",
+            format!("postgres://absent:{SECRET}@{at}/app"),
+        ),
+        ("postgres, no TLS", format!("{url}?sslmode=require")),
+    ] {
+        note(name, &PostgresStore::connect(&url).await.expect_err(name));
+    }
+    let url = mariadb::shared().url();
+    let at = url.rsplit_once('@').map_or("", |(_, at)| at);
+    let at = at.split_once('/').map_or(at, |(at, _)| at);
+    let server = url.strip_suffix("/app").unwrap_or(&url);
+    for (name, url) in [
+        ("mysql, no URL", "mysql".to_owned()),
+        (
+            "mysql, no server",
+            format!("mysql://app:{SECRET}@127.0.0.1:{unused}/app"),
+        ),
+        ("mysql, no database", format!("{server}/absent")),
+        (
+            "mysql, no user",
+            format!("mysql://absent:{SECRET}@{at}/app"),
+        ),
+        ("mysql, no TLS", format!("{url}?ssl-mode=REQUIRED")),
+    ] {
+        note(name, &MySqlStore::connect(&url).await.expect_err(name));
+    }
+    std::fs::write(scratch.file("text"), "no database".repeat(100)).unwrap();
+    let text = format!("sqlite:{}", scratch.file("text").display());
+    for (name, url) in [
+        ("sqlite, a wrong setting", "sqlite:keys.db?open-sesame=1"),
+        ("sqlite, in memory", "sqlite::memory:"),
+        ("sqlite, no folder", "sqlite:/absent/keys.db"),
+        ("sqlite, another file", &text),
+    ] {
+        note(name, &SqliteStore::connect(url).await.expect_err(name));
+    }
+    for name in ["", "a b", "a.b.c"] {
+        let error = SqliteStore::new("keys.db").with_table(name).unwrap_err();
+        lines.push(format!("the table {name:?}: {error}"));
+    }
+    insta::assert_snapshot!(lines.join("\n"));
 }

@@ -33,6 +33,9 @@
 //! been built. Use [`begin`] for the outer transaction. Nested transactions, also those of closures, are savepoints in it:
 //! end them before the commit.
 //!
+//! Another task may hold a nested transaction during the commit. If it rolls the record back, the commit fails with
+//! [`Database`](TransactionErrorKind::Database), and nothing is committed.
+//!
 //! # Limits
 //!
 //! Checkpoints need `PostgresStore::begin`, with the pool of
@@ -46,7 +49,7 @@ use sea_orm::{
     AccessMode, ConnectionTrait, DatabaseConnection, DatabaseTransaction, DbBackend, DbErr,
     IsolationLevel, QueryResult, RuntimeErr, SqlxError, Statement, TransactionTrait as _, Value,
 };
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 use tower_idempotency::{Lease, store::LeaseRef};
 pub use tower_idempotency_sql::{
     CommitError, PostgresFence, SqlError, TransactionError, TransactionErrorKind,
@@ -100,12 +103,32 @@ pub async fn begin(
     let transaction = begun
         .unwrap_or_else(|| Err(DbErr::Custom("the runtime shuts down".to_owned())))
         .map_err(sql_error)?;
-    FencedTransaction::begin(fence, lease, OpenTransaction(transaction)).await
+    FencedTransaction::begin(fence, lease, transaction.into()).await
 }
 
 /// An open transaction of a connection.
-#[derive(Debug)]
-pub struct OpenTransaction(DatabaseTransaction);
+pub struct OpenTransaction {
+    transaction: DatabaseTransaction,
+    /// The statement that fails unless the record is written.
+    require_record: Option<String>,
+}
+
+/// Conversion for a [`Driver`] that wraps this one. The transaction is not nested, and is at READ COMMITTED.
+impl From<DatabaseTransaction> for OpenTransaction {
+    fn from(transaction: DatabaseTransaction) -> Self {
+        Self {
+            transaction,
+            require_record: None,
+        }
+    }
+}
+
+/// Omits the statement, which contains the lease's token.
+impl fmt::Debug for OpenTransaction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenTransaction").finish_non_exhaustive()
+    }
+}
 
 impl OpenTransaction {
     async fn query_one(
@@ -114,7 +137,8 @@ impl OpenTransaction {
         values: impl IntoIterator<Item = Value>,
     ) -> Result<Option<QueryResult>, SqlError> {
         let statement = Statement::from_sql_and_values(DbBackend::Postgres, statement, values);
-        self.0.query_one_raw(statement).await.map_err(sql_error)
+        let queried = self.transaction.query_one_raw(statement).await;
+        queried.map_err(sql_error)
     }
 }
 
@@ -123,11 +147,11 @@ impl Driver for OpenTransaction {
     type Target = DatabaseTransaction;
 
     fn target(&self) -> &DatabaseTransaction {
-        &self.0
+        &self.transaction
     }
 
     fn target_mut(&mut self) -> &mut DatabaseTransaction {
-        &mut self.0
+        &mut self.transaction
     }
 
     async fn lease_status(
@@ -156,21 +180,29 @@ impl Driver for OpenTransaction {
         let row = row.ok_or_else(|| SqlError::unreadable("no row"))?;
         let is_marked = row.try_get_by_index(0).map_err(sql_error)?;
         let is_written = row.try_get_by_index(1).map_err(sql_error)?;
+        self.require_record = Some(fence.require_record_sql(&write));
         Ok(RecordStatus::from_row(is_marked, is_written))
     }
 
     async fn commit(self) -> Result<(), SqlError> {
+        let Some(require_record) = self.require_record else {
+            return Err(SqlError::unreadable("no record before the commit"));
+        };
         // If a nested transaction is still open, SeaORM's commit only releases its savepoint, and succeeds. This
         // statement commits. It also begins an empty transaction, which SeaORM then ends.
-        let committed = self.0.execute_unprepared("commit and chain").await;
+        //
+        // Another task may have rolled a nested transaction back since the record was written, and the record with it.
+        // SeaORM sends both statements in one message, so that none of that task comes between them.
+        let statements = format!("{require_record}; commit and chain");
+        let committed = self.transaction.execute_unprepared(&statements).await;
         committed.map_err(sql_error)?;
         // If this fails, the pool closes the connection.
-        self.0.commit().await.ok();
+        self.transaction.commit().await.ok();
         Ok(())
     }
 
     async fn rollback(self) -> Result<(), SqlError> {
-        self.0.rollback().await.map_err(sql_error)
+        self.transaction.rollback().await.map_err(sql_error)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::{TableNameError, table::Table};
+use crate::{RecordWrite, TableNameError, table::Table};
 
 /// Name of the setting that marks a transaction.
 macro_rules! mark {
@@ -78,6 +78,7 @@ mod sealed {
 pub struct PostgresFence {
     lease_status: Arc<str>,
     write_record: Arc<str>,
+    table: Arc<str>,
     record_limit: usize,
 }
 
@@ -145,6 +146,7 @@ from (select 1) one left join ended on true"
         Self {
             lease_status: table.in_migration(Self::LEASE_STATUS, '"').into(),
             write_record: table.in_migration(Self::WRITE_RECORD, '"').into(),
+            table: table.in_migration("\"tower_idempotency\"", '"').into(),
             record_limit: Self::MAX_RECORD_BYTES,
         }
     }
@@ -185,6 +187,24 @@ from (select 1) one left join ended on true"
         &self.write_record
     }
 
+    /// Returns a statement without parameters that fails with [`NO_RECORD`](Self::NO_RECORD) unless the transaction has written
+    /// this record.
+    ///
+    /// A driver that lends its transaction to several tasks needs it: a task may roll back to a savepoint after
+    /// [`write_record_sql`](Self::write_record_sql), which removes the record. Send the statement and the commit in one message,
+    /// so that no other statement comes between them.
+    #[must_use]
+    pub fn require_record_sql(&self, write: &RecordWrite<'_>) -> String {
+        let (table, id, token) = (&self.table, Hex(write.id()), Hex(write.token()));
+        format!(
+            "select 1 / count(*) from {table} where id = decode('{id}', 'hex') \
+             and token = decode('{token}', 'hex') and completed is not null"
+        )
+    }
+
+    /// SQLSTATE of [`require_record_sql`](Self::require_record_sql) if there is no record: a division by zero.
+    pub const NO_RECORD: &str = "22012";
+
     /// Returns the size of the largest record in bytes.
     #[must_use]
     pub fn record_limit(&self) -> usize {
@@ -203,8 +223,10 @@ from (select 1) one left join ended on true"
     /// After any other error of a commit, its outcome is unknown.
     #[must_use]
     pub fn is_commit_rejected(code: &str) -> bool {
-        // A deferred constraint, or a rollback. Not 40003, which leaves the completion unknown.
-        code.starts_with("23") || code.starts_with("40") && code != "40003"
+        // A deferred constraint, a record that is not there, or a rollback. Not 40003, which leaves the completion unknown.
+        code.starts_with("23")
+            || code == Self::NO_RECORD
+            || code.starts_with("40") && code != "40003"
     }
 
     /// Returns the condition that a statement runs in the marked transaction.
@@ -240,6 +262,15 @@ impl Fence for PostgresFence {
 
     fn is_commit_rejected(code: &str) -> bool {
         Self::is_commit_rejected(code)
+    }
+}
+
+/// Displays bytes as hexadecimal digits.
+struct Hex<'a>(&'a [u8]);
+
+impl fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 

@@ -1,11 +1,20 @@
 //! SeaORM.
 
+use std::sync::{Arc, Mutex};
+
 use http::StatusCode;
 use other_drivers::SeaOrm;
 use tests::{created, send};
-use tower_idempotency_sea_orm::sea_orm::{ConnectionTrait, TransactionTrait};
+use tower_idempotency::store::LeaseRef;
+use tower_idempotency_sea_orm::{
+    OpenTransaction,
+    sea_orm::{ConnectionTrait, DatabaseTransaction, IsolationLevel, TransactionTrait},
+};
+use tower_idempotency_sql::{
+    Driver, FencedTransaction, LeaseStatus, PostgresFence, RecordStatus, RecordWrite, SqlError,
+};
 
-use crate::suite::{Bank, assert_charged_once, committed, order};
+use crate::suite::{Bank, assert_charged_once, charge, committed, order};
 
 suite!(SeaOrm);
 
@@ -42,4 +51,102 @@ async fn dropped_nested_transaction_is_rolled_back() {
     let first = send(&app, order()).await;
     assert_eq!(first.status, StatusCode::CREATED);
     assert_charged_once(&bank, &app, &first).await;
+}
+
+/// End of the nested transaction of another task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Commit,
+    Rollback,
+    Drop,
+}
+
+/// A driver in whose transaction another task ends a nested one between the record and the commit.
+struct Interrupted {
+    open: OpenTransaction,
+    nested: Arc<Mutex<Option<DatabaseTransaction>>>,
+    ending: Ending,
+}
+
+impl Driver for Interrupted {
+    type Fence = PostgresFence;
+    type Target = DatabaseTransaction;
+
+    fn target(&self) -> &DatabaseTransaction {
+        self.open.target()
+    }
+
+    fn target_mut(&mut self) -> &mut DatabaseTransaction {
+        self.open.target_mut()
+    }
+
+    async fn lease_status(
+        &mut self,
+        fence: &PostgresFence,
+        lease: &LeaseRef,
+    ) -> Result<LeaseStatus, SqlError> {
+        self.open.lease_status(fence, lease).await
+    }
+
+    async fn write_record(
+        &mut self,
+        fence: &PostgresFence,
+        write: RecordWrite<'_>,
+    ) -> Result<RecordStatus, SqlError> {
+        self.open.write_record(fence, write).await
+    }
+
+    async fn commit(self) -> Result<(), SqlError> {
+        let nested = self.nested.lock().expect("no panic").take();
+        let nested = nested.expect("a nested transaction");
+        match self.ending {
+            Ending::Commit => nested.commit().await.expect("released"),
+            Ending::Rollback => nested.rollback().await.expect("rolled back"),
+            Ending::Drop => drop(nested),
+        }
+        self.open.commit().await
+    }
+
+    async fn rollback(self) -> Result<(), SqlError> {
+        self.open.rollback().await
+    }
+}
+
+/// A savepoint that is older than the record removes the record when it is rolled back. The effect is older than both.
+#[tokio::test(flavor = "multi_thread")]
+async fn rolled_back_record_commits_nothing() {
+    for ending in [Ending::Commit, Ending::Rollback, Ending::Drop] {
+        let test = format!("interrupted_{ending:?}").to_lowercase();
+        let bank = Bank::<SeaOrm>::open(&test).await;
+        let (app, executions) = bank.serve(move |bank: Bank<SeaOrm>, lease, n| async move {
+            if n > 1 {
+                return charge(bank, lease, n).await;
+            }
+            let level = Some(IsolationLevel::ReadCommitted);
+            let open = bank.pool.0.begin_with_config(level, None).await;
+            let nested = Arc::new(Mutex::new(None));
+            let driver = Interrupted {
+                open: open.expect("begun").into(),
+                nested: Arc::clone(&nested),
+                ending,
+            };
+            let fence = (&bank.database.store).into();
+            let tx = FencedTransaction::begin(fence, &lease, driver).await;
+            let tx = tx.expect("begun");
+            let effect = bank.database.effect("charge", 1, n);
+            tx.execute_unprepared(&effect).await.expect("the effect");
+            let savepoint = tx.begin().await.expect("a savepoint");
+            *nested.lock().expect("no panic") = Some(savepoint);
+            committed(tx, created(n)).await
+        });
+        let first = send(&app, order()).await;
+        let mut expected = 1;
+        if ending != Ending::Commit {
+            assert_eq!((first.text(), bank.count().await), ("Database", 0));
+            expected = 2;
+        }
+        let last = send(&app, order()).await;
+        assert_charged_once(&bank, &app, &last).await;
+        assert_eq!(executions.count(), expected, "{ending:?}");
+    }
 }

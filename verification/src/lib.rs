@@ -4,6 +4,7 @@
 
 pub mod campaign;
 pub mod clients;
+pub mod exactly_once;
 pub mod fleet;
 pub mod oracle;
 pub mod simulation;

@@ -6,15 +6,21 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::ExitCode,
+    time::Duration,
 };
 
-use metrics_exporter_prometheus::PrometheusBuilder;
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use sd_notify::NotifyState;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    time::sleep,
+};
+use tower_idempotency::metrics::{RECORD_BYTES_BUCKETS, SECONDS_BUCKETS};
 use tower_idempotency_proxy::{Config, ConfigError, Proxy, ProxyHandle};
 
 /// Exit code of a configuration that is rejected.
 const WRONG_CONFIG: u8 = 2;
+const UPKEEP_PERIOD: Duration = Duration::from_secs(5);
 
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -157,10 +163,28 @@ fn start_log() {
         .init();
 }
 
+/// Installs the recorder of the metrics. Its histograms have the buckets that the dashboard and the alert rules expect.
+fn install_recorder() -> Result<PrometheusHandle, BuildError> {
+    let full = |name: &str| Matcher::Full(name.to_owned());
+    let recorder = PrometheusBuilder::new()
+        .set_buckets_for_metric(full("idempotency_handler_seconds"), &SECONDS_BUCKETS)?
+        .set_buckets_for_metric(full("idempotency_store_seconds"), &SECONDS_BUCKETS)?
+        .set_buckets_for_metric(full("idempotency_record_bytes"), &RECORD_BYTES_BUCKETS)?
+        .install_recorder()?;
+    // Without this, the samples of histograms use up memory until the next scrape.
+    let upkeep = recorder.clone();
+    tokio::spawn(async move {
+        loop {
+            sleep(UPKEEP_PERIOD).await;
+            upkeep.run_upkeep();
+        }
+    });
+    Ok(recorder)
+}
+
 /// Serves until a signal. Returns `true` if all requests have finished.
 async fn run(args: Args, store: Option<String>, config: Config) -> Result<bool, String> {
-    let recorder = PrometheusBuilder::new().install_recorder();
-    let recorder = recorder.map_err(|error| format!("cannot record metrics: {error}"))?;
+    let recorder = install_recorder().map_err(|error| format!("cannot record metrics: {error}"))?;
     let proxy = Proxy::bind(config)
         .await
         .map_err(|error| error.to_string())?;

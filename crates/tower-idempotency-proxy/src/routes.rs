@@ -85,6 +85,7 @@ impl Live {
     ) -> Result<Self, ConfigError> {
         let mut pools = HashMap::new();
         for (name, upstream) in &config.upstream {
+            telemetry::register_upstream(name);
             pools.insert(name.clone(), pool(name, upstream, old)?);
         }
         let mut routes = Vec::with_capacity(config.route.len());

@@ -97,6 +97,20 @@ impl ResponseCounters {
     }
 }
 
+/// Creates the counters of an upstream, so that they exist before its first failure.
+pub(crate) fn register_upstream(upstream: &str) {
+    let unknown = ["upstream-broken", "upstream-timeout", "status"];
+    for reason in unknown {
+        counter!("idempotency_proxy_unknown_outcomes_total", "upstream" => upstream.to_owned(), "reason" => reason)
+            .increment(0);
+    }
+    let failures = ["unsent", "upstream-broken", "upstream-timeout"];
+    for reason in failures {
+        counter!("idempotency_proxy_upstream_failures_total", "upstream" => upstream.to_owned(), "reason" => reason)
+            .increment(0);
+    }
+}
+
 /// Counts the failure of a request. The message of the cause contains no data of the request.
 pub(crate) fn upstream_failed(upstream: &str, reason: &str, cause: Option<&Cause>) {
     let (upstream, reason) = (upstream.to_owned(), reason.to_owned());

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tests::{few_or, scratch::Scratch};
+use tests::{few_or, metrics_page, scratch::Scratch};
 
 use crate::harness::{Process, Upstream, command, config, exchange, get, post};
 
@@ -195,6 +195,58 @@ fn hangup_reloads_configuration() {
     ] {
         assert!(metrics.contains(line), "{line} in {metrics}");
     }
+}
+
+// S-871
+#[test]
+fn scrape_after_start_lists_every_metric() {
+    let scratch = Scratch::new();
+    let file = scratch.file("proxy.toml");
+    let upstream = Upstream::start(|_| true);
+    fs::write(&file, config("memory", upstream.address, "")).unwrap();
+    let proxy = Process::start(&file);
+    let scrape = || {
+        let reply = get(proxy.admin, "/metrics").0;
+        let (_, page) = reply.split_once("\r\n\r\n").unwrap();
+        metrics_page::check(page);
+        page.to_owned()
+    };
+    let page = scrape();
+    let listed = metrics_page::parse(&page);
+    let mut documented = metrics_page::documented();
+    // The store sets this gauge when it connects to Redis.
+    documented.remove("idempotency_redis_evicting");
+    documented.retain(|name, _| !name.starts_with("idempotency_client_"));
+    assert!(listed.keys().eq(documented.keys()), "{page}");
+    for (name, metric) in documented {
+        let found = &listed[&name];
+        assert_eq!(found.kind, metric.kind, "{name}");
+        assert!(!found.help.is_empty(), "{name}");
+    }
+    let samples = page.lines().filter(|it| it.starts_with("idempotency_"));
+    for sample in samples {
+        assert!(sample.ends_with(" 0"), "{sample}");
+    }
+    for (metric, reasons) in [
+        (
+            "upstream_failures",
+            ["unsent", "upstream-broken", "upstream-timeout"],
+        ),
+        (
+            "unknown_outcomes",
+            ["status", "upstream-broken", "upstream-timeout"],
+        ),
+    ] {
+        for reason in reasons {
+            let line = format!(
+                "idempotency_proxy_{metric}_total{{upstream=\"app\",reason=\"{reason}\"}} 0"
+            );
+            assert!(page.lines().any(|it| it == line), "{line} in {page}");
+        }
+    }
+
+    assert_eq!(post(proxy.address, "/pay", "k", "1").status(), 201);
+    scrape();
 }
 
 #[test]

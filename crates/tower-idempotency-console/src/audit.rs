@@ -133,7 +133,8 @@ pub fn change_id() -> String {
 pub fn changes_nothing(error: &InspectError) -> bool {
     matches!(
         error.kind(),
-        InspectErrorKind::WrongState
+        InspectErrorKind::Refused
+            | InspectErrorKind::WrongState
             | InspectErrorKind::RecordTooLarge { .. }
             | InspectErrorKind::Unsupported
     )

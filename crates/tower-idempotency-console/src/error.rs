@@ -69,7 +69,7 @@ impl PageError {
 impl From<InspectError> for PageError {
     fn from(error: InspectError) -> Self {
         let status = match error.kind() {
-            InspectErrorKind::Backend => StatusCode::BAD_GATEWAY,
+            InspectErrorKind::Backend | InspectErrorKind::Refused => StatusCode::BAD_GATEWAY,
             InspectErrorKind::RecordTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             _ => StatusCode::BAD_REQUEST,
         };

@@ -14,7 +14,6 @@ use crate::{
         detach::Detachable,
         shared::Context,
     },
-    inspect::RUN_ONCE_OPERATION,
     layer::IdempotencyLayer,
     lease::Lease,
     record::{Codec, NeedsAttention, Record},
@@ -26,7 +25,7 @@ use crate::{
             unfinished_transaction, unreadable_record,
         },
     },
-    store::{Claim, Fingerprint, KeyId, StoreError, Token, Ttl},
+    store::{Claim, Fingerprint, KeyId, RUN_ONCE_OPERATION, StoreError, Token, Ttl},
     telemetry,
 };
 

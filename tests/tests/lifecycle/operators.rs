@@ -381,3 +381,31 @@ async fn anonymous_and_run_once_keys_lead_to_entry() {
     );
     assert!(layer.key_ids("\n", &[]).is_err());
 }
+
+/// The store has no operations. A response would block such an entry, so operators see that its record is a value.
+#[tokio::test(start_paused = true)]
+async fn run_once_is_known_without_details() {
+    let store = MemoryStore::new();
+    let layer = IdempotencyLayer::new(store.clone());
+    let id = executed(&layer, &store, post("/orders", "k", "tea")).await;
+    let entry = store.get(&id).await.expect("memory").expect("a record");
+    assert_eq!(&*entry.entry.operation, "");
+    assert!(!entry.entry.is_of_run_once());
+
+    let work = NeedsAttention::new("refund-failed");
+    let ran = layer.run_once("message-1", "v1", async |_| {
+        Err::<u8, _>(tower_idempotency::run_once::WorkError::NeedsAttention(
+            work,
+            (),
+        ))
+    });
+    drop(ran.await);
+    let id = layer.run_once_key_id("message-1");
+    let entry = store.get(&id).await.expect("memory").expect("a record");
+    assert_eq!(entry.entry.state(), State::NeedsAttention);
+    assert!(entry.entry.is_of_run_once());
+    // A broken lease keeps the kind of the entry.
+    let retry = store.resolve(entry.entry.seen(), &Resolution::Retry).await;
+    let retry = retry.expect("memory");
+    assert!(retry.entry().is_some_and(|entry| entry.is_of_run_once()));
+}

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use tower_idempotency::{
     IdempotencyLayer, MemoryStore, NeedsAttention, Ttl,
     inspect::{Entry, EntryDetails, IdPrefix, Inspect as _, Resolution, ResolveOutcome, Seen},
+    replayed_by_default,
 };
 use tower_idempotency_console::{
     describe::{consequence, details_json, kept_for_operator},
@@ -38,7 +39,8 @@ pub(crate) struct Args {
     /// The decision
     decision: Decision,
 
-    /// The entry as it was seen: the value `seen` of list --json or show. Default: the present state
+    /// The entry as it was seen: the value `seen` of list --json or show. Default: the state at the start of this command, which
+    /// may differ from the one that a script with --yes has read before
     #[arg(long)]
     seen: Option<Seen>,
 
@@ -56,6 +58,11 @@ pub(crate) struct Args {
     /// A header of the response, for complete; may be repeated
     #[arg(long, value_name = "NAME: VALUE", value_parser = header)]
     header: Vec<(HeaderName, HeaderValue)>,
+
+    /// The name of a header that the service replays by its setting `with_replayed_headers`, for complete; may be repeated.
+    /// The tool knows only the headers that each service replays
+    #[arg(long, value_name = "NAME")]
+    replayed_header: Vec<HeaderName>,
 
     /// A file with the body of the response, for complete
     #[arg(long, value_name = "FILE")]
@@ -219,10 +226,13 @@ fn confirm(args: &Args, details: &EntryDetails) -> Result<(), Failure> {
 
 fn resolution(args: &Args, details: &EntryDetails) -> Result<Resolution, Failure> {
     if args.decision != Decision::Complete
-        && (args.status.is_some() || !args.header.is_empty() || args.body_file.is_some())
+        && (args.status.is_some()
+            || !args.header.is_empty()
+            || !args.replayed_header.is_empty()
+            || args.body_file.is_some())
     {
         return Err(Failure::usage(
-            "--status, --header and --body-file are for complete",
+            "--status, --header, --replayed-header and --body-file are for complete",
         ));
     }
     Ok(match args.decision {
@@ -248,12 +258,21 @@ fn resolution(args: &Args, details: &EntryDetails) -> Result<Resolution, Failure
             response.headers_mut().extend(args.header.iter().cloned());
             let retention =
                 Ttl::try_from(args.retention).map_err(|error| Failure::usage(error.to_string()))?;
-            let layer = IdempotencyLayer::new(MemoryStore::new());
+            let replayed = args.replayed_header.clone();
+            let layer =
+                IdempotencyLayer::new(MemoryStore::new()).with_replayed_headers(move |name| {
+                    replayed.contains(name) || replayed_by_default(name)
+                });
             let record = response::encode(&layer, details.entry.id(), &response);
-            Resolution::Complete {
-                record: record.map_err(Failure::usage)?,
-                retention,
-            }
+            let record = record.map_err(|problem| {
+                let hint = if args.header.is_empty() {
+                    ""
+                } else {
+                    "; if the service replays a header by its own setting, add --replayed-header NAME"
+                };
+                Failure::usage(format!("{problem}{hint}"))
+            })?;
+            Resolution::Complete { record, retention }
         }
     })
 }

@@ -15,7 +15,7 @@ use tests::{
 };
 use tower_idempotency::{
     NeedsAttention, Preset,
-    inspect::{Inspect, State},
+    inspect::{Inspect, RecordContents, State},
     run_once::{Outcome, WorkError},
 };
 use tower_idempotency_sqlx::sqlx::{self, Connection as _, Row as _};
@@ -427,7 +427,7 @@ async fn response_is_recorded_whole_or_rejected() {
     let scratch = Scratch::new();
     let url = format!("sqlite:{}", scratch.file("keys.db").display());
     let store = crate::open(&url).await.expect("a file");
-    Keys::create(&store).await;
+    let keys = Keys::create(&store).await;
     fs::write(scratch.file("body"), "paid").expect("a file");
     for (response, expected) in [
         (
@@ -447,6 +447,32 @@ async fn response_is_recorded_whole_or_rejected() {
         assert!(ran.err.contains(expected), "{ran:?}");
     }
     assert!(!scratch.file("log").exists(), "nothing was intended");
+
+    // The operator knows a setting of the service.
+    let replayed = [
+        "resolve",
+        "bbbbbbbb",
+        "complete",
+        "--reason",
+        "x",
+        "--audit",
+        "log",
+        "--yes",
+        "--status",
+        "201",
+        "--header",
+        "set-cookie: a=b",
+        "--replayed-header",
+        "Set-Cookie",
+    ];
+    let ran = run_in(&scratch.file(""), &url, &replayed);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let details = store.get(&keys.orphaned.id).await.expect("a file");
+    let contents = details.expect("an entry").contents(usize::MAX);
+    let Some(RecordContents::Response(response)) = contents else {
+        panic!("expected a response");
+    };
+    assert_eq!(response.headers()["set-cookie"], "a=b");
 }
 
 #[tokio::test(flavor = "multi_thread")]

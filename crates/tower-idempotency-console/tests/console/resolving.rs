@@ -597,6 +597,12 @@ async fn each_failure_says_if_entry_is_changed() {
             "Nothing was changed.",
         ),
         (
+            InspectErrorKind::Refused,
+            502,
+            "failed",
+            "Nothing was changed.",
+        ),
+        (
             InspectErrorKind::Backend,
             502,
             "unknown",

@@ -16,7 +16,7 @@ use tower_idempotency::{
 };
 
 use crate::{
-    error::DynamoDbError,
+    error::{DynamoDbError, DynamoDbErrorKind},
     item::{COMPLETED, IN_PROGRESS, NEEDS_ATTENTION},
     store::DynamoDbStore,
 };
@@ -80,8 +80,34 @@ impl Inspect for DynamoDbStore {
 }
 
 impl From<DynamoDbError> for InspectError {
+    /// The clocks are compared before a resolution writes.
     fn from(error: DynamoDbError) -> Self {
-        Self::backend(error)
+        if error.kind() == DynamoDbErrorKind::ClockSkew {
+            Self::refused(error)
+        } else {
+            Self::backend(error)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tower_idempotency::inspect::InspectErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn only_refused_clock_changes_nothing() {
+        for (kind, expected) in [
+            (DynamoDbErrorKind::ClockSkew, InspectErrorKind::Refused),
+            (DynamoDbErrorKind::Refused, InspectErrorKind::Backend),
+            (DynamoDbErrorKind::Unreachable, InspectErrorKind::Backend),
+        ] {
+            let error = InspectError::from(DynamoDbError::new(kind, "the reason"));
+            assert_eq!(error.kind(), expected, "{kind:?}");
+            let source = std::error::Error::source(&error).map(ToString::to_string);
+            assert_eq!(source.as_deref(), Some("the reason"));
+        }
     }
 }
 

@@ -9,13 +9,8 @@ use bytes::Bytes;
 use super::{PageToken, ParseTokenError, Seen};
 use crate::{
     record::RecordKind,
-    store::{Fingerprint, KeyId},
+    store::{Fingerprint, KeyId, is_operation_of_run_once},
 };
-
-/// Operation of the work of `run_once`.
-pub(crate) const RUN_ONCE_OPERATION: &str = "run_once";
-/// Beginning of the operation of an item of a batch.
-pub(crate) const ITEM_OPERATION: &str = "item ";
 
 /// State of an entry for operators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -197,7 +192,7 @@ impl Entry {
     /// Decided by the operation. A record of a response would block such an entry: its next run could not read it.
     #[must_use]
     pub fn is_of_run_once(&self) -> bool {
-        *self.operation == *RUN_ONCE_OPERATION || self.operation.starts_with(ITEM_OPERATION)
+        is_operation_of_run_once(&self.operation)
     }
 
     /// Returns the identification of this state of the entry, for [`Inspect::resolve`](super::Inspect::resolve).

@@ -15,6 +15,8 @@ pub struct InspectError {
 pub enum InspectErrorKind {
     /// The backend failed or was unreachable. The call may have taken effect nevertheless.
     Backend,
+    /// The store refused the call before it sent a change, for the reason in the source. Nothing was changed.
+    Refused,
     /// The resolution does not apply to the state that was seen. Nothing was changed.
     WrongState,
     /// The page token is that of another store or of another query.
@@ -44,6 +46,15 @@ impl InspectError {
         }
     }
 
+    /// Creates an error of the kind [`Refused`](InspectErrorKind::Refused) from its source.
+    #[must_use]
+    pub fn refused(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self {
+            kind: InspectErrorKind::Refused,
+            source: Some(source.into()),
+        }
+    }
+
     /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> InspectErrorKind {
@@ -67,6 +78,7 @@ impl fmt::Display for InspectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
             InspectErrorKind::Backend => f.write_str("the store failed"),
+            InspectErrorKind::Refused => f.write_str("the store refused the call"),
             InspectErrorKind::WrongState => {
                 f.write_str("the resolution does not apply to the state of the entry")
             }

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     record::NeedsAttention,
     store::{
-        KeyId, MemoryStore, StoreError, Token, Ttl,
+        KeyId, MemoryStore, RUN_ONCE_OPERATION, StoreError, Token, Ttl,
         memory::{Change, Kind, Position, Snapshot},
     },
 };
@@ -199,6 +199,9 @@ impl Moment {
         };
         entry.owner = snapshot.owner.into();
         entry.operation = snapshot.operation.clone();
+        if entry.operation.is_empty() && snapshot.is_of_run_once {
+            entry.operation = RUN_ONCE_OPERATION.into();
+        }
         entry.since = self.time(since);
         entry.age = Duration::from_nanos(self.now.saturating_sub(since));
         entry.lease_expires = snapshot.lease_expires.map(|expires| self.time(expires));

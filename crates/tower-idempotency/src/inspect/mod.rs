@@ -73,7 +73,6 @@ mod tests;
 
 use std::{future::Future, sync::Arc};
 
-pub(crate) use self::entry::{ITEM_OPERATION, RUN_ONCE_OPERATION};
 pub use self::{
     abilities::Abilities,
     contents::RecordContents,

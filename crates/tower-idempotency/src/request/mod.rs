@@ -19,7 +19,6 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header, request}
 use crate::{
     digest::{FieldDigest, ScopedKey, VERSION},
     error::{Error, ErrorKind},
-    inspect::ITEM_OPERATION,
     request::{
         fingerprint::{
             entry_id, host, media_type, new_scope, original_path_and_query, original_uri,
@@ -28,7 +27,10 @@ use crate::{
         principal::{Identity, PrincipalError},
         rules::{KeyFrom, KeyReuse, KeyScope, MissingKey, Rules},
     },
-    store::{Claim, Fingerprint, KeyId, OrphanPolicy, ScopeDigest, StoreError, Token, Ttl},
+    store::{
+        Claim, Fingerprint, ITEM_OPERATION, KeyId, OrphanPolicy, ScopeDigest, StoreError, Token,
+        Ttl,
+    },
     telemetry,
 };
 

@@ -224,6 +224,16 @@ pub struct Claim {
     pub scope: Option<ScopeDigest>,
 }
 
+/// Operation of the work of `run_once`.
+pub(crate) const RUN_ONCE_OPERATION: &str = "run_once";
+/// Beginning of the operation of an item of a batch.
+pub(crate) const ITEM_OPERATION: &str = "item ";
+
+/// Returns `true` if the record of an entry with this operation is a value, and not a response.
+pub(crate) fn is_operation_of_run_once(operation: &str) -> bool {
+    operation == RUN_ONCE_OPERATION || operation.starts_with(ITEM_OPERATION)
+}
+
 impl Claim {
     /// Creates a claim under a new random token. Defaults: lease 15 s, takeover allowed, orphan retention 24 h, no
     /// owner, no operation and no scope.

@@ -34,6 +34,8 @@ pub(crate) struct Snapshot {
     pub(crate) record: Option<Bytes>,
     pub(crate) owner: &'static str,
     pub(crate) operation: Box<str>,
+    /// Known without details too.
+    pub(crate) is_of_run_once: bool,
     pub(crate) position: Position,
 }
 
@@ -72,7 +74,8 @@ pub(crate) enum Change {
 }
 
 impl MemoryStore {
-    /// Stores owner and operation of each key, for [operators](crate::inspect). Default: neither is stored.
+    /// Stores owner and operation of each key, for [operators](crate::inspect). Default: neither is stored, and the entries of
+    /// [`run_once`](crate::IdempotencyLayer::run_once) and of items have the operation `run_once`.
     ///
     /// Each entry then takes 96 bytes more, and the bytes of its operation. These bytes count in the byte limit. Applies to
     /// all clones, and to keys that are used from now on.
@@ -308,6 +311,7 @@ fn snapshot(shard: &Shard, index: u8, slot: u32) -> Snapshot {
         record,
         owner: details.map_or("", |details| details.owner),
         operation: details.map_or_else(Box::default, |details| details.operation.clone()),
+        is_of_run_once: entry.is_of_run_once,
         position: Position {
             shard: index,
             deadline: entry.state.deadline(),

@@ -23,7 +23,9 @@ use super::{
     sync::{AtomicUsize, HashBuilder},
     usage::{Group, Usage},
 };
-use crate::store::{Claim, Fingerprint, KeyId, LeaseRef, ScopeDigest, Token};
+use crate::store::{
+    Claim, Fingerprint, KeyId, LeaseRef, ScopeDigest, Token, is_operation_of_run_once,
+};
 
 /// The number of expired entries of each kind that a write removes: more than a write can add.
 const EXPIRED_PER_WRITE: usize = 2;
@@ -83,24 +85,29 @@ pub(super) struct Entry {
     token: Token,
     pub(super) generation: NonZeroU64,
     pub(super) group: Group,
+    /// `true` if the record is a value and not a response.
+    pub(super) is_of_run_once: bool,
     /// Time of the first lease on the key, or of the completion.
     pub(super) since: Millis,
     pub(super) state: State,
 }
 
-/// A time in whole milliseconds, in six bytes, which fit into the padding of an entry.
+/// A time in whole milliseconds since the store was created, in five bytes, which fit into the padding of an entry. After 34 years
+/// it stays at its maximum.
 #[derive(Clone, Copy)]
-pub(super) struct Millis([u8; 6]);
+pub(super) struct Millis([u8; 5]);
 
 impl Millis {
     pub(super) const fn from_nanos(nanos: u64) -> Self {
-        let [a, b, c, d, e, f, ..] = (nanos / 1_000_000).to_le_bytes();
-        Self([a, b, c, d, e, f])
+        match (nanos / 1_000_000).to_le_bytes() {
+            [a, b, c, d, e, 0, 0, 0] => Self([a, b, c, d, e]),
+            _ => Self([u8::MAX; 5]),
+        }
     }
 
     pub(super) const fn as_nanos(self) -> u64 {
-        let Self([a, b, c, d, e, f]) = self;
-        u64::from_le_bytes([a, b, c, d, e, f, 0, 0]).saturating_mul(1_000_000)
+        let Self([a, b, c, d, e]) = self;
+        u64::from_le_bytes([a, b, c, d, e, 0, 0, 0]).saturating_mul(1_000_000)
     }
 }
 
@@ -134,6 +141,7 @@ impl Entry {
             fingerprint: claim.fingerprint,
             token: claim.token,
             generation,
+            is_of_run_once: is_operation_of_run_once(&claim.operation),
             since: Millis::from_nanos(now),
             state: State::leased(claim, now),
         }
@@ -148,6 +156,7 @@ impl Entry {
     ) -> Self {
         Self {
             group,
+            is_of_run_once: false,
             since: Millis::from_nanos(now),
             id: lease.id,
             fingerprint: lease.fingerprint,

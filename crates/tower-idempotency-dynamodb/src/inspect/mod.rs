@@ -90,6 +90,15 @@ impl From<DynamoDbError> for InspectError {
     }
 }
 
+/// Returns the `status` of entries in this state.
+const fn status_of(state: State) -> &'static str {
+    match state {
+        State::InProgress | State::Orphaned => IN_PROGRESS,
+        State::NeedsAttention => NEEDS_ATTENTION,
+        _ => COMPLETED,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use tower_idempotency::inspect::InspectErrorKind;
@@ -108,14 +117,5 @@ mod tests {
             let source = std::error::Error::source(&error).map(ToString::to_string);
             assert_eq!(source.as_deref(), Some("the reason"));
         }
-    }
-}
-
-/// Returns the `status` of entries in this state.
-const fn status_of(state: State) -> &'static str {
-    match state {
-        State::InProgress | State::Orphaned => IN_PROGRESS,
-        State::NeedsAttention => NEEDS_ATTENTION,
-        _ => COMPLETED,
     }
 }

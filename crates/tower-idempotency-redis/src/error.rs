@@ -4,6 +4,8 @@ use std::{error::Error, fmt};
 
 use redis::RedisError;
 
+use crate::connection::no_reply_in_time;
+
 /// The reason why a [`RedisStore`](crate::RedisStore) could not connect.
 ///
 /// The error contains neither the URL, which may include a password, nor any data that a server stores.
@@ -53,6 +55,12 @@ impl ConnectError {
     }
 
     pub(crate) fn unreachable(source: RedisError) -> Self {
+        // The client library has a deadline, too. Either of the two may pass first.
+        let source = if source.is_timeout() {
+            no_reply_in_time()
+        } else {
+            source
+        };
         Self::new(ConnectErrorKind::Unreachable, "cannot reach the server").with_source(source)
     }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use redis::{Cmd, Pipeline, RedisResult, Value, aio::ConnectionLike};
+use redis::{Cmd, Pipeline, RedisError, RedisResult, Value, aio::ConnectionLike};
 use tokio::time::{Instant, timeout_at};
 
 /// Sends a command and returns its reply. Error replies of the server become errors.
@@ -35,9 +35,12 @@ pub(crate) async fn with_deadline<T>(
 ) -> RedisResult<T> {
     match timeout_at(deadline, call).await {
         Ok(result) => result,
-        Err(_elapsed) => {
-            let message = "the server did not reply in time";
-            Err(io::Error::new(io::ErrorKind::TimedOut, message).into())
-        }
+        Err(_elapsed) => Err(no_reply_in_time()),
     }
+}
+
+/// Returns the error of a call whose deadline has passed.
+pub(crate) fn no_reply_in_time() -> RedisError {
+    let message = "the server did not reply in time";
+    io::Error::new(io::ErrorKind::TimedOut, message).into()
 }

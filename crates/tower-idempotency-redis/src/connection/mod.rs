@@ -11,7 +11,7 @@ use tokio::time::Instant;
 #[cfg(feature = "cluster")]
 pub(crate) use self::cluster::Cluster;
 #[cfg(feature = "deadpool")]
-pub(crate) use self::command::with_deadline;
+pub(crate) use self::command::{no_reply_in_time, with_deadline};
 use self::command::{send, send_pair};
 pub(crate) use self::reconnect::ReconnectingConnection;
 #[cfg(feature = "deadpool")]

@@ -191,7 +191,10 @@ impl Table {
                 }
                 Some(slot) => {
                     shard.update(shared, slot, |entry| {
-                        *entry = Entry::completed(lease, entry.group, record, expires, now);
+                        *entry = Entry {
+                            is_of_run_once: entry.is_of_run_once,
+                            ..Entry::completed(lease, entry.group, record, expires, now)
+                        };
                     });
                     shard.take_waiters(slot)
                 }

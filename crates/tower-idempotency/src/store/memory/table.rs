@@ -191,10 +191,9 @@ impl Table {
                 }
                 Some(slot) => {
                     shard.update(shared, slot, |entry| {
-                        *entry = Entry {
-                            is_of_run_once: entry.is_of_run_once,
-                            ..Entry::completed(lease, entry.group, record, expires, now)
-                        };
+                        let is_of_run_once = entry.is_of_run_once;
+                        *entry = Entry::completed(lease, entry.group, record, expires, now);
+                        entry.is_of_run_once = is_of_run_once;
                     });
                     shard.take_waiters(slot)
                 }

@@ -118,9 +118,8 @@ impl Client {
     }
 }
 
-/// The longest time that a client waits in total. The most patient client waits this long for one member. The value is
-/// large enough for a busy machine.
-pub(super) const LONGEST: Duration = Duration::from_secs(120);
+/// The longest time that a client waits in total. The most patient client waits this long for one member.
+pub(super) const LONGEST: Duration = tests::HANG_GUARD;
 
 fn outcome(mut response: TestResponse) -> Outcome {
     if response.status.is_success() {

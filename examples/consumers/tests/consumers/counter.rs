@@ -280,7 +280,7 @@ impl Place {
     /// Returns the arguments of a process with writers of 50 updates by 10, and leases that expire soon after a kill.
     fn writers<'a>(&'a self, more: &[&'a str]) -> Vec<&'a str> {
         let place = ["--endpoint", &self.endpoint, "--table", &self.table];
-        let leases = ["--lease", "500ms", "--skew", "0s"];
+        let leases = ["--lease", "500ms", "--skew", "0s", "--patience", "1h"];
         let writers = ["counter", "--writers", "2"];
         [&place[..], &leases, &writers, more].concat()
     }

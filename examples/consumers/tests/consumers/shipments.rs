@@ -190,7 +190,7 @@ impl Consumers {
 
     fn args<'a>(&'a self, more: &[&'a str]) -> Vec<&'a str> {
         let place = ["--endpoint", &self.endpoint, "--table", &self.table];
-        let leases = ["--lease", "500ms", "--skew", "0s"];
+        let leases = ["--lease", "500ms", "--skew", "0s", "--patience", "1h"];
         // Equal messages after the window get another parcel.
         let messages = ["shipments", "--messages", "40", "--window", "1h"];
         [&place[..], &leases, &messages, more].concat()

@@ -10,8 +10,9 @@ use tokio::time::Instant;
 
 #[cfg(feature = "cluster")]
 pub(crate) use self::cluster::Cluster;
+pub(crate) use self::command::no_reply_in_time;
 #[cfg(feature = "deadpool")]
-pub(crate) use self::command::{no_reply_in_time, with_deadline};
+pub(crate) use self::command::with_deadline;
 use self::command::{send, send_pair};
 pub(crate) use self::reconnect::ReconnectingConnection;
 #[cfg(feature = "deadpool")]

@@ -194,6 +194,26 @@ async fn page_among_equal_scores_takes_two_calls() {
     assert_eq!(found.len(), 12);
 }
 
+/// One call examines 256 slots, and one more for each other node with some of them.
+#[tokio::test]
+async fn cluster_listing_examines_slots_together() {
+    let cluster = RedisCluster::start();
+    let store = on_cluster(&cluster, "together:").await;
+    let claims: Vec<_> = (0..3).map(|_| sql::claim()).collect();
+    for claim in &claims {
+        store.acquire(claim).await.expect("the cluster runs");
+    }
+    // Each node has the scripts in its cache from now on.
+    listed(&store, Query::new(State::InProgress)).await;
+    let monitors = [0, 1, 2].map(|node| cluster.node(node).monitor());
+    let found = listed(&store, Query::new(State::InProgress)).await;
+    assert_eq!(found.len(), claims.len());
+    let asked: Vec<_> = monitors.into_iter().flat_map(|it| it.asked()).collect();
+    let count = |name| asked.iter().filter(|it| it.name == name).count();
+    assert_eq!(count("exists"), 0, "{asked:?}");
+    assert!((64..90).contains(&count("evalsha")), "{asked:?}");
+}
+
 /// The index forgets entries that the server has lost, and is deleted with its last lease.
 #[tokio::test]
 async fn lost_entries_leave_index() {

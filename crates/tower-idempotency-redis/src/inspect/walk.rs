@@ -32,7 +32,7 @@ pub(super) struct Walk<'a> {
     queue: VecDeque<Position>,
     /// After the members of the queue. `None` after the last member of the last index.
     rest: Option<Position>,
-    /// Number of indexes that are read at the same time.
+    /// Number of indexes that are examined at the same time.
     width: u16,
     examined: usize,
 }
@@ -164,8 +164,12 @@ impl<'a> Walk<'a> {
         };
         let batch = if self.examined == 0 { count } else { BATCH };
         let numbers = rest.index..rest.index.saturating_add(width).min(end);
-        let (this, last) = (&*self, numbers.end);
-        let present = this.present(numbers).await?;
+        let (this, mut last) = (&*self, numbers.end);
+        let mut present = this.present(numbers).await?;
+        if let Some(&next) = present.get(MAX_READ) {
+            present.truncate(MAX_READ);
+            last = next;
+        }
         let read = present.into_iter().map(async |index| {
             let after = if index == rest.index {
                 rest
@@ -201,8 +205,6 @@ impl<'a> Walk<'a> {
     }
 
     /// Returns the numbers of the indexes that exist. Most slots of a cluster have none.
-    ///
-    /// A script examines many indexes at once. Those that are on another node than the first one are examined singly.
     async fn present(&self, numbers: Range<u16>) -> Result<Vec<u16>, StoreError> {
         if self.indexes.len() == 1 {
             return Ok(numbers.collect());
@@ -210,29 +212,57 @@ impl<'a> Walk<'a> {
         let keys: Vec<_> = numbers
             .map(|number| (number, self.key_of(number)))
             .collect();
-        let chunks = keys.chunks(INDEXES_IN_CALL).map(async |chunk| {
-            let keys: Vec<_> = chunk.iter().map(|(_, key)| key.as_str()).collect();
-            let script = &self.inner.scripts.operators.present;
-            let (link, deadline) = (&self.inner.acquire_link, self.inner.deadline());
-            let reply = run_by_hash(link, deadline, script, &keys[..1], &keys).await;
-            let found = match reply.map_err(StoreError::backend)? {
-                Value::Array(found) if found.len() == keys.len() => found,
-                _ => return Err(unexpected_reply("a number for each index")),
-            };
-            let mut present = Vec::new();
-            for ((number, key), found) in chunk.iter().zip(found) {
-                let is_present = match found {
-                    Value::Int(ABSENT) => false,
-                    Value::Int(PRESENT) => true,
-                    _ => self.is_present(key).await?,
-                };
-                if is_present {
-                    present.push(*number);
+        let chunks = keys.chunks(INDEXES_IN_CALL);
+        let present = chunks.map(|chunk| self.present_of(chunk.iter().collect()));
+        Ok(try_join_all(present).await?.concat())
+    }
+
+    /// Returns the numbers of those indexes that exist. A script on the node of the first index examines all that are on this
+    /// node, and so on for the others. An index that a script cannot examine is examined by a call of its own.
+    async fn present_of(&self, mut keys: Vec<&(u16, String)>) -> Result<Vec<u16>, StoreError> {
+        let mut present = Vec::new();
+        while !keys.is_empty() {
+            let found = self.examine(&keys).await?;
+            let is_first_alone = found.iter().filter(|it| it.is_some()).count() <= 1;
+            let mut elsewhere = Vec::new();
+            for (key, is_present) in keys.into_iter().zip(found) {
+                match is_present {
+                    Some(true) => present.push(key.0),
+                    Some(false) => {}
+                    None => elsewhere.push(key),
                 }
             }
-            Ok(present)
-        });
-        Ok(try_join_all(chunks).await?.concat())
+            keys = elsewhere;
+            if is_first_alone {
+                // The server refuses the keys of other slots, or a slot is being moved.
+                let single = keys.drain(..).map(async |(number, key)| {
+                    let is_present = self.is_present(key).await?;
+                    Ok::<_, StoreError>(is_present.then_some(*number))
+                });
+                present.extend(try_join_all(single).await?.into_iter().flatten());
+            }
+        }
+        present.sort_unstable();
+        Ok(present)
+    }
+
+    /// Returns for each index if it exists, or `None` if the node of the first one does not have it.
+    async fn examine(&self, keys: &[&(u16, String)]) -> Result<Vec<Option<bool>>, StoreError> {
+        let keys: Vec<_> = keys.iter().map(|(_, key)| key.as_str()).collect();
+        let script = &self.inner.scripts.operators.present;
+        let (link, deadline) = (&self.inner.acquire_link, self.inner.deadline());
+        let reply = run_by_hash(link, deadline, script, &keys[..1], &keys).await;
+        match reply.map_err(StoreError::backend)? {
+            Value::Array(found) if found.len() == keys.len() => {
+                let exists = |found| match found {
+                    Value::Int(ABSENT) => Some(false),
+                    Value::Int(PRESENT) => Some(true),
+                    _ => None,
+                };
+                Ok(found.into_iter().map(exists).collect())
+            }
+            _ => Err(unexpected_reply("a number for each index")),
+        }
     }
 
     async fn is_present(&self, key: &str) -> Result<bool, StoreError> {
@@ -309,9 +339,11 @@ fn parse_members(reply: Value) -> Result<Vec<(Vec<u8>, u64)>, StoreError> {
 const MAX_SKEW: Duration = Duration::from_secs(10);
 /// Number of members that a call reads from an index, after the first call.
 const BATCH: usize = 500;
-/// Number of indexes of a cluster that are read first, and at most at the same time.
+/// Number of indexes of a cluster that are examined first, and at most at the same time.
 const MIN_WIDTH: u16 = 32;
 const MAX_WIDTH: u16 = 2048;
+/// Number of indexes that are read at most at the same time.
+const MAX_READ: usize = 512;
 /// Number of indexes that a call examines: some hundred microseconds of the server's time.
 const INDEXES_IN_CALL: usize = 256;
 // The reply of `scripts/present.lua`.

@@ -3,6 +3,7 @@
 //! It behaves like TCP: if one direction of a connection has lost bytes, no later bytes get through.
 
 use std::{
+    convert::Infallible,
     net::SocketAddr,
     sync::{
         Arc, Mutex, PoisonError,
@@ -18,6 +19,7 @@ use tokio::{
     runtime,
     sync::{oneshot, watch},
     task::{LocalSet, spawn_local},
+    time::sleep,
 };
 
 pub use self::fault::Fault;
@@ -165,6 +167,30 @@ impl Proxy {
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.state.lost.load(Ordering::SeqCst)
+    }
+
+    /// Cuts all connections, or loses a reply first, each time that `progress` has increased by `step`. So the clients get on,
+    /// however slow the machine is. Never returns.
+    pub async fn cut_at_progress(&self, step: u64, progress: impl Fn() -> u64) -> Infallible {
+        let poll = Duration::from_millis(1);
+        for cuts in 0_u64.. {
+            let next = progress() + step;
+            while progress() < next {
+                sleep(poll).await;
+            }
+            if cuts.is_multiple_of(3) {
+                let lost = self.lost();
+                self.set(Mode::LoseReplies(Then::Cut));
+                while self.lost() == lost {
+                    sleep(poll).await;
+                }
+            } else {
+                self.set(Mode::Cut);
+                sleep(poll).await;
+            }
+            self.set(Mode::Pass);
+        }
+        unreachable!("the number of cuts has 64 bits");
     }
 
     /// Forwards new connections to another server from now on. Open connections are not affected.

@@ -21,11 +21,7 @@ use payments_grpc::{
     service::protection,
 };
 use prost::Message;
-use tests::{
-    few_or,
-    playground::run,
-    proxy::{Mode, Proxy, Then},
-};
+use tests::{few_or, playground::run, proxy::Proxy};
 use tokio::{
     net::TcpListener,
     time::{sleep, timeout},
@@ -211,7 +207,7 @@ fn from_hex(text: &str) -> Vec<u8> {
     bytes.collect()
 }
 
-/// Calls through a proxy that cuts all connections some thirty times a second, or loses their replies first.
+/// Calls through a proxy that cuts all connections after every fourth execution, or loses a reply first.
 async fn assert_calls_pay_once(language: &str) {
     let calls = few_or(1_000, 10_000);
     let command = client(language);
@@ -223,22 +219,10 @@ async fn assert_calls_pay_once(language: &str) {
     let args = ["calls", count.as_str()];
     let began = Instant::now();
     let client = outcomes(command, proxy.address(), &args);
-    let mut cuts = 0;
-    let cutting = async {
-        loop {
-            sleep(Duration::from_millis(30)).await;
-            proxy.set(match cuts % 3 {
-                0 => Mode::LoseReplies(Then::Cut),
-                _ => Mode::Cut,
-            });
-            sleep(Duration::from_millis(3)).await;
-            proxy.set(Mode::Pass);
-            cuts += 1;
-        }
-    };
+    let executions = || bank.executions.load(Ordering::Relaxed);
     let mut outcomes = tokio::select! {
         outcomes = client => outcomes,
-        () = cutting => unreachable!("it is endless"),
+        never = proxy.cut_at_progress(4, executions) => match never {},
     };
     let took = began.elapsed();
     assert!(layer.drain(Duration::from_secs(30)).await);
@@ -263,7 +247,7 @@ async fn assert_calls_pay_once(language: &str) {
     }
     let retries = bank.retries.load(Ordering::Relaxed);
     println!(
-        "{language}: {calls} calls in {took:.1?}, {} executions, {cuts} cuts, {} replies lost, {} connections, {retries} retries \
+        "{language}: {calls} calls in {took:.1?}, {} executions, {} replies lost, {} connections, {retries} retries \
          of the library, {again} calls made again",
         bank.executions.load(Ordering::Relaxed),
         proxy.lost(),

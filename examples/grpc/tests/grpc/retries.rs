@@ -9,11 +9,8 @@ use std::{
 };
 
 use payments_grpc::client::{connect, pay};
-use tests::{
-    few_or,
-    proxy::{Mode, Proxy, Then},
-};
-use tokio::time::sleep;
+use tests::{HANG_GUARD, few_or, proxy::Proxy};
+use tokio::{task::JoinSet, time::timeout};
 use tonic::{Response, Status};
 
 use crate::harness::{Scripted, key, layer, payment, start};
@@ -49,40 +46,33 @@ async fn each_call_has_one_effect_through_cut_connections() {
     let (addr, _) = start(layer.clone(), &service).await;
     let proxy = Proxy::start(addr);
     let next = Arc::new(AtomicUsize::new(0));
-    let clients: Vec<_> = (0..CLIENTS)
-        .map(|_| {
-            let (next, address) = (Arc::clone(&next), proxy.address());
-            tokio::spawn(async move {
-                let mut client = connect(address).expect("a valid address");
-                let mut ids = Vec::new();
-                loop {
-                    let call = next.fetch_add(1, Ordering::Relaxed);
-                    if call >= calls {
-                        return ids;
-                    }
-                    let (key, payment) = (key(&format!("call-{call}")), payment(&call.to_string()));
-                    let paid = pay(&mut client, &key, &payment).await.expect("paid");
-                    ids.push(paid.get_ref().id);
+    let mut clients = JoinSet::new();
+    for _ in 0..CLIENTS {
+        let (next, address) = (Arc::clone(&next), proxy.address());
+        clients.spawn(async move {
+            let mut client = connect(address).expect("a valid address");
+            let mut ids = Vec::new();
+            loop {
+                let call = next.fetch_add(1, Ordering::Relaxed);
+                if call >= calls {
+                    return ids;
                 }
-            })
-        })
-        .collect();
-    let mut cuts = 0;
-    while clients.iter().any(|client| !client.is_finished()) {
-        sleep(Duration::from_millis(15)).await;
-        let mode = match cuts % 3 {
-            0 => Mode::LoseReplies(Then::Cut),
-            _ => Mode::Cut,
-        };
-        proxy.set(mode);
-        sleep(Duration::from_millis(3)).await;
-        proxy.set(Mode::Pass);
-        cuts += 1;
+                let (key, payment) = (key(&format!("call-{call}")), payment(&call.to_string()));
+                let paid = pay(&mut client, &key, &payment).await.expect("paid");
+                ids.push(paid.get_ref().id);
+            }
+        });
     }
-    let mut ids = Vec::new();
-    for client in clients {
-        ids.extend(client.await.expect("no panic"));
-    }
+    let paying = timeout(HANG_GUARD, clients.join_all());
+    let ids = tokio::select! {
+        ids = paying => ids,
+        never = proxy.cut_at_progress(4, || service.effects.count()) => match never {},
+    };
+    let Ok(ids) = ids else {
+        let (paid, in_flight) = (paid.count(), layer.in_flight());
+        panic!("a call hangs: {paid} of {calls} paid, {in_flight} in flight");
+    };
+    let mut ids = ids.concat();
     assert!(layer.drain(Duration::from_secs(30)).await);
     ids.sort_unstable();
     let expected: Vec<_> = (1..=calls as u64).collect();
@@ -91,10 +81,10 @@ async fn each_call_has_one_effect_through_cut_connections() {
     let connections = proxy.counts().connections;
     assert!(
         connections > CLIENTS as u64 && proxy.lost() > 0,
-        "{connections} {cuts}"
+        "{connections}"
     );
     println!(
-        "{calls} calls, {} executions, {} refused, {cuts} cuts, {connections} connections, {} replies lost",
+        "{calls} calls, {} executions, {} refused, {connections} connections, {} replies lost",
         service.effects.count(),
         refused.load(Ordering::Relaxed),
         proxy.lost(),

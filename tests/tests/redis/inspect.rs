@@ -194,7 +194,7 @@ async fn page_among_equal_scores_takes_two_calls() {
     assert_eq!(found.len(), 12);
 }
 
-/// One call examines 256 slots, and one more for each other node with some of them.
+/// A listing makes one call for 256 slots, and one more for each other node that has some of them.
 #[tokio::test]
 async fn cluster_listing_examines_slots_together() {
     let cluster = RedisCluster::start();

@@ -1,6 +1,10 @@
 //! Operators on Redis and on a cluster: the cases of the suite, the calls that a listing makes, and slots that move.
 
-use std::{collections::BTreeMap, sync::OnceLock, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::OnceLock,
+    time::Duration,
+};
 
 use tests::{
     conformance::run_all_inspect_cases,
@@ -8,7 +12,7 @@ use tests::{
     servers::redis::{RedisCluster, RedisServer, UNHURRIED, shared, until_connected},
     sql,
 };
-use tokio::time::sleep;
+use tokio::{task::JoinSet, time::sleep};
 use tower_idempotency::{
     NeedsAttention,
     conformance::Subject,
@@ -212,6 +216,38 @@ async fn cluster_listing_examines_slots_together() {
     let count = |name| asked.iter().filter(|it| it.name == name).count();
     assert_eq!(count("exists"), 0, "{asked:?}");
     assert!((64..90).contains(&count("evalsha")), "{asked:?}");
+}
+
+/// More of the indexes that are examined together exist than are read together. A count passes over all of them, and a page
+/// ends earlier.
+#[tokio::test]
+async fn cluster_count_includes_leases_of_all_slots() {
+    const LEASES: usize = 7_000;
+    let store = on_cluster(cluster(), "all-slots:").await;
+    let mut callers = JoinSet::new();
+    for _ in 0..100 {
+        let store = store.clone();
+        callers.spawn(async move {
+            let mut ids = Vec::new();
+            for _ in 0..LEASES / 100 {
+                let mut claim = sql::claim();
+                claim.lease = Ttl::from_secs(24 * 60 * 60);
+                store.acquire(&claim).await.expect("the cluster runs");
+                ids.push(claim.id);
+            }
+            ids
+        });
+    }
+    let expected: BTreeSet<_> = callers.join_all().await.into_iter().flatten().collect();
+    let summary = store.summary(u32::MAX).await.expect("the cluster runs");
+    let counted = summary.in_progress.expect("a listed state");
+    assert_eq!(counted.value, LEASES as u64);
+    assert!(counted.is_exact);
+    let query = Query::new(State::InProgress).with_limit(1_000);
+    let found = listed(&store, query).await;
+    assert_eq!(found.len(), LEASES, "each lease once");
+    let found: BTreeSet<_> = found.iter().map(|entry| *entry.id()).collect();
+    assert_eq!(found, expected);
 }
 
 /// The index forgets entries that the server has lost, and is deleted with its last lease.

@@ -217,8 +217,9 @@ impl<'a> Walk<'a> {
         Ok(try_join_all(present).await?.concat())
     }
 
-    /// Returns the numbers of those indexes that exist. A script on the node of the first index examines all that are on this
-    /// node, and so on for the others. An index that a script cannot examine is examined by a call of its own.
+    /// Returns the numbers of those indexes that exist. A script on the node of the first index examines all indexes of this
+    /// node. The next script does the same for the first index that is left. An index that a script cannot examine gets an
+    /// `EXISTS`.
     async fn present_of(&self, mut keys: Vec<&(u16, String)>) -> Result<Vec<u16>, StoreError> {
         let mut present = Vec::new();
         while !keys.is_empty() {
@@ -246,7 +247,7 @@ impl<'a> Walk<'a> {
         Ok(present)
     }
 
-    /// Returns for each index if it exists, or `None` if the node of the first one does not have it.
+    /// Returns `true` for each index that exists, and `None` for one that the node of the first index does not have.
     async fn examine(&self, keys: &[&(u16, String)]) -> Result<Vec<Option<bool>>, StoreError> {
         let keys: Vec<_> = keys.iter().map(|(_, key)| key.as_str()).collect();
         let script = &self.inner.scripts.operators.present;

@@ -207,7 +207,7 @@ fn from_hex(text: &str) -> Vec<u8> {
     bytes.collect()
 }
 
-/// Calls through a proxy that cuts all connections after every fourth execution, or loses a reply first.
+/// Calls through a proxy that cuts all connections, or loses a reply, after every fourth execution.
 async fn assert_calls_pay_once(language: &str) {
     let calls = few_or(1_000, 10_000);
     let command = client(language);

@@ -1,63 +1,22 @@
 //! The project of the guide to testing, built from an empty folder: its tests pass, and fail if the service is broken.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Output,
-};
+use std::process::Output;
 
-use tests::playground::cargo;
+use crate::project::{Blocks, command, project};
 
-const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-
-/// Returns the first code block of this language in the chapter.
-fn block(language: &str) -> String {
-    let guide = fs::read_to_string(format!("{REPOSITORY}/docs/guide/testing.md"));
-    let guide = guide.expect("the guide");
-    let (_, chapter) = guide
-        .split_once("## Exactly-once, without a server\n")
-        .expect("the chapter");
-    let (_, rest) = chapter
-        .split_once(&format!("```{language}\n"))
-        .expect("a block");
-    let (block, _) = rest.split_once("```").expect("an end of the block");
-    block.to_owned()
+fn blocks() -> Blocks {
+    Blocks::after("## Exactly-once, without a server\n", "guide/testing.md")
 }
 
-/// Creates the project in an empty folder.
-fn project(name: &str, source: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(folder.join("src")).expect("a folder");
-    let dependencies = block("toml").replace("../tower-idempotency/", &format!("{REPOSITORY}/"));
-    let manifest = format!(
-        "[package]\nname = \"{name}\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n{dependencies}\n[workspace]\n"
-    );
-    fs::write(folder.join("Cargo.toml"), manifest).expect("a manifest");
-    fs::write(folder.join("src/lib.rs"), source).expect("a source file");
-    // Uses the versions of the workspace, so that dependencies are not built again.
-    let lock = format!("{REPOSITORY}/Cargo.lock");
-    fs::copy(lock, folder.join("Cargo.lock")).expect("a lock file");
-    folder
-}
-
-fn run_tests(folder: &Path) -> Output {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let mut command = cargo();
-    command
-        .args(["test", "--offline"])
-        .current_dir(folder)
-        .env("CARGO_TARGET_DIR", target.join("testing-guide"))
-        .env(
-            "CARGO_BUILD_BUILD_DIR",
-            target.parent().expect("a target directory"),
-        );
-    command.output().expect("cargo starts")
+/// Runs the tests of the guide's project with this source.
+fn run_tests(name: &str, source: &str) -> Output {
+    let folder = project(name, &blocks().first("toml"), "lib.rs", source);
+    command(&folder, "test").output().expect("cargo starts")
 }
 
 #[test]
 fn guide_project_passes_its_tests() {
-    let output = run_tests(&project("guide-payments", &block("rust")));
+    let output = run_tests("guide-payments", &blocks().first("rust"));
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
         output.status.success(),
@@ -70,7 +29,7 @@ fn guide_project_passes_its_tests() {
 /// The effect is outside of the transaction.
 #[test]
 fn guide_project_fails_without_transaction() {
-    let source = block("rust");
+    let source = blocks().first("rust");
     let broken = source.replace(
         ".bind(cents).execute(&mut *tx)",
         ".bind(cents).execute(&app.pool)",
@@ -87,7 +46,7 @@ fn guide_project_fails_without_transaction() {
         &format!("{effect}\n{}", begin.replace("let mut tx", "let tx")),
     );
     assert_ne!(broken, source);
-    let output = run_tests(&project("guide-payments-broken", &broken));
+    let output = run_tests("guide-payments-broken", &broken);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(!output.status.success(), "{text}");
     assert!(

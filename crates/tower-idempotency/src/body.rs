@@ -18,7 +18,7 @@ use http::HeaderMap;
 use http_body::{Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use self::watch::Watch;
+use self::watch::BodyWatch;
 
 pin_project! {
     /// A request or response body that passed through the layer.
@@ -44,7 +44,7 @@ pin_project! {
         // The original body. Sets `aborted` if it fails, or if it ends while `remaining` bytes are missing.
         Monitored { #[pin] body: B, remaining: u64, aborted: Arc<AtomicBool> },
         // The original body. An observer gets each frame.
-        Watched { #[pin] body: B, watch: Option<Box<dyn Watch>> },
+        Watched { #[pin] body: B, watch: Option<Box<dyn BodyWatch>> },
         // `max_chunk` is the size of the largest frame in bytes.
         Buffered { data: Bytes, max_chunk: usize, trailers: Option<Box<HeaderMap>> },
         // Buffering stopped early: the buffered data, then the rest as it arrives.
@@ -74,7 +74,7 @@ impl<B: http_body::Body> Body<B> {
     }
 
     /// Creates the original body, whose frames `watch` gets.
-    pub(crate) fn watched(body: B, watch: Box<dyn Watch>) -> Self {
+    pub(crate) fn watched(body: B, watch: Box<dyn BodyWatch>) -> Self {
         let mut watch = Some(watch);
         if body.is_end_stream() {
             end_watch(&mut watch, true);
@@ -295,7 +295,7 @@ fn poll_bytes<B: http_body::Body>(
     })
 }
 
-fn end_watch(watch: &mut Option<Box<dyn Watch>>, is_complete: bool) {
+fn end_watch(watch: &mut Option<Box<dyn BodyWatch>>, is_complete: bool) {
     if let Some(observer) = watch.take() {
         observer.on_end(is_complete);
     }

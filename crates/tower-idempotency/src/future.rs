@@ -39,7 +39,7 @@ pin_project! {
         E: 'static,
     {
         #[pin]
-        state: State<F, B, E>,
+        state: FutureState<F, B, E>,
         // The key header of the request, if the response repeats it.
         echo: Option<Box<(HeaderName, HeaderValue)>>,
     }
@@ -47,7 +47,7 @@ pin_project! {
 
 pin_project! {
     #[project = StateProj]
-    enum State<F, B, E>
+    enum FutureState<F, B, E>
     where
         B: http_body::Body,
         B: 'static,
@@ -68,7 +68,7 @@ impl<F, B: http_body::Body + 'static, E: 'static> ResponseFuture<F, B, E> {
     /// Like [`pass_through`](Self::pass_through), with an observer of the call.
     pub(crate) fn observed(inner: F, strip: bool, observed: Option<ObservedCall>) -> Self {
         Self {
-            state: State::PassThrough {
+            state: FutureState::PassThrough {
                 inner,
                 strip,
                 observed,
@@ -79,7 +79,7 @@ impl<F, B: http_body::Body + 'static, E: 'static> ResponseFuture<F, B, E> {
 
     pub(crate) fn rejected(res: Response<Body<B>>) -> Self {
         Self {
-            state: State::Rejected {
+            state: FutureState::Rejected {
                 res: Some(Box::new(res)),
             },
             echo: None,
@@ -88,7 +88,7 @@ impl<F, B: http_body::Body + 'static, E: 'static> ResponseFuture<F, B, E> {
 
     pub(crate) fn execution(execution: Detachable<Result<Response<Body<B>>, E>>) -> Self {
         Self {
-            state: State::Execution { execution },
+            state: FutureState::Execution { execution },
             echo: None,
         }
     }
@@ -159,9 +159,9 @@ where
 impl<F, B: http_body::Body + 'static, E: 'static> fmt::Debug for ResponseFuture<F, B, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.state {
-            State::PassThrough { .. } => "ResponseFuture::PassThrough",
-            State::Rejected { .. } => "ResponseFuture::Rejected",
-            State::Execution { .. } => "ResponseFuture::Execution",
+            FutureState::PassThrough { .. } => "ResponseFuture::PassThrough",
+            FutureState::Rejected { .. } => "ResponseFuture::Rejected",
+            FutureState::Execution { .. } => "ResponseFuture::Execution",
         })
     }
 }

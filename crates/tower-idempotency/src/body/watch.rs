@@ -5,7 +5,7 @@ use bytes::Bytes;
 /// Observer of the frames of a body.
 ///
 /// If it is dropped before [`on_end`](Self::on_end), the rest of the body was not read.
-pub(crate) trait Watch: Send + Sync {
+pub(crate) trait BodyWatch: Send + Sync {
     /// Handles the bytes of a frame. Returns `false` if the rest of the body does not matter.
     fn on_data(&mut self, data: &Bytes) -> bool;
 

@@ -126,27 +126,30 @@ where
             let step = catch_unwind(AssertUnwindSafe(|| poll_stage(stage.as_mut(), running, cx)));
             let ran = match step {
                 Ok(Poll::Pending) => return Poll::Pending,
-                Ok(Poll::Ready(Step::Record(recording, directives))) => {
+                Ok(Poll::Ready(HandlerProgress::Record(recording, directives))) => {
                     stage.set(RunStage::Recording {
                         recording,
                         directives,
                     });
                     continue;
                 }
-                Ok(Poll::Ready(Step::Confirm(result))) => {
+                Ok(Poll::Ready(HandlerProgress::Confirm(result))) => {
                     let execution = execution.take().expect(POLLED_AGAIN);
                     let finishing = Box::pin(finish_unconfirmed(execution, result));
                     stage.set(RunStage::Finishing { finishing });
                     continue;
                 }
-                Ok(Poll::Ready(Step::Finish(HandlerOutcome::Record(result, mut pending)))) => {
+                Ok(Poll::Ready(HandlerProgress::Finish(HandlerOutcome::Record(
+                    result,
+                    mut pending,
+                )))) => {
                     if running.complete_now(&mut pending) {
                         *execution = None;
                         return Poll::Ready(result);
                     }
                     Ok(HandlerOutcome::Record(result, pending))
                 }
-                Ok(Poll::Ready(Step::Finish(outcome))) => Ok(outcome),
+                Ok(Poll::Ready(HandlerProgress::Finish(outcome))) => Ok(outcome),
                 Err(panic) => {
                     if let RunStageProj::Calling { mut call, .. } = stage.as_mut().project() {
                         // A second panic changes nothing.
@@ -163,7 +166,7 @@ where
 }
 
 /// Next step of an execution.
-enum Step<R: http_body::Body, E> {
+enum HandlerProgress<R: http_body::Body, E> {
     /// The body of the response is buffered.
     Record(Recording<R>, Option<Box<Directives>>),
     /// The handler reported a commit, but returned another response or an error.
@@ -176,7 +179,7 @@ fn poll_stage<F, R, E>(
     mut stage: Pin<&mut RunStage<F, R, E>>,
     execution: &Execution,
     cx: &mut TaskContext<'_>,
-) -> Poll<Step<R, E>>
+) -> Poll<HandlerProgress<R, E>>
 where
     F: Future<Output = Result<Response<R>, E>>,
     R: http_body::Body,
@@ -197,13 +200,15 @@ where
             Poll::Ready(match (lease.close(), result) {
                 (CommitOutcome::Committed(record), Ok(res)) if is_committed => {
                     let res = Ok(res.map(Body::original));
-                    Step::Finish(HandlerOutcome::Committed(res, record))
+                    HandlerProgress::Finish(HandlerOutcome::Committed(res, record))
                 }
-                (CommitOutcome::Committed(_), result) => Step::Confirm(result),
+                (CommitOutcome::Committed(_), result) => HandlerProgress::Confirm(result),
                 (CommitOutcome::NotAttempted | CommitOutcome::Unacknowledged, result) => {
                     match begin_recording(lease, result) {
-                        Ok((recording, directives)) => Step::Record(recording, directives),
-                        Err(outcome) => Step::Finish(*outcome),
+                        Ok((recording, directives)) => {
+                            HandlerProgress::Record(recording, directives)
+                        }
+                        Err(outcome) => HandlerProgress::Finish(*outcome),
                     }
                 }
             })
@@ -215,7 +220,7 @@ where
             let rules = &lease.config().response;
             let decided = ready!(recording.poll(cx, rules, lease.origin()));
             let outcome = outcome_of(lease, directives.take(), decided);
-            Poll::Ready(Step::Finish(outcome))
+            Poll::Ready(HandlerProgress::Finish(outcome))
         }
         RunStageProj::Finishing { .. } => Poll::Pending,
     }

@@ -119,14 +119,14 @@ fn disarm_unless_late(detach: &DetachSwitch, reply: &AcquireReply) {
 /// Waiters of all keys.
 #[derive(Default)]
 pub(crate) struct Waiters {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<WaiterGroups>>,
 }
 
-type State = HashMap<KeyId, Arc<Group>>;
+type WaiterGroups = HashMap<KeyId, Arc<WaiterGroup>>;
 
 /// Waiters of one key. The waiter that holds the turn queries the store. The others wait for the record that it finds.
-struct Group {
-    // Changed only under the lock of `State`.
+struct WaiterGroup {
+    // Changed only under the lock of `WaiterGroups`.
     waiters: AtomicUsize,
     turn: Arc<tokio::sync::Mutex<()>>,
     /// The reply [`Acquired::Completed`].
@@ -137,9 +137,9 @@ struct Group {
 
 /// A waiter. Its drop removes it from the group.
 struct Waiter {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<WaiterGroups>>,
     id: KeyId,
-    group: Arc<Group>,
+    group: Arc<WaiterGroup>,
 }
 
 /// Event that wakes a waiter.
@@ -161,7 +161,7 @@ impl Waiters {
             return None;
         }
         let group = state.entry(id).or_insert_with(|| {
-            Arc::new(Group {
+            Arc::new(WaiterGroup {
                 waiters: 0.into(),
                 turn: Arc::default(),
                 completed: OnceLock::new(),
@@ -210,7 +210,7 @@ impl Waiter {
     }
 
     /// Removes the group of this waiter, if it is the current one of its key.
-    fn remove_group(&self, state: &mut State) {
+    fn remove_group(&self, state: &mut WaiterGroups) {
         if state
             .get(&self.id)
             .is_some_and(|group| Arc::ptr_eq(group, &self.group))
@@ -229,7 +229,7 @@ impl Drop for Waiter {
     }
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock(state: &Mutex<WaiterGroups>) -> MutexGuard<'_, WaiterGroups> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -15,7 +15,7 @@ use crate::{
     record::NeedsAttention,
     store::{
         KeyId, MemoryStore, RUN_ONCE_OPERATION, StoreError, Token, Ttl,
-        memory::{Change, Kind, Position, Snapshot},
+        memory::{Change, ListKind, ListPosition, Snapshot},
     },
 };
 
@@ -113,16 +113,19 @@ impl MemoryStore {
     fn walk(
         &self,
         state: State,
-        from: Position,
+        from: ListPosition,
         moment: &Moment,
-    ) -> (Vec<Snapshot>, Option<Position>) {
+    ) -> (Vec<Snapshot>, Option<ListPosition>) {
         let (kind, first_deadline) = match state {
-            State::InProgress | State::Orphaned => (Kind::Leases, 0),
-            State::NeedsAttention => (Kind::Records, moment.now.saturating_add(ATTENTION_EXPIRES)),
-            State::Completed | State::Unreadable => (Kind::Records, 0),
+            State::InProgress | State::Orphaned => (ListKind::Leases, 0),
+            State::NeedsAttention => (
+                ListKind::Records,
+                moment.now.saturating_add(ATTENTION_EXPIRES),
+            ),
+            State::Completed | State::Unreadable => (ListKind::Records, 0),
         };
         let from = if from.deadline < first_deadline {
-            Position {
+            ListPosition {
                 deadline: first_deadline,
                 slot: 0,
                 ..from
@@ -242,7 +245,7 @@ fn change(id: &KeyId, resolution: &Resolution) -> Result<Change, StoreError> {
     })
 }
 
-fn format_position(position: Position) -> [u8; 13] {
+fn format_position(position: ListPosition) -> [u8; 13] {
     let mut bytes = [0; 13];
     bytes[0] = position.shard;
     bytes[1..9].copy_from_slice(&position.deadline.to_be_bytes());
@@ -250,17 +253,17 @@ fn format_position(position: Position) -> [u8; 13] {
     bytes
 }
 
-fn parse_position(bytes: &[u8]) -> Option<Position> {
+fn parse_position(bytes: &[u8]) -> Option<ListPosition> {
     let (shard, rest) = bytes.split_first()?;
     let (deadline, rest) = rest.split_first_chunk()?;
-    Some(Position {
+    Some(ListPosition {
         shard: *shard,
         deadline: u64::from_be_bytes(*deadline),
         slot: u32::from_be_bytes(rest.try_into().ok()?),
     })
 }
 
-const FIRST: Position = Position {
+const FIRST: ListPosition = ListPosition {
     shard: 0,
     deadline: 0,
     slot: 0,

@@ -25,7 +25,7 @@ use http::{HeaderMap, HeaderName, StatusCode};
 
 use self::{
     error::Problem,
-    payload::{Kind, Lines, Payload},
+    payload::{Lines, Payload, PayloadKind},
 };
 use crate::store::KeyId;
 
@@ -171,7 +171,7 @@ impl Codec {
             trailers: trailers.map(Lines),
             sensitive: (!sensitive.is_empty()).then_some(payload::Bin(&sensitive)),
             body: Some(payload::body(status, body)),
-            ..Payload::new(Kind::Response, origin)
+            ..Payload::new(PayloadKind::Response, origin)
         };
         if payload.fits() {
             self.finish(origin.id, &payload)
@@ -191,7 +191,7 @@ impl Codec {
         let payload = Payload {
             status: Some(status.as_u16()),
             reason: Some(reason.name()),
-            ..Payload::new(Kind::Tombstone, origin)
+            ..Payload::new(PayloadKind::Tombstone, origin)
         };
         self.finish(origin.id, &payload)
     }
@@ -201,7 +201,7 @@ impl Codec {
         let origin = origin.into();
         let payload = Payload {
             value: Some(payload::Bin(value)),
-            ..Payload::new(Kind::Value, origin)
+            ..Payload::new(PayloadKind::Value, origin)
         };
         if payload.fits() {
             self.finish(origin.id, &payload)
@@ -220,7 +220,7 @@ impl Codec {
         let payload = Payload {
             status: status.map(|status| status.as_u16()),
             reason: Some(attention.reason()),
-            ..Payload::new(Kind::Attention, origin)
+            ..Payload::new(PayloadKind::Attention, origin)
         };
         let mut record = Vec::with_capacity(PREFIX + 1 + attention.code().len() + payload.size());
         record.extend_from_slice(&[VERSION, ATTENTION, 0, 0, 0, 0]);

@@ -66,7 +66,7 @@ pub(super) type LineList<'a> = SmallVec<[(&'a str, &'a [u8]); 8]>;
 pub(super) struct Bin<'a>(pub(super) &'a [u8]);
 
 #[derive(Clone, Copy)]
-pub(super) enum Kind {
+pub(super) enum PayloadKind {
     Response,
     Tombstone,
     Value,
@@ -74,14 +74,14 @@ pub(super) enum Kind {
 }
 
 impl<'a> Payload<'a> {
-    pub(super) fn new(kind: Kind, origin: Origin<'a>) -> Self {
+    pub(super) fn new(kind: PayloadKind, origin: Origin<'a>) -> Self {
         Self {
             traceparent: origin.traceparent.map(ExecutionTrace::as_str),
             kind: match kind {
-                Kind::Response => "response",
-                Kind::Tombstone => "tombstone",
-                Kind::Value => "value",
-                Kind::Attention => ATTENTION,
+                PayloadKind::Response => "response",
+                PayloadKind::Tombstone => "tombstone",
+                PayloadKind::Value => "value",
+                PayloadKind::Attention => ATTENTION,
             },
             ..Self::default()
         }

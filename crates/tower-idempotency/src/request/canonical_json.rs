@@ -34,7 +34,7 @@ pub(crate) fn canonical_form(bytes: &[u8], by: &JsonFingerprint) -> Option<Vec<u
         outline: &outline,
         numbers_by_value: by.is_by_value(),
     };
-    writer.write(Position::default(), &left_out, &mut form)?;
+    writer.write(JsonPosition::default(), &left_out, &mut form)?;
     Some(form)
 }
 
@@ -54,17 +54,17 @@ struct Outline<'a> {
 #[derive(Clone, Copy, Default)]
 struct Object {
     members: (u32, u32),
-    end: Position,
+    end: JsonPosition,
 }
 
 struct Member<'a> {
     name: Cow<'a, str>,
-    value: Position,
+    value: JsonPosition,
 }
 
 /// Position in the text, and the number of objects that begin before it.
 #[derive(Clone, Copy, Default)]
-struct Position {
+struct JsonPosition {
     at: u32,
     objects: u32,
 }
@@ -119,8 +119,8 @@ impl<'a> Outline<'a> {
         Some(at + 1)
     }
 
-    fn position(&self, at: usize) -> Option<Position> {
-        Some(Position {
+    fn position(&self, at: usize) -> Option<JsonPosition> {
+        Some(JsonPosition {
             at: u32::try_from(at).ok()?,
             objects: u32::try_from(self.objects.len()).ok()?,
         })
@@ -158,10 +158,10 @@ impl Writer<'_> {
     /// left out is written as one byte, so that the other items keep their positions.
     fn write(
         &self,
-        from: Position,
+        from: JsonPosition,
         left_out: &Pointers<'_>,
         form: &mut Vec<u8>,
-    ) -> Option<Position> {
+    ) -> Option<JsonPosition> {
         let text = self.text;
         let at = skip_whitespace(text, usize::try_from(from.at).ok()?);
         let end = match byte_at(text, at)? {
@@ -204,7 +204,7 @@ impl Writer<'_> {
                 end
             }
         };
-        Some(Position {
+        Some(JsonPosition {
             at: u32::try_from(end).ok()?,
             ..from
         })
@@ -213,13 +213,13 @@ impl Writer<'_> {
     fn write_list(
         &self,
         at: usize,
-        from: Position,
+        from: JsonPosition,
         left_out: &Pointers<'_>,
         form: &mut Vec<u8>,
-    ) -> Option<Position> {
+    ) -> Option<JsonPosition> {
         let text = self.text;
         form.push(b'[');
-        let mut position = Position {
+        let mut position = JsonPosition {
             at: u32::try_from(skip_whitespace(text, at + 1)).ok()?,
             ..from
         };

@@ -104,8 +104,8 @@ impl<B: http_body::Body> BufferedBody<B> {
         };
         let polled = self.poll_body(cx, &mut body);
         match polled {
-            Poll::Ready(Step::Done(buffered)) => Poll::Ready(buffered),
-            Poll::Ready(Step::Stop(reason)) => {
+            Poll::Ready(ReadResult::Done(buffered)) => Poll::Ready(buffered),
+            Poll::Ready(ReadResult::Stop(reason)) => {
                 let body = Body::with_prefix(self.hold(), body);
                 Poll::Ready(Buffered::Unrecordable(body, reason))
             }
@@ -116,14 +116,14 @@ impl<B: http_body::Body> BufferedBody<B> {
         }
     }
 
-    fn poll_body(&mut self, cx: &mut Context<'_>, body: &mut Pin<Box<B>>) -> Poll<Step<B>> {
+    fn poll_body(&mut self, cx: &mut Context<'_>, body: &mut Pin<Box<B>>) -> Poll<ReadResult<B>> {
         let mut trailers = None;
         while trailers.is_none() {
             let Poll::Ready(frame) = body.as_mut().poll_frame(cx) else {
                 let (timeout, deadline) = (self.timeout, &mut self.deadline);
                 let deadline = || *deadline.get_or_insert_with(|| from_now(timeout));
                 ready!(self.timer.poll_after_second(cx, deadline));
-                return Poll::Ready(Step::Stop(TombstoneReason::Streamed));
+                return Poll::Ready(ReadResult::Stop(TombstoneReason::Streamed));
             };
             self.timer = LazyTimer::default();
             // A body of unknown length may never end: the timeout covers all of it. With a known length, the timeout restarts
@@ -140,20 +140,20 @@ impl<B: http_body::Body> BufferedBody<B> {
                         {
                             telemetry::grpc_stream(methods, Side::Response);
                             self.chunks.push(data);
-                            return Poll::Ready(Step::Stop(TombstoneReason::Streamed));
+                            return Poll::Ready(ReadResult::Stop(TombstoneReason::Streamed));
                         }
                         let fits = data.len() <= self.limit - self.chunks.len()
                             && self.reserve(data.len());
                         self.chunks.push(data);
                         if !fits {
-                            return Poll::Ready(Step::Stop(TombstoneReason::TooLarge));
+                            return Poll::Ready(ReadResult::Stop(TombstoneReason::TooLarge));
                         }
                     }
                     FrameContent::Trailers(lines) => trailers = Some(lines),
                 },
                 Some(Err(error)) => {
                     let body = Body::failed(self.hold(), Some(error), self.exact);
-                    return Poll::Ready(Step::Done(Buffered::Failed(body)));
+                    return Poll::Ready(ReadResult::Done(Buffered::Failed(body)));
                 }
                 None => break,
             }
@@ -163,7 +163,7 @@ impl<B: http_body::Body> BufferedBody<B> {
         let is_complete = self
             .announced
             .is_none_or(|announced| announced == data.len() as u64);
-        Poll::Ready(Step::Done(if is_complete {
+        Poll::Ready(ReadResult::Done(if is_complete {
             Buffered::Complete(data, trailers)
         } else {
             Buffered::Failed(Body::failed(data, None, self.exact))
@@ -186,7 +186,7 @@ impl<B: http_body::Body> BufferedBody<B> {
 }
 
 /// Result of reading a response body.
-enum Step<B: http_body::Body> {
+enum ReadResult<B: http_body::Body> {
     Done(Buffered<B>),
     /// The client gets the data so far, then the rest as it arrives.
     Stop(TombstoneReason),

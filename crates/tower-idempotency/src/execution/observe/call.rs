@@ -8,10 +8,10 @@ use tokio::time::Instant;
 
 use super::{
     observation::Observation,
-    outcome::{ExecutionEnd, Kind, Seen},
+    outcome::{ExecutionEnd, OutcomeKind, Seen},
 };
 use crate::{
-    body::{chunks::content_length, watch::Watch},
+    body::{chunks::content_length, watch::BodyWatch},
     digest::FieldDigest,
     record::MAX_LINES,
     response::{
@@ -57,7 +57,7 @@ impl ObservedCall {
     pub(crate) fn responded<R: http_body::Body>(
         mut self,
         res: &Response<R>,
-    ) -> Option<Box<dyn Watch>> {
+    ) -> Option<Box<dyn BodyWatch>> {
         let observation = self.observation.take()?;
         match self.watch(&observation, res) {
             Ok(watch) => Some(Box::new(watch)),
@@ -77,19 +77,21 @@ impl ObservedCall {
         let (rules, status) = (&observation.context.config.response, res.status());
         let retention = match read_directive(res, rules.retention, rules.max_retention) {
             Directive::NeedsAttention(_) => {
-                return Err(observation.end_of(Some(status), Kind::Refused));
+                return Err(observation.end_of(Some(status), OutcomeKind::Refused));
             }
-            Directive::NoStore => return Err(observation.end_of(Some(status), Kind::Released)),
+            Directive::NoStore => {
+                return Err(observation.end_of(Some(status), OutcomeKind::Released));
+            }
             // Clients cannot choose another key for the corrected request.
             Directive::Record(_) if self.is_named && status.is_client_error() => {
-                return Err(observation.end_of(Some(status), Kind::Released));
+                return Err(observation.end_of(Some(status), OutcomeKind::Released));
             }
             Directive::Record(retention) => retention,
         };
         match rules.is_recorded(status) {
             Some(true) => {}
-            Some(false) => return Err(observation.end_of(Some(status), Kind::Released)),
-            None => return Err(observation.end_of(Some(status), Kind::Refused)),
+            Some(false) => return Err(observation.end_of(Some(status), OutcomeKind::Released)),
+            None => return Err(observation.end_of(Some(status), OutcomeKind::Refused)),
         }
         let hint = res.body().size_hint();
         // The `Content-Length` of a 304 describes a body that is not sent.
@@ -125,7 +127,7 @@ impl Drop for ObservedCall {
             observation.failure(None)
         } else {
             // An enforced execution would have continued, and its response would be recorded.
-            observation.end_of(None, Kind::Recorded)
+            observation.end_of(None, OutcomeKind::Recorded)
         };
         observation.set_end(ended);
     }
@@ -149,14 +151,14 @@ impl ResponseWatch {
         let body = is_seen.then(|| self.hash.clone().finish());
         let status = Some(self.status);
         ExecutionEnd {
-            kind: Kind::Recorded,
+            kind: OutcomeKind::Recorded,
             seen: Seen { status, body },
             retention: self.retention,
         }
     }
 }
 
-impl Watch for ResponseWatch {
+impl BodyWatch for ResponseWatch {
     fn on_data(&mut self, data: &Bytes) -> bool {
         let Some(observation) = &self.observation else {
             return false;

@@ -7,7 +7,7 @@ use http::StatusCode;
 use tokio::runtime::Handle;
 
 use super::{
-    outcome::{Earlier, ExecutionEnd, Kind, Seen},
+    outcome::{Earlier, ExecutionEnd, OutcomeKind, Seen},
     request::Pending,
 };
 use crate::{
@@ -24,11 +24,11 @@ use crate::{
 /// A request that passes through and is judged. The request side and the response side share it.
 pub(crate) struct Observation {
     pub(super) context: Arc<Context>,
-    state: Mutex<State>,
+    state: Mutex<ObservationState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ObservationState {
     verdict: Option<Verdict>,
     ended: Option<ExecutionEnd>,
 }
@@ -173,7 +173,7 @@ impl Observation {
             return;
         };
         let shared = &self.context.shared;
-        if ended.kind != Kind::Released {
+        if ended.kind != OutcomeKind::Released {
             let mut record = self.encode(&lease, &ended);
             if shared
                 .store
@@ -212,7 +212,7 @@ impl Observation {
 
     async fn end(&self, lease: &LeaseRef, ended: &ExecutionEnd) {
         let (store, timeout) = (&self.context.shared.store, self.timeout());
-        let is_ended = if ended.kind == Kind::Released {
+        let is_ended = if ended.kind == OutcomeKind::Released {
             store.release(lease, timeout).await
         } else {
             let record = self.encode(lease, ended);
@@ -241,8 +241,8 @@ impl Observation {
         self.end_of(
             status,
             match self.context.config.execution.failure() {
-                ExecutionFailure::Release => Kind::Released,
-                ExecutionFailure::Orphan | ExecutionFailure::NeedsAttention => Kind::Refused,
+                ExecutionFailure::Release => OutcomeKind::Released,
+                ExecutionFailure::Orphan | ExecutionFailure::NeedsAttention => OutcomeKind::Refused,
             },
         )
     }
@@ -252,14 +252,14 @@ impl Observation {
         self.end_of(
             Some(status),
             match self.context.config.response.unrecordable {
-                Unrecordable::Tombstone => Kind::Refused,
-                Unrecordable::Release => Kind::Released,
+                Unrecordable::Tombstone => OutcomeKind::Refused,
+                Unrecordable::Release => OutcomeKind::Released,
             },
         )
     }
 
     /// Returns the end of an execution without the body of its response.
-    pub(super) fn end_of(&self, status: Option<StatusCode>, kind: Kind) -> ExecutionEnd {
+    pub(super) fn end_of(&self, status: Option<StatusCode>, kind: OutcomeKind) -> ExecutionEnd {
         ExecutionEnd {
             kind,
             seen: Seen { status, body: None },
@@ -271,7 +271,7 @@ impl Observation {
         self.context.config.execution.store_timeout
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, ObservationState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

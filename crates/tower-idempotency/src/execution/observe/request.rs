@@ -10,7 +10,7 @@ use http::request;
 
 use super::{call::ObservedCall, observation::Observation, observer::HeldBytes};
 use crate::{
-    body::watch::Watch,
+    body::watch::BodyWatch,
     digest::ScopedKey,
     error::ErrorKind,
     execution::{admission::has_outer_lease, shared::Context},
@@ -37,7 +37,7 @@ pub(super) struct Pending {
 }
 
 /// An observer of the request body, and one of the call of the handler.
-pub(crate) type Observers = (Option<Box<dyn Watch>>, Option<ObservedCall>);
+pub(crate) type Observers = (Option<Box<dyn BodyWatch>>, Option<ObservedCall>);
 
 /// Begins to observe a request. A panic of a setting ends the observation and nothing else.
 pub(crate) fn observe(
@@ -157,7 +157,7 @@ impl RequestWatch {
     }
 }
 
-impl Watch for RequestWatch {
+impl BodyWatch for RequestWatch {
     fn on_data(&mut self, data: &Bytes) -> bool {
         let Some(pending) = &mut self.pending else {
             return false;

@@ -8,7 +8,7 @@ use super::{Bin, LineList, Lines, MAX_LINES, Payload};
 
 /// Returns the fields of a payload, or `None` if the general reader has to read it.
 pub(in crate::record) fn parse(payload: &[u8]) -> Option<Payload<'_>> {
-    let mut reader = Reader(payload);
+    let mut reader = PayloadReader(payload);
     let count = reader.byte()?.checked_sub(FIXMAP).filter(|n| *n <= 15)?;
     let mut fields = Payload::default();
     let mut has_kind = false;
@@ -40,9 +40,9 @@ pub(in crate::record) fn parse(payload: &[u8]) -> Option<Payload<'_>> {
 }
 
 /// The rest of a payload. Each method returns `None` at a marker that the writer does not use, or at the end.
-struct Reader<'a>(&'a [u8]);
+struct PayloadReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> PayloadReader<'a> {
     fn byte(&mut self) -> Option<u8> {
         let (first, rest) = self.0.split_first()?;
         self.0 = rest;

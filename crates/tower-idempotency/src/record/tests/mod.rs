@@ -450,7 +450,7 @@ fn payload_size_is_exact() {
             trailers: Some(Lines(smallvec![("content-type", value); count])),
             sensitive: Some(payload::Bin(&value[..value.len().min(256)])),
             body: Some(payload::Bin(value)),
-            ..Payload::new(Kind::Response, Origin::from(&ID))
+            ..Payload::new(PayloadKind::Response, Origin::from(&ID))
         };
         payload.write(&mut out);
         assert_eq!(payload.size(), out.len());
@@ -460,7 +460,7 @@ fn payload_size_is_exact() {
     let payload = Payload {
         status: Some(999),
         reason: Some(TombstoneReason::TooLarge.name()),
-        ..Payload::new(Kind::Tombstone, Origin::from(&ID))
+        ..Payload::new(PayloadKind::Tombstone, Origin::from(&ID))
     };
     let mut out = Vec::new();
     payload.write(&mut out);

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use super::{
     MemoryStore,
     budget::Cost,
-    shard::{Millis, Shard, State, nanos},
+    shard::{EntryState, Millis, Shard, nanos},
     table::{Table, wake},
 };
 use crate::store::{Fingerprint, KeyId, StoreError, Token, Ttl};
@@ -36,12 +36,12 @@ pub(crate) struct Snapshot {
     pub(crate) operation: Box<str>,
     /// Known without details too.
     pub(crate) is_of_run_once: bool,
-    pub(crate) position: Position,
+    pub(crate) position: ListPosition,
 }
 
 /// Position of an entry in the order of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Position {
+pub(crate) struct ListPosition {
     pub(crate) shard: u8,
     pub(crate) deadline: u64,
     pub(crate) slot: u32,
@@ -49,7 +49,7 @@ pub(crate) struct Position {
 
 /// Kind of entries, each with an order of its own.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ListKind {
     /// Leases and orphans, by the expiry of the orphan.
     Leases,
     /// Entries with a record, by the expiry of the record.
@@ -96,10 +96,10 @@ impl MemoryStore {
     /// position to continue from, or `None` if that was the last shard.
     pub(crate) fn snapshots(
         &self,
-        kind: Kind,
-        first: Position,
+        kind: ListKind,
+        first: ListPosition,
         now: u64,
-    ) -> (Vec<Snapshot>, Option<Position>) {
+    ) -> (Vec<Snapshot>, Option<ListPosition>) {
         self.table.snapshots(kind, first, now)
     }
 
@@ -160,16 +160,16 @@ impl Table {
 
     fn snapshots(
         &self,
-        kind: Kind,
-        first: Position,
+        kind: ListKind,
+        first: ListPosition,
         now: u64,
-    ) -> (Vec<Snapshot>, Option<Position>) {
+    ) -> (Vec<Snapshot>, Option<ListPosition>) {
         let index = usize::from(first.shard);
         if index >= self.shards.len() {
             return (Vec::new(), None);
         }
         let shard = self.shard_at(index);
-        let order = shard.order(kind == Kind::Records);
+        let order = shard.order(kind == ListKind::Records);
         // Expired entries are at the beginning.
         let start = (first.deadline, first.slot).max((now.saturating_add(1), 0));
         let mut slots = order.iter_from(start);
@@ -178,12 +178,12 @@ impl Table {
             .map(|(_, slot)| snapshot(&shard, first.shard, slot))
             .collect();
         let next = match slots.next() {
-            Some((deadline, slot)) => Some(Position {
+            Some((deadline, slot)) => Some(ListPosition {
                 shard: first.shard,
                 deadline,
                 slot,
             }),
-            None => (index + 1 < self.shards.len()).then(|| Position {
+            None => (index + 1 < self.shards.len()).then(|| ListPosition {
                 shard: first.shard + 1,
                 deadline: 0,
                 slot: 0,
@@ -222,15 +222,15 @@ impl Table {
                 Change::Orphan { token, retention } => {
                     shard.update(shared, slot, |entry| {
                         let retention = match entry.state {
-                            State::Leased {
+                            EntryState::Leased {
                                 lease_expires,
                                 orphan_expires,
                                 ..
                             } => orphan_expires - lease_expires,
-                            State::Completed { .. } => nanos(*retention),
+                            EntryState::Completed { .. } => nanos(*retention),
                         };
                         entry.set_token(*token);
-                        entry.state = State::Leased {
+                        entry.state = EntryState::Leased {
                             lease_expires: now,
                             orphan_expires: now.saturating_add(retention),
                             released: false,
@@ -261,7 +261,7 @@ impl Table {
                     shard.update(shared, slot, |entry| {
                         entry.set_token(*token);
                         entry.since = Millis::from_nanos(now);
-                        entry.state = State::Completed {
+                        entry.state = EntryState::Completed {
                             record,
                             expires: now.saturating_add(nanos(*retention)),
                         };
@@ -296,8 +296,8 @@ impl Table {
 fn snapshot(shard: &Shard, index: u8, slot: u32) -> Snapshot {
     let entry = shard.entry(slot);
     let (lease_expires, record) = match &entry.state {
-        State::Leased { lease_expires, .. } => (Some(*lease_expires), None),
-        State::Completed { record, .. } => (None, Some(record.clone())),
+        EntryState::Leased { lease_expires, .. } => (Some(*lease_expires), None),
+        EntryState::Completed { record, .. } => (None, Some(record.clone())),
     };
     let details = shard.details(slot);
     Snapshot {
@@ -312,7 +312,7 @@ fn snapshot(shard: &Shard, index: u8, slot: u32) -> Snapshot {
         owner: details.map_or("", |details| details.owner),
         operation: details.map_or_else(Box::default, |details| details.operation.clone()),
         is_of_run_once: entry.is_of_run_once,
-        position: Position {
+        position: ListPosition {
             shard: index,
             deadline: entry.state.deadline(),
             slot,
@@ -322,7 +322,7 @@ fn snapshot(shard: &Shard, index: u8, slot: u32) -> Snapshot {
 
 fn record_len(shard: &Shard, slot: u32) -> usize {
     match &shard.entry(slot).state {
-        State::Leased { .. } => 0,
-        State::Completed { record, .. } => record.len(),
+        EntryState::Leased { .. } => 0,
+        EntryState::Completed { record, .. } => record.len(),
     }
 }

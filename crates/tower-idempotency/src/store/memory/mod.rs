@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout_at};
 
 pub use self::budget::MemoryFull;
-pub(crate) use self::inspect::{Change, Kind, Position, Snapshot};
+pub(crate) use self::inspect::{Change, ListKind, ListPosition, Snapshot};
 use self::table::Table;
 use super::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl};
 

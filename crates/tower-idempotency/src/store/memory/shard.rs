@@ -21,7 +21,7 @@ use super::{
     order::Order,
     slab::Slab,
     sync::{AtomicUsize, HashBuilder},
-    usage::{Group, Usage},
+    usage::{PrincipalGroup, Usage},
 };
 use crate::store::{
     Claim, Fingerprint, KeyId, LeaseRef, ScopeDigest, Token, is_operation_of_run_once,
@@ -35,7 +35,7 @@ const EXPIRED_PER_WRITE: usize = 2;
 const SEARCHED: usize = 8;
 
 /// State that all shards share.
-pub(super) struct Shared {
+pub(super) struct ShardContext {
     pub(super) hasher: HashBuilder,
     pub(super) budget: Budget,
     pub(super) usage: Usage,
@@ -44,10 +44,10 @@ pub(super) struct Shared {
     pub(super) has_details: AtomicUsize,
 }
 
-impl Shared {
+impl ShardContext {
     /// Returns the group of the principal.
-    pub(super) fn group(&self, scope: Option<&ScopeDigest>) -> Group {
-        Group::of(self.hasher.hash_one(scope))
+    pub(super) fn group(&self, scope: Option<&ScopeDigest>) -> PrincipalGroup {
+        PrincipalGroup::of(self.hasher.hash_one(scope))
     }
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Shard {
     records: Order,
     /// Completed entries of each group of principals by the expiry of their records. Built when a large group has none of
     /// the records that expire next. Its maintenance costs more than all other orders.
-    records_by_group: Option<BTreeSet<(Group, u64, u32)>>,
+    records_by_group: Option<BTreeSet<(PrincipalGroup, u64, u32)>>,
     /// Leases and orphans by the expiry of the orphan.
     leases: Order,
     /// Owner and operation by slot. Empty unless the store has details.
@@ -84,12 +84,12 @@ pub(super) struct Entry {
     pub(super) fingerprint: Fingerprint,
     token: Token,
     pub(super) generation: NonZeroU64,
-    pub(super) group: Group,
+    pub(super) group: PrincipalGroup,
     /// `true` if the record is a value and not a response.
     pub(super) is_of_run_once: bool,
     /// Time of the first lease on the key, or of the completion.
     pub(super) since: Millis,
-    pub(super) state: State,
+    pub(super) state: EntryState,
 }
 
 /// A time in whole milliseconds since the store was created, in five bytes, which fit into the padding of an entry. After 34 years
@@ -113,14 +113,14 @@ impl Millis {
 
 /// Position of an entry in the orders of its shard.
 #[derive(PartialEq, Eq)]
-struct Position {
-    group: Group,
+struct QueuePosition {
+    group: PrincipalGroup,
     deadline: u64,
     /// The length of the record. `None` for leases and orphans.
     record: Option<usize>,
 }
 
-pub(super) enum State {
+pub(super) enum EntryState {
     /// In progress until `lease_expires`, then orphaned until `orphan_expires`. No token holds a released entry.
     Leased {
         lease_expires: u64,
@@ -134,7 +134,12 @@ pub(super) enum State {
 }
 
 impl Entry {
-    pub(super) fn leased(claim: &Claim, group: Group, generation: NonZeroU64, now: u64) -> Self {
+    pub(super) fn leased(
+        claim: &Claim,
+        group: PrincipalGroup,
+        generation: NonZeroU64,
+        now: u64,
+    ) -> Self {
         Self {
             group,
             id: claim.id,
@@ -143,13 +148,13 @@ impl Entry {
             generation,
             is_of_run_once: is_operation_of_run_once(&claim.operation),
             since: Millis::from_nanos(now),
-            state: State::leased(claim, now),
+            state: EntryState::leased(claim, now),
         }
     }
 
     pub(super) fn completed(
         lease: &LeaseRef,
-        group: Group,
+        group: PrincipalGroup,
         record: Bytes,
         expires: u64,
         now: u64,
@@ -162,7 +167,7 @@ impl Entry {
             fingerprint: lease.fingerprint,
             token: lease.token,
             generation: NonZeroU64::new(lease.generation).unwrap_or(NonZeroU64::MIN),
-            state: State::Completed { record, expires },
+            state: EntryState::Completed { record, expires },
         }
     }
 
@@ -174,31 +179,31 @@ impl Entry {
     /// Returns the token that holds or completed the entry.
     pub(super) const fn holder(&self) -> Option<Token> {
         match self.state {
-            State::Leased { released: true, .. } => None,
-            State::Leased { .. } | State::Completed { .. } => Some(self.token),
+            EntryState::Leased { released: true, .. } => None,
+            EntryState::Leased { .. } | EntryState::Completed { .. } => Some(self.token),
         }
     }
 
-    fn position(&self) -> Position {
-        Position {
+    fn position(&self) -> QueuePosition {
+        QueuePosition {
             group: self.group,
             deadline: self.state.deadline(),
             record: match &self.state {
-                State::Leased { .. } => None,
-                State::Completed { record, .. } => Some(record.len()),
+                EntryState::Leased { .. } => None,
+                EntryState::Completed { record, .. } => Some(record.len()),
             },
         }
     }
 
     pub(super) fn cost(&self) -> Cost {
         match &self.state {
-            State::Leased { .. } => Cost::ENTRY,
-            State::Completed { record, .. } => Cost::entry_with(record.len()),
+            EntryState::Leased { .. } => Cost::ENTRY,
+            EntryState::Completed { record, .. } => Cost::entry_with(record.len()),
         }
     }
 }
 
-impl State {
+impl EntryState {
     pub(super) fn leased(claim: &Claim, now: u64) -> Self {
         let lease_expires = now.saturating_add(nanos(claim.lease));
         Self::Leased {
@@ -231,7 +236,13 @@ impl Shard {
     }
 
     /// Returns the slot of the entry with this id. Removes the entry and returns `None` if it is expired.
-    pub(super) fn find(&mut self, shared: &Shared, hash: u64, id: &KeyId, now: u64) -> Option<u32> {
+    pub(super) fn find(
+        &mut self,
+        shared: &ShardContext,
+        hash: u64,
+        id: &KeyId,
+        now: u64,
+    ) -> Option<u32> {
         let entries = &self.entries;
         let holds_id = |slot: &u32| entries.get(*slot).is_some_and(|entry| entry.id == *id);
         let slot = *self.index.find(hash, holds_id)?;
@@ -247,7 +258,7 @@ impl Shard {
     }
 
     /// Adds an entry whose id is not present and whose cost is reserved.
-    pub(super) fn insert(&mut self, shared: &Shared, hash: u64, entry: Entry) -> u32 {
+    pub(super) fn insert(&mut self, shared: &ShardContext, hash: u64, entry: Entry) -> u32 {
         let position = entry.position();
         let slot = self.entries.insert(entry);
         let entries = &self.entries;
@@ -260,7 +271,12 @@ impl Shard {
     }
 
     /// Changes an entry and updates its position in the deadline order.
-    pub(super) fn update(&mut self, shared: &Shared, slot: u32, change: impl FnOnce(&mut Entry)) {
+    pub(super) fn update(
+        &mut self,
+        shared: &ShardContext,
+        slot: u32,
+        change: impl FnOnce(&mut Entry),
+    ) {
         let entry = self.entries.get_mut(slot).expect(SLOT_IN_USE);
         let before = entry.position();
         change(entry);
@@ -271,8 +287,8 @@ impl Shard {
         }
     }
 
-    fn add_to_orders(&mut self, shared: &Shared, slot: u32, position: &Position) {
-        let Position {
+    fn add_to_orders(&mut self, shared: &ShardContext, slot: u32, position: &QueuePosition) {
+        let QueuePosition {
             group, deadline, ..
         } = *position;
         match position.record {
@@ -291,8 +307,8 @@ impl Shard {
         self.earliest_deadline = self.earliest_deadline.min(deadline);
     }
 
-    fn remove_from_orders(&mut self, shared: &Shared, slot: u32, position: &Position) {
-        let Position {
+    fn remove_from_orders(&mut self, shared: &ShardContext, slot: u32, position: &QueuePosition) {
+        let QueuePosition {
             group, deadline, ..
         } = *position;
         match position.record {
@@ -311,7 +327,7 @@ impl Shard {
     }
 
     /// Removes an entry and returns its capacity to the budget.
-    pub(super) fn remove(&mut self, shared: &Shared, slot: u32) {
+    pub(super) fn remove(&mut self, shared: &ShardContext, slot: u32) {
         let entry = self.entries.remove(slot).expect(SLOT_IN_USE);
         let hash = shared.hasher.hash_one(entry.id);
         self.index
@@ -354,7 +370,7 @@ impl Shard {
     }
 
     /// Removes some expired entries.
-    pub(super) fn remove_expired(&mut self, shared: &Shared, now: u64) {
+    pub(super) fn remove_expired(&mut self, shared: &ShardContext, now: u64) {
         if now < self.earliest_deadline {
             return;
         }
@@ -380,7 +396,12 @@ impl Shard {
 
     /// Removes an expired entry, else evicts the record of this group that expires first. Without a group, evicts the
     /// record of the shard that expires first. Returns `false` if there is none. Never evicts a lease.
-    pub(super) fn evict(&mut self, shared: &Shared, group: Option<Group>, now: u64) -> bool {
+    pub(super) fn evict(
+        &mut self,
+        shared: &ShardContext,
+        group: Option<PrincipalGroup>,
+        now: u64,
+    ) -> bool {
         let firsts = [self.first_orphan(), self.first_record()];
         let expired = firsts.into_iter().flatten().find(|(at, _)| *at <= now);
         if let Some((_, slot)) = expired {
@@ -405,7 +426,7 @@ impl Shard {
     }
 
     /// Returns the record of this group that expires first.
-    fn first_record_of(&mut self, group: Group) -> Option<u32> {
+    fn first_record_of(&mut self, group: PrincipalGroup) -> Option<u32> {
         if self.records_by_group.is_none() {
             // A group that is large by its number of records usually has one of the next records.
             let mut next = self.records.iter().take(SEARCHED).map(|(_, slot)| slot);
@@ -454,7 +475,7 @@ impl Shard {
 
     /// Shrinks the index if less than an eighth of its capacity is in use, and leaves capacity to grow. Otherwise the index
     /// would remain large after a few large records replaced many small ones. The byte count does not include that memory.
-    fn shrink_index(&mut self, shared: &Shared) {
+    fn shrink_index(&mut self, shared: &ShardContext) {
         if self.index.capacity() > 256 && self.index.len() < self.index.capacity() / 8 {
             let entries = &self.entries;
             self.index.shrink_to(self.index.len() * 2, |slot| {
@@ -472,7 +493,7 @@ impl Shard {
     }
 
     /// Removes all expired entries.
-    pub(super) fn sweep(&mut self, shared: &Shared, now: u64) {
+    pub(super) fn sweep(&mut self, shared: &ShardContext, now: u64) {
         while self.earliest_deadline <= now && self.earliest_deadline < u64::MAX {
             self.remove_expired(shared, now);
         }

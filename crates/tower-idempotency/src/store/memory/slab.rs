@@ -5,7 +5,7 @@ const ALL_FREE: u32 = u32::MAX;
 
 /// Values under small stable numbers.
 pub(super) struct Slab<T> {
-    pages: Vec<Page<T>>,
+    pages: Vec<SlabPage<T>>,
     /// The pages with a free slot, each listed once. The last is filled first.
     open: Vec<u32>,
     /// The number of pages that have memory and no value: at most one. A slab that alternates between zero values and
@@ -13,7 +13,7 @@ pub(super) struct Slab<T> {
     spare: u32,
 }
 
-struct Page<T> {
+struct SlabPage<T> {
     /// The slots; `None` unless the page has a value or is the spare page.
     slots: Option<Box<[Option<T>]>>,
     /// A bit for each slot, set if the slot is free.
@@ -32,7 +32,7 @@ impl<T> Slab<T> {
     pub(super) fn insert(&mut self, value: T) -> u32 {
         let number = self.open.last().copied().unwrap_or_else(|| {
             let number = u32::try_from(self.pages.len()).expect("2^32 pages do not fit in memory");
-            self.pages.push(Page {
+            self.pages.push(SlabPage {
                 slots: None,
                 free: ALL_FREE,
             });

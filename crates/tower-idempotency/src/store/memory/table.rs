@@ -17,7 +17,7 @@ use super::{
     budget::{Budget, Cost, MemoryFull, Reservation},
     details::Details,
     evictions::Evictions,
-    shard::{Entry, Shard, Shared, State, nanos},
+    shard::{Entry, EntryState, Shard, ShardContext, nanos},
     sync::{AtomicUsize, HashBuilder, Mutex, MutexGuard},
     usage::Usage,
 };
@@ -27,7 +27,7 @@ use crate::store::{Acquired, Claim, KeyId, LeaseRef, OrphanPolicy, StoreError, T
 const EVICTIONS_PER_LOCK: usize = 8;
 
 pub(super) struct Table {
-    pub(super) shared: Shared,
+    pub(super) shared: ShardContext,
     pub(super) shards: Box<[Mutex<Shard>]>,
 }
 
@@ -38,7 +38,7 @@ impl Table {
     pub(super) fn new(shards: usize, max_entries: usize, max_bytes: usize) -> Self {
         assert!(shards.is_power_of_two());
         Self {
-            shared: Shared {
+            shared: ShardContext {
                 hasher: HashBuilder::default(),
                 budget: Budget::new(max_entries, max_bytes),
                 usage: Usage::new(),
@@ -104,7 +104,7 @@ impl Table {
             return false;
         };
         let entry = shard.entry(slot);
-        let State::Leased {
+        let EntryState::Leased {
             lease_expires,
             orphan_expires,
             ..
@@ -118,7 +118,7 @@ impl Table {
         let orphan_retention = orphan_expires - lease_expires;
         let lease_expires = now.saturating_add(nanos(ttl));
         shard.update(&self.shared, slot, |entry| {
-            entry.state = State::Leased {
+            entry.state = EntryState::Leased {
                 lease_expires,
                 orphan_expires: lease_expires.saturating_add(orphan_retention),
                 released: false,
@@ -162,8 +162,8 @@ impl Table {
                 let is_held_elsewhere = entry.holder().is_some_and(|holder| holder != lease.token);
                 match entry.state {
                     _ if is_held_elsewhere => return Err(StoreError::LeaseLost),
-                    State::Completed { .. } => return Ok(()),
-                    State::Leased { .. } => {}
+                    EntryState::Completed { .. } => return Ok(()),
+                    EntryState::Leased { .. } => {}
                 }
             }
             let limit = shared.budget.largest_record();
@@ -212,7 +212,7 @@ impl Table {
             return;
         };
         let entry = shard.entry(slot);
-        let State::Leased {
+        let EntryState::Leased {
             lease_expires,
             orphan_expires,
             ..
@@ -228,7 +228,7 @@ impl Table {
         if takeover {
             let orphan_retention = orphan_expires - lease_expires;
             shard.update(&self.shared, slot, |entry| {
-                entry.state = State::Leased {
+                entry.state = EntryState::Leased {
                     lease_expires: now,
                     orphan_expires: now.saturating_add(orphan_retention),
                     released: true,
@@ -242,19 +242,21 @@ impl Table {
     }
 
     /// Registers a waiter in the same step as the query of the entry. Returns `None` unless the entry is in progress.
-    pub(super) fn watch(&self, id: &KeyId, now: u64) -> Option<Watch<'_>> {
+    pub(super) fn watch(&self, id: &KeyId, now: u64) -> Option<WaiterRegistration<'_>> {
         let hash = self.shared.hasher.hash_one(id);
         let mut shard = self.shard(hash);
         let slot = shard.find(&self.shared, hash, id, now)?;
         match shard.entry(slot).state {
-            State::Leased { lease_expires, .. } if lease_expires > now => Some(Watch {
-                table: self,
-                hash,
-                slot,
-                event: shard.add_waiter(slot),
-                lease_expires,
-            }),
-            State::Leased { .. } | State::Completed { .. } => None,
+            EntryState::Leased { lease_expires, .. } if lease_expires > now => {
+                Some(WaiterRegistration {
+                    table: self,
+                    hash,
+                    slot,
+                    event: shard.add_waiter(slot),
+                    lease_expires,
+                })
+            }
+            EntryState::Leased { .. } | EntryState::Completed { .. } => None,
         }
     }
 
@@ -357,7 +359,7 @@ impl Table {
 }
 
 /// Registration of a waiter. Dropping it removes the waiter.
-pub(super) struct Watch<'a> {
+pub(super) struct WaiterRegistration<'a> {
     table: &'a Table,
     hash: u64,
     slot: u32,
@@ -365,7 +367,7 @@ pub(super) struct Watch<'a> {
     lease_expires: u64,
 }
 
-impl Watch<'_> {
+impl WaiterRegistration<'_> {
     /// Waits until the entry is completed or released.
     pub(super) async fn changed(&self) {
         // The semaphore has no permits, so the wait ends only when it is closed.
@@ -383,7 +385,7 @@ impl Watch<'_> {
     }
 }
 
-impl Drop for Watch<'_> {
+impl Drop for WaiterRegistration<'_> {
     fn drop(&mut self) {
         self.table
             .shard(self.hash)
@@ -392,7 +394,7 @@ impl Drop for Watch<'_> {
 }
 
 fn acquire_present(
-    shared: &Shared,
+    shared: &ShardContext,
     shard: &mut Shard,
     slot: u32,
     claim: &Claim,
@@ -401,7 +403,7 @@ fn acquire_present(
     let entry = shard.entry(slot);
     let fingerprint = entry.fingerprint;
     let lease_expires = match &entry.state {
-        State::Completed { record, expires } => {
+        EntryState::Completed { record, expires } => {
             return Acquired::Completed {
                 fingerprint,
                 record: record.clone(),
@@ -409,12 +411,12 @@ fn acquire_present(
                 token: entry.holder(),
             };
         }
-        State::Leased { lease_expires, .. } => *lease_expires,
+        EntryState::Leased { lease_expires, .. } => *lease_expires,
     };
     if entry.holder() == Some(claim.token) {
         let generation = entry.generation;
         shard.update(shared, slot, |entry| {
-            entry.state = State::leased(claim, now);
+            entry.state = EntryState::leased(claim, now);
         });
         return granted(generation);
     }

@@ -30,7 +30,7 @@ const COMPARED_EVERY: usize = 256;
 
 /// A group of principals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Group(u16);
+pub(super) struct PrincipalGroup(u16);
 
 /// Counters of the entries of each group. They are changed under the lock of the entry's shard, and read without one, so a
 /// comparison may be slightly out of date.
@@ -54,7 +54,7 @@ struct Counters {
     leases_and_orphans: AtomicUsize,
 }
 
-impl Group {
+impl PrincipalGroup {
     /// Returns the group of a hash.
     pub(super) const fn of(hash: u64) -> Self {
         Self((hash % GROUPS as u64) as u16)
@@ -72,22 +72,22 @@ impl Usage {
         }
     }
 
-    pub(super) fn add(&self, group: Group, cost: Cost) {
+    pub(super) fn add(&self, group: PrincipalGroup, cost: Cost) {
         self.groups[usize::from(group.0)].add(cost);
     }
 
-    pub(super) fn remove(&self, group: Group, cost: Cost) {
+    pub(super) fn remove(&self, group: PrincipalGroup, cost: Cost) {
         let counters = &self.groups[usize::from(group.0)];
         counters.entries.fetch_sub(cost.entries, Relaxed);
         counters.bytes.fetch_sub(cost.bytes, Relaxed);
     }
 
-    pub(super) fn add_lease(&self, group: Group) {
+    pub(super) fn add_lease(&self, group: PrincipalGroup) {
         let counters = &self.groups[usize::from(group.0)];
         counters.leases_and_orphans.fetch_add(1, Relaxed);
     }
 
-    pub(super) fn remove_lease(&self, group: Group) {
+    pub(super) fn remove_lease(&self, group: PrincipalGroup) {
         let counters = &self.groups[usize::from(group.0)];
         counters.leases_and_orphans.fetch_sub(1, Relaxed);
     }
@@ -96,7 +96,7 @@ impl Usage {
     ///
     /// A group with less than an eighth of the store in leases and orphans may use all of the store. Any other group must
     /// leave the last quarter to such groups, because leases and orphans are never evicted.
-    pub(super) fn may_lease(&self, group: Group, budget: &Budget) -> bool {
+    pub(super) fn may_lease(&self, group: PrincipalGroup, budget: &Budget) -> bool {
         let (entries, bytes) = budget.limits();
         let max = entries.min(bytes / ENTRY_BYTES);
         let leases = |counters: &Counters| counters.leases_and_orphans.load(Relaxed);
@@ -115,7 +115,7 @@ impl Usage {
     ///
     /// Reuses the last comparison until 1/256 of the store was evicted, or until the largest share crosses its bound. The
     /// bound is `floor` while a group is large, and 1/64 otherwise.
-    pub(super) fn largest(&self, budget: &Budget) -> Option<Group> {
+    pub(super) fn largest(&self, budget: &Budget) -> Option<PrincipalGroup> {
         let shares = Shares::new(budget);
         let largest = self.largest.load(Relaxed);
         let share = shares.of(&self.groups[largest]);
@@ -129,7 +129,7 @@ impl Usage {
     }
 
     /// Compares the groups. Returns the one with the largest share, if it counts as large.
-    fn compare(&self, shares: &Shares, was_large: bool) -> Option<Group> {
+    fn compare(&self, shares: &Shares, was_large: bool) -> Option<PrincipalGroup> {
         let large = if was_large { NO_LONGER_LARGE } else { LARGE };
         let (mut first, mut second) = ((0.0, 0), 0.0);
         for (group, counters) in self.groups.iter().enumerate() {
@@ -200,8 +200,8 @@ const fn floor_of(bits: usize) -> f32 {
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "there are fewer groups")]
-const fn group(index: usize) -> Group {
-    Group(index as u16)
+const fn group(index: usize) -> PrincipalGroup {
+    PrincipalGroup(index as u16)
 }
 
 #[cfg(test)]
@@ -215,7 +215,7 @@ mod tests {
         const ENTRIES: usize = 64_000;
         let (budget, usage) = (Budget::new(ENTRIES, usize::MAX), Usage::new());
         let entry = Cost::entry_with(0);
-        let hostile = Group(7);
+        let hostile = PrincipalGroup(7);
         let hold = |count: usize| {
             let held = usage.groups[7].entries.load(Relaxed);
             (held..count).for_each(|_| usage.add(hostile, entry));

@@ -1,0 +1,101 @@
+//! The bytes of the file: a header, and records.
+//!
+//! Each record is a marker, its length, its CRC-32 and its payload. The payload has four parts: the kind, the position of an
+//! entry, the synced length of the file before this record, and the content of that kind. Numbers are big-endian.
+//!
+//! The header is a magic number, a random salt, and the CRC-32 of both. The salt is the initial value of all checksums. A
+//! request body may contain the bytes of a record. Without the salt, a cut record with such a body would look like several
+//! records.
+
+use std::io;
+
+/// First bytes of the file.
+#[derive(Clone, Copy)]
+pub(super) struct Header(pub(super) [u8; HEADER]);
+
+impl Header {
+    pub(super) fn random() -> io::Result<Self> {
+        let mut header = [0; HEADER];
+        header[..8].copy_from_slice(MAGIC);
+        getrandom::fill(&mut header[8..12]).map_err(io::Error::other)?;
+        let checksum = crc32fast::hash(&header[..12]);
+        header[12..].copy_from_slice(&checksum.to_be_bytes());
+        Ok(Self(header))
+    }
+
+    /// Returns true if the bytes are the beginning of a header.
+    pub(super) fn is_incomplete(bytes: &[u8]) -> bool {
+        bytes.len() < HEADER && (MAGIC.starts_with(bytes) || bytes.starts_with(MAGIC))
+    }
+
+    /// Reads the header of a file.
+    pub(super) fn read(bytes: &[u8]) -> io::Result<Self> {
+        let error = |text| io::Error::new(io::ErrorKind::InvalidData, text);
+        if !bytes.starts_with(MAGIC) {
+            return Err(error("not the file of an outbox"));
+        }
+        let header = bytes.first_chunk().filter(|header: &&[u8; HEADER]| {
+            header[12..] == crc32fast::hash(&header[..12]).to_be_bytes()
+        });
+        header
+            .map(|header| Self(*header))
+            .ok_or_else(|| error("the header of the outbox is damaged"))
+    }
+
+    fn checksum(self, payload: &[u8]) -> u32 {
+        let [.., a, b, c, d, _, _, _, _] = self.0;
+        let salt = u32::from_be_bytes([a, b, c, d]);
+        let mut hasher = crc32fast::Hasher::new_with_initial(salt);
+        hasher.update(payload);
+        hasher.finalize()
+    }
+
+    pub(super) fn write_record(
+        self,
+        buffer: &mut Vec<u8>,
+        kind: u8,
+        position: u64,
+        synced: u64,
+        content: &[u8],
+    ) {
+        let begin = buffer.len();
+        buffer.extend_from_slice(MARKER);
+        buffer.extend_from_slice(&[0; PREFIX - MARKER.len()]);
+        buffer.push(kind);
+        buffer.extend_from_slice(&position.to_be_bytes());
+        buffer.extend_from_slice(&synced.to_be_bytes());
+        buffer.extend_from_slice(content);
+        let payload = &buffer[begin + PREFIX..];
+        // An entry is smaller than the limit of the outbox, which is below 4 GiB.
+        let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        let checksum = self.checksum(payload);
+        buffer[begin + 4..begin + 8].copy_from_slice(&length.to_be_bytes());
+        buffer[begin + 8..begin + PREFIX].copy_from_slice(&checksum.to_be_bytes());
+    }
+
+    /// Returns the payload of the first record and the bytes after it, or `None` if there is no complete record.
+    pub(super) fn next_record(self, bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+        let rest = bytes.strip_prefix(MARKER)?;
+        let (length, rest) = rest.split_first_chunk()?;
+        let (checksum, rest) = rest.split_first_chunk()?;
+        let (payload, rest) = rest.split_at_checked(u32::from_be_bytes(*length) as usize)?;
+        (self.checksum(payload) == u32::from_be_bytes(*checksum)).then_some((payload, rest))
+    }
+}
+
+/// Returns the length of the file that was on the disk before the record of this payload was written.
+pub(super) fn synced_before(payload: &[u8]) -> Option<u64> {
+    let synced = payload.get(9..)?.first_chunk()?;
+    Some(u64::from_be_bytes(*synced))
+}
+
+const MAGIC: &[u8] = b"TIOUTBX2";
+/// Length of the header: magic number, salt and checksum.
+pub(super) const HEADER: usize = 16;
+const MARKER: &[u8] = b"OBX\x01";
+/// Marker, length and checksum.
+const PREFIX: usize = 12;
+
+pub(super) const STORED: u8 = 1;
+pub(super) const SENT: u8 = 2;
+pub(super) const REMOVED: u8 = 3;

@@ -1,0 +1,121 @@
+use ::tests::scratch::Scratch;
+use http::Request;
+
+use super::*;
+use crate::operation::Operation;
+
+fn entry(key: &str) -> Entry {
+    let req = Request::post("https://api.example.com/orders").body("one espresso".into());
+    Entry::new(&Operation::with_key(key).unwrap(), &req.unwrap())
+}
+
+/// Stores entries by one write.
+fn store(log: &mut Log, keys: impl IntoIterator<Item = String>) {
+    for key in keys {
+        assert_eq!(log.store(&entry(&key), u64::MAX).unwrap(), None);
+    }
+    log.flush(true).unwrap();
+}
+
+fn keys(log: &Log) -> Vec<String> {
+    let pending = log.pending(0, u32::MAX);
+    pending.into_iter().map(|(_, entry)| entry.key).collect()
+}
+
+fn names(prefix: &str, count: usize) -> Vec<String> {
+    (0..count).map(|n| format!("{prefix}-{n}")).collect()
+}
+
+/// Opens a file whose bytes in this range were lost.
+fn open_with_hole(bytes: &[u8], hole: std::ops::Range<usize>) -> io::Result<Vec<String>> {
+    let scratch = Scratch::new();
+    let path = scratch.file("hole.outbox");
+    let mut bytes = bytes.to_vec();
+    bytes[hole].fill(0);
+    fs::write(&path, bytes).unwrap();
+    Log::open(&path).map(|log| keys(&log))
+}
+
+/// Another call may have sent the request of a resumed entry. A failed write does not change that.
+#[test]
+fn failed_write_keeps_resumed_mark() {
+    for is_removed in [false, true] {
+        let scratch = Scratch::new();
+        let path = scratch.file("orders.outbox");
+        let mut log = Log::open(&path).unwrap();
+        store(&mut log, names("key", 1));
+        log.resume("key-0", Some(SystemTime::now())).unwrap();
+        log.flush(true).unwrap();
+        // This file cannot be written.
+        let file = std::mem::replace(&mut log.file, File::open(&path).unwrap());
+        match is_removed {
+            true => log.remove("key-0"),
+            false => drop(log.store(&entry("other"), u64::MAX)),
+        }
+        log.flush(true).unwrap_err();
+        log.file = file;
+        log.repair().unwrap();
+        assert_eq!(keys(&log), ["key-0"]);
+        assert!(!log.discard("key-0"), "{is_removed}");
+    }
+}
+
+/// A power failure loses any pages that were not synced. The records after them were not acknowledged.
+#[test]
+fn hole_in_last_write_is_cut_off() {
+    let scratch = Scratch::new();
+    let path = scratch.file("orders.outbox");
+    let mut log = Log::open(&path).unwrap();
+    store(&mut log, names("first", 3));
+    let begin = fs::read(&path).unwrap().len();
+    store(&mut log, names("second", 50));
+    let bytes = fs::read(&path).unwrap();
+    assert!(bytes.len() > begin + 8192);
+    for hole in [begin..begin + 4096, begin + 4096..begin + 8192] {
+        let read = open_with_hole(&bytes, hole.clone()).unwrap();
+        assert!((3..53).contains(&read.len()), "{hole:?}");
+        assert_eq!(read[..3], names("first", 3)[..]);
+        assert!(!read.contains(&"second-49".to_owned()), "{hole:?}");
+    }
+    // A later write began after this one was on the disk.
+    store(&mut log, names("third", 1));
+    let bytes = fs::read(&path).unwrap();
+    assert!(open_with_hole(&bytes, begin..begin + 4096).is_err());
+    assert!(open_with_hole(&bytes, 20..30).is_err());
+}
+
+/// Removals are not synced, and may be lost out of order.
+#[test]
+fn hole_in_removals_is_cut_off() {
+    let scratch = Scratch::new();
+    let path = scratch.file("orders.outbox");
+    let mut log = Log::open(&path).unwrap();
+    store(&mut log, names("key", 3));
+    let begin = fs::read(&path).unwrap().len();
+    for key in names("key", 2) {
+        log.remove(&key);
+        log.flush(true).unwrap();
+    }
+    let bytes = fs::read(&path).unwrap();
+    let read = open_with_hole(&bytes, begin..begin + 8).unwrap();
+    assert_eq!(read, names("key", 3));
+}
+
+/// All of a compacted file was on the disk before it got its name.
+#[test]
+fn hole_in_compacted_file_is_error() {
+    let scratch = Scratch::new();
+    let path = scratch.file("orders.outbox");
+    let mut log = Log::open(&path).unwrap();
+    store(&mut log, names("removed", 8000));
+    for key in names("removed", 8000) {
+        log.remove(&key);
+    }
+    store(&mut log, names("kept", 3));
+    let before = log.length;
+    log.compact().unwrap();
+    assert!(before > COMPACT_FROM && log.length < before);
+    let bytes = fs::read(&path).unwrap();
+    assert!(open_with_hole(&bytes, 20..30).is_err());
+    assert_eq!(open_with_hole(&bytes, 20..20).unwrap(), names("kept", 3));
+}

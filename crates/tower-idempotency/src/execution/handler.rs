@@ -126,20 +126,20 @@ where
             let step = catch_unwind(AssertUnwindSafe(|| poll_stage(stage.as_mut(), running, cx)));
             let ran = match step {
                 Ok(Poll::Pending) => return Poll::Pending,
-                Ok(Poll::Ready(HandlerProgress::Record(recording, directives))) => {
+                Ok(Poll::Ready(ExecutionStep::Record(recording, directives))) => {
                     stage.set(RunStage::Recording {
                         recording,
                         directives,
                     });
                     continue;
                 }
-                Ok(Poll::Ready(HandlerProgress::Confirm(result))) => {
+                Ok(Poll::Ready(ExecutionStep::Confirm(result))) => {
                     let execution = execution.take().expect(POLLED_AGAIN);
                     let finishing = Box::pin(finish_unconfirmed(execution, result));
                     stage.set(RunStage::Finishing { finishing });
                     continue;
                 }
-                Ok(Poll::Ready(HandlerProgress::Finish(HandlerOutcome::Record(
+                Ok(Poll::Ready(ExecutionStep::Finish(HandlerOutcome::Record(
                     result,
                     mut pending,
                 )))) => {
@@ -149,7 +149,7 @@ where
                     }
                     Ok(HandlerOutcome::Record(result, pending))
                 }
-                Ok(Poll::Ready(HandlerProgress::Finish(outcome))) => Ok(outcome),
+                Ok(Poll::Ready(ExecutionStep::Finish(outcome))) => Ok(outcome),
                 Err(panic) => {
                     if let RunStageProj::Calling { mut call, .. } = stage.as_mut().project() {
                         // A second panic changes nothing.
@@ -166,7 +166,7 @@ where
 }
 
 /// Next step of an execution.
-enum HandlerProgress<R: http_body::Body, E> {
+enum ExecutionStep<R: http_body::Body, E> {
     /// The body of the response is buffered.
     Record(Recording<R>, Option<Box<Directives>>),
     /// The handler reported a commit, but returned another response or an error.
@@ -179,7 +179,7 @@ fn poll_stage<F, R, E>(
     mut stage: Pin<&mut RunStage<F, R, E>>,
     execution: &Execution,
     cx: &mut TaskContext<'_>,
-) -> Poll<HandlerProgress<R, E>>
+) -> Poll<ExecutionStep<R, E>>
 where
     F: Future<Output = Result<Response<R>, E>>,
     R: http_body::Body,
@@ -200,15 +200,13 @@ where
             Poll::Ready(match (lease.close(), result) {
                 (CommitOutcome::Committed(record), Ok(res)) if is_committed => {
                     let res = Ok(res.map(Body::original));
-                    HandlerProgress::Finish(HandlerOutcome::Committed(res, record))
+                    ExecutionStep::Finish(HandlerOutcome::Committed(res, record))
                 }
-                (CommitOutcome::Committed(_), result) => HandlerProgress::Confirm(result),
+                (CommitOutcome::Committed(_), result) => ExecutionStep::Confirm(result),
                 (CommitOutcome::NotAttempted | CommitOutcome::Unacknowledged, result) => {
                     match begin_recording(lease, result) {
-                        Ok((recording, directives)) => {
-                            HandlerProgress::Record(recording, directives)
-                        }
-                        Err(outcome) => HandlerProgress::Finish(*outcome),
+                        Ok((recording, directives)) => ExecutionStep::Record(recording, directives),
+                        Err(outcome) => ExecutionStep::Finish(*outcome),
                     }
                 }
             })
@@ -220,7 +218,7 @@ where
             let rules = &lease.config().response;
             let decided = ready!(recording.poll(cx, rules, lease.origin()));
             let outcome = outcome_of(lease, directives.take(), decided);
-            Poll::Ready(HandlerProgress::Finish(outcome))
+            Poll::Ready(ExecutionStep::Finish(outcome))
         }
         RunStageProj::Finishing { .. } => Poll::Pending,
     }

@@ -119,14 +119,14 @@ fn disarm_unless_late(detach: &DetachSwitch, reply: &AcquireReply) {
 /// Waiters of all keys.
 #[derive(Default)]
 pub(crate) struct Waiters {
-    state: Arc<Mutex<WaiterGroups>>,
+    by_key: Arc<Mutex<WaitersByKey>>,
 }
 
-type WaiterGroups = HashMap<KeyId, Arc<WaiterGroup>>;
+type WaitersByKey = HashMap<KeyId, Arc<KeyWaiters>>;
 
 /// Waiters of one key. The waiter that holds the turn queries the store. The others wait for the record that it finds.
-struct WaiterGroup {
-    // Changed only under the lock of `WaiterGroups`.
+struct KeyWaiters {
+    // Changed only under the lock of the map.
     waiters: AtomicUsize,
     turn: Arc<tokio::sync::Mutex<()>>,
     /// The reply [`Acquired::Completed`].
@@ -137,9 +137,9 @@ struct WaiterGroup {
 
 /// A waiter. Its drop removes it from the group.
 struct Waiter {
-    state: Arc<Mutex<WaiterGroups>>,
+    by_key: Arc<Mutex<WaitersByKey>>,
     id: KeyId,
-    group: Arc<WaiterGroup>,
+    group: Arc<KeyWaiters>,
 }
 
 /// Event that wakes a waiter.
@@ -153,15 +153,15 @@ enum Wakeup {
 impl Waiters {
     /// Adds a waiter for `id`. Returns `None` if `per_key` waiters of this key are waiting.
     fn join(&self, id: KeyId, per_key: usize) -> Option<Waiter> {
-        let mut state = lock(&self.state);
-        let waiters = state
+        let mut by_key = lock(&self.by_key);
+        let waiters = by_key
             .get(&id)
             .map_or(0, |group| group.waiters.load(Relaxed));
         if waiters >= per_key {
             return None;
         }
-        let group = state.entry(id).or_insert_with(|| {
-            Arc::new(WaiterGroup {
+        let group = by_key.entry(id).or_insert_with(|| {
+            Arc::new(KeyWaiters {
                 waiters: 0.into(),
                 turn: Arc::default(),
                 completed: OnceLock::new(),
@@ -171,7 +171,7 @@ impl Waiters {
         group.waiters.fetch_add(1, Relaxed);
         let group = Arc::clone(group);
         Some(Waiter {
-            state: Arc::clone(&self.state),
+            by_key: Arc::clone(&self.by_key),
             id,
             group,
         })
@@ -200,37 +200,37 @@ impl Waiter {
 
     /// Delivers the record to all current waiters of the key. Later ones query the store themselves.
     fn deliver(&self, completed: Acquired) {
-        let mut state = lock(&self.state);
+        let mut by_key = lock(&self.by_key);
         // The group is removed first, so that no waiter joins a group that has its record.
-        self.remove_group(&mut state);
-        drop(state);
+        self.remove_group(&mut by_key);
+        drop(by_key);
         // Only the waiter that holds the turn delivers. The next holder of the turn finds this record.
         let _ = self.group.completed.set(completed);
         self.group.delivered.notify_waiters();
     }
 
     /// Removes the group of this waiter, if it is the current one of its key.
-    fn remove_group(&self, state: &mut WaiterGroups) {
-        if state
+    fn remove_group(&self, by_key: &mut WaitersByKey) {
+        if by_key
             .get(&self.id)
             .is_some_and(|group| Arc::ptr_eq(group, &self.group))
         {
-            state.remove(&self.id);
+            by_key.remove(&self.id);
         }
     }
 }
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        let mut state = lock(&self.state);
+        let mut by_key = lock(&self.by_key);
         if self.group.waiters.fetch_sub(1, Relaxed) == 1 {
-            self.remove_group(&mut state);
+            self.remove_group(&mut by_key);
         }
     }
 }
 
-fn lock(state: &Mutex<WaiterGroups>) -> MutexGuard<'_, WaiterGroups> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(by_key: &Mutex<WaitersByKey>) -> MutexGuard<'_, WaitersByKey> {
+    by_key.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// First and last interval at which a waiter queries the store without a notification.

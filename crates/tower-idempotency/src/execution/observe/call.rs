@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::{
     observation::Observation,
-    outcome::{ExecutionEnd, OutcomeKind, Seen},
+    outcome::{EndKind, ExecutionEnd, Seen},
 };
 use crate::{
     body::{chunks::content_length, watch::BodyWatch},
@@ -77,21 +77,21 @@ impl ObservedCall {
         let (rules, status) = (&observation.context.config.response, res.status());
         let retention = match read_directive(res, rules.retention, rules.max_retention) {
             Directive::NeedsAttention(_) => {
-                return Err(observation.end_of(Some(status), OutcomeKind::Refused));
+                return Err(observation.end_of(Some(status), EndKind::Refused));
             }
             Directive::NoStore => {
-                return Err(observation.end_of(Some(status), OutcomeKind::Released));
+                return Err(observation.end_of(Some(status), EndKind::Released));
             }
             // Clients cannot choose another key for the corrected request.
             Directive::Record(_) if self.is_named && status.is_client_error() => {
-                return Err(observation.end_of(Some(status), OutcomeKind::Released));
+                return Err(observation.end_of(Some(status), EndKind::Released));
             }
             Directive::Record(retention) => retention,
         };
         match rules.is_recorded(status) {
             Some(true) => {}
-            Some(false) => return Err(observation.end_of(Some(status), OutcomeKind::Released)),
-            None => return Err(observation.end_of(Some(status), OutcomeKind::Refused)),
+            Some(false) => return Err(observation.end_of(Some(status), EndKind::Released)),
+            None => return Err(observation.end_of(Some(status), EndKind::Refused)),
         }
         let hint = res.body().size_hint();
         // The `Content-Length` of a 304 describes a body that is not sent.
@@ -127,7 +127,7 @@ impl Drop for ObservedCall {
             observation.failure(None)
         } else {
             // An enforced execution would have continued, and its response would be recorded.
-            observation.end_of(None, OutcomeKind::Recorded)
+            observation.end_of(None, EndKind::Recorded)
         };
         observation.set_end(ended);
     }
@@ -151,7 +151,7 @@ impl ResponseWatch {
         let body = is_seen.then(|| self.hash.clone().finish());
         let status = Some(self.status);
         ExecutionEnd {
-            kind: OutcomeKind::Recorded,
+            kind: EndKind::Recorded,
             seen: Seen { status, body },
             retention: self.retention,
         }

@@ -7,7 +7,7 @@ use http::StatusCode;
 use tokio::runtime::Handle;
 
 use super::{
-    outcome::{Earlier, ExecutionEnd, OutcomeKind, Seen},
+    outcome::{Earlier, EndKind, ExecutionEnd, Seen},
     request::Pending,
 };
 use crate::{
@@ -173,7 +173,7 @@ impl Observation {
             return;
         };
         let shared = &self.context.shared;
-        if ended.kind != OutcomeKind::Released {
+        if ended.kind != EndKind::Released {
             let mut record = self.encode(&lease, &ended);
             if shared
                 .store
@@ -212,7 +212,7 @@ impl Observation {
 
     async fn end(&self, lease: &LeaseRef, ended: &ExecutionEnd) {
         let (store, timeout) = (&self.context.shared.store, self.timeout());
-        let is_ended = if ended.kind == OutcomeKind::Released {
+        let is_ended = if ended.kind == EndKind::Released {
             store.release(lease, timeout).await
         } else {
             let record = self.encode(lease, ended);
@@ -241,8 +241,8 @@ impl Observation {
         self.end_of(
             status,
             match self.context.config.execution.failure() {
-                ExecutionFailure::Release => OutcomeKind::Released,
-                ExecutionFailure::Orphan | ExecutionFailure::NeedsAttention => OutcomeKind::Refused,
+                ExecutionFailure::Release => EndKind::Released,
+                ExecutionFailure::Orphan | ExecutionFailure::NeedsAttention => EndKind::Refused,
             },
         )
     }
@@ -252,14 +252,14 @@ impl Observation {
         self.end_of(
             Some(status),
             match self.context.config.response.unrecordable {
-                Unrecordable::Tombstone => OutcomeKind::Refused,
-                Unrecordable::Release => OutcomeKind::Released,
+                Unrecordable::Tombstone => EndKind::Refused,
+                Unrecordable::Release => EndKind::Released,
             },
         )
     }
 
     /// Returns the end of an execution without the body of its response.
-    pub(super) fn end_of(&self, status: Option<StatusCode>, kind: OutcomeKind) -> ExecutionEnd {
+    pub(super) fn end_of(&self, status: Option<StatusCode>, kind: EndKind) -> ExecutionEnd {
         ExecutionEnd {
             kind,
             seen: Seen { status, body: None },

@@ -14,14 +14,14 @@ pub(super) type BodyDigest = [u8; 32];
 /// The end of an observed execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ExecutionEnd {
-    pub(super) kind: OutcomeKind,
+    pub(super) kind: EndKind,
     pub(super) seen: Seen,
     pub(super) retention: Ttl,
 }
 
 /// The state in which an execution would leave its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum OutcomeKind {
+pub(super) enum EndKind {
     /// A retry gets the response.
     Recorded,
     /// A retry is refused, such as after a response that is too large.
@@ -68,8 +68,8 @@ impl ExecutionEnd {
     /// Encodes the end for the store: no header, no body, only their digest.
     pub(super) fn encode(&self, codec: Codec, id: &KeyId) -> Bytes {
         let mut value = vec![match self.kind {
-            OutcomeKind::Recorded | OutcomeKind::Released => RECORDED,
-            OutcomeKind::Refused => REFUSED,
+            EndKind::Recorded | EndKind::Released => RECORDED,
+            EndKind::Refused => REFUSED,
         }];
         let status = self.seen.status.map_or(0, |status| status.as_u16());
         value.extend_from_slice(&status.to_be_bytes());
@@ -121,7 +121,7 @@ mod tests {
     };
     const ID: KeyId = KeyId::from_bytes([7; 32]);
 
-    fn ended(kind: OutcomeKind, status: Option<u16>, body: Option<BodyDigest>) -> ExecutionEnd {
+    fn ended(kind: EndKind, status: Option<u16>, body: Option<BodyDigest>) -> ExecutionEnd {
         let status = status.map(|status| StatusCode::from_u16(status).unwrap());
         let (seen, retention) = (Seen { status, body }, Ttl::MIN);
         ExecutionEnd {
@@ -134,12 +134,12 @@ mod tests {
     #[test]
     fn record_keeps_seen_parts() {
         for (status, body) in [(None, None), (Some(201), None), (Some(201), Some([9; 32]))] {
-            let ended = ended(OutcomeKind::Recorded, status, body);
+            let ended = ended(EndKind::Recorded, status, body);
             let record = ended.encode(CODEC, &ID);
             let decoded = Earlier::decode(CODEC, &ID, &record);
             assert_eq!(decoded, Some(Earlier::Recorded(ended.seen)));
         }
-        let record = ended(OutcomeKind::Refused, Some(200), None).encode(CODEC, &ID);
+        let record = ended(EndKind::Refused, Some(200), None).encode(CODEC, &ID);
         assert_eq!(Earlier::decode(CODEC, &ID, &record), Some(Earlier::Refused));
         let other = CODEC.encode_value(&ID, b"\x09ab");
         assert_eq!(Earlier::decode(CODEC, &ID, &other), None);
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn only_seen_parts_differ() {
-        let seen = |status, body| ended(OutcomeKind::Recorded, status, body).seen;
+        let seen = |status, body| ended(EndKind::Recorded, status, body).seen;
         let full = seen(Some(201), Some([1; 32]));
         assert_eq!(full.difference(&full), None);
         assert_eq!(full.difference(&seen(None, None)), None);

@@ -13,7 +13,8 @@ use bytes::Bytes;
 use super::{
     MemoryStore,
     budget::Cost,
-    shard::{EntryState, Millis, Shard, nanos},
+    entry::{EntryState, Millis, nanos},
+    shard::Shard,
     table::{Table, wake},
 };
 use crate::store::{Fingerprint, KeyId, StoreError, Token, Ttl};

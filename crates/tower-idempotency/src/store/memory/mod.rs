@@ -12,6 +12,7 @@ use super::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl};
 
 mod budget;
 mod details;
+mod entry;
 mod evictions;
 mod inspect;
 mod order;

@@ -6,26 +6,23 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     hash::BuildHasher,
-    num::NonZeroU64,
     sync::Arc,
 };
 
-use bytes::Bytes;
 use hashbrown::HashTable;
 use tokio::sync::Semaphore;
 
 use super::{
     budget::{Budget, Cost},
     details::Details,
+    entry::{Entry, OrderPosition},
     evictions::Evictions,
     order::Order,
     slab::Slab,
     sync::{AtomicUsize, HashBuilder},
     usage::{PrincipalGroup, Usage},
 };
-use crate::store::{
-    Claim, Fingerprint, KeyId, LeaseRef, ScopeDigest, Token, is_operation_of_run_once,
-};
+use crate::store::{KeyId, ScopeDigest};
 
 /// The number of expired entries of each kind that a write removes: more than a write can add.
 const EXPIRED_PER_WRITE: usize = 2;
@@ -35,7 +32,7 @@ const EXPIRED_PER_WRITE: usize = 2;
 const SEARCHED: usize = 8;
 
 /// State that all shards share.
-pub(super) struct ShardContext {
+pub(super) struct SharedState {
     pub(super) hasher: HashBuilder,
     pub(super) budget: Budget,
     pub(super) usage: Usage,
@@ -44,7 +41,7 @@ pub(super) struct ShardContext {
     pub(super) has_details: AtomicUsize,
 }
 
-impl ShardContext {
+impl SharedState {
     /// Returns the group of the principal.
     pub(super) fn group(&self, scope: Option<&ScopeDigest>) -> PrincipalGroup {
         PrincipalGroup::of(self.hasher.hash_one(scope))
@@ -79,148 +76,6 @@ pub(super) struct WaiterGroup {
     pub(super) count: usize,
 }
 
-pub(super) struct Entry {
-    pub(super) id: KeyId,
-    pub(super) fingerprint: Fingerprint,
-    token: Token,
-    pub(super) generation: NonZeroU64,
-    pub(super) group: PrincipalGroup,
-    /// `true` if the record is a value and not a response.
-    pub(super) is_of_run_once: bool,
-    /// Time of the first lease on the key, or of the completion.
-    pub(super) since: Millis,
-    pub(super) state: EntryState,
-}
-
-/// A time in whole milliseconds since the store was created, in five bytes, which fit into the padding of an entry. After 34 years
-/// it stays at its maximum.
-#[derive(Clone, Copy)]
-pub(super) struct Millis([u8; 5]);
-
-impl Millis {
-    pub(super) const fn from_nanos(nanos: u64) -> Self {
-        match (nanos / 1_000_000).to_le_bytes() {
-            [a, b, c, d, e, 0, 0, 0] => Self([a, b, c, d, e]),
-            _ => Self([u8::MAX; 5]),
-        }
-    }
-
-    pub(super) const fn as_nanos(self) -> u64 {
-        let Self([a, b, c, d, e]) = self;
-        u64::from_le_bytes([a, b, c, d, e, 0, 0, 0]).saturating_mul(1_000_000)
-    }
-}
-
-/// Position of an entry in the orders of its shard.
-#[derive(PartialEq, Eq)]
-struct QueuePosition {
-    group: PrincipalGroup,
-    deadline: u64,
-    /// The length of the record. `None` for leases and orphans.
-    record: Option<usize>,
-}
-
-pub(super) enum EntryState {
-    /// In progress until `lease_expires`, then orphaned until `orphan_expires`. No token holds a released entry.
-    Leased {
-        lease_expires: u64,
-        orphan_expires: u64,
-        released: bool,
-    },
-    Completed {
-        record: Bytes,
-        expires: u64,
-    },
-}
-
-impl Entry {
-    pub(super) fn leased(
-        claim: &Claim,
-        group: PrincipalGroup,
-        generation: NonZeroU64,
-        now: u64,
-    ) -> Self {
-        Self {
-            group,
-            id: claim.id,
-            fingerprint: claim.fingerprint,
-            token: claim.token,
-            generation,
-            is_of_run_once: is_operation_of_run_once(&claim.operation),
-            since: Millis::from_nanos(now),
-            state: EntryState::leased(claim, now),
-        }
-    }
-
-    pub(super) fn completed(
-        lease: &LeaseRef,
-        group: PrincipalGroup,
-        record: Bytes,
-        expires: u64,
-        now: u64,
-    ) -> Self {
-        Self {
-            group,
-            is_of_run_once: false,
-            since: Millis::from_nanos(now),
-            id: lease.id,
-            fingerprint: lease.fingerprint,
-            token: lease.token,
-            generation: NonZeroU64::new(lease.generation).unwrap_or(NonZeroU64::MIN),
-            state: EntryState::Completed { record, expires },
-        }
-    }
-
-    /// Replaces the token, so that no execution holds the entry.
-    pub(super) fn set_token(&mut self, token: Token) {
-        self.token = token;
-    }
-
-    /// Returns the token that holds or completed the entry.
-    pub(super) const fn holder(&self) -> Option<Token> {
-        match self.state {
-            EntryState::Leased { released: true, .. } => None,
-            EntryState::Leased { .. } | EntryState::Completed { .. } => Some(self.token),
-        }
-    }
-
-    fn position(&self) -> QueuePosition {
-        QueuePosition {
-            group: self.group,
-            deadline: self.state.deadline(),
-            record: match &self.state {
-                EntryState::Leased { .. } => None,
-                EntryState::Completed { record, .. } => Some(record.len()),
-            },
-        }
-    }
-
-    pub(super) fn cost(&self) -> Cost {
-        match &self.state {
-            EntryState::Leased { .. } => Cost::ENTRY,
-            EntryState::Completed { record, .. } => Cost::entry_with(record.len()),
-        }
-    }
-}
-
-impl EntryState {
-    pub(super) fn leased(claim: &Claim, now: u64) -> Self {
-        let lease_expires = now.saturating_add(nanos(claim.lease));
-        Self::Leased {
-            lease_expires,
-            orphan_expires: lease_expires.saturating_add(nanos(claim.orphan_retention)),
-            released: false,
-        }
-    }
-
-    pub(super) fn deadline(&self) -> u64 {
-        match *self {
-            Self::Leased { orphan_expires, .. } => orphan_expires,
-            Self::Completed { expires, .. } => expires,
-        }
-    }
-}
-
 impl Shard {
     pub(super) const fn new() -> Self {
         Self {
@@ -238,7 +93,7 @@ impl Shard {
     /// Returns the slot of the entry with this id. Removes the entry and returns `None` if it is expired.
     pub(super) fn find(
         &mut self,
-        shared: &ShardContext,
+        shared: &SharedState,
         hash: u64,
         id: &KeyId,
         now: u64,
@@ -258,7 +113,7 @@ impl Shard {
     }
 
     /// Adds an entry whose id is not present and whose cost is reserved.
-    pub(super) fn insert(&mut self, shared: &ShardContext, hash: u64, entry: Entry) -> u32 {
+    pub(super) fn insert(&mut self, shared: &SharedState, hash: u64, entry: Entry) -> u32 {
         let position = entry.position();
         let slot = self.entries.insert(entry);
         let entries = &self.entries;
@@ -273,7 +128,7 @@ impl Shard {
     /// Changes an entry and updates its position in the deadline order.
     pub(super) fn update(
         &mut self,
-        shared: &ShardContext,
+        shared: &SharedState,
         slot: u32,
         change: impl FnOnce(&mut Entry),
     ) {
@@ -287,8 +142,8 @@ impl Shard {
         }
     }
 
-    fn add_to_orders(&mut self, shared: &ShardContext, slot: u32, position: &QueuePosition) {
-        let QueuePosition {
+    fn add_to_orders(&mut self, shared: &SharedState, slot: u32, position: &OrderPosition) {
+        let OrderPosition {
             group, deadline, ..
         } = *position;
         match position.record {
@@ -307,8 +162,8 @@ impl Shard {
         self.earliest_deadline = self.earliest_deadline.min(deadline);
     }
 
-    fn remove_from_orders(&mut self, shared: &ShardContext, slot: u32, position: &QueuePosition) {
-        let QueuePosition {
+    fn remove_from_orders(&mut self, shared: &SharedState, slot: u32, position: &OrderPosition) {
+        let OrderPosition {
             group, deadline, ..
         } = *position;
         match position.record {
@@ -327,7 +182,7 @@ impl Shard {
     }
 
     /// Removes an entry and returns its capacity to the budget.
-    pub(super) fn remove(&mut self, shared: &ShardContext, slot: u32) {
+    pub(super) fn remove(&mut self, shared: &SharedState, slot: u32) {
         let entry = self.entries.remove(slot).expect(SLOT_IN_USE);
         let hash = shared.hasher.hash_one(entry.id);
         self.index
@@ -370,7 +225,7 @@ impl Shard {
     }
 
     /// Removes some expired entries.
-    pub(super) fn remove_expired(&mut self, shared: &ShardContext, now: u64) {
+    pub(super) fn remove_expired(&mut self, shared: &SharedState, now: u64) {
         if now < self.earliest_deadline {
             return;
         }
@@ -398,7 +253,7 @@ impl Shard {
     /// record of the shard that expires first. Returns `false` if there is none. Never evicts a lease.
     pub(super) fn evict(
         &mut self,
-        shared: &ShardContext,
+        shared: &SharedState,
         group: Option<PrincipalGroup>,
         now: u64,
     ) -> bool {
@@ -475,7 +330,7 @@ impl Shard {
 
     /// Shrinks the index if less than an eighth of its capacity is in use, and leaves capacity to grow. Otherwise the index
     /// would remain large after a few large records replaced many small ones. The byte count does not include that memory.
-    fn shrink_index(&mut self, shared: &ShardContext) {
+    fn shrink_index(&mut self, shared: &SharedState) {
         if self.index.capacity() > 256 && self.index.len() < self.index.capacity() / 8 {
             let entries = &self.entries;
             self.index.shrink_to(self.index.len() * 2, |slot| {
@@ -493,15 +348,11 @@ impl Shard {
     }
 
     /// Removes all expired entries.
-    pub(super) fn sweep(&mut self, shared: &ShardContext, now: u64) {
+    pub(super) fn sweep(&mut self, shared: &SharedState, now: u64) {
         while self.earliest_deadline <= now && self.earliest_deadline < u64::MAX {
             self.remove_expired(shared, now);
         }
     }
-}
-
-pub(super) const fn nanos(ttl: crate::store::Ttl) -> u64 {
-    ttl.as_millis() * 1_000_000
 }
 
 const SLOT_IN_USE: &str = "slots in the index and in the orders are in use";

@@ -16,8 +16,9 @@ use tokio::sync::Semaphore;
 use super::{
     budget::{Budget, Cost, MemoryFull, Reservation},
     details::Details,
+    entry::{Entry, EntryState, nanos},
     evictions::Evictions,
-    shard::{Entry, EntryState, Shard, ShardContext, nanos},
+    shard::{Shard, SharedState},
     sync::{AtomicUsize, HashBuilder, Mutex, MutexGuard},
     usage::Usage,
 };
@@ -27,7 +28,7 @@ use crate::store::{Acquired, Claim, KeyId, LeaseRef, OrphanPolicy, StoreError, T
 const EVICTIONS_PER_LOCK: usize = 8;
 
 pub(super) struct Table {
-    pub(super) shared: ShardContext,
+    pub(super) shared: SharedState,
     pub(super) shards: Box<[Mutex<Shard>]>,
 }
 
@@ -38,7 +39,7 @@ impl Table {
     pub(super) fn new(shards: usize, max_entries: usize, max_bytes: usize) -> Self {
         assert!(shards.is_power_of_two());
         Self {
-            shared: ShardContext {
+            shared: SharedState {
                 hasher: HashBuilder::default(),
                 budget: Budget::new(max_entries, max_bytes),
                 usage: Usage::new(),
@@ -394,7 +395,7 @@ impl Drop for WaiterRegistration<'_> {
 }
 
 fn acquire_present(
-    shared: &ShardContext,
+    shared: &SharedState,
     shard: &mut Shard,
     slot: u32,
     claim: &Claim,

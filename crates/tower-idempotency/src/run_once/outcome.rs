@@ -1,0 +1,179 @@
+//! The outcome of work for its caller.
+
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+
+use super::{Outcome, WorkError};
+use crate::{
+    error::Error,
+    execution::Finished,
+    record::{NeedsAttention, Record},
+    response::{
+        self,
+        reject::{outcome_pending, outcome_unknown, unfinished_transaction, unreadable_record},
+    },
+    store::KeyId,
+    telemetry,
+};
+
+/// Result of work that did not panic.
+pub(super) enum WorkResult<T, E> {
+    Value(T),
+    NeedsAttention(NeedsAttention, E),
+    Failed(E),
+    /// The work returned a value, but neither committed nor rolled back a transaction.
+    Unfinished,
+}
+
+/// Outcome of [`execute`](super::execute).
+pub(crate) struct Ended<T, E> {
+    pub(crate) outcome: Outcome<T, E>,
+    /// `true` if a retry may get another outcome.
+    pub(crate) can_change: bool,
+}
+
+impl<T, E> Ended<T, E> {
+    pub(super) fn can_change(outcome: Outcome<T, E>) -> Self {
+        Self {
+            outcome,
+            can_change: true,
+        }
+    }
+}
+
+/// Returns the outcome for the caller of a run with this result, whose lease finished in this way.
+pub(super) fn ended<T: DeserializeOwned, E>(
+    rules: &response::rules::Rules,
+    id: &KeyId,
+    result: WorkResult<T, E>,
+    finished: Finished,
+) -> Result<Ended<T, E>, Error> {
+    let outcome = match finished {
+        Finished::Own => match result {
+            WorkResult::Value(value) => Ok(Outcome::Executed(value)),
+            WorkResult::NeedsAttention(_, error) | WorkResult::Failed(error) => {
+                Ok(Outcome::Failed(error))
+            }
+            WorkResult::Unfinished => Err(unfinished_transaction().with_entry(id)),
+        },
+        Finished::Committed {
+            record,
+            is_reported,
+        } => {
+            if is_reported && let WorkResult::NeedsAttention(late, _) = &result {
+                telemetry::attention_ignored(id, late.code(), "a value was committed");
+            }
+            committed(rules, id, &record, result)
+        }
+        Finished::Stored(record)
+            if matches!(result, WorkResult::Failed(_) | WorkResult::Unfinished) =>
+        {
+            replayed(rules, id, &record)
+        }
+        Finished::Stored(_) => unconfirmed(rules, id, result, true),
+        Finished::Unknown { retryable } => {
+            let outcome = unconfirmed(rules, id, result, retryable)?;
+            return Ok(Ended {
+                outcome,
+                can_change: retryable,
+            });
+        }
+    };
+    outcome.map(Ended::can_change)
+}
+
+impl<T, E> From<Result<T, WorkError<E>>> for WorkResult<T, E> {
+    fn from(result: Result<T, WorkError<E>>) -> Self {
+        match result {
+            Ok(value) => Self::Value(value),
+            Err(WorkError::NeedsAttention(attention, error)) => {
+                Self::NeedsAttention(attention, error)
+            }
+            Err(WorkError::Release(error) | WorkError::Orphan(error)) => Self::Failed(error),
+        }
+    }
+}
+
+/// Returns the outcome of a run whose recorded outcome is unknown, or differs from its own result.
+fn unconfirmed<T, E>(
+    rules: &response::rules::Rules,
+    id: &KeyId,
+    result: WorkResult<T, E>,
+    retryable: bool,
+) -> Result<Outcome<T, E>, Error> {
+    match result {
+        WorkResult::Value(value) => Ok(Outcome::LeaseLost(value)),
+        WorkResult::NeedsAttention(_, error) | WorkResult::Failed(error) => {
+            Ok(Outcome::Unknown(error))
+        }
+        WorkResult::Unfinished if retryable => Err(outcome_pending(rules).with_entry(id)),
+        WorkResult::Unfinished => Err(outcome_unknown().with_entry(id)),
+    }
+}
+
+/// Returns the outcome of a run that committed `record` itself: the value in the record, or that of `result` if the record
+/// is a tombstone.
+fn committed<T: DeserializeOwned, E>(
+    rules: &response::rules::Rules,
+    id: &KeyId,
+    record: &Bytes,
+    result: WorkResult<T, E>,
+) -> Result<Outcome<T, E>, Error> {
+    let outcome = recorded_outcome(id, decode(rules, id, record)?)?;
+    Ok(match (outcome, result) {
+        (Outcome::Replayed(value), _) | (Outcome::ValueNotRecorded, WorkResult::Value(value)) => {
+            Outcome::Executed(value)
+        }
+        (other, _) => other,
+    })
+}
+
+/// Returns the outcome of an earlier run from its record.
+pub(super) fn replayed<T: DeserializeOwned, E>(
+    rules: &response::rules::Rules,
+    id: &KeyId,
+    record: &Bytes,
+) -> Result<Outcome<T, E>, Error> {
+    let record = decode(rules, id, record)?;
+    match &record {
+        Record::Tombstone { status, reason } => telemetry::tombstone(id, *status, *reason, None),
+        Record::Attention { status, attention } => {
+            telemetry::unresolved(id, *status, attention.code(), None);
+        }
+        Record::Value(_) | Record::Response(_) => {}
+    }
+    let outcome = recorded_outcome(id, record)?;
+    if let Outcome::Replayed(_) = &outcome {
+        telemetry::replayed(id, None, None);
+    }
+    Ok(outcome)
+}
+
+fn decode(rules: &response::rules::Rules, id: &KeyId, record: &Bytes) -> Result<Record, Error> {
+    rules.codec().decode(id, record).map_err(|error| {
+        telemetry::bad_record(id, &error);
+        unreadable_record(error).with_entry(id)
+    })
+}
+
+fn recorded_outcome<T: DeserializeOwned, E>(
+    id: &KeyId,
+    record: Record,
+) -> Result<Outcome<T, E>, Error> {
+    Ok(match record {
+        // The parser's message may quote the value. It is replaced by a fixed text.
+        Record::Value(value) => {
+            Outcome::Replayed(rmp_serde::from_slice(&value).map_err(|_| {
+                unreadable_record("expected a value of another type").with_entry(id)
+            })?)
+        }
+        Record::Tombstone { .. } => Outcome::ValueNotRecorded,
+        Record::Attention { attention, .. } => Outcome::NeedsAttention {
+            code: attention.code().to_owned(),
+        },
+        Record::Response(_) => {
+            let source = "expected the record of a value, found that of a response";
+            return Err(unreadable_record(source).with_entry(id));
+        }
+    })
+}

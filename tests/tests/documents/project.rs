@@ -64,7 +64,7 @@ pub(crate) fn command(folder: &Path, subcommand: &str) -> Command {
     fs::write(&settings, format!("[profile.dev]{profile}")).expect("a file of settings");
     let mut command = cargo();
     command
-        .args([subcommand, "--offline", "--config"])
+        .args([subcommand, "--config"])
         .arg(settings)
         .current_dir(folder)
         .env("CARGO_TARGET_DIR", folder.join("target"))

@@ -11,7 +11,8 @@ fn blocks() -> Blocks {
 /// Runs the tests of the guide's project with this source.
 fn run_tests(name: &str, source: &str) -> Output {
     let folder = project(name, &blocks().first("toml"), "lib.rs", source);
-    command(&folder, "test").output().expect("cargo starts")
+    let mut command = command(&folder, "test");
+    command.arg("--offline").output().expect("cargo starts")
 }
 
 #[test]

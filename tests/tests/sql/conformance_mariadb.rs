@@ -1,6 +1,7 @@
 //! MariaDB passes the suite with each default isolation level of its sessions.
 
 use tests::{conformance_modes, servers::mariadb::MariaDbServer};
+use tokio::sync::OnceCell;
 use tower_idempotency::conformance::Subject;
 use tower_idempotency_sqlx::MySqlStore;
 
@@ -13,10 +14,12 @@ macro_rules! at {
 
             async fn store() -> Subject<MySqlStore> {
                 static SERVER: OnceLock<MariaDbServer> = OnceLock::new();
+                static MIGRATED: OnceCell<()> = OnceCell::const_new();
                 let level = concat!("transaction-isolation=", $level);
                 let server = SERVER.get_or_init(|| MariaDbServer::start(&[level]));
                 let store = MySqlStore::from_url(&server.url()).expect("an URL");
-                store.migrate().await.expect("the test server runs");
+                let migrate = async || store.migrate().await.expect("the test server runs");
+                MIGRATED.get_or_init(migrate).await;
                 Subject::new(store).with_push(false)
             }
 

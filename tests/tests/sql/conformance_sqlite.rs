@@ -6,12 +6,15 @@ use tests::{
     conformance_modes,
     servers::{Guard, directory},
 };
+use tokio::sync::OnceCell;
 use tower_idempotency::conformance::Subject;
 use tower_idempotency_sqlx::SqliteStore;
 
 async fn on_a_file() -> Subject<SqliteStore> {
+    static MIGRATED: OnceCell<()> = OnceCell::const_new();
     let store = SqliteStore::new(file());
-    store.migrate().await.expect("a file that can be written");
+    let migrate = async || store.migrate().await.expect("a file that can be written");
+    MIGRATED.get_or_init(migrate).await;
     Subject::new(store).with_push(false)
 }
 

@@ -185,7 +185,7 @@ impl Table {
             let record = std::mem::take(record);
             let waiters = match found {
                 None => {
-                    let group = shared.group(None);
+                    let group = shared.group(lease.scope.as_ref());
                     let entry = Entry::completed(lease, group, record, expires, now);
                     shard.insert(shared, hash, entry);
                     None

@@ -135,6 +135,20 @@ async fn take_over_keeps_group_of_first_claim() {
     assert_eq!(records_of(&store, 1, 1).await, 1);
 }
 
+/// The entry may be deleted before its record is stored.
+#[tokio::test(start_paused = true)]
+async fn record_without_entry_counts_for_its_caller() {
+    let store = MemoryStore::new().with_max_bytes(1 << 20);
+    record_of(&store, 1, 0, 450_000).await;
+    let lease = claim_of(9, 0).lease_ref(1);
+    let record = Bytes::from(vec![0; 400_000]);
+    store.complete(&lease, record, HOUR).await.unwrap();
+    for n in 1..4 {
+        record_of(&store, 9, n, 100_000).await;
+    }
+    assert_eq!(records_of(&store, 1, 1).await, 1);
+}
+
 /// Claims fresh keys until the store refuses one. Returns the claims with a lease.
 async fn lease_until_refused(store: &MemoryStore, principal: u8) -> (Vec<Claim>, StoreError) {
     let mut leases = Vec::new();

@@ -74,7 +74,7 @@ impl FileOutbox {
     ///
     /// # Errors
     ///
-    /// - Another process has opened the file.
+    /// - The outbox is already open, in this or another process.
     /// - The file is not that of an outbox, or a record that was synced is damaged. Nothing is changed then.
     /// - The file cannot be read or written.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, OutboxError> {

@@ -33,16 +33,16 @@ pub(super) struct Log {
     synced: u64,
     /// Records that are not written yet.
     buffer: Vec<u8>,
-    /// The records of the buffer must be on the disk before they are acknowledged.
+    /// `true` if the records of the buffer must be on the disk before they are acknowledged.
     needs_sync: bool,
     /// Keys of resumed entries whose removal is not written yet.
     removed_resumed: Vec<String>,
-    /// A write failed, and the entries differ from those of the file.
+    /// `true` if a write failed, so that the entries differ from those of the file.
     is_stale: bool,
-    /// The file was renamed, and its new name may not be on the disk.
+    /// `true` if the file was renamed, and its new name may not be on the disk.
     is_renamed: bool,
     entries: Entries,
-    /// Held until the file is closed, so that no other process opens it.
+    /// Held until the log is dropped, so that no second log opens the file.
     lock: File,
 }
 
@@ -54,7 +54,7 @@ impl Log {
             fs::TryLockError::Error(error) => error,
             fs::TryLockError::WouldBlock => io::Error::new(
                 io::ErrorKind::WouldBlock,
-                "another process has opened the file",
+                "the outbox is already open, in this or another process",
             ),
         })?;
         let file = options().open(path)?;
@@ -81,7 +81,7 @@ impl Log {
         };
         if is_new {
             log.file.set_len(0)?;
-            log.append(&header.0)?;
+            log.write_to_file(&header.0)?;
         } else {
             log.load(&bytes)?;
         }
@@ -101,25 +101,28 @@ impl Log {
             );
             self.file.set_len(length as u64)?;
         }
+        // A compacted file has lost the positions of removed entries. A recovery that has passed them continues after them.
+        let last_position = self.entries.last_position.max(entries.last_position);
         self.entries = entries;
+        self.entries.last_position = last_position;
         self.length = length as u64;
         Ok(())
     }
 
     /// Writes bytes to the end of the file.
-    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+    fn write_to_file(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all(bytes)?;
         self.length += bytes.len() as u64;
         Ok(())
     }
 
-    /// Makes the records of the buffer durable. After an error, the buffer is lost, and the entries differ from the file
-    /// until [`repair`](Self::repair).
-    pub(super) fn flush(&mut self, is_synced: bool) -> io::Result<()> {
+    /// Writes the buffer to the file. Syncs the file if a record of the buffer needs it and `may_sync` is `true`. After an
+    /// error, the buffer is lost, and the entries differ from the file until [`repair`](Self::repair).
+    pub(super) fn flush(&mut self, may_sync: bool) -> io::Result<()> {
         let buffer = std::mem::take(&mut self.buffer);
-        let needs_sync = std::mem::take(&mut self.needs_sync) && is_synced;
+        let needs_sync = std::mem::take(&mut self.needs_sync) && may_sync;
         let before = self.length;
-        let result = self.append(&buffer).and_then(|()| match needs_sync {
+        let result = self.write_to_file(&buffer).and_then(|()| match needs_sync {
             true => self.sync_name().and_then(|()| self.file.sync_data()),
             false => Ok(()),
         });
@@ -195,7 +198,7 @@ impl Log {
     }
 
     /// Appends a record to the buffer.
-    fn write(&mut self, kind: u8, position: u64, content: &[u8]) {
+    fn buffer_record(&mut self, kind: u8, position: u64, content: &[u8]) {
         self.header
             .write_record(&mut self.buffer, kind, position, self.synced, content);
     }
@@ -210,7 +213,7 @@ impl Log {
         }
         let position = self.entries.last_position + 1;
         let begin = self.buffer.len();
-        self.write(STORED, position, &entry.encode());
+        self.buffer_record(STORED, position, &entry.encode());
         let size = (self.buffer.len() - begin) as u64;
         if self.entries.bytes + size > max_bytes {
             self.buffer.truncate(begin);
@@ -231,7 +234,7 @@ impl Log {
         }
         let entry = slot.entry.clone();
         if let Some(millis) = entry.first_sent.filter(|_| is_first) {
-            self.write(SENT, position, &millis.to_be_bytes());
+            self.buffer_record(SENT, position, &millis.to_be_bytes());
             self.needs_sync = true;
         }
         Some(entry)
@@ -251,7 +254,7 @@ impl Log {
 
     pub(super) fn remove(&mut self, key: &str) {
         if let Some((position, slot)) = self.entries.remove(key) {
-            self.write(REMOVED, position, &[]);
+            self.buffer_record(REMOVED, position, &[]);
             if slot.is_resumed {
                 self.removed_resumed.push(slot.entry.key);
             }

@@ -21,7 +21,7 @@ pub(super) struct Slot {
     pub(super) entry: Entry,
     /// Bytes of its record.
     size: u64,
-    /// Another call, or this process after a restart, sends the request again.
+    /// `true` if another call or a recovery may also send the request.
     pub(super) is_resumed: bool,
 }
 
@@ -47,7 +47,7 @@ impl Entries {
                 synced_before(payload).is_some_and(|synced| synced > length as u64)
             });
         if was_synced {
-            let damaged = "a record of the outbox is damaged, and later records follow it";
+            let damaged = "a synced record of the outbox is damaged";
             return Err(io::Error::new(io::ErrorKind::InvalidData, damaged));
         }
         Ok((entries, length))

@@ -3,8 +3,8 @@
 //! Each record is a marker, its length, its CRC-32 and its payload. The payload has four parts: the kind, the position of an
 //! entry, the synced length of the file before this record, and the content of that kind. Numbers are big-endian.
 //!
-//! The header is a magic number, a random salt, and the CRC-32 of both. The salt is the initial value of all checksums. A
-//! request body may contain the bytes of a record. Without the salt, a cut record with such a body would look like several
+//! The header is a magic number, a random salt, and the CRC-32 of both. The checksum of each record starts from the
+//! salt. A request body may contain the bytes of a record. Without the salt, a cut record with such a body would look like several
 //! records.
 
 use std::io;
@@ -23,9 +23,11 @@ impl Header {
         Ok(Self(header))
     }
 
-    /// Returns true if the bytes are the beginning of a header.
+    /// Returns `true` if the bytes are those of a file that a crash left without a complete header. A power failure may leave
+    /// the length of the header without its bytes.
     pub(super) fn is_incomplete(bytes: &[u8]) -> bool {
-        bytes.len() < HEADER && (MAGIC.starts_with(bytes) || bytes.starts_with(MAGIC))
+        let is_cut = bytes.len() < HEADER && (MAGIC.starts_with(bytes) || bytes.starts_with(MAGIC));
+        is_cut || bytes.len() <= HEADER && bytes.iter().all(|&byte| byte == 0)
     }
 
     /// Reads the header of a file.

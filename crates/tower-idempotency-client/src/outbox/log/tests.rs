@@ -1,7 +1,7 @@
 use ::tests::scratch::Scratch;
 use http::Request;
 
-use super::*;
+use super::{format::HEADER, *};
 use crate::operation::Operation;
 
 fn entry(key: &str) -> Entry {
@@ -57,6 +57,40 @@ fn failed_write_keeps_resumed_mark() {
         log.repair().unwrap();
         assert_eq!(keys(&log), ["key-0"]);
         assert!(!log.discard("key-0"), "{is_removed}");
+    }
+}
+
+/// Recovery continues after the position that it has reached.
+#[test]
+fn positions_increase_after_failed_write() {
+    let scratch = Scratch::new();
+    let path = scratch.file("orders.outbox");
+    let mut log = Log::open(&path).unwrap();
+    store(&mut log, names("removed", 8000));
+    for key in names("removed", 8000) {
+        log.remove(&key);
+    }
+    log.flush(true).unwrap();
+    log.compact().unwrap();
+    let file = std::mem::replace(&mut log.file, File::open(&path).unwrap());
+    log.store(&entry("failed"), u64::MAX).unwrap();
+    log.flush(true).unwrap_err();
+    log.file = file;
+    log.repair().unwrap();
+    store(&mut log, names("kept", 1));
+    let (position, _) = log.pending(0, 1).pop().unwrap();
+    assert!(position > 8000, "{position}");
+}
+
+/// The power failed before the first sync.
+#[test]
+fn zeroed_header_without_records_is_new_file() {
+    for length in 0..=HEADER + 1 {
+        let scratch = Scratch::new();
+        let path = scratch.file("orders.outbox");
+        fs::write(&path, vec![0; length]).unwrap();
+        let opened = Log::open(&path).map(|log| keys(&log));
+        assert_eq!(opened.ok(), (length <= HEADER).then(Vec::new), "{length}");
     }
 }
 

@@ -6,8 +6,8 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use serde::{Serialize, de::DeserializeOwned};
 
-pub(crate) use self::outcome::Ended;
-use self::outcome::{WorkResult, ended, replayed};
+pub(crate) use self::outcome::RunOutcome;
+use self::outcome::{WorkResult, outcome_of_record, outcome_of_run};
 use crate::{
     digest::{FieldDigest, SERVICE_SCOPE},
     error::Error,
@@ -29,21 +29,22 @@ use crate::{
     telemetry,
 };
 
-/// Outcome of a [`run_once`](IdempotencyLayer::run_once).
+/// Outcome of [`run_once`](IdempotencyLayer::run_once).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-#[must_use = "the work may not have run, or may have failed: without a check it is lost"]
+#[must_use = "the work may not have run, or may have failed: if the outcome is ignored, its failure is lost"]
 pub enum Outcome<T, E> {
     /// The work ran now and returned or committed this value.
     ///
-    /// The value is recorded. If the store fails, the layer retries storing it for one lease duration.
+    /// The value is recorded, unless it is too large or cannot be serialized: later calls then get
+    /// [`ValueNotRecorded`](Self::ValueNotRecorded). If the store fails, the layer retries storing it for one lease duration.
     Executed(T),
-    /// The work ran before and returned this value then.
+    /// Another run returned this value. This call did not run the work, or its run failed.
     Replayed(T),
     /// The work ran before, but its value was not recorded: it was too large, or could not be serialized.
     ValueNotRecorded,
     /// The work ran before and failed, and no operator has resolved the failure yet: see [`WorkError::NeedsAttention`].
-    /// Nothing ran now. A consumer should move the message to its dead-letter queue.
+    /// This call did not run the work, or its run failed too. A consumer should move the message to its dead-letter queue.
     NeedsAttention {
         /// Code of the [`NeedsAttention`] that the work returned.
         code: String,
@@ -64,7 +65,7 @@ pub enum Outcome<T, E> {
     ///
     /// Contains the value of this run, which may differ from the recorded one.
     LeaseLost(T),
-    /// The work failed. Its key was released, is held or needs attention, as the work chose.
+    /// The work failed. Its key was released, becomes an orphan or needs attention, as the work chose.
     Failed(E),
     /// The work failed, and the recorded outcome is unknown. Contains the error of this run.
     ///
@@ -123,17 +124,20 @@ impl IdempotencyLayer {
     /// - [`CallerLimit`](crate::ErrorKind::CallerLimit) if calls outside HTTP, which are one caller, use up their share of a
     ///   limit.
     ///
-    /// The work did not run now. The exception is work that committed a record that is not a `T`: that record cannot be
-    /// read.
+    /// After these errors the work did not run. The exception is a record that is not a `T`: the work may have committed it,
+    /// or another execution may have stored it while the work failed.
     ///
-    /// - [`UnfinishedTransaction`](crate::ErrorKind::UnfinishedTransaction) if the work returned a value, but neither
-    ///   committed nor rolled back a transaction that it began under its lease. The work ran, its key was released, and a
-    ///   later call runs it again.
+    /// The work ran and returned a value, but neither committed nor rolled back a transaction that it began under its lease:
+    ///
+    /// - [`UnfinishedTransaction`](crate::ErrorKind::UnfinishedTransaction) if its key was released. A later call runs it
+    ///   again.
+    /// - [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) if its lease was lost or the store failed, so that the recorded
+    ///   outcome is unknown.
     ///
     /// # Panics
     ///
-    /// If `work` panics, after [`with_failure`](Self::with_failure) was applied to its key. Also if the future is polled
-    /// outside a Tokio runtime.
+    /// Panics if `work` panics, after [`with_failure`](Self::with_failure) was applied to its key. Panics also if the future is
+    /// polled outside a Tokio runtime.
     ///
     /// # Cancellation
     ///
@@ -159,7 +163,7 @@ impl IdempotencyLayer {
     /// # }
     /// ```
     ///
-    /// Work that may have had an effect, although it failed, holds its key:
+    /// Work that failed after a possible effect leaves an orphan:
     ///
     /// ```
     /// # use tower_idempotency::{IdempotencyLayer, Lease, MemoryStore, OrphanPolicy, run_once::{WorkError, Outcome}};
@@ -262,7 +266,7 @@ pub(crate) async fn execute<T, E, W, F>(
     context: Context,
     attempt: Attempt,
     work: W,
-) -> Result<Ended<T, E>, Error>
+) -> Result<RunOutcome<T, E>, Error>
 where
     W: FnOnce(Lease) -> F,
     F: Future<Output = Result<T, WorkError<E>>>,
@@ -278,19 +282,19 @@ where
             begun.map_err(|error| admission_error(rules, error).with_entry(&id))?
         }
         AcquireOutcome::Mismatch { completed } => {
-            return Ok(Ended {
+            return Ok(RunOutcome {
                 outcome: Outcome::Mismatch,
                 can_change: !completed,
             });
         }
         AcquireOutcome::InProgress { expires_in } => {
-            return Ok(Ended::can_change(Outcome::InProgress { expires_in }));
+            return Ok(RunOutcome::changeable(Outcome::InProgress { expires_in }));
         }
         AcquireOutcome::Orphaned { since } => {
-            return Ok(Ended::can_change(Outcome::Orphaned { since }));
+            return Ok(RunOutcome::changeable(Outcome::Orphaned { since }));
         }
         AcquireOutcome::Completed(record) => {
-            return replayed(rules, &id, &record).map(Ended::can_change);
+            return outcome_of_record(rules, &id, &record).map(RunOutcome::changeable);
         }
         AcquireOutcome::OverLimit(error) => {
             return Err(admission_error(rules, error).with_entry(&id));
@@ -303,7 +307,7 @@ where
     let (result, finished) = execution
         .run(async |execution| run_work(execution, rules, &id, work).await)
         .await;
-    ended(rules, &id, result, finished)
+    outcome_of_run(rules, &id, result, finished)
 }
 
 /// Runs the work, and decides how its lease ends.

@@ -37,7 +37,7 @@ use crate::{
         validate_item_key,
     },
     response::reject::{admission_error, store_unavailable},
-    run_once::{self, Ended, Outcome, WorkError},
+    run_once::{self, Outcome, RunOutcome, WorkError},
     store::{Claim, Fingerprint, KeyId, ScopeDigest, Token},
 };
 
@@ -397,7 +397,7 @@ impl Items {
         permit: InFlightPermit,
         first: UniqueItem<P>,
         work: W,
-    ) -> Result<Detachable<Result<Ended<T, E>, Error>>, Error>
+    ) -> Result<Detachable<Result<RunOutcome<T, E>, Error>>, Error>
     where
         P: Send + 'static,
         W: FnOnce(P, Lease) -> F + Send + 'static,

@@ -26,14 +26,14 @@ pub(super) enum WorkResult<T, E> {
 }
 
 /// Outcome of [`execute`](super::execute).
-pub(crate) struct Ended<T, E> {
+pub(crate) struct RunOutcome<T, E> {
     pub(crate) outcome: Outcome<T, E>,
     /// `true` if a retry may get another outcome.
     pub(crate) can_change: bool,
 }
 
-impl<T, E> Ended<T, E> {
-    pub(super) fn can_change(outcome: Outcome<T, E>) -> Self {
+impl<T, E> RunOutcome<T, E> {
+    pub(super) fn changeable(outcome: Outcome<T, E>) -> Self {
         Self {
             outcome,
             can_change: true,
@@ -41,13 +41,13 @@ impl<T, E> Ended<T, E> {
     }
 }
 
-/// Returns the outcome for the caller of a run with this result, whose lease finished in this way.
-pub(super) fn ended<T: DeserializeOwned, E>(
+/// Returns the outcome of a run, from its result and from the way in which its lease finished.
+pub(super) fn outcome_of_run<T: DeserializeOwned, E>(
     rules: &response::rules::Rules,
     id: &KeyId,
     result: WorkResult<T, E>,
     finished: Finished,
-) -> Result<Ended<T, E>, Error> {
+) -> Result<RunOutcome<T, E>, Error> {
     let outcome = match finished {
         Finished::Own => match result {
             WorkResult::Value(value) => Ok(Outcome::Executed(value)),
@@ -63,23 +63,23 @@ pub(super) fn ended<T: DeserializeOwned, E>(
             if is_reported && let WorkResult::NeedsAttention(late, _) = &result {
                 telemetry::attention_ignored(id, late.code(), "a value was committed");
             }
-            committed(rules, id, &record, result)
+            outcome_of_commit(rules, id, &record, result)
         }
         Finished::Stored(record)
             if matches!(result, WorkResult::Failed(_) | WorkResult::Unfinished) =>
         {
-            replayed(rules, id, &record)
+            outcome_of_record(rules, id, &record)
         }
-        Finished::Stored(_) => unconfirmed(rules, id, result, true),
+        Finished::Stored(_) => outcome_of_unconfirmed_run(rules, id, result, true),
         Finished::Unknown { retryable } => {
-            let outcome = unconfirmed(rules, id, result, retryable)?;
-            return Ok(Ended {
+            let outcome = outcome_of_unconfirmed_run(rules, id, result, retryable)?;
+            return Ok(RunOutcome {
                 outcome,
                 can_change: retryable,
             });
         }
     };
-    outcome.map(Ended::can_change)
+    outcome.map(RunOutcome::changeable)
 }
 
 impl<T, E> From<Result<T, WorkError<E>>> for WorkResult<T, E> {
@@ -95,7 +95,7 @@ impl<T, E> From<Result<T, WorkError<E>>> for WorkResult<T, E> {
 }
 
 /// Returns the outcome of a run whose recorded outcome is unknown, or differs from its own result.
-fn unconfirmed<T, E>(
+fn outcome_of_unconfirmed_run<T, E>(
     rules: &response::rules::Rules,
     id: &KeyId,
     result: WorkResult<T, E>,
@@ -113,7 +113,7 @@ fn unconfirmed<T, E>(
 
 /// Returns the outcome of a run that committed `record` itself: the value in the record, or that of `result` if the record
 /// is a tombstone.
-fn committed<T: DeserializeOwned, E>(
+fn outcome_of_commit<T: DeserializeOwned, E>(
     rules: &response::rules::Rules,
     id: &KeyId,
     record: &Bytes,
@@ -129,7 +129,7 @@ fn committed<T: DeserializeOwned, E>(
 }
 
 /// Returns the outcome of an earlier run from its record.
-pub(super) fn replayed<T: DeserializeOwned, E>(
+pub(super) fn outcome_of_record<T: DeserializeOwned, E>(
     rules: &response::rules::Rules,
     id: &KeyId,
     record: &Bytes,

@@ -19,7 +19,7 @@ pub(crate) enum Mutant {
     UnfencedCommit,
     // Rules of the clients.
     // F-038
-    OwnAnswerAfterALostLease,
+    OwnResponseAfterLostLease,
     // F-053
     ReadThenOverwrite,
     // F-003
@@ -27,8 +27,8 @@ pub(crate) enum Mutant {
     // F-059
     WaiterRemoves,
     // F-034
-    AnsweredBeforeItIsStored,
-    AnotherRequestIsAnswered,
+    ResponseBeforeRecord,
+    ResponseToAnotherRequest,
     // Rules of the tiers in front of the store.
     // F-981
     RefusedCompletionIsKept,

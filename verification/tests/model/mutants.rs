@@ -83,7 +83,7 @@ caught! {
     RefuseIsIgnored refusing breaks ONCE after 5;
     UnfencedCommit in_transactions breaks ONCE after 5 and STORED after 5;
     // F-038
-    OwnAnswerAfterALostLease takeover_system breaks AGREE after 7;
+    OwnResponseAfterLostLease takeover_system breaks AGREE after 7;
     // F-053
     ReadThenOverwrite takeover_system breaks STORED after 6 and AGREE after 8;
     // F-003
@@ -91,8 +91,8 @@ caught! {
     // F-059
     WaiterRemoves takeover_system breaks EFFECTS after 6 and STORED after 5 and AGREE after 8;
     // F-034
-    AnsweredBeforeItIsStored takeover_system breaks AGREE after 5;
-    AnotherRequestIsAnswered with_another_request breaks OTHER after 4;
+    ResponseBeforeRecord takeover_system breaks AGREE after 5;
+    ResponseToAnotherRequest with_another_request breaks OTHER after 4;
     // F-981
     RefusedCompletionIsKept with_tiers breaks TIER after 6 and AGREE after 9;
     // F-982

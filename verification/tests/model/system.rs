@@ -198,7 +198,7 @@ impl System {
                 client.take(step);
                 if step == Move::Effect {
                     next.history.effects += u8::from(client.current);
-                    if self.rules.has(Mutant::AnsweredBeforeItIsStored) {
+                    if self.rules.has(Mutant::ResponseBeforeRecord) {
                         next.answered(at, at);
                     }
                 }
@@ -271,14 +271,14 @@ impl System {
         let client = &mut next.clients[at];
         let reply = match (call, response) {
             (Call::Complete, TestResponse::LeaseLost)
-                if self.rules.has(Mutant::OwnAnswerAfterALostLease)
+                if self.rules.has(Mutant::OwnResponseAfterLostLease)
                     && client.phase != Phase::Late =>
             {
                 client.phase = Phase::Over;
                 Reply::TestResponse(caller.token)
             }
             (Call::Acquire(_), TestResponse::Completed { record, .. })
-                if self.rules.has(Mutant::AnotherRequestIsAnswered) =>
+                if self.rules.has(Mutant::ResponseToAnotherRequest) =>
             {
                 client.phase = Phase::Over;
                 Reply::TestResponse(record)

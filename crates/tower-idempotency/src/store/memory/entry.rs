@@ -13,7 +13,7 @@ pub(super) struct Entry {
     token: Token,
     pub(super) generation: NonZeroU64,
     pub(super) group: PrincipalGroup,
-    /// `true` if the record is a value and not a response.
+    /// `true` for an entry of `run_once` or of an item of a batch. Its record is a value and not a response.
     pub(super) is_of_run_once: bool,
     /// Time of the first lease on the key, or of the completion.
     pub(super) since: Millis,

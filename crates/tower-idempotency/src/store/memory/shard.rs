@@ -56,7 +56,7 @@ pub(super) struct Shard {
     /// Completed entries by the expiry of their records.
     records: Order,
     /// Completed entries of each group of principals by the expiry of their records. Built when a large group has none of
-    /// the records that expire next. Its maintenance costs more than all other orders.
+    /// the records that expire next. Maintaining it costs more than maintaining all other orders together.
     records_by_group: Option<BTreeSet<(PrincipalGroup, u64, u32)>>,
     /// Leases and orphans by the expiry of the orphan.
     leases: Order,
@@ -224,12 +224,12 @@ impl Shard {
         if records { &self.records } else { &self.leases }
     }
 
-    /// Removes some expired entries.
+    /// Removes at most [`EXPIRED_PER_WRITE`] expired entries of each kind.
     pub(super) fn remove_expired(&mut self, shared: &SharedState, now: u64) {
         if now < self.earliest_deadline {
             return;
         }
-        for first in [Self::first_record, Self::first_orphan] {
+        for first in [Self::first_record, Self::first_lease] {
             for _ in 0..EXPIRED_PER_WRITE {
                 match first(self) {
                     Some((deadline, slot)) if deadline <= now => self.remove(shared, slot),
@@ -238,14 +238,14 @@ impl Shard {
             }
         }
         let deadline = |first: Option<(u64, u32)>| first.map_or(u64::MAX, |at| at.0);
-        self.earliest_deadline = deadline(self.first_record()).min(deadline(self.first_orphan()));
+        self.earliest_deadline = deadline(self.first_record()).min(deadline(self.first_lease()));
     }
 
     pub(super) fn first_record(&self) -> Option<(u64, u32)> {
         self.records.first()
     }
 
-    pub(super) fn first_orphan(&self) -> Option<(u64, u32)> {
+    pub(super) fn first_lease(&self) -> Option<(u64, u32)> {
         self.leases.first()
     }
 
@@ -257,7 +257,7 @@ impl Shard {
         group: Option<PrincipalGroup>,
         now: u64,
     ) -> bool {
-        let firsts = [self.first_orphan(), self.first_record()];
+        let firsts = [self.first_lease(), self.first_record()];
         let expired = firsts.into_iter().flatten().find(|(at, _)| *at <= now);
         if let Some((_, slot)) = expired {
             self.remove(shared, slot);
@@ -265,7 +265,7 @@ impl Shard {
         }
         let slot = match group {
             None => {
-                // No group is large any more: frees the index by group.
+                // No group was selected: frees the index by group, which is rarely needed again.
                 self.records_by_group = None;
                 self.first_record().map(|(_, slot)| slot)
             }

@@ -10,12 +10,12 @@ use tests::playground::cargo;
 
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-/// Code blocks of one chapter of a document.
+/// Code blocks of a document after a heading.
 pub(crate) struct Blocks(String);
 
 impl Blocks {
-    /// Reads the document from the heading on.
-    pub(crate) fn after(heading: &str, document: &str) -> Self {
+    /// Reads the document, and leaves out the part before the heading.
+    pub(crate) fn from_heading(heading: &str, document: &str) -> Self {
         let text = fs::read_to_string(format!("{REPOSITORY}/docs/{document}"));
         let text = text.expect("a document");
         let (_, chapter) = text.split_once(heading).expect("a heading");
@@ -33,41 +33,43 @@ impl Blocks {
     }
 }
 
-/// Creates a project in an empty folder, and returns the folder.
-pub(crate) fn project(name: &str, dependencies: &str, file: &str, source: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(folder.join("src")).expect("a folder");
+/// Deletes the directory of the project, creates the project in it, and returns the directory.
+///
+/// Paths of dependencies begin with `../tower-idempotency/` in the document. Here they lead to this repository.
+pub(crate) fn create_project(name: &str, dependencies: &str, file: &str, source: &str) -> PathBuf {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&directory);
+    fs::create_dir_all(directory.join("src")).expect("a directory");
     let dependencies = dependencies.replace("../tower-idempotency/", &format!("{REPOSITORY}/"));
     let manifest = format!(
         "[package]\nname = \"{name}\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n{dependencies}\n[workspace]\n"
     );
-    fs::write(folder.join("Cargo.toml"), manifest).expect("a manifest");
-    fs::write(folder.join("src").join(file), source).expect("a source file");
+    fs::write(directory.join("Cargo.toml"), manifest).expect("a manifest");
+    fs::write(directory.join("src").join(file), source).expect("a source file");
     // Uses the versions of the workspace, so that dependencies are not built again.
     let lock = format!("{REPOSITORY}/Cargo.lock");
-    fs::copy(lock, folder.join("Cargo.lock")).expect("a lock file");
-    folder
+    fs::copy(lock, directory.join("Cargo.lock")).expect("a lock file");
+    directory
 }
 
-/// Returns a cargo command in the folder of a project.
+/// Returns a cargo command in the directory of a project.
 ///
 /// The command uses the profile of the workspace and its directory of intermediate artifacts. With another profile all
 /// dependencies would be built again.
-pub(crate) fn command(folder: &Path, subcommand: &str) -> Command {
+pub(crate) fn cargo_command(directory: &Path, subcommand: &str) -> Command {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let shared = target.parent().expect("a target directory");
     let manifest = fs::read_to_string(format!("{REPOSITORY}/Cargo.toml"));
     let manifest = manifest.expect("the manifest of the workspace");
     let (_, profile) = manifest.split_once("[profile.dev]").expect("a profile");
-    let settings = folder.join("profile.toml");
+    let settings = directory.join("profile.toml");
     fs::write(&settings, format!("[profile.dev]{profile}")).expect("a file of settings");
     let mut command = cargo();
     command
         .args([subcommand, "--config"])
         .arg(settings)
-        .current_dir(folder)
-        .env("CARGO_TARGET_DIR", folder.join("target"))
+        .current_dir(directory)
+        .env("CARGO_TARGET_DIR", directory.join("target"))
         .env("CARGO_BUILD_BUILD_DIR", shared);
     command
 }

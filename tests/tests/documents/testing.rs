@@ -1,17 +1,17 @@
-//! The project of the guide to testing, built from an empty folder: its tests pass, and fail if the service is broken.
+//! The project of the guide to testing, built from an empty directory: its tests pass, and fail if the service is broken.
 
 use std::process::Output;
 
-use crate::project::{Blocks, command, project};
+use crate::project::{Blocks, cargo_command, create_project};
 
 fn blocks() -> Blocks {
-    Blocks::after("## Exactly-once, without a server\n", "guide/testing.md")
+    Blocks::from_heading("## Exactly-once, without a server\n", "guide/testing.md")
 }
 
 /// Runs the tests of the guide's project with this source.
 fn run_tests(name: &str, source: &str) -> Output {
-    let folder = project(name, &blocks().first("toml"), "lib.rs", source);
-    let mut command = command(&folder, "test");
+    let directory = create_project(name, &blocks().first("toml"), "lib.rs", source);
+    let mut command = cargo_command(&directory, "test");
     command.arg("--offline").output().expect("cargo starts")
 }
 

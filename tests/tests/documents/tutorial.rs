@@ -1,4 +1,4 @@
-//! The tutorial of the documentation, built from an empty folder and run without changes.
+//! The tutorial of the documentation, built from an empty directory and run without changes.
 
 use std::path::{Path, PathBuf};
 
@@ -8,12 +8,12 @@ use tests::{
 };
 use tower_idempotency_sqlx::sqlx;
 
-use crate::project::{Blocks, command, project};
+use crate::project::{Blocks, cargo_command, create_project};
 
-/// Creates the project of the tutorial in an empty folder.
+/// Creates the project of the tutorial in an empty directory.
 fn tutorial() -> PathBuf {
-    let blocks = Blocks::after("# ", "guide/tutorial.md");
-    project(
+    let blocks = Blocks::from_heading("# ", "guide/tutorial.md");
+    create_project(
         "payments",
         &blocks.first("toml"),
         "main.rs",
@@ -21,8 +21,8 @@ fn tutorial() -> PathBuf {
     )
 }
 
-fn start(folder: &Path, database: &PostgresServer) -> Playground {
-    let mut command = command(folder, "run");
+fn start(directory: &Path, database: &PostgresServer) -> Playground {
+    let mut command = cargo_command(directory, "run");
     command
         .arg("--quiet")
         .env("DATABASE_URL", database.url())
@@ -43,8 +43,8 @@ async fn pay(service: &Playground, key: Option<&str>, cents: u32) -> TestRespons
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tutorial_charges_once_across_restart() {
     let database = PostgresServer::start(&[]);
-    let folder = tutorial();
-    let service = start(&folder, &database);
+    let directory = tutorial();
+    let service = start(&directory, &database);
 
     let first = pay(&service, Some("8e03978e-40d5"), 700).await;
     assert_eq!(first.status, StatusCode::CREATED, "{first:?}");
@@ -60,7 +60,7 @@ async fn tutorial_charges_once_across_restart() {
 
     // Kills the service with SIGKILL.
     drop(service);
-    let service = start(&folder, &database);
+    let service = start(&directory, &database);
     let retry = pay(&service, Some("8e03978e-40d5"), 700).await;
     assert!(retry.is_replay());
     assert_eq!(retry.body, first.body);

@@ -283,7 +283,7 @@ impl Table {
         for index in 0..self.shards.len() {
             let mut shard = self.shard_at(index);
             while deleted < max {
-                let firsts = [shard.first_orphan(), shard.first_record()];
+                let firsts = [shard.first_lease(), shard.first_record()];
                 let expired = firsts.into_iter().flatten().find(|(at, _)| *at <= now);
                 let Some((_, slot)) = expired else { break };
                 shard.remove(&self.shared, slot);

@@ -165,7 +165,8 @@ async fn listen_once(
         .connect_lazy_with(options.clone());
     let mut listener = PgListener::connect_with(&pool).await?;
     listener.eager_reconnect(false);
-    with_timeout(async { Ok(listener.listen(channel).await?) }).await?;
+    // Boxed, because its future is large in an optimized build.
+    with_timeout(async { Ok(Box::pin(listener.listen(channel)).await?) }).await?;
     subscribers.is_listening.send_replace(true);
     subscribers.notify_all();
     loop {

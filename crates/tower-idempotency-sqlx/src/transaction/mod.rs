@@ -295,7 +295,8 @@ async fn begin<S: SqlStore>(
     pool: &Pool<S::Database>,
 ) -> sqlx::Result<BegunTransaction<S>> {
     let connection = loop {
-        let connection = pool.acquire().await?;
+        // Boxed, because it may connect: in an optimized build its future has up to 18 KB, which a handler would contain.
+        let connection = Box::pin(pool.acquire()).await?;
         // SQLite rolls a transaction back by itself, for example on a full disk. sqlx does not notice, and considers
         // the transaction open. No other transaction can begin on such a connection.
         if !connection.is_in_transaction() {

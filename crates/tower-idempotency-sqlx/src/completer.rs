@@ -23,7 +23,8 @@ use crate::{Checkpoint, SqlError, SqlStore, timeout::with_timeout};
 /// [`with_min_age`](Self::with_min_age) up to 64 times that, so a request that always fails causes little load. Retries
 /// continue until the orphan expires. Each attempt restarts the retention of the orphan.
 ///
-/// Entries of [`run_once`](IdempotencyLayer::run_once) are skipped: their callers expect a value, and not a response.
+/// Entries of [`run_once`](IdempotencyLayer::run_once) and of the items of a batch are skipped: their callers expect a value,
+/// and not a response. Entries of observed requests are skipped too.
 ///
 /// ```no_run
 /// # #[cfg(feature = "postgres")]
@@ -327,6 +328,11 @@ impl fmt::Debug for CompleterTask {
         f.debug_struct("CompleterTask").finish_non_exhaustive()
     }
 }
+
+/// Condition that the entry is that of an executed request. The records of `run_once` and of the items of a batch are values.
+/// The response of an observed request is not replayed.
+pub(crate) const IS_OF_REQUEST: &str =
+    "operation <> 'run_once' and operation not like 'item %' and operation not like 'observed %'";
 
 /// Query for a page of due orphans.
 #[derive(Clone, Debug)]

@@ -152,7 +152,7 @@ async fn every_page_is_examined<S: TestDialect>(database: TestDatabase<S>) {
 }
 
 async fn completer_leaves_other_entries_alone<S: TestDialect>(database: TestDatabase<S>) {
-    // Entries in progress, completed entries, those of `run_once`, and young orphans.
+    // Entries in progress, completed entries, those that are not of executed requests, and young orphans.
     let mut running = claim();
     running.lease = Ttl::from_secs(600);
     running.operation = "POST /rides".into();
@@ -161,7 +161,9 @@ async fn completer_leaves_other_entries_alone<S: TestDialect>(database: TestData
     let (reference, record) = (completed.lease_ref(1), vec![7_u8].into());
     let stored = database.store.complete(&reference, record, Ttl::MAX);
     stored.await.expect("the record is stored");
-    orphan(&database, "run_once").await;
+    for operation in ["run_once", "item POST /rides", "observed POST /rides"] {
+        orphan(&database, operation).await;
+    }
     sleep(2 * OLDER).await;
     let completer = |older_than| {
         working(&database, older_than, async |_| {

@@ -15,7 +15,7 @@ use tower_idempotency::store::{Claim, LeaseRef, OrphanPolicy, Token, Ttl};
 
 use crate::{
     Table,
-    completer::{MAX_DOUBLINGS, OrphanQuery, OrphanRow},
+    completer::{IS_OF_REQUEST, MAX_DOUBLINGS, OrphanQuery, OrphanRow},
     hex,
 };
 
@@ -232,7 +232,7 @@ fn due_condition(query: &OrphanQuery) -> String {
     let delay = format!("{min_age} * (1 << least(generation - 1, {MAX_DOUBLINGS}))");
     format!(
         "completed is null and lease_ends <= {NOW} - {min_age} and lease_ends + {delay} <= {NOW} \
-         and expires > {NOW} and operation <> 'run_once'"
+         and expires > {NOW} and {IS_OF_REQUEST}"
     )
 }
 

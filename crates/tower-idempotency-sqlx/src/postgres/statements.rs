@@ -15,7 +15,7 @@ use tower_idempotency_sql::PostgresFence;
 
 use crate::{
     Table,
-    completer::{MAX_DOUBLINGS, OrphanQuery, OrphanRow},
+    completer::{IS_OF_REQUEST, MAX_DOUBLINGS, OrphanQuery, OrphanRow},
     hex,
 };
 
@@ -277,7 +277,7 @@ fn due_condition(query: &OrphanQuery) -> String {
     format!(
         "e.completed is null and e.lease_ends <= (select {NOW}) - {min_age} \
          and e.lease_ends + {delay} <= (select {NOW}) and e.expires > (select {NOW}) \
-         and e.operation <> 'run_once'"
+         and {IS_OF_REQUEST}"
     )
 }
 

@@ -3,7 +3,10 @@
 
 use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 
-use crate::{Table, completer::MAX_DOUBLINGS};
+use crate::{
+    Table,
+    completer::{IS_OF_REQUEST, MAX_DOUBLINGS},
+};
 
 pub(super) struct Statements {
     /// ?1 id, ?2 token.
@@ -54,7 +57,7 @@ impl Statements {
         let is_due = format!(
             "completed is null and lease_ends <= {NOW} - ?1
   and lease_ends + ?1 * (1 << min(generation - 1, {MAX_DOUBLINGS})) <= {NOW} and expires > {NOW}
-  and operation <> 'run_once'"
+  and {IS_OF_REQUEST}"
         );
         let is_held = format!("id = ?1 and token = ?2 and completed is null and expires > {NOW}");
         Self {

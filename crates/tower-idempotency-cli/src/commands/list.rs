@@ -37,7 +37,7 @@ pub(crate) struct Args {
 /// Filters of listings.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Filters {
-    /// Only entries that have been in the state for longer, as in 10m
+    /// Only entries of a greater age, as in 10m. In progress, the age counts from the first lease on the key
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     older_than: Option<Duration>,
 

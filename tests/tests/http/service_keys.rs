@@ -8,10 +8,12 @@ use std::{
 use axum::{Extension, Router, body::Body, response::IntoResponse};
 use http::{HeaderValue, Request, StatusCode};
 use tests::{Effects, app, created, creating, post, send};
-use tokio::time::advance;
+use tokio::{spawn, sync::Notify, task::yield_now, time::advance};
 use tower_idempotency::{
     IdempotencyKey, IdempotencyLayer, KeyScope, Lease, MemoryStore, MissingKey, NeedsAttention,
-    OrphanPolicy, Principal, Retention, Ttl, conformance::FaultInjector,
+    OrphanPolicy, Principal, Retention, StoreFailure, Ttl,
+    conformance::{Fault, FaultInjector},
+    transaction::LeaseExt,
 };
 
 const WINDOW: Ttl = Ttl::from_secs(300);
@@ -198,6 +200,25 @@ async fn refused_orphan_of_derived_key_stays() {
     assert_eq!((&*retry.code(), effects.count()), ("outcome-unknown", 1));
 }
 
+// S-918
+#[tokio::test(start_paused = true)]
+async fn client_error_under_key_of_service_is_not_committed() {
+    let layer = refunds(KeyScope::AllCallers);
+    let (app, effects) = app(layer, async |n, req: Request<Body>| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        let wrong = (StatusCode::UNPROCESSABLE_ENTITY, "wrong").into_response();
+        match lease.prepare(wrong).await {
+            Ok(_) => created(n),
+            Err(error) => error.into_output().map(Body::new),
+        }
+    });
+    for _ in 0..2 {
+        let res = send(&app, keyless("/payments/7/refund", "ann", "")).await;
+        assert_eq!(res.status, StatusCode::UNPROCESSABLE_ENTITY);
+    }
+    assert_eq!(effects.count(), 2);
+}
+
 // ---- A layer inside another ----
 
 /// Returns an app whose outer layer reads the header, and the executions.
@@ -256,6 +277,34 @@ async fn inner_layer_with_own_keys_stays_on() {
     assert_eq!(effects.count(), 1);
 }
 
+/// A rejection of the inner layer is no result of the request.
+// F-907, S-921
+#[tokio::test(start_paused = true)]
+async fn outer_layer_records_no_rejection_of_inner() {
+    let open = Arc::new(Notify::new());
+    let opened = Arc::clone(&open);
+    let (app, effects) = app(refunds(KeyScope::AllCallers), move |n, _: Request<Body>| {
+        let opened = Arc::clone(&opened);
+        async move {
+            opened.notified().await;
+            created(n)
+        }
+    });
+    let app = app.layer(IdempotencyLayer::new(MemoryStore::new()));
+    let first = app.clone();
+    let first = spawn(async move { send(&first, post("/refund", "one", "order")).await });
+    while effects.count() == 0 {
+        yield_now().await;
+    }
+    let early = send(&app, post("/refund", "two", "order")).await;
+    assert_eq!(early.status, StatusCode::CONFLICT);
+    open.notify_one();
+    assert_eq!(first.await.unwrap().status, StatusCode::CREATED);
+    let retry = send(&app, post("/refund", "two", "order")).await;
+    assert_eq!(retry.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 1);
+}
+
 // S-921
 #[tokio::test(start_paused = true)]
 async fn inner_layer_with_same_key_passes() {
@@ -306,8 +355,11 @@ async fn inner_derived_key_hides_outer_key() {
 // S-921
 #[tokio::test(start_paused = true)]
 async fn outer_layer_follows_handler_too() {
-    let quotes = || {
-        let inner = IdempotencyLayer::new(MemoryStore::new())
+    let quotes = |fault: &Fault| {
+        let store = FaultInjector::new(MemoryStore::new());
+        store.set_fault_for_all(fault);
+        let inner = IdempotencyLayer::new(store)
+            .with_store_failure(StoreFailure::DangerouslyExecuteUnprotected)
             .with_key_from(KeyScope::AllCallers, |head| {
                 Some(head.uri.path().to_owned())
             });
@@ -327,24 +379,26 @@ async fn outer_layer_follows_handler_too() {
             effects,
         )
     };
-    for path in ["/header", "/extension"] {
-        let (app, effects) = quotes();
-        for _ in 0..2 {
-            let quote = send(&app, post(path, "k", "order")).await;
-            assert_eq!(quote.status, StatusCode::CREATED);
+    for fault in [Fault::None, Fault::CallLost] {
+        for path in ["/header", "/extension"] {
+            let (app, effects) = quotes(&fault);
+            for _ in 0..2 {
+                let quote = send(&app, post(path, "k", "order")).await;
+                assert_eq!(quote.status, StatusCode::CREATED);
+                assert_eq!(
+                    (quote.is_replay(), quote.header("x-idempo-policy")),
+                    (false, None)
+                );
+            }
+            assert_eq!(effects.count(), 2, "{path} {fault:?}");
+        }
+        let (app, effects) = quotes(&fault);
+        for status in [StatusCode::CREATED, StatusCode::CONFLICT] {
             assert_eq!(
-                (quote.is_replay(), quote.header("x-idempo-policy")),
-                (false, None)
+                send(&app, post("/stuck", "k", "order")).await.status,
+                status
             );
         }
-        assert_eq!(effects.count(), 2, "{path}");
+        assert_eq!(effects.count(), 1, "{fault:?}");
     }
-    let (app, effects) = quotes();
-    for status in [StatusCode::CREATED, StatusCode::CONFLICT] {
-        assert_eq!(
-            send(&app, post("/stuck", "k", "order")).await.status,
-            status
-        );
-    }
-    assert_eq!(effects.count(), 1);
 }

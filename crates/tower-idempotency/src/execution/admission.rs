@@ -30,7 +30,7 @@ use crate::{
     },
     response::reject::{
         CompleteResponse, admission_error, in_progress, key_reused, outcome_unknown, reject,
-        store_unavailable, without_trailers,
+        rejection, store_unavailable,
     },
     store::{KeyId, Token},
     telemetry::{self, Coverage},
@@ -148,7 +148,7 @@ pub(crate) fn admit(context: &Context, head: &request::Parts) -> Admission {
         }
         Err(PrincipalError::Ambiguous(error)) => return rejected(&error),
         Err(PrincipalError::Rejected(res)) => {
-            return Admission::Rejected(Box::new(without_trailers(*res)));
+            return Admission::Rejected(Box::new(rejection(*res)));
         }
     };
     let caller = context.shared.limits.caller(scoped.scope);

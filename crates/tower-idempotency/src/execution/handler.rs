@@ -24,7 +24,6 @@ use crate::{
     },
     panics::{Panic, catch_panic},
     record::NeedsAttention,
-    request::key::RequestKey,
     response::{
         directives::{Directives, Retention, strip_control_headers},
         disposition::{Decided, Disposition, NotRecordedReason, Recording},
@@ -243,7 +242,7 @@ fn begin_recording<R: http_body::Body, E>(
     // An outer layer follows the same instructions of the handler.
     let is_nested = lease.grant.is_nested;
     let directives = is_nested.then(|| Box::new(Directives::of(&res)));
-    if is_named(lease) && res.status().is_client_error() {
+    if lease.has_key_of_service() && res.status().is_client_error() {
         // Clients cannot choose another key for the corrected request.
         res.extensions_mut().insert(Retention::NoStore);
     }
@@ -275,7 +274,7 @@ fn outcome_of<R: http_body::Body, E>(
         // As for HTTP in `begin_recording`. Here the code is known.
         Disposition::Record { class, record, .. }
             if lease.config().response.is_grpc()
-                && is_named(lease)
+                && lease.has_key_of_service()
                 && class.is_client_error()
                 && NeedsAttention::in_record(&record).is_none() =>
         {
@@ -284,6 +283,7 @@ fn outcome_of<R: http_body::Body, E>(
         Disposition::Record { class, record, .. }
             if reports_failed_commit(lease, class, &record) =>
         {
+            res.extensions_mut().insert(Retention::NoStore);
             HandlerOutcome::Release(Ok(res), "commit_failed")
         }
         Disposition::Record { class, record, .. } if reports_lost_effect(lease, class, &record) => {
@@ -348,11 +348,6 @@ async fn conclude_response<R: http_body::Body, E>(
     into_http_response(&lease.0, result, finished)
 }
 
-/// Returns `true` if the service has made the key.
-fn is_named(lease: &LeaseState) -> bool {
-    matches!(lease.grant.key, Some(RequestKey::Named(..)))
-}
-
 /// Returns `true` if the response is a 4xx after a commit that failed. The failure may be temporary, so the response is no
 /// outcome.
 fn reports_failed_commit(lease: &LeaseState, status: StatusCode, record: &[u8]) -> bool {
@@ -381,13 +376,17 @@ where
     B: http_body::Body,
     R: http_body::Body,
 {
-    let id = attempt.claim.id;
+    let (id, is_nested) = (attempt.claim.id, attempt.is_nested);
     context.shared.warnings.unprotected(&id);
     let ran = catch_panic(pin!(async move { inner.call(req).await })).await;
     // The store failed, but may have granted the lease nevertheless. Nothing is recorded under it.
     attempt.release_in_background(&context);
     let res = ran.unwrap_or_else(|panic| resume_unwind(panic));
     res.map(|mut res| {
+        if is_nested {
+            // An outer layer follows the same instructions of the handler.
+            return res.map(Body::original);
+        }
         strip_control_headers(res.headers_mut());
         if let Some(attention) = res.extensions_mut().remove::<NeedsAttention>() {
             telemetry::attention_ignored(&id, attention.code(), "no lease");

@@ -20,7 +20,7 @@ use crate::{
     },
     limits::{Buffer, Caller},
     record::{ExecutionTrace, Origin},
-    request::key::RequestKey,
+    request::{key::RequestKey, rules::KeyFrom},
     store::{Claim, KeyId, LeaseRef, ScopeDigest},
     store_client::StoreClient,
     telemetry,
@@ -157,6 +157,14 @@ impl LeaseState {
         self.grant.key == Some(RequestKey::Derived)
             && !self.grant.takeover
             && self.derived.load(Ordering::Relaxed)
+    }
+
+    /// Returns `true` if the service has made the key. A takeover outside of a request knows only the settings.
+    pub(crate) fn has_key_of_service(&self) -> bool {
+        match &self.grant.key {
+            Some(key) => matches!(key, RequestKey::Named(..)),
+            None => matches!(self.config().request.key_from, KeyFrom::Service { .. }),
+        }
     }
 
     pub(crate) fn begin_transaction(&self) {

@@ -7,7 +7,7 @@ use crate::{
     body::Body,
     error::{Error, ErrorKind},
     limits::AdmissionError,
-    response::rules::Rules,
+    response::{directives::Retention, rules::Rules},
     telemetry,
 };
 
@@ -22,10 +22,13 @@ pub(crate) fn into_response<R: http_body::Body>(res: CompleteResponse) -> Respon
 /// Renders the response for `error` and counts the rejection.
 pub(crate) fn reject(rules: &Rules, error: &Error) -> CompleteResponse {
     telemetry::refused(error.kind());
-    without_trailers(rules.render_error(error))
+    rejection(rules.render_error(error))
 }
 
-pub(crate) fn without_trailers(res: Response<Bytes>) -> CompleteResponse {
+/// Converts a rejection into a complete response that no outer layer records. It is no result of the handler, and most
+/// rejections are temporary.
+pub(crate) fn rejection(mut res: Response<Bytes>) -> CompleteResponse {
+    res.extensions_mut().insert(Retention::NoStore);
     res.map(|body| (body, None))
 }
 

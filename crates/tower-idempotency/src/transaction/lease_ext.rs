@@ -7,6 +7,7 @@ use super::{NotRecordable, OpenTransaction, Prepared};
 use crate::{
     body::Body,
     lease::{Lease, commits::CommittedResponse},
+    record::NeedsAttention,
     response::{
         directives::Retention,
         disposition::{Disposition, NotRecordedReason, decide_disposition, encode_value},
@@ -69,12 +70,16 @@ impl LeaseExt for Lease {
 
     async fn prepare<B: http_body::Body>(
         &self,
-        res: Response<B>,
+        mut res: Response<B>,
     ) -> Result<Prepared<Response<Body<B>>>, NotRecordable<Response<Body<B>>>> {
         let state = &*self.0;
         let rules = &state.config().response;
+        if state.has_key_of_service() && res.status().is_client_error() {
+            // Clients cannot choose another key for the corrected request.
+            res.extensions_mut().insert(Retention::NoStore);
+        }
         let incomplete = state.request_body_incomplete();
-        let (mut res, disposition) = decide_disposition(
+        let (mut res, mut disposition) = decide_disposition(
             rules,
             state.response_bytes(),
             state.origin(),
@@ -82,6 +87,14 @@ impl LeaseExt for Lease {
             incomplete,
         )
         .await;
+        // With gRPC, the code is known only now.
+        if let Disposition::Record { class, record, .. } = &disposition
+            && state.has_key_of_service()
+            && class.is_client_error()
+            && NeedsAttention::in_record(record).is_none()
+        {
+            disposition = Disposition::Release(NotRecordedReason::NoStore);
+        }
         if let Disposition::Release(
             NotRecordedReason::NoStore
             | NotRecordedReason::Unrecordable

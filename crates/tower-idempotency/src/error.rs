@@ -152,7 +152,7 @@ pub enum ErrorKind {
     BodyUnreadable,
     /// The layer found no principal and requires one.
     PrincipalMissing,
-    /// The cookie that identifies the caller occurs twice.
+    /// A cookie or a header that identifies the caller occurs twice.
     PrincipalAmbiguous,
     /// The handler returned a success, but neither committed nor rolled back a transaction. Nothing is recorded.
     UnfinishedTransaction,

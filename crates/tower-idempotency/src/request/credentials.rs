@@ -54,19 +54,29 @@ pub(super) fn add_header_value(name: &HeaderName, value: &[u8], hash: &mut Field
     hash.number(1).field(value);
 }
 
-/// Adds the credential headers in the order of their names: clients and proxies may send them in another order.
+/// Adds the value of a header that identifies the caller. Returns `false` if there is none.
 ///
-/// Fails if a header has two lines: a client that adds an invented line to its own must not become another caller.
+/// Fails if the header has two lines: a client that adds an invented line to its own must not become another caller.
+pub(super) fn add_identifying_header(
+    headers: &HeaderMap,
+    name: &HeaderName,
+    hash: &mut FieldDigest,
+) -> Result<bool, PrincipalError> {
+    match add_header(headers, name, hash) {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(PrincipalError::ambiguous(
+            "expected each header that identifies the caller once, found one twice",
+        )),
+    }
+}
+
+/// Adds the credential headers in the order of their names: clients and proxies may send them in another order.
 fn add_credential_headers(
     headers: &HeaderMap,
     hash: &mut FieldDigest,
 ) -> Result<Identity, PrincipalError> {
-    let mut add = |name| match add_header(headers, name, hash) {
-        0 | 1 => Ok(()),
-        _ => Err(PrincipalError::ambiguous(
-            "expected each header that identifies the caller once, found one twice",
-        )),
-    };
+    let mut add = |name| add_identifying_header(headers, name, hash).map(drop);
     let mut found = credential_headers(headers);
     let Some(first) = found.next() else {
         return Ok(Identity::Anonymous);

@@ -9,7 +9,7 @@ use crate::{
     digest::FieldDigest,
     error::{Error, ErrorKind},
     request::credentials::{
-        add_credentials, add_first_credential, add_header, add_header_value, cookies,
+        add_credentials, add_first_credential, add_header_value, add_identifying_header, cookies,
     },
 };
 
@@ -154,7 +154,7 @@ impl Principal {
         Self::header(header::AUTHORIZATION)
     }
 
-    /// Uses all values of a header, in order.
+    /// Uses the value of a header. A request with two lines of this header gets 400 `principal-ambiguous`.
     ///
     /// Use a header that an authenticating proxy sets. If clients can choose its value, a client can use the principal of
     /// another client.
@@ -287,11 +287,9 @@ impl Principal {
     /// Returns `true` if a request may name two principals in one header or cookie, and is then rejected.
     pub(crate) fn can_be_ambiguous(&self) -> bool {
         self.0.iter().any(|source| match source {
-            Source::Credentials | Source::Cookie(_) => true,
+            Source::Credentials | Source::Header(_) | Source::Cookie(_) => true,
             Source::Both(both) => both.0.can_be_ambiguous() || both.1.can_be_ambiguous(),
-            Source::Unscoped | Source::Header(_) | Source::Extension(_) | Source::Custom(_) => {
-                false
-            }
+            Source::Unscoped | Source::Extension(_) | Source::Custom(_) => false,
         })
     }
 
@@ -354,7 +352,7 @@ impl Principal {
                     }
                 }
                 Source::Header(name) => {
-                    if add_header(&head.headers, name, hash) > 0 {
+                    if add_identifying_header(&head.headers, name, hash)? {
                         return Ok(Identity::Principal);
                     }
                 }

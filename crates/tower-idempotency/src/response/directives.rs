@@ -96,8 +96,11 @@ impl Directives {
     /// Copies the control headers and extensions of the response.
     pub(crate) fn of<B>(res: &Response<B>) -> Self {
         let (headers, extensions) = (res.headers(), res.extensions());
+        let mut policies = headers.get_all(POLICY).iter();
+        let no_store = policies.find(|policy| is_no_store(policy));
+        let policy = no_store.or_else(|| headers.get(POLICY));
         Self {
-            headers: [POLICY, PERSIST_FOR].map(|name| headers.get(name).cloned()),
+            headers: [policy, headers.get(PERSIST_FOR)].map(|value| value.cloned()),
             retention: extensions.get().copied(),
             attention: extensions.get().cloned(),
         }
@@ -141,16 +144,14 @@ fn take_header_directive(headers: &mut HeaderMap, default: Ttl, max: Ttl) -> Dir
     if !has_control_headers(headers) {
         return Directive::Record(default);
     }
+    // A middleware may have added another line.
+    let is_no_store = headers.get_all(POLICY).iter().any(is_no_store);
     let policy = headers.remove(POLICY);
     let persist_for = headers.remove(PERSIST_FOR);
-    if let Some(policy) = policy {
-        if policy
-            .as_bytes()
-            .trim_ascii()
-            .eq_ignore_ascii_case(b"no-store")
-        {
-            return Directive::NoStore;
-        }
+    if is_no_store {
+        return Directive::NoStore;
+    }
+    if policy.is_some() {
         tracing::warn!("ignored X-Idempo-Policy: expected no-store");
     }
     let Some(persist_for) = persist_for else {
@@ -165,6 +166,11 @@ fn take_header_directive(headers: &mut HeaderMap, default: Ttl, max: Ttl) -> Dir
             Directive::Record(default)
         }
     }
+}
+
+fn is_no_store(policy: &HeaderValue) -> bool {
+    let policy = policy.as_bytes().trim_ascii();
+    policy.eq_ignore_ascii_case(b"no-store")
 }
 
 /// Parses whole seconds in decimal digits. Returns [`Ttl::MAX`] for larger values, and `None` for 0 and anything else.
@@ -239,6 +245,19 @@ mod tests {
             directive("x-idempo-policy", b"keep"),
             Directive::Record(DEFAULT)
         );
+    }
+
+    #[test]
+    fn each_policy_line_counts() {
+        let mut res = Response::new(());
+        for policy in ["keep", "no-store"] {
+            res.headers_mut()
+                .append(POLICY, HeaderValue::from_static(policy));
+        }
+        assert_eq!(read_directive(&res, DEFAULT, MAX), Directive::NoStore);
+        let (mut head, ()) = res.into_parts();
+        assert_eq!(take_directive(&mut head, DEFAULT, MAX), Directive::NoStore);
+        assert!(head.headers.is_empty());
     }
 
     #[test]

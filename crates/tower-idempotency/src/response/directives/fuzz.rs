@@ -25,11 +25,12 @@ fn is_control(name: &str) -> bool {
     ["x-idempo-policy", "x-idempo-persist-for-seconds"].contains(&name)
 }
 
-/// Returns the directive of the first value of each header, by a second implementation.
-fn reference_directive(policy: Option<&[u8]>, persist_for: Option<&[u8]>, max: Ttl) -> Directive {
+/// Returns the directive of all policies and of the first duration, by a second implementation.
+fn reference_directive(policies: &[&[u8]], persist_for: Option<&[u8]>, max: Ttl) -> Directive {
     let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
     let blank = [' ', '\t'];
-    if policy.is_some_and(|value| text(value).trim_matches(blank).to_lowercase() == "no-store") {
+    let is_no_store = |value: &&[u8]| text(value).trim_matches(blank).to_lowercase() == "no-store";
+    if policies.iter().any(is_no_store) {
         return Directive::NoStore;
     }
     let value = persist_for.map(text).unwrap_or_default();
@@ -90,13 +91,13 @@ fn control_headers_match_reference_and_are_removed() {
             let value = HeaderValue::from_bytes(&value).expect("a value");
             lines.push((name, value));
         }
-        let first_value = |of: &str| {
-            let line = lines.iter().find(|(name, _)| name.as_str() == of);
-            line.map(|(_, value)| value.as_bytes())
+        let values = |of: &str| -> Vec<_> {
+            let lines = lines.iter().filter(|(name, _)| name.as_str() == of);
+            lines.map(|(_, value)| value.as_bytes()).collect()
         };
-        let policy = first_value("x-idempo-policy");
-        let persist_for = first_value("x-idempo-persist-for-seconds");
-        let expected = reference_directive(policy, persist_for, max);
+        let policies = values("x-idempo-policy");
+        let persist_for = values("x-idempo-persist-for-seconds");
+        let expected = reference_directive(&policies, persist_for.first().copied(), max);
         assert_eq!(check(&lines, None, max), expected, "{lines:?}");
         match expected {
             Directive::NoStore => opted_out += 1,

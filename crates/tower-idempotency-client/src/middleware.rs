@@ -25,9 +25,9 @@ impl RetryLayer {
     ///
     /// # Redirects
     ///
-    /// The layer replaces the redirect policy of `builder` and follows up to 10 redirects itself, as reqwest does by
-    /// default. When the origin changes, it removes the key, the credentials and `Host`. So an unsafe request that follows
-    /// a redirect to another origin has no key there. It is not sent again after an attempt that may have been executed.
+    /// The layer replaces the redirect policy of `builder`. It follows up to 10 redirects within one origin itself. The
+    /// response of a redirect to another origin is returned: the key, and credentials such as those of
+    /// `ClientBuilder::default_headers`, must not reach another origin.
     ///
     /// # Errors
     ///
@@ -90,7 +90,6 @@ impl Middleware for RetryMiddleware {
             key_header: self.settings.keys.header(),
             copy: req.try_clone(),
             redirects: 0,
-            has_lost_key: false,
             is_redirected_to_get: false,
         };
         let result = send_all(series, chain, req).await;
@@ -149,8 +148,6 @@ struct Chain<'a> {
     copy: Option<Request>,
     /// Redirects that the current attempt has followed.
     redirects: usize,
-    /// The current attempt sent an unsafe request without its key to another origin.
-    has_lost_key: bool,
     /// The current attempt sent an unsafe request, and was redirected to its result.
     is_redirected_to_get: bool,
 }
@@ -177,10 +174,6 @@ impl Transport for Chain<'_> {
         self.redirects == 0 && is_not_sent(error.as_ref())
     }
 
-    fn has_lost_key(&self) -> bool {
-        self.has_lost_key
-    }
-
     fn is_rejection_final(&self) -> bool {
         !self.is_redirected_to_get
     }
@@ -189,7 +182,6 @@ impl Transport for Chain<'_> {
 impl Chain<'_> {
     async fn follow(&mut self, mut req: Request) -> Result<http::Response<Body>, BoxError> {
         self.redirects = 0;
-        self.has_lost_key = false;
         self.is_redirected_to_get = false;
         let is_unsafe = !is_safe(req.method());
         loop {
@@ -200,15 +192,10 @@ impl Chain<'_> {
                 reqwest_middleware::Error::Middleware(error) => BoxError::from(error),
             })?;
             let next = followup.request(res.status(), res.headers(), self.key_header);
-            let Some((next, changes_origin)) = next.filter(|_| self.redirects < MAX_REDIRECTS)
-            else {
+            let Some(next) = next.filter(|_| self.redirects < MAX_REDIRECTS) else {
                 return into_http(res);
             };
             self.redirects += 1;
-            if changes_origin && !is_safe(next.method()) {
-                tracing::warn!("redirect to another origin: the request continues without its key");
-                self.has_lost_key = true;
-            }
             self.is_redirected_to_get = is_unsafe && is_safe(next.method());
             req = next;
         }
@@ -238,14 +225,14 @@ impl Followup {
         }
     }
 
-    /// Returns the request after a redirect, and `true` if it goes to another origin. Returns `None` if the response is no
-    /// redirect, or if the body cannot be sent again.
+    /// Returns the request after a redirect. Returns `None` if the response is no redirect within the origin, or if the body
+    /// cannot be sent again.
     fn request(
         mut self,
         status: StatusCode,
         headers: &HeaderMap,
         key_header: &HeaderName,
-    ) -> Option<(Request, bool)> {
+    ) -> Option<Request> {
         let becomes_get = match status.as_u16() {
             301 | 302 => self.req.method() == Method::POST,
             303 => self.req.method() != Method::HEAD,
@@ -257,34 +244,24 @@ impl Followup {
         }
         let location = str::from_utf8(headers.get(header::LOCATION)?.as_bytes()).ok()?;
         let mut url = self.req.url().join(location).ok()?;
-        if !matches!(url.scheme(), "http" | "https") {
+        // Another origin must not get the key or the credentials. The client adds its default headers to each request.
+        if url.origin() != self.req.url().origin() {
             return None;
         }
         if url.fragment().is_none() {
             url.set_fragment(self.req.url().fragment());
         }
-        let changes_origin = url.origin() != self.req.url().origin();
         let headers = self.req.headers_mut();
         if becomes_get {
             for name in PAYLOAD_HEADERS {
                 headers.remove(name);
             }
-        }
-        if becomes_get || changes_origin {
             headers.remove(key_header);
-        }
-        if changes_origin {
-            for name in ORIGIN_HEADERS {
-                headers.remove(name);
-            }
-            headers.remove("cookie2");
-        }
-        if becomes_get {
             *self.req.method_mut() = Method::GET;
             *self.req.body_mut() = None;
         }
         *self.req.url_mut() = url;
-        Some((self.req, changes_origin))
+        Some(self.req)
     }
 }
 
@@ -306,13 +283,4 @@ const PAYLOAD_HEADERS: [HeaderName; 4] = [
     header::CONTENT_LENGTH,
     header::CONTENT_ENCODING,
     header::TRANSFER_ENCODING,
-];
-
-/// Headers that must not reach another origin.
-const ORIGIN_HEADERS: [HeaderName; 5] = [
-    header::AUTHORIZATION,
-    header::COOKIE,
-    header::HOST,
-    header::PROXY_AUTHORIZATION,
-    header::WWW_AUTHENTICATE,
 ];

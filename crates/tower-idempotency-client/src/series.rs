@@ -38,11 +38,6 @@ pub(crate) trait Transport: Send {
     fn is_rejection_final(&self) -> bool {
         true
     }
-
-    /// Returns `true` if the last attempt may have been executed without the key of the call.
-    fn has_lost_key(&self) -> bool {
-        false
-    }
 }
 
 /// Attempts of one call.
@@ -51,8 +46,6 @@ pub(crate) struct Series {
     operation: Operation,
     has_key: bool,
     is_safe: bool,
-    /// The last attempt went to another origin without its key.
-    has_lost_key: bool,
     began: Instant,
     deadline: Instant,
     /// Attempts that count against the maximum.
@@ -79,7 +72,6 @@ impl Series {
             has_key: keyed.has_key,
             operation: keyed.operation.unwrap_or_else(Operation::without_key),
             is_safe,
-            has_lost_key: false,
             counted: 0,
             resends: 0,
             cost: 0,
@@ -147,8 +139,7 @@ impl Series {
             }
             Verdict::Unknown => return None,
         };
-        let is_allowed =
-            !self.has_lost_key && (self.has_key || self.is_safe) || cause == Cause::NotSent;
+        let is_allowed = self.has_key || self.is_safe || cause == Cause::NotSent;
         if cause != Cause::InProgress {
             self.counted += 1;
         }
@@ -230,7 +221,6 @@ pub(crate) async fn drive<T: Transport>(
     mut result: Result<Response<T::Body>, BoxError>,
 ) -> Result<Response<ResponseBody<T::Body>>, Error> {
     loop {
-        series.has_lost_key = transport.has_lost_key();
         let (judgement, result_read) = match result {
             Ok(res) => {
                 let (head, body) = res.into_parts();

@@ -95,10 +95,6 @@ pub(crate) enum Cut {
 }
 
 /// Relays connections to the server. Returns the address of the relay.
-pub(crate) async fn relay_to(server: SocketAddr, cut_after: usize) -> SocketAddr {
-    relay(server, Cut::Response(cut_after)).await
-}
-
 pub(crate) async fn relay(server: SocketAddr, cut: Cut) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();

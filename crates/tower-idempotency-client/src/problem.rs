@@ -63,8 +63,8 @@ pub(crate) fn is_encoded(headers: &HeaderMap) -> bool {
 impl Problem {
     /// Returns the members of a body, or `None` if it is not a JSON object.
     ///
-    /// Outside problem details, a code counts as a member of `error`, or if it begins with `idempotency_`. Any other `code`
-    /// belongs to the application, and its meaning is unknown.
+    /// Outside problem details, a code counts as a member of `error`, or beside a type of the Agentic Commerce Protocol. There
+    /// the codes of the layer have underscores. Any other `code` belongs to the application, and its meaning is unknown.
     pub(crate) fn parse(form: Form, body: &[u8]) -> Option<Self> {
         let body: Value = serde_json::from_slice(body).ok()?;
         let body = body.as_object()?;
@@ -90,12 +90,23 @@ impl Problem {
                 retryable: None,
             });
         }
+        let is_acp = body
+            .get("type")
+            .and_then(Value::as_str)
+            .is_some_and(|name| ACP_TYPES.contains(&name));
+        let code = text(body.get("code")).map(|code| match code.starts_with("idempotency_") {
+            true => code,
+            false => code.replace('_', "-"),
+        });
         Some(Self {
-            code: text(body.get("code")).filter(|code| code.starts_with("idempotency_")),
+            code: code.filter(|code| is_acp || code.starts_with("idempotency_")),
             ..Self::default()
         })
     }
 }
+
+/// Types of errors of the Agentic Commerce Protocol that the layer sends.
+const ACP_TYPES: [&str; 3] = ["invalid_request", "processing_error", "service_unavailable"];
 
 #[cfg(test)]
 mod tests {

@@ -314,6 +314,16 @@ async fn responses_of_acp() {
             Stop(NotExecuted),
         ),
         (error(409, "out_of_stock", &[]), Stop(Definite)),
+        (error(409, "outcome_unknown", &[]), Stop(Unknown)),
+        (
+            error(409, "outcome_unknown", &[("retry-after", "1")]),
+            Retry("transient", Unknown),
+        ),
+        (error(400, "malformed_key", &[]), Stop(NotExecuted)),
+        (
+            error(503, "store_unavailable", &[("retry-after", "1")]),
+            Retry("throttled", NotExecuted),
+        ),
         (status(409), Stop(Definite)),
         (
             json(503, &[], r#"{"type":"service_unavailable","code":"x"}"#),

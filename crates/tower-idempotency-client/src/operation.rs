@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering},
     },
     time::{Duration, SystemTime},
@@ -41,7 +41,7 @@ pub struct Operation(Arc<OperationState>);
 
 struct OperationState {
     key: Key,
-    first_sent: OnceLock<FirstSent>,
+    first_sent: Mutex<Option<FirstSent>>,
     attempts: AtomicU32,
     /// Number of attempts that may have been executed.
     open_attempts: AtomicU32,
@@ -81,6 +81,7 @@ impl Outcome {
 /// Time of the first attempt, on both clocks.
 ///
 /// Neither is enough: the monotonic clock stops while the machine is suspended, and the wall clock can be set back.
+#[derive(Clone, Copy)]
 struct FirstSent {
     wall: SystemTime,
     monotonic: Instant,
@@ -159,8 +160,8 @@ impl Operation {
     /// Restores the time of the first attempt, of an operation that another process may have sent.
     ///
     /// The operation then counts as sent: its outcome is [`Outcome::Unknown`] until a response proves otherwise. A time more
-    /// than a minute in the future counts as expired, because one of the clocks is wrong. Has no effect on an operation that
-    /// was already sent.
+    /// than a minute in the future counts as expired, because one of the clocks is wrong. If the operation was already sent,
+    /// the earlier time counts.
     #[must_use]
     pub fn with_first_sent(self, at: SystemTime) -> Self {
         let age = match SystemTime::now().duration_since(at) {
@@ -173,8 +174,17 @@ impl Operation {
             monotonic: Instant::now(),
             age,
         };
-        if self.0.first_sent.set(restored).is_ok() {
-            self.0.open_attempts.fetch_add(1, Ordering::Relaxed);
+        {
+            let mut first_sent = self.0.first_sent();
+            // Entries have times in milliseconds. A time that is earlier by less than that is the same one.
+            let after = at.checked_add(Duration::from_millis(1));
+            let is_earlier = first_sent.is_none_or(|first| {
+                age == Duration::MAX || after.is_some_and(|after| after < first.wall)
+            });
+            if is_earlier {
+                *first_sent = Some(restored);
+                self.0.open_attempts.fetch_add(1, Ordering::Relaxed);
+            }
         }
         self
     }
@@ -201,7 +211,7 @@ impl Operation {
     /// Returns the time at which the first attempt began, or `None` if there was none.
     #[must_use]
     pub fn first_sent(&self) -> Option<SystemTime> {
-        self.0.first_sent.get().map(|first| first.wall)
+        self.0.first_sent().map(|first| first.wall)
     }
 
     /// Returns the provider that [`ProviderChoice`](crate::ProviderChoice) chose for the first attempt, or `None` if it
@@ -230,7 +240,7 @@ impl Operation {
     pub(crate) fn from_key(key: Key) -> Self {
         Self(Arc::new(OperationState {
             key,
-            first_sent: OnceLock::new(),
+            first_sent: Mutex::new(None),
             attempts: AtomicU32::new(0),
             open_attempts: AtomicU32::new(0),
             response: AtomicU8::new(NO_RESPONSE),
@@ -251,7 +261,7 @@ impl Operation {
 
     /// Returns `true` if the server may have deleted the record of the operation.
     pub(crate) fn is_older_than(&self, lifetime: Duration) -> bool {
-        self.0.first_sent.get().is_some_and(|first| {
+        self.0.first_sent().is_some_and(|first| {
             let by_wall_clock = first.wall.elapsed().unwrap_or_default();
             let by_monotonic_clock = first.age.saturating_add(first.monotonic.elapsed());
             by_wall_clock.max(by_monotonic_clock) >= lifetime
@@ -260,7 +270,7 @@ impl Operation {
 
     /// Counts an attempt that is about to be sent. It may have been executed until [`close_attempt`](Self::close_attempt).
     pub(crate) fn begin_attempt(&self, now: Instant) {
-        self.0.first_sent.get_or_init(|| FirstSent {
+        self.0.first_sent().get_or_insert_with(|| FirstSent {
             wall: SystemTime::now(),
             monotonic: now,
             age: Duration::ZERO,
@@ -306,6 +316,14 @@ impl Operation {
     /// Returns the provider of the first attempt, or that of `choose`.
     pub(crate) fn provider_or(&self, choose: impl FnOnce() -> u64) -> u64 {
         *self.0.provider.get_or_init(choose)
+    }
+}
+
+impl OperationState {
+    fn first_sent(&self) -> MutexGuard<'_, Option<FirstSent>> {
+        self.first_sent
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -243,7 +243,13 @@ async fn stored_time_counts_for_new_call() {
     );
     outbox.store(&entry).await.unwrap();
     let again = Operation::with_key("order-7").unwrap();
-    let error = client.oneshot(order(&again)).await.unwrap_err();
+    let error = client.clone().oneshot(order(&again)).await.unwrap_err();
+    assert!(error.is_expired());
+    assert_eq!(error.outcome(), Outcome::Unknown);
+    // A layer outside has counted an attempt of now.
+    let keyed = IdempotencyKeyLayer::new().layer(client);
+    let again = Operation::with_key("order-7").unwrap();
+    let error = keyed.oneshot(order(&again)).await.unwrap_err();
     assert!(error.is_expired());
     assert_eq!(error.outcome(), Outcome::Unknown);
     assert_eq!(server.take_log().len(), 0);

@@ -220,9 +220,11 @@ impl Forwarding {
             telemetry::outcome_unknown(&self.name, "status");
             return self.unknown(res, STATUS);
         }
-        if res.status() == StatusCode::SERVICE_UNAVAILABLE
-            && res.headers().contains_key(header::RETRY_AFTER)
-        {
+        // The upstream requests a retry. With 409 its own layer says that the first request is still being executed.
+        let is_temporary = [StatusCode::CONFLICT, StatusCode::SERVICE_UNAVAILABLE]
+            .contains(&res.status())
+            && res.headers().contains_key(header::RETRY_AFTER);
+        if is_temporary {
             res.extensions_mut().insert(Retention::NoStore);
         }
         Ok(res)

@@ -149,6 +149,7 @@ async fn status_of_upstream_decides_about_key() {
             201,
             2,
         ),
+        ("409 Conflict\r\nretry-after: 1\r\n", none, 201, 2),
         ("502 Bad Gateway\r\n", none, 409, 1),
         ("504 Gateway Timeout\r\n", none, 409, 1),
         (

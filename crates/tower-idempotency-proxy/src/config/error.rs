@@ -74,6 +74,20 @@ fn in_words(message: &str) -> String {
         let names: Vec<_> = rest.split('`').skip(1).step_by(2).collect();
         return format!("unknown {what} `{found}`{}", suggestion(found, &names));
     }
+    // The value may be a URL with a password.
+    for prefix in ["invalid type: string \"", "invalid value: string \""] {
+        if let Some(rest) = message.strip_prefix(prefix) {
+            let expected = rest
+                .rsplit_once("\", expected ")
+                .map(|(_, expected)| expected);
+            return match expected {
+                Some(expected) if !expected.starts_with("struct ") => {
+                    format!("expected {expected}, found a text")
+                }
+                _ => "expected a table, found a text".to_owned(),
+            };
+        }
+    }
     if let Some(name) = message.strip_prefix("missing field ") {
         return format!("missing setting {name}");
     }

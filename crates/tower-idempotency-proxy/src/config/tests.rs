@@ -34,6 +34,7 @@ fn wrong_files_name_line_and_nearest_name() {
         )
     };
     let with_upstream = |line: &str| broken("[[route]]", &format!("{line}\n[[route]]"));
+    let inline = |line: &str, table: &str| message(&format!("{line}\n{}", GOOD.replace(table, "")));
     for (found, expected) in [
         (
             broken("address", "adress"),
@@ -66,6 +67,20 @@ fn wrong_files_name_line_and_nearest_name() {
         (
             broken("url = \"memory\"", "uri = \"redis://:hush@host\""),
             "line 4: unknown setting `uri`, did you mean `url`?",
+        ),
+        (
+            inline(
+                "store = \"redis://:hush@host\"",
+                "[store]\nurl = \"memory\"\n",
+            ),
+            "line 1: expected a table, found a text",
+        ),
+        (
+            inline(
+                "upstream.app = \"https://u:hush@host\"",
+                "[upstream.app]\nurl = \"http://127.0.0.1:3000\"\n",
+            ),
+            "line 1: expected a table, found a text",
         ),
         (
             broken("url = \"memory\"", "url = 7"),

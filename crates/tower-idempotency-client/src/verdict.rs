@@ -223,7 +223,8 @@ fn by_code(head: Head<'_>, after: Option<Duration>) -> Option<Judgement> {
             "overloaded" | "draining" | "caller-limit" | "lock_timeout" => {
                 Judgement::retry(after, Cause::Throttled)
             }
-            "body-timeout" | "body-unreadable" => Judgement {
+            // The proxy has not sent the request.
+            "body-timeout" | "body-unreadable" | "upstream-unreachable" => Judgement {
                 fate: Fate::Rejected,
                 ..Judgement::retry(after, Cause::Transient)
             },
@@ -233,6 +234,10 @@ fn by_code(head: Head<'_>, after: Option<Duration>) -> Option<Judgement> {
             | "body-too-large"
             | "principal-ambiguous"
             | "principal-missing"
+            | "not-unary"
+            | "bad-host"
+            | "bad-path"
+            | "bad-method"
             | "idempotency_key_required" => Judgement::REJECTED,
             _ => return None,
         })

@@ -174,6 +174,12 @@ async fn responses_of_tower_idempotency() {
             problem(400, "body-unreadable", true),
             Retry("transient", NotExecuted),
         ),
+        (
+            problem(502, "upstream-unreachable", true),
+            Retry("transient", NotExecuted),
+        ),
+        (problem(400, "bad-path", false), Stop(NotExecuted)),
+        (problem(400, "not-unary", false), Stop(NotExecuted)),
         (problem(413, "body-too-large", false), Stop(NotExecuted)),
         (problem(400, "missing-key", false), Stop(NotExecuted)),
         (problem(400, "malformed-key", false), Stop(NotExecuted)),

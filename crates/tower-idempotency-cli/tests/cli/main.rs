@@ -41,9 +41,16 @@ fn run(store: &str, args: &[&str]) -> Ran {
     run_in(Path::new("."), store, args)
 }
 
+/// Returns the program. It gets SIGHUP, even if `nohup` has started the tests.
+fn program() -> Command {
+    let mut command = Command::new("env");
+    command.args(["--default-signal=HUP", env!("CARGO_BIN_EXE_idempotency")]);
+    command
+}
+
 /// Returns a command of the tool, without its arguments.
 fn command(directory: &Path, store: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_idempotency"));
+    let mut command = program();
     command.current_dir(directory);
     command.env("IDEMPOTENCY_STORE", store);
     command.env("USER", "alice").env_remove("IDEMPOTENCY_AUDIT");

@@ -18,7 +18,7 @@ use tests::{
 use tower_idempotency::inspect::{Inspect as _, State};
 use tower_idempotency_any::AnyStore;
 
-use crate::{run_in, scenario::Keys};
+use crate::{program, run_in, scenario::Keys};
 
 /// A running console. Killed when it is dropped.
 struct Served {
@@ -28,7 +28,7 @@ struct Served {
 
 impl Served {
     fn start(directory: &Path, store: &str, args: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_idempotency"));
+        let mut command = program();
         command.current_dir(directory).arg("serve").args(args);
         if !args.contains(&"--unix-socket") {
             command.args(["--listen", "127.0.0.1:0"]);

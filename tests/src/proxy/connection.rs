@@ -169,7 +169,7 @@ impl<'a> Direction<'a> {
                 self.lost.requests.set(true);
                 Bytes::new()
             }
-            Fault::ReplyTo { .. } => {
+            Fault::Reply { .. } | Fault::ReplyTo { .. } => {
                 self.lost.replies.set(true);
                 piece
             }
@@ -191,6 +191,9 @@ impl<'a> Direction<'a> {
     fn fault(&mut self, piece: &[u8]) -> Option<(Fault, Then)> {
         let mut armed = self.state.fault();
         let (fault, _) = armed.as_mut()?;
+        if fault.is_in_reply() != (self.side == Side::Down) {
+            return None;
+        }
         if fault.happens(&mut self.before, piece) {
             armed.take()
         } else {
@@ -206,6 +209,11 @@ impl<'a> Direction<'a> {
                 self.lost.cut_at_reply.set(true);
             }
             self.state.lost.fetch_add(1, Ordering::SeqCst);
+        }
+        if let Some((_, then)) = self.fault(piece) {
+            self.lost.replies.set(true);
+            self.lost.cut_at_reply.set(then == Then::Cut);
+            self.state.hits.fetch_add(1, Ordering::SeqCst);
         }
         if self.lost.cut_at_reply.get() {
             return Err(cut());

@@ -1,4 +1,4 @@
-//! Faults that happen once, at a point that a client's bytes define.
+//! Faults that happen once, at a point that the bytes of a client or of the server define.
 
 /// A fault that happens once.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,8 +14,18 @@ pub enum Fault {
         /// The number of the occurrence.
         nth: u32,
     },
+    /// The piece from the server that contains these bytes for the `nth` time, counted from 1, does not reach the client.
+    Reply {
+        /// The bytes to match, as the server sends them.
+        needle: Vec<u8>,
+        /// The number of the occurrence.
+        nth: u32,
+    },
     /// The request that contains these bytes for the `nth` time, counted from 1, reaches the server, and its reply is lost.
     /// Replies to other requests in flight on the connection are lost, too.
+    ///
+    /// With HTTP/2 the first reply may be a frame of the connection, sent before the request is executed: see
+    /// [`Reply`](Self::Reply).
     ReplyTo {
         /// The bytes to match, as the client sends them.
         needle: Vec<u8>,
@@ -39,16 +49,28 @@ impl Fault {
         Self::ReplyTo { needle, nth: 1 }
     }
 
+    /// Loses the next reply that contains these bytes.
+    #[must_use]
+    pub fn reply(needle: impl Into<Vec<u8>>) -> Self {
+        let needle = needle.into();
+        Self::Reply { needle, nth: 1 }
+    }
+
+    /// Returns `true` if bytes from the server define the point, and not those from a client.
+    pub(super) fn is_in_reply(&self) -> bool {
+        matches!(self, Self::Reply { .. })
+    }
+
     pub(super) fn is_possible(&self) -> bool {
         match self {
             Self::AfterBytes(bytes) => *bytes > 0,
-            Self::Request { needle, nth } | Self::ReplyTo { needle, nth } => {
-                !needle.is_empty() && *nth > 0
-            }
+            Self::Request { needle, nth }
+            | Self::Reply { needle, nth }
+            | Self::ReplyTo { needle, nth } => !needle.is_empty() && *nth > 0,
         }
     }
 
-    /// Returns `true` if the fault happens in this piece from a client, and otherwise updates the remaining wait. `before`
+    /// Returns `true` if the fault happens in this piece, and otherwise updates the remaining wait. `before`
     /// holds the last bytes of the connection, for a pattern that arrives in two pieces.
     pub(super) fn happens(&mut self, before: &mut Vec<u8>, piece: &[u8]) -> bool {
         match self {
@@ -57,7 +79,9 @@ impl Fault {
                 false
             }
             Self::AfterBytes(_) => true,
-            Self::Request { needle, nth } | Self::ReplyTo { needle, nth } => {
+            Self::Request { needle, nth }
+            | Self::Reply { needle, nth }
+            | Self::ReplyTo { needle, nth } => {
                 // Keeps fewer bytes than the pattern has. Otherwise an earlier match would be counted again.
                 let kept = before.len().min(needle.len() - 1);
                 before.drain(..before.len() - kept);

@@ -183,26 +183,28 @@ fn delayed_bytes_arrive_after_client_left() {
 
 #[test]
 fn lost_reply_leaves_request_executed() {
-    for (then, heard, within) in [
-        (Then::Cut, Heard::End, PATIENCE),
-        (Then::Hang, Heard::Nothing, MOMENT),
-    ] {
-        let (server, proxy) = proxied();
-        let mut client = connect(&proxy);
-        let mut other = connect(&proxy);
-        let needle = b"INCR".to_vec();
-        proxy.once(Fault::ReplyTo { needle, nth: 2 }, then);
-        assert_eq!(send_line(&mut client, "PING"), "+PONG\r\n");
-        assert_eq!(send_line(&mut client, "INCR n"), ":1\r\n");
-        assert_eq!(proxy.hits(), 0);
-        client.write_all(b"INCR n\r\n").unwrap();
-        assert_eq!(receive(&mut client, within), heard);
-        eventually("the fault happens", || proxy.hits() == 1);
-        eventually("the command is executed", || {
-            server.command(&["GET", "n"]) == "2"
-        });
-        assert_eq!(send_line(&mut other, "INCR n"), ":3\r\n");
-        assert_eq!(send_line(&mut connect(&proxy), "INCR n"), ":4\r\n");
+    let needle = b"INCR".to_vec();
+    for fault in [Fault::ReplyTo { needle, nth: 2 }, Fault::reply(":2")] {
+        for (then, heard, within) in [
+            (Then::Cut, Heard::End, PATIENCE),
+            (Then::Hang, Heard::Nothing, MOMENT),
+        ] {
+            let (server, proxy) = proxied();
+            let mut client = connect(&proxy);
+            let mut other = connect(&proxy);
+            proxy.once(fault.clone(), then);
+            assert_eq!(send_line(&mut client, "PING"), "+PONG\r\n");
+            assert_eq!(send_line(&mut client, "INCR n"), ":1\r\n");
+            assert_eq!(proxy.hits(), 0);
+            client.write_all(b"INCR n\r\n").unwrap();
+            assert_eq!(receive(&mut client, within), heard);
+            eventually("the fault happens", || proxy.hits() == 1);
+            eventually("the command is executed", || {
+                server.command(&["GET", "n"]) == "2"
+            });
+            assert_eq!(send_line(&mut other, "INCR n"), ":3\r\n");
+            assert_eq!(send_line(&mut connect(&proxy), "INCR n"), ":4\r\n");
+        }
     }
 }
 

@@ -70,14 +70,10 @@ impl LeaseExt for Lease {
 
     async fn prepare<B: http_body::Body>(
         &self,
-        mut res: Response<B>,
+        res: Response<B>,
     ) -> Result<Prepared<Response<Body<B>>>, NotRecordable<Response<Body<B>>>> {
         let state = &*self.0;
         let rules = &state.config().response;
-        if state.has_key_of_service() && res.status().is_client_error() {
-            // Clients cannot choose another key for the corrected request.
-            res.extensions_mut().insert(Retention::NoStore);
-        }
         let incomplete = state.request_body_incomplete();
         let (mut res, mut disposition) = decide_disposition(
             rules,
@@ -87,7 +83,7 @@ impl LeaseExt for Lease {
             incomplete,
         )
         .await;
-        // With gRPC, the code is known only now.
+        // Clients cannot choose another key for the corrected request.
         if let Disposition::Record { class, record, .. } = &disposition
             && state.has_key_of_service()
             && class.is_client_error()

@@ -26,7 +26,7 @@ impl RetryLayer {
     /// # Redirects
     ///
     /// The layer replaces the redirect policy of `builder`. It follows up to 10 redirects within one origin itself. The
-    /// response of a redirect to another origin is returned: the key, and credentials such as those of
+    /// response of a redirect to another scheme, host or port is returned: the key, and credentials such as those of
     /// `ClientBuilder::default_headers`, must not reach another origin.
     ///
     /// # Errors

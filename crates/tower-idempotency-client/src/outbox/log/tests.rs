@@ -26,6 +26,14 @@ fn names(prefix: &str, count: usize) -> Vec<String> {
     (0..count).map(|n| format!("{prefix}-{n}")).collect()
 }
 
+/// Stores entries, and removes them without writing that.
+fn store_and_remove(log: &mut Log, count: usize) {
+    store(log, names("removed", count));
+    for key in names("removed", count) {
+        log.remove(&key);
+    }
+}
+
 /// Opens a file whose bytes in this range were lost.
 fn open_with_hole(bytes: &[u8], hole: std::ops::Range<usize>) -> io::Result<Vec<String>> {
     let scratch = Scratch::new();
@@ -66,10 +74,7 @@ fn positions_increase_after_failed_write() {
     let scratch = Scratch::new();
     let path = scratch.file("orders.outbox");
     let mut log = Log::open(&path).unwrap();
-    store(&mut log, names("removed", 8000));
-    for key in names("removed", 8000) {
-        log.remove(&key);
-    }
+    store_and_remove(&mut log, 8000);
     log.flush(true).unwrap();
     log.compact().unwrap();
     let file = std::mem::replace(&mut log.file, File::open(&path).unwrap());
@@ -141,10 +146,7 @@ fn hole_in_compacted_file_is_error() {
     let scratch = Scratch::new();
     let path = scratch.file("orders.outbox");
     let mut log = Log::open(&path).unwrap();
-    store(&mut log, names("removed", 8000));
-    for key in names("removed", 8000) {
-        log.remove(&key);
-    }
+    store_and_remove(&mut log, 8000);
     store(&mut log, names("kept", 3));
     let before = log.length;
     log.compact().unwrap();

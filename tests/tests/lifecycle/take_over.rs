@@ -17,7 +17,7 @@ use tests::{
 };
 use tokio::time::sleep;
 use tower_idempotency::{
-    ErrorKind, IdempotencyLayer, Lease, OrphanPolicy, TakeOverOutcome, Ttl,
+    ErrorKind, IdempotencyLayer, KeyScope, Lease, MemoryStore, OrphanPolicy, TakeOverOutcome, Ttl,
     conformance::{Fault, Operation},
     store::{Claim, Fingerprint, KeyId, Store},
     transaction::LeaseExt,
@@ -448,4 +448,21 @@ async fn take_over_needs_lease() {
         .await;
     })
     .await;
+}
+
+/// A retry of the client would get the same: it cannot choose another key.
+// S-918
+#[tokio::test(start_paused = true)]
+async fn client_error_under_key_of_service_leaves_orphan() {
+    let store = MemoryStore::new();
+    let layer = IdempotencyLayer::new(store.clone()).with_key_from(KeyScope::AllCallers, |_| None);
+    let id = KeyId::from_bytes([7; 32]);
+    let claim = || Claim::new(id, Fingerprint::from_bytes([7; 32])).expect("randomness");
+    store.acquire(&claim()).await.expect("room");
+    sleep(Duration::from_secs(16)).await;
+    for status in [StatusCode::NOT_FOUND, StatusCode::CREATED] {
+        let work = async move |_: Lease| Ok(status.into_response());
+        let taken: TakeOverResponse = layer.take_over(claim(), work).await.expect("an answer");
+        assert_eq!(executed(taken).await.status, status);
+    }
 }

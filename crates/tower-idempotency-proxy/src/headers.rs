@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
-use http::{HeaderMap, HeaderName, HeaderValue, Version, header, request, uri::Authority};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Version, header, request, uri::Authority,
+};
 
 use crate::config::{Forwarded, HostHeader};
 
@@ -54,10 +56,11 @@ pub(crate) fn upgrade_protocol(headers: &HeaderMap) -> Option<HeaderValue> {
     (is_listed && is_websocket).then(|| protocol.clone())
 }
 
-/// Removes an upgrade to another protocol than WebSocket, so that the layer protects the request.
-pub(crate) fn remove_other_upgrade(headers: &mut HeaderMap) {
-    if upgrade_protocol(headers).is_none() {
-        headers.remove(header::UPGRADE);
+/// Removes an upgrade that the proxy does not tunnel, so that the layer protects the request. WebSocket begins with GET (RFC
+/// 6455, section 4.1).
+pub(crate) fn remove_other_upgrade<B>(req: &mut Request<B>) {
+    if req.method() != Method::GET || upgrade_protocol(req.headers()).is_none() {
+        req.headers_mut().remove(header::UPGRADE);
     }
 }
 

@@ -18,7 +18,6 @@ use crate::{
         OrphansName, PresetName, PrincipalName, RequestIdentity, RouteConfig, Settings,
         UnknownOutcome, Upstream,
     },
-    headers::upgrade_protocol,
     route::RouteMatch,
     telemetry::{self, Coverage, ResponseCounters, RouteCounters},
     tls,
@@ -180,11 +179,8 @@ impl Route {
         let headers = req.headers();
         Some(match self.service {
             RouteService::Unprotected(_) => Coverage::Off,
-            RouteService::Protected(_)
-                if !self.requires_key
-                    && (is_grpc(req.version(), headers) || upgrade_protocol(headers).is_some()) =>
-            {
-                Coverage::Tunnel
+            RouteService::Protected(_) if !self.requires_key && is_grpc(req.version(), headers) => {
+                Coverage::Grpc
             }
             RouteService::Protected(_) if headers.contains_key(&self.key_header) => Coverage::Keyed,
             RouteService::Protected(_) => Coverage::NoKey,

@@ -32,7 +32,7 @@ pub(crate) async fn respond(
     let open = connection.begin_request(version);
     let live = shared.live.load_full();
     let mut req = req.map(|body| ReceivedBody::new(body, version));
-    remove_other_upgrade(req.headers_mut());
+    remove_other_upgrade(&mut req);
     let res = match find_route(&live.routes, &req) {
         Ok(route) => {
             if let Some(coverage) = route.coverage(&req) {

@@ -15,7 +15,7 @@ pub(crate) fn describe() {
     );
     describe_counter!(
         "idempotency_proxy_unsafe_requests_total",
-        "Unsafe requests by route and coverage: keyed, no_key, tunnel, off."
+        "Unsafe requests by route and coverage: keyed, no_key, grpc, off."
     );
     describe_counter!(
         "idempotency_proxy_upstream_failures_total",
@@ -44,8 +44,8 @@ pub(crate) fn describe() {
 pub(crate) enum Coverage {
     Keyed,
     NoKey,
-    /// An upgrade or gRPC, which pass through.
-    Tunnel,
+    /// gRPC passes through.
+    Grpc,
     /// The route does not protect.
     Off,
 }
@@ -65,7 +65,7 @@ impl RouteCounters {
     pub(crate) fn new(route: &str) -> Self {
         Self {
             responses: ResponseCounters::new(route),
-            unsafe_requests: ["keyed", "no_key", "tunnel", "off"].map(|coverage| {
+            unsafe_requests: ["keyed", "no_key", "grpc", "off"].map(|coverage| {
                 counter!("idempotency_proxy_unsafe_requests_total", "route" => route.to_owned(), "coverage" => coverage)
             }),
         }

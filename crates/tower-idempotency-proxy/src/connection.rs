@@ -143,7 +143,14 @@ async fn serve_stream(
     connection: Arc<Connection>,
     closing: CancellationToken,
 ) {
-    let idle = shared.live.load().config.listen.idle_timeout.get();
+    let idle = shared
+        .live
+        .load()
+        .config
+        .listen
+        .idle_timeout
+        .get_ref()
+        .get();
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()

@@ -17,7 +17,7 @@ use tokio::{
     time::{Instant, sleep, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tower_idempotency_any::{AnyStore, OpenError, Purger};
+use tower_idempotency_any::{OpenError, OpenOptions, Purger};
 
 use crate::{
     admin,
@@ -75,7 +75,10 @@ impl Proxy {
     /// [`BindError`] if the store cannot be opened, if a certificate cannot be read, or if an address cannot be bound.
     pub async fn bind(config: Config) -> Result<Self, BindError> {
         let Config(config) = config;
-        let store = AnyStore::open(config.store_url())
+        // Half the timeout of the layer, as by default: the layer has time to try again.
+        let options = OpenOptions::new().with_timeout(config.store.timeout.get_ref().get() / 2);
+        let store = options
+            .open(config.store_url())
             .await
             .map_err(BindError::Store)?;
         let layers = Layers::new(&store);

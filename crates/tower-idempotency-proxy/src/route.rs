@@ -141,7 +141,7 @@ impl Serialize for HostPattern {
     }
 }
 
-/// The requests of a route. Two rules are equal if they differ only in letter case.
+/// The requests of a route. Two rules are equal if only one of them ignores the letter case, and nothing else differs.
 #[derive(Clone, Debug)]
 pub(crate) struct RouteMatch {
     pub(crate) path: PathPattern,
@@ -161,6 +161,11 @@ impl RouteMatch {
                 .as_ref()
                 .is_none_or(|own| own.0.eq_ignore_ascii_case(host))
             && self.path.is_match(path, self.ignores_case)
+    }
+
+    /// Returns `true` if the rules are equal and each request that matches `other` also matches this rule.
+    pub(crate) fn includes(&self, other: &Self) -> bool {
+        self == other && (self.ignores_case || !other.ignores_case)
     }
 
     /// Returns `true` if a request can match both rules.

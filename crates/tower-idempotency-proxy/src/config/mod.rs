@@ -89,7 +89,7 @@ pub(crate) struct Listen {
     #[serde(default)]
     pub(crate) forwarded: Forwarded,
     #[serde(default = "defaults::idle_timeout")]
-    pub(crate) idle_timeout: HumanDuration,
+    pub(crate) idle_timeout: Spanned<HumanDuration>,
     #[serde(default = "defaults::max_connections")]
     pub(crate) max_connections: Spanned<usize>,
 }
@@ -391,8 +391,8 @@ impl Default for Drain {
 mod defaults {
     use super::{HumanDuration, Spanned};
 
-    pub(super) fn idle_timeout() -> HumanDuration {
-        HumanDuration::from_secs(60)
+    pub(super) fn idle_timeout() -> Spanned<HumanDuration> {
+        Spanned::new(0..0, HumanDuration::from_secs(60))
     }
 
     pub(super) fn max_connections() -> Spanned<usize> {

@@ -104,7 +104,8 @@ impl Settings {
         let earlier: Vec<_> = self.route[..index].iter().map(RouteConfig::rule).collect();
         for candidate in &new.route {
             let other = candidate.rule();
-            if other != rule && (earlier.contains(&other) || !other.overlaps(&rule)) {
+            let was_earlier = earlier.iter().any(|earlier| earlier.includes(&other));
+            if other != rule && (was_earlier || !other.overlaps(&rule)) {
                 continue;
             }
             // The operator explicitly sets this route to observe, and its records can still be found.

@@ -115,7 +115,15 @@ fn wrong_files_name_line_and_nearest_name() {
         ),
         (
             with_upstream("timeout = \"0s\""),
-            "line 7: timeout is longer than zero and at most ten years",
+            "line 7: timeout is longer than zero",
+        ),
+        (
+            broken("8080\"", "8080\"\nidle_timeout = \"0s\""),
+            "line 3: idle_timeout is longer than zero",
+        ),
+        (
+            inline("drain.timeout = \"5000 years\"", ""),
+            "line 1: `5000 years` is too long, expected at most ten years",
         ),
         (
             with_upstream("conect_timeout = \"1s\""),
@@ -297,6 +305,26 @@ fn reload_rejects_changes_that_lose_records() {
             "{error}"
         );
     }
+}
+
+#[test]
+fn reload_considers_letter_case_of_earlier_routes() {
+    // A route that is off matches only its own letter case. `/V1/Charges` gets the protected route after it.
+    let with_first = |mode: &str| {
+        let first = format!(
+            "[[route]]\npath = \"/v1/charges\"\nupstream = \"app\"\nmode = \"{mode}\"\n[[route]]\npath = \"/v1/**\""
+        );
+        let text = GOOD.replacen("[[route]]\npath = \"/v1/charges\"", &first, 1);
+        Config::from_toml(&text).unwrap()
+    };
+    let old = with_first("off");
+    assert_eq!(
+        old.0.accepts(&old.0).map_err(|error| error.to_string()),
+        Ok(())
+    );
+    let error = old.0.accepts(&with_first("observe").0).unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("no longer protect"), "{error}");
 }
 
 /// Returns the names of a section that the parser knows. Its error about an unknown name lists them.

@@ -5,7 +5,10 @@ use std::{fmt, time};
 use http::{HeaderName, Method};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-/// A duration such as `30s`, `500ms` or `24h`.
+/// Maximum duration of a setting. Stores reject longer ones.
+const LONGEST: time::Duration = time::Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
+/// A duration such as `30s`, `500ms` or `24h`, at most ten years.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Duration(time::Duration);
 
@@ -33,12 +36,15 @@ impl<'de> Deserialize<'de> for Duration {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)
             .map_err(|_| D::Error::custom("expected a duration in quotes, such as \"30s\""))?;
-        let duration = humantime::parse_duration(&text);
-        duration.map(Self).map_err(|_| {
-            D::Error::custom(format!(
+        match humantime::parse_duration(&text) {
+            Ok(duration) if duration <= LONGEST => Ok(Self(duration)),
+            Ok(_) => Err(D::Error::custom(format!(
+                "`{text}` is too long, expected at most ten years"
+            ))),
+            Err(_) => Err(D::Error::custom(format!(
                 "`{text}` is no duration, expected one such as \"30s\""
-            ))
-        })
+            ))),
+        }
     }
 }
 

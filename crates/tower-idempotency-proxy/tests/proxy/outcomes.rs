@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tests::barrier::eventually;
+use tests::{barrier::eventually, servers::redis::RedisServer};
 
 use crate::harness::{CREATED, Script, Served, Then, Upstream, config, exchange, post, settled};
 
@@ -36,6 +36,24 @@ async fn unreachable_upstream_leaves_key_free() {
         (201, true),
         "{reply:?}"
     );
+    assert_eq!(upstream.effects(), 1);
+}
+
+/// The pause is longer than all calls take by default.
+#[tokio::test]
+async fn timeout_of_store_applies_to_redis() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let server = RedisServer::start(&[]);
+    let store = format!("url = \"{}\"\ntimeout = \"60s\"", server.url());
+    let text = config(upstream.address, "", "").replace("url = \"memory\"", &store);
+    let proxy = Served::start(&text).await;
+    server.pause();
+    let request = post("/pay", "k", "1");
+    let reply = tokio::spawn(async move { exchange(proxy.address, request).await });
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    server.resume();
+    let reply = reply.await.unwrap();
+    assert_eq!(reply.status(), 201, "{reply:?}");
     assert_eq!(upstream.effects(), 1);
 }
 

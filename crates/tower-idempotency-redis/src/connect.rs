@@ -168,8 +168,8 @@ impl RedisOptions {
 
     /// Connects to a cluster. `nodes` are the URLs of some of its nodes.
     ///
-    /// Each call touches one key, so no two keys have to be on one node. Completions are not published, because a message
-    /// would go to every node: waiters poll.
+    /// The keys of a call are an entry and its indexes, which are in the slot of the entry. Completions are not published,
+    /// because a message would go to every node: waiters poll.
     ///
     /// If nodes do not report a host name (`cluster-preferred-endpoint-type unknown-endpoint`), all URLs must have the same
     /// host. Redirections then lead to that host.
@@ -180,7 +180,8 @@ impl RedisOptions {
     /// # Errors
     ///
     /// [`ConnectError`] if no node is given, a URL is invalid, no node can be reached, a node cannot be used, or
-    /// [`with_wait`](Self::with_wait) is set.
+    /// [`with_wait`](Self::with_wait) is set. Also if the [prefix](Self::with_prefix) contains `{` and no hash tag, unless
+    /// there are no [indexes](Self::with_indexes).
     ///
     /// # Cancellation
     ///
@@ -197,6 +198,12 @@ impl RedisOptions {
             return Err(ConnectError::new(
                 ConnectErrorKind::Unusable,
                 "a cluster cannot wait for replicas: remove `with_wait`",
+            ));
+        }
+        if self.has_indexes && !Indexes::are_possible(&self.prefix) {
+            return Err(ConnectError::new(
+                ConnectErrorKind::Unusable,
+                "the prefix has a { and no hash tag such as {payments}: an entry and its indexes would be on two nodes",
             ));
         }
         let nodes = nodes

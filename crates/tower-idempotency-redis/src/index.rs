@@ -41,6 +41,13 @@ impl Indexes {
         }
     }
 
+    /// Returns `false` if the indexes of a cluster would not be in the slots of their entries: the prefix contains `{`, and
+    /// no hash tag. The server does not recognize a hash tag behind it.
+    #[cfg(any(feature = "cluster", test))]
+    pub(crate) fn are_possible(prefix: &str) -> bool {
+        hash_tag(prefix).is_some() || !prefix.contains('{')
+    }
+
     /// Returns the number of indexes of a kind.
     pub(crate) fn len(&self) -> u16 {
         match self {
@@ -168,6 +175,19 @@ mod tests {
             &entry,
         ] {
             assert_eq!(indexes.find(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn brace_without_hash_tag_permits_no_indexes() {
+        for (prefix, is_possible) in [
+            ("payments:", true),
+            ("{payments}:", true),
+            ("a}b:", true),
+            ("svc{}:", false),
+            ("a{", false),
+        ] {
+            assert_eq!(Indexes::are_possible(prefix), is_possible, "{prefix}");
         }
     }
 

@@ -15,7 +15,7 @@
 //! ```
 //!
 //! A new request costs two round trips, a replay or a rejected request one. An entry is one hash with a time to live. Each
-//! store method runs one script on that key. The script is atomic and uses the server's clock.
+//! store method runs one script on that key and those of its indexes. The script is atomic and uses the server's clock.
 //!
 //! # Guarantees and limits
 //!

@@ -113,6 +113,41 @@ async fn listed(store: &RedisStore, mut query: Query) -> Vec<Entry> {
     }
 }
 
+/// A renewal moves a lease to the end of the index while a listing reads the index.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewed_lease_is_listed_and_counted_once() {
+    const LEASES: usize = 300;
+    let server = RedisServer::start(&[]);
+    let store = with_entries(&server, 0).await;
+    let mut leases = Vec::new();
+    for _ in 0..LEASES {
+        let mut claim = sql::claim();
+        claim.lease = Ttl::from_secs(600);
+        store.acquire(&claim).await.expect("the server runs");
+        leases.push(claim.lease_ref(1));
+    }
+    let renewing = {
+        let store = store.clone();
+        tokio::spawn(async move {
+            for lease in leases.iter().cycle() {
+                let renewed = store.renew(lease, Ttl::from_secs(600)).await;
+                renewed.expect("the lease is held");
+            }
+        })
+    };
+    for _ in 0..30 {
+        let query = Query::new(State::InProgress).with_limit(1000);
+        let page = store.list(&query).await.expect("the server runs");
+        let ids: BTreeSet<_> = page.entries.iter().map(|entry| *entry.id()).collect();
+        assert_eq!((page.entries.len(), ids.len()), (LEASES, LEASES));
+        let summary = store.summary(1000).await.expect("the server runs");
+        let count = summary.count(State::InProgress).expect("it is listed");
+        assert_eq!((count.value, count.is_exact), (LEASES as u64, true));
+    }
+    assert!(!renewing.is_finished());
+    renewing.abort();
+}
+
 #[tokio::test]
 async fn operations_scan_no_keys() {
     let server = RedisServer::start(&[]);

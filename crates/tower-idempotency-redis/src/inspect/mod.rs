@@ -7,6 +7,8 @@ mod entry;
 mod repair;
 mod walk;
 
+use std::collections::HashSet;
+
 use futures_util::future::try_join_all;
 use redis::{RedisResult, Value};
 use tower_idempotency::{
@@ -112,6 +114,8 @@ impl Inner {
             walk.select(*prefix);
         }
         let limit = usize::from(query.limit());
+        // A lease that is renewed meanwhile moves to a later position of its index.
+        let mut listed = HashSet::new();
         let mut entries = Vec::new();
         let mut after = start;
         // Each index counts, also without members: a page of a cluster with few entries is not empty.
@@ -122,7 +126,8 @@ impl Inner {
                 return Ok(Page::new(entries, None));
             }
             for (position, entry) in group {
-                if let Some(entry) = entry.filter(|entry| query.matches(entry)) {
+                let is_new = |entry: &Entry| query.matches(entry) && listed.insert(*entry.id());
+                if let Some(entry) = entry.filter(is_new) {
                     if entries.len() == limit {
                         let next = PageToken::new(&origin, query, &after.to_bytes());
                         return Ok(Page::new(entries, Some(next)));
@@ -152,6 +157,8 @@ impl Inner {
             .saturating_mul(4)
             .saturating_add(1024 + u64::from(indexes.len()));
         let mut walk = Walk::new(self, indexes, state, Position::FIRST);
+        // A lease that is renewed meanwhile moves to a later position of its index.
+        let mut counted = HashSet::new();
         let mut value = 0;
         loop {
             let group = walk.next(GROUP).await?;
@@ -159,7 +166,7 @@ impl Inner {
                 return Ok(Count::new(value, true));
             }
             for (_, entry) in group {
-                if entry.is_some_and(|entry| entry.state() == state) {
+                if entry.is_some_and(|it| it.state() == state && counted.insert(*it.id())) {
                     if value == limit {
                         return Ok(Count::new(value, false));
                     }

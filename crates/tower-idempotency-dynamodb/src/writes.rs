@@ -234,7 +234,8 @@ impl Inner {
             .key("id", key(id))
             .condition_expression(condition)
             .set_expression_attribute_names(Some(attribute_names(token, &[condition])))
-            .set_expression_attribute_values(Some(value_map(values)))
+            // The service rejects a map without values.
+            .set_expression_attribute_values(Some(value_map(values)).filter(|it| !it.is_empty()))
             .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
         let sent = match attempts {
             Attempts::OfOptions => Box::pin(delete.send()).await,

@@ -8,10 +8,12 @@
 mod row;
 mod statements;
 
+use std::collections::HashSet;
+
 use tower_idempotency::{
     inspect::{
-        Abilities, Count, EntryDetails, InspectError, InspectErrorKind, Page, PageToken, Query,
-        Resolution, ResolveOutcome, Seen, State, Summary,
+        Abilities, Count, Entry, EntryDetails, InspectError, InspectErrorKind, Page, PageToken,
+        Query, Resolution, ResolveOutcome, Seen, State, Summary,
     },
     store::{KeyId, Token},
 };
@@ -65,7 +67,7 @@ macro_rules! implement_inspect {
         /// Lists all states. Each listing reads an index, and a page examines at most 8,000 rows, or 16 times its limit if
         /// that is more.
         ///
-        /// A resolution waits for a transaction that has written the entry. The wait is at most half a second (PostgreSQL),
+        /// A resolution waits for a transaction that has written the entry. The wait is at most 1.5 seconds (PostgreSQL),
         /// one second (MySQL, MariaDB) or the busy timeout (SQLite).
         impl ::tower_idempotency::inspect::Inspect for $store {
             fn abilities(&self) -> ::tower_idempotency::inspect::Abilities {
@@ -145,6 +147,8 @@ pub(crate) async fn list(table: &impl InspectTable, query: &Query) -> Result<Pag
     let limit = usize::from(query.limit());
     let is_filtered =
         query.older_than().is_some() || query.operation().is_some() || query.owner().is_some();
+    // An entry that changes between two calls may move to a later position.
+    let mut listed = HashSet::new();
     let mut entries = Vec::new();
     for call in 0..MAX_CALLS {
         // One more row than fits in the page shows that there is a next page. Further calls mean that few rows match.
@@ -160,7 +164,9 @@ pub(crate) async fn list(table: &impl InspectTable, query: &Query) -> Result<Pag
         for row in rows {
             let entry = row.entry()?;
             let is_in_listing = row.is_in_listing(query.state());
-            if let Some(entry) = entry.filter(|entry| is_in_listing && query.matches(entry)) {
+            let is_new =
+                |entry: &Entry| is_in_listing && query.matches(entry) && listed.insert(*entry.id());
+            if let Some(entry) = entry.filter(is_new) {
                 if entries.len() == limit {
                     let next = after.map(|after| token(&origin, query, &after));
                     return Ok(Page::new(entries, next));
@@ -224,7 +230,7 @@ pub(crate) async fn resolve(
     let id = seen.id();
     let record = resolution.record(id);
     if let Some((record, _)) = &record {
-        let limit = table.max_record_len().await?;
+        let limit = with_timeout(table.max_record_len()).await?;
         if record.len() > limit {
             return Err(InspectError::new(InspectErrorKind::RecordTooLarge {
                 limit,

@@ -55,12 +55,19 @@ pub async fn begin<C: PgConnectionOwner>(
     let begun =
         AnsiTransactionManager::begin_transaction_sql(&mut *connection, PostgresFence::BEGIN);
     begun.await.map_err(sql_error)?;
-    let open = OpenTransaction(Some(connection));
+    let open = OpenTransaction {
+        connection: Some(connection),
+        is_ending: false,
+    };
     FencedTransaction::begin(fence, lease, open).await
 }
 
 /// An open transaction of an owned connection. Its drop rolls back in a task.
-pub struct OpenTransaction<C: PgConnectionOwner>(Option<C>);
+pub struct OpenTransaction<C: PgConnectionOwner> {
+    connection: Option<C>,
+    /// `true` if a commit or a rollback has begun.
+    is_ending: bool,
+}
 
 #[derive(QueryableByName)]
 struct StatusRow {
@@ -81,11 +88,11 @@ impl<C: PgConnectionOwner> Driver for OpenTransaction<C> {
     type Target = AsyncPgConnection;
 
     fn target(&self) -> &AsyncPgConnection {
-        self.0.as_deref().expect(OWNED)
+        self.connection.as_deref().expect(OWNED)
     }
 
     fn target_mut(&mut self) -> &mut AsyncPgConnection {
-        self.0.as_deref_mut().expect(OWNED)
+        self.connection.as_deref_mut().expect(OWNED)
     }
 
     async fn lease_status(
@@ -124,15 +131,17 @@ impl<C: PgConnectionOwner> Driver for OpenTransaction<C> {
     }
 
     async fn commit(mut self) -> Result<(), SqlError> {
+        self.is_ending = true;
         let committed = AnsiTransactionManager::commit_transaction(self.target_mut()).await;
         // A connection whose commit failed is not in a transaction, or is closed.
-        drop(self.0.take());
+        drop(self.connection.take());
         committed.map_err(sql_error)
     }
 
     async fn rollback(mut self) -> Result<(), SqlError> {
+        self.is_ending = true;
         let rolled_back = roll_back(self.target_mut()).await;
-        drop(self.0.take());
+        drop(self.connection.take());
         rolled_back
     }
 }
@@ -158,9 +167,13 @@ fn depth(connection: &mut AsyncPgConnection) -> Option<u32> {
 
 impl<C: PgConnectionOwner> Drop for OpenTransaction<C> {
     fn drop(&mut self) {
-        let Some(mut connection) = self.0.take() else {
+        let Some(mut connection) = self.connection.take() else {
             return;
         };
+        // diesel-async cannot use the connection of a commit whose future was dropped. A pool closes it.
+        if self.is_ending {
+            return;
+        }
         // Without a runtime, the connection is closed with its transaction.
         let Ok(runtime) = Handle::try_current() else {
             return;

@@ -23,8 +23,12 @@
     const card = part.content.querySelector(`a[href$="state=${source.dataset.state}"] strong`);
     return card && card.textContent;
   };
-  const events = new EventSource(source.dataset.events);
-  events.addEventListener("counts", (event) => {
+  let hasChanged = false;
+  const note = () => {
+    if (live) return paused ? "Paused" : "Live";
+    return hasChanged ? "The number of these entries has changed. Reload the page to see them." : "";
+  };
+  const receive = (event) => {
     if (live) {
       latest = event.data;
       show();
@@ -32,11 +36,28 @@
     }
     const now = count(event.data);
     if (before === null) before = now;
-    else if (now !== before) say("The number of these entries has changed. Reload the page to see them.");
-  });
-  events.addEventListener("open", () => { if (live && !paused) say("Live"); });
-  events.addEventListener("error", () => say("Not live: the console does not reply."));
-  addEventListener("pagehide", () => events.close());
+    else if (now !== before) hasChanged = true;
+    say(note());
+  };
+  let events = null;
+  const close = () => {
+    if (events) events.close();
+    events = null;
+  };
+  // A browser has few connections to a host. A hidden page uses none of them.
+  const follow = () => {
+    if (document.hidden) close();
+    if (document.hidden || events) return;
+    events = new EventSource(source.dataset.events);
+    events.addEventListener("counts", receive);
+    // The server ends each stream after some minutes, and the browser opens the next one.
+    events.addEventListener("open", () => say(note()));
+    events.addEventListener("error", () => say("Not live: the console does not reply."));
+  };
+  document.addEventListener("visibilitychange", follow);
+  addEventListener("pagehide", close);
+  addEventListener("pageshow", follow);
+  follow();
   if (!live) return;
   live.addEventListener("focusout", () => setTimeout(show));
   const button = document.getElementById("pause");

@@ -53,7 +53,7 @@
 //! terminal obeys are escaped.
 
 use std::{
-    fs::{File, OpenOptions, TryLockError},
+    fs::{self, File, OpenOptions, TryLockError},
     hash::{BuildHasher as _, RandomState},
     io::{self, Read as _, Seek as _, SeekFrom, Write as _},
     path::{Path, PathBuf},
@@ -68,7 +68,8 @@ use crate::describe::{json_text, time};
 
 /// A file to which audit lines are appended. Its functions block the thread.
 ///
-/// Several processes may append to one file. The file is opened for each change, so it can be rotated by renaming it.
+/// A missing file is created, readable for the user of the process only. Several processes may append to one file. The file
+/// is opened for each change, so it can be rotated by renaming it.
 #[derive(Clone, Debug)]
 pub struct AuditLog {
     path: PathBuf,
@@ -175,10 +176,9 @@ impl AuditLog {
     ///
     /// The file cannot be opened, written or synchronized.
     pub fn begin(&self, intent: &Intent<'_>) -> io::Result<AuditedChange> {
-        let options = || OpenOptions::new().create(true).append(true).clone();
         // A log that may be appended to need not be readable.
-        let file = options().read(true).open(&self.path);
-        let file = file.or_else(|_| options().open(&self.path))?;
+        let file = append().read(true).open(&self.path);
+        let file = file.or_else(|_| append().open(&self.path))?;
         let mut change = AuditedChange {
             file,
             line: intent.to_line(),
@@ -200,16 +200,16 @@ impl AuditLog {
 
     /// Returns lines like [`recent`](Self::recent), and `true` if these are the lines of the whole file.
     pub(crate) fn tail(&self, limit: usize) -> io::Result<(Vec<Value>, bool)> {
-        let mut file = match File::open(&self.path) {
-            Ok(file) => file,
+        let metadata = match fs::metadata(&self.path) {
+            Ok(metadata) => metadata,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((Vec::new(), true)),
             Err(error) => return Err(error),
         };
-        // A device or a pipe cannot be read back.
-        let metadata = file.metadata()?;
+        // A device or a pipe cannot be read back. Opening a pipe would wait for a writer.
         if !metadata.is_file() {
             return Ok((Vec::new(), false));
         }
+        let mut file = File::open(&self.path)?;
         file.seek(SeekFrom::Start(metadata.len().saturating_sub(TAIL)))?;
         let mut tail = Vec::new();
         file.take(TAIL).read_to_end(&mut tail)?;
@@ -276,6 +276,16 @@ impl AuditedChange {
         let read = read.and_then(|_| self.file.read_exact(&mut last));
         read.is_ok() && last != *b"\n"
     }
+}
+
+/// Returns the options that append to a file. A new file is readable for its owner only: the reasons in the log are for
+/// operators, and a user who can open the file can hold its lock.
+fn append() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.create(true).append(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options
 }
 
 /// Bytes at the end of the file that `recent` reads.
@@ -346,6 +356,32 @@ mod tests {
         assert_ne!(change_id(), change_id());
         let missing = AuditLog::new("/no/such/file").recent(1).unwrap();
         assert!(missing.is_empty());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn log_is_private_and_pipe_has_no_lines() {
+        use std::{os::unix::fs::PermissionsExt as _, process::Command};
+
+        let name =
+            |kind: &str| std::env::temp_dir().join(format!("audit-{kind}-{}", std::process::id()));
+        let (path, pipe) = (name("private"), name("pipe"));
+        let change = AuditLog::new(&path).begin(&intent("x", &Value::Null));
+        change.unwrap().finish("applied", Value::Null).unwrap();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        fs::remove_file(&path).unwrap();
+        assert_eq!(mode & 0o777, 0o600);
+        // A pipe without a writer would block.
+        assert!(
+            Command::new("mkfifo")
+                .arg(&pipe)
+                .status()
+                .unwrap()
+                .success()
+        );
+        let lines = AuditLog::new(&pipe).recent(10);
+        fs::remove_file(&pipe).unwrap();
+        assert!(lines.unwrap().is_empty());
     }
 
     #[test]

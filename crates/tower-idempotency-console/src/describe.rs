@@ -11,6 +11,25 @@ use tower_idempotency::{
 /// Largest record that is inflated to describe it, in bytes.
 const MAX_RECORD: usize = 64 * 1024 * 1024;
 
+/// Returns the keys that the client may have meant by the value of its header: the text, and its content if it is a string of
+/// RFC 9651 (`"..."`). Most services drop the quotes.
+#[must_use]
+pub fn key_forms(text: &str) -> Vec<String> {
+    let text = text.trim();
+    let mut forms = vec![text.to_owned()];
+    let quoted = text.strip_prefix('"').and_then(|it| it.strip_suffix('"'));
+    if let Some(quoted) = quoted.filter(|it| !it.is_empty()) {
+        let mut content = String::with_capacity(quoted.len());
+        let mut characters = quoted.chars();
+        while let Some(character) = characters.next() {
+            let escaped = (character == '\\').then(|| characters.next()).flatten();
+            content.push(escaped.unwrap_or(character));
+        }
+        forms.push(content);
+    }
+    forms
+}
+
 /// Returns a sentence about the next request with the key.
 #[must_use]
 pub fn next_request(entry: &Entry) -> &'static str {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use askama::Template;
 use axum::{
+    Json,
     body::Body,
     extract::{FromRequestParts, OriginalUri, Request, State},
     middleware::Next,
@@ -129,6 +130,7 @@ pub(crate) async fn guard(
     let is_api = inner.path().starts_with("/api/");
     let res = match res.extensions().get::<PageError>() {
         Some(error) => render(error, &visit, is_api, is_allowed),
+        None if is_api => with_json_error(res),
         None => res,
     };
     shared.counters.count_response(res.status());
@@ -156,6 +158,18 @@ fn render(error: &PageError, visit: &Visit, is_api: bool, is_allowed: bool) -> R
         },
     );
     html(status, &page)
+}
+
+/// Replaces an error of the framework, such as 413, so that each error of the API is JSON.
+fn with_json_error(res: Response) -> Response {
+    let status = res.status();
+    let media_type = res.headers().get(CONTENT_TYPE);
+    let is_json = media_type.is_some_and(|it| it.as_bytes().starts_with(b"application/json"));
+    if is_json || !(status.is_client_error() || status.is_server_error()) {
+        return res;
+    }
+    let reason = status.canonical_reason().unwrap_or("error");
+    (status, Json(json!({ "error": reason }))).into_response()
 }
 
 /// Adds the headers that every response has. A response may have a stricter policy of its own.

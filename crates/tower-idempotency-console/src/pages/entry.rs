@@ -11,7 +11,8 @@ use http::{HeaderMap, StatusCode};
 use tower_idempotency::inspect::{EntryDetails, RecordContents};
 
 use super::{
-    Choice, Row, audit_tail, choices, find_details, html, label, overview::AuditRow, parse_id,
+    Choice, Row, audit_tail_or_error, choices, find_details, html, label, overview::AuditRow,
+    parse_id,
 };
 use crate::{
     console::Shared,
@@ -38,6 +39,7 @@ struct EntryPage {
     audit: Vec<AuditRow>,
     /// `false` if older lines of the audit log were not read.
     is_whole_log: bool,
+    audit_error: String,
     back: String,
 }
 
@@ -109,9 +111,13 @@ pub(crate) async fn entry(
 ) -> Result<Response, PageError> {
     let id = parse_id(&id)?;
     let details = find_details(&shared, &id).await?;
-    let (lines, is_whole_log) = audit_tail(&shared, usize::MAX).await?;
+    let tail = audit_tail_or_error(&shared, usize::MAX).await;
     let hex = id.to_hex();
-    let of_entry = lines.iter().filter(|it| it["id"] == hex.as_str()).take(20);
+    let of_entry = tail
+        .lines
+        .iter()
+        .filter(|it| it["id"] == hex.as_str())
+        .take(20);
     let state = details.entry.state();
     let page = EntryPage {
         row: Row::from(&details.entry),
@@ -121,7 +127,8 @@ pub(crate) async fn entry(
         record: Record::new(&details),
         choices: choices(decisions(&details.entry)),
         audit: of_entry.map(AuditRow::from).collect(),
-        is_whole_log,
+        is_whole_log: tail.is_whole,
+        audit_error: tail.error,
         back: Params::parse(query.unwrap_or_default().as_bytes()).back(),
         visit,
     };

@@ -84,6 +84,31 @@ pub(crate) async fn audit_tail(
     }
 }
 
+/// The last lines of the audit log, for a page that is useful without them.
+pub(crate) struct AuditTail {
+    pub(crate) lines: Vec<Value>,
+    /// `true` if the whole log was read.
+    pub(crate) is_whole: bool,
+    /// The reason why the log cannot be read, or empty.
+    pub(crate) error: String,
+}
+
+/// Returns the last lines of the audit log, or the reason why it cannot be read.
+pub(crate) async fn audit_tail_or_error(shared: &Shared, limit: usize) -> AuditTail {
+    match audit_tail(shared, limit).await {
+        Ok((lines, is_whole)) => AuditTail {
+            lines,
+            is_whole,
+            error: String::new(),
+        },
+        Err(error) => AuditTail {
+            lines: Vec::new(),
+            is_whole: true,
+            error: error.message,
+        },
+    }
+}
+
 /// An entry as a template shows it.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {

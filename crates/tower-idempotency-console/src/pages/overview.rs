@@ -8,7 +8,7 @@ use http::StatusCode;
 use serde_json::Value;
 use tower_idempotency::inspect::State as EntryState;
 
-use super::{audit_lines, html, label, mark};
+use super::{AuditTail, audit_tail_or_error, html, label, mark};
 use crate::{
     chart::Chart,
     console::Shared,
@@ -119,10 +119,10 @@ impl From<&Value> for AuditRow {
             Some("intent") => "intent".to_owned(),
             _ => text(&line["outcome"]),
         };
-        let after = match (&line["after"], line["line"].as_str()) {
-            (_, Some("intent")) => "–".to_owned(),
-            (Value::Null, _) => "absent".to_owned(),
-            (after, _) => text(&after["state"]),
+        let after = match &line["after"] {
+            // Of a change that failed, or whose outcome is unknown, the log has no state.
+            Value::Null if matches!(&*outcome, "applied" | "changed") => "absent".to_owned(),
+            after => text(&after["state"]),
         };
         Self {
             at: text(&line["at"]),
@@ -145,6 +145,7 @@ struct OverviewPage {
     visit: Visit,
     live: String,
     audit: Vec<AuditRow>,
+    audit_error: String,
     refresh: String,
 }
 
@@ -154,13 +155,14 @@ pub(crate) async fn overview(
 ) -> Result<Response, PageError> {
     let snapshot = shared.live.current(&shared).await;
     let part = LivePart::new(&shared, &snapshot, &visit.base);
-    let lines = audit_lines(&shared, 200).await?;
+    let AuditTail { lines, error, .. } = audit_tail_or_error(&shared, 200).await;
     let outcomes = lines.iter().filter(|it| it["line"] == "outcome").take(5);
     let page = OverviewPage {
         live: part.render().map_err(|error| {
             PageError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
         })?,
         audit: outcomes.map(AuditRow::from).collect(),
+        audit_error: error,
         refresh: humantime::format_duration(shared.refresh).to_string(),
         visit,
     };

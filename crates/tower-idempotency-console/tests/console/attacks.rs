@@ -1,7 +1,7 @@
 //! Texts that clients choose, and limits.
 
 use bytes::Bytes;
-use http::Response;
+use http::{Method, Response};
 
 use crate::harness::{Server, acquire, attention, claim, complete, form, orphan};
 
@@ -105,6 +105,14 @@ async fn body_is_downloaded_as_text() {
 #[tokio::test]
 async fn sizes_are_bounded() {
     let server = Server::start().await;
+    let id = "ab".repeat(32);
+    let path = format!("/api/v1/entries/{id}/resolve");
+    let headers = [("content-type", "application/json")];
+    let large = server
+        .send(Method::POST, &path, &headers, &"x".repeat(2 << 20))
+        .await;
+    assert_eq!(large.status, 413);
+    assert_eq!(large.text, "{\"error\":\"Payload Too Large\"}");
     let store = &server.store.store;
     for n in 0..60 {
         acquire(store, &claim(&format!("POST /{n}"))).await;

@@ -156,6 +156,9 @@ async fn entry_is_found_by_key_and_by_digits() {
         "{}",
         found.text
     );
+    // The line of a log has the quotes of the header.
+    let fields = [("key", " \"key-1\" "), ("principal", "Bearer hush")];
+    assert!(server.post("/find", &fields).await.text.contains(&hex));
     let other = server
         .post("/find", &[("key", "key-1"), ("principal", "Bearer x")])
         .await;

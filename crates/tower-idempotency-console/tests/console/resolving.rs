@@ -239,6 +239,24 @@ async fn nothing_is_resolved_without_audit_line() {
     }
 }
 
+/// The pages show the entry without the log.
+#[tokio::test]
+async fn unreadable_audit_log_hides_no_entry() {
+    // A regular file whose first bytes cannot be read.
+    let server = Server::start_with(Duration::ZERO, |console| {
+        console.with_audit_log(AuditLog::new("/proc/self/mem"))
+    })
+    .await;
+    let claim = orphan(&server.store.store, "POST /orders").await;
+    for path in ["/".to_owned(), format!("/entries/{}", claim.id.to_hex())] {
+        let page = server.get(&path).await;
+        assert_eq!(page.status, 200, "{path}: {}", page.text);
+        let note = "Cannot read the audit log";
+        assert!(page.text.contains(note), "{path}: {}", page.text);
+    }
+    assert_eq!(server.get("/audit").await.status, 500);
+}
+
 #[tokio::test]
 async fn form_needs_reason_and_confirmation() {
     let server = Server::start().await;
@@ -633,6 +651,9 @@ async fn each_failure_says_if_entry_is_changed() {
             2,
             "{lines:?}"
         );
+        // The console has not read the entry afterwards.
+        let audit = server.get("/audit").await.text;
+        assert!(!audit.contains("absent"), "{audit}");
         let metrics = server.get("/metrics").await.text;
         let sample = format!("{{decision=\"retry\",outcome=\"{outcome}\"}} 2");
         assert!(metrics.contains(&sample), "{metrics}");

@@ -40,6 +40,12 @@ impl<'a> Change<'a> {
         id: Option<String>,
         before: &Value,
     ) -> Result<Self, Failure> {
+        // An environment variable may set the option of the table to false.
+        if args.audit.is_none() && !args.audit_table {
+            return Err(Failure::usage(
+                "expected --audit FILE or --audit-table, so nothing was changed",
+            ));
+        }
         if args.audit_table && !context.any.has_audit_table() {
             let message = format!(
                 "expected --audit FILE: the {} store has no audit table, so nothing was changed",

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, builder::BoolishValueParser};
 use tower_idempotency::inspect::State;
 
 use crate::{
@@ -98,7 +98,7 @@ pub(crate) enum Command {
 #[derive(Debug, clap::Args)]
 pub(crate) struct ChangeArgs {
     /// The reason of the change. The audit log records it
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = reason)]
     pub(crate) reason: String,
 
     /// The file to which the audit lines are appended. Nothing is changed without a line
@@ -112,7 +112,7 @@ pub(crate) struct ChangeArgs {
 
     /// Append the audit lines to a table of the SQL store: its name is that of the entries and `_audit`. With --audit, to
     /// both
-    #[arg(long, env = "IDEMPOTENCY_AUDIT_TABLE")]
+    #[arg(long, env = "IDEMPOTENCY_AUDIT_TABLE", value_parser = BoolishValueParser::new())]
     pub(crate) audit_table: bool,
 
     /// The operator, in the audit log
@@ -122,6 +122,14 @@ pub(crate) struct ChangeArgs {
     /// Do not ask for confirmation
     #[arg(long)]
     pub(crate) yes: bool,
+}
+
+/// Returns the reason without spaces around it.
+pub(crate) fn reason(text: &str) -> Result<String, &'static str> {
+    match text.trim() {
+        "" => Err("expected a reason, for the audit log"),
+        reason => Ok(reason.to_owned()),
+    }
 }
 
 /// Asks for a confirmation, unless `--yes` gives it.

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{self, IsTerminal},
+    io::{self, IsTerminal, Write as _},
     net::SocketAddr,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -111,10 +111,7 @@ impl Args {
 pub(crate) fn main(args: Args, store: Option<String>, is_json: bool) -> ExitCode {
     if let Some(Command::Policy(policy)) = &args.command {
         return match policy.run(store.as_deref(), is_json) {
-            Ok(output) => {
-                print!("{output}");
-                ExitCode::SUCCESS
-            }
+            Ok(output) => print(&output),
             Err(error) => fail(&error, WRONG_CONFIG),
         };
     }
@@ -126,8 +123,7 @@ pub(crate) fn main(args: Args, store: Option<String>, is_json: bool) -> ExitCode
         }
     };
     if args.check {
-        println!("{:#}", config.to_json());
-        return ExitCode::SUCCESS;
+        return print(&format!("{:#}\n", config.to_json()));
     }
     start_log();
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -144,6 +140,16 @@ pub(crate) fn main(args: Args, store: Option<String>, is_json: bool) -> ExitCode
             1,
         ),
         Err(error) => fail(&error, 1),
+    }
+}
+
+/// Prints the result of a command. A reader that has ended is no failure.
+fn print(output: &str) -> ExitCode {
+    match io::stdout().write_all(output.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            fail(&format!("cannot print: {error}"), 1)
+        }
+        Ok(()) | Err(_) => ExitCode::SUCCESS,
     }
 }
 
@@ -201,9 +207,9 @@ async fn run(args: Args, store: Option<String>, config: Config) -> Result<bool, 
         store,
         listen(SignalKind::hangup())?,
     ));
-    println!("listening on {address}");
+    print(&format!("listening on {address}\n"));
     if let Some(admin) = admin {
-        println!("admin on {admin}");
+        print(&format!("admin on {admin}\n"));
     }
     notify(NotifyState::Ready);
     let shutdown = async move {

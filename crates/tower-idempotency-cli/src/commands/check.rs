@@ -9,7 +9,7 @@ use tower_idempotency_any::IndexRepair;
 use super::stats::states;
 use crate::{
     change::Change,
-    cli::{ChangeArgs, confirm},
+    cli::{ChangeArgs, confirm, reason},
     context::Context,
     failure::{Exit, Failure},
     progress::Progress,
@@ -27,6 +27,7 @@ pub(crate) struct Args {
     #[arg(
         long,
         value_name = "TEXT",
+        value_parser = reason,
         requires = "repair",
         required_if_eq("repair", "true")
     )]

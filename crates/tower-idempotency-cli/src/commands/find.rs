@@ -4,6 +4,7 @@ use std::{fs, path::PathBuf};
 
 use http::HeaderName;
 use tower_idempotency::{IdempotencyLayer, MemoryStore, Principal, inspect::Inspect as _};
+use tower_idempotency_console::describe::key_forms;
 
 use super::show;
 use crate::{
@@ -17,7 +18,7 @@ use crate::{
 /// prefer the options that read a file.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The key that the client sent
+    /// The key that the client sent, with or without quotes
     #[arg(long, required_unless_present = "key_file")]
     key: Option<String>,
 
@@ -48,7 +49,7 @@ pub(crate) struct Identity {
     #[arg(long, value_name = "NAME")]
     namespace: Option<String>,
 
-    /// A file with the secret of the service, if it has one
+    /// A file with the secret of the service, if it has one. A line break at its end does not count
     #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
 }
@@ -62,7 +63,12 @@ impl Identity {
             layer = layer.with_namespace(namespace.as_str());
         }
         if let Some(path) = &self.secret_file {
-            let secret = read(path)?;
+            let mut secret = read(path)?;
+            // As the proxy reads it.
+            while secret
+                .pop_if(|byte| matches!(byte, b'\r' | b'\n'))
+                .is_some()
+            {}
             let with_secret = layer.with_secret(secret);
             layer = with_secret.map_err(|error| Failure::usage(error.to_string()))?;
         }
@@ -83,8 +89,11 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
         (None, None) => None,
     };
     let principal: Vec<&[u8]> = principal.iter().map(String::as_bytes).collect();
-    let ids = layer.key_ids(&key, &principal);
-    let ids = ids.map_err(|error| Failure::usage(error.to_string()))?;
+    let mut ids = Vec::new();
+    for key in key_forms(&key) {
+        let of_form = layer.key_ids(&key, &principal);
+        ids.extend(of_form.map_err(|error| Failure::usage(error.to_string()))?);
+    }
     for id in &ids {
         if let Some(details) = context.call(context.store.get(id)).await? {
             show::print(context, &details)?;

@@ -1,8 +1,9 @@
 //! `idempotency show`.
 
 use std::{
-    fs,
+    fs::OpenOptions,
     io::{self, IsTerminal as _, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::PathBuf,
 };
 
@@ -54,8 +55,12 @@ fn write_record(details: &EntryDetails, path: &PathBuf) -> Result<(), Failure> {
             ));
         }
         out.write_all(record)?;
+        out.flush()?;
     } else {
-        fs::write(path, record)?;
+        // A response may contain personal data.
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        options.open(path)?.write_all(record)?;
     }
     Ok(())
 }

@@ -97,12 +97,23 @@ async fn change_needs_reason_log_and_confirmation() {
     for (args, expected) in [
         (&["--audit", "log", "--yes"][..], "--reason"),
         (&["--reason", "x", "--yes"], "--audit"),
+        (&["--reason", " ", "--audit", "log", "--yes"], "a reason"),
         (&["--reason", "x", "--audit", "log"], "--yes"),
     ] {
         let args = [&["resolve", "bbbbbbbb", "free"][..], args].concat();
         let ran = run_in(&scratch.file(""), &url, &args);
         assert_eq!(ran.code, 2, "{ran:?}");
         assert!(ran.err.contains(expected), "{ran:?}");
+    }
+    // The parser counts a variable as an option, whatever its value.
+    for value in ["false", "0", "no"] {
+        let mut command = crate::command(&scratch.file(""), &url);
+        command.env("IDEMPOTENCY_AUDIT_TABLE", value);
+        let args = ["resolve", "bbbbbbbb", "free", "--reason", "x", "--yes"];
+        let ran = command.args(args).output().expect("the tool runs");
+        let error = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(2), "{value}: {error}");
+        assert!(error.contains("--audit-table"), "{value}: {error}");
     }
     assert!(!scratch.file("log").exists());
     let found = store.get(&keys.orphaned.id).await.expect("a file");

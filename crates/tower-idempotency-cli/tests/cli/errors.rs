@@ -1,7 +1,8 @@
 //! Each failure is one sentence, without a password.
 
 use std::{
-    io,
+    fs, io,
+    os::unix::fs::PermissionsExt as _,
     path::Path,
     process::{Command, Stdio},
 };
@@ -15,6 +16,7 @@ use tests::{
         postgres::PostgresServer,
         redis::RedisServer,
     },
+    sql,
 };
 
 use tower_idempotency::{
@@ -24,7 +26,7 @@ use tower_idempotency::{
 };
 use tower_idempotency_any::AnyStore;
 
-use crate::{run, scenario::Keys};
+use crate::{run, run_in, scenario::Keys};
 
 /// Asserts that the command fails with this code and one sentence.
 fn assert_fails(store: &str, args: &[&str], code: i32, expected: &str) {
@@ -164,7 +166,16 @@ async fn closed_output_ends_quietly() {
     let scratch = Scratch::new();
     let url = format!("sqlite:{}", scratch.file("keys.db").display());
     AnyStore::open(&url).await.expect("a file");
+    let config = scratch.file("proxy.toml");
+    let text = "[listen]\naddress = \"127.0.0.1:0\"\n[store]\nurl = \"memory\"\n[upstream.a]\nurl = \"http://127.0.0.1:1\"\n[[route]]\npath = \"/**\"\nupstream = \"a\"\n";
+    fs::write(&config, text).expect("a file");
+    let [check, policy] = ["--check", "policy"].map(|it| match it {
+        "policy" => format!("proxy policy --config {}", config.display()),
+        _ => format!("proxy {it} --config {}", config.display()),
+    });
     for arguments in [
+        &*check,
+        &*policy,
         "man",
         "completions bash",
         "list orphaned",
@@ -244,6 +255,60 @@ async fn closed_output_keeps_exit_code() {
         let (ended, errors) = run_unread(scratch.path(), &url, args);
         assert_eq!((ended, &*errors), (Some(code), ""), "{args:?}");
     }
+}
+
+/// The file of the secret is that of the proxy, and the key is the line of an access log.
+#[tokio::test(flavor = "multi_thread")]
+async fn key_is_found_as_client_sent_it() {
+    const SECRET: &str = "0123456789abcdef0123456789abcdef";
+    let scratch = Scratch::new();
+    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    let store = AnyStore::open(&url).await.expect("a file");
+    let layer = IdempotencyLayer::new(MemoryStore::new()).with_secret(SECRET);
+    let ids = layer.expect("a secret").key_ids("a \"b\"", &[b"alice"]);
+    let mut claim = sql::claim();
+    claim.id = ids.expect("a key")[0];
+    store.acquire(&claim).await.expect("a file");
+    fs::write(scratch.file("secret"), format!("{SECRET}\n")).expect("a file");
+    let rest = ["--principal", "alice", "--secret-file", "secret"];
+    for (key, code) in [
+        ("a \"b\"", 0),
+        (" a \"b\" ", 0),
+        ("\"a \\\"b\\\"\"", 0),
+        ("\"a b\"", 3),
+        ("\"", 3),
+    ] {
+        let find = [&["find", "--key", key][..], &rest].concat();
+        let ran = run_in(scratch.path(), &url, &find);
+        assert_eq!(ran.code, code, "{key}: {ran:?}");
+    }
+}
+
+/// A record that the device does not store is no success.
+#[tokio::test(flavor = "multi_thread")]
+async fn record_that_is_not_written_is_failure() {
+    let scratch = Scratch::new();
+    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    let store = AnyStore::open(&url).await.expect("a file");
+    Keys::create(&store).await;
+    let full = fs::OpenOptions::new().write(true).open("/dev/full");
+    let mut command = crate::command(scratch.path(), &url);
+    let ran = command
+        .args(["show", "dddddddd", "--record", "-"])
+        .stdout(full.expect("a device"))
+        .output();
+    let ran = ran.expect("the tool runs");
+    assert_eq!(ran.status.code(), Some(1), "{ran:?}");
+    let file = scratch.file("record");
+    let path = file.display().to_string();
+    let ran = run_in(
+        scratch.path(),
+        &url,
+        &["show", "dddddddd", "--record", &path],
+    );
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let metadata = fs::metadata(&file).expect("a file");
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
 }
 
 /// A retry of an execution whose response was not recorded gets no response.

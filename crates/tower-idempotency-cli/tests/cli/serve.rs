@@ -3,7 +3,7 @@
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::TcpStream,
-    os::unix::net::UnixStream,
+    os::unix::net::{UnixDatagram, UnixStream},
     path::Path,
     process::{Child, Command, Stdio},
     thread,
@@ -169,6 +169,8 @@ async fn token_is_needed_for_each_page() {
                 "{path} {headers}: {refused}"
             );
             assert!(refused.contains("www-authenticate: Basic"), "{refused}");
+            let is_json = refused.ends_with("{\"error\":\"The token is missing or wrong.\"}");
+            assert_eq!(is_json, path.starts_with("/api/"), "{refused}");
         }
     }
     let by_token = served.get("/", "authorization: Bearer 0123456789abcdef\r\n");
@@ -283,6 +285,22 @@ async fn unix_socket_serves_only_its_owner() {
         drop(served);
         fs::remove_file(scratch.file("s")).expect("our file");
     }
+}
+
+/// A socket to which this process cannot connect may be in use.
+#[tokio::test(flavor = "multi_thread")]
+async fn other_socket_is_not_replaced() {
+    let scratch = Scratch::new();
+    let (url, _, _) = store(&scratch).await;
+    let path = scratch.file("s");
+    let other = UnixDatagram::bind(&path).expect("a socket");
+    let args = ["serve", "--read-only", "--unix-socket", "s"];
+    let ran = run_in(scratch.path(), &url, &args);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains("cannot listen on s"), "{ran:?}");
+    let sender = UnixDatagram::unbound().expect("a socket");
+    sender.send_to(b"still here", &path).expect("it exists");
+    assert_eq!(other.recv(&mut [0; 16]).expect("a message"), 10);
 }
 
 #[tokio::test(flavor = "multi_thread")]

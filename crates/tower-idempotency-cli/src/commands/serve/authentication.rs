@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::{
+    Json,
     extract::{ConnectInfo, Request, State, connect_info::Connected},
     middleware::Next,
     response::{IntoResponse as _, Response},
@@ -10,9 +11,10 @@ use axum::{
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use http::{
-    HeaderMap, StatusCode,
+    HeaderMap, HeaderValue, StatusCode,
     header::{AUTHORIZATION, HOST, WWW_AUTHENTICATE},
 };
+use serde_json::json;
 use sha2::{Digest as _, Sha256};
 use tokio::net::{TcpListener, UnixListener};
 
@@ -47,6 +49,10 @@ impl Connected<IncomingStream<'_, UnixListener>> for Peer {
     }
 }
 
+/// Status and message for a request that does not come from an operator.
+#[derive(Debug)]
+struct Refusal(StatusCode, &'static str);
+
 /// Decides which requests come from an operator.
 pub(super) struct Authentication {
     /// Digest of the token. Digests are compared, so the time tells nothing about the token.
@@ -64,7 +70,7 @@ impl Authentication {
         }
     }
 
-    fn operator(&self, headers: &HeaderMap, peer: Peer) -> Result<Operator, Box<Response>> {
+    fn operator(&self, headers: &HeaderMap, peer: Peer) -> Result<Operator, Refusal> {
         let Some(expected) = self.token else {
             return self.operator_without_token(headers, peer);
         };
@@ -74,34 +80,23 @@ impl Authentication {
             Some((name, token)) if <[u8; 32]>::from(Sha256::digest(&token)) == expected => {
                 Ok(Operator(name.into()))
             }
-            _ => Err(Box::new(
-                (
-                    StatusCode::UNAUTHORIZED,
-                    [(
-                        WWW_AUTHENTICATE,
-                        "Basic realm=\"idempotency\", charset=\"UTF-8\"",
-                    )],
-                    "The token is missing or wrong.\n",
-                )
-                    .into_response(),
+            _ => Err(Refusal(
+                StatusCode::UNAUTHORIZED,
+                "The token is missing or wrong.",
             )),
         }
     }
 
-    fn operator_without_token(
-        &self,
-        headers: &HeaderMap,
-        peer: Peer,
-    ) -> Result<Operator, Box<Response>> {
+    fn operator_without_token(&self, headers: &HeaderMap, peer: Peer) -> Result<Operator, Refusal> {
         if self.listener == ListenerKind::Network {
-            return Err(refusal(StatusCode::FORBIDDEN, "A token is required.\n"));
+            return Err(Refusal(StatusCode::FORBIDDEN, "A token is required."));
         }
         // The name of another site may lead to loopback, and its page must not read this one. A browser gets to a Unix
         // socket through a forwarded port of loopback.
         if !is_loopback_host(headers) {
-            return Err(refusal(
+            return Err(Refusal(
                 StatusCode::MISDIRECTED_REQUEST,
-                "The host is not that of loopback.\n",
+                "The host is not that of loopback.",
             ));
         }
         match self.listener {
@@ -111,17 +106,31 @@ impl Authentication {
                 Some(uid) if uid == owner || uid == ROOT => {
                     Ok(Operator(format!("{} (uid {uid})", self.actor).into()))
                 }
-                _ => Err(refusal(
+                _ => Err(Refusal(
                     StatusCode::FORBIDDEN,
-                    "The socket belongs to another user.\n",
+                    "The socket belongs to another user.",
                 )),
             },
         }
     }
 }
 
-fn refusal(status: StatusCode, text: &'static str) -> Box<Response> {
-    Box::new((status, text).into_response())
+impl Refusal {
+    /// Returns the response: JSON for the API, text for browsers.
+    fn response(self, path: &str) -> Response {
+        let Self(status, message) = self;
+        let mut res = if path.starts_with("/api/") {
+            (status, Json(json!({ "error": message }))).into_response()
+        } else {
+            (status, format!("{message}\n")).into_response()
+        };
+        if status == StatusCode::UNAUTHORIZED {
+            let challenge = "Basic realm=\"idempotency\", charset=\"UTF-8\"";
+            let challenge = HeaderValue::from_static(challenge);
+            res.headers_mut().insert(WWW_AUTHENTICATE, challenge);
+        }
+        res
+    }
 }
 
 /// Returns the name and the token: those of `Basic`, or `token` and that of `Bearer`.
@@ -176,7 +185,7 @@ pub(super) async fn check(
             req.extensions_mut().insert(operator);
             next.run(req).await
         }
-        Err(refusal) => *refusal,
+        Err(refusal) => refusal.response(req.uri().path()),
     }
 }
 
@@ -192,7 +201,7 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(HOST, http::HeaderValue::from_static(host));
         let operator = authentication.operator(&headers, Peer(peer));
-        operator.err().map(|response| response.status().as_u16())
+        operator.err().map(|refusal| refusal.0.as_u16())
     }
 
     #[test]

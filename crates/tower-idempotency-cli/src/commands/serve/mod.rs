@@ -222,13 +222,20 @@ fn bind_unix(path: &Path) -> Result<UnixListener, Failure> {
         |error: io::Error| Failure::failed(format!("cannot listen on {}: {error}", path.display()));
     let is_socket = fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
     if is_socket {
-        if std::os::unix::net::UnixStream::connect(path).is_ok() {
-            return Err(Failure::failed(format!(
-                "cannot listen on {}: another process listens there",
-                path.display()
-            )));
+        match std::os::unix::net::UnixStream::connect(path) {
+            Ok(_) => {
+                return Err(Failure::failed(format!(
+                    "cannot listen on {}: another process listens there",
+                    path.display()
+                )));
+            }
+            // Its process has ended.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                fs::remove_file(path).map_err(failed)?;
+            }
+            // Such as the socket of another user.
+            Err(error) => return Err(failed(error)),
         }
-        fs::remove_file(path).map_err(failed)?;
     }
     let listener = UnixListener::bind(path).map_err(failed)?;
     fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(failed)?;

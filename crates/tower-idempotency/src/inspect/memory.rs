@@ -3,7 +3,10 @@
 //! Leases and records have separate orders, so a listing of leases or orphans reads no records. Records that need attention
 //! are stored for [`Ttl::MAX`], so they are the last in their order.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    collections::HashSet,
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
 
@@ -38,6 +41,8 @@ impl Inspect for MemoryStore {
                 .ok_or_else(|| InspectError::new(super::InspectErrorKind::InvalidPage))?,
             None => FIRST,
         };
+        // An entry that is changed meanwhile may move to a later position.
+        let mut listed = HashSet::new();
         let mut entries = Vec::new();
         let mut examined = 0;
         loop {
@@ -51,7 +56,7 @@ impl Inspect for MemoryStore {
                     let next = PageToken::new(&store, query, &next);
                     return Ok(Page::new(entries, Some(next)));
                 }
-                if query.matches(&entry) {
+                if query.matches(&entry) && listed.insert(*entry.id()) {
                     entries.push(entry);
                 }
             }
@@ -139,11 +144,13 @@ impl MemoryStore {
     fn count(&self, state: State, limit: u32) -> Count {
         let moment = Moment::of(self);
         let (mut value, mut examined, mut position) = (0, 0, FIRST);
+        // An entry that is changed meanwhile may move to a later position.
+        let mut counted = HashSet::new();
         loop {
             let (snapshots, next) = self.walk(state, position, &moment);
             for snapshot in snapshots {
                 examined += 1;
-                if moment.state(&snapshot) == state {
+                if moment.state(&snapshot) == state && counted.insert(snapshot.id) {
                     if value == u64::from(limit) {
                         return Count::new(value, false);
                     }

@@ -78,7 +78,7 @@ impl Table {
                 return Ok(acquire_present(shared, &mut shard, slot, claim, now));
             }
             let group = shared.group(claim.scope.as_ref());
-            if !shared.usage.may_lease(group, &shared.budget) {
+            if !shared.usage.may_lease(group, cost.bytes, &shared.budget) {
                 return Err(StoreError::CallerLimit);
             }
             let reservation = self.reserve(&mut shard, evicted.take(), cost, now);

@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::{
-    budget::{Budget, Cost, ENTRY_BYTES},
+    budget::{Budget, Cost},
     sync::AtomicUsize,
 };
 
@@ -92,13 +92,18 @@ impl Usage {
         counters.leases_and_orphans.fetch_sub(1, Relaxed);
     }
 
-    /// Returns `true` if the group may have one more lease.
+    /// Returns `true` if the group may have one more lease, which uses this many bytes.
     ///
     /// A group with less than an eighth of the store in leases and orphans may use all of the store. Any other group must
     /// leave the last quarter to such groups, because leases and orphans are never evicted.
-    pub(super) fn may_lease(&self, group: PrincipalGroup, budget: &Budget) -> bool {
+    pub(super) fn may_lease(
+        &self,
+        group: PrincipalGroup,
+        lease_bytes: usize,
+        budget: &Budget,
+    ) -> bool {
         let (entries, bytes) = budget.limits();
-        let max = entries.min(bytes / ENTRY_BYTES);
+        let max = entries.min(bytes / lease_bytes.max(1));
         let leases = |counters: &Counters| counters.leases_and_orphans.load(Relaxed);
         let is_small = leases(&self.groups[usize::from(group.0)]) < (max / 8).max(1);
         is_small || self.groups.iter().map(leases).sum::<usize>() < max - max / 4

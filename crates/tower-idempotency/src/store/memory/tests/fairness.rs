@@ -1,6 +1,6 @@
 //! Shares of principals in a full store.
 
-use super::*;
+use super::{super::details::Details, *};
 
 fn claim_of(principal: u8, n: u64) -> Claim {
     Claim {
@@ -189,6 +189,17 @@ async fn orphans_of_one_caller_leave_room_to_others() {
 #[tokio::test(start_paused = true)]
 async fn leases_of_one_caller_leave_bytes_to_others() {
     let store = MemoryStore::new().with_max_bytes(80 * ENTRY_BYTES);
+    for (principal, leases) in [(9, 60), (1, 10), (2, 10)] {
+        let (granted, _) = lease_until_refused(&store, principal).await;
+        assert_eq!(granted.len(), leases);
+    }
+}
+
+/// The details of an entry use bytes as well.
+#[tokio::test(start_paused = true)]
+async fn leases_with_details_leave_bytes_to_others() {
+    let cost = ENTRY_BYTES + Details::cost_of("").bytes;
+    let store = MemoryStore::new().with_max_bytes(80 * cost).with_details();
     for (principal, leases) in [(9, 60), (1, 10), (2, 10)] {
         let (granted, _) = lease_until_refused(&store, principal).await;
         assert_eq!(granted.len(), leases);

@@ -146,7 +146,7 @@ pub(super) fn cookies(headers: &HeaderMap) -> impl Iterator<Item = (&[u8], &[u8]
 /// A retry in which an unlisted cookie has changed counts as another caller. Callers would share a scope if their session
 /// cookie were listed. The list therefore has only names of well-known products and of anti-forgery tokens.
 fn is_unrelated_cookie(name: &[u8]) -> bool {
-    const NAMES: [&str; 57] = [
+    const NAMES: [&str; 75] = [
         // Anti-forgery tokens: a second credential in addition to the session.
         "XSRF-TOKEN",
         "_csrf",
@@ -195,13 +195,31 @@ fn is_unrelated_cookie(name: &[u8]) -> bool {
         "_fbc",
         "_fbp",
         "_ga",
+        "_gat",
+        "_gcl_ag",
+        "_gcl_au",
+        "_gcl_aw",
+        "_gcl_dc",
+        "_gcl_gb",
+        "_gcl_gf",
+        "_gcl_gs",
+        "_gcl_ha",
         "_gid",
+        "_hjid",
         "_pin_unauth",
         "_scid",
         "_tt_enable_cookie",
         "_ttp",
         "_uetsid",
         "_uetvid",
+        "_vis_opt_s",
+        "_vis_opt_test_cookie",
+        "_vwo",
+        "_vwo_ds",
+        "_vwo_referrer",
+        "_vwo_sn",
+        "_vwo_uuid",
+        "_vwo_uuid_v2",
         "ajs_anonymous_id",
         "ajs_user_id",
         "hubspotutk",
@@ -209,7 +227,9 @@ fn is_unrelated_cookie(name: &[u8]) -> bool {
         "optimizelySession",
         "utag_main",
     ];
-    const PREFIXES: [&str; 20] = [
+    // Frameworks name a session after the application, such as `_gateway_session`. So a prefix contains all that its product
+    // reserves: an application has no name like it.
+    const PREFIXES: [&str; 23] = [
         ".AspNetCore.Antiforgery.",
         "AMCVS_",
         "AMCV_",
@@ -218,25 +238,81 @@ fn is_unrelated_cookie(name: &[u8]) -> bool {
         "__Host-csrf",
         "__RequestVerificationToken",
         "__utm",
-        "_dc_gtm_",
-        "_ga_",
-        "_gac_",
-        "_gat",
-        "_gcl_",
-        "_hj",
-        "_hp2_",
-        "_pk_",
-        "_vis_opt_",
-        "_vwo",
+        "_dc_gtm_UA-",
+        "_gac_UA-",
+        "_gac_gb_",
+        "_gat_UA-",
+        "_gat_gtag_",
+        "_hp2_id.",
+        "_hp2_props.",
+        "_hp2_ses_props.",
+        "_pk_cvar.",
+        "_pk_id.",
+        "_pk_ref.",
+        "_pk_ses.",
+        "_vis_opt_exp_",
         "incap_ses_",
         "visid_incap_",
     ];
-    const SUFFIXES: [&str; 2] = ["_mixpanel", "_posthog"];
+    // A capital letter or a digit follows, as in `_ga_8K2X` and `_hjSession_7`.
+    const CAPITALIZED: [&str; 2] = ["_ga_", "_hj"];
+    const ENCLOSED: [(&str, &str); 2] = [("mp_", "_mixpanel"), ("ph_", "_posthog")];
+    let rest_after = |prefix: &str| name.strip_prefix(prefix.as_bytes());
     NAMES.iter().any(|known| known.as_bytes() == name)
-        || PREFIXES
-            .iter()
-            .any(|prefix| name.starts_with(prefix.as_bytes()))
-        || SUFFIXES
-            .iter()
-            .any(|suffix| name.ends_with(suffix.as_bytes()))
+        || PREFIXES.iter().any(|prefix| rest_after(prefix).is_some())
+        || CAPITALIZED.iter().any(|prefix| {
+            let next = rest_after(prefix).and_then(<[u8]>::first);
+            next.is_some_and(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit())
+        })
+        || ENCLOSED.iter().any(|(prefix, suffix)| {
+            rest_after(prefix).is_some_and(|rest| rest.ends_with(suffix.as_bytes()))
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn session_of_application_is_no_unrelated_cookie() {
+        for application in [
+            "ga",
+            "gac",
+            "gat",
+            "gateway",
+            "gatekeeper",
+            "gcl",
+            "hj",
+            "hjalmar",
+            "hp2",
+            "pk",
+            "vis_opt",
+            "vwo",
+        ] {
+            for suffix in ["session", "key", "id"] {
+                let name = format!("_{application}_{suffix}");
+                assert!(!is_unrelated_cookie(name.as_bytes()), "{name}");
+            }
+        }
+        for name in ["my_posthog", "_mixpanel", "_gat_", "_ga_", "_hjid_session"] {
+            assert!(!is_unrelated_cookie(name.as_bytes()), "{name}");
+        }
+        for name in [
+            "_ga_8K2XYZ",
+            "_gat",
+            "_gat_UA-1234-1",
+            "_gat_gtag_UA_1234_1",
+            "_gcl_au",
+            "_hjSession_7",
+            "_hjid",
+            "_hp2_id.12",
+            "_pk_id.1.1fff",
+            "_pk_ses.1.1fff",
+            "_vwo_uuid_v2",
+            "mp_0a1b_mixpanel",
+            "ph_phc_1a_posthog",
+        ] {
+            assert!(is_unrelated_cookie(name.as_bytes()), "{name}");
+        }
+    }
 }

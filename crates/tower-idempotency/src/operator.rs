@@ -4,6 +4,8 @@ use bytes::Bytes;
 use http::{Response, request};
 use serde::Serialize;
 
+#[cfg(feature = "grpc")]
+use crate::grpc::CallKind;
 use crate::{
     digest::ScopedKey,
     error::Error,
@@ -69,7 +71,7 @@ impl IdempotencyLayer {
     /// Returns the key of a request in its scope, or `None` if the layer does not cover the request.
     fn scoped_key(&self, head: &request::Parts) -> Result<Option<(RequestKey, ScopedKey)>, Error> {
         let rules = &self.config.request;
-        if pass_reason(rules, head).is_some() {
+        if !self.covers(head) {
             return Ok(None);
         }
         let Some(key) = find_key(rules, head)? else {
@@ -77,6 +79,22 @@ impl IdempotencyLayer {
         };
         let (scoped, _) = scope_key(rules, head, &key).map_err(PrincipalError::into_error)?;
         Ok(Some((key, scoped)))
+    }
+
+    /// Returns `true` if the layer covers the request.
+    fn covers(&self, head: &request::Parts) -> bool {
+        #[cfg(feature = "grpc")]
+        if let Some(methods) = &self.config.grpc {
+            match methods.kind_of(head) {
+                CallKind::Protected => {
+                    let skip = self.config.request.skip.as_ref();
+                    return skip.is_none_or(|skip| !skip(head));
+                }
+                CallKind::Unprotected => return false,
+                CallKind::Http => {}
+            }
+        }
+        pass_reason(&self.config.request, head).is_none()
     }
 
     /// Returns the claim that another process would send for a request, or `None` if the layer does not cover the request.

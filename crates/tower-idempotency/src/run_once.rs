@@ -275,7 +275,7 @@ where
     let rules = &context.config.response;
     let id = attempt.claim.id;
     let outcome = attempt.acquire(&context, None).await;
-    outcome.log(&id);
+    outcome.log(&context.shared.warnings, &id);
     let execution = match outcome {
         AcquireOutcome::Granted(grant) => {
             let begun = grant.begin(&context, None, None).await;

@@ -211,11 +211,6 @@ pub(crate) fn mismatch(id: &KeyId) {
     count!("idempotency_mismatch_total");
 }
 
-pub(crate) fn orphaned(id: &KeyId) {
-    tracing::warn!(%id, "retry refused: earlier execution ended without an outcome");
-    count!("idempotency_orphaned_total");
-}
-
 pub(crate) fn lease_lost(id: &KeyId) {
     tracing::error!(%id, "lease lost while the handler was running");
     count!("idempotency_lease_lost_total");

@@ -207,11 +207,7 @@ impl<T> Prepared<T> {
     ///
     /// [`StoreError::LeaseLost`] if the lease is lost, has its outcome or ended with the handler's response. Roll back.
     pub fn begin_commit(self) -> Result<BegunCommit<T>, StoreError> {
-        let state = &*self.lease.0;
-        let retention = self.retention.as_duration();
-        if state.is_lost() || !state.commits.begin(retention) {
-            return Err(StoreError::LeaseLost);
-        }
+        self.begin_attempt()?;
         Ok(BegunCommit {
             _finishing: FinishingGuard::new(&self.lease),
             lease: self.lease,
@@ -251,11 +247,8 @@ impl<T> Prepared<T> {
         commit: impl Future<Output = Result<(), StoreError>>,
     ) -> Result<T, StoreError> {
         let state = &*self.lease.0;
-        let retention = self.retention.as_duration();
         let is_retry = state.commits.has_begun();
-        if state.is_lost() || !state.commits.begin(retention) {
-            return Err(StoreError::LeaseLost);
-        }
+        self.begin_attempt()?;
         let _finishing = FinishingGuard::new(&self.lease);
         let mut committed = commit.await;
         if let Err(StoreError::Backend(error)) = committed {
@@ -281,6 +274,13 @@ impl<T> Prepared<T> {
                 Err(error)
             }
         }
+    }
+
+    /// Registers an attempt. A lost lease registers it too: the response of the handler is then no outcome.
+    fn begin_attempt(&self) -> Result<(), StoreError> {
+        let state = &*self.lease.0;
+        let may_commit = state.commits.begin(self.retention.as_duration()) && !state.is_lost();
+        may_commit.then_some(()).ok_or(StoreError::LeaseLost)
     }
 }
 

@@ -258,6 +258,19 @@ async fn echo_replaces_header_of_handler() {
     }
 }
 
+// S-955
+#[tokio::test(start_paused = true)]
+async fn rejected_key_is_not_echoed() {
+    let layer = IdempotencyLayer::new(MemoryStore::new())
+        .with_key_echo(true)
+        .with_key_check(|key| key != "k");
+    let (app, effects) = app(layer, async |n, _| created(n));
+    let response = send(&app, request("/", Some("k"), "")).await;
+    assert_eq!(response.status, 400);
+    assert_eq!(response.header("idempotency-key"), None);
+    assert_eq!(effects.count(), 0);
+}
+
 // S-925
 #[tokio::test(start_paused = true)]
 async fn members_without_influence_do_not_count() {

@@ -114,6 +114,24 @@ async fn media_type_of_grpc_does_not_open_http_routes() {
     }
 }
 
+/// Operators find the entry of a call by its head.
+#[tokio::test(start_paused = true)]
+async fn protected_call_has_key_id() {
+    let layer = layer();
+    let id_of = |req: Request, layer: &IdempotencyLayer| {
+        let head = req.into_parts().0;
+        layer.key_id(&head, b"").expect("a valid request")
+    };
+    let protected = id_of(call(PAY, Some("k"), ""), &layer);
+    assert!(protected.is_some());
+    assert_eq!(
+        id_of(call("/payments.v1.Payments/List", Some("k"), ""), &layer),
+        None
+    );
+    let skipping = layer.with_skip(|_| true);
+    assert_eq!(id_of(call(PAY, Some("k"), ""), &skipping), None);
+}
+
 // F-880
 /// Names with capital letters make the path of a route that of a gRPC method.
 #[tokio::test(start_paused = true)]

@@ -227,6 +227,19 @@ fn refreshed_token_is_counted_and_warned_about() {
     assert!(!log.contains("secret"), "{log}");
 }
 
+// S-905
+#[test]
+fn other_host_is_no_changed_principal() {
+    let counters = counted(async {
+        let (app, effects) = creating(layer().with_host_in_scope(true));
+        for host in ["one.example", "two.example"] {
+            send(&app, with(&[("host", host), ("authorization", "token")])).await;
+        }
+        assert_eq!(effects.count(), 2);
+    });
+    assert_eq!(total(&counters, "idempotency_principal_changed_total"), 0.0);
+}
+
 // S-906
 #[test]
 fn key_of_service_is_no_changed_principal() {

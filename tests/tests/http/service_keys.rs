@@ -81,6 +81,28 @@ async fn client_error_frees_key_of_service() {
     }
 }
 
+// S-918
+/// A key that the layer derives because the service names none is no choice of the client either.
+#[tokio::test(start_paused = true)]
+async fn client_error_frees_derived_key_of_service() {
+    let layer = IdempotencyLayer::new(MemoryStore::new())
+        .with_key_from(KeyScope::EachCaller, |_| None)
+        .with_missing_key(MissingKey::Derive);
+    let (app, effects) = app(layer, async |n, _req| match n {
+        1 => StatusCode::NOT_FOUND.into_response(),
+        _ => created(n),
+    });
+    for status in [
+        StatusCode::NOT_FOUND,
+        StatusCode::CREATED,
+        StatusCode::CREATED,
+    ] {
+        let res = send(&app, keyless("/payments/7/refund", "ann", "")).await;
+        assert_eq!(res.status, status);
+    }
+    assert_eq!(effects.count(), 2);
+}
+
 // S-919
 #[tokio::test(start_paused = true)]
 async fn sent_key_never_equals_key_of_service() {

@@ -270,6 +270,17 @@ async fn late_acquire_of_refused_duplicate_is_released() {
     }
 }
 
+// S-947, F-928
+#[tokio::test(start_paused = true)]
+async fn late_acquire_of_released_execution_is_released() {
+    let (store, barrier) = (Stalled::new(0..1), Barrier::open());
+    let layer = IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
+    let service = releasing_first(layer.clone(), &barrier);
+    let first = send(&service.0, order()).await;
+    assert_eq!(first.status, StatusCode::BAD_GATEWAY);
+    assert_late_lease_is_released(&store, &layer, &service).await;
+}
+
 // S-947, F-946
 /// The client of a waiter disconnects while a call of the waiter may still acquire the lease. The waiter releases it.
 #[tokio::test(start_paused = true)]

@@ -28,6 +28,7 @@ use tokio::time::sleep;
 use tower::ServiceExt as _;
 use tower_idempotency::{
     IdempotencyLayer, Lease, Ttl,
+    run_once::{Outcome, WorkError},
     store::StoreError,
     transaction::{LeaseExt, NotRecordedReason},
 };
@@ -187,6 +188,47 @@ async fn postgres_commit_notifies_waiter() {
     let notification = within(Duration::from_secs(60), listener.recv()).await;
     let notification = notification.expect("a connection");
     assert_eq!(notification.payload().len(), 64, "an id");
+}
+
+// S-367
+/// Only the transaction sees the record while the database executes the commit.
+#[tokio::test(flavor = "multi_thread")]
+async fn commit_in_execution_is_no_failure() {
+    let database = database::on_postgres("slow_commit").await;
+    for sql in [
+        "create function {table}_delay() returns trigger language plpgsql as
+         $$ begin perform pg_sleep(0.7); return null; end $$",
+        "create constraint trigger delay after insert on {table}_effects
+         deferrable initially deferred for each row execute function {table}_delay()",
+    ] {
+        database.admin(sql).await;
+    }
+    let layer = sql::layer(database.store.clone());
+    let charging = database.clone();
+    let work = async move |lease: Lease| {
+        let tx = charged(&charging, &lease, 1).await.expect("a transaction");
+        let commit = tx.commit_value(7);
+        drop(tokio::time::timeout(Duration::from_millis(200), commit).await);
+        Err::<i32, _>(WorkError::Orphan("timed out"))
+    };
+    let outcome = layer.run_once("job", "payload", work).await;
+    let outcome = outcome.expect("an outcome");
+    assert!(
+        matches!(outcome, Outcome::Executed(7) | Outcome::Unknown(_)),
+        "{outcome:?}"
+    );
+    let is_replayed = async || {
+        let work = async |_| Err::<i32, _>(WorkError::Release("no execution"));
+        let retry = layer.run_once("job", "payload", work).await;
+        matches!(retry, Ok(Outcome::Replayed(7)))
+    };
+    within(Duration::from_secs(60), async {
+        while !is_replayed().await {
+            sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    assert_eq!(database.count().await, 1);
 }
 
 // ---- Rolled back ----

@@ -7,9 +7,9 @@ use http::Request;
 use tests::{Effects, send};
 use tokio::time::{Instant, sleep};
 use tower_idempotency::{
-    IdempotencyLayer, MemoryStore, StoreFailure, Ttl,
+    IdempotencyLayer, MemoryStore, OrphanPolicy, StoreFailure, Ttl,
     conformance::{Fault, FaultInjector, Operation},
-    run_once::WorkError,
+    run_once::{Outcome, WorkError},
 };
 
 use crate::observability::{Flow, counted, logged};
@@ -117,6 +117,36 @@ fn unprotected_executions_log_each_second() {
         (seconds * 20) as f64
     );
     assert_eq!(errors.len() + details.len(), seconds * 20);
+}
+
+// S-874
+#[test]
+fn refused_retries_of_orphan_warn_each_second() {
+    const RETRIES: usize = 60;
+    let flow: fn() -> Flow = || {
+        Box::pin(async {
+            let layer = IdempotencyLayer::new(MemoryStore::new());
+            let layer = layer.with_orphan_policy(OrphanPolicy::Refuse);
+            let work = async |_lease| Err::<(), _>(WorkError::Orphan(()));
+            let first = layer.run_once("k", "", work).await;
+            assert!(matches!(first, Ok(Outcome::Failed(()))), "{first:?}");
+            // Until the lease has expired.
+            sleep(Duration::from_secs(20)).await;
+            for _ in 0..RETRIES {
+                let retry = layer.run_once("k", "", work).await;
+                assert!(matches!(retry, Ok(Outcome::Orphaned { .. })), "{retry:?}");
+                sleep(Duration::from_millis(50)).await;
+            }
+            1
+        })
+    };
+    let event = "earlier execution ended without an outcome";
+    assert_eq!(counted(flow)["idempotency_orphaned_total"], RETRIES as f64);
+    let log = logged(flow);
+    let warnings = lines(&log, "WARN", event);
+    assert_eq!(warnings.len(), 3, "{warnings:#?}");
+    assert_eq!(lines(&log, "DEBUG", event).len(), RETRIES - 3);
+    assert_eq!(sum_of_counts(&warnings), 1 + 20 + 20);
 }
 
 // S-874

@@ -24,7 +24,7 @@ use crate::{
     request::key::RequestKey,
     store::{Acquired, Claim, Fingerprint, KeyId, OrphanPolicy, ScopeDigest},
     store_client::{AcquireReply, CallError},
-    telemetry,
+    telemetry::{self, Warnings},
 };
 
 /// A claim, with the permit of the request that makes it.
@@ -64,6 +64,8 @@ pub(crate) struct GrantedAttempt {
     pub(crate) takeover: bool,
     // When the successful call was sent. The lease lasts from then on.
     sent: Instant,
+    /// `true` if an earlier attempt may acquire the key again after it is free.
+    may_acquire_late: bool,
 }
 
 /// An attempt that failed. The store may have granted the lease nevertheless.
@@ -180,6 +182,7 @@ impl Attempt {
                 generation,
                 takeover,
                 sent,
+                may_acquire_late,
             });
         }
         // The fingerprint is compared first: the state of another request under this key is of no concern to the client.
@@ -235,11 +238,11 @@ impl Attempt {
 
 impl AcquireOutcome {
     /// Logs and counts the reason why the request is not executed. A replay is logged when its record is decoded.
-    pub(crate) fn log(&self, id: &KeyId) {
+    pub(crate) fn log(&self, warnings: &Warnings, id: &KeyId) {
         match self {
             Self::Mismatch { .. } => telemetry::mismatch(id),
             Self::InProgress { .. } => telemetry::in_progress(id),
-            Self::Orphaned { .. } => telemetry::orphaned(id),
+            Self::Orphaned { .. } => warnings.orphaned(id),
             Self::Granted(_) | Self::Completed(_) | Self::OverLimit(_) | Self::Failed(_) => {}
         }
     }
@@ -306,6 +309,7 @@ impl GrantedAttempt {
             generation,
             takeover,
             sent,
+            may_acquire_late,
         } = self;
         telemetry::granted(&claim.id, generation, takeover);
         let renewer = &context.shared.renewer;
@@ -322,6 +326,7 @@ impl GrantedAttempt {
             body_aborted,
             traceparent,
             sent,
+            may_acquire_late,
         });
         Ok((Execution { lease, permit }, renewer_woken))
     }
@@ -331,7 +336,7 @@ impl GrantedAttempt {
         let Attempt { claim, permit, .. } = self.attempt;
         let (store, lease) = (&context.shared.store, claim.lease_ref(self.generation));
         let timeout = context.config.execution.store_timeout;
-        if !store.release(&lease, timeout).await {
+        if !store.release(&lease, timeout).await || self.may_acquire_late {
             spawn_release_unacknowledged(&context.config, store, &claim, permit);
         }
     }

@@ -21,11 +21,10 @@ use crate::{
     panics::catch_setting_panic,
     record::ExecutionTrace,
     request::{
-        PassReason, build_claim, caller_scope, find_key, has_key_header,
+        PassReason, build_claim, caller_scope, find_key, has_key_header, is_key_optional,
         key::RequestKey,
         pass_reason,
         principal::{Identity, PrincipalError},
-        rules::{KeyFrom, MissingKey},
         scope_key,
     },
     response::reject::{
@@ -72,9 +71,7 @@ pub(super) fn has_outer_lease(extensions: &Extensions, key: &RequestKey) -> bool
 /// Returns `true` if the request carries no key and needs none. This is the only check for most requests.
 pub(crate) fn is_keyless(context: &Context, headers: &HeaderMap) -> bool {
     let rules = &context.config.request;
-    rules.missing_key == MissingKey::PassThrough
-        && matches!(rules.key_from, KeyFrom::Header { .. })
-        && !has_key_header(rules, headers)
+    is_key_optional(rules) && !has_key_header(rules, headers)
 }
 
 /// Counts a request that carries no key and needs none, by the reason why it is not protected.
@@ -239,7 +236,9 @@ pub(super) fn acquire_now(
         }
     };
     if let RequestKey::Sent(key) = &key
-        && shared.recent_requests.has_other_principal(key, &claim)
+        && shared
+            .recent_requests
+            .has_other_principal(key, &claim.fingerprint, &principal)
     {
         shared.warnings.principal_changed(&claim.id);
     }
@@ -338,7 +337,7 @@ fn decide(
 ) -> Decision {
     let config = &*context.config;
     let rules = &config.response;
-    outcome.log(id);
+    outcome.log(&context.shared.warnings, id);
     let error = match outcome {
         AcquireOutcome::Granted(grant) => return Decision::Granted(grant),
         AcquireOutcome::Failed(failed) => return Decision::Failed(failed),

@@ -103,13 +103,14 @@ impl Execution {
         let Self { lease, permit } = self;
         let (store, timeout) = (lease.store(), lease.store_timeout());
         let released = Box::pin(store.release(&lease.reference, timeout)).await;
-        if lease.has_unacknowledged_commit() {
-            // The handler's commit may still query the store, and acquire the key that is free by then.
-            spawn_release_unacknowledged(lease.config(), store, lease.claim(), permit);
-            return;
+        let has_unacknowledged_commit = lease.has_unacknowledged_commit();
+        if !has_unacknowledged_commit {
+            telemetry::released(lease.id(), reason);
         }
-        telemetry::released(lease.id(), reason);
-        if !released {
+        if has_unacknowledged_commit || lease.grant.may_acquire_late {
+            // A query of the handler's commit, or an earlier attempt of the acquire, may acquire the key that is free by then.
+            spawn_release_unacknowledged(lease.config(), store, lease.claim(), permit);
+        } else if !released {
             spawn_release(&lease, permit);
         }
     }
@@ -225,7 +226,8 @@ impl Execution {
         // No later renewal may extend the lease again.
         self.lease.set_finished();
         let (store, timeout) = (self.lease.store(), self.lease.store_timeout());
-        match store.renew(&self.lease.reference, Ttl::MIN, timeout).await {
+        let renewed = store.renew(&self.lease.reference, Ttl::MIN, timeout).await;
+        match renewed {
             RenewOutcome::Renewed => report(self.lease.id()),
             RenewOutcome::LeaseLost if !self.lease.has_unacknowledged_commit() => {
                 self.lease.mark_lost();
@@ -233,7 +235,7 @@ impl Execution {
             RenewOutcome::LeaseLost => {}
             RenewOutcome::Failed => telemetry::key_held(self.lease.id()),
         }
-        match self.reconcile_commit().await {
+        match self.reconcile_commit(renewed).await {
             Reconciled::Finished(finished) => finished,
             Reconciled::NotCommitted => Finished::Own,
         }
@@ -242,7 +244,14 @@ impl Execution {
     /// Leaves the lease to expire. Queries the store first if the handler's commit may be stored.
     pub(super) async fn hold(self) -> Finished {
         let lease = self.lease.handle();
-        match self.reconcile_commit().await {
+        let mut renewed = RenewOutcome::Renewed;
+        if lease.0.has_unacknowledged_commit() {
+            // Waits for a commit that the database still executes.
+            let (store, timeout) = (lease.0.store(), lease.0.store_timeout());
+            let ttl = lease.0.claim().lease;
+            renewed = store.renew(&lease.0.reference, ttl, timeout).await;
+        }
+        match self.reconcile_commit(renewed).await {
             Reconciled::Finished(finished @ Finished::Unknown { .. }) => {
                 telemetry::key_held(lease.0.id());
                 finished
@@ -255,8 +264,9 @@ impl Execution {
         }
     }
 
-    /// Queries the store for the handler's commit, if there was one, and changes nothing.
-    async fn reconcile_commit(self) -> Reconciled {
+    /// Queries the store for the handler's commit, if there was one, and changes nothing. `renewed` is the outcome of a renewal
+    /// before it: if it failed, the database may still execute the commit.
+    async fn reconcile_commit(self, renewed: RenewOutcome) -> Reconciled {
         let Self { lease, permit } = self;
         if !lease.has_unacknowledged_commit() {
             return Reconciled::NotCommitted;
@@ -268,7 +278,10 @@ impl Execution {
             EntryStatus::Completed(record) => Reconciled::Finished(Finished::Stored(record)),
             EntryStatus::Unknown => Reconciled::Finished(unknown_outcome(&lease)),
             EntryStatus::Acquired(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere => {
-                Reconciled::NotCommitted
+                match renewed {
+                    RenewOutcome::Failed => Reconciled::Finished(unknown_outcome(&lease)),
+                    RenewOutcome::Renewed | RenewOutcome::LeaseLost => Reconciled::NotCommitted,
+                }
             }
         }
     }

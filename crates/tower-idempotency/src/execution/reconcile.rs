@@ -79,19 +79,24 @@ pub(crate) async fn query_entry_with_new_token(
     };
     let (store, timeout) = (lease.store(), lease.store_timeout());
     let (status, may_acquire_late) = query(lease, &claim).await;
-    let may_hold_lease = match status {
+    let is_released = match status {
         EntryStatus::Acquired(generation) => {
-            !store.release(&claim.lease_ref(generation), timeout).await
+            store.release(&claim.lease_ref(generation), timeout).await
         }
+        _ => true,
+    };
+    let may_hold_lease = match status {
         EntryStatus::Unknown => true,
-        EntryStatus::Orphaned | EntryStatus::HeldElsewhere => may_acquire_late,
+        EntryStatus::Acquired(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere => {
+            may_acquire_late || !is_released
+        }
         EntryStatus::CompletedHere(_) | EntryStatus::Completed(_) => false,
     };
     if may_hold_lease {
         spawn_release_unacknowledged(lease.config(), store, &claim, permit);
     }
     match status {
-        EntryStatus::Acquired(_) if may_hold_lease => EntryStatus::Unknown,
+        EntryStatus::Acquired(_) if !is_released => EntryStatus::Unknown,
         status => status,
     }
 }

@@ -99,14 +99,15 @@ impl IdempotencyLayer {
                 "expected the principal of the request in the head of the batch, found another one",
             ));
         }
-        if scope.identity == Identity::Anonymous {
+        // The layer has counted a request with a key.
+        if scope.identity == Identity::Anonymous && request.is_none() {
             context.shared.warnings.anonymous();
         }
         // As for requests, the same content for another endpoint or account is another item.
         let rules = &context.config.request;
         let mut fingerprint = FieldDigest::new(rules.secret.as_ref());
         fingerprint.field(b"item fingerprint").field(VERSION);
-        rules.fingerprint.add_head(head, None, &mut fingerprint);
+        rules.fingerprint.add_head_of_items(head, &mut fingerprint);
         Ok(Items {
             context,
             scope: scope.hash,

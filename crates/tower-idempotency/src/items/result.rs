@@ -25,7 +25,8 @@ impl<P> Item<P> {
     /// Creates an item with its key, its fingerprint and the input of its work.
     ///
     /// The client chooses the key. The layer checks its length and
-    /// [`with_key_check`](crate::IdempotencyLayer::with_key_check), as for requests. It may have any characters.
+    /// [`with_key_check`](crate::IdempotencyLayer::with_key_check), as for requests. It may have any characters except control
+    /// characters.
     ///
     /// The fingerprint contains the content of the item, such as its JSON. The layer stores only a digest of it. If it omits
     /// a member, two items that differ only there count as one.

@@ -106,7 +106,8 @@ impl IdempotencyLayer {
     /// [`Enforcement::Enforce`](crate::Enforcement::Enforce).
     ///
     /// Clones of the layer share the switch. To switch one route alone, give its clone a switch of its own.
-    /// [`run_once`](Self::run_once), [`take_over`](Self::take_over) and [`drain`](Self::drain) ignore the enforcement.
+    /// [`run_once`](Self::run_once), [`items`](Self::items), [`take_over`](Self::take_over) and [`drain`](Self::drain)
+    /// ignore the enforcement.
     ///
     /// With [`Enforcement::Observe`](crate::Enforcement::Observe), the layer counts the treatment that each request would
     /// get in `idempotency_observed_total`, under separate IDs. It counts a request as `not_judged` if the observation

@@ -20,7 +20,7 @@ use crate::{
     },
     limits::{Buffer, Caller},
     record::{ExecutionTrace, Origin},
-    request::{key::RequestKey, rules::KeyFrom},
+    request::key::RequestKey,
     store::{Claim, KeyId, LeaseRef, ScopeDigest},
     store_client::StoreClient,
     telemetry,
@@ -46,6 +46,8 @@ pub(crate) struct Grant {
     pub(crate) traceparent: Option<ExecutionTrace>,
     /// Instant at which the successful `acquire` was sent.
     pub(crate) sent: Instant,
+    /// `true` if an earlier attempt may acquire the key again after it is free.
+    pub(crate) may_acquire_late: bool,
 }
 
 /// State of one lease, shared by the execution, the renewer and the handler.
@@ -159,12 +161,9 @@ impl LeaseState {
             && self.derived.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if the service has made the key. A takeover outside of a request knows only the settings.
+    /// Returns `true` if the service has made the key. It may have derived the key from the request.
     pub(crate) fn has_key_of_service(&self) -> bool {
-        match &self.grant.key {
-            Some(key) => matches!(key, RequestKey::Named(..)),
-            None => matches!(self.config().request.key_from, KeyFrom::Service { .. }),
-        }
+        self.config().request.key_from.is_service()
     }
 
     pub(crate) fn begin_transaction(&self) {

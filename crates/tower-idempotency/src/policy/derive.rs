@@ -182,8 +182,7 @@ fn concurrent_requests(config: &Config) -> ConcurrentPolicy {
 
 fn recorded_statuses(config: &Config) -> Vec<StatusRange> {
     let mut ranges: Vec<StatusRange> = Vec::new();
-    // A client cannot choose another key for its corrected request.
-    let is_key_of_service = matches!(config.request.key_from, KeyFrom::Service { .. });
+    let is_key_of_service = config.request.key_from.is_service();
     for code in 200..600 {
         let Ok(status) = StatusCode::from_u16(code) else {
             continue;

@@ -299,6 +299,22 @@ impl FingerprintBy {
         self.add_headers(head, hash);
     }
 
+    /// Adds the parts of the head of a batch request that form the fingerprint of its items. A custom fingerprint may ignore
+    /// the query, which an honest client then changes.
+    pub(crate) fn add_head_of_items(&self, head: &request::Parts, hash: &mut FieldDigest) {
+        if !matches!(self.method, FingerprintMethod::Custom(_)) {
+            return self.add_head(head, None, hash);
+        }
+        let (original, rewritten) = (original_uri(head).path(), head.uri.path());
+        hash.field(b"custom")
+            .field(head.method.as_str().as_bytes())
+            .field(original.as_bytes());
+        if rewritten != original {
+            hash.field(b"rewritten").field(rewritten.as_bytes());
+        }
+        self.add_headers(head, hash);
+    }
+
     /// Adds the headers of the list that the request has.
     fn add_headers(&self, head: &request::Parts, hash: &mut FieldDigest) {
         // Most requests have none. The filter is far cheaper than one lookup for each header of the list.

@@ -74,7 +74,8 @@ pub(crate) fn echoed_key(rules: &Rules, headers: &HeaderMap) -> Option<(HeaderNa
         .find(|name| headers.contains_key(*name))?;
     let mut lines = headers.get_all(name).iter();
     let line = lines.next()?;
-    if lines.next().is_some() || rules.key_rules.parse(line.as_bytes()).is_err() {
+    let key = rules.key_rules.parse(line.as_bytes()).ok()?;
+    if lines.next().is_some() || !passes_key_check(rules, &key) {
         return None;
     }
     let mut line = line.clone();
@@ -115,8 +116,8 @@ pub(crate) fn is_method_covered(rules: &Rules, method: &Method) -> bool {
 }
 
 /// Returns `true` if the client decides if its request is protected: the service neither demands nor makes the key.
-fn is_key_optional(rules: &Rules) -> bool {
-    rules.missing_key == MissingKey::PassThrough && matches!(rules.key_from, KeyFrom::Header { .. })
+pub(crate) fn is_key_optional(rules: &Rules) -> bool {
+    rules.missing_key == MissingKey::PassThrough && !rules.key_from.is_service()
 }
 
 /// Returns the reason why the layer does not cover the request, or `None` if it does. The key is not considered.

@@ -9,7 +9,7 @@ use hashbrown::DefaultHashBuilder;
 
 use crate::{
     request::key::IdempotencyKey,
-    store::{Claim, Fingerprint, KeyId},
+    store::{Fingerprint, ScopeDigest},
 };
 
 /// Number of requests in the table: 32 KiB for each layer.
@@ -17,13 +17,12 @@ const SLOTS: usize = 4096;
 
 /// Table of recent requests: for each key and fingerprint, the principal under which it was last seen.
 ///
-/// A slot has 32 bits for the request and 32 bits for the entry's ID, which differs if the principal does. Both are hashes
-/// under a random key of the process, so that they reveal nothing and no client can choose the slot of another one. If a
-/// client fills the table, the layer misses changes, and nothing else happens. Two requests in one slot are confused with a
-/// probability of 1 in 2^32.
+/// A slot has 32 bits for the request and 32 bits for the principal. Both are hashes under a random key of the process, so
+/// that they reveal nothing and no client can choose the slot of another one. If a client fills the table, the layer misses
+/// changes, and nothing else happens. Two requests in one slot are confused with a probability of 1 in 2^32.
 pub(crate) struct RecentRequests {
     hasher: DefaultHashBuilder,
-    /// Hides the IDs in the slots.
+    /// Hides the principals in the slots.
     mask: u64,
     slots: Box<[AtomicU64]>,
 }
@@ -43,15 +42,16 @@ impl Default for RecentRequests {
 
 impl RecentRequests {
     /// Stores the request. Returns `true` if the same key and fingerprint were last seen under another principal.
-    pub(crate) fn has_other_principal(&self, key: &IdempotencyKey, claim: &Claim) -> bool {
-        self.replace(key, &claim.fingerprint, &claim.id)
-    }
-
-    fn replace(&self, key: &IdempotencyKey, fingerprint: &Fingerprint, id: &KeyId) -> bool {
+    pub(crate) fn has_other_principal(
+        &self,
+        key: &IdempotencyKey,
+        fingerprint: &Fingerprint,
+        principal: &ScopeDigest,
+    ) -> bool {
         const LOW: u64 = 0xffff_ffff;
         let request = self.hasher.hash_one((key, fingerprint));
-        // An ID is a digest, so its first bytes are as good as a hash of it.
-        let [a, b, c, d, ..] = *id.as_bytes();
+        // The first bytes of a digest are as good as a hash of it.
+        let [a, b, c, d, ..] = *principal.as_bytes();
         let principal = (u64::from(u32::from_le_bytes([a, b, c, d])) ^ self.mask) & LOW;
         #[expect(
             clippy::cast_possible_truncation,
@@ -71,22 +71,22 @@ mod tests {
     use crate::request::key::{KeyRules, KeySyntax};
 
     #[test]
-    fn other_id_is_change() {
+    fn other_principal_is_change() {
         let rules = KeyRules {
             syntax: KeySyntax::Lenient,
             min: 1,
             max: 255,
         };
         let key = |name: &str| rules.parse(name.as_bytes()).unwrap();
-        let id = |byte| KeyId::from_bytes([byte; 32]);
+        let principal = |byte| ScopeDigest::from_bytes([byte; 16]);
         let fingerprint = |byte| Fingerprint::from_bytes([byte; 32]);
         let recent = RecentRequests::default();
-        assert!(!recent.replace(&key("a"), &fingerprint(1), &id(1)));
-        assert!(!recent.replace(&key("a"), &fingerprint(1), &id(1)));
-        assert!(recent.replace(&key("a"), &fingerprint(1), &id(2)));
-        assert!(!recent.replace(&key("a"), &fingerprint(1), &id(2)));
-        assert!(!recent.replace(&key("a"), &fingerprint(2), &id(3)));
-        assert!(!recent.replace(&key("b"), &fingerprint(1), &id(4)));
+        assert!(!recent.has_other_principal(&key("a"), &fingerprint(1), &principal(1)));
+        assert!(!recent.has_other_principal(&key("a"), &fingerprint(1), &principal(1)));
+        assert!(recent.has_other_principal(&key("a"), &fingerprint(1), &principal(2)));
+        assert!(!recent.has_other_principal(&key("a"), &fingerprint(1), &principal(2)));
+        assert!(!recent.has_other_principal(&key("a"), &fingerprint(2), &principal(3)));
+        assert!(!recent.has_other_principal(&key("b"), &fingerprint(1), &principal(4)));
     }
 
     #[test]
@@ -99,8 +99,9 @@ mod tests {
         };
         for n in 0..3 * SLOTS {
             let key = rules.parse(n.to_string().as_bytes()).unwrap();
-            let id = KeyId::from_bytes([1; 32]);
-            assert!(!recent.replace(&key, &Fingerprint::from_bytes([1; 32]), &id));
+            let principal = ScopeDigest::from_bytes([1; 16]);
+            let fingerprint = Fingerprint::from_bytes([1; 32]);
+            assert!(!recent.has_other_principal(&key, &fingerprint, &principal));
         }
         assert_eq!(recent.slots.len(), SLOTS);
     }

@@ -79,6 +79,13 @@ pub(crate) enum KeyFrom {
     },
 }
 
+impl KeyFrom {
+    /// Returns `true` if the service makes or derives the key. A client then cannot choose another key for a corrected request.
+    pub(crate) fn is_service(&self) -> bool {
+        matches!(self, Self::Service { .. })
+    }
+}
+
 type KeyFromHead = dyn Fn(&request::Parts) -> Option<String> + Send + Sync;
 type Predicate<T> = dyn Fn(&T) -> bool + Send + Sync;
 

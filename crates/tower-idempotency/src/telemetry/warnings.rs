@@ -16,6 +16,7 @@ use crate::store::KeyId;
 pub(crate) struct Warnings {
     anonymous: AtomicBool,
     grpc_unprotected: AtomicBool,
+    orphaned: WarningLimit,
     principal_changed: WarningLimit,
     principal_missing: WarningLimit,
     unprotected: WarningLimit,
@@ -66,6 +67,7 @@ impl Default for Warnings {
         Self {
             anonymous: AtomicBool::new(false),
             grpc_unprotected: AtomicBool::new(false),
+            orphaned: WarningLimit::new(SECOND),
             principal_changed: WarningLimit::new(MINUTE),
             principal_missing: WarningLimit::new(MINUTE),
             unprotected: WarningLimit::new(SECOND),
@@ -91,6 +93,19 @@ impl Warnings {
                 "gRPC call with a key passed through: no method with its path is protected, set with_grpc"
             );
         }
+    }
+
+    /// Reports a retry of an orphan that the layer refuses. A client may repeat it without a limit.
+    pub(crate) fn orphaned(&self, id: &KeyId) {
+        match self.orphaned.count() {
+            Some(count) => {
+                tracing::warn!(%id, count, "retry refused: earlier execution ended without an outcome");
+            }
+            None => {
+                tracing::debug!(%id, "retry refused: earlier execution ended without an outcome");
+            }
+        }
+        count!("idempotency_orphaned_total");
     }
 
     /// Reports a request whose key and content this process saw under another principal.

@@ -353,6 +353,31 @@ async fn item_of_other_endpoint_is_mismatch() {
     assert_eq!((statuses_of, effects.total()), (vec![200, 422, 422], 1));
 }
 
+/// A custom fingerprint may ignore a query that each attempt changes, and another endpoint is another item nevertheless.
+#[tokio::test(start_paused = true)]
+async fn custom_fingerprint_ignores_query_of_batch() {
+    let custom = FingerprintBy::custom(|_, body| body.to_vec());
+    let (layer, effects) = (layer().with_fingerprint(custom), Effects::new());
+    let mut statuses_of = Vec::new();
+    for path in [
+        "/payments/batch?attempt=1",
+        "/payments/batch?attempt=2",
+        "/refunds/batch",
+    ] {
+        let req = http::Request::post(path).header("authorization", "alice");
+        let (head, ()) = req.body(()).expect("a valid request").into_parts();
+        let effects = effects.clone();
+        let work = async move |key: String, _lease: Lease| {
+            effects.add(&key);
+            Ok::<_, WorkError<Infallible>>(key)
+        };
+        let batch = layer.items(&head).expect("a principal");
+        let results = batch.run(items(&["p-1"]), work).await.expect("results");
+        statuses_of.push(statuses(&results)[0]);
+    }
+    assert_eq!((statuses_of, effects.total()), (vec![200, 200, 422], 1));
+}
+
 // S-421
 /// A platform acts for two accounts with one credential.
 #[tokio::test(start_paused = true)]

@@ -220,6 +220,32 @@ async fn ended_lease_commits_nothing() {
     assert_eq!(executions.count(), 2);
 }
 
+// S-188, S-940
+/// The commit of a lease that is known to be lost sends nothing. A 4xx after it is no outcome.
+#[tokio::test(start_paused = true)]
+async fn client_error_after_known_loss_is_not_recorded() {
+    let ledger = Ledger::default();
+    let (app, executions) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
+        if n > 1 {
+            return charge(ledger, lease, n).await;
+        }
+        let by_hand = ledger.store.inner();
+        by_hand.release(&lease.lease_ref()).await.expect("released");
+        // A renewal detects the loss.
+        sleep(Duration::from_secs(10)).await;
+        assert!(!lease.is_held());
+        let res = charge(ledger, lease, n).await;
+        assert_eq!(res.text().await, "the lease is no longer held");
+        (StatusCode::CONFLICT, "not committed").into_response()
+    });
+    assert_eq!(send(&app, order()).await.text(), "not committed");
+    assert!(ledger.rows().await.is_empty());
+    let retry = send(&app, order()).await;
+    assert_eq!(retry.text(), "{\"execution\":2}");
+    assert_eq!(ledger.rows().await, ["charge 2"]);
+    assert_eq!(executions.count(), 2);
+}
+
 // S-189
 #[tokio::test(start_paused = true)]
 async fn renewal_during_commit_reports_no_loss() {

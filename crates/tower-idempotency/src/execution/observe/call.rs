@@ -26,15 +26,15 @@ pub(crate) struct ObservedCall {
     observation: Option<Arc<Observation>>,
     is_polling: bool,
     /// `true` if the service chose the key.
-    is_named: bool,
+    is_key_of_service: bool,
 }
 
 impl ObservedCall {
-    pub(super) fn new(observation: Arc<Observation>, is_named: bool) -> Self {
+    pub(super) fn new(observation: Arc<Observation>, is_key_of_service: bool) -> Self {
         Self {
             observation: Some(observation),
             is_polling: false,
-            is_named,
+            is_key_of_service,
         }
     }
 
@@ -83,7 +83,7 @@ impl ObservedCall {
                 return Err(observation.end_of(Some(status), EndKind::Released));
             }
             // Clients cannot choose another key for the corrected request.
-            Directive::Record(_) if self.is_named && status.is_client_error() => {
+            Directive::Record(_) if self.is_key_of_service && status.is_client_error() => {
                 return Err(observation.end_of(Some(status), EndKind::Released));
             }
             Directive::Record(retention) => retention,

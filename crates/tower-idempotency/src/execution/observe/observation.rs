@@ -118,7 +118,9 @@ impl Observation {
             scope: Some(OBSERVED_SCOPE),
         };
         if let RequestKey::Sent(key) = &key
-            && shared.recent_requests.has_other_principal(key, &claim)
+            && shared
+                .recent_requests
+                .has_other_principal(key, &fingerprint, &scoped.principal)
         {
             shared.warnings.principal_changed(&claim.id);
         }

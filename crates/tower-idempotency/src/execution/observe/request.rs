@@ -115,7 +115,7 @@ fn begin(context: &Arc<Context>, head: &request::Parts, body: &impl http_body::B
     } else {
         Box::default()
     };
-    let is_named = matches!(key, RequestKey::Named(..));
+    let is_key_of_service = rules.key_from.is_service();
     let pending = Pending {
         key,
         scoped,
@@ -124,7 +124,7 @@ fn begin(context: &Arc<Context>, head: &request::Parts, body: &impl http_body::B
         bytes: shared.observer.account(),
     };
     let observation = Observation::new(context);
-    let call = ObservedCall::new(Arc::clone(&observation), is_named);
+    let call = ObservedCall::new(Arc::clone(&observation), is_key_of_service);
     if is_head_only || body.is_end_stream() {
         observation.judge(pending);
         return (None, Some(call));

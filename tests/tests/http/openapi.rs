@@ -237,6 +237,32 @@ fn layers_of_one_service_have_own_components() {
 }
 
 #[test]
+fn parameter_contradicts_no_setting() {
+    let parameter = |layer: IdempotencyLayer| {
+        let operation = json!({ "post": { "responses": { "200": { "description": "ok" } } } });
+        let mut document = document("3.1.0", json!({ "/a": operation }));
+        let described = layer.policy().describe(&mut document, |_, _| true);
+        described.expect("describable");
+        at(&document, &document["paths"]["/a"]["post"]["parameters"][0]).clone()
+    };
+    let layer = || IdempotencyLayer::new(MemoryStore::new()).with_missing_key(MissingKey::Reject);
+    assert_eq!(parameter(layer())["required"], true);
+    assert!(parameter(layer())["example"].is_string());
+    // A UUID is too long, or may not pass the check.
+    for layer in [
+        layer().with_key_length(1..=32),
+        layer().with_key_check(|_| false),
+    ] {
+        assert_eq!(parameter(layer)["example"], Value::Null);
+    }
+    let alias = http::HeaderName::from_static("x-request-key");
+    let aliased = parameter(layer().with_header_alias(alias));
+    assert_eq!(aliased["required"], false);
+    let description = aliased["description"].as_str().expect("text");
+    assert!(description.contains("x-request-key"), "{description}");
+}
+
+#[test]
 fn operations_are_chosen_by_path_and_method() {
     let response = json!({ "responses": { "200": { "description": "ok" } } });
     let paths = json!({ "/a": { "post": response, "put": response }, "/b": { "post": response }, "x-own": 1 });

@@ -58,7 +58,7 @@ impl UnreadReplays {
         // A small record may inflate to a large one, so the memory counts before it is used.
         let inflated = rules.codec().inflated_len(record).unwrap_or(0);
         if let Err(error) = buffer.reserve(inflated) {
-            return reject(rules, &admission_error(rules, error));
+            return reject(rules, &admission_error(rules, error).with_entry(id));
         }
         let hold = |mut stored: StoredResponse, mut buffer: Buffer| {
             buffer.reserve(stored.body.len().saturating_sub(inflated))?;

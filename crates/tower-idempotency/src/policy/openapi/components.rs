@@ -111,25 +111,37 @@ impl Components {
                 schema["maxLength"] = max.into();
             }
         }
-        let example = match key.syntax {
-            Some("strict") => "\"8e03978e-40d5-43e8-bc93-6894a57f9324\"",
-            _ => "8e03978e-40d5-43e8-bc93-6894a57f9324",
-        };
+        const EXAMPLE: &str = "8e03978e-40d5-43e8-bc93-6894a57f9324";
+        let is_valid = !key.has_check
+            && key.min_bytes <= EXAMPLE.len()
+            && key.max_bytes.is_none_or(|max| EXAMPLE.len() <= max);
         let length = match key.max_bytes {
             Some(max) => format!("{} to {max} bytes", key.min_bytes),
             None => format!("at least {} bytes", key.min_bytes),
         };
         let retention = policy.retention.as_secs();
-        let component = json!({
+        let mut description = format!(
+            "Names this operation. A retry with the same key gets the response of the first request, for {retention} seconds. Use a new random key, such as a UUID, for each operation; {length}."
+        );
+        if let Some(alias) = &key.alias {
+            description.push_str(" If this header is absent, the header ");
+            description.push_str(alias);
+            description.push_str(" is read.");
+        }
+        let mut component = json!({
             "name": key.header.as_ref()?,
             "in": "header",
-            "required": key.is_required,
-            "description": format!(
-                "Names this operation. A retry with the same key gets the response of the first request, for {retention} seconds. Use a new random key, such as a UUID, for each operation; {length}."
-            ),
+            // With the other header alone, a request has a key too.
+            "required": key.is_required && key.alias.is_none(),
+            "description": description,
             "schema": schema,
-            "example": example,
         });
+        if is_valid {
+            component["example"] = match key.syntax {
+                Some("strict") => format!("\"{EXAMPLE}\"").into(),
+                _ => EXAMPLE.into(),
+            };
+        }
         Some(self.refer(document, "parameters", "IdempotencyKey", component))
     }
 

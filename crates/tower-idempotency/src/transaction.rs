@@ -276,11 +276,15 @@ impl<T> Prepared<T> {
         }
     }
 
-    /// Registers an attempt. A lost lease registers it too: the response of the handler is then no outcome.
+    /// Registers the attempt of a commit, or its refusal.
     fn begin_attempt(&self) -> Result<(), StoreError> {
         let state = &*self.lease.0;
-        let may_commit = state.commits.begin(self.retention.as_duration()) && !state.is_lost();
-        may_commit.then_some(()).ok_or(StoreError::LeaseLost)
+        if state.is_lost() {
+            state.commits.refuse();
+            return Err(StoreError::LeaseLost);
+        }
+        let has_begun = state.commits.begin(self.retention.as_duration());
+        has_begun.then_some(()).ok_or(StoreError::LeaseLost)
     }
 }
 

@@ -351,7 +351,7 @@ async fn conclude_response<R: http_body::Body, E>(
 /// Returns `true` if the response is a 4xx after a commit that failed. The failure may be temporary, so the response is no
 /// outcome.
 fn reports_failed_commit(lease: &LeaseState, status: StatusCode, record: &[u8]) -> bool {
-    lease.has_unacknowledged_commit()
+    (lease.has_unacknowledged_commit() || lease.commits.has_refused())
         && status.is_client_error()
         && NeedsAttention::in_record(record).is_none()
 }

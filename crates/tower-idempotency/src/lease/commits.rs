@@ -72,6 +72,16 @@ impl CommitAttempts {
         self.state.fetch_or(SUCCEEDED, Ordering::AcqRel);
     }
 
+    /// Registers a commit that is not sent, because the lease is lost.
+    pub(crate) fn refuse(&self) {
+        self.state.fetch_or(REFUSED, Ordering::AcqRel);
+    }
+
+    /// Returns `true` if a commit was refused because the lease is lost.
+    pub(crate) fn has_refused(&self) -> bool {
+        self.state.load(Ordering::Acquire) & REFUSED != 0
+    }
+
     /// Returns `true` if a commit was attempted.
     pub(crate) fn has_begun(&self) -> bool {
         self.state.load(Ordering::Acquire) & BEGUN != 0
@@ -105,6 +115,7 @@ fn has_passed(at: Instant) -> bool {
 const BEGUN: u8 = 1;
 const SUCCEEDED: u8 = 2;
 const CLOSED: u8 = 4;
+const REFUSED: u8 = 8;
 
 #[cfg(test)]
 mod tests {

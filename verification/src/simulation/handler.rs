@@ -334,6 +334,7 @@ impl Run {
                 status,
                 body: text.clone(),
                 keep,
+                breaks: script.ending == Ending::BreaksBody,
             });
         drop(world);
         let mut pieces = Vec::new();

@@ -105,10 +105,11 @@ pub(super) fn judge_release(world: &mut WorldState, lease: &LeaseRef, is_held: b
     let over = execution.over.is_some_and(|over| world.now >= over);
     let keeps =
         execution.state == Progress::Answered && produced == Some(Recording::Expected) && !over;
-    // If work of `run_once` returns an error, its key must become free. A released takeover becomes an orphan instead.
+    // If work of `run_once` returns an error, its key must become free. A released takeover becomes an orphan instead. The
+    // generation is that of the execution: a release that revokes a late acquire does not know the one of the store.
     let leaves_key = world.plan.jobs || world.plan.failure() == ExecutionFailure::Release;
-    let failed = execution.state == Progress::Failed && lease.generation == 1 && !leaves_key;
-    let failed = failed && is_held;
+    let is_first = execution.lease.is_some_and(|lease| lease.generation == 1);
+    let failed = execution.state == Progress::Failed && is_first && !leaves_key && is_held;
     if failed {
         world.violated(format!(
             "the key is freed although execution {number} failed and the settings keep its key"
@@ -334,7 +335,7 @@ impl Execution {
     fn has_failed(&self) -> bool {
         let last = self.responses.last();
         self.state == Progress::Failed
-            || last.is_some_and(|produced| produced.keep == Recording::Forbidden)
+            || last.is_some_and(|it| it.keep == Recording::Forbidden || it.breaks)
     }
 
     fn is_unrecordable(&self) -> bool {

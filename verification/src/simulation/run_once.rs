@@ -135,6 +135,7 @@ impl Run {
         let produced = ProducedResponse {
             status: status(&text),
             body: text.clone().into(),
+            breaks: false,
             keep: if too_much {
                 Recording::Allowed
             } else {

@@ -166,6 +166,8 @@ pub(super) struct ProducedResponse {
     pub(super) status: StatusCode,
     pub(super) body: Bytes,
     pub(super) keep: Recording,
+    /// `true` if the body breaks off. If it is slow too, the layer may see either first.
+    pub(super) breaks: bool,
 }
 
 /// The rule for the layer: it must record the response, may record it, or must not.

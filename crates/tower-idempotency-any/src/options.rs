@@ -64,7 +64,7 @@ impl OpenOptions {
     /// Sets a timeout for each call of a Redis or DynamoDB store. Default: that of the store. SQL stores have their own
     /// timeouts.
     ///
-    /// Intended for operators' programs, which can wait longer than a request. If a layer uses the store, also set
+    /// Operators' programs can wait longer than a request. If a layer uses the store, also set
     /// [`with_store_timeout`](tower_idempotency::IdempotencyLayer::with_store_timeout). If the timeout is too short, each
     /// call fails.
     #[must_use]

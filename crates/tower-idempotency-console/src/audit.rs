@@ -210,6 +210,8 @@ impl AuditLog {
             return Ok((Vec::new(), false));
         }
         let mut file = File::open(&self.path)?;
+        // Another file, if the log has been rotated meanwhile.
+        let metadata = file.metadata()?;
         file.seek(SeekFrom::Start(metadata.len().saturating_sub(TAIL)))?;
         let mut tail = Vec::new();
         file.take(TAIL).read_to_end(&mut tail)?;

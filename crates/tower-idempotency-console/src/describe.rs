@@ -4,30 +4,43 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 use tower_idempotency::{
-    ExecutionTrace, NeedsAttention,
+    ExecutionTrace, IdempotencyLayer, NeedsAttention,
     inspect::{Entry, EntryDetails, RecordContents, Resolution, State},
+    store::KeyId,
 };
 
 /// Largest record that is inflated to describe it, in bytes.
 const MAX_RECORD: usize = 64 * 1024 * 1024;
 
-/// Returns the keys that the client may have meant by the value of its header: the text, and its content if it is a string of
-/// RFC 9651 (`"..."`). Most services drop the quotes.
-#[must_use]
-pub fn key_forms(text: &str) -> Vec<String> {
-    let text = text.trim();
-    let mut forms = vec![text.to_owned()];
+/// Returns the IDs that the entry of a key can have, like [`IdempotencyLayer::key_ids`]. The key may be the value of its
+/// header: then it also counts without its quotes (RFC 9651, section 3.3.3).
+///
+/// # Errors
+///
+/// The error of the key if no form of it is valid.
+pub fn ids_of_key(
+    layer: &IdempotencyLayer,
+    key: &str,
+    principal: &[&[u8]],
+) -> Result<Vec<KeyId>, tower_idempotency::Error> {
+    let text = key.trim();
+    let ids = layer.key_ids(text, principal);
     let quoted = text.strip_prefix('"').and_then(|it| it.strip_suffix('"'));
-    if let Some(quoted) = quoted.filter(|it| !it.is_empty()) {
-        let mut content = String::with_capacity(quoted.len());
-        let mut characters = quoted.chars();
-        while let Some(character) = characters.next() {
-            let escaped = (character == '\\').then(|| characters.next()).flatten();
-            content.push(escaped.unwrap_or(character));
-        }
-        forms.push(content);
+    let Some(quoted) = quoted else {
+        return ids;
+    };
+    let mut content = String::with_capacity(quoted.len());
+    let mut characters = quoted.chars();
+    while let Some(character) = characters.next() {
+        let escaped = (character == '\\').then(|| characters.next()).flatten();
+        content.push(escaped.unwrap_or(character));
     }
-    forms
+    // A service may keep the quotes.
+    match (ids, layer.key_ids(&content, principal)) {
+        (Ok(ids), Ok(of_content)) => Ok([ids, of_content].concat()),
+        (Ok(ids), Err(_)) | (Err(_), Ok(ids)) => Ok(ids),
+        (Err(error), Err(_)) => Err(error),
+    }
 }
 
 /// Returns a sentence about the next request with the key.

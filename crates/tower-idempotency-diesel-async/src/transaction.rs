@@ -62,7 +62,8 @@ pub async fn begin<C: PgConnectionOwner>(
     FencedTransaction::begin(fence, lease, open).await
 }
 
-/// An open transaction of an owned connection. Its drop rolls back in a task.
+/// An open transaction of an owned connection. Its drop rolls back in a task, or closes the connection if a commit or a
+/// rollback had begun.
 pub struct OpenTransaction<C: PgConnectionOwner> {
     connection: Option<C>,
     /// `true` if a commit or a rollback has begun.

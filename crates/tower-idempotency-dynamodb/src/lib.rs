@@ -26,8 +26,8 @@
 //! differ by up to [`with_clock_skew`](DynamoDbOptions::with_clock_skew) (default: 2 s). If they differ by more, a process
 //! whose clock is ahead takes over leases that are still held, and the request executes twice.
 //! [`check`](tower_idempotency::store::Store::check) and the resolutions of operators compare the clock with that of the
-//! service, and fail in this case. Such a process also treats records as expired early, by the excess: a retry in that time
-//! executes again and gets another response. No other call overwrites an existing record.
+//! service, and fail in this case. Such a process also treats a record as expired too early, by the difference beyond the
+//! allowance. A retry in that period executes again, and gets another response.
 //!
 //! An item may have 400 KB: the layer replaces a record above 350 KiB by a tombstone. The service deletes expired items up
 //! to days late; the store treats an expired item as absent at once. In a global table the last writer wins, so two regions

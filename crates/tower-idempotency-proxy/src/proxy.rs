@@ -75,8 +75,10 @@ impl Proxy {
     /// [`BindError`] if the store cannot be opened, if a certificate cannot be read, or if an address cannot be bound.
     pub async fn bind(config: Config) -> Result<Self, BindError> {
         let Config(config) = config;
-        // Half the timeout of the layer, as by default: the layer has time to try again.
-        let options = OpenOptions::new().with_timeout(config.store.timeout.get_ref().get() / 2);
+        // Half the timeout of the layer, so that the layer can retry. The default is the minimum, since connecting has the same
+        // limit.
+        let half = config.store.timeout.get_ref().get() / 2;
+        let options = OpenOptions::new().with_timeout(half.max(Duration::from_secs(1)));
         let store = options
             .open(config.store_url())
             .await

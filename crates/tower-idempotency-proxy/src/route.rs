@@ -141,7 +141,7 @@ impl Serialize for HostPattern {
     }
 }
 
-/// The requests of a route. Two rules are equal if only one of them ignores the letter case, and nothing else differs.
+/// The requests of a route. `==` does not compare `ignores_case`.
 #[derive(Clone, Debug)]
 pub(crate) struct RouteMatch {
     pub(crate) path: PathPattern,

@@ -41,8 +41,8 @@ impl Indexes {
         }
     }
 
-    /// Returns `false` if the indexes of a cluster would not be in the slots of their entries: the prefix contains `{`, and
-    /// no hash tag. The server does not recognize a hash tag behind it.
+    /// Returns `false` if the prefix contains `{` and no hash tag. The server reads only the first `{` of a key, so the indexes
+    /// of a cluster would be in other slots than their entries.
     #[cfg(any(feature = "cluster", test))]
     pub(crate) fn are_possible(prefix: &str) -> bool {
         hash_tag(prefix).is_some() || !prefix.contains('{')

@@ -100,13 +100,14 @@ where
                 return ResponseFuture::pass_through(inner, !nested);
             }
         }
-        let echo = echoed_key(&context.config.request, &head.headers);
+        let echo = |headers| echoed_key(&context.config.request, headers);
         match admit(context, &head) {
             Admission::PassThrough => {
                 let req = Request::from_parts(head, body);
                 ResponseFuture::pass_through(call_unchanged(&mut self.inner, req), !nested)
             }
             Admission::Rejected(response) => {
+                let echo = echo(&head.headers);
                 ResponseFuture::rejected(into_response(*response)).with_echo(echo)
             }
             Admission::Execute(arrival) => {
@@ -114,6 +115,7 @@ where
                 // https://docs.rs/tower/latest/tower/trait.Service.html#be-careful-when-cloning-inner-services
                 let clone = self.inner.clone();
                 let inner = std::mem::replace(&mut self.inner, clone);
+                let echo = echo(&head.headers);
                 ResponseFuture::execution(execute_request(context, inner, head, body, arrival))
                     .with_echo(echo)
             }

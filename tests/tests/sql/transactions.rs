@@ -197,7 +197,7 @@ async fn commit_in_execution_is_no_failure() {
     let database = database::on_postgres("slow_commit").await;
     for sql in [
         "create function {table}_delay() returns trigger language plpgsql as
-         $$ begin perform pg_sleep(0.7); return null; end $$",
+         $$ begin perform pg_sleep(5); return null; end $$",
         "create constraint trigger delay after insert on {table}_effects
          deferrable initially deferred for each row execute function {table}_delay()",
     ] {
@@ -207,8 +207,20 @@ async fn commit_in_execution_is_no_failure() {
     let charging = database.clone();
     let work = async move |lease: Lease| {
         let tx = charged(&charging, &lease, 1).await.expect("a transaction");
-        let commit = tx.commit_value(7);
-        drop(tokio::time::timeout(Duration::from_millis(200), commit).await);
+        let sleeping = "select pid from pg_stat_activity where wait_event = 'PgSleep'";
+        let is_sleeping = async || {
+            let rows = query(sleeping).fetch_all(&charging.pool).await;
+            !rows.expect("the server runs").is_empty()
+        };
+        // The caller gives the commit up while the database executes it.
+        tokio::select! {
+            committed = tx.commit_value(7) => drop(committed),
+            () = async {
+                while !is_sleeping().await {
+                    sleep(Duration::from_millis(10)).await;
+                }
+            } => {}
+        }
         Err::<i32, _>(WorkError::Orphan("timed out"))
     };
     let outcome = layer.run_once("job", "payload", work).await;

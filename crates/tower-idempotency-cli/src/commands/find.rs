@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf};
 
 use http::HeaderName;
 use tower_idempotency::{IdempotencyLayer, MemoryStore, Principal, inspect::Inspect as _};
-use tower_idempotency_console::describe::key_forms;
+use tower_idempotency_console::describe::ids_of_key;
 
 use super::show;
 use crate::{
@@ -64,7 +64,7 @@ impl Identity {
         }
         if let Some(path) = &self.secret_file {
             let mut secret = read(path)?;
-            // As the proxy reads it.
+            // The proxy ignores these line breaks too.
             while secret
                 .pop_if(|byte| matches!(byte, b'\r' | b'\n'))
                 .is_some()
@@ -89,11 +89,8 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
         (None, None) => None,
     };
     let principal: Vec<&[u8]> = principal.iter().map(String::as_bytes).collect();
-    let mut ids = Vec::new();
-    for key in key_forms(&key) {
-        let of_form = layer.key_ids(&key, &principal);
-        ids.extend(of_form.map_err(|error| Failure::usage(error.to_string()))?);
-    }
+    let ids = ids_of_key(&layer, &key, &principal);
+    let ids = ids.map_err(|error| Failure::usage(error.to_string()))?;
     for id in &ids {
         if let Some(details) = context.call(context.store.get(id)).await? {
             show::print(context, &details)?;

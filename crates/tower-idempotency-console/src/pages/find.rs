@@ -14,7 +14,7 @@ use tower_idempotency::inspect::{IdPrefix, Inspect as _, State as EntryState};
 use super::{Row, entries, html, label};
 use crate::{
     console::Shared,
-    describe::key_forms,
+    describe::ids_of_key,
     error::PageError,
     guard::Visit,
     params::{Filters, Params},
@@ -135,13 +135,11 @@ pub(crate) async fn find(
     };
     let principal: Vec<&[u8]> = params.all("principal").map(str::as_bytes).collect();
     let mut rows = Vec::new();
-    for key in key_forms(key) {
-        let ids = layer.key_ids(&key, &principal);
-        let ids = ids.map_err(|error| PageError::bad_request(error.to_string()))?;
-        for id in &ids {
-            let found = shared.call(shared.inspector.get(id)).await?;
-            rows.extend(found.iter().map(|it| Row::from(&it.entry)));
-        }
+    let ids = ids_of_key(layer, key, &principal);
+    let ids = ids.map_err(|error| PageError::bad_request(error.to_string()))?;
+    for id in &ids {
+        let found = shared.call(shared.inspector.get(id)).await?;
+        rows.extend(found.iter().map(|it| Row::from(&it.entry)));
     }
     let is_found = !rows.is_empty();
     let page = FindPage {

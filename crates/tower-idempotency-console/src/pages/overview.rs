@@ -120,7 +120,7 @@ impl From<&Value> for AuditRow {
             _ => text(&line["outcome"]),
         };
         let after = match &line["after"] {
-            // Of a change that failed, or whose outcome is unknown, the log has no state.
+            // The log has no state if the change failed, or if its outcome is unknown.
             Value::Null if matches!(&*outcome, "applied" | "changed") => "absent".to_owned(),
             after => text(&after["state"]),
         };

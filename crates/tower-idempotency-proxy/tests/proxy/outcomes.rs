@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tests::{barrier::eventually, servers::redis::RedisServer};
+use tests::barrier::eventually;
 
 use crate::harness::{CREATED, Script, Served, Then, Upstream, config, exchange, post, settled};
 
@@ -40,10 +40,11 @@ async fn unreachable_upstream_leaves_key_free() {
 }
 
 /// The pause is longer than all calls take by default.
+#[cfg(feature = "redis")]
 #[tokio::test]
 async fn timeout_of_store_applies_to_redis() {
     let upstream = Upstream::start(|_| Script::create()).await;
-    let server = RedisServer::start(&[]);
+    let server = tests::servers::redis::RedisServer::start(&[]);
     let store = format!("url = \"{}\"\ntimeout = \"60s\"", server.url());
     let text = config(upstream.address, "", "").replace("url = \"memory\"", &store);
     let proxy = Served::start(&text).await;

@@ -64,7 +64,7 @@ pub(crate) struct GrantedAttempt {
     pub(crate) takeover: bool,
     // When the successful call was sent. The lease lasts from then on.
     sent: Instant,
-    /// `true` if an earlier attempt may acquire the key again after it is free.
+    /// `true` if an earlier attempt got no reply. It may still acquire the key after its release.
     may_acquire_late: bool,
 }
 

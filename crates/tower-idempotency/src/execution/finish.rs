@@ -246,7 +246,7 @@ impl Execution {
         let lease = self.lease.handle();
         let mut renewed = RenewOutcome::Renewed;
         if lease.0.has_unacknowledged_commit() {
-            // Waits for a commit that the database still executes.
+            // The renewal waits for the row lock of a commit that the database still executes.
             let (store, timeout) = (lease.0.store(), lease.0.store_timeout());
             let ttl = lease.0.claim().lease;
             renewed = store.renew(&lease.0.reference, ttl, timeout).await;
@@ -493,7 +493,7 @@ fn spawn_complete(
                     telemetry::released(lease.id(), reason);
                     let (store, timeout) = (lease.store(), lease.store_timeout());
                     store.release_until(&reference, deadline, timeout).await;
-                    if lease.has_unacknowledged_commit() {
+                    if lease.has_unacknowledged_commit() || lease.grant.may_acquire_late {
                         spawn_release_unacknowledged(lease.config(), store, lease.claim(), permit);
                     }
                     return;

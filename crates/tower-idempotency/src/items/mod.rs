@@ -100,7 +100,10 @@ impl IdempotencyLayer {
             ));
         }
         // The layer has counted a request with a key.
-        if scope.identity == Identity::Anonymous && request.is_none() {
+        let is_counted = request
+            .as_ref()
+            .is_some_and(|lease| lease.0.grant.config.is_of_layer(&context.config));
+        if scope.identity == Identity::Anonymous && !is_counted {
             context.shared.warnings.anonymous();
         }
         // As for requests, the same content for another endpoint or account is another item.

@@ -46,7 +46,7 @@ pub(crate) struct Grant {
     pub(crate) traceparent: Option<ExecutionTrace>,
     /// Instant at which the successful `acquire` was sent.
     pub(crate) sent: Instant,
-    /// `true` if an earlier attempt may acquire the key again after it is free.
+    /// `true` if an earlier attempt got no reply. It may still acquire the key after its release.
     pub(crate) may_acquire_late: bool,
 }
 

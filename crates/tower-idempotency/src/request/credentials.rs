@@ -227,8 +227,8 @@ fn is_unrelated_cookie(name: &[u8]) -> bool {
         "optimizelySession",
         "utag_main",
     ];
-    // Frameworks name a session after the application, such as `_gateway_session`. So a prefix contains all that its product
-    // reserves: an application has no name like it.
+    // Frameworks name a session after the application, such as `_gateway_session`. Each prefix is long enough that no session
+    // begins with it.
     const PREFIXES: [&str; 23] = [
         ".AspNetCore.Antiforgery.",
         "AMCVS_",
@@ -254,7 +254,7 @@ fn is_unrelated_cookie(name: &[u8]) -> bool {
         "incap_ses_",
         "visid_incap_",
     ];
-    // A capital letter or a digit follows, as in `_ga_8K2X` and `_hjSession_7`.
+    // These prefixes count only before a capital letter or a digit, as in `_ga_8K2X` and `_hjSession_7`.
     const CAPITALIZED: [&str; 2] = ["_ga_", "_hj"];
     const ENCLOSED: [(&str, &str); 2] = [("mp_", "_mixpanel"), ("ph_", "_posthog")];
     let rest_after = |prefix: &str| name.strip_prefix(prefix.as_bytes());

@@ -6,6 +6,7 @@ use http::{HeaderName, HeaderValue, Uri, header, request, uri::Authority};
 
 use crate::{
     digest::{EntryId, FieldDigest, Secret, VERSION},
+    panics::catch_setting_panic,
     request::credentials::add_header,
     request::json_fingerprint::JsonFingerprint,
     request::key::RequestKey,
@@ -299,14 +300,21 @@ impl FingerprintBy {
         self.add_headers(head, hash);
     }
 
-    /// Adds the parts of the head of a batch request that form the fingerprint of its items. A custom fingerprint may ignore
-    /// the query, which an honest client then changes.
+    /// Adds the parts of the head of a batch request that form the fingerprint of its items. A custom fingerprint decides if
+    /// the query counts: it gets the head without a body. If it panics then, the query counts.
     pub(crate) fn add_head_of_items(&self, head: &request::Parts, hash: &mut FieldDigest) {
-        if !matches!(self.method, FingerprintMethod::Custom(_)) {
+        let custom = match &self.method {
+            FingerprintMethod::Custom(f) => {
+                catch_setting_panic("with_fingerprint", || f(head, b""))
+            }
+            _ => None,
+        };
+        let Some(custom) = custom else {
             return self.add_head(head, None, hash);
-        }
+        };
         let (original, rewritten) = (original_uri(head).path(), head.uri.path());
         hash.field(b"custom")
+            .field(&custom)
             .field(head.method.as_str().as_bytes())
             .field(original.as_bytes());
         if rewritten != original {

@@ -353,15 +353,21 @@ async fn item_of_other_endpoint_is_mismatch() {
     assert_eq!((statuses_of, effects.total()), (vec![200, 422, 422], 1));
 }
 
-/// A custom fingerprint may ignore a query that each attempt changes, and another endpoint is another item nevertheless.
+/// A custom fingerprint may ignore a part of the query. Another endpoint is another item nevertheless.
 #[tokio::test(start_paused = true)]
 async fn custom_fingerprint_ignores_query_of_batch() {
-    let custom = FingerprintBy::custom(|_, body| body.to_vec());
+    // The attempt does not count, and the account does.
+    let custom = FingerprintBy::custom(|head, body| {
+        let query = head.uri.query().unwrap_or_default();
+        let counted = query.split('&').filter(|it| !it.starts_with("attempt="));
+        [counted.collect::<String>().as_bytes(), body].concat()
+    });
     let (layer, effects) = (layer().with_fingerprint(custom), Effects::new());
     let mut statuses_of = Vec::new();
     for path in [
         "/payments/batch?attempt=1",
         "/payments/batch?attempt=2",
+        "/payments/batch?attempt=2&account=b",
         "/refunds/batch",
     ] {
         let req = http::Request::post(path).header("authorization", "alice");
@@ -375,7 +381,10 @@ async fn custom_fingerprint_ignores_query_of_batch() {
         let results = batch.run(items(&["p-1"]), work).await.expect("results");
         statuses_of.push(statuses(&results)[0]);
     }
-    assert_eq!((statuses_of, effects.total()), (vec![200, 200, 422], 1));
+    assert_eq!(
+        (statuses_of, effects.total()),
+        (vec![200, 200, 422, 422], 1)
+    );
 }
 
 // S-421

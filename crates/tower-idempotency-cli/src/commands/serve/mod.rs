@@ -229,11 +229,11 @@ fn bind_unix(path: &Path) -> Result<UnixListener, Failure> {
                     path.display()
                 )));
             }
-            // Its process has ended.
+            // The process that created the socket has ended.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 fs::remove_file(path).map_err(failed)?;
             }
-            // Such as the socket of another user.
+            // The socket may belong to another user.
             Err(error) => return Err(failed(error)),
         }
     }

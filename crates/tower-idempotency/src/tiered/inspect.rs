@@ -1,6 +1,6 @@
 //! Operations for operators, through a tier.
 
-use super::Tiered;
+use super::{Tiered, tier::Tier};
 use crate::{
     inspect::{
         Abilities, EntryDetails, Inspect, InspectError, Page, Query, Resolution, ResolveOutcome,
@@ -32,13 +32,21 @@ impl<S: Inspect> Inspect for Tiered<S> {
         seen: &Seen,
         resolution: &Resolution,
     ) -> Result<ResolveOutcome, InspectError> {
-        let outcome = self.store.resolve(seen, resolution).await;
-        // Also after an error: the decision may be applied.
-        self.tier.remove(seen.id());
-        outcome
+        let _removal = RemoveOnDrop(&self.tier, *seen.id());
+        self.store.resolve(seen, resolution).await
     }
 
     async fn purge(&self, batch: u32) -> Result<u64, InspectError> {
         self.store.purge(batch).await
+    }
+}
+
+/// Removes a record from the tier when it is dropped. The decision may be applied after an error too, and if the future of the
+/// resolution is dropped.
+struct RemoveOnDrop<'a>(&'a Tier, KeyId);
+
+impl Drop for RemoveOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.remove(&self.1);
     }
 }

@@ -90,7 +90,7 @@ impl<S> Tiered<S> {
     ///
     /// If the value is too long, processes replay a deleted record for that long. If it is shorter than the time in which
     /// clients retry, each late retry costs a round trip. [`Duration::ZERO`] turns the tier off. Applies at once, to all
-    /// clones and to the stored records.
+    /// clones and to the stored records. A shorter time empties the tier.
     pub fn with_max_age(self, max: Duration) -> Self {
         self.tier.set_max_age(max);
         self

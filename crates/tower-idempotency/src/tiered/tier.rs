@@ -94,7 +94,12 @@ impl Tier {
     }
 
     pub(super) fn set_max_age(&self, max: Duration) {
-        self.max_age.store(nanos(max), Relaxed);
+        let before = self.max_age.swap(nanos(max), Relaxed);
+        if nanos(max) < before {
+            // A later, longer age must not make these records valid again: the store may have others by then.
+            let mut records = self.records.write().unwrap_or_else(PoisonError::into_inner);
+            records.by_id.clear();
+        }
     }
 
     pub(super) fn set_max_bytes(&self, max: usize) {

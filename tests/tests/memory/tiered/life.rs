@@ -129,6 +129,19 @@ async fn lower_age_applies_to_kept_records() {
     assert_eq!(replay(&tiered, 1).await, from_store("tea"));
 }
 
+// F-986
+/// The store may have another record by the time at which the tier is switched on again.
+#[tokio::test(start_paused = true)]
+async fn records_do_not_outlive_lower_age() {
+    for lower in [Duration::ZERO, SECOND] {
+        let tiered = tiered();
+        execute(&tiered, &claim(1), b"tea", HOUR).await;
+        let _lower = tiered.clone().with_max_age(lower);
+        let _higher = tiered.clone().with_max_age(60 * SECOND);
+        assert_eq!(replay(&tiered, 1).await, from_store("tea"));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn age_of_zero_keeps_nothing() {
     let tiered = tiered().with_max_age(Duration::ZERO);

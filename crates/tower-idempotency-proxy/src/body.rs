@@ -1,6 +1,7 @@
 //! Bodies of requests to the upstream, and of responses to the client.
 
 use std::{
+    mem,
     pin::Pin,
     sync::{
         Arc,
@@ -19,6 +20,9 @@ use pin_project_lite::pin_project;
 use tokio::time::Instant;
 
 use crate::{connection::OpenRequest, upstream::Stream};
+
+/// Largest frame that hyper gets at once.
+const MAX_FRAME: usize = 64 * 1024;
 
 /// An error while a body is read.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
@@ -85,6 +89,8 @@ pin_project! {
     pub(crate) struct RequestBody {
         #[pin]
         source: RequestSource,
+        // The end of the last frame of the source. The layer passes a recorded body as one frame, and progress counts by frames.
+        rest: Bytes,
         progress: Arc<Progress>,
         // As for a received body: the stream is open until both bodies are dropped.
         stream: Option<Stream>,
@@ -179,6 +185,7 @@ impl RequestBody {
     fn new(source: RequestSource) -> Self {
         Self {
             source,
+            rest: Bytes::new(),
             progress: Progress::new(),
             stream: None,
         }
@@ -203,17 +210,37 @@ impl Body for RequestBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.project();
-        let frame = ready!(this.source.poll_frame(cx));
+        let frame = if this.rest.is_empty() {
+            ready!(this.source.poll_frame(cx))
+        } else {
+            Some(Ok(Frame::data(mem::take(this.rest))))
+        };
         this.progress.advance();
-        Poll::Ready(frame)
+        let Some(Ok(frame)) = frame else {
+            return Poll::Ready(frame);
+        };
+        Poll::Ready(Some(Ok(match frame.into_data() {
+            Ok(mut data) if data.len() > MAX_FRAME => {
+                *this.rest = data.split_off(MAX_FRAME);
+                Frame::data(data)
+            }
+            Ok(data) => Frame::data(data),
+            Err(trailers) => trailers,
+        })))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.source.is_end_stream()
+        self.rest.is_empty() && self.source.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.source.size_hint()
+        let (hint, rest) = (self.source.size_hint(), self.rest.len() as u64);
+        let mut with_rest = SizeHint::new();
+        if let Some(upper) = hint.upper() {
+            with_rest.set_upper(upper.saturating_add(rest));
+        }
+        with_rest.set_lower(hint.lower().saturating_add(rest));
+        with_rest
     }
 }
 

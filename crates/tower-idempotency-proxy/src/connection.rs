@@ -28,6 +28,10 @@ const FIRST_REQUEST: Duration = Duration::from_secs(30);
 const MAX_HEADERS: usize = 100;
 const MAX_HEAD_BYTES: u32 = 64 * 1024;
 const MAX_STREAMS: u32 = 256;
+/// Bytes of an upload that the proxy reads before the upstream does. An upload that the upstream does not read delays no other
+/// stream until there are 16 of them.
+const STREAM_WINDOW: u32 = 256 * 1024;
+const CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
 /// The connection is closed if its client resets more streams before the proxy has accepted them.
 const MAX_PENDING_RESETS: usize = 20;
 const MAX_ERROR_RESETS: usize = 1024;
@@ -130,7 +134,14 @@ pub(crate) async fn serve(
     let Some(config) = tls else {
         return serve_stream(shared, stream, connection, closing).await;
     };
-    match timeout(FIRST_REQUEST, TlsAcceptor::from(config).accept(stream)).await {
+    let accepting = timeout(FIRST_REQUEST, TlsAcceptor::from(config).accept(stream));
+    let accepted = tokio::select! {
+        biased;
+        accepted = accepting => accepted,
+        // There is no request yet.
+        () = closing.cancelled() => return,
+    };
+    match accepted {
         Ok(Ok(stream)) => serve_stream(shared, stream, connection, closing).await,
         Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
         Err(_) => tracing::debug!("TLS handshake timed out"),
@@ -162,6 +173,8 @@ async fn serve_stream(
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_STREAMS)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
         .max_header_list_size(MAX_HEAD_BYTES)
         .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
         .max_local_error_reset_streams(MAX_ERROR_RESETS)
@@ -180,6 +193,8 @@ async fn serve_stream(
         }
     };
     tokio::select! {
+        // A request that has arrived is served before the connection closes.
+        biased;
         served = served.as_mut() => return report(served),
         has_request = close => {
             if !has_request {

@@ -6,6 +6,8 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, Version, header, request, uri::Authority,
 };
 
+use tower_idempotency::{ACTING_HEADERS, Principal};
+
 use crate::config::{Forwarded, HostHeader};
 
 /// Fields that belong to one connection. A `Connection` header names further ones.
@@ -99,6 +101,8 @@ fn is_protected(name: &HeaderName) -> bool {
     ]
     .contains(name)
         || FORWARDED.contains(name)
+        || ACTING_HEADERS.contains(name)
+        || Principal::is_credential(name)
 }
 
 /// Returns the host that the client requests: that of the URI, or else of the `Host` header.

@@ -131,6 +131,8 @@ impl<'de> Deserialize<'de> for HostPattern {
                 "`{text}` is no host, expected a name without a port, such as \"api.example\""
             )));
         }
+        // A trailing dot (RFC 1034, section 3.1) names the same host.
+        let text = text.strip_suffix('.').unwrap_or(&text);
         Ok(Self(text.to_ascii_lowercase()))
     }
 }
@@ -258,6 +260,12 @@ mod tests {
         let pattern = PathPattern::parse(pattern).unwrap();
         let path = path.parse().unwrap();
         segments(&path).is_some_and(|path| pattern.is_match(&path, false))
+    }
+
+    #[test]
+    fn host_has_no_trailing_dot() {
+        let host: HostPattern = serde_json::from_str("\"API.example.\"").unwrap();
+        assert_eq!(host, HostPattern("api.example".to_owned()));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::{
 };
 
 use http::{
-    HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, header, request,
+    HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header, request,
     uri::PathAndQuery,
 };
 use http_body::Body as _;
@@ -106,7 +106,13 @@ impl Forwarding {
         }
         let sent = self.pool.send(Request::from_parts(head, body)).await;
         let res = match sent {
-            Ok(res) => self.responded(res, upgrade),
+            Ok(res) => self.responded(res, upgrade).ok_or_else(|| {
+                SendError::Broken("the upstream switched to another protocol".into())
+            }),
+            Err(error) => Err(error),
+        };
+        let res = match res {
+            Ok(res) => res,
             Err(error) => return self.failed(&error, lease.as_ref()),
         };
         match lease {
@@ -172,7 +178,12 @@ impl Forwarding {
     fn uri(&self, head: &mut request::Parts) -> Uri {
         let root = PathAndQuery::from_static("/");
         let is_asterisk = head.method == Method::OPTIONS && head.uri.path() == "*";
-        let path = head.uri.path_and_query().cloned().unwrap_or(root);
+        // An empty path reads as `/`, and would be written as nothing.
+        let path = head
+            .uri
+            .path_and_query()
+            .filter(|path| path.as_str() != "/");
+        let path = path.cloned().unwrap_or(root);
         if !self.pool.target.http2 || is_asterisk {
             return Uri::from(path);
         }
@@ -186,16 +197,16 @@ impl Forwarding {
         uri.unwrap_or_else(|_| Uri::from(path))
     }
 
+    /// Returns the response for the client, or `None` for a switch of protocols that the proxy has not requested.
     fn responded(
         &self,
         mut res: Response<ReceivedBody>,
         upgrade: Option<Upgrade>,
-    ) -> Response<UpstreamBody> {
+    ) -> Option<Response<UpstreamBody>> {
         if res.status() == StatusCode::SWITCHING_PROTOCOLS {
             let protocol = headers::upgrade_protocol(res.headers());
             let (Some(upgrade), Some(protocol)) = (upgrade, protocol) else {
-                // The proxy has not requested this switch.
-                return Problem::UpstreamBroken.response();
+                return None;
             };
             headers::remove_hop_by_hop(res.headers_mut(), &[]);
             let connection = HeaderValue::from_static("upgrade");
@@ -203,12 +214,14 @@ impl Forwarding {
             res.headers_mut().insert(header::UPGRADE, protocol);
             let upstream = hyper::upgrade::on(&mut res);
             self.tunnels.open(upgrade, upstream);
-            return res.map(UpstreamBody::from);
+            return Some(res.map(UpstreamBody::from));
         }
         headers::remove_hop_by_hop(res.headers_mut(), &[]);
+        // The version is that of the proxy (RFC 9110, section 2.5).
+        *res.version_mut() = Version::HTTP_11;
         // The extensions belong to the connection to the upstream.
         res.extensions_mut().clear();
-        res.map(UpstreamBody::from)
+        Some(res.map(UpstreamBody::from))
     }
 
     /// Decides if a response of the upstream is an outcome.

@@ -12,6 +12,57 @@ fn field<'a>(request: &'a str, name: &str) -> Option<&'a str> {
         .map(|(_, value)| value)
 }
 
+/// A fragment is no part of the target, and an empty path is `/`.
+#[tokio::test]
+async fn empty_path_is_written_as_root() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    for target in ["http://a#x", "http://a", "http://a?q"] {
+        let request = format!(
+            "POST {target} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+        );
+        assert_eq!(
+            exchange(proxy.address, request).await.status(),
+            201,
+            "{target}"
+        );
+    }
+    let lines = upstream.requests();
+    let lines: Vec<_> = lines.iter().filter_map(|it| it.lines().next()).collect();
+    assert_eq!(
+        lines,
+        ["POST / HTTP/1.1", "POST / HTTP/1.1", "POST /?q HTTP/1.1"]
+    );
+}
+
+#[tokio::test]
+async fn version_of_response_is_that_of_proxy() {
+    let upstream =
+        Upstream::start(|_| Script::reply("HTTP/1.0 201 Created\r\ncontent-length: 2\r\n\r\nok"));
+    let upstream = upstream.await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    for key in ["k", "k"] {
+        let reply = exchange(proxy.address, post("/pay", key, "1")).await;
+        assert!(reply.0.starts_with("HTTP/1.1 201 "), "{reply:?}");
+    }
+}
+
+#[tokio::test]
+async fn connection_header_removes_no_credential() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    let lines = "x-api-key: a\r\nstripe-account: b\r\nx-hop: c\r\n";
+    let request = post_with("/pay", "k", lines, "1").replace(
+        "connection: close",
+        "connection: close, x-api-key, stripe-account, x-hop",
+    );
+    assert_eq!(exchange(proxy.address, request).await.status(), 201);
+    let received = upstream.requests()[0].to_ascii_lowercase();
+    assert!(received.contains("x-api-key: a\r\n"), "{received}");
+    assert!(received.contains("stripe-account: b\r\n"), "{received}");
+    assert!(!received.contains("x-hop"), "{received}");
+}
+
 #[tokio::test]
 async fn upstream_gets_derived_key() {
     let upstream = Upstream::start(|_| Script::create()).await;

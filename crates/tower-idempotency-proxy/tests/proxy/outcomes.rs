@@ -58,6 +58,21 @@ async fn timeout_of_store_applies_to_redis() {
     assert_eq!(upstream.effects(), 1);
 }
 
+/// The upstream may have executed the request before it switched.
+#[tokio::test]
+async fn unrequested_switch_leaves_outcome_unknown() {
+    let switch =
+        "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
+    let upstream = Upstream::start(move |_| Script::reply(switch)).await;
+    let proxy = Served::start(&config(upstream.address, "", "unknown_statuses = []")).await;
+    let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
+    assert_eq!(reply.status(), 502, "{reply:?}");
+    assert!(reply.is_problem("outcome-unknown"), "{reply:?}");
+    let retry = exchange(proxy.address, post("/pay", "k", "1")).await;
+    assert_eq!(retry.status(), 409, "{retry:?}");
+    assert_eq!(upstream.effects(), 1);
+}
+
 #[tokio::test]
 async fn request_read_on_reused_connection_is_not_repeated() {
     // An even request keeps the connection open. An odd one is read on that connection, which then closes.

@@ -14,7 +14,7 @@ use tests::{
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
     sync::mpsc,
 };
 
@@ -126,6 +126,42 @@ async fn slow_upload_outlasts_timeout() {
         client.send("x").await;
     }
     assert_eq!(bounded(client.response()).await.unwrap().status, 201);
+}
+
+/// The layer passes a protected body as a whole. It counts as progress that the upstream reads a part of it.
+#[tokio::test]
+async fn slow_protected_upload_outlasts_timeout() {
+    const BODY: usize = 32 << 20;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(64 * 1024).unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(16).unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let (mut read, mut buffer) = (0, vec![0; 1 << 20]);
+        while read < BODY {
+            read += stream.read_exact(&mut buffer).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+        // The head of the request is the rest.
+        let _ = stream.read(&mut buffer).await;
+        stream
+            .write_all(crate::harness::CREATED.as_bytes())
+            .await
+            .unwrap();
+        std::future::pending::<()>().await;
+    });
+    let limits = "request_limit = \"64MiB\"\nlease = \"60s\"";
+    let proxy = Served::start(&config(address, "timeout = \"6s\"", limits)).await;
+    let request = post_with("/pay", "k", "", &"x".repeat(BODY));
+    let began = tokio::time::Instant::now();
+    let reply = exchange(proxy.address, request).await;
+    assert_eq!(reply.status(), 201, "{reply:?}");
+    assert!(
+        began.elapsed() > Duration::from_secs(6),
+        "the upload is slow"
+    );
 }
 
 /// A raw upstream that switches to another protocol and echoes its bytes in capitals.

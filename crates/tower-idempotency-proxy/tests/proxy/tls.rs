@@ -78,6 +78,22 @@ async fn tls_offers_both_protocols() {
     assert_eq!(upstream.effects(), 1);
 }
 
+/// A peer that sends nothing is no request that could be lost.
+#[tokio::test]
+async fn handshake_does_not_delay_drain() {
+    let scratch = Scratch::new();
+    let certificates = Certificates::make(scratch.path());
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let text = with_tls(&config(upstream.address, "", ""), &certificates);
+    let proxy = Served::start(&(text + "\n[drain]\ntimeout = \"20s\"\n")).await;
+    let silent = TcpStream::connect(proxy.address).await.unwrap();
+    // The connection is accepted before this one.
+    let reply = exchange_tls(proxy.address, certificates.ca(), &post("/pay", "k", "")).await;
+    assert_eq!(reply.unwrap().status(), 201);
+    assert!(proxy.stop().await.unwrap());
+    drop(silent);
+}
+
 #[tokio::test]
 async fn renewed_certificate_is_used_after_reload() {
     let (old_files, new_files) = (Scratch::new(), Scratch::new());

@@ -334,6 +334,17 @@ impl InFlightPermit {
         Ok(())
     }
 
+    /// Counts the request as an execution regardless of the limits, for a retry that an operator has allowed. A rejection would
+    /// use up the permission without an execution.
+    pub(crate) fn begin_allowed_retry(&mut self) {
+        if matches!(self.stage, Resource::Executing) {
+            return;
+        }
+        self.caller.take_unchecked(Resource::Executing, 1);
+        self.caller.release(self.stage, 1);
+        self.stage = Resource::Executing;
+    }
+
     /// Returns a second permit for other background work of the same request, regardless of the limit.
     pub(crate) fn additional(&self) -> Self {
         self.caller.take_unchecked(self.stage, 1);

@@ -54,6 +54,20 @@ pub(crate) enum CallError {
     },
 }
 
+impl CallError {
+    /// Adds that an attempt of an earlier call may still reach the store, if `may_acquire_late` is `true`.
+    pub(crate) fn after_attempt(self, may_acquire_late: bool) -> Self {
+        match self {
+            Self::CallerLimit {
+                may_acquire_late: own,
+            } => Self::CallerLimit {
+                may_acquire_late: own || may_acquire_late,
+            },
+            Self::Store(_) | Self::TimedOut => self,
+        }
+    }
+}
+
 /// Reply to [`StoreClient::acquire`].
 pub(crate) struct AcquireReply {
     pub(crate) acquired: Acquired,

@@ -153,6 +153,8 @@ async fn host_is_in_scope_if_set() {
     assert!(!is_replay("/orders", Some("a.example")).await);
     assert!(is_replay("/orders", Some("A.Example:443")).await);
     assert!(is_replay("https://a.example:8443/orders", None).await);
+    // A trailing dot names the same host.
+    assert!(is_replay("/orders", Some("a.example.")).await);
     // The host in the request target has precedence over the header.
     assert!(is_replay("https://a.example/orders", Some("b.example")).await);
     assert!(!is_replay("/orders", Some("b.example")).await);

@@ -36,8 +36,12 @@ struct Service {
 
 impl Service {
     fn new(policy: OrphanPolicy) -> Self {
+        Self::with(policy, |layer| layer)
+    }
+
+    fn with(policy: OrphanPolicy, set: fn(IdempotencyLayer) -> IdempotencyLayer) -> Self {
         let store = MemoryStore::new().with_details();
-        let layer = IdempotencyLayer::new(store.clone()).with_orphan_policy(policy);
+        let layer = set(IdempotencyLayer::new(store.clone()).with_orphan_policy(policy));
         let barrier = Barrier::closed();
         let held = barrier.clone();
         let panics = Arc::<AtomicBool>::default();
@@ -118,6 +122,28 @@ async fn allowed_retry_executes_refused_orphan_once() {
     assert_eq!(retry.status, StatusCode::CREATED, "a takeover");
     assert!(service.send_request().await.is_replay());
     assert_eq!(service.effects.count(), before + 1);
+}
+
+// S-991
+/// A rejection by the limits would use up the permission.
+#[tokio::test(start_paused = true)]
+async fn allowed_retry_executes_beyond_limits() {
+    let set = |layer: IdempotencyLayer| layer.with_max_in_flight(1);
+    let service = Service::with(OrphanPolicy::Refuse, set);
+    service.orphan().await;
+    let app = service.app.clone();
+    let other = tokio::spawn(async move { send(&app, post("/orders", "other", "tea")).await });
+    bounded(service.barrier.arrival()).await;
+    let refused = send(&service.app, post("/orders", "third", "tea")).await;
+    assert_eq!(refused.code(), "caller-limit");
+    service.resolve(State::Orphaned, &Resolution::Retry).await;
+    let retry = service.stuck().await;
+    service.barrier.open_for_good();
+    let retry = bounded(retry).await.expect("no panic");
+    assert_eq!(retry.status, StatusCode::CREATED, "a takeover");
+    let other = bounded(other).await.expect("no panic");
+    assert_eq!(other.status, StatusCode::OK);
+    assert_eq!(service.layer.in_flight(), 0);
 }
 
 // S-992

@@ -141,7 +141,10 @@ impl Attempt {
                             ..taken_over
                         };
                     }
-                    Err(error) => return self.failed(context, error, rules.store_failure),
+                    Err(error) => {
+                        let error = error.after_attempt(reply.may_acquire_late);
+                        return self.failed(context, error, rules.store_failure);
+                    }
                 }
             }
             self.into_outcome(context, reply)
@@ -289,7 +292,14 @@ impl GrantedAttempt {
     ) -> Result<(Execution, bool), Box<(Self, AdmissionError)>> {
         let limits = &context.config.limits;
         let permit = &mut self.attempt.permit;
-        let mut admitted = permit.begin_execution(limits.max_in_flight);
+        // Only an operator allows this policy to take an orphan over.
+        let is_allowed_retry = self.takeover && self.attempt.claim.orphans == OrphanPolicy::Refuse;
+        let mut admitted = if is_allowed_retry {
+            permit.begin_allowed_retry();
+            Ok(())
+        } else {
+            permit.begin_execution(limits.max_in_flight)
+        };
         // A takeover executes a key that was counted before.
         if admitted.is_ok() && !self.takeover {
             admitted = limits.check_fresh_key(permit.caller());

@@ -9,7 +9,7 @@ use crate::{
     lease::state::LeaseState,
     record::{NeedsAttention, Record, StoredResponse, unrecorded_lines},
     response::{
-        directives::strip_control_headers,
+        directives::{Directives, strip_control_headers},
         reject::{into_response, outcome_pending, outcome_unknown, reject},
         replay::{has_body, hold_executed, replay, respond_without_marker},
     },
@@ -53,11 +53,15 @@ fn committed_response<R: http_body::Body>(
     mut res: Response<Body<R>>,
 ) -> Response<Body<R>> {
     let (rules, id) = (&lease.config().response, lease.id());
+    // An outer layer follows the instructions of the handler.
+    let directives = lease.grant.is_nested.then(|| Directives::of(&res));
     strip_control_headers(res.headers_mut());
-    if let Some(late) = res.extensions_mut().remove::<NeedsAttention>() {
+    if let Some(late) = res.extensions_mut().remove::<NeedsAttention>()
+        && directives.is_none()
+    {
         telemetry::attention_ignored(id, late.code(), "a response was committed");
     }
-    match rules.codec().decode(id, record) {
+    let mut res = match rules.codec().decode(id, record) {
         Ok(Record::Response(stored)) => merge_unrecorded_headers(lease, stored, res),
         // The record has no body. The handler returned the response that belongs to it.
         Ok(Record::Tombstone { .. } | Record::Attention { .. }) => res,
@@ -67,7 +71,11 @@ fn committed_response<R: http_body::Body>(
             id,
             record,
         )),
+    };
+    if let Some(directives) = directives {
+        directives.restore(&mut res);
     }
+    res
 }
 
 /// Returns the stored response with those headers of `res` that are never recorded.

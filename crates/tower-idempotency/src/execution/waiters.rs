@@ -96,7 +96,8 @@ pub(crate) async fn wait(
             break;
         }
         let earlier = reply.may_acquire_late;
-        reply = shared.store.acquire(claim, rules.store_timeout).await?;
+        let acquired = shared.store.acquire(claim, rules.store_timeout).await;
+        reply = acquired.map_err(|error| error.after_attempt(earlier))?;
         reply.may_acquire_late |= earlier;
         poll_interval = (poll_interval * 8 / 5).min(MAX_INTERVAL);
     }

@@ -129,6 +129,7 @@ impl IdempotencyLayer {
     /// |---|---|
     /// | 4 s (2 x timeout) | the layer stores the record or releases the key |
     /// | 12 s (6 x timeout) | the lease is lost, or a commit of the handler is unacknowledged |
+    /// | 20 s (10 x timeout) | the handler reported a commit, and returned another response |
     /// | 4 s more | the store rejects the record as too large |
     ///
     /// If the timeout is too short, a slow store counts as an outage. If it is too long, requests pile up during an outage.

@@ -95,7 +95,7 @@ fn add_credential_headers(
 ///
 /// Anti-forgery tokens, whose names end with `csrf-token` or `xsrf-token`, change and are left out. This function runs for
 /// every header of a request: the checks for `key` and `token` reject most names at once.
-fn is_credential_header(name: &str) -> bool {
+pub(super) fn is_credential_header(name: &str) -> bool {
     const KEYS: [&str; 3] = ["x-auth-key", "x-functions-key", "x-rapidapi-key"];
     const KEY_SUFFIXES: [&str; 4] = ["api-key", "apikey", "access-key", "subscription-key"];
     const TOKENS: [&str; 3] = ["private-token", "x-figma-token", "x-vault-token"];

@@ -441,18 +441,20 @@ fn path_and_query(uri: &Uri) -> &str {
     uri.path_and_query().map_or("/", |path| path.as_str())
 }
 
-/// Returns the requested host in lower case, without the port. Empty if the request names none.
+/// Returns the requested host in lower case, without the port and a trailing dot (RFC 1034, section 3.1). Empty if the request
+/// names none.
 ///
 /// HTTP/2 has the host in the URI, and HTTP/1 in a header. A URI with a host takes precedence over the header, as RFC 9112
 /// requires.
 pub(super) fn host(head: &request::Parts) -> Vec<u8> {
+    let normalized = |host: &str| host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
     if let Some(host) = original_uri(head).host() {
-        return host.to_ascii_lowercase().into_bytes();
+        return normalized(host).into_bytes();
     }
     let header = head.headers.get(header::HOST).map(HeaderValue::as_bytes);
     let header = header.unwrap_or_default();
     match Authority::try_from(header) {
-        Ok(authority) => authority.host().to_ascii_lowercase().into_bytes(),
+        Ok(authority) => normalized(authority.host()).into_bytes(),
         Err(_) => header.to_ascii_lowercase(),
     }
 }

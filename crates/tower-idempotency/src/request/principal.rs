@@ -10,6 +10,7 @@ use crate::{
     error::{Error, ErrorKind},
     request::credentials::{
         add_credentials, add_first_credential, add_header_value, add_identifying_header, cookies,
+        is_credential_header,
     },
 };
 
@@ -142,6 +143,14 @@ impl Principal {
     #[must_use]
     pub fn credentials() -> Self {
         Self(vec![Source::Credentials])
+    }
+
+    /// Returns `true` if a header of this name is a credential of [`credentials`](Self::credentials). Cookies are not.
+    ///
+    /// For a proxy in front of a service: it must not remove such a header after the layer has read it.
+    #[must_use]
+    pub fn is_credential(name: &HeaderName) -> bool {
+        is_credential_header(name.as_str())
     }
 
     /// Uses only the `Authorization` header, like the Ruby gem idempo. The default of

@@ -107,7 +107,8 @@ fn add_details(error: &Error, body: &mut Value) {
 
 /// Returns the value `<url>; rel="describedby"` of a `Link` header, or `None` if a header cannot contain the URL.
 pub(crate) fn described_by(url: &str) -> Option<HeaderValue> {
-    if url.contains(['<', '>']) {
+    let is_allowed = |byte: u8| byte.is_ascii_graphic() && !b"<>".contains(&byte);
+    if !url.bytes().all(is_allowed) {
         return None;
     }
     HeaderValue::from_str(&format!("<{url}>; rel=\"describedby\"")).ok()

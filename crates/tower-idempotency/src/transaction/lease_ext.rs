@@ -9,7 +9,7 @@ use crate::{
     lease::{Lease, commits::CommittedResponse},
     record::NeedsAttention,
     response::{
-        directives::Retention,
+        directives::{Directives, Retention},
         disposition::{Disposition, NotRecordedReason, decide_disposition, encode_value},
     },
     store::LeaseRef,
@@ -75,6 +75,8 @@ impl LeaseExt for Lease {
         let state = &*self.0;
         let rules = &state.config().response;
         let incomplete = state.request_body_incomplete();
+        // An outer layer follows the same instructions of the handler.
+        let directives = state.grant.is_nested.then(|| Directives::of(&res));
         let (mut res, mut disposition) = decide_disposition(
             rules,
             state.response_bytes(),
@@ -100,6 +102,9 @@ impl LeaseExt for Lease {
             // The layer cannot detect these reasons again. The header was removed, the body is partly read, or its rest no
             // longer has the announced length.
             res.extensions_mut().insert(Retention::NoStore);
+        }
+        if let (Some(directives), Disposition::Record { .. }) = (directives, &disposition) {
+            directives.restore(&mut res);
         }
         res.extensions_mut().insert(CommittedResponse);
         let status = res.status();

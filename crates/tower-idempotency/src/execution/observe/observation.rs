@@ -104,7 +104,8 @@ impl Observation {
         let fingerprint = catch_setting_panic("with_fingerprint", || fingerprint.finish())?;
         drop(bytes);
         let token: Result<_, StoreError> = shared.store.new_token();
-        let lease = Ttl::try_from(config.execution.overdue_after()).unwrap_or(Ttl::MAX);
+        let overdue_after = config.execution.overdue_after().max(Ttl::MIN.as_duration());
+        let lease = Ttl::try_from(overdue_after).unwrap_or(Ttl::MAX);
         let claim = Claim {
             id: observed_id(&scoped.id.of(&fingerprint)),
             fingerprint,

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use askama::Template;
 use axum::{
-    Json,
     body::Body,
     extract::{FromRequestParts, OriginalUri, Request, State},
     middleware::Next,
@@ -142,8 +141,7 @@ fn render(error: &PageError, visit: &Visit, is_api: bool, is_allowed: bool) -> R
         status, message, ..
     } = error;
     if is_api {
-        let body = json!({ "error": message }).to_string();
-        return (*status, [(CONTENT_TYPE, "application/json")], body).into_response();
+        return json_error(*status, message);
     }
     if !is_allowed {
         let plain = [(CONTENT_TYPE, "text/plain; charset=utf-8")];
@@ -169,7 +167,12 @@ fn with_json_error(res: Response) -> Response {
         return res;
     }
     let reason = status.canonical_reason().unwrap_or("error");
-    (status, Json(json!({ "error": reason }))).into_response()
+    json_error(status, reason)
+}
+
+fn json_error(status: StatusCode, message: &str) -> Response {
+    let body = json!({ "error": message }).to_string();
+    (status, [(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
 /// Adds the headers that every response has. A response may have a stricter policy of its own.

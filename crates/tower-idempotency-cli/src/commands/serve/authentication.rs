@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use axum::{
-    Json,
     extract::{ConnectInfo, Request, State, connect_info::Connected},
     middleware::Next,
     response::{IntoResponse as _, Response},
@@ -12,7 +11,7 @@ use axum::{
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use http::{
     HeaderMap, HeaderValue, StatusCode,
-    header::{AUTHORIZATION, HOST, WWW_AUTHENTICATE},
+    header::{AUTHORIZATION, CONTENT_TYPE, HOST, WWW_AUTHENTICATE},
 };
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
@@ -120,7 +119,8 @@ impl Refusal {
     fn response(self, path: &str) -> Response {
         let Self(status, message) = self;
         let mut res = if path.starts_with("/api/") {
-            (status, Json(json!({ "error": message }))).into_response()
+            let body = json!({ "error": message }).to_string();
+            (status, [(CONTENT_TYPE, "application/json")], body).into_response()
         } else {
             (status, format!("{message}\n")).into_response()
         };

@@ -89,7 +89,7 @@ pin_project! {
     pub(crate) struct RequestBody {
         #[pin]
         source: RequestSource,
-        // The end of the last frame of the source. The layer passes a recorded body as one frame, and progress counts by frames.
+        // The rest of the last frame of the source. The layer passes a protected body as one frame, and each frame is progress.
         rest: Bytes,
         progress: Arc<Progress>,
         // As for a received body: the stream is open until both bodies are dropped.

@@ -2,9 +2,26 @@
 
 use super::{super::details::Details, *};
 
+fn scope_of(principal: u8) -> ScopeDigest {
+    ScopeDigest::from_bytes([principal; 16])
+}
+
+/// Returns a store in which the principals of the tests have different groups. Two of them share one with a probability of 1 in
+/// 1,024.
+fn store_with_groups() -> MemoryStore {
+    loop {
+        let store = MemoryStore::new();
+        let mut groups = [1, 2, 3, 9].map(|it| store.table.shared.group(Some(&scope_of(it))));
+        groups.sort_unstable();
+        if groups.windows(2).all(|pair| pair[0] != pair[1]) {
+            return store;
+        }
+    }
+}
+
 fn claim_of(principal: u8, n: u64) -> Claim {
     Claim {
-        scope: Some(ScopeDigest::from_bytes([principal; 16])),
+        scope: Some(scope_of(principal)),
         ..claim(u64::from(principal) << 24 | n)
     }
 }
@@ -39,7 +56,7 @@ async fn records_of(store: &MemoryStore, principal: u8, records: u64) -> u64 {
 async fn one_caller_evicts_only_its_own_records() {
     const MAX: usize = 4 << 20;
     for len in [0, 1000, 64 << 10, 1 << 20] {
-        let store = MemoryStore::new().with_max_bytes(MAX);
+        let store = store_with_groups().with_max_bytes(MAX);
         for n in 0..20 {
             record_of(&store, 1, n, 1000).await;
             record_of(&store, 2, n, 1000).await;
@@ -62,7 +79,7 @@ async fn one_caller_evicts_only_its_own_records() {
 /// The shares count entries as well as bytes, so small records do not evict a few large ones.
 #[tokio::test(start_paused = true)]
 async fn small_records_do_not_evict_large_ones() {
-    let store = MemoryStore::new().with_max_entries(1000);
+    let store = store_with_groups().with_max_entries(1000);
     for n in 0..100 {
         record_of(&store, 1, n, 100_000).await;
     }
@@ -76,7 +93,7 @@ async fn small_records_do_not_evict_large_ones() {
 // S-966
 #[tokio::test(start_paused = true)]
 async fn two_large_callers_get_equal_shares() {
-    let store = MemoryStore::new().with_max_bytes(4 << 20);
+    let store = store_with_groups().with_max_bytes(4 << 20);
     for n in 0..400 {
         record_of(&store, 1, n, 10_000).await;
     }
@@ -95,7 +112,7 @@ async fn two_large_callers_get_equal_shares() {
 /// has some 50 records here.
 #[tokio::test(start_paused = true)]
 async fn record_with_longest_retention_is_evicted_last() {
-    let store = MemoryStore::new().with_max_bytes(1 << 20);
+    let store = store_with_groups().with_max_bytes(1 << 20);
     let claim = claim_of(1, 0);
     store.acquire(&claim).await.unwrap();
     let lease = claim.lease_ref(1);
@@ -111,7 +128,7 @@ async fn record_with_longest_retention_is_evicted_last() {
 
 #[tokio::test(start_paused = true)]
 async fn take_over_keeps_group_of_first_claim() {
-    let store = MemoryStore::new().with_max_bytes(1 << 20);
+    let store = store_with_groups().with_max_bytes(1 << 20);
     record_of(&store, 1, 0, 450_000).await;
     // A completer takes the orphan over, and knows no scope.
     let orphan = claim_of(9, 0);
@@ -138,7 +155,7 @@ async fn take_over_keeps_group_of_first_claim() {
 /// The entry may be deleted before its record is stored.
 #[tokio::test(start_paused = true)]
 async fn record_without_entry_counts_for_its_caller() {
-    let store = MemoryStore::new().with_max_bytes(1 << 20);
+    let store = store_with_groups().with_max_bytes(1 << 20);
     record_of(&store, 1, 0, 450_000).await;
     let lease = claim_of(9, 0).lease_ref(1);
     let record = Bytes::from(vec![0; 400_000]);
@@ -165,7 +182,7 @@ async fn lease_until_refused(store: &MemoryStore, principal: u8) -> (Vec<Claim>,
 // S-983, F-947
 #[tokio::test(start_paused = true)]
 async fn orphans_of_one_caller_leave_room_to_others() {
-    let store = MemoryStore::new().with_max_entries(80);
+    let store = store_with_groups().with_max_entries(80);
     let (leases, error) = lease_until_refused(&store, 9).await;
     assert!(matches!(error, StoreError::CallerLimit), "{error}");
     assert_eq!(leases.len(), 60, "three quarters");
@@ -188,7 +205,7 @@ async fn orphans_of_one_caller_leave_room_to_others() {
 /// The share of leases applies to bytes too.
 #[tokio::test(start_paused = true)]
 async fn leases_of_one_caller_leave_bytes_to_others() {
-    let store = MemoryStore::new().with_max_bytes(80 * ENTRY_BYTES);
+    let store = store_with_groups().with_max_bytes(80 * ENTRY_BYTES);
     for (principal, leases) in [(9, 60), (1, 10), (2, 10)] {
         let (granted, _) = lease_until_refused(&store, principal).await;
         assert_eq!(granted.len(), leases);
@@ -199,7 +216,7 @@ async fn leases_of_one_caller_leave_bytes_to_others() {
 #[tokio::test(start_paused = true)]
 async fn leases_with_details_leave_bytes_to_others() {
     let cost = ENTRY_BYTES + Details::cost_of("").bytes;
-    let store = MemoryStore::new().with_max_bytes(80 * cost).with_details();
+    let store = store_with_groups().with_max_bytes(80 * cost).with_details();
     for (principal, leases) in [(9, 60), (1, 10), (2, 10)] {
         let (granted, _) = lease_until_refused(&store, principal).await;
         assert_eq!(granted.len(), leases);

@@ -5,7 +5,6 @@ use std::net::IpAddr;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, Version, header, request, uri::Authority,
 };
-
 use tower_idempotency::{ACTING_HEADERS, Principal};
 
 use crate::config::{Forwarded, HostHeader};

@@ -14,7 +14,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-use crate::harness::{Served, config, exchange, post};
+use crate::harness::{CREATED, Served, config, exchange, post};
 
 /// The end of the first stream of an upstream.
 #[derive(Clone, Copy, Debug)]
@@ -111,6 +111,37 @@ async fn grpc_stream_and_trailers_pass() {
     let response = bounded(stream.response()).await.unwrap();
     assert_eq!(response.text(), "onetwothree");
     assert_eq!(requests.load(Ordering::SeqCst), 2);
+}
+
+/// The upload uses up its own window, and not that of the connection.
+#[tokio::test]
+async fn stalled_upload_delays_no_other_stream() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(stream.read_u8().await.unwrap());
+                }
+                if !head.starts_with(b"POST /open/") {
+                    stream.write_all(CREATED.as_bytes()).await.unwrap();
+                }
+                std::future::pending::<()>().await;
+            });
+        }
+    });
+    let proxy = Served::start(&config(address, "timeout = \"1h\"", "")).await;
+    let h2 = H2::connect(proxy.address).await;
+    let mut stalled = h2.start("/open/upload", "a").await;
+    stalled.send(vec![0; 32 << 20], false);
+    // Until the buffers of the sockets are full.
+    tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+    let other = h2.post("/pay", "k", "1").await;
+    assert_eq!(bounded(other.response()).await.unwrap().status, 201);
+    drop(stalled);
 }
 
 #[tokio::test]

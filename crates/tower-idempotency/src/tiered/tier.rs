@@ -65,6 +65,8 @@ struct Records {
     bytes: usize,
     /// The group that the next insertion cleans in addition to its own.
     next_cleaned: usize,
+    /// Time at which the age was last lowered. A reply to an earlier call is not inserted.
+    valid_from: Option<Instant>,
 }
 
 /// The records of some principals.
@@ -86,6 +88,7 @@ impl Tier {
                 groups: groups.collect(),
                 bytes: 0,
                 next_cleaned: 0,
+                valid_from: None,
             }),
             hasher: DefaultHashBuilder::default(),
             max_age: AtomicU64::new(nanos(max_age)),
@@ -99,6 +102,7 @@ impl Tier {
             // A later, longer age must not make these records valid again: the store may have others by then.
             let mut records = self.records.write().unwrap_or_else(PoisonError::into_inner);
             records.by_id.clear();
+            records.valid_from = Some(Instant::now());
         }
     }
 
@@ -159,6 +163,9 @@ impl Tier {
         {
             let mut records = self.records.write().unwrap_or_else(PoisonError::into_inner);
             let records = &mut *records;
+            if records.valid_from.is_some_and(|from| entry.sent < from) {
+                return;
+            }
             let found = records.by_id.find_entry(hash, |old| old.id == entry.id);
             if let Ok(old) = found {
                 if old.get().is_valid(now, max_age) {

@@ -333,6 +333,22 @@ async fn item_waits_for_permit_of_its_batch() {
     assert_eq!(statuses(&results), [200; 20]);
 }
 
+/// Runs one item, whose work counts an effect, and returns its status.
+async fn status_of_item(
+    layer: &IdempotencyLayer,
+    head: &http::request::Parts,
+    effects: &Effects,
+) -> u16 {
+    let effects = effects.clone();
+    let work = async move |key: String, _lease: Lease| {
+        effects.add(&key);
+        Ok::<_, WorkError<Infallible>>(key)
+    };
+    let batch = layer.items(head).expect("a principal");
+    let results = batch.run(items(&["p-1"]), work).await.expect("results");
+    statuses(&results)[0]
+}
+
 /// Two endpoints have different effects for the same content.
 #[tokio::test(start_paused = true)]
 async fn item_of_other_endpoint_is_mismatch() {
@@ -341,14 +357,7 @@ async fn item_of_other_endpoint_is_mismatch() {
     for path in ["/payments/batch", "/refunds/batch", "/payments/batch?dry"] {
         let req = http::Request::post(path).header("authorization", "alice");
         let (head, ()) = req.body(()).expect("a valid request").into_parts();
-        let effects = effects.clone();
-        let work = async move |key: String, _lease: Lease| {
-            effects.add(&key);
-            Ok::<_, WorkError<Infallible>>(key)
-        };
-        let batch = layer.items(&head).expect("a principal");
-        let results = batch.run(items(&["p-1"]), work).await.expect("results");
-        statuses_of.push(statuses(&results)[0]);
+        statuses_of.push(status_of_item(&layer, &head, &effects).await);
     }
     assert_eq!((statuses_of, effects.total()), (vec![200, 422, 422], 1));
 }
@@ -372,14 +381,7 @@ async fn custom_fingerprint_ignores_query_of_batch() {
     ] {
         let req = http::Request::post(path).header("authorization", "alice");
         let (head, ()) = req.body(()).expect("a valid request").into_parts();
-        let effects = effects.clone();
-        let work = async move |key: String, _lease: Lease| {
-            effects.add(&key);
-            Ok::<_, WorkError<Infallible>>(key)
-        };
-        let batch = layer.items(&head).expect("a principal");
-        let results = batch.run(items(&["p-1"]), work).await.expect("results");
-        statuses_of.push(statuses(&results)[0]);
+        statuses_of.push(status_of_item(&layer, &head, &effects).await);
     }
     assert_eq!(
         (statuses_of, effects.total()),
@@ -406,14 +408,7 @@ async fn item_of_other_account_is_mismatch() {
     for (name, value) in accounts {
         let mut head = head_of("platform");
         head.headers.insert(name, value.parse().expect("a value"));
-        let effects = effects.clone();
-        let work = async move |key: String, _lease: Lease| {
-            effects.add(&key);
-            Ok::<_, WorkError<Infallible>>(key)
-        };
-        let batch = layer.items(&head).expect("a principal");
-        let results = batch.run(items(&["p-1"]), work).await.expect("results");
-        statuses_of.push(statuses(&results)[0]);
+        statuses_of.push(status_of_item(&layer, &head, &effects).await);
     }
     assert_eq!(statuses_of, [200, 200, 422, 422, 422]);
     assert_eq!(effects.total(), 1);

@@ -142,6 +142,31 @@ async fn records_do_not_outlive_lower_age() {
     }
 }
 
+// F-986
+/// The record of a call from before the lower age may be out of date when its reply arrives.
+#[tokio::test(start_paused = true)]
+async fn late_reply_is_not_inserted_after_lower_age() {
+    let tiered = tiered();
+    execute(&tiered, &claim(1), b"tea", HOUR).await;
+    let _off = tiered.clone().with_max_age(Duration::ZERO);
+    let _on = tiered.clone().with_max_age(60 * SECOND);
+    advance(SECOND).await;
+    tiered
+        .store()
+        .set_fault(Operation::Acquire, Fault::Slow(SECOND));
+    let late = tokio::spawn({
+        let tiered = tiered.clone();
+        async move { replay(&tiered, 1).await }
+    });
+    sleep(SECOND).await;
+    let _off = tiered.clone().with_max_age(Duration::ZERO);
+    let _on = tiered.clone().with_max_age(60 * SECOND);
+    assert_eq!(late.await.expect("no panic"), from_store("tea"));
+    tiered.store().clear_faults();
+    assert_eq!(replay(&tiered, 1).await, from_store("tea"));
+    assert_eq!(replay(&tiered, 1).await, from_tier("tea"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn age_of_zero_keeps_nothing() {
     let tiered = tiered().with_max_age(Duration::ZERO);

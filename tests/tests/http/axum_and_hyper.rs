@@ -284,11 +284,11 @@ async fn grpc_upgrades_and_tunnels_pass_through() {
         ("POST", &[("content-type", "Application/GRPC ; x=y")]),
         (
             "POST",
-            &[("connection", "upgrade"), ("upgrade", "websocket")],
+            &[("connection", "upgrade"), ("upgrade", "example/1")],
         ),
         (
             "POST",
-            &[("connection", "upgrade"), ("upgrade", "h2c, websocket")],
+            &[("connection", "upgrade"), ("upgrade", "h2c, example/1")],
         ),
         ("CONNECT", &[]),
         (
@@ -367,7 +367,7 @@ async fn upgrade_is_ignored_in_http_1_0_and_http_2() {
 
 #[tokio::test(start_paused = true)]
 async fn upgrade_next_to_h2c_counts() {
-    for value in ["h2c, websocket", ",websocket"] {
+    for value in ["h2c, example/1", ",example/1", "websocket, example/1"] {
         let (app, effects) = creating(layer());
         for _ in 0..2 {
             let mut req = order();
@@ -685,9 +685,9 @@ async fn outer_retry_layer_sees_replay_marker() {
 async fn auth_outside_layer_blocks_replay_after_revocation() {
     for inside in [true, false] {
         let revoked = Arc::new(Mutex::new(false));
-        let asked = Arc::clone(&revoked);
+        let checked = Arc::clone(&revoked);
         let authentication = middleware::from_fn(move |req, next: middleware::Next| {
-            let is_revoked = *asked.lock().expect("no panic");
+            let is_revoked = *checked.lock().expect("no panic");
             async move {
                 match is_revoked {
                     true => StatusCode::FORBIDDEN.into_response(),

@@ -22,10 +22,19 @@ const GRPC_PROTO: &Headers = &[("content-type", "Application/gRPC+proto; x=y")];
 const GRPC_JSON: &Headers = &[("content-type", "application/grpc+json")];
 const UPGRADE: &Headers = &[
     ("connection", "keep-alive, Upgrade"),
-    ("upgrade", "websocket"),
+    ("upgrade", "example/1"),
 ];
-const UPGRADE_ALONE: &Headers = &[("upgrade", "websocket")];
-const FORMS: [&Headers; 5] = [GRPC, GRPC_PROTO, GRPC_JSON, UPGRADE, UPGRADE_ALONE];
+const UPGRADE_ALONE: &Headers = &[("upgrade", "example/1")];
+/// Servers ignore it, because a WebSocket begins with a GET.
+const WEBSOCKET: &Headers = &[("connection", "Upgrade"), ("upgrade", "WebSocket")];
+const FORMS: [&Headers; 6] = [
+    GRPC,
+    GRPC_PROTO,
+    GRPC_JSON,
+    UPGRADE,
+    UPGRADE_ALONE,
+    WEBSOCKET,
+];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {

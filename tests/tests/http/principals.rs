@@ -37,8 +37,22 @@ async fn executions(layer: IdempotencyLayer, one: &Headers, two: &Headers) -> u6
 // F-901, S-900
 #[tokio::test(start_paused = true)]
 async fn other_credentials_are_other_callers() {
-    const PAIRS: [(&Headers, &Headers); 16] = [
+    const PAIRS: [(&Headers, &Headers); 20] = [
         (&[("authorization", "a")], &[("authorization", "b")]),
+        (&[("x-arr-clientcert", "a")], &[("x-arr-clientcert", "b")]),
+        (
+            &[("x-amzn-mtls-clientcert", "a")],
+            &[("x-amzn-mtls-clientcert", "b")],
+        ),
+        (
+            &[("x-amzn-mtls-clientcert-leaf", "a")],
+            &[("x-amzn-mtls-clientcert-leaf", "b")],
+        ),
+        // A header without a value does not hide the cookie.
+        (
+            &[("authorization", ""), ("cookie", "sid=a")],
+            &[("authorization", ""), ("cookie", "sid=b")],
+        ),
         (&[("authorization", "a")], &[]),
         (&[("x-api-key", "a")], &[("x-api-key", "b")]),
         (&[("x-api-key", "a")], &[("api-key", "a")]),
@@ -199,6 +213,38 @@ fn anonymous_callers_are_counted_and_warned_once() {
         1,
         "{log}"
     );
+}
+
+// S-904
+/// A proxy sets a header without a value for callers that it has not authenticated.
+#[test]
+fn empty_value_identifies_no_caller() {
+    let header = |name| Principal::header(HeaderName::from_static(name));
+    let cases: [(Principal, &Headers); 4] = [
+        (Principal::credentials(), &[("authorization", " ")]),
+        (Principal::credentials(), &[("x-api-key", "")]),
+        (header("x-user"), &[("x-user", "")]),
+        (Principal::cookie("sid"), &[("cookie", "sid=; theme=dark")]),
+    ];
+    for (principal, headers) in cases {
+        let (counters, _) = observed("info", async {
+            let (app, _) = creating(layer().with_principal(principal));
+            send(&app, with(headers)).await;
+        });
+        let anonymous = total(&counters, "idempotency_anonymous_total");
+        assert_eq!(anonymous, 1.0, "{headers:?}");
+    }
+    drop(observed("info", async {
+        let both = header("x-user").or(header("x-service"));
+        let (app, effects) = creating(layer().with_principal(both));
+        for service in ["a", "b"] {
+            send(&app, with(&[("x-user", ""), ("x-service", service)])).await;
+        }
+        assert_eq!(effects.count(), 2);
+        let (app, _) = creating(layer().with_principal(header("x-user").and(header("x-service"))));
+        let missing = send(&app, with(&[("x-user", ""), ("x-service", "a")])).await;
+        assert_eq!(missing.code(), "principal-missing");
+    }));
 }
 
 // S-905

@@ -155,13 +155,21 @@ async fn host_is_in_scope_if_set() {
     assert!(is_replay("https://a.example:8443/orders", None).await);
     // A trailing dot names the same host.
     assert!(is_replay("/orders", Some("a.example.")).await);
-    // The host in the request target has precedence over the header.
-    assert!(is_replay("https://a.example/orders", Some("b.example")).await);
+    assert!(is_replay("https://a.example/orders", Some("A.Example.:443")).await);
+    // The service may read either of two hosts that differ.
+    for (replay, host) in [
+        (false, "b.example"),
+        (true, "b.example"),
+        (false, "c.example"),
+    ] {
+        let found = is_replay("https://a.example/orders", Some(host)).await;
+        assert_eq!(found, replay, "{host}");
+    }
     assert!(!is_replay("/orders", Some("b.example")).await);
     assert!(!is_replay("/orders", None).await);
     assert!(!is_replay("/orders", Some("not a host!")).await);
     assert!(!is_replay("/orders", Some("not a host?")).await);
-    assert_eq!(effects.count(), 5);
+    assert_eq!(effects.count(), 7);
     let (app, effects) = creating(layer());
     assert!(
         !send(&app, to("/orders", Some("a.example")))

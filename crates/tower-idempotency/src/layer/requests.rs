@@ -248,7 +248,8 @@ impl IdempotencyLayer {
     /// may get the response of the wrong host. That happens if the fingerprints are equal. Anonymous callers of both hosts
     /// share their keys.
     ///
-    /// The host is that of the request's URI, or else of the `Host` header, in lower case and without the port. A proxy must
+    /// The host is that of the request's URI, or else of the `Host` header, in lower case and without the port. If both name
+    /// different hosts, the pair is a scope of its own, because the service may read either. A proxy must
     /// pass it on: nginx sends its own name for the upstream unless it has `proxy_set_header Host $host`. The layer does not
     /// read `X-Forwarded-Host`, since clients can set it. If your proxy sets it, use [`Principal::header`] with it.
     ///

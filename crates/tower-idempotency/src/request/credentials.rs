@@ -21,16 +21,24 @@ pub(super) fn add_credentials(
 /// Adds the first credential header to `hash`: `Authorization` if the request has it, else the first one by name. Returns
 /// `false` if there is none.
 pub(super) fn add_first_credential(headers: &HeaderMap, hash: &mut FieldDigest) -> bool {
-    add_header(headers, &header::AUTHORIZATION, hash) > 0
-        || credential_headers(headers)
-            .min_by_key(|name| name.as_str())
-            .is_some_and(|first| add_header(headers, first, hash) > 0)
+    let first = credential_headers(headers)
+        .min_by_key(|name| (*name != header::AUTHORIZATION, name.as_str()));
+    first.is_some_and(|first| add_header(headers, first, hash) > 0)
 }
 
+/// Returns the names of the credential headers with a value.
 fn credential_headers(headers: &HeaderMap) -> impl Iterator<Item = &HeaderName> {
     headers
         .keys()
-        .filter(|name| is_credential_header(name.as_str()))
+        .filter(|name| is_credential_header(name.as_str()) && !has_no_value(headers, name))
+}
+
+/// Returns `true` if the header is absent, or has one line without a value. A proxy may set such a line for a caller that it
+/// has not authenticated.
+fn has_no_value(headers: &HeaderMap, name: &HeaderName) -> bool {
+    let mut values = headers.get_all(name).iter();
+    let first = values.next();
+    first.is_none_or(|value| value.as_bytes().trim_ascii().is_empty()) && values.next().is_none()
 }
 
 /// Adds all values of a header, in order. Returns their number. Adds nothing if there is none.
@@ -54,7 +62,7 @@ pub(super) fn add_header_value(name: &HeaderName, value: &[u8], hash: &mut Field
     hash.number(1).field(value);
 }
 
-/// Adds the value of a header that identifies the caller. Returns `false` if there is none.
+/// Adds the value of a header that identifies the caller. Returns `false` if there is none, or an empty one.
 ///
 /// Fails if the header has two lines: a client that adds an invented line to its own must not become another caller.
 pub(super) fn add_identifying_header(
@@ -62,9 +70,11 @@ pub(super) fn add_identifying_header(
     name: &HeaderName,
     hash: &mut FieldDigest,
 ) -> Result<bool, PrincipalError> {
+    if has_no_value(headers, name) {
+        return Ok(false);
+    }
     match add_header(headers, name, hash) {
-        0 => Ok(false),
-        1 => Ok(true),
+        0 | 1 => Ok(true),
         _ => Err(PrincipalError::ambiguous(
             "expected each header that identifies the caller once, found one twice",
         )),
@@ -107,6 +117,8 @@ pub(super) fn is_credential_header(name: &str) -> bool {
         || name.ends_with("key") && is_one_of(&KEYS, &KEY_SUFFIXES)
         || name.ends_with("token") && is_one_of(&TOKENS, &TOKEN_SUFFIXES)
         || name.ends_with("client-cert")
+        || name.ends_with("clientcert")
+        || name == "x-amzn-mtls-clientcert-leaf"
         || name == "x-client-secret"
 }
 

@@ -447,16 +447,30 @@ fn path_and_query(uri: &Uri) -> &str {
 /// HTTP/2 has the host in the URI, and HTTP/1 in a header. A URI with a host takes precedence over the header, as RFC 9112
 /// requires.
 pub(super) fn host(head: &request::Parts) -> Vec<u8> {
-    let normalized = |host: &str| host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
-    if let Some(host) = original_uri(head).host() {
-        return normalized(host).into_bytes();
+    match original_uri(head).host() {
+        Some(host) => normalized_host(host),
+        None => head.headers.get(header::HOST).map_or(Vec::new(), host_in),
     }
-    let header = head.headers.get(header::HOST).map(HeaderValue::as_bytes);
-    let header = header.unwrap_or_default();
-    match Authority::try_from(header) {
-        Ok(authority) => normalized(authority.host()).into_bytes(),
-        Err(_) => header.to_ascii_lowercase(),
+}
+
+/// Returns the host of the `Host` header if the URI names another one. RFC 9113, section 8.3.1, forbids such a request, but
+/// servers pass it on.
+pub(super) fn other_host(head: &request::Parts) -> Option<Vec<u8>> {
+    let host = normalized_host(original_uri(head).host()?);
+    let mut others = head.headers.get_all(header::HOST).iter().map(host_in);
+    others.find(|other| *other != host)
+}
+
+fn host_in(header: &HeaderValue) -> Vec<u8> {
+    match Authority::try_from(header.as_bytes()) {
+        Ok(authority) => normalized_host(authority.host()),
+        Err(_) => header.as_bytes().to_ascii_lowercase(),
     }
+}
+
+fn normalized_host(host: &str) -> Vec<u8> {
+    let host = host.strip_suffix('.').unwrap_or(host);
+    host.to_ascii_lowercase().into_bytes()
 }
 
 const FORM: &str = "multipart/form-data";

@@ -22,6 +22,7 @@ use crate::{
     request::{
         fingerprint::{
             entry_id, host, media_type, new_scope, original_path_and_query, original_uri,
+            other_host,
         },
         key::{IdempotencyKey, KeyError, RequestKey},
         principal::{Identity, PrincipalError},
@@ -151,16 +152,19 @@ pub(crate) fn pass_reason(rules: &Rules, head: &request::Parts) -> Option<PassRe
 /// Ignores the following:
 /// - `Upgrade` without `Connection: upgrade`, as RFC 9110 requires.
 /// - `h2c` and `h2`: servers ignore them, and clients send `h2c` with ordinary requests.
+/// - `websocket` with another method than GET, which RFC 6455, section 4.1, requires.
 /// - Empty names.
 /// - Versions of HTTP without the `Upgrade` header.
 fn is_upgrade(head: &request::Parts) -> bool {
     const IGNORED: [&[u8]; 3] = [b"h2c", b"h2", b""];
+    let is_ignored = |protocol: &[u8]| {
+        IGNORED
+            .iter()
+            .any(|name| protocol.eq_ignore_ascii_case(name))
+            || protocol.eq_ignore_ascii_case(b"websocket") && head.method != Method::GET
+    };
     head.version == Version::HTTP_11
-        && list_items(&head.headers, &header::UPGRADE).any(|protocol| {
-            !IGNORED
-                .iter()
-                .any(|name| protocol.eq_ignore_ascii_case(name))
-        })
+        && list_items(&head.headers, &header::UPGRADE).any(|protocol| !is_ignored(protocol))
         && list_items(&head.headers, &header::CONNECTION)
             .any(|option| option.eq_ignore_ascii_case(b"upgrade"))
 }
@@ -342,6 +346,10 @@ pub(crate) fn find_scope(
     }
     if rules.host_in_scope {
         hash.field(b"host").field(&host(head));
+        // The service may read either of two hosts that differ.
+        if let Some(other) = other_host(head) {
+            hash.field(b"host header").field(&other);
+        }
     }
     if rules.endpoint_in_scope {
         let path = original_uri(head).path();

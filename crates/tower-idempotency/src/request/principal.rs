@@ -122,10 +122,11 @@ impl Principal {
     /// its cookies do not count. Only a request without credentials is anonymous.
     ///
     /// - **Headers**: `Authorization`, and every header whose name ends with `api-key`, `apikey`, `api-token`, `access-key`,
-    ///   `access-token`, `auth-token`, `client-cert`, `session-token` or `subscription-key`. In addition `Private-Token`,
-    ///   `X-Auth-Key`, `X-Client-Secret`, `X-Figma-Token`, `X-Functions-Key`, `X-RapidAPI-Key` and `X-Vault-Token`. If a
-    ///   request has several of them, all count. A request with two lines of one of them gets 400 `principal-ambiguous`,
-    ///   because the service might read the other line.
+    ///   `access-token`, `auth-token`, `client-cert`, `clientcert`, `session-token` or `subscription-key`. In addition
+    ///   `Private-Token`, `X-Amzn-Mtls-Clientcert-Leaf`, `X-Auth-Key`, `X-Client-Secret`, `X-Figma-Token`,
+    ///   `X-Functions-Key`, `X-RapidAPI-Key` and `X-Vault-Token`. If a request has several of them, all count. A header
+    ///   without a value does not count. A request with two lines of one of them gets 400 `principal-ambiguous`, because the
+    ///   service might read the other line.
     /// - **Cookies**: all but those that well-known products use for analytics, consent, load balancing, bot detection and
     ///   anti-forgery tokens. Their order does not count. They are ignored if the request has one of the headers.
     ///   If all users send the same header, such as the password of a gateway, use the session
@@ -496,5 +497,6 @@ fn cookie<'a>(head: &'a request::Parts, name: &str) -> Result<Option<&'a [u8]>, 
             "expected the cookie that identifies the caller once, found it twice",
         ));
     }
-    Ok(value)
+    // A client that has logged out may send an empty cookie.
+    Ok(value.filter(|value| !value.is_empty()))
 }

@@ -235,6 +235,15 @@ fn begin_recording<R: http_body::Body, E>(
             return Err(Box::new(failed));
         }
     };
+    let incomplete = lease.request_body_incomplete();
+    // Whether the layer records the response or not, its effect is lost. The code of a gRPC response is not known yet.
+    if !incomplete
+        && !lease.config().response.is_grpc()
+        && reports_lost_effect(lease, res.status())
+        && res.extensions().get::<NeedsAttention>().is_none()
+    {
+        return Err(Box::new(lost_effect(lease)));
+    }
     if lease.has_unfinished_batch() {
         // Before the instructions are copied: an outer layer must not record the response either.
         res.extensions_mut().insert(Retention::NoStore);
@@ -247,7 +256,6 @@ fn begin_recording<R: http_body::Body, E>(
         res.extensions_mut().insert(Retention::NoStore);
     }
     let (rules, buffer) = (&lease.config().response, lease.response_bytes());
-    let incomplete = lease.request_body_incomplete();
     match Recording::new(rules, buffer, lease.origin(), res, incomplete) {
         Ok(recording) => Ok((recording, directives)),
         Err(decided) => Err(Box::new(outcome_of(lease, directives, *decided))),
@@ -286,12 +294,13 @@ fn outcome_of<R: http_body::Body, E>(
             res.extensions_mut().insert(Retention::NoStore);
             HandlerOutcome::Release(Ok(res), "commit_failed")
         }
-        Disposition::Record { class, record, .. } if reports_lost_effect(lease, class, &record) => {
-            telemetry::transaction_unfinished(lease.id());
-            let rules = &lease.config().response;
-            let error = unfinished_transaction().with_entry(lease.id());
-            let res = into_response(reject(rules, &error));
-            HandlerOutcome::Release(Ok(res), "unfinished_transaction")
+        // As for HTTP in `begin_recording`. Here the code is known.
+        Disposition::Record { class, record, .. }
+            if lease.config().response.is_grpc()
+                && reports_lost_effect(lease, class)
+                && NeedsAttention::in_record(&record).is_none() =>
+        {
+            lost_effect(lease)
         }
         Disposition::Record {
             record, retention, ..
@@ -357,11 +366,17 @@ fn reports_failed_commit(lease: &LeaseState, status: StatusCode, record: &[u8]) 
 }
 
 /// Returns `true` if the response is a success although a transaction was neither committed nor rolled back.
-fn reports_lost_effect(lease: &LeaseState, status: StatusCode, record: &[u8]) -> bool {
-    lease.has_open_transaction()
-        && !status.is_client_error()
-        && !status.is_server_error()
-        && NeedsAttention::in_record(record).is_none()
+fn reports_lost_effect(lease: &LeaseState, status: StatusCode) -> bool {
+    lease.has_open_transaction() && !status.is_client_error() && !status.is_server_error()
+}
+
+/// Returns the outcome of a success without its effect: an error response, and a free key.
+fn lost_effect<R: http_body::Body, E>(lease: &LeaseState) -> HttpOutcome<R, E> {
+    telemetry::transaction_unfinished(lease.id());
+    let rules = &lease.config().response;
+    let error = unfinished_transaction().with_entry(lease.id());
+    let res = into_response(reject(rules, &error));
+    HandlerOutcome::Release(Ok(res), "unfinished_transaction")
 }
 
 /// Runs the handler without a lease, as the settings say.

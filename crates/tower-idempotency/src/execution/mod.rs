@@ -1,8 +1,8 @@
 //! An execution under its lease: acquire, run, finish.
 //!
-//! [`Attempt::acquire`](acquire::Attempt::acquire) acquires the lease. [`Execution::run`] runs the handler under it and
-//! finishes it. HTTP requests (see [`http`]), [`run_once`](crate::IdempotencyLayer::run_once) and
-//! [`take_over`](crate::IdempotencyLayer::take_over) all take these two steps.
+//! [`Attempt::acquire`](acquire::Attempt::acquire) acquires the lease. An [`Execution`] then runs the work under it and
+//! finishes it: [`Execution::run`] for [`run_once`](crate::IdempotencyLayer::run_once), [`handler`] for HTTP requests and
+//! for [`take_over`](crate::IdempotencyLayer::take_over). Both end in [`Execution::conclude`].
 //!
 //! The caller can drop the future at every await. If [`Detach::continues_for`](detach::Detach::continues_for) then returns
 //! `None`, the drop cancels the request. Otherwise the whole future continues in a background task. While a request waits

@@ -3,10 +3,16 @@
 use bytes::Bytes;
 
 use crate::{
-    execution::background::spawn_release_unacknowledged,
-    lease::state::LeaseState,
+    execution::{
+        Execution, Finished, PendingRecord,
+        background::spawn_release_unacknowledged,
+        finish::{may_contradict_expired_commit, spawn_complete},
+    },
+    lease::state::{LeaseGuard, LeaseState},
     limits::InFlightPermit,
     store::{Acquired, Claim, OrphanPolicy, Token},
+    store_client::{CompleteOutcome, RenewOutcome},
+    telemetry,
 };
 
 /// State of the entry, as the store reports it.
@@ -99,4 +105,146 @@ pub(crate) async fn query_entry_with_new_token(
         EntryStatus::Acquired(_) if !is_released => EntryStatus::Unknown,
         status => status,
     }
+}
+
+impl Execution {
+    /// Queries the store for the handler's commit, if there was one, and changes nothing. `renewed` is the outcome of a renewal
+    /// before it: if it failed, the database may still execute the commit.
+    pub(super) async fn reconcile_commit(self, renewed: RenewOutcome) -> Reconciled {
+        let Self { lease, permit } = self;
+        if !lease.has_unacknowledged_commit() {
+            return Reconciled::NotCommitted;
+        }
+        match Box::pin(query_entry_with_new_token(&lease, permit)).await {
+            EntryStatus::CompletedHere(record) => {
+                Reconciled::Finished(report_committed(&lease, record))
+            }
+            EntryStatus::Completed(record) => Reconciled::Finished(Finished::Stored(record)),
+            EntryStatus::Unknown => Reconciled::Finished(unknown_outcome(&lease)),
+            EntryStatus::Acquired(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere => {
+                match renewed {
+                    RenewOutcome::Failed => Reconciled::Finished(unknown_outcome(&lease)),
+                    RenewOutcome::Renewed | RenewOutcome::LeaseLost => Reconciled::NotCommitted,
+                }
+            }
+        }
+    }
+}
+
+/// Result of a query for the handler's commit.
+pub(super) enum Reconciled {
+    /// The store has a record, or cannot report one.
+    Finished(Finished),
+    /// The handler has committed nothing.
+    NotCommitted,
+}
+
+/// Queries the store for the record that it has. A successful completion changes nothing if a commit of the handler was
+/// stored first.
+pub(super) async fn verify_stored_record(
+    lease: &LeaseState,
+    permit: InFlightPermit,
+    PendingRecord { record, .. }: &PendingRecord,
+) -> Finished {
+    // The store accepted this record, so the handler's was not stored, unless it had expired.
+    let may_contradict = may_contradict_expired_commit(lease, record);
+    match query_entry_with_new_token(lease, permit).await {
+        EntryStatus::CompletedHere(stored) if stored == *record => {
+            telemetry::recorded(lease.id(), record);
+            if may_contradict {
+                unknown_outcome(lease)
+            } else {
+                Finished::Own
+            }
+        }
+        // The same token completed the entry with another record, so the handler's commit was stored first.
+        EntryStatus::CompletedHere(stored) => {
+            telemetry::attention_not_stored(lease.id(), record);
+            report_committed(lease, stored)
+        }
+        EntryStatus::Completed(stored) => {
+            telemetry::attention_not_stored(lease.id(), record);
+            Finished::Stored(stored)
+        }
+        EntryStatus::Acquired(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere => {
+            telemetry::attention_not_stored(lease.id(), record);
+            unknown_outcome(lease)
+        }
+        // The store accepted the record but cannot confirm it. Count it: a false alarm is better than a missed one.
+        EntryStatus::Unknown => {
+            telemetry::recorded(lease.id(), record);
+            unknown_outcome(lease)
+        }
+    }
+}
+
+/// Returns the record of the handler's commit as the result, and counts it, because no other path does.
+pub(super) fn report_committed(lease: &LeaseState, record: Bytes) -> Finished {
+    telemetry::recorded(lease.id(), &record);
+    Finished::Committed {
+        record,
+        is_reported: false,
+    }
+}
+
+/// Returns the result after a lost lease. Only the stored record is valid, because all clients must get the same response.
+/// If nothing is stored, stores the record of this execution.
+pub(super) async fn reconcile_after_lost_lease(
+    lease: &LeaseGuard,
+    permit: InFlightPermit,
+    pending: &PendingRecord,
+) -> Finished {
+    if lease.has_unacknowledged_commit() {
+        // Does not complete: under this token, a commit that has not reached the store yet would find its lease again.
+        return match query_entry_with_new_token(lease, permit).await {
+            EntryStatus::CompletedHere(stored) | EntryStatus::Completed(stored) => {
+                Finished::Stored(stored)
+            }
+            EntryStatus::Acquired(_)
+            | EntryStatus::Orphaned
+            | EntryStatus::HeldElsewhere
+            | EntryStatus::Unknown => unknown_outcome(lease),
+        };
+    }
+    let claim = lease.claim();
+    let generation = match query_entry(lease, claim).await {
+        EntryStatus::CompletedHere(stored) | EntryStatus::Completed(stored) => {
+            return Finished::Stored(stored);
+        }
+        EntryStatus::Acquired(generation) => generation,
+        // If another execution holds the lease after all, the store refuses the completion.
+        EntryStatus::Orphaned => 1,
+        EntryStatus::HeldElsewhere => return unknown_outcome(lease),
+        // Completes once the store is back. The entry may be absent or orphaned by then.
+        EntryStatus::Unknown => {
+            let reference = claim.lease_ref_unknown();
+            spawn_complete(lease, reference, pending.clone(), permit, false);
+            return unknown_outcome(lease);
+        }
+    };
+    // The execution that took over may have ended without a record. This execution's record is then the only one.
+    let reference = claim.lease_ref(generation);
+    let (record, retention) = (&pending.record, pending.retention);
+    let timeout = lease.store_timeout();
+    match lease
+        .store()
+        .complete(&reference, false, record, retention, timeout)
+        .await
+    {
+        CompleteOutcome::Stored => Finished::Own,
+        CompleteOutcome::LeaseLost => unknown_outcome(lease),
+        // No record is stored so far. Without the record of this execution, a retry would execute again.
+        CompleteOutcome::Failed | CompleteOutcome::TooLarge { .. } => {
+            spawn_complete(lease, reference, pending.clone(), permit, false);
+            unknown_outcome(lease)
+        }
+    }
+}
+
+/// Returns an unknown outcome. A retry gets the record that is stored by then, or executes if there is none.
+///
+/// It is not retryable if the record of the handler's commit may have expired: a retry would repeat the effect.
+pub(super) fn unknown_outcome(lease: &LeaseState) -> Finished {
+    let retryable = !lease.commits.record_may_have_expired();
+    Finished::Unknown { retryable }
 }

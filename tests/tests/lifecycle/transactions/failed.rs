@@ -136,11 +136,11 @@ async fn commit_with_unreleasable_lease_is_outcome_unknown() {
 async fn lease_acquired_by_commit_check_is_released() {
     for panics in [false, true] {
         within(LONG, async {
-            let (store, asking) = (FaultInjector::new(MemoryStore::new()), Barrier::closed());
+            let (store, query) = (FaultInjector::new(MemoryStore::new()), Barrier::closed());
             let layer = IdempotencyLayer::new(store.clone())
                 .with_orphan_policy(OrphanPolicy::Refuse)
                 .with_failure(ExecutionFailure::Release);
-            let (injector, barrier) = (store.clone(), asking.clone());
+            let (injector, barrier) = (store.clone(), query.clone());
             let (app, executions) = app(layer.clone(), move |n, req| {
                 let lease = req.extensions().get::<Lease>().expect("a lease").clone();
                 let (injector, barrier) = (injector.clone(), barrier.clone());
@@ -172,7 +172,7 @@ async fn lease_acquired_by_commit_check_is_released() {
             }
             sleep(Duration::from_millis(500)).await;
             assert!(store.inner().is_empty(), "the lease was released");
-            asking.open_for_good();
+            query.open_for_good();
             eventually("the query acquires the key", || store.inner().len() == 1).await;
             sleep(Duration::from_secs(3)).await;
             assert_eq!(send(&app, order()).await.text(), "{\"execution\":2}");

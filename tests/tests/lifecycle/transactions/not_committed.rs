@@ -197,6 +197,40 @@ async fn commit_after_lost_lease_is_unknown_if_rival_runs() {
     .await;
 }
 
+// S-186, S-187
+/// A renewal has reported the loss, so the layer sends no commit.
+#[tokio::test(start_paused = true)]
+async fn refused_commit_returns_response_of_rival() {
+    within(LONG, async {
+        for status in [StatusCode::INTERNAL_SERVER_ERROR, StatusCode::CONFLICT] {
+            for has_responded in [true, false] {
+                let overtaken = Overtaken::new(status, Fate::Committed).await;
+                let app = overtaken.other.clone();
+                let other = tokio::spawn(async move { send(&app, order()).await });
+                overtaken.second.arrival().await;
+                if has_responded {
+                    overtaken.second.open_for_good();
+                }
+                overtaken.ledger.store.clear_faults();
+                sleep(Duration::from_secs(10)).await;
+                assert_eq!(other.is_finished(), has_responded);
+                overtaken.first.open_for_good();
+                let response = overtaken.request.await.expect("no panic");
+                if has_responded {
+                    assert_eq!(response.text(), "of the other", "{status}");
+                    assert!(response.is_replay());
+                } else {
+                    assert_unknown(&response, true);
+                }
+                overtaken.second.open_for_good();
+                assert_eq!(other.await.expect("no panic").text(), "of the other");
+                assert_eq!(overtaken.ledger.rows().await, ["charge 2"]);
+            }
+        }
+    })
+    .await;
+}
+
 // S-188
 #[tokio::test(start_paused = true)]
 async fn ended_lease_commits_nothing() {

@@ -3,13 +3,13 @@
 use axum::{Router, body::Body, response::IntoResponse};
 use http::{Request, StatusCode};
 use tests::{
-    Effects, app, created,
+    Effects, Scripted, app, created,
     ledger::{Fate, Ledger},
     send,
 };
 use tower_idempotency::{
-    ErrorKind, IdempotencyLayer, Lease, MemoryStore, NeedsAttention, conformance::Operation,
-    run_once::WorkError, transaction::LeaseExt,
+    ErrorKind, IdempotencyLayer, Lease, MemoryStore, NeedsAttention, Unrecordable,
+    conformance::Operation, run_once::WorkError, transaction::LeaseExt,
 };
 
 use super::{assert_charged_once, bank, behind, charge, first_of, order};
@@ -159,6 +159,40 @@ async fn success_with_open_transaction_is_500() {
         assert!(store.is_empty(), "the key is free");
         assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
         assert!(send(&app, order()).await.is_replay());
+        assert_eq!(effects.count(), 2);
+    }
+}
+
+// S-942
+/// The effect is lost, whether the layer records the response or not.
+#[tokio::test(start_paused = true)]
+async fn unrecorded_success_with_open_transaction_is_500() {
+    let accepted = |status: StatusCode| status.is_success() && status != StatusCode::ACCEPTED;
+    let layers = [
+        IdempotencyLayer::new(MemoryStore::new()),
+        IdempotencyLayer::new(MemoryStore::new()).with_unrecordable(Unrecordable::Release),
+        IdempotencyLayer::new(MemoryStore::new()).with_recorded_statuses(accepted),
+    ];
+    for (n, layer) in layers.into_iter().enumerate() {
+        let (app, effects) = app(layer, move |_, req: Request<Body>| {
+            let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+            async move {
+                drop(lease.open_transaction());
+                let body = Body::new(Scripted::new(["streamed"]));
+                match n {
+                    0 => ([("x-idempo-policy", "no-store")], "done").into_response(),
+                    1 => body.into_response(),
+                    _ => StatusCode::ACCEPTED.into_response(),
+                }
+            }
+        });
+        for _ in 0..2 {
+            assert_eq!(
+                send(&app, order()).await.code(),
+                "unfinished-transaction",
+                "{n}"
+            );
+        }
         assert_eq!(effects.count(), 2);
     }
 }

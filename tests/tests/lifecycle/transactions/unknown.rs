@@ -185,13 +185,13 @@ async fn late_commit_fails_after_reconciliation() {
                 Err(_) => StatusCode::GATEWAY_TIMEOUT.into_response(),
             }
         });
-        let asking = app.clone();
-        let asked = tokio::spawn(async move { send(&asking, order()).await });
+        let caller = app.clone();
+        let sent = tokio::spawn(async move { send(&caller, order()).await });
         looked.arrival().await;
         way.open_for_good();
         sleep(Duration::from_millis(100)).await;
         looked.open_for_good();
-        let response = asked.await.expect("no panic");
+        let response = sent.await.expect("no panic");
         assert_eq!(response.status, StatusCode::GATEWAY_TIMEOUT);
         sleep(Duration::from_secs(1)).await;
         assert!(ledger.rows().await.is_empty());
@@ -218,8 +218,8 @@ async fn reconciliation_after_expiry_leaves_no_lease() {
         let layer = IdempotencyLayer::new(ledger.clone()).with_retention(Ttl::from_secs(1));
         let (app, _) = behind(layer, &ledger, async |ledger, lease, n| {
             let commit = charge(ledger, lease, n);
-            let unheard = tokio::time::timeout(Duration::from_millis(100), commit).await;
-            assert!(unheard.is_err());
+            let timed_out = tokio::time::timeout(Duration::from_millis(100), commit).await;
+            assert!(timed_out.is_err());
             created(n)
         });
         assert_unknown(&send(&app, order()).await, false);
@@ -250,8 +250,8 @@ async fn response_discarded_if_committed_record_expired() {
                 behind(layer.clone(), &ledger, async move |ledger, lease, n| {
                     let commit = charge(ledger, lease, n);
                     let charging = Duration::from_millis(charging);
-                    let unheard = tokio::time::timeout(charging, commit).await;
-                    assert!(unheard.is_err());
+                    let timed_out = tokio::time::timeout(charging, commit).await;
+                    assert!(timed_out.is_err());
                     (StatusCode::ACCEPTED, "not charged").into_response()
                 });
             let first = send(&app, order()).await;

@@ -69,7 +69,7 @@ fn counts<const N: usize>(counts: [(&str, u32); N]) -> BTreeMap<String, f64> {
 }
 
 /// Lets the background tasks of a request run.
-async fn settle() {
+async fn run_background_tasks() {
     sleep(Duration::from_millis(1)).await;
 }
 
@@ -91,7 +91,7 @@ fn verdicts_are_counted() {
                 let res = send(&app, keyed("/", "k", body)).await;
                 assert_eq!(res.status, StatusCode::CREATED);
                 assert!(!res.is_replay());
-                settle().await;
+                run_background_tasks().await;
             }
             for key in ["\"\"", &"k".repeat(300)] {
                 assert_eq!(send(&app, keyed("/", key, "")).await.status, 201);
@@ -132,7 +132,7 @@ fn concurrent_duplicate_would_conflict() {
             });
             let first = tokio::spawn(app.clone().oneshot(keyed("/", "k", "")));
             barrier.arrival().await;
-            settle().await;
+            run_background_tasks().await;
             let second = tokio::spawn(app.clone().oneshot(keyed("/", "k", "")));
             barrier.arrival().await;
             barrier.let_through(2);
@@ -140,7 +140,7 @@ fn concurrent_duplicate_would_conflict() {
                 let Ok(res) = task.await.unwrap();
                 assert_eq!(tests::read(res).await.status, StatusCode::OK);
             }
-            settle().await;
+            run_background_tasks().await;
             assert_eq!(effects.count(), 2);
         });
         let expected = counts([("fresh", 1), ("would_conflict", 1)]);
@@ -216,7 +216,7 @@ fn retry_is_judged_by_first_response() {
                 for _ in 0..2 {
                     let res = send(&app, keyed("/", "k", "")).await;
                     assert!(!res.headers.contains_key("x-idempo-policy"));
-                    settle().await;
+                    run_background_tasks().await;
                 }
                 assert_eq!(effects.count(), 2);
             });
@@ -251,7 +251,7 @@ fn failed_execution_is_judged_by_settings() {
                 let Ok(res) = app.clone().oneshot(keyed("/", "k", "")).await;
                 let read = axum::body::to_bytes(res.into_body(), 99).await;
                 assert!(read.is_err(), "the client sees the error");
-                settle().await;
+                run_background_tasks().await;
             }
         });
         assert_eq!(outcomes(&metrics), retry);
@@ -310,6 +310,29 @@ fn failing_store_changes_nothing() {
     }
 }
 
+// S-852
+/// No setting makes an observation permanent whose end does not reach the store.
+#[test]
+fn observation_without_end_expires() {
+    let metrics = counted(async {
+        let store = Arc::new(FaultInjector::new(MemoryStore::new()));
+        store.set_fault(Operation::Complete, Fault::CallLost);
+        store.set_fault(Operation::Release, Fault::CallLost);
+        let layer = observing(Arc::clone(&store)).with_overdue_after(Duration::MAX);
+        let (app, _) = creating(layer);
+        for _ in 0..2 {
+            send(&app, keyed("/", "k", "a")).await;
+            run_background_tasks().await;
+        }
+        sleep(Duration::from_secs(49 * 60 * 60)).await;
+        store.clear_faults();
+        send(&app, keyed("/", "k", "a")).await;
+        run_background_tasks().await;
+    });
+    let expected = counts([("fresh", 1), ("not_judged", 1), ("would_conflict", 1)]);
+    assert_eq!(outcomes(&metrics), expected);
+}
+
 // S-853
 #[test]
 fn busy_store_leaves_requests_unjudged() {
@@ -320,7 +343,7 @@ fn busy_store_leaves_requests_unjudged() {
         for n in 0..1000 {
             send(&app, keyed("/", &format!("{n}"), "")).await;
         }
-        settle().await;
+        run_background_tasks().await;
         assert_eq!(
             store.calls(Operation::Acquire),
             48,
@@ -330,7 +353,7 @@ fn busy_store_leaves_requests_unjudged() {
         sleep(Duration::from_secs(60)).await;
         store.clear_faults();
         send(&app, keyed("/", "after", "")).await;
-        settle().await;
+        run_background_tasks().await;
     });
     let expected = counts([("not_judged", 1000), ("fresh", 1)]);
     assert_eq!(outcomes(&metrics), expected);
@@ -552,7 +575,7 @@ fn observed_fingerprints_equal_enforced_ones() {
             });
             for req in [one, other] {
                 send(&app, req).await;
-                settle().await;
+                run_background_tasks().await;
             }
         });
         let expected = counts([("fresh", 1), (expected, 1)]);
@@ -575,7 +598,7 @@ fn panic_of_setting_changes_nothing() {
         let metrics = counted(async {
             let (app, effects) = creating(layer);
             assert_eq!(send(&app, keyed("/", "k", "")).await.status, 201);
-            settle().await;
+            run_background_tasks().await;
             assert_eq!(effects.count(), 1);
         });
         assert_eq!(outcomes(&metrics), counts([("not_judged", 1)]));
@@ -591,7 +614,7 @@ fn panic_of_handler_is_failure() {
         });
         let first = tokio::spawn(app.clone().oneshot(keyed("/", "k", "")));
         assert!(first.await.unwrap_err().is_panic());
-        settle().await;
+        run_background_tasks().await;
         assert_eq!(send(&app, keyed("/", "k", "")).await.status, 200);
     });
     assert_eq!(outcomes(&metrics), counts([("fresh", 2)]));
@@ -633,7 +656,7 @@ fn coverage_is_counted_in_each_mode() {
                 }
                 req.body(Body::empty()).unwrap()
             };
-            let upgrade = [("connection", "upgrade"), ("upgrade", "websocket")];
+            let upgrade = [("connection", "upgrade"), ("upgrade", "example/1")];
             let mut grpc = request("POST", "/", &[("content-type", "application/grpc")]);
             *grpc.version_mut() = http::Version::HTTP_2;
             for req in [
@@ -694,7 +717,7 @@ fn enforcement_starts_clean() {
         let (app, effects) = creating(layer);
         let order = || keyed("/", "k", "one espresso");
         send(&app, order()).await;
-        settle().await;
+        run_background_tasks().await;
         switch.set(Enforce);
         let first = send(&app, order()).await;
         let retry = send(&app, order()).await;

@@ -1,6 +1,9 @@
 //! Verdict of an observed request, and its store calls.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -20,6 +23,9 @@ use crate::{
     store_client::{AcquireReply, CompleteOutcome},
     telemetry::{self, Observed},
 };
+
+/// The longest lease of an observation. Its entry remains for this time if no call ends it, and then as long as an orphan.
+const MAX_OBSERVATION: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A request that passes through and is judged. The request side and the response side share it.
 pub(crate) struct Observation {
@@ -104,8 +110,8 @@ impl Observation {
         let fingerprint = catch_setting_panic("with_fingerprint", || fingerprint.finish())?;
         drop(bytes);
         let token: Result<_, StoreError> = shared.store.new_token();
-        let overdue_after = config.execution.overdue_after().max(Ttl::MIN.as_duration());
-        let lease = Ttl::try_from(overdue_after).unwrap_or(Ttl::MAX);
+        let overdue_after = config.execution.overdue_after().min(MAX_OBSERVATION);
+        let lease = Ttl::try_from(overdue_after).unwrap_or(Ttl::MIN);
         let claim = Claim {
             id: observed_id(&scoped.id.of(&fingerprint)),
             fingerprint,
@@ -270,7 +276,7 @@ impl Observation {
         }
     }
 
-    fn timeout(&self) -> std::time::Duration {
+    fn timeout(&self) -> Duration {
         self.context.config.execution.store_timeout
     }
 

@@ -101,7 +101,7 @@ impl Tier {
         if nanos(max) < before {
             // A later, longer age must not make these records valid again: the store may have others by then.
             let mut records = self.records.write().unwrap_or_else(PoisonError::into_inner);
-            records.by_id.clear();
+            records.clear();
             records.valid_from = Some(Instant::now());
         }
     }
@@ -231,6 +231,13 @@ impl TierRecord {
 }
 
 impl Records {
+    /// Removes all records and releases their memory.
+    fn clear(&mut self) {
+        self.by_id = HashTable::new();
+        self.groups.fill_with(RecordGroup::default);
+        self.bytes = 0;
+    }
+
     /// Returns the group whose oldest record is to be removed. Prefers a group whose oldest record has passed its maximum
     /// age, then the group that uses most memory.
     fn group_to_shrink(&self, now: Instant, max_age: Duration) -> usize {

@@ -137,6 +137,7 @@ async fn records_do_not_outlive_lower_age() {
         let tiered = tiered();
         execute(&tiered, &claim(1), b"tea", HOUR).await;
         let _lower = tiered.clone().with_max_age(lower);
+        assert_eq!((tiered.len(), tiered.bytes()), (0, 0));
         let _higher = tiered.clone().with_max_age(60 * SECOND);
         assert_eq!(replay(&tiered, 1).await, from_store("tea"));
     }

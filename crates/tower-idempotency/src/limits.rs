@@ -440,12 +440,20 @@ impl Buffer {
         (self.len, self.counted) = (bytes, bytes);
     }
 
-    /// Returns `data`. The reserved bytes count until the last slice of `data` is dropped.
+    /// Returns the data of a response. The reserved bytes count until the last slice of `data` is dropped.
     ///
     /// A server holds a slice until the client has read it. Data of at most [`UNCOUNTED`] bytes stops counting at once,
     /// because a connection buffers as many bytes in any case.
+    pub(crate) fn hold_until_sent(self, data: Bytes) -> Bytes {
+        if data.len() <= UNCOUNTED {
+            return data;
+        }
+        self.hold(data)
+    }
+
+    /// Returns `data`. The reserved bytes count until the last slice of `data` is dropped.
     pub(crate) fn hold(self, data: Bytes) -> Bytes {
-        if data.len() <= UNCOUNTED || self.counted == 0 {
+        if self.counted == 0 {
             return data;
         }
         Bytes::from_owner(HeldData {
@@ -482,7 +490,7 @@ fn add_within(counter: &AtomicUsize, n: usize, max: usize) -> bool {
         .is_ok()
 }
 
-/// Maximum size in bytes of a body that does not count. A body of this size also stops counting when the server gets it.
+/// Maximum size in bytes of a body that does not count. A response of this size also stops counting when the server gets it.
 pub(crate) const UNCOUNTED: usize = 8 * 1024;
 
 /// Minimum number of callers in a shard before those without requests are removed.

@@ -1,8 +1,9 @@
-//! Deadlines, retries and backoff.
+//! Deadlines, retries, backoff, and limits of repeated warnings.
 
 use std::{
     future::{Future, poll_fn},
     pin::{Pin, pin},
+    sync::{Mutex, PoisonError},
     task::{Context, Poll},
     time::Duration,
 };
@@ -134,4 +135,41 @@ impl LazyTimer {
 /// [`Ttl::MAX`].
 pub(crate) fn from_now(duration: Duration) -> Instant {
     Instant::now() + duration.min(Ttl::MAX.as_duration())
+}
+
+/// Limits a warning to one per interval, and counts its occurrences.
+pub(crate) struct WarningLimit {
+    interval: Duration,
+    state: Mutex<WarningState>,
+}
+
+struct WarningState {
+    last: Option<Instant>,
+    /// Occurrences since the last warning.
+    count: u64,
+}
+
+impl WarningLimit {
+    pub(crate) const fn new(interval: Duration) -> Self {
+        let state = WarningState {
+            last: None,
+            count: 0,
+        };
+        Self {
+            interval,
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Counts an occurrence. If a warning is due, returns the number of occurrences since the last one.
+    pub(crate) fn count(&self) -> Option<u64> {
+        let now = Instant::now();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.count += 1;
+        if state.last.is_some_and(|last| now - last < self.interval) {
+            return None;
+        }
+        state.last = Some(now);
+        Some(std::mem::take(&mut state.count))
+    }
 }

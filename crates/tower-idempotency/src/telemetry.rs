@@ -17,6 +17,7 @@ use crate::grpc::{GrpcMethods, Side};
 use crate::{
     error::ErrorKind,
     record::{ExecutionTrace, NeedsAttention, TombstoneReason},
+    retry::WarningLimit,
     store::{KeyId, StoreError},
 };
 
@@ -58,7 +59,7 @@ pub(crate) use self::observed::{
     Coverage, Key, Observed, enforcement_changed, observed, observed_at, observed_difference,
     unsafe_request,
 };
-pub(crate) use self::warnings::{WarningLimit, Warnings};
+pub(crate) use self::warnings::Warnings;
 
 /// Registers the metrics when a layer is created, and again at its first request: the recorder may be installed in between.
 pub(crate) struct Registration {
@@ -246,8 +247,14 @@ impl StoreErrors {
     }
 }
 
-pub(crate) fn bad_record(id: &KeyId, error: &crate::record::RecordError) {
-    tracing::error!(%id, %error, "record cannot be read, requests with its key get 503 until it expires");
+/// Reports a record that cannot be read. A client may repeat the request without a limit.
+pub(crate) fn bad_record(limit: &WarningLimit, id: &KeyId, error: &crate::record::RecordError) {
+    match limit.count() {
+        Some(count) => {
+            tracing::error!(%id, %error, count, "record cannot be read, requests with its key get 503 until it expires");
+        }
+        None => tracing::debug!(%id, %error, "record cannot be read"),
+    }
     count!("idempotency_bad_record_total");
 }
 

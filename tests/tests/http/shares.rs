@@ -7,13 +7,15 @@ use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode};
 use http_body_util::BodyExt;
 use tests::{
-    Effects, Scripted, Step, TestResponse, app, barrier::bounded, creating, noise, post, send,
+    Effects, Scripted, Step, TestResponse, app,
+    barrier::{Barrier, bounded},
+    creating, noise, post, send,
 };
 use tokio::{task::JoinHandle, time::sleep};
 use tower::ServiceExt;
 use tower_idempotency::{
-    ConcurrentRequests, IdempotencyLayer, MemoryStore, OrphanPolicy, Principal, StoreFailure, Ttl,
-    store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError},
+    ConcurrentRequests, IdempotencyLayer, MemoryStore, OrphanPolicy, Principal, StoreFailure,
+    conformance::FaultInjector,
 };
 
 use crate::world::World;
@@ -68,7 +70,7 @@ impl World {
 #[tokio::test(start_paused = true)]
 async fn executions_of_one_caller_leave_permits_to_others() {
     bounded(async {
-        let world = World::held(|layer| layer.with_max_in_flight(16));
+        let world = World::with_closed_barrier(|layer| layer.with_max_in_flight(16));
         let mut running = world.execute("alice", 12).await;
         for n in 12..20 {
             let refused = send(&world.app, by("alice", &format!("alice-{n}"), "")).await;
@@ -90,7 +92,7 @@ async fn executions_of_one_caller_leave_permits_to_others() {
 #[tokio::test(start_paused = true)]
 async fn requests_without_principal_count_as_one_caller() {
     bounded(async {
-        let world = World::held(|layer| layer.with_max_in_flight(16));
+        let world = World::with_closed_barrier(|layer| layer.with_max_in_flight(16));
         let mut running = Vec::new();
         for n in 0..12 {
             running.push(world.start(post("/orders", &n.to_string(), "")).await);
@@ -107,7 +109,7 @@ async fn requests_without_principal_count_as_one_caller() {
 #[tokio::test(start_paused = true)]
 async fn duplicates_need_no_execution_permit() {
     bounded(async {
-        let world = World::held(|layer| layer.with_max_in_flight(8));
+        let world = World::with_closed_barrier(|layer| layer.with_max_in_flight(8));
         let recorded = |body: &'static str| {
             let mut req = by("alice", "recorded", body);
             *req.uri_mut() = "/fast".parse().expect("a path");
@@ -133,7 +135,7 @@ async fn duplicates_need_no_execution_permit() {
 #[tokio::test(start_paused = true)]
 async fn refusal_for_share_executes_and_records_nothing() {
     bounded(async {
-        let world = World::held(|layer| layer.with_max_in_flight(16));
+        let world = World::with_closed_barrier(|layer| layer.with_max_in_flight(16));
         let running = world.execute("alice", 12).await;
         let entries = world.store.inner().len();
         for _ in 0..3 {
@@ -152,12 +154,43 @@ async fn refusal_for_share_executes_and_records_nothing() {
     .await;
 }
 
+// S-973
+/// This store grants the lease at once. Another function then releases it.
+#[tokio::test(start_paused = true)]
+async fn refusal_leaves_no_lease_in_memory_store() {
+    bounded(async {
+        let (store, barrier) = (MemoryStore::new(), Barrier::closed());
+        let layer = IdempotencyLayer::new(store.clone()).with_max_in_flight(1);
+        let (app, effects) = app(layer, {
+            let barrier = barrier.clone();
+            move |_, _| {
+                let barrier = barrier.clone();
+                async move { barrier.pass().await }
+            }
+        });
+        let running = tokio::spawn({
+            let app = app.clone();
+            async move { send(&app, by("alice", "first", "")).await }
+        });
+        barrier.arrival().await;
+        let refused = send(&app, by("bob", "second", "")).await;
+        assert_eq!(refused.code(), "overloaded");
+        assert_eq!((store.len(), effects.count()), (1, 1));
+
+        barrier.open_for_good();
+        assert_eq!(running.await.expect("no panic").status, StatusCode::OK);
+        assert!(!send(&app, by("bob", "second", "")).await.is_replay());
+        assert_eq!((store.len(), effects.count()), (2, 2));
+    })
+    .await;
+}
+
 // S-974
 /// Requests whose bodies never arrive take no permits of executions.
 #[tokio::test(start_paused = true)]
 async fn unread_bodies_have_limit_of_their_own() {
     bounded(async {
-        let world = World::held(|layer| layer.with_max_in_flight(16));
+        let world = World::with_closed_barrier(|layer| layer.with_max_in_flight(16));
         let mut stalled = Vec::new();
         for n in 0..20 {
             let body = Body::new(Scripted::new([Step::Wait(Duration::from_secs(20))]));
@@ -183,7 +216,7 @@ async fn unread_bodies_have_limit_of_their_own() {
 async fn waits_of_one_caller_leave_permits_to_others() {
     bounded(async {
         let wait = ConcurrentRequests::Wait(Duration::from_secs(20));
-        let world = World::held(|layer| {
+        let world = World::with_closed_barrier(|layer| {
             layer
                 .with_concurrent_requests(wait)
                 .with_max_waiters(100, 8)
@@ -214,7 +247,7 @@ async fn waits_of_one_caller_leave_permits_to_others() {
 #[tokio::test(start_paused = true)]
 async fn refused_bytes_do_not_count() {
     bounded(async {
-        let world = World::held(|layer| layer.with_max_buffered(100_000, 100_000));
+        let world = World::with_closed_barrier(|layer| layer.with_max_buffered(100_000, 100_000));
         world.barrier.open_for_good();
         let stalled = |length: usize| {
             let data = Step::Data(vec![b'x'; length].into());
@@ -233,6 +266,25 @@ async fn refused_bytes_do_not_count() {
         let response = send(&world.app, by("alice", "again", vec![b'x'; 12_000])).await;
         assert_eq!(response.status, StatusCode::OK);
         assert!(!small.is_finished() && !of_bob.is_finished());
+    })
+    .await;
+}
+
+// S-980
+/// With this limit, 64 bytes do not count. Bodies that count are not uncounted when they are complete.
+#[tokio::test(start_paused = true)]
+async fn small_bodies_count_until_handlers_end() {
+    bounded(async {
+        let world = World::with_closed_barrier(|layer| layer.with_max_buffered(64 << 10, 64 << 10));
+        let mut running = Vec::new();
+        for n in 0..20 {
+            let body = vec![b'x'; 4 << 10];
+            running.push(world.start(by(&format!("caller {n}"), "k", body)).await);
+        }
+        assert_eq!(world.effects.count(), 16);
+        running.retain(|sent| !sent.is_finished());
+        assert_eq!(running.len(), 16);
+        world.finish(running).await;
     })
     .await;
 }
@@ -353,7 +405,7 @@ async fn invented_credential_gets_no_other_share() {
             Principal::credentials(),
             path().and(Principal::credentials()),
         ] {
-            let world = World::held(|layer| {
+            let world = World::with_closed_barrier(|layer| {
                 layer
                     .with_max_in_flight(16)
                     .with_host_in_scope(true)
@@ -491,35 +543,11 @@ async fn orphans_of_one_caller_leave_leases_to_others() {
     .await;
 }
 
-/// A store whose records are damaged at their end.
-struct Damaged(MemoryStore);
-
-impl Store for Damaged {
-    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        let mut acquired = self.0.acquire(claim).await?;
-        if let Acquired::Completed { record, .. } = &mut acquired {
-            let mut bytes = record.to_vec();
-            *bytes.last_mut().expect("a record") ^= 1;
-            *record = bytes.into();
-        }
-        Ok(acquired)
-    }
-
-    async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
-        self.0.renew(lease, ttl).await
-    }
-
-    async fn complete(&self, lease: &LeaseRef, record: Bytes, ttl: Ttl) -> Result<(), StoreError> {
-        self.0.complete(lease, record, ttl).await
-    }
-
-    async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
-        self.0.release(lease).await
-    }
-
-    async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
-        self.0.wait_for_change(id, timeout).await;
-    }
+/// Damages the end of a record.
+fn damage(record: Bytes) -> Bytes {
+    let mut bytes = record.to_vec();
+    *bytes.last_mut().expect("a record") ^= 1;
+    bytes.into()
 }
 
 // S-984
@@ -539,8 +567,9 @@ async fn replay_over_limit_is_not_inflated() {
         assert_eq!(first.body.len(), 1 << 20);
         assert!(store.bytes() < 100_000, "the record is compressed");
         for (limit, code) in [(2 << 20, "store-unavailable"), (1 << 20, "overloaded")] {
-            let layer = IdempotencyLayer::new(Damaged(store.clone()));
-            let layer = layer.with_max_buffered(1 << 20, limit);
+            let damaged = FaultInjector::new(store.clone());
+            damaged.rewrite_records(damage);
+            let layer = IdempotencyLayer::new(damaged).with_max_buffered(1 << 20, limit);
             let (app, effects) = creating(layer);
             let response = send(&app, by("alice", "large", "")).await;
             assert_eq!(response.code(), code);

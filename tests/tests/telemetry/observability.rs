@@ -163,25 +163,25 @@ fn answering(layer: IdempotencyLayer) -> (Router, Effects) {
     app(layer, async |_, _| ANSWER.into_response())
 }
 
-fn on(store: &FaultInjector<MemoryStore>) -> IdempotencyLayer {
+fn layer_on(store: &FaultInjector<MemoryStore>) -> IdempotencyLayer {
     IdempotencyLayer::new(store.clone())
 }
 
 async fn executed() -> u64 {
-    let (app, effects) = answering(on(&FaultInjector::new(MemoryStore::new())));
+    let (app, effects) = answering(layer_on(&FaultInjector::new(MemoryStore::new())));
     assert_eq!(send(&app, order()).await.text(), ANSWER);
     effects.count()
 }
 
 async fn replayed() -> u64 {
-    let (app, effects) = answering(on(&FaultInjector::new(MemoryStore::new())));
+    let (app, effects) = answering(layer_on(&FaultInjector::new(MemoryStore::new())));
     send(&app, order()).await;
     assert!(send(&app, order()).await.is_replay());
     effects.count()
 }
 
 async fn mismatch() -> u64 {
-    let (app, effects) = answering(on(&FaultInjector::new(MemoryStore::new())));
+    let (app, effects) = answering(layer_on(&FaultInjector::new(MemoryStore::new())));
     send(&app, order()).await;
     let other = send(&app, keyed(KEY, "raw-body-other")).await;
     assert_eq!(other.code(), "key-reused");
@@ -189,7 +189,7 @@ async fn mismatch() -> u64 {
 }
 
 async fn anonymous() -> u64 {
-    let (app, effects) = answering(on(&FaultInjector::new(MemoryStore::new())));
+    let (app, effects) = answering(layer_on(&FaultInjector::new(MemoryStore::new())));
     let mut req = order();
     req.headers_mut().remove("authorization");
     req.headers_mut().remove("cookie");
@@ -198,7 +198,7 @@ async fn anonymous() -> u64 {
 }
 
 async fn refreshed_token() -> u64 {
-    let (app, effects) = answering(on(&FaultInjector::new(MemoryStore::new())));
+    let (app, effects) = answering(layer_on(&FaultInjector::new(MemoryStore::new())));
     send(&app, order()).await;
     let mut retry = order();
     let token = http::HeaderValue::from_static("Bearer raw-token-refreshed");
@@ -209,7 +209,7 @@ async fn refreshed_token() -> u64 {
 
 async fn without_principal(principal: Principal, code: &str) -> u64 {
     let (app, effects) =
-        answering(on(&FaultInjector::new(MemoryStore::new())).with_principal(principal));
+        answering(layer_on(&FaultInjector::new(MemoryStore::new())).with_principal(principal));
     let mut req = order();
     let twice = http::HeaderValue::from_static("sid=raw-cookie; sid=raw-cookie-2");
     req.headers_mut().insert("cookie", twice);
@@ -218,7 +218,8 @@ async fn without_principal(principal: Principal, code: &str) -> u64 {
 }
 
 async fn passed_through() -> u64 {
-    let (app, effects) = answering(on(&FaultInjector::new(MemoryStore::new())).with_skip(|_| true));
+    let (app, effects) =
+        answering(layer_on(&FaultInjector::new(MemoryStore::new())).with_skip(|_| true));
     send(&app, order()).await;
     effects.count()
 }
@@ -232,7 +233,7 @@ fn slow(layer: IdempotencyLayer) -> (Router, Effects) {
 }
 
 async fn in_progress() -> u64 {
-    let (app, effects) = slow(on(&FaultInjector::new(MemoryStore::new())));
+    let (app, effects) = slow(layer_on(&FaultInjector::new(MemoryStore::new())));
     let duplicate = async {
         sleep(Duration::from_millis(500)).await;
         send(&app, order()).await
@@ -246,7 +247,7 @@ async fn in_progress() -> u64 {
 async fn waited() -> u64 {
     let wait = ConcurrentRequests::Wait(Duration::from_secs(10));
     let (app, effects) =
-        slow(on(&FaultInjector::new(MemoryStore::new())).with_concurrent_requests(wait));
+        slow(layer_on(&FaultInjector::new(MemoryStore::new())).with_concurrent_requests(wait));
     let duplicate = async {
         sleep(Duration::from_millis(500)).await;
         send(&app, order()).await
@@ -258,7 +259,7 @@ async fn waited() -> u64 {
 
 async fn orphan(policy: OrphanPolicy) -> u64 {
     let store = FaultInjector::new(MemoryStore::new());
-    let layer = on(&store).with_orphan_policy(policy);
+    let layer = layer_on(&store).with_orphan_policy(policy);
     // The layer is dropped in the middle of its work, as if its process had died.
     store.set_fault(Operation::Renew, Fault::HangCall);
     let (dying, died) = app(layer.clone(), async |_, _| {
@@ -289,13 +290,13 @@ async fn lose_lease(noticed: bool) -> u64 {
 async fn lose_lease_with_response(noticed: bool, late: fn() -> Response) -> u64 {
     let store = FaultInjector::new(MemoryStore::new());
     store.set_fault(Operation::Renew, Fault::HangCall);
-    let (thief, stolen) = answering(on(&store));
-    let (app, effects) = app(on(&store), move |_, req: Request<Body>| {
-        let (store, thief) = (store.clone(), thief.clone());
+    let (rival, rival_effects) = answering(layer_on(&store));
+    let (app, effects) = app(layer_on(&store), move |_, req: Request<Body>| {
+        let (store, rival) = (store.clone(), rival.clone());
         async move {
             let lease = req.extensions().get::<Lease>().expect("a lease").clone();
             sleep(Duration::from_secs(16)).await;
-            assert_eq!(send(&thief, order()).await.text(), ANSWER);
+            assert_eq!(send(&rival, order()).await.text(), ANSWER);
             if noticed {
                 store.clear_faults();
                 sleep(Duration::from_secs(5)).await;
@@ -305,25 +306,31 @@ async fn lose_lease_with_response(noticed: bool, late: fn() -> Response) -> u64 
         }
     });
     assert_eq!(send(&app, order()).await.text(), ANSWER);
-    effects.count() + stolen.count()
+    effects.count() + rival_effects.count()
 }
 
 async fn renewed() -> u64 {
-    let (app, effects) = app(on(&FaultInjector::new(MemoryStore::new())), async |_, _| {
-        sleep(Duration::from_secs(12)).await;
-        ANSWER.into_response()
-    });
+    let (app, effects) = app(
+        layer_on(&FaultInjector::new(MemoryStore::new())),
+        async |_, _| {
+            sleep(Duration::from_secs(12)).await;
+            ANSWER.into_response()
+        },
+    );
     assert_eq!(send(&app, order()).await.text(), ANSWER);
     effects.count()
 }
 
 /// The thread is blocked for two thirds of the lease after the renewal was due.
 async fn renewed_late() -> u64 {
-    let (app, effects) = app(on(&FaultInjector::new(MemoryStore::new())), async |_, _| {
-        tokio::time::advance(Duration::from_secs(11)).await;
-        sleep(Duration::from_secs(1)).await;
-        ANSWER.into_response()
-    });
+    let (app, effects) = app(
+        layer_on(&FaultInjector::new(MemoryStore::new())),
+        async |_, _| {
+            tokio::time::advance(Duration::from_secs(11)).await;
+            sleep(Duration::from_secs(1)).await;
+            ANSWER.into_response()
+        },
+    );
     assert_eq!(send(&app, order()).await.text(), ANSWER);
     effects.count()
 }
@@ -331,7 +338,7 @@ async fn renewed_late() -> u64 {
 async fn failing(operation: Operation, fault: Fault) -> u64 {
     let store = FaultInjector::new(MemoryStore::new());
     store.set_fault(operation, fault);
-    let (app, effects) = app(on(&store), move |_, _| async move {
+    let (app, effects) = app(layer_on(&store), move |_, _| async move {
         match operation {
             Operation::Renew => sleep(Duration::from_secs(6)).await,
             Operation::Release => return StatusCode::BAD_GATEWAY.into_response(),
@@ -348,7 +355,7 @@ async fn failing(operation: Operation, fault: Fault) -> u64 {
 async fn never_recorded() -> u64 {
     let store = FaultInjector::new(MemoryStore::new());
     store.set_fault(Operation::Complete, Fault::CallLost);
-    let (app, effects) = answering(on(&store));
+    let (app, effects) = answering(layer_on(&store));
     assert_eq!(send(&app, order()).await.text(), ANSWER);
     sleep(Duration::from_secs(20)).await;
     effects.count()
@@ -357,14 +364,14 @@ async fn never_recorded() -> u64 {
 async fn unprotected() -> u64 {
     let store = FaultInjector::new(MemoryStore::new());
     store.set_fault(Operation::Acquire, Fault::CallLost);
-    let open = on(&store).with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
+    let open = layer_on(&store).with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
     let (app, effects) = answering(open);
     assert_eq!(send(&app, order()).await.text(), ANSWER);
     effects.count()
 }
 
 async fn too_large(unrecordable: Unrecordable) -> u64 {
-    let layer = on(&FaultInjector::new(MemoryStore::new()))
+    let layer = layer_on(&FaultInjector::new(MemoryStore::new()))
         .with_response_limit(5)
         .with_unrecordable(unrecordable);
     let (app, effects) = answering(layer);
@@ -382,17 +389,19 @@ async fn streamed() -> u64 {
 }
 
 async fn ending(response: fn() -> Response) -> u64 {
-    let (app, effects) = app(on(&FaultInjector::new(MemoryStore::new())), move |_, _| {
-        std::future::ready(response())
-    });
+    let (app, effects) = app(
+        layer_on(&FaultInjector::new(MemoryStore::new())),
+        move |_, _| std::future::ready(response()),
+    );
     send(&app, order()).await;
     effects.count()
 }
 
 async fn broken_body() -> u64 {
-    let (app, effects) = app(on(&FaultInjector::new(MemoryStore::new())), async |_, _| {
-        Response::new(Body::new(Scripted::new([Step::from(ANSWER), Step::Fail])))
-    });
+    let (app, effects) = app(
+        layer_on(&FaultInjector::new(MemoryStore::new())),
+        async |_, _| Response::new(Body::new(Scripted::new([Step::from(ANSWER), Step::Fail]))),
+    );
     let res = tower::ServiceExt::oneshot(app, order()).await;
     assert_eq!(res.expect("infallible").status(), StatusCode::OK);
     effects.count()
@@ -401,10 +410,13 @@ async fn broken_body() -> u64 {
 const GAVE_UP: NeedsAttention = NeedsAttention::new("gave-up");
 
 async fn needs_attention() -> u64 {
-    let (app, effects) = app(on(&FaultInjector::new(MemoryStore::new())), async |_, _| {
-        let attention = GAVE_UP.with_reason(ANSWER);
-        (StatusCode::BAD_GATEWAY, Extension(attention)).into_response()
-    });
+    let (app, effects) = app(
+        layer_on(&FaultInjector::new(MemoryStore::new())),
+        async |_, _| {
+            let attention = GAVE_UP.with_reason(ANSWER);
+            (StatusCode::BAD_GATEWAY, Extension(attention)).into_response()
+        },
+    );
     send(&app, order()).await;
     for _ in 0..2 {
         assert_eq!(send(&app, order()).await.code(), "outcome-unknown");
@@ -528,7 +540,7 @@ async fn attention_after_unknown_commit(fate: Fate, completions: usize) -> u64 {
 /// record.
 async fn neither_recorded_nor_reported() -> u64 {
     let store = FaultInjector::new(MemoryStore::new());
-    let (app, effects) = app(on(&store), move |_, _| {
+    let (app, effects) = app(layer_on(&store), move |_, _| {
         let store = store.clone();
         async move {
             store.set_fault(Operation::Renew, Fault::LeaseLost);
@@ -545,7 +557,7 @@ async fn neither_recorded_nor_reported() -> u64 {
 async fn unprotected_attention() -> u64 {
     let store = FaultInjector::new(MemoryStore::new());
     store.set_fault(Operation::Acquire, Fault::CallLost);
-    let open = on(&store).with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
+    let open = layer_on(&store).with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
     let (app, effects) = app(open, async |_, _| {
         Extension(GAVE_UP.with_reason(ANSWER)).into_response()
     });
@@ -554,10 +566,13 @@ async fn unprotected_attention() -> u64 {
 }
 
 async fn panicking() -> u64 {
-    let (app, effects) = app(on(&FaultInjector::new(MemoryStore::new())), async |n, _| {
-        assert!(n == 0, "it panics");
-        ANSWER.into_response()
-    });
+    let (app, effects) = app(
+        layer_on(&FaultInjector::new(MemoryStore::new())),
+        async |n, _| {
+            assert!(n == 0, "it panics");
+            ANSWER.into_response()
+        },
+    );
     let app = app.layer(tower_http::catch_panic::CatchPanicLayer::new());
     assert_eq!(send(&app, order()).await.status, 500);
     effects.count()
@@ -565,7 +580,7 @@ async fn panicking() -> u64 {
 
 async fn bad_record() -> u64 {
     let store = FaultInjector::new(MemoryStore::new());
-    let (app, effects) = answering(on(&store));
+    let (app, effects) = answering(layer_on(&store));
     send(&app, order()).await;
     store.rewrite_records(|record| record.slice(1..));
     assert_eq!(send(&app, order()).await.code(), "store-unavailable");
@@ -573,7 +588,7 @@ async fn bad_record() -> u64 {
 }
 
 async fn caller_disconnects() -> u64 {
-    let layer = on(&FaultInjector::new(MemoryStore::new()));
+    let layer = layer_on(&FaultInjector::new(MemoryStore::new()));
     let (app, effects) = slow(layer.clone());
     let left = tokio::time::timeout(Duration::from_millis(100), send(&app, order())).await;
     assert!(left.is_err());
@@ -584,7 +599,7 @@ async fn caller_disconnects() -> u64 {
 }
 
 async fn refused() -> u64 {
-    let layer = on(&FaultInjector::new(MemoryStore::new()));
+    let layer = layer_on(&FaultInjector::new(MemoryStore::new()));
     let (app, effects) = answering(layer.clone().with_missing_key(MissingKey::Reject));
     let malformed = format!("{KEY}, {KEY}");
     assert_eq!(
@@ -729,7 +744,7 @@ fn late_renewal_is_counted() {
 fn blocked_runtime_shows_late_renewal() {
     let recorder = DebuggingRecorder::new();
     let store = FaultInjector::new(MemoryStore::new());
-    let layer = on(&store).with_lease_ttl(Ttl::from_millis(300));
+    let layer = layer_on(&store).with_lease_ttl(Ttl::from_millis(300));
     let (app, effects) = app(layer, move |_, _| {
         let store = store.clone();
         async move {
@@ -1000,7 +1015,7 @@ fn in_flight_gauge_counts_disconnected_clients() {
         sum
     };
     let barrier = Barrier::closed();
-    let (app, effects) = app(on(&FaultInjector::new(MemoryStore::new())), {
+    let (app, effects) = app(layer_on(&FaultInjector::new(MemoryStore::new())), {
         let barrier = barrier.clone();
         move |_, _| {
             let barrier = barrier.clone();
@@ -1056,7 +1071,7 @@ fn times_and_sizes_are_observed() {
 fn run_once_is_counted_like_requests() {
     let found = counted(|| {
         Box::pin(async {
-            let layer = on(&FaultInjector::new(MemoryStore::new()));
+            let layer = layer_on(&FaultInjector::new(MemoryStore::new()));
             let work = async |_lease: Lease| Ok::<_, WorkError<Infallible>>(1);
             for _ in 0..2 {
                 let _ = layer.run_once(KEY, BODY, work).await.expect("an outcome");
@@ -1188,7 +1203,7 @@ impl serde::Serialize for QuotingValue {
 fn run_once_events_show_no_key_or_value() {
     let log = logged(|| {
         Box::pin(async {
-            let layer = on(&FaultInjector::new(MemoryStore::new()));
+            let layer = layer_on(&FaultInjector::new(MemoryStore::new()));
             let text = async |_lease: Lease| Ok::<_, WorkError<Infallible>>(ANSWER.to_owned());
             let number = async |_lease: Lease| Ok::<_, WorkError<Infallible>>(7_u64);
             let talkative = async |_lease: Lease| Ok::<_, WorkError<Infallible>>(QuotingValue);
@@ -1297,7 +1312,7 @@ fn every_flow_has_documented_effects() {
 // F-184, S-329
 #[tokio::test(start_paused = true)]
 async fn debug_output_shows_no_secret() {
-    let layer = on(&FaultInjector::new(MemoryStore::new()))
+    let layer = layer_on(&FaultInjector::new(MemoryStore::new()))
         .with_secret("raw-secret-0123456789")
         .expect("long enough");
     let shown = Arc::new(Mutex::new(String::new()));

@@ -100,6 +100,36 @@ fn store_errors_warn_each_second_with_count() {
     assert_eq!(sum_of_counts(&warnings) + uncounted, total);
 }
 
+/// Sends a retry of a damaged record every 50 ms.
+fn damaged_record() -> Flow {
+    Box::pin(async {
+        let store = FaultInjector::new(MemoryStore::new());
+        let (app, effects) = slow(IdempotencyLayer::new(store.clone()), 0);
+        send(&app, order("k")).await;
+        store.rewrite_records(|record| record.slice(1..));
+        for _ in 0..OUTAGE_SECONDS * 20 {
+            assert_eq!(send(&app, order("k")).await.code(), "store-unavailable");
+            sleep(Duration::from_millis(50)).await;
+        }
+        effects.count()
+    })
+}
+
+/// A client may repeat such a request without a limit.
+#[test]
+fn damaged_record_logs_each_second_with_count() {
+    let log = logged(damaged_record);
+    let errors = lines(&log, "ERROR", "record cannot be read");
+    let details = lines(&log, "DEBUG", "record cannot be read");
+    let seconds = OUTAGE_SECONDS;
+    assert!(
+        (seconds - 1..=seconds).contains(&errors.len()),
+        "{errors:#?}"
+    );
+    assert_eq!(errors.len() + details.len(), seconds * 20);
+    assert!(errors[1].ends_with(" count=20"), "{}", errors[1]);
+}
+
 // S-874
 #[test]
 fn unprotected_executions_log_each_second() {

@@ -21,6 +21,7 @@ use crate::{
     response::problem,
     response::replay::IDEMPOTENT_REPLAYED,
     response::rules::{ErrorResponse, Unrecordable, is_rejection_of_form},
+    retry::WarningLimit,
     store::{OrphanPolicy, Ttl},
 };
 
@@ -152,6 +153,7 @@ fn recommended() -> Config {
             },
             compress_above: 8 * 1024,
             has_trace_links: false,
+            bad_record_limit: Arc::new(WarningLimit::new(Duration::from_secs(1))),
             #[cfg(feature = "grpc")]
             grpc: None,
         },

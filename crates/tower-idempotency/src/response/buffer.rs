@@ -179,7 +179,7 @@ impl<B: http_body::Body> BufferedBody<B> {
     fn hold(&mut self) -> Bytes {
         let data = std::mem::take(&mut self.chunks).into_bytes();
         match self.buffer.take() {
-            Some(buffer) => buffer.hold(data),
+            Some(buffer) => buffer.hold_until_sent(data),
             None => data,
         }
     }

@@ -149,7 +149,7 @@ pub(crate) fn respond_without_marker(
 /// client.
 pub(crate) fn hold_executed(mut stored: StoredResponse, mut buffer: Buffer) -> StoredResponse {
     let _ = buffer.reserve(stored.body.len());
-    stored.body = buffer.hold(stored.body);
+    stored.body = buffer.hold_until_sent(stored.body);
     stored
 }
 
@@ -197,7 +197,7 @@ fn respond(
                 .with_entry(id),
         ),
         Err(error) => {
-            telemetry::bad_record(id, &error);
+            telemetry::bad_record(&rules.bad_record_limit, id, &error);
             reject(rules, &unreadable_record(error).with_entry(id))
         }
     };

@@ -12,6 +12,7 @@ use crate::{
     error::Error,
     panics::catch_setting_panic,
     record::{Codec, ExecutionTrace},
+    retry::WarningLimit,
     store::{KeyId, Ttl},
 };
 
@@ -59,6 +60,8 @@ pub(crate) struct Rules {
     pub(crate) error_response: ErrorResponse,
     pub(crate) compress_above: usize,
     pub(crate) has_trace_links: bool,
+    /// A layer and its clones share it.
+    pub(crate) bad_record_limit: Arc<WarningLimit>,
     /// `Some` in the settings for gRPC calls of protected methods.
     #[cfg(feature = "grpc")]
     pub(crate) grpc: Option<GrpcMethods>,

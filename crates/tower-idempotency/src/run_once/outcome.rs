@@ -151,7 +151,7 @@ pub(super) fn outcome_of_record<T: DeserializeOwned, E>(
 
 fn decode(rules: &response::rules::Rules, id: &KeyId, record: &Bytes) -> Result<Record, Error> {
     rules.codec().decode(id, record).map_err(|error| {
-        telemetry::bad_record(id, &error);
+        telemetry::bad_record(&rules.bad_record_limit, id, &error);
         unreadable_record(error).with_entry(id)
     })
 }

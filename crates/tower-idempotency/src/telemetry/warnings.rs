@@ -1,16 +1,11 @@
 //! Warnings that an outage or a wrong setting would repeat for each request.
 
 use std::{
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
-use tokio::time::Instant;
-
-use crate::store::KeyId;
+use crate::{retry::WarningLimit, store::KeyId};
 
 /// Warnings of a layer. Each is limited to one per interval.
 pub(crate) struct Warnings {
@@ -20,43 +15,6 @@ pub(crate) struct Warnings {
     principal_changed: WarningLimit,
     principal_missing: WarningLimit,
     unprotected: WarningLimit,
-}
-
-/// Limits a warning to one per interval, and counts its occurrences.
-pub(crate) struct WarningLimit {
-    interval: Duration,
-    state: Mutex<WarningState>,
-}
-
-struct WarningState {
-    last: Option<Instant>,
-    /// Occurrences since the last warning.
-    count: u64,
-}
-
-impl WarningLimit {
-    pub(crate) const fn new(interval: Duration) -> Self {
-        let state = WarningState {
-            last: None,
-            count: 0,
-        };
-        Self {
-            interval,
-            state: Mutex::new(state),
-        }
-    }
-
-    /// Counts an occurrence. If a warning is due, returns the number of occurrences since the last one.
-    pub(super) fn count(&self) -> Option<u64> {
-        let now = Instant::now();
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.count += 1;
-        if state.last.is_some_and(|last| now - last < self.interval) {
-            return None;
-        }
-        state.last = Some(now);
-        Some(std::mem::take(&mut state.count))
-    }
 }
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -42,6 +42,7 @@
 //! |---|---|
 //! | 4 s (2 x [store timeout](IdempotencyLayer::with_store_timeout)) | the lease is held |
 //! | 12 s (6 x store timeout) | the layer must first query what is stored, for example after a lost lease |
+//! | 20 s (10 x store timeout) | the handler reported a commit, and returned another response |
 //! | 4 s more | the store rejects the record as too large |
 //!
 //! # Non-guarantees

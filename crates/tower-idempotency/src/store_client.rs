@@ -1,4 +1,14 @@
 //! Store calls with timeouts, retries and counters. Every call to the store goes through here.
+//!
+//! | the store is down when the layer | then |
+//! |---|---|
+//! | acquires | The client gets 503. A background task releases the lease, because the store may have granted it. |
+//! | renews | The renewer repeats the call. The lease keeps its deadline. After that, `Lease::is_held` returns `false`. |
+//! | completes | The client gets the response. A background task tries to store the record for one lease duration. |
+//! | releases | The client gets the response. A background task tries to release the key for one lease duration. |
+//!
+//! With `StoreFailure::DangerouslyExecuteUnprotected` the first failure leads to an execution without a lease. If the lease is
+//! lost or a commit of the handler is unacknowledged, the client gets 409 `outcome-unknown` in the last two rows.
 
 use std::{
     any::Any,

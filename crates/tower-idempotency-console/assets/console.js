@@ -39,6 +39,7 @@
     else if (now !== before) hasChanged = true;
     say(note());
   };
+  const RETRY_MS = 5000;
   let events = null;
   const close = () => {
     if (events) events.close();
@@ -48,11 +49,18 @@
   const follow = () => {
     if (document.hidden) close();
     if (document.hidden || events) return;
-    events = new EventSource(source.dataset.events);
+    const stream = new EventSource(source.dataset.events);
+    events = stream;
     events.addEventListener("counts", receive);
     // The server ends each stream after some minutes, and the browser opens the next one.
     events.addEventListener("open", () => say(note()));
-    events.addEventListener("error", () => say("Not live: the console does not reply."));
+    events.addEventListener("error", () => {
+      say("Not live: the console does not reply.");
+      // After a response with another status, such as 503, the browser does not connect again.
+      if (stream.readyState !== EventSource.CLOSED || events !== stream) return;
+      close();
+      setTimeout(follow, RETRY_MS);
+    });
   };
   document.addEventListener("visibilitychange", follow);
   addEventListener("pagehide", close);

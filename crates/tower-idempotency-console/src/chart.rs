@@ -1,8 +1,9 @@
 //! Charts as SVG, drawn from samples.
 
-use std::{fmt::Write as _, time::Duration};
+use std::{cmp::Ordering, fmt::Write as _, time::Duration};
 
 use tokio::time::Instant;
+use tower_idempotency::inspect::Count;
 
 use crate::live::{POINTS, Sample};
 
@@ -29,6 +30,50 @@ pub(crate) struct Line {
     pub(crate) largest: String,
 }
 
+/// A value of a line, at the time of its sample. `None` is a gap.
+type Point = (Instant, Option<Value>);
+
+/// A value of a line.
+#[derive(Clone, Copy, Debug)]
+struct Value {
+    number: f64,
+    /// `false` if the value may be larger, because the count stopped.
+    is_exact: bool,
+}
+
+impl Value {
+    const fn exact(number: f64) -> Self {
+        Self {
+            number,
+            is_exact: true,
+        }
+    }
+
+    /// Returns the larger value. Of two equal ones, this is the one that may be larger.
+    fn max(self, other: Self) -> Self {
+        match self.number.total_cmp(&other.number) {
+            Ordering::Less => other,
+            Ordering::Equal if self.is_exact => other,
+            Ordering::Equal | Ordering::Greater => self,
+        }
+    }
+
+    /// Returns the number, and a `+` if the value may be larger.
+    fn text(self) -> String {
+        let sign = if self.is_exact { "" } else { "+" };
+        format!("{}{sign}", number(self.number))
+    }
+}
+
+impl From<Count> for Value {
+    fn from(count: Count) -> Self {
+        Self {
+            number: count.value as f64,
+            is_exact: count.is_exact,
+        }
+    }
+}
+
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 120.0;
 const LEFT: f64 = 36.0;
@@ -44,7 +89,7 @@ impl Chart {
                 let seconds = (pair[1].taken - pair[0].taken).as_secs_f64();
                 let rate = |from: f64, to: f64| (to - from) / seconds.max(period / 2.0) * 60.0;
                 let value = match (pair[0].totals[at], pair[1].totals[at]) {
-                    (Some(from), Some(to)) if to >= from => Some(rate(from, to)),
+                    (Some(from), Some(to)) if to >= from => Some(Value::exact(rate(from, to))),
                     // A counter that fell was reset.
                     _ => None,
                 };
@@ -72,7 +117,9 @@ impl Chart {
     /// Draws the numbers of unresolved keys.
     pub(crate) fn keys(samples: &[Sample], window: Duration) -> Self {
         let points = |at: usize| {
-            let points = samples.iter().map(|it| (it.taken, it.keys[at]));
+            let points = samples
+                .iter()
+                .map(|it| (it.taken, it.keys[at].map(Value::from)));
             points.collect::<Vec<_>>()
         };
         let names = ["in progress", "orphans", "need attention"];
@@ -85,12 +132,12 @@ impl Chart {
         id: &'static str,
         title: &'static str,
         names: [&'static str; 3],
-        lines: &[Vec<(Instant, Option<f64>)>; 3],
+        lines: &[Vec<Point>; 3],
         window: Duration,
         no_data: &'static str,
     ) -> Self {
         let values = lines.iter().flatten().filter_map(|(_, value)| *value);
-        let largest = values.clone().fold(0.0, f64::max);
+        let largest = values.clone().map(|it| it.number).fold(0.0, f64::max);
         let has_data = values.count() > 0;
         let max = nice(largest);
         let now = Instant::now();
@@ -104,8 +151,11 @@ impl Chart {
                     name,
                     style: style + 1,
                     path: path(points, now, window, max),
-                    latest: points.last().and_then(|it| it.1).map_or_else(none, number),
-                    largest: known.reduce(f64::max).map_or_else(none, number),
+                    latest: points
+                        .last()
+                        .and_then(|it| it.1)
+                        .map_or_else(none, Value::text),
+                    largest: known.reduce(Value::max).map_or_else(none, Value::text),
                 }
             });
         Self {
@@ -129,7 +179,7 @@ fn none() -> String {
 }
 
 /// Returns the commands of an SVG path.
-fn path(points: &[(Instant, Option<f64>)], now: Instant, window: Duration, max: f64) -> String {
+fn path(points: &[Point], now: Instant, window: Duration, max: f64) -> String {
     let mut path = String::new();
     let mut previous: Option<Instant> = None;
     let gap = window / POINTS as u32 * 5 / 2;
@@ -140,7 +190,7 @@ fn path(points: &[(Instant, Option<f64>)], now: Instant, window: Duration, max: 
             continue;
         };
         let x = LEFT + WIDTH * (1.0 - age.as_secs_f64() / window.as_secs_f64());
-        let y = TOP + HEIGHT * (1.0 - value / max);
+        let y = TOP + HEIGHT * (1.0 - value.number / max);
         let continues = previous.is_some_and(|it| taken.saturating_duration_since(it) <= gap);
         let command = if continues { 'L' } else { 'M' };
         // A point without a neighbour is visible as a dot, because the line has round ends.
@@ -177,10 +227,10 @@ fn number(value: f64) -> String {
 mod tests {
     use super::*;
 
-    fn sample(taken: Instant, total: Option<f64>, keys: Option<f64>) -> Sample {
+    fn sample(taken: Instant, total: Option<f64>, keys: Option<u64>) -> Sample {
         Sample {
             taken,
-            keys: [keys; 3],
+            keys: [keys.map(|keys| Count::new(keys, true)); 3],
             totals: [total; 3],
         }
     }
@@ -192,11 +242,11 @@ mod tests {
         let minute = |n: u64| start + Duration::from_secs(60 * n);
         tokio::time::advance(Duration::from_secs(60 * 5)).await;
         let samples = [
-            sample(minute(0), Some(10.0), Some(1.0)),
+            sample(minute(0), Some(10.0), Some(1)),
             sample(minute(1), Some(40.0), None),
             // The counter was reset.
-            sample(minute(2), Some(0.0), Some(3.0)),
-            sample(minute(3), Some(6.0), Some(4.0)),
+            sample(minute(2), Some(0.0), Some(3)),
+            sample(minute(3), Some(6.0), Some(4)),
         ];
         let chart = Chart::requests(&samples, hour, true);
         assert_eq!(chart.lines[0].largest, "30");
@@ -207,6 +257,36 @@ mod tests {
         assert_eq!(chart.lines[0].path.matches('M').count(), 2);
         assert_eq!(chart.lines[0].path.matches('L').count(), 1);
         assert!(chart.no_data.is_empty());
+    }
+
+    #[test]
+    fn count_that_stopped_has_plus() {
+        let hour = Duration::from_secs(3600);
+        let counted = |value, is_exact| Sample {
+            keys: [Some(Count::new(value, is_exact)); 3],
+            ..sample(Instant::now(), None, None)
+        };
+        for (samples, latest, largest) in [
+            (&[counted(7, true)][..], "7", "7"),
+            (&[counted(7, true), counted(1000, false)], "1000+", "1000+"),
+            (
+                &[counted(1000, false), counted(1000, true)],
+                "1000",
+                "1000+",
+            ),
+            (
+                &[counted(1000, true), counted(1000, false)],
+                "1000+",
+                "1000+",
+            ),
+            (&[counted(1000, false), counted(7, true)], "7", "1000+"),
+            // A query may stop before the limit.
+            (&[counted(3, false), counted(7, true)], "7", "7"),
+        ] {
+            let chart = Chart::keys(samples, hour);
+            assert_eq!(chart.lines[0].latest, latest);
+            assert_eq!(chart.lines[0].largest, largest);
+        }
     }
 
     #[test]

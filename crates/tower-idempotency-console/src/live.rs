@@ -47,7 +47,7 @@ pub(crate) struct Oldest {
 pub(crate) struct Sample {
     pub(crate) taken: Instant,
     /// In progress, orphaned and needing attention. `None` if the store failed or does not list the state.
-    pub(crate) keys: [Option<f64>; 3],
+    pub(crate) keys: [Option<Count>; 3],
     /// Totals of executions, replays and refusals. `None` without a source.
     pub(crate) totals: [Option<f64>; 3],
 }
@@ -172,8 +172,7 @@ impl Live {
         let value = |state| {
             let states = snapshot.states.as_ref().ok()?;
             let count = states.iter().find(|it| it.state == state)?.count?;
-            let count = Some(count).filter(|it| it.is_exact || it.value > 0)?;
-            Some(count.value as f64)
+            Some(count).filter(|it| it.is_exact || it.value > 0)
         };
         let text = shared.metrics.as_ref().map(|render| render());
         let total = |name: &str| text.as_deref().and_then(|text| total(text, name));

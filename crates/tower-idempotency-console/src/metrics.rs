@@ -151,6 +151,18 @@ impl Exposition {
                 );
             }
         }
+        self.family(
+            "store_oldest_entry_age_is_exact",
+            "gauge",
+            "1 if the age of the oldest entry is exact, else 0: the state may have older entries.",
+        );
+        for state in states {
+            if let Some(oldest) = state.oldest {
+                let labels = [("state", state.state.name())];
+                let is_exact = u8::from(oldest.is_exact);
+                self.sample("store_oldest_entry_age_is_exact", &labels, is_exact);
+            }
+        }
     }
 
     /// Writes the counters of the console.

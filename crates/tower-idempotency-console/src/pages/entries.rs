@@ -1,6 +1,6 @@
 //! `/entries`: a page of a listing, with filters as GET parameters.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use askama::Template;
 use axum::{
@@ -55,10 +55,12 @@ pub(crate) async fn page(
     let deadline = Instant::now() + Duration::from_secs(2);
     let limit = usize::from(filters.limit);
     let mut query = filters.query();
-    let mut entries = Vec::new();
+    let (mut entries, mut listed) = (Vec::new(), HashSet::new());
     loop {
         let page = shared.call(shared.inspector.list(&query)).await?;
-        entries.extend(page.entries);
+        // A listing in the order of lease ends repeats an entry whose lease is renewed between two pages.
+        let new = page.entries.into_iter();
+        entries.extend(new.filter(|entry| listed.insert(*entry.id())));
         match page.next {
             Some(next) if entries.len() < limit && Instant::now() < deadline => {
                 let rest = limit - entries.len();

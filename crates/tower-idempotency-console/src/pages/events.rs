@@ -1,6 +1,10 @@
 //! `/events`: the counts as server-sent events. All browsers share one query.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use askama::Template as _;
 use axum::{
@@ -11,14 +15,16 @@ use axum::{
     },
 };
 use futures_util::stream;
-use http::{HeaderValue, StatusCode, header::CACHE_CONTROL};
-use tokio::time::Instant;
+use http::{HeaderName, HeaderValue, StatusCode, header::CACHE_CONTROL};
+use tokio::{sync::mpsc, time::timeout};
 
 use super::overview::LivePart;
 use crate::{console::Shared, error::PageError, live::Watch};
 
 /// A browser reconnects after this time, so that the access hook decides again.
 const MAX_STREAM: Duration = Duration::from_secs(300);
+/// Makes nginx forward each event at once.
+const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 pub(crate) async fn events(
     State(shared): State<Arc<Shared>>,
@@ -47,30 +53,54 @@ pub(crate) async fn events(
     // The stream must not keep the router alive.
     let weak = Arc::downgrade(&shared);
     drop(shared);
-    let end = Instant::now() + MAX_STREAM;
-    let state = (weak, watch, base);
-    let stream = stream::unfold(state, move |(weak, mut watch, base)| async move {
-        loop {
-            let Watch { snapshot, closed } = &mut watch;
-            tokio::select! {
-                biased;
-                _ = closed.wait_for(|closed| *closed) => return None,
-                () = tokio::time::sleep_until(end) => return None,
-                changed = snapshot.changed() => changed.ok()?,
-            }
-            let shared = weak.upgrade()?;
-            let Some(counts) = watch.snapshot.borrow_and_update().clone() else {
-                continue;
-            };
-            let html = LivePart::new(&shared, &counts, &base).render().ok()?;
-            drop(shared);
-            let event = Event::default().event("counts").data(html);
-            return Some((Ok::<_, Infallible>(event), (weak, watch, base)));
-        }
+    let (sender, receiver) = mpsc::channel(1);
+    // In a task, because the stream of a browser that reads nothing is not polled.
+    tokio::spawn(timeout(MAX_STREAM, send_counts(weak, watch, base, sender)));
+    let stream = stream::unfold(receiver, async |mut receiver| {
+        let html: String = receiver.recv().await?;
+        let event = Event::default().event("counts").data(html);
+        Some((Ok::<_, Infallible>(event), receiver))
     });
     let events = Sse::new(stream).keep_alive(KeepAlive::default());
     let mut res = events.into_response();
-    res.headers_mut()
-        .insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let headers = res.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
     Ok(res)
+}
+
+/// Sends the counts each time that they change, until the browser disconnects or the console shuts down.
+async fn send_counts(
+    shared: Weak<Shared>,
+    watch: Watch,
+    base: String,
+    sender: mpsc::Sender<String>,
+) {
+    let Watch {
+        mut snapshot,
+        mut closed,
+    } = watch;
+    loop {
+        // A browser that reads slowly gets the latest counts.
+        let ready = async {
+            snapshot.changed().await.ok()?;
+            sender.reserve().await.ok()
+        };
+        let permit = tokio::select! {
+            biased;
+            _ = closed.wait_for(|closed| *closed) => return,
+            () = sender.closed() => return,
+            permit = ready => permit,
+        };
+        let (Some(permit), Some(shared)) = (permit, shared.upgrade()) else {
+            return;
+        };
+        let Some(counts) = snapshot.borrow_and_update().clone() else {
+            continue;
+        };
+        let Ok(html) = LivePart::new(&shared, &counts, &base).render() else {
+            return;
+        };
+        permit.send(html);
+    }
 }

@@ -183,6 +183,12 @@ async fn counts_are_live_until_paused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn rejected_stream_is_opened_again() {
+    let (server, _) = filled().await;
+    play("rejected-stream", &[server.url()]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn other_origin_cannot_resolve() {
     let (server, keys) = filled().await;
     let (id, seen) = (

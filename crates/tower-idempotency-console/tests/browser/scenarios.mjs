@@ -268,6 +268,20 @@ const scenarios = {
     await close(page);
   },
 
+  async "rejected-stream"() {
+    const page = await open({}, "status of 503");
+    let streams = 0;
+    await page.route("**/events*", (route) => {
+      streams += 1;
+      return streams === 1 ? route.fulfill({ status: 503, body: "" }) : route.continue();
+    });
+    await page.goto(urls[0], { waitUntil: "domcontentloaded" });
+    await page.getByText("Not live: the console does not reply.").waitFor();
+    await page.getByText("Live", { exact: true }).waitFor();
+    assert.equal(streams, 2);
+    await close(page);
+  },
+
   async "other-origin"() {
     const [url, seen] = urls;
     const form = `<form method="post" action="${url}"><input name="seen" value="${seen}"><input name="how" value="retry">

@@ -3,7 +3,7 @@
 use http::{Method, StatusCode};
 use tower_idempotency::{IdempotencyLayer, MemoryStore, Principal};
 
-use crate::harness::{Fault, Keys, Server, claim, complete};
+use crate::harness::{Fault, Keys, Server, claim, complete, orphan};
 
 #[tokio::test]
 async fn every_route_has_strict_headers() {
@@ -257,5 +257,24 @@ async fn unknown_count_is_urgent() {
         "{metrics}"
     );
     let sample = "idempotency_store_entries_is_exact{state=\"orphaned\"} 0";
+    assert!(metrics.contains(sample), "{metrics}");
+}
+
+/// The lease of the first entry is renewed between two pages of the store.
+#[tokio::test]
+async fn repeated_entry_is_listed_once() {
+    let server = Server::start().await;
+    for n in 0..3 {
+        orphan(&server.store.store, &format!("POST /orders/{n}")).await;
+    }
+    server.store.set_fault(Fault::RepeatedEntry);
+    let page = server.get("/entries?state=orphaned").await.text;
+    assert_eq!(page.matches("name=\"seen\"").count(), 3, "{page}");
+    let api = server.get("/api/v1/entries?state=orphaned").await.text;
+    assert_eq!(api.matches("\"seen\"").count(), 3, "{api}");
+    // The counts from before the fault are old then.
+    tokio::time::sleep(std::time::Duration::from_millis(150)).await;
+    let metrics = server.get("/metrics").await.text;
+    let sample = "idempotency_store_oldest_entry_age_is_exact{state=\"orphaned\"} 0";
     assert!(metrics.contains(sample), "{metrics}");
 }

@@ -6,13 +6,19 @@ use std::{
     time::Duration,
 };
 
+use axum::body::Body;
+use http::Request;
+use http_body_util::BodyExt as _;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
     net::TcpStream,
     time::{sleep, timeout},
 };
+use tower::ServiceExt as _;
+use tower_idempotency::inspect::Inspector;
+use tower_idempotency_console::Console;
 
-use crate::harness::{Keys, Server};
+use crate::harness::{Counted, Keys, Server, access};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -85,6 +91,39 @@ async fn watchers_are_limited() {
     }
     let mut refused = watch(&server).await;
     assert!(read_until(&mut refused, "503").await);
+}
+
+/// Browsers that read nothing, in memory.
+#[tokio::test(start_paused = true)]
+async fn unread_streams_end() {
+    let store = Counted::new(Duration::ZERO);
+    let console = Console::new(Inspector::new(store.clone()), access);
+    let app = console
+        .with_chart_window(Duration::from_secs(60 * 60 * 24 * 60))
+        .into_router();
+    let watch = || async {
+        let req = Request::get("/events").body(Body::empty());
+        let res = app.clone().oneshot(req.expect("a request")).await;
+        res.expect("a response")
+    };
+    let mut unread = Vec::new();
+    for _ in 0..100 {
+        let res = watch().await;
+        assert_eq!(res.status(), 200);
+        assert_eq!(res.headers()["x-accel-buffering"], "no");
+        unread.push(res);
+    }
+    assert_eq!(watch().await.status(), 503);
+    sleep(Duration::from_secs(301)).await;
+    // The store is no longer queried for them.
+    let before = store.summaries.load(Ordering::Relaxed);
+    sleep(Duration::from_secs(301)).await;
+    assert_eq!(store.summaries.load(Ordering::Relaxed), before);
+    let res = watch().await;
+    assert_eq!(res.status(), 200);
+    let body = timeout(LONG * 10, res.into_body().collect()).await;
+    let body = body.expect("the stream ends").expect("events").to_bytes();
+    assert!(String::from_utf8_lossy(&body).contains("event: counts"));
 }
 
 #[tokio::test]

@@ -49,6 +49,7 @@ async fn scrape_counts_entries_and_decisions() {
         "idempotency_store_entries_limit 1000",
         r#"idempotency_store_entries{state="orphaned"} 1"#,
         r#"idempotency_store_entries{state="needs-attention"} 1"#,
+        r#"idempotency_store_oldest_entry_age_is_exact{state="orphaned"} 1"#,
         r#"idempotency_console_resolutions_total{decision="retry",outcome="applied"} 1"#,
         r#"idempotency_console_resolutions_total{decision="free",outcome="applied"} 0"#,
         r#"idempotency_console_responses_total{status="4xx"} 1"#,

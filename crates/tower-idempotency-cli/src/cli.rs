@@ -142,8 +142,13 @@ pub(crate) fn confirm(has_yes: bool) -> Result<(), Failure> {
             "expected --yes, because there is no terminal to ask",
         ));
     }
-    eprint!("Type yes to go on: ");
-    io::stderr().flush()?;
+    let mut errors = io::stderr();
+    let asked = write!(errors, "Type yes to go on: ").and_then(|()| errors.flush());
+    if asked.is_err() {
+        return Err(Failure::usage(
+            "cannot ask for the confirmation, so nothing was changed",
+        ));
+    }
     let mut answer = String::new();
     io::stdin().read_line(&mut answer)?;
     if answer.trim() == "yes" {

@@ -36,7 +36,7 @@ impl Context {
             ));
         };
         // The store reports its timeout first: it knows the reason.
-        let options = OpenOptions::new().with_timeout(global.timeout * 9 / 10);
+        let options = OpenOptions::new().with_timeout(global.timeout.saturating_mul(9) / 10);
         // A typing error in the URL must not create a table.
         let mut options = options.with_create_if_missing(false);
         if let Some(table) = &global.table {

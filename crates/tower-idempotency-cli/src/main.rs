@@ -20,6 +20,7 @@ use clap::Parser;
 use self::{
     cli::{Cli, Command},
     failure::Exit,
+    output::print_note,
 };
 
 // The proxy allocates in each request. The allocators of glibc and of musl would take longer.
@@ -31,8 +32,8 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let cli = match cli.command {
         Command::Proxy(_) if cli.global.table.is_some() || cli.global.prefix.is_some() => {
-            eprintln!(
-                "idempotency: --table and --prefix are for operators, and the proxy has neither"
+            print_note(
+                "idempotency: --table and --prefix are for operators, and the proxy has neither",
             );
             return ExitCode::from(Exit::Usage.code());
         }
@@ -52,7 +53,7 @@ fn main() -> ExitCode {
     let exit = exit.unwrap_or_else(|failure| {
         // The reader of standard output may have ended, as with `| head`.
         if !failure.is_broken_pipe() {
-            eprintln!("idempotency: {failure}");
+            print_note(format_args!("idempotency: {failure}"));
         }
         failure.exit()
     });
@@ -71,5 +72,7 @@ fn log_events() {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(false)
+        // It would print them to standard error, and panic if the reader has ended.
+        .log_internal_errors(false)
         .init();
 }

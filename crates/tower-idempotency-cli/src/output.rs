@@ -1,6 +1,9 @@
 //! Text tables and JSON.
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::{
+    fmt::Display,
+    io::{self, IsTerminal as _, Write as _},
+};
 
 use console::{Alignment, Term, measure_text_width, pad_str};
 use serde_json::Value;
@@ -82,6 +85,11 @@ impl Output {
             text.to_owned()
         }
     }
+}
+
+/// Prints a line to standard error. Does nothing if its reader has ended: the exit code stays.
+pub(crate) fn print_note(line: impl Display) {
+    writeln!(io::stderr(), "{line}").ok();
 }
 
 /// Makes the widest columns narrower until the table fits, but none narrower than a short ID.

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{self, IsTerminal, Write as _},
+    io::{self, Write as _},
     net::SocketAddr,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -17,6 +17,8 @@ use tokio::{
 };
 use tower_idempotency::metrics::{RECORD_BYTES_BUCKETS, SECONDS_BUCKETS};
 use tower_idempotency_proxy::{Config, ConfigError, Proxy, ProxyHandle};
+
+use crate::output::print_note;
 
 /// Exit code of a configuration that is rejected.
 const WRONG_CONFIG: u8 = 2;
@@ -154,7 +156,7 @@ fn print(output: &str) -> ExitCode {
 }
 
 fn fail(error: &str, code: u8) -> ExitCode {
-    eprintln!("idempotency proxy: {error}");
+    print_note(format_args!("idempotency proxy: {error}"));
     ExitCode::from(code)
 }
 
@@ -164,8 +166,10 @@ fn start_log() {
         .from_env_lossy();
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_ansi(io::stderr().is_terminal())
+        .with_ansi(false)
         .with_writer(io::stderr)
+        // It would print them to standard error, and panic if the reader has ended.
+        .log_internal_errors(false)
         .init();
 }
 

@@ -12,6 +12,7 @@ use crate::{
     cli::{ChangeArgs, confirm, reason},
     context::Context,
     failure::{Exit, Failure},
+    output::print_note,
     progress::Progress,
 };
 
@@ -92,8 +93,8 @@ async fn repair(context: &Context, args: &Args) -> Result<Exit, Failure> {
         let message = format!("the {} store maintains its indexes itself", context.name);
         return Err(Failure::new(Exit::NotKept, message));
     }
-    eprintln!(
-        "This reads all keys of all servers of the store. Other clients are served more slowly meanwhile."
+    print_note(
+        "This reads all keys of all servers of the store. Other clients are served more slowly meanwhile.",
     );
     confirm(args.yes)?;
     let change = ChangeArgs {

@@ -1,8 +1,14 @@
 //! `idempotency export`.
 
+use std::collections::HashSet;
+
 use tower_idempotency::inspect::{Inspect as _, Query, State};
 
-use super::{list::Filters, show::details_json, stats::states};
+use super::{
+    list::{Filters, new_entries},
+    show::details_json,
+    stats::states,
+};
 use crate::{
     cli::state,
     context::Context,
@@ -37,11 +43,13 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     let mut exported = 0;
     for state in selected {
         let mut query = args.filters.apply(Query::new(state)).with_limit(500);
+        let mut listed = HashSet::new();
         loop {
             let page = context.call(context.store.list(&query)).await?;
-            exported += page.entries.len() as u64;
+            let entries = new_entries(page.entries, &mut listed);
+            exported += entries.len() as u64;
             progress.set(exported);
-            for entry in &page.entries {
+            for entry in &entries {
                 if !args.with_records {
                     context.output.json(&entry_json(entry))?;
                     continue;

@@ -1,8 +1,11 @@
 //! `idempotency list`.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
-use tower_idempotency::inspect::{Entry, Inspect as _, PageToken, Query, State};
+use tower_idempotency::{
+    inspect::{Entry, Inspect as _, PageToken, Query, State},
+    store::KeyId,
+};
 
 use crate::{
     cli::state,
@@ -68,12 +71,12 @@ impl Filters {
 pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let query = args.filters.apply(Query::new(args.state));
     let mut query = query.with_limit(args.limit).with_page(args.after.clone());
-    let mut entries: Vec<Entry> = Vec::new();
+    let (mut entries, mut listed) = (Vec::new(), HashSet::new());
     let limit = usize::from(args.limit);
     // A page may have few entries, or none, although more follow.
     let next = loop {
         let page = context.call(context.store.list(&query)).await?;
-        entries.extend(page.entries);
+        entries.extend(new_entries(page.entries, &mut listed));
         match page.next {
             Some(next) if entries.len() < limit => {
                 let rest = args.limit - u16::try_from(entries.len()).unwrap_or(args.limit);
@@ -88,6 +91,14 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
         Exit::Done
     };
     exit.after(print(context, args.state, &entries, next.as_ref()))
+}
+
+/// Returns the entries of a page that no earlier page of the listing has, and adds their IDs to `listed`.
+///
+/// A listing in the order of lease ends repeats an entry whose lease is renewed between two pages.
+pub(super) fn new_entries(mut page: Vec<Entry>, listed: &mut HashSet<KeyId>) -> Vec<Entry> {
+    page.retain(|entry| listed.insert(*entry.id()));
+    page
 }
 
 fn print(
@@ -132,4 +143,29 @@ fn print_table(context: &Context, entries: &[Entry]) -> Result<(), Failure> {
         .collect();
     let head = ["ID", "STATE", "AGE", "GEN", "OWNER", "REMARK", "OPERATION"];
     Ok(context.output.table(&head, &rows)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use tower_idempotency::inspect::Seen;
+
+    use super::*;
+
+    #[test]
+    fn repeated_entries_are_dropped() {
+        let entry = |byte: u8, version| {
+            let id = KeyId::from_bytes([byte; 32]);
+            Entry::new(Seen::new(id, State::InProgress, 1, version))
+        };
+        let mut listed = HashSet::new();
+        let first = new_entries(vec![entry(1, 1), entry(2, 1)], &mut listed);
+        // The lease of the first entry was renewed meanwhile.
+        let second = new_entries(vec![entry(3, 1), entry(1, 2)], &mut listed);
+        let ids: Vec<_> = first
+            .iter()
+            .chain(&second)
+            .map(|it| it.id().as_bytes()[0])
+            .collect();
+        assert_eq!(ids, [1, 2, 3]);
+    }
 }

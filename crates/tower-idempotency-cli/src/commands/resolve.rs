@@ -27,7 +27,7 @@ use crate::{
     context::Context,
     failure::{Exit, Failure},
     lookup,
-    output::{duration, entry_json, or_dash},
+    output::{duration, entry_json, or_dash, print_note},
 };
 
 /// Settle an entry, if it is still as it was seen
@@ -108,12 +108,11 @@ impl Decision {
 }
 
 pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
-    let details = lookup::find(context, &args.id).await?;
+    let Some(details) = find(context, args).await? else {
+        return changed(context, None);
+    };
     let entry = &details.entry;
     let seen = args.seen.unwrap_or(*entry.seen());
-    if seen.id() != entry.id() {
-        return Err(Failure::usage("--seen is that of another entry"));
-    }
     if &seen != entry.seen() {
         return changed(context, Some(entry));
     }
@@ -161,6 +160,17 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     }
 }
 
+/// Returns the entry. Returns `None` if `--seen` names an entry that is absent now.
+async fn find(context: &Context, args: &Args) -> Result<Option<EntryDetails>, Failure> {
+    let Some(seen) = &args.seen else {
+        return lookup::find(context, &args.id).await.map(Some);
+    };
+    if !args.id.matches(seen.id()) {
+        return Err(Failure::usage("--seen is that of another entry"));
+    }
+    context.call(context.store.get(seen.id())).await
+}
+
 fn report(
     context: &Context,
     name: &str,
@@ -203,23 +213,23 @@ fn confirm(args: &Args, details: &EntryDetails) -> Result<(), Failure> {
         return cli::confirm(args.change.yes);
     }
     let entry = &details.entry;
-    eprintln!(
+    print_note(format_args!(
         "{} has been {} for {}, generation {}: {}",
         entry.id(),
         entry.state(),
         duration(entry.age),
         entry.generation(),
         or_dash(&entry.operation)
-    );
+    ));
     let record = details.record.as_deref();
     if let Some(attention) = record.and_then(NeedsAttention::in_record) {
         let (code, reason) = (attention.code(), or_dash(attention.reason()));
-        eprintln!("Its code is {code}, and its reason: {reason}");
+        print_note(format_args!("Its code is {code}, and its reason: {reason}"));
     }
-    eprintln!("{}", consequence(args.decision.name()));
+    print_note(consequence(args.decision.name()));
     if args.decision == Decision::Complete {
         let retention = humantime::format_duration(args.retention);
-        eprintln!("The retention is {retention}.");
+        print_note(format_args!("The retention is {retention}."));
     }
     cli::confirm(false)
 }

@@ -7,14 +7,14 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     time::sleep,
 };
-use tower_idempotency::inspect::{Inspect as _, State};
+use tower_idempotency::inspect::{Inspect as _, State, Summary};
 
 use super::stats::{states, summary_json, text};
 use crate::{
     cli::state,
     context::Context,
     failure::{Exit, Failure},
-    output::time,
+    output::{Output, time},
 };
 
 /// Count the entries in each state again and again, until Ctrl-C
@@ -54,26 +54,35 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
 async fn count(context: &Context, args: &Args) -> Result<Exit, Failure> {
     loop {
         let summary = context.call(context.store.summary(args.limit)).await?;
-        let now = time(SystemTime::now());
-        if context.output.is_json {
-            let mut line = summary_json(&summary);
-            line["at"] = json!(now);
-            context.output.json(&line)?;
-        } else {
-            let counts = states().filter_map(|state| {
-                let count = summary.count(state)?;
-                Some(format!("{state} {}", text(Some(count))))
-            });
-            let counts: Vec<_> = counts.collect();
-            let line = format!("{now}  {}", counts.join("  "));
-            context.output.line(&line)?;
-        }
-        let awaited = args.exit_when_empty.and_then(|state| summary.count(state));
-        if awaited.is_some_and(|count| count.is_exact && count.value == 0) {
-            return Ok(Exit::Done);
+        let printed = print(&context.output, &summary);
+        match args.exit_when_empty {
+            None => printed?,
+            // The exit code is a result too, so the wait continues without a reader.
+            Some(state) => {
+                let exit = Exit::Done.after(printed)?;
+                let count = summary.count(state);
+                if count.is_some_and(|count| count.is_exact && count.value == 0) {
+                    return Ok(exit);
+                }
+            }
         }
         sleep(args.interval.max(MIN_INTERVAL)).await;
     }
+}
+
+fn print(output: &Output, summary: &Summary) -> Result<(), Failure> {
+    let now = time(SystemTime::now());
+    if output.is_json {
+        let mut line = summary_json(summary);
+        line["at"] = json!(now);
+        return Ok(output.json(&line)?);
+    }
+    let counts = states().filter_map(|state| {
+        let count = summary.count(state)?;
+        Some(format!("{state} {}", text(Some(count))))
+    });
+    let counts: Vec<_> = counts.collect();
+    Ok(output.line(&format!("{now}  {}", counts.join("  ")))?)
 }
 
 const MIN_INTERVAL: Duration = Duration::from_millis(100);

@@ -220,12 +220,17 @@ fn completions_of_zsh_and_fish_are_scripts() {
     }
 }
 
-/// Runs the tool with an output whose reader has ended. Returns its exit code and its errors.
-fn run_unread(directory: &Path, store: &str, args: &[&str]) -> (Option<i32>, String) {
+/// Returns a pipe whose reader has ended.
+fn closed_pipe() -> io::PipeWriter {
     let (reader, writer) = io::pipe().expect("a pipe");
     drop(reader);
+    writer
+}
+
+/// Runs the tool with an output whose reader has ended. Returns its exit code and its errors.
+fn run_unread(directory: &Path, store: &str, args: &[&str]) -> (Option<i32>, String) {
     let mut tool = crate::command(directory, store);
-    let tool = tool.args(args).stdin(Stdio::null()).stdout(writer);
+    let tool = tool.args(args).stdin(Stdio::null()).stdout(closed_pipe());
     let ran = tool.output().expect("the tool runs");
     let errors = String::from_utf8_lossy(&ran.stderr).into_owned();
     (ran.status.code(), errors)
@@ -255,6 +260,26 @@ async fn closed_output_keeps_exit_code() {
         let (ended, errors) = run_unread(scratch.path(), &url, args);
         assert_eq!((ended, &*errors), (Some(code), ""), "{args:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn closed_errors_keep_exit_code() {
+    let scratch = Scratch::new();
+    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    let store = AnyStore::open(&url).await.expect("a file");
+    Keys::create(&store).await;
+    let change = ["--reason", "x", "--audit", "log", "--yes"];
+    let free = [&["resolve", "bbbbbbbb", "free"], &change[..]].concat();
+    for (args, code) in [(&["show", "eeeeeeee"][..], 3), (&free, 0), (&free, 3)] {
+        let mut tool = crate::command(scratch.path(), &url);
+        // A change is an event.
+        let tool = tool.env("IDEMPOTENCY_LOG", "info").args(args);
+        let tool = tool.stdin(Stdio::null()).stdout(Stdio::null());
+        let ended = tool.stderr(closed_pipe()).status().expect("the tool runs");
+        assert_eq!(ended.code(), Some(code), "{args:?}");
+    }
+    let log = fs::read_to_string(scratch.file("log")).expect("the log");
+    assert_eq!(log.lines().count(), 2, "{log}");
 }
 
 /// The file of the secret is that of the proxy, and the key is the line of an access log.

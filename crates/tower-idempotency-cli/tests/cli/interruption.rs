@@ -132,6 +132,34 @@ async fn failed_purge_has_unknown_outcome() {
     check_log(&log, &ran.err, "");
 }
 
+/// The exit code says that no entry is left, so a wait continues without a reader.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_without_reader_waits() {
+    let server = PostgresServer::start(&[]);
+    let store = crate::open(&server.url()).await.expect("the server runs");
+    Keys::create(&store).await;
+    let proxy = Proxy::start(server.address());
+    let at = server.address().to_string();
+    let url = server.url().replace(&at, &proxy.address().to_string());
+    // A part of the last statement of each count. The tool prints the first count, and the second one hangs.
+    let needle = b"(select not coalesce(".to_vec();
+    proxy.once(Fault::Request { needle, nth: 2 }, Then::Hang);
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let scratch = Scratch::new();
+    let mut tool = command(scratch.path(), &url);
+    tool.args(["watch", "--interval", "100ms"]);
+    tool.args(["--exit-when-empty", "orphaned"]);
+    let tool = tool.stdin(Stdio::null()).stdout(writer);
+    let mut tool = tool.spawn().expect("the tool starts");
+    while proxy.hits() == 0 {
+        let ended = tool.try_wait().expect("a child");
+        assert!(ended.is_none(), "the tool ended with an orphan: {ended:?}");
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(end(&mut tool, "-INT"), 130);
+}
+
 /// `watch` did not reach its end, so a script must not continue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn interrupted_watch_has_own_exit_code() {

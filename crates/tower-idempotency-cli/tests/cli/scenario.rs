@@ -6,7 +6,7 @@ use tests::{scratch::Scratch, sql};
 use tokio::time::{Duration, sleep};
 use tower_idempotency::{
     NeedsAttention, OrphanPolicy,
-    inspect::Resolution,
+    inspect::{Inspect as _, Resolution},
     store::{Acquired, Claim, KeyId, Store, Ttl},
 };
 use tower_idempotency_any::AnyStore;
@@ -222,4 +222,35 @@ pub(crate) async fn resolve_changed_entry(url: &str) {
         !scratch.file("audit.jsonl").exists(),
         "nothing was intended"
     );
+}
+
+/// Two operators resolve the same orphan as they saw it. The first one removes the entry.
+pub(crate) async fn resolve_removed_entry(url: &str) {
+    let store = crate::open(url).await.expect("the server runs");
+    let keys = Keys::create(&store).await;
+    let scratch = Scratch::new();
+    let found = store.get(&keys.orphaned.id).await.expect("it runs");
+    let seen = found.expect("an entry").entry.seen().to_string();
+    let change = ["--reason", "x", "--audit", "audit.jsonl", "--yes"];
+    let free = |id: &str, form: &[&str]| {
+        let args = [&["resolve", id, "free", "--seen", &seen], &change[..], form].concat();
+        run_in(&scratch.file(""), url, &args)
+    };
+    let other = free("aaaaaaaa", &[]);
+    assert_eq!(other.code, 2, "{other:?}");
+    assert!(other.err.contains("that of another entry"), "{other:?}");
+    let first = free("bbbbbbbb", &[]);
+    assert_eq!(first.code, 0, "{first:?}");
+    for id in ["bbbbbbbb", &keys.orphaned.id.to_hex()] {
+        let second = free(id, &["--json"]);
+        assert_eq!(second.code, 4, "{second:?}");
+        for member in ["\"outcome\":\"changed\"", "\"entry\":null"] {
+            assert!(second.out.contains(member), "{second:?}");
+        }
+        let second = free(id, &[]);
+        assert_eq!(second.code, 4, "{second:?}");
+        assert!(second.out.contains("it is absent now"), "{second:?}");
+    }
+    let audit = std::fs::read_to_string(scratch.file("audit.jsonl"));
+    assert_eq!(audit.expect("the log").lines().count(), 2);
 }

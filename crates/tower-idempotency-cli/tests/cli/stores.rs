@@ -17,7 +17,7 @@ use tower_idempotency_any::OpenOptions;
 use crate::{
     document::settle_in_three_commands,
     run,
-    scenario::{Keys, resolve_changed_entry, settle_every_kind},
+    scenario::{Keys, resolve_changed_entry, resolve_removed_entry, settle_every_kind},
 };
 
 /// Runs the session, and compares it with the snapshot. Stores with the same abilities have the same one.
@@ -49,6 +49,12 @@ macro_rules! store_tests {
             async fn changed_entry_is_not_resolved() {
                 let url = $start;
                 resolve_changed_entry(&url()).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread")]
+            async fn removed_entry_has_changed() {
+                let url = $start;
+                resolve_removed_entry(&url()).await;
             }
 
             #[tokio::test(flavor = "multi_thread")]

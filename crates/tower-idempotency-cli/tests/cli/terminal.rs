@@ -1,7 +1,9 @@
 //! The tool on a terminal: progress, tables that fit, colours, and the question before a change.
 
 use std::{
+    fs,
     io::Write as _,
+    net::TcpListener,
     process::{Command, Stdio},
 };
 
@@ -217,6 +219,32 @@ async fn terminal_gets_no_bytes_of_client() {
     assert!(shown.contains("found a terminal"), "{shown:?}");
     let (code, shown) = on_terminal(100, "", &[store], &format!("{show} | wc -c"));
     assert_eq!((code, shown.trim()), (0, "6"));
+}
+
+/// The log of the processes that serve has no colours, and no error about them.
+#[tokio::test(flavor = "multi_thread")]
+async fn log_on_terminal_is_plain() {
+    let (scratch, url, _) = store().await;
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = taken.local_addr().expect("an address");
+    let config = scratch.file("proxy.toml");
+    let text = format!(
+        "[listen]\naddress = \"{address}\"\n[store]\nurl = \"memory\"\n[upstream.app]\nurl = \"http://{address}\"\n\
+         [[route]]\npath = \"/**\"\nupstream = \"app\"\n"
+    );
+    fs::write(&config, text).expect("a file");
+    let store = ("IDEMPOTENCY_STORE", url.as_str());
+    let proxy = format!("idempotency proxy --config {}", config.display());
+    let serve = format!("idempotency serve --read-only --listen {address}");
+    for (variables, line) in [(&[store][..], &serve), (&[], &proxy)] {
+        let (code, shown) = on_terminal(200, "", variables, line);
+        assert_eq!(code, 1, "{shown}");
+        assert!(shown.contains("Address already in use"), "{shown:?}");
+        assert!(
+            !shown.contains("ansi") && !shown.contains('\x1b'),
+            "{shown:?}"
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

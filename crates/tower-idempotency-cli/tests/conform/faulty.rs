@@ -16,7 +16,7 @@ use axum::{
 use tests::{Effects, wire::Server};
 use tokio::sync::{Barrier, Notify};
 
-use crate::{every_row, row, run};
+use crate::{Ran, every_row, row, run, run_unread};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
@@ -42,6 +42,15 @@ enum Fault {
     RespondsWithText,
 }
 
+/// The part of a response that differs from execution to execution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Responses {
+    /// The body and `Location`. A replay has a marker.
+    DifferInBody,
+    /// `Location` alone. A replay has no marker.
+    DifferInLocation,
+}
+
 /// The digest of a request in plain text, and the number of its execution.
 #[derive(Clone)]
 struct Entry {
@@ -52,6 +61,7 @@ struct Entry {
 
 struct Service {
     fault: Fault,
+    responses: Responses,
     effects: Effects,
     entries: Mutex<HashMap<String, Entry>>,
     barriers: HashMap<&'static str, Barrier>,
@@ -214,7 +224,12 @@ impl Service {
     }
 
     fn created(&self, number: u64, is_replay: bool) -> Response {
-        let mut body = format!("{{\"id\":{number}}}");
+        let is_constant = self.responses == Responses::DifferInLocation;
+        let mut body = if is_constant {
+            "{}".to_owned()
+        } else {
+            format!("{{\"id\":{number}}}")
+        };
         if is_replay && self.fault == Fault::ChangesBodies {
             body.push(' ');
         }
@@ -225,7 +240,7 @@ impl Service {
             let location = format!("/orders/{number}");
             headers.insert("location", location.parse().unwrap());
         }
-        if is_replay {
+        if is_replay && !is_constant {
             headers.insert("idempotent-replayed", "true".parse().unwrap());
         }
         response
@@ -241,10 +256,10 @@ impl Service {
     }
 }
 
-/// Judges a server with the fault. Returns the rows that do not hold, and the exit code.
-async fn judge(fault: Fault) -> (Vec<String>, i32) {
+async fn start(fault: Fault, responses: Responses) -> Server {
     let service = Arc::new(Service {
         fault,
+        responses,
         effects: Effects::default(),
         entries: Mutex::default(),
         barriers: [("concurrent", Barrier::new(2)), ("many", Barrier::new(8))].into(),
@@ -255,7 +270,12 @@ async fn judge(fault: Fault) -> (Vec<String>, i32) {
         let service = service.clone();
         async move { service.respond(request).await }
     });
-    let server = Server::start(app).await;
+    Server::start(app).await
+}
+
+/// Judges a server with the fault.
+async fn judge(fault: Fault, responses: Responses) -> Ran {
+    let server = start(fault, responses).await;
     let mut args = every_row(server.addr());
     args.push("--json".to_owned());
     if matches!(
@@ -267,13 +287,14 @@ async fn judge(fault: Fault) -> (Vec<String>, i32) {
     }
     let ran = run(args).await;
     assert_eq!(ran.out.lines().count(), 21, "{}{}", ran.out, ran.err);
-    (ran.rows("does not hold"), ran.code)
+    ran
 }
 
 /// Asserts that exactly these rows do not hold, and that the exit code is 1 if one of them is mandatory.
 async fn assert_fails(fault: Fault, rows: &[&str], code: i32) {
+    let ran = judge(fault, Responses::DifferInBody).await;
     assert_eq!(
-        judge(fault).await,
+        (ran.rows("does not hold"), ran.code),
         (rows.iter().map(|row| (*row).to_owned()).collect(), code),
         "{fault:?}"
     );
@@ -321,8 +342,9 @@ async fn wrong_replays() {
     .await;
     // Whether `disconnect` compares the execution with a replay depends on the request that was abandoned.
     let rows = ["retry", "concurrent", "many", "disconnect"];
-    let (failed, code) = judge(Fault::ChangesBodies).await;
-    assert_eq!(code, 1);
+    let ran = judge(Fault::ChangesBodies, Responses::DifferInBody).await;
+    assert_eq!(ran.code, 1);
+    let failed = ran.rows("does not hold");
     assert!(
         failed.iter().all(|row| rows.contains(&row.as_str())),
         "{failed:?}"
@@ -372,5 +394,54 @@ async fn lock_that_outlives_its_client() {
         Fault::KeepsLockOfDroppedRequest,
     ] {
         assert_fails(fault, &["disconnect"], 1).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn equal_bodies_are_judged_by_location() {
+    for (fault, failed, unjudged) in [
+        (Fault::None, &["marked"][..], &["concurrent-409"][..]),
+        (
+            Fault::ExecutesDuplicates,
+            &["marked", "concurrent", "many"],
+            &["concurrent-409"],
+        ),
+        (
+            Fault::IgnoresBody,
+            &["marked", "other-body"],
+            &["other-body-422", "quoting", "concurrent-409"],
+        ),
+        (
+            Fault::IgnoresCaller,
+            &["marked", "other-caller"],
+            &["concurrent-409"],
+        ),
+    ] {
+        let ran = judge(fault, Responses::DifferInLocation).await;
+        assert_eq!(ran.rows("does not hold"), failed, "{fault:?} {}", ran.out);
+        assert_eq!(ran.rows("not judged"), unjudged, "{fault:?} {}", ran.out);
+    }
+}
+
+/// No row claims that a replay was seen.
+#[tokio::test(flavor = "multi_thread")]
+async fn executions_with_equal_bodies_do_not_hold() {
+    let ran = judge(Fault::NoIdempotency, Responses::DifferInLocation).await;
+    assert_eq!(ran.code, 1);
+    let held = ran.rows("holds");
+    for row in ["retry", "retry-headers", "concurrent", "many", "disconnect"] {
+        assert!(!held.iter().any(|it| it == row), "{row}: {}", ran.out);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn closed_output_keeps_verdict() {
+    for (fault, code) in [(Fault::None, 0), (Fault::IgnoresBody, 1)] {
+        for form in [None, Some("--json".to_owned())] {
+            let server = start(fault, Responses::DifferInBody).await;
+            let mut args = every_row(server.addr());
+            args.extend(form);
+            assert_eq!(run_unread(args).await, code, "{fault:?}");
+        }
     }
 }

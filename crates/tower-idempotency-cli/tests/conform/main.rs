@@ -7,6 +7,7 @@ mod faulty;
 mod usage;
 
 use std::{
+    io,
     net::SocketAddr,
     process::{Command, Output, Stdio},
 };
@@ -35,6 +36,23 @@ async fn run(args: Vec<String>) -> Ran {
         out: String::from_utf8(output.stdout).expect("text"),
         err: String::from_utf8(output.stderr).expect("text"),
     }
+}
+
+/// Runs the command with an output and errors whose readers have ended. Returns the exit code.
+async fn run_unread(args: Vec<String>) -> i32 {
+    let run = move || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_idempotency"));
+        command.arg("conform").args(args);
+        command.env_remove("IDEMPOTENCY_STORE").stdin(Stdio::null());
+        let (reader, writer) = io::pipe().expect("a pipe");
+        drop(reader);
+        command
+            .stdout(writer.try_clone().expect("a pipe"))
+            .stderr(writer);
+        command.status().expect("the program starts")
+    };
+    let status = spawn_blocking(run).await.expect("the thread ends");
+    status.code().expect("an exit code")
 }
 
 /// Returns the arguments that judge every row, for callers `a` and `b`.

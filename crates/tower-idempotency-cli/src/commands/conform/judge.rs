@@ -37,8 +37,10 @@ pub(super) struct Judge<'a> {
     /// The key of the first request, and its response.
     key: String,
     first: Answer,
-    /// Two executions have different responses.
-    is_distinct: bool,
+    /// Two executions have different bodies.
+    has_distinct_bodies: bool,
+    /// Two executions differ in a header, and a replay does not change the headers.
+    has_distinct_headers: bool,
     marks_replays: bool,
     /// The status with which another body was refused.
     mismatch: Option<StatusCode>,
@@ -70,7 +72,8 @@ pub(super) async fn judge(
         timeout,
         key,
         first,
-        is_distinct: false,
+        has_distinct_bodies: false,
+        has_distinct_headers: false,
         marks_replays: false,
         mismatch: None,
         refusals: Vec::new(),
@@ -103,8 +106,7 @@ impl Judge<'_> {
         let shape = &self.plan.shape;
         let second = self.send("fresh", shape, &fresh_key()?).await;
         let second = second.map_err(Failure::usage)?;
-        self.is_distinct = body_difference(&self.first, &second).is_some()
-            || header_difference(&self.first, &second).is_some();
+        self.has_distinct_bodies = body_difference(&self.first, &second).is_some();
         let verdict = if !second.status.is_success() {
             fails(format!("a second new key got {}", second.status.as_u16()))
         } else if is_marked(&second) {
@@ -124,6 +126,8 @@ impl Judge<'_> {
             }
         };
         self.marks_replays = is_marked(&retry) && !is_marked(&self.first);
+        self.has_distinct_headers = header_difference(&self.first, &second).is_some()
+            && header_difference(&self.first, &retry).is_none();
         let verdict = match body_difference(&self.first, &retry) {
             Some(difference) => fails(difference),
             None => self.holds_if_visible("the same status and body"),
@@ -146,9 +150,22 @@ impl Judge<'_> {
         Ok(())
     }
 
+    /// Returns `true` if two executions have different responses.
+    fn is_distinct(&self) -> bool {
+        self.has_distinct_bodies || self.has_distinct_headers
+    }
+
+    /// Returns how two responses differ. The headers count only if two executions have equal bodies.
+    fn difference(&self, first: &Answer, other: &Answer) -> Option<String> {
+        body_difference(first, other).or_else(|| {
+            let name = header_difference(first, other).filter(|_| !self.has_distinct_bodies)?;
+            Some(format!("{name} differs"))
+        })
+    }
+
     /// Holds if a replay differs from an execution.
     fn holds_if_visible(&self, reason: impl Display) -> Result<Verdict, String> {
-        if self.is_distinct || self.marks_replays {
+        if self.is_distinct() || self.marks_replays {
             holds(reason)
         } else {
             unjudged("two executions have equal responses")
@@ -216,7 +233,7 @@ impl Judge<'_> {
             }
             self.refusals.push(answer);
             holds(format!("refused with {}", status.as_u16()))
-        } else if body_difference(&self.first, &answer).is_none() {
+        } else if self.difference(&self.first, &answer).is_none() {
             fails("got the response of the first request")
         } else {
             fails(format!("not refused: {}", status.as_u16()))
@@ -235,11 +252,12 @@ impl Judge<'_> {
         if answer.status.is_client_error() {
             return fails(format!("one key: refused with {status}"));
         }
-        let is_same = body_difference(&self.first, answer).is_none();
-        if is_marked(answer) || is_same && self.is_distinct {
+        let is_same = self.difference(&self.first, answer).is_none();
+        if is_marked(answer) || is_same && self.is_distinct() {
             return fails("one key: got the first response");
         }
-        if is_same && self.mismatch.is_none() {
+        let has_same_body = body_difference(&self.first, answer).is_none();
+        if has_same_body && !self.is_distinct() && self.mismatch.is_none() {
             return unjudged("two executions have equal responses");
         }
         holds("two keys")
@@ -359,7 +377,7 @@ impl Judge<'_> {
         }
         if let Some(difference) = succeeded
             .iter()
-            .find_map(|answer| body_difference(answer, &last))
+            .find_map(|answer| self.difference(answer, &last))
         {
             return fails(format!("duplicates differ: {difference}"));
         }
@@ -403,7 +421,7 @@ impl Judge<'_> {
             return fails(format!("the retry got {}", retry.status.as_u16()));
         }
         let again = self.send("disconnect", shape, key).await?;
-        match body_difference(&retry, &again) {
+        match self.difference(&retry, &again) {
             Some(difference) => fails(format!("retries differ: {difference}")),
             None => self.holds_if_visible("retries got one response"),
         }

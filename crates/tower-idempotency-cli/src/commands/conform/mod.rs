@@ -23,7 +23,7 @@ use self::{
 use crate::{
     cli::Global,
     failure::{Exit, Failure},
-    output::Output,
+    output::{Output, print_note},
 };
 
 /// The width of the last column, so that a line has at most 80 characters.
@@ -91,32 +91,23 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<Exit, Failure> {
     let client = Client::new(&url, global.timeout)?;
     let plan = args.plan(&url)?;
     let (sent, executed) = plan.requests();
-    eprintln!(
+    print_note(format_args!(
         "idempotency conform sends {sent} requests. A server that conforms executes {executed} of them, and others execute more."
-    );
+    ));
     let verdicts = judge(&client, &plan, global.timeout).await?;
-    let output = Output::new(global);
-    if output.is_json {
-        for (row, verdict) in judged(&verdicts) {
-            output.json(&json!({
-                "row": row.name,
-                "level": args.level(row).name(),
-                "verdict": verdict.name(),
-                "reason": verdict.reason(),
-                "source": row.source,
-                "rule": row.rule,
-            }))?;
-        }
-    } else {
-        args.print(&output, &verdicts)?;
-    }
     let fails = |(row, verdict): (&Row, &Verdict)| {
         args.level(row) == Level::Must && matches!(verdict, Verdict::Fails(_))
     };
-    Ok(if judged(&verdicts).any(fails) {
+    let exit = if judged(&verdicts).any(fails) {
         Exit::Failed
     } else {
         Exit::Done
+    };
+    let output = Output::new(global);
+    exit.after(if output.is_json {
+        args.print_json(&output, &verdicts)
+    } else {
+        args.print(&output, &verdicts)
     })
 }
 
@@ -188,6 +179,21 @@ impl Args {
             has_bare_keys: self.bare_keys,
             requires_key: self.require_key,
         })
+    }
+
+    /// Prints one object for each row.
+    fn print_json(&self, output: &Output, verdicts: &Verdicts) -> Result<(), Failure> {
+        for (row, verdict) in judged(verdicts) {
+            output.json(&json!({
+                "row": row.name,
+                "level": self.level(row).name(),
+                "verdict": verdict.name(),
+                "reason": verdict.reason(),
+                "source": row.source,
+                "rule": row.rule,
+            }))?;
+        }
+        Ok(())
     }
 
     /// Prints the table, the words of the rows that do not hold, and the sums.

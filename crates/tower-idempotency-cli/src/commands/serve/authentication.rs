@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use axum::{
-    extract::{ConnectInfo, Request, State, connect_info::Connected},
+    extract::{ConnectInfo, Request, State},
     middleware::Next,
     response::{IntoResponse as _, Response},
-    serve::IncomingStream,
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use http::{
@@ -15,7 +14,7 @@ use http::{
 };
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpStream, UnixStream};
 
 /// Name of the operator of an authenticated request.
 #[derive(Clone, Debug)]
@@ -23,7 +22,13 @@ pub(super) struct Operator(pub(super) Box<str>);
 
 /// User at the other end of a Unix socket. `None` for TCP, and if the system does not report the user.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Peer(Option<u32>);
+pub(super) struct Peer(pub(super) Option<u32>);
+
+/// Stream of a connection.
+pub(super) trait PeerStream {
+    /// Returns the user at the other end.
+    fn peer(&self) -> Peer;
+}
 
 /// The listener of the console, after it was bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,15 +41,15 @@ pub(super) enum ListenerKind {
     Unix { owner: u32 },
 }
 
-impl Connected<IncomingStream<'_, TcpListener>> for Peer {
-    fn connect_info(_: IncomingStream<'_, TcpListener>) -> Self {
-        Self(None)
+impl PeerStream for TcpStream {
+    fn peer(&self) -> Peer {
+        Peer(None)
     }
 }
 
-impl Connected<IncomingStream<'_, UnixListener>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
-        Self(stream.io().peer_cred().ok().map(|peer| peer.uid()))
+impl PeerStream for UnixStream {
+    fn peer(&self) -> Peer {
+        Peer(self.peer_cred().ok().map(|peer| peer.uid()))
     }
 }
 

@@ -1,10 +1,11 @@
 //! `idempotency serve`.
 
 mod authentication;
+mod server;
 
 use std::{
     fs::{self, Permissions},
-    io::{self, IsTerminal as _},
+    io,
     net::SocketAddr,
     os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
@@ -12,12 +13,7 @@ use std::{
     time::Duration,
 };
 
-use axum::{
-    Router,
-    extract::connect_info::Connected,
-    middleware,
-    serve::{IncomingStream, Listener},
-};
+use axum::{Router, middleware};
 use tokio::{
     net::{TcpListener, UnixListener, UnixStream},
     signal::unix::{SignalKind, signal},
@@ -26,7 +22,7 @@ use tokio::{
 };
 use tower_idempotency_console::{Access, Changes, Console, audit::AuditLog};
 
-use self::authentication::{Authentication, ListenerKind, Operator, Peer};
+use self::authentication::{Authentication, ListenerKind, Operator};
 use super::find::Identity;
 use crate::{
     change::{catch_hangup, hangup},
@@ -112,7 +108,7 @@ pub(crate) async fn run(context: &Context, args: &Args, global: &Global) -> Resu
         }
         stop.send_replace(true);
     };
-    let served = match &args.unix_socket {
+    match &args.unix_socket {
         Some(path) => {
             let listener = bind_unix(path)?;
             let owner = own_uid().map_err(|error| {
@@ -122,7 +118,8 @@ pub(crate) async fn run(context: &Context, args: &Args, global: &Global) -> Resu
             context
                 .output
                 .line(&format!("listening on unix:{}", path.display()))?;
-            serve(listener, app, signals, stopped).await
+            tokio::spawn(signals);
+            server::serve(listener, app, stopped).await;
         }
         None => {
             let listener = TcpListener::bind(args.listen).await;
@@ -138,13 +135,14 @@ pub(crate) async fn run(context: &Context, args: &Args, global: &Global) -> Resu
             context
                 .output
                 .line(&format!("listening on http://{address}"))?;
-            serve(listener, app, signals, stopped).await
+            tokio::spawn(signals);
+            server::serve(listener, app, stopped).await;
         }
-    };
+    }
     // A change whose browser has left continues. Its outcome belongs in the audit log, whose lock may take five seconds.
     let limit = global.timeout.saturating_add(Duration::from_secs(6));
     timeout(limit, changes.finished()).await.ok();
-    served
+    Ok(Exit::Done)
 }
 
 fn console(
@@ -174,33 +172,6 @@ fn console(
     }
     let changes = console.changes();
     Ok((console.into_router(), changes))
-}
-
-/// Serves until the signal. Open requests have five seconds to end.
-async fn serve<L>(
-    listener: L,
-    app: Router,
-    signals: impl Future<Output = ()> + Send + 'static,
-    mut stopped: watch::Receiver<bool>,
-) -> Result<Exit, Failure>
-where
-    L: Listener,
-    L::Addr: std::fmt::Debug,
-    Peer: for<'a> Connected<IncomingStream<'a, L>>,
-{
-    let service = app.into_make_service_with_connect_info::<Peer>();
-    let server = axum::serve(listener, service).with_graceful_shutdown(signals);
-    let mut server = tokio::spawn(server.into_future());
-    tokio::select! {
-        ended = &mut server => {
-            let ended = ended.map_err(|error| Failure::failed(error.to_string()))?;
-            ended?;
-        }
-        _ = stopped.wait_for(|stopped| *stopped) => {
-            timeout(Duration::from_secs(5), server).await.ok();
-        }
-    }
-    Ok(Exit::Done)
 }
 
 fn read_token(path: &Path) -> Result<Vec<u8>, Failure> {
@@ -254,7 +225,9 @@ fn start_log() {
         .from_env_lossy();
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_ansi(io::stderr().is_terminal())
-        .with_writer(io::stderr);
+        .with_ansi(false)
+        .with_writer(io::stderr)
+        // It would print them to standard error, and panic if the reader has ended.
+        .log_internal_errors(false);
     log.try_init().ok();
 }

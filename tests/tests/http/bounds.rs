@@ -43,7 +43,7 @@ impl World {
         assert_eq!(
             self.store.calls(Operation::Acquire),
             0,
-            "the store was asked"
+            "the store was called"
         );
         assert_eq!(self.layer.in_flight(), 0);
     }
@@ -168,7 +168,7 @@ async fn endless_response_streams_after_limit() {
         for unrecordable in [Unrecordable::Tombstone, Unrecordable::Release] {
             let world = World::new(|layer| layer.with_unrecordable(unrecordable));
             let (body, taken) = endless();
-            world.responses(Response::new(body));
+            world.enqueue_response(Response::new(body));
             let res = world.app.clone().oneshot(tests::post("/", "k", "")).await;
             let Ok(res) = res;
             assert!(
@@ -205,7 +205,7 @@ async fn announced_oversized_response_is_not_buffered() {
             let mut res = Response::new(Body::new(body));
             let announced = HeaderValue::from(length);
             res.headers_mut().insert(header::CONTENT_LENGTH, announced);
-            world.responses(res);
+            world.enqueue_response(res);
             let Ok(res) = world.app.clone().oneshot(tests::post("/", "k", "")).await;
             assert_eq!(taken.bytes(), if kept { length } else { 0 });
             assert_eq!(tests::read(res).await.body.len() as u64, length);
@@ -221,7 +221,7 @@ async fn announced_oversized_response_is_not_buffered() {
 async fn long_response_streams_on() {
     within(Duration::from_secs(600), async {
         let world = World::new(|layer| layer);
-        world.responses(Response::new(trickle()));
+        world.enqueue_response(Response::new(trickle()));
         let started = Instant::now();
         let Ok(res) = world.app.clone().oneshot(tests::post("/", "k", "")).await;
         let waited = started.elapsed();
@@ -242,7 +242,7 @@ async fn event_stream_is_never_buffered() {
         let mut res = Response::new(trickle());
         let events = HeaderValue::from_static("Text/Event-Stream; charset=utf-8");
         res.headers_mut().insert(header::CONTENT_TYPE, events);
-        world.responses(res);
+        world.enqueue_response(res);
         let started = Instant::now();
         let Ok(res) = world.app.clone().oneshot(tests::post("/", "k", "")).await;
         assert_eq!(started.elapsed(), Duration::ZERO);
@@ -260,7 +260,7 @@ async fn aborted_response_is_forwarded_and_not_recorded() {
         let world = World::new(|layer| layer);
         let data = |data: &'static str| Piece::Data(data.into());
         let body = pieces([data("one"), Piece::Wait, data("two"), Piece::Break]);
-        world.responses(Response::new(body));
+        world.enqueue_response(Response::new(body));
         let Ok(res) = world.app.clone().oneshot(tests::post("/", "k", "")).await;
         let mut body = res.into_body();
         let first = body.frame().await.expect("data").expect("no error yet");
@@ -283,7 +283,7 @@ const BYTES: usize = 133_336;
 #[tokio::test(start_paused = true)]
 async fn uploads_leave_bytes_for_responses() {
     bounded(async {
-        let world = World::held(|layer| layer.with_max_buffered(BYTES, BYTES));
+        let world = World::with_closed_barrier(|layer| layer.with_max_buffered(BYTES, BYTES));
         let answered = world.spawn("k", "");
         world.barrier.arrival().await;
         let slow = || Scripted::new([Step::Data(vec![b'x'; 10_000].into()), Step::Wait(STALL)]);
@@ -292,7 +292,7 @@ async fn uploads_leave_bytes_for_responses() {
             .collect();
         tokio::time::sleep(Duration::from_secs(1)).await;
         let parts = (0..3).map(|_| Piece::Data(vec![b'y'; 5_000].into()));
-        world.responses(Response::new(pieces(parts)));
+        world.enqueue_response(Response::new(pieces(parts)));
         world.barrier.open_for_good();
         assert_eq!(answered.await.expect("no panic").body.len(), 15_000);
         assert!(world.post("k", "").await.is_replay());
@@ -315,7 +315,7 @@ async fn slow_clients_leave_budget_for_whole_responses() {
         let mut unread = Vec::new();
         let streamed = |parts: usize| {
             let parts = (0..parts).map(|_| Piece::Data(vec![b'y'; 1_000].into()));
-            world.responses(Response::new(pieces(parts)));
+            world.enqueue_response(Response::new(pieces(parts)));
         };
         for n in 0..20 {
             streamed(11);
@@ -323,7 +323,7 @@ async fn slow_clients_leave_budget_for_whole_responses() {
             let Ok(res) = world.app.clone().oneshot(req).await;
             unread.push(res);
         }
-        world.responses(Response::new(vec![b'z'; 1_000].into()));
+        world.enqueue_response(Response::new(vec![b'z'; 1_000].into()));
         assert_eq!(world.post("k", "").await.body.len(), 1_000);
         assert!(world.post("k", "").await.is_replay());
 
@@ -343,11 +343,11 @@ const STALL: Duration = Duration::from_secs(20);
 #[tokio::test(start_paused = true)]
 async fn request_bytes_are_bounded_and_freed() {
     bounded(async {
-        let world = World::held(|layer| layer.with_max_buffered(BYTES, BYTES));
+        let world = World::with_closed_barrier(|layer| layer.with_max_buffered(BYTES, BYTES));
         let body = |length: usize| vec![b'x'; length];
         let first = world.spawn("first", body(80_000));
         world.barrier.arrival().await;
-        let asked = world.store.calls(Operation::Acquire);
+        let acquires = world.store.calls(Operation::Acquire);
         for n in 0..100 {
             // The body arrives in pieces, so that some bytes are buffered before the limit is exceeded.
             let halves = [15_000, 5_101].map(|length| Piece::Data(body(length).into()));
@@ -356,7 +356,7 @@ async fn request_bytes_are_bounded_and_freed() {
             assert_eq!(refused.code(), "caller-limit");
             assert_eq!(refused.header("retry-after"), Some("1"));
         }
-        assert_eq!(world.store.calls(Operation::Acquire), asked);
+        assert_eq!(world.store.calls(Operation::Acquire), acquires);
         assert_eq!(world.effects.count(), 1);
         let second = world.spawn("second", body(20_000));
         world.barrier.arrival().await;
@@ -377,7 +377,7 @@ async fn request_bytes_are_bounded_and_freed() {
 async fn in_flight_limit_counts_disconnected_clients() {
     const BOUND: usize = 100;
     bounded(async {
-        let world = World::held(|layer| layer.with_max_in_flight(BOUND));
+        let world = World::with_closed_barrier(|layer| layer.with_max_in_flight(BOUND));
         for n in 0..10_000 {
             let call = world
                 .app

@@ -58,11 +58,11 @@ async fn changed_id_discards_records() {
         }),
     ];
     for change in CHANGES {
-        let (response, effects) = change.after().await;
+        let (response, effects) = change.retry_after_record().await;
         assert!(response.status.is_success(), "{change:?}");
         assert_eq!(effects, 2, "{change:?}, recorded");
         assert_eq!(
-            change.during_first_request().await.1,
+            change.retry_during_first().await.1,
             2,
             "{change:?}, in progress"
         );
@@ -72,13 +72,13 @@ async fn changed_id_discards_records() {
 // S-066
 #[tokio::test(start_paused = true)]
 async fn changed_fingerprint_refuses_retries() {
-    fn canonical(store: Shelf) -> IdempotencyLayer {
+    fn canonical(store: SharedStore) -> IdempotencyLayer {
         plain(store).with_fingerprint(FingerprintBy::canonical_json())
     }
-    fn head(store: Shelf) -> IdempotencyLayer {
+    fn head(store: SharedStore) -> IdempotencyLayer {
         plain(store).with_fingerprint(FingerprintBy::head_only())
     }
-    fn custom(store: Shelf) -> IdempotencyLayer {
+    fn custom(store: SharedStore) -> IdempotencyLayer {
         plain(store).with_fingerprint(FingerprintBy::custom(|_, body| body.to_vec()))
     }
     for change in [
@@ -88,9 +88,9 @@ async fn changed_fingerprint_refuses_retries() {
         Change("custom", order, plain, custom),
     ] {
         for (response, effects) in [
-            change.after().await,
-            change.during_first_request().await,
-            change.orphaned().await,
+            change.retry_after_record().await,
+            change.retry_during_first().await,
+            change.retry_after_orphan().await,
         ] {
             assert_eq!(
                 (&*response.code(), effects),
@@ -101,19 +101,21 @@ async fn changed_fingerprint_refuses_retries() {
     }
     // Only JSON has a canonical form.
     let text = Change("canonical", text, plain, canonical);
-    assert!(text.after().await.0.is_replay());
+    assert!(text.retry_after_record().await.0.is_replay());
 }
 
 // S-067
 #[tokio::test(start_paused = true)]
 async fn orphan_executes_if_any_process_takes_over() {
-    fn refusing(store: Shelf) -> IdempotencyLayer {
+    fn refusing(store: SharedStore) -> IdempotencyLayer {
         plain(store).with_orphan_policy(OrphanPolicy::Refuse)
     }
-    let (response, effects) = Change("to Refuse", order, plain, refusing).orphaned().await;
+    let (response, effects) = Change("to Refuse", order, plain, refusing)
+        .retry_after_orphan()
+        .await;
     assert_eq!((&*response.code(), effects), ("outcome-unknown", 1));
     let (_, effects) = Change("the old one", order, refusing, plain)
-        .orphaned()
+        .retry_after_orphan()
         .await;
     assert_eq!(effects, 2);
 }
@@ -216,11 +218,11 @@ async fn other_settings_may_change_between_retries() {
         ),
     ];
     for change in CHANGES {
-        let (response, effects) = change.after().await;
+        let (response, effects) = change.retry_after_record().await;
         assert!(response.is_replay(), "{change:?}: {response:?}");
         assert_eq!(response.header("location"), Some("/orders/1"), "{change:?}");
         assert_eq!(effects, 1, "{change:?}");
-        let (response, effects) = change.during_first_request().await;
+        let (response, effects) = change.retry_during_first().await;
         assert_eq!(
             (&*response.code(), effects),
             ("in-progress", 1),
@@ -233,28 +235,28 @@ async fn other_settings_may_change_between_retries() {
 /// its retry.
 struct Change(&'static str, fn() -> Request<Body>, Make, Make);
 
-type Make = fn(Shelf) -> IdempotencyLayer;
-type Shelf = Arc<FaultInjector<MemoryStore>>;
+type Make = fn(SharedStore) -> IdempotencyLayer;
+type SharedStore = Arc<FaultInjector<MemoryStore>>;
 
 impl Change {
     /// Returns the response to a retry after the first response was recorded, and the number of executions.
-    async fn after(&self) -> (TestResponse, u64) {
-        self.again(shelf(), TAKES * 2).await
+    async fn retry_after_record(&self) -> (TestResponse, u64) {
+        self.retry(shared_store(), TAKES * 2).await
     }
 
     /// Returns the same for a retry while the first request is in progress.
-    async fn during_first_request(&self) -> (TestResponse, u64) {
-        self.again(shelf(), TAKES / 2).await
+    async fn retry_during_first(&self) -> (TestResponse, u64) {
+        self.retry(shared_store(), TAKES / 2).await
     }
 
     /// Returns the same for a retry after the lease of the first request expired without an outcome.
-    async fn orphaned(&self) -> (TestResponse, u64) {
-        let store = shelf();
+    async fn retry_after_orphan(&self) -> (TestResponse, u64) {
+        let store = shared_store();
         store.set_fault(Operation::Complete, Fault::CallLost);
-        self.again(store, Duration::from_secs(60)).await
+        self.retry(store, Duration::from_secs(60)).await
     }
 
-    async fn again(&self, store: Shelf, later: Duration) -> (TestResponse, u64) {
+    async fn retry(&self, store: SharedStore, later: Duration) -> (TestResponse, u64) {
         let Self(_, req, old, new) = self;
         let work = async |n, _req| {
             sleep(TAKES).await;
@@ -278,20 +280,20 @@ impl std::fmt::Debug for Change {
     }
 }
 
-fn shelf() -> Shelf {
+fn shared_store() -> SharedStore {
     Arc::new(FaultInjector::new(MemoryStore::new()))
 }
 
-fn plain(store: Shelf) -> IdempotencyLayer {
+fn plain(store: SharedStore) -> IdempotencyLayer {
     IdempotencyLayer::new(store)
 }
 
-fn separate(store: Shelf) -> IdempotencyLayer {
+fn separate(store: SharedStore) -> IdempotencyLayer {
     let separate = plain(store).with_key_reuse(KeyReuse::Separate);
     separate.expect("no status")
 }
 
-fn derived(store: Shelf) -> IdempotencyLayer {
+fn derived(store: SharedStore) -> IdempotencyLayer {
     plain(store).with_missing_key(MissingKey::Derive)
 }
 

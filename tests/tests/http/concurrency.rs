@@ -1,58 +1,52 @@
 //! Duplicates that arrive while the first request is executed.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::atomic::Ordering;
 
-use axum::{Router, body::Body};
+use axum::{Router, body::Body, response::IntoResponse};
 use http::{HeaderValue, Request, StatusCode};
 use serde_json::Value;
-use tests::{Effects, Scripted, TestResponse, app, created, post, send};
-use tokio::{sync::Semaphore, task::JoinHandle};
+use tests::{Effects, Scripted, TestResponse, app, barrier::Barrier, created, post, send};
+use tokio::task::JoinHandle;
 use tower_idempotency::{
     ConcurrentRequests, IdempotencyLayer, KeyReuse, MemoryStore,
     conformance::{FaultInjector, Operation},
 };
 
-/// A router whose handler waits at a barrier.
-struct Gated {
+/// A service whose handlers wait at a barrier.
+struct BarrierService {
     app: Router,
     effects: Effects,
-    barrier: Arc<Semaphore>,
+    barrier: Barrier,
 }
 
-fn gated(layer: IdempotencyLayer) -> Gated {
-    let barrier = Arc::new(Semaphore::new(0));
-    let held = Arc::clone(&barrier);
+fn serve_behind_barrier(layer: IdempotencyLayer) -> BarrierService {
+    let barrier = Barrier::closed();
+    let passed = barrier.clone();
     let (app, effects) = app(layer, move |n, _req| {
-        let held = Arc::clone(&held);
+        let barrier = passed.clone();
         async move {
-            held.acquire()
-                .await
-                .expect("the barrier is never closed")
-                .forget();
+            barrier.pass().await;
             created(n)
         }
     });
-    Gated {
+    BarrierService {
         app,
         effects,
         barrier,
     }
 }
 
-impl Gated {
-    /// Sends a request, and returns when its handler runs.
+impl BarrierService {
+    /// Sends a request, and returns when its handler is at the barrier.
     async fn start(&self, req: Request<Body>) -> JoinHandle<TestResponse> {
-        let before = self.effects.count();
         let app = self.app.clone();
         let task = tokio::spawn(async move { send(&app, req).await });
-        while self.effects.count() == before {
-            tokio::task::yield_now().await;
-        }
+        self.barrier.arrival().await;
         task
     }
 
     async fn finish(&self, task: JoinHandle<TestResponse>) -> TestResponse {
-        self.barrier.add_permits(1);
+        self.barrier.let_through(1);
         task.await.expect("no panic")
     }
 }
@@ -75,10 +69,10 @@ async fn concurrent_duplicate_gets_retry_after() {
             StatusCode::TOO_MANY_REQUESTS,
         ),
     ] {
-        let gated = gated(layer);
-        let first = gated.start(order()).await;
+        let service = serve_behind_barrier(layer);
+        let first = service.start(order()).await;
         for _ in 0..3 {
-            let duplicate = send(&gated.app, order()).await;
+            let duplicate = send(&service.app, order()).await;
             assert_eq!(duplicate.status, status);
             assert_eq!(duplicate.header("retry-after"), Some("1"));
             let problem: Value = serde_json::from_slice(&duplicate.body).expect("JSON");
@@ -86,115 +80,115 @@ async fn concurrent_duplicate_gets_retry_after() {
             assert_eq!(problem["retryable"], true);
             assert_eq!(problem["status"], status.as_u16());
         }
-        let first = gated.finish(first).await;
+        let first = service.finish(first).await;
         assert_eq!(first.status, StatusCode::CREATED);
-        let retry = send(&gated.app, order()).await;
+        let retry = send(&service.app, order()).await;
         assert!(retry.is_replay());
         assert_eq!(retry.body, first.body);
-        assert_eq!(gated.effects.count(), 1);
+        assert_eq!(service.effects.count(), 1);
     }
 }
 
 // S-125
 #[tokio::test(start_paused = true)]
 async fn refused_duplicate_releases_nothing() {
-    let gated = gated(layer());
-    let first = gated.start(order()).await;
+    let service = serve_behind_barrier(layer());
+    let first = service.start(order()).await;
     for _ in 0..10 {
-        assert_eq!(send(&gated.app, order()).await.code(), "in-progress");
+        assert_eq!(send(&service.app, order()).await.code(), "in-progress");
     }
-    assert_eq!(gated.effects.count(), 1);
-    gated.finish(first).await;
-    assert_eq!(gated.effects.count(), 1);
+    assert_eq!(service.effects.count(), 1);
+    service.finish(first).await;
+    assert_eq!(service.effects.count(), 1);
 }
 
 // S-126
 #[tokio::test(start_paused = true)]
 async fn other_request_in_flight_is_key_reuse() {
-    let gated = gated(layer());
-    let first = gated.start(order()).await;
+    let service = serve_behind_barrier(layer());
+    let first = service.start(order()).await;
     for other in [
         post("/orders", "k", "another order"),
         post("/refunds", "k", "order"),
     ] {
-        let other = send(&gated.app, other).await;
+        let other = send(&service.app, other).await;
         assert_eq!(other.status, StatusCode::UNPROCESSABLE_ENTITY);
         assert_eq!(other.code(), "key-reused");
         assert_eq!(other.header("retry-after"), None);
     }
-    gated.finish(first).await;
-    assert_eq!(gated.effects.count(), 1);
+    service.finish(first).await;
+    assert_eq!(service.effects.count(), 1);
 }
 
 // S-127
 #[tokio::test(start_paused = true)]
 async fn separate_request_runs_concurrently() {
-    let gated = gated(
+    let service = serve_behind_barrier(
         layer()
             .with_key_reuse(KeyReuse::Separate)
             .expect("no status"),
     );
-    let first = gated.start(order()).await;
-    let other = gated.start(post("/orders", "k", "another order")).await;
-    assert_eq!(gated.effects.count(), 2);
-    let (first, other) = (gated.finish(first).await, gated.finish(other).await);
+    let first = service.start(order()).await;
+    let other = service.start(post("/orders", "k", "another order")).await;
+    assert_eq!(service.effects.count(), 2);
+    let (first, other) = (service.finish(first).await, service.finish(other).await);
     assert_ne!(first.body, other.body);
 }
 
 // F-071, S-128
 #[tokio::test(start_paused = true)]
 async fn other_caller_runs_concurrently() {
-    let gated = gated(layer());
+    let service = serve_behind_barrier(layer());
     let by = |token: &'static str| {
         let mut req = order();
         req.headers_mut()
             .insert("authorization", HeaderValue::from_static(token));
         req
     };
-    let first = gated.start(by("a")).await;
-    let other = gated.start(by("b")).await;
-    assert_eq!(gated.effects.count(), 2);
-    gated.finish(first).await;
-    gated.finish(other).await;
+    let first = service.start(by("a")).await;
+    let other = service.start(by("b")).await;
+    assert_eq!(service.effects.count(), 2);
+    service.finish(first).await;
+    service.finish(other).await;
 }
 
 // S-129
 // The body is part of the fingerprint, so a mismatch is detected before the duplicate is rejected.
 #[tokio::test(start_paused = true)]
 async fn duplicate_body_is_read_before_decision() {
-    let gated = gated(layer().with_request_limit(8));
-    let first = gated.start(order()).await;
+    let service = serve_behind_barrier(layer().with_request_limit(8));
+    let first = service.start(order()).await;
     let body = Scripted::new(["or", "der"]);
     let taken = body.taken();
-    let duplicate = send(&gated.app, post("/orders", "k", Body::new(body))).await;
+    let duplicate = send(&service.app, post("/orders", "k", Body::new(body))).await;
     assert_eq!(duplicate.code(), "in-progress");
     assert_eq!(taken.load(Ordering::SeqCst), 2);
-    let larger = send(&gated.app, post("/orders", "k", "a larger order")).await;
+    let larger = send(&service.app, post("/orders", "k", "a larger order")).await;
     assert_eq!(larger.code(), "body-too-large");
-    gated.finish(first).await;
-    assert_eq!(gated.effects.count(), 1);
+    service.finish(first).await;
+    assert_eq!(service.effects.count(), 1);
 }
 
 // S-130
 #[tokio::test(start_paused = true)]
 async fn duplicate_during_completion_gets_record() {
     let store = FaultInjector::new(MemoryStore::new());
-    let gated = gated(IdempotencyLayer::new(store.clone()));
-    let first = gated.start(order()).await;
+    let service = serve_behind_barrier(IdempotencyLayer::new(store.clone()));
+    let first = service.start(order()).await;
     // The duplicate arrives before the first request has its response, and its body arrives after that. The layer
     // queries the store only then.
     let (sender, receiver) = tokio::sync::oneshot::channel::<()>();
     let late = async_body(receiver);
-    let app = gated.app.clone();
+    let app = service.app.clone();
     let duplicate = tokio::spawn(async move { send(&app, post("/orders", "k", late)).await });
     tokio::task::yield_now().await;
-    let first = gated.finish(first).await;
+    let first = service.finish(first).await;
     sender.send(()).expect("the receiver waits");
     let duplicate = duplicate.await.expect("no panic");
     assert!(duplicate.is_replay());
     assert_eq!(duplicate.body, first.body);
     assert_eq!(store.calls(Operation::Acquire), 2);
-    assert_eq!(gated.effects.count(), 1);
+    assert_eq!(service.effects.count(), 1);
 }
 
 /// Returns the body `order`, which is sent once the channel receives a message.
@@ -225,34 +219,29 @@ fn async_body(signal: tokio::sync::oneshot::Receiver<()>) -> Body {
 // With one atomic acquire there is no gap between the query and the read.
 #[tokio::test(start_paused = true)]
 async fn key_freed_under_duplicate_is_leased_again() {
-    let barrier = Arc::new(Semaphore::new(0));
-    let held = Arc::clone(&barrier);
-    let store = MemoryStore::new();
+    let (store, barrier) = (MemoryStore::new(), Barrier::closed());
+    let passed = barrier.clone();
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), move |n, _req| {
-        let held = Arc::clone(&held);
+        let barrier = passed.clone();
         async move {
-            held.acquire()
-                .await
-                .expect("the barrier is never closed")
-                .forget();
+            barrier.pass().await;
             if n == 1 {
-                return axum::response::IntoResponse::into_response(StatusCode::BAD_GATEWAY);
+                return StatusCode::BAD_GATEWAY.into_response();
             }
             created(n)
         }
     });
-    barrier.add_permits(1);
+    barrier.let_through(1);
     assert_eq!(send(&app, order()).await.status, StatusCode::BAD_GATEWAY);
-    let second = {
+    barrier.arrival().await;
+    let second = tokio::spawn({
         let app = app.clone();
-        tokio::spawn(async move { send(&app, order()).await })
-    };
-    while effects.count() < 2 {
-        tokio::task::yield_now().await;
-    }
+        async move { send(&app, order()).await }
+    });
+    barrier.arrival().await;
     assert_eq!(store.len(), 1, "under a lease of its own");
     assert_eq!(send(&app, order()).await.code(), "in-progress");
-    barrier.add_permits(1);
+    barrier.let_through(1);
     assert_eq!(second.await.expect("no panic").status, StatusCode::CREATED);
     assert_eq!(effects.count(), 2);
 }
@@ -260,15 +249,15 @@ async fn key_freed_under_duplicate_is_leased_again() {
 // S-132
 #[tokio::test(start_paused = true)]
 async fn different_keys_run_side_by_side() {
-    let gated = gated(layer());
+    let service = serve_behind_barrier(layer());
     let mut running = Vec::new();
     for n in 0..32 {
         let req = post("/orders", &format!("k{n}"), "order");
-        running.push(gated.start(req).await);
+        running.push(service.start(req).await);
     }
-    assert_eq!(gated.effects.count(), 32, "all of them at once");
+    assert_eq!(service.effects.count(), 32, "all of them at once");
     for task in running {
-        assert_eq!(gated.finish(task).await.status, StatusCode::CREATED);
+        assert_eq!(service.finish(task).await.status, StatusCode::CREATED);
     }
-    assert_eq!(gated.effects.count(), 32);
+    assert_eq!(service.effects.count(), 32);
 }

@@ -1,15 +1,12 @@
 //! Duplicates that arrive while the first request is executed. They are rejected, or wait for its response.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::time::Duration;
 
-use axum::{Router, response::IntoResponse, routing::post};
+use axum::response::IntoResponse;
 use http::StatusCode;
 use tests::{
-    Effects, TestResponse,
-    barrier::{Barrier, bounded, eventually, within},
+    TestResponse,
+    barrier::{bounded, eventually, within},
     send,
     wire::soon,
 };
@@ -18,75 +15,33 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tower_idempotency::{
-    ConcurrentRequests, IdempotencyLayer, MemoryStore, StoreFailure,
-    conformance::{Fault, FaultInjector, Operation},
+    ConcurrentRequests, StoreFailure,
+    conformance::{Fault, Operation},
 };
 
-/// Handlers that wait at a barrier and return the queued responses in order, then 201.
-#[derive(Clone)]
-struct Held {
-    layer: IdempotencyLayer,
-    store: FaultInjector<MemoryStore>,
-    app: Router,
-    barrier: Barrier,
-    effects: Effects,
-}
+use crate::world::World;
 
-impl Held {
-    fn new(configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer) -> Self {
-        Self::answering(configure, [])
-    }
-
-    fn answering<const N: usize>(
-        configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer,
-        statuses: [StatusCode; N],
-    ) -> Self {
-        let store = FaultInjector::new(MemoryStore::new()).with_script(|_, _| Fault::None);
-        let layer = configure(IdempotencyLayer::new(store.clone()));
-        let (barrier, effects) = (Barrier::closed(), Effects::default());
-        let statuses = Arc::new(Mutex::new(statuses.into_iter()));
-        let (held, counted) = (barrier.clone(), effects.clone());
-        let handler = async move || {
-            let n = counted.happen();
-            held.pass().await;
-            let status = statuses.lock().expect("no poison").next();
-            let status = status.unwrap_or(StatusCode::CREATED);
-            (status, format!("execution {n}")).into_response()
-        };
-        let app = Router::new()
-            .route("/", post(handler))
-            .route_layer(layer.clone());
-        Self {
-            layer,
-            store,
-            app,
-            barrier,
-            effects,
-        }
-    }
-
-    fn waiting() -> Self {
-        Self::new(|layer| layer.with_concurrent_requests(ConcurrentRequests::Wait(LONG)))
-    }
-
-    /// Sends a request under a key, in a task.
-    fn send(&self, key: &'static str) -> JoinHandle<TestResponse> {
-        let app = self.app.clone();
-        tokio::spawn(async move { send(&app, tests::post("/", key, "{}")).await })
+impl World {
+    /// Creates a service whose duplicates wait for at most this time.
+    fn with_wait(limit: Duration) -> Self {
+        Self::with_closed_barrier(|layer| {
+            layer.with_concurrent_requests(ConcurrentRequests::Wait(limit))
+        })
     }
 
     /// Sends the first request, and returns when its handler is at the barrier.
-    async fn first(&self) -> JoinHandle<TestResponse> {
-        let first = self.send("k");
+    async fn spawn_first(&self) -> JoinHandle<TestResponse> {
+        let first = self.spawn("k", "{}");
         self.barrier.arrival().await;
         first
     }
 
     /// Sends a duplicate, and returns when the layer has queried the store for it.
-    async fn duplicate(&self) -> JoinHandle<TestResponse> {
-        let asked = self.store.calls(Operation::Acquire);
-        let duplicate = self.send("k");
-        eventually("it asks", || self.store.calls(Operation::Acquire) > asked).await;
+    async fn spawn_duplicate(&self) -> JoinHandle<TestResponse> {
+        let queries = self.store.calls(Operation::Acquire);
+        let duplicate = self.spawn("k", "{}");
+        let has_queried = || self.store.calls(Operation::Acquire) > queries;
+        eventually("the duplicate queries the store", has_queried).await;
         duplicate
     }
 }
@@ -109,22 +64,23 @@ async fn duplicates_are_refused_during_execution() {
         ),
     ] {
         bounded(async {
-            let held = Held::new(|layer| layer.with_concurrent_requests(in_flight));
-            let first = held.first().await;
+            let world =
+                World::with_closed_barrier(|layer| layer.with_concurrent_requests(in_flight));
+            let first = world.spawn_first().await;
             for _ in 0..100 {
-                let refused = joined(held.send("k")).await;
+                let refused = joined(world.spawn("k", "{}")).await;
                 assert_eq!(refused.status, status);
                 assert_eq!(refused.code(), "in-progress");
                 assert_eq!(refused.header("retry-after"), Some("1"));
                 assert!(!refused.is_replay());
             }
-            assert_eq!(held.effects.count(), 1);
-            held.barrier.open_for_good();
+            assert_eq!(world.effects.count(), 1);
+            world.barrier.open_for_good();
             let first = joined(first).await;
-            let retry = joined(held.send("k")).await;
+            let retry = joined(world.spawn("k", "{}")).await;
             assert!(retry.is_replay());
-            assert_eq!((retry.body, held.effects.count()), (first.body, 1));
-            assert_eq!(held.store.calls(Operation::Release), 0);
+            assert_eq!((retry.body, world.effects.count()), (first.body, 1));
+            assert_eq!(world.store.calls(Operation::Release), 0);
         })
         .await;
     }
@@ -139,10 +95,11 @@ async fn other_request_during_execution_is_key_reuse() {
         ConcurrentRequests::Wait(LONG),
     ] {
         bounded(async {
-            let held = Held::new(|layer| layer.with_concurrent_requests(in_flight));
-            let first = held.first().await;
+            let world =
+                World::with_closed_barrier(|layer| layer.with_concurrent_requests(in_flight));
+            let first = world.spawn_first().await;
             let started = Instant::now();
-            let other = send(&held.app, tests::post("/", "k", "{\"other\":1}")).await;
+            let other = send(&world.app, tests::post("/", "k", "{\"other\":1}")).await;
             assert_eq!(other.status, StatusCode::UNPROCESSABLE_ENTITY);
             assert_eq!(other.code(), "key-reused");
             assert_eq!(
@@ -150,9 +107,9 @@ async fn other_request_during_execution_is_key_reuse() {
                 Duration::ZERO,
                 "the duplicate does not wait"
             );
-            held.barrier.open_for_good();
-            assert_eq!(joined(first).await.status, StatusCode::CREATED);
-            assert_eq!(held.effects.count(), 1);
+            world.barrier.open_for_good();
+            assert_eq!(joined(first).await.status, StatusCode::OK);
+            assert_eq!(world.effects.count(), 1);
         })
         .await;
     }
@@ -162,29 +119,32 @@ async fn other_request_during_execution_is_key_reuse() {
 #[tokio::test(start_paused = true)]
 async fn waiters_share_one_store_query() {
     bounded(async {
-        let held = Held::waiting();
-        let first = held.first().await;
+        let world = World::with_wait(LONG);
+        let first = world.spawn_first().await;
         let mut waiters = JoinSet::new();
         for _ in 0..64 {
-            waiters.spawn(joined(held.send("k")));
+            waiters.spawn(joined(world.spawn("k", "{}")));
         }
-        eventually("all ask", || held.store.calls(Operation::Acquire) == 65).await;
+        eventually("65 queries", || world.store.calls(Operation::Acquire) == 65).await;
         tokio::time::sleep(Duration::from_secs(10)).await;
-        let polls = held.store.calls(Operation::Acquire) - 65;
+        let polls = world.store.calls(Operation::Acquire) - 65;
         assert!(polls <= 20, "{polls} queries in 10 s");
 
         let opened = Instant::now();
-        held.barrier.open_for_good();
+        world.barrier.open_for_good();
         let first = joined(first).await;
         for waiter in waiters.join_all().await {
-            assert_eq!(waiter.status, StatusCode::CREATED);
+            assert_eq!(waiter.status, StatusCode::OK);
             assert!(waiter.is_replay());
             assert_eq!(waiter.body, first.body);
         }
         assert_eq!(opened.elapsed(), Duration::ZERO, "the store notifies");
-        let asked = held.store.calls(Operation::Acquire) - 65 - polls;
-        assert!(asked <= 2, "{asked} waiters queried the store themselves");
-        assert_eq!((held.effects.count(), held.layer.in_flight()), (1, 0));
+        let queries = world.store.calls(Operation::Acquire) - 65 - polls;
+        assert!(
+            queries <= 2,
+            "{queries} waiters queried the store themselves"
+        );
+        assert_eq!((world.effects.count(), world.layer.in_flight()), (1, 0));
     })
     .await;
 }
@@ -194,21 +154,21 @@ async fn waiters_share_one_store_query() {
 async fn waiters_poll_without_notifications() {
     for after in [Duration::from_millis(20), Duration::from_secs(60)] {
         within(LONG, async {
-            let held = Held::waiting();
-            held.store.set_script(|op, _| match op {
+            let world = World::with_wait(LONG);
+            world.store.set_script(|op, _| match op {
                 Operation::WaitForChange => Fault::HangCall,
                 _ => Fault::None,
             });
-            let first = held.first().await;
-            let waiter = held.duplicate().await;
+            let first = world.spawn_first().await;
+            let waiter = world.spawn_duplicate().await;
             tokio::time::sleep(after).await;
             let opened = Instant::now();
-            held.barrier.open_for_good();
+            world.barrier.open_for_good();
             let first = joined(first).await;
             let waiter = tokio::time::timeout(Duration::from_secs(2), joined(waiter)).await;
-            assert_eq!(waiter.expect("an answer").body, first.body);
+            assert_eq!(waiter.expect("a response").body, first.body);
             assert!(opened.elapsed() <= Duration::from_millis(1_001));
-            assert_eq!(held.effects.count(), 1);
+            assert_eq!(world.effects.count(), 1);
         })
         .await;
     }
@@ -219,27 +179,22 @@ async fn waiters_poll_without_notifications() {
 #[tokio::test(start_paused = true)]
 async fn waiters_back_off_on_constant_notifications() {
     bounded(async {
-        let held = Held::new(|layer| {
-            layer.with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(1)))
-        });
+        let world = World::with_wait(Duration::from_secs(1));
         // `wait_for_change` resolves at once, every time. The limit detects a waiter without backoff, for which no time
         // would pass.
-        held.store.set_script(|op, nth| match (op, nth) {
+        world.store.set_script(|op, nth| match (op, nth) {
             (Operation::WaitForChange, _) => Fault::CallLost,
             (Operation::Acquire, 200..) => Fault::HangCall,
             _ => Fault::None,
         });
-        let first = held.first().await;
-        let waiter = joined(held.send("k")).await;
+        let first = world.spawn_first().await;
+        let waiter = joined(world.spawn("k", "{}")).await;
         assert_eq!(waiter.code(), "in-progress", "the wait has timed out");
-        let asked = held.store.calls(Operation::Acquire);
-        assert!(
-            asked <= 40,
-            "the store was queried {asked} times in a second"
-        );
-        held.barrier.open_for_good();
-        assert_eq!(joined(first).await.status, StatusCode::CREATED);
-        assert_eq!(held.effects.count(), 1);
+        let queries = world.store.calls(Operation::Acquire);
+        assert!(queries <= 40, "{queries} queries in a second");
+        world.barrier.open_for_good();
+        assert_eq!(joined(first).await.status, StatusCode::OK);
+        assert_eq!(world.effects.count(), 1);
     })
     .await;
 }
@@ -249,50 +204,54 @@ async fn waiters_back_off_on_constant_notifications() {
 async fn one_waiter_executes_after_release() {
     bounded(async {
         let failed = StatusCode::INTERNAL_SERVER_ERROR;
-        let held = Held::answering(
-            |layer| layer.with_concurrent_requests(ConcurrentRequests::Wait(LONG)),
-            [failed, failed],
-        );
-        let first = held.first().await;
+        let world = World::with_wait(LONG);
+        for (status, body) in [
+            (failed, "execution 1"),
+            (failed, "execution 2"),
+            (StatusCode::OK, "execution 3"),
+        ] {
+            world.enqueue_response((status, body).into_response());
+        }
+        let first = world.spawn_first().await;
         let mut waiters = JoinSet::new();
         for _ in 0..8 {
-            waiters.spawn(joined(held.send("k")));
+            waiters.spawn(joined(world.spawn("k", "{}")));
         }
-        eventually("all ask", || held.store.calls(Operation::Acquire) >= 9).await;
+        eventually("9 queries", || world.store.calls(Operation::Acquire) >= 9).await;
 
-        held.barrier.let_through(1);
+        world.barrier.let_through(1);
         assert_eq!(joined(first).await.status, failed);
-        held.barrier.arrival().await;
+        world.barrier.arrival().await;
         assert!(
-            soon(held.barrier.arrival()).await.is_none(),
+            soon(world.barrier.arrival()).await.is_none(),
             "only one executes"
         );
         assert!(soon(waiters.join_next()).await.is_none(), "the others wait");
-        assert_eq!(held.effects.count(), 2);
+        assert_eq!(world.effects.count(), 2);
 
-        held.barrier.let_through(1);
+        world.barrier.let_through(1);
         let second = waiters.join_next().await.expect("a waiter");
         let second = second.expect("no panic");
         assert_eq!((second.status, second.text()), (failed, "execution 2"));
-        held.barrier.arrival().await;
+        world.barrier.arrival().await;
         assert!(
-            soon(held.barrier.arrival()).await.is_none(),
+            soon(world.barrier.arrival()).await.is_none(),
             "only one executes"
         );
-        assert_eq!(held.effects.count(), 3);
+        assert_eq!(world.effects.count(), 3);
 
-        held.barrier.let_through(1);
+        world.barrier.let_through(1);
         let responses = waiters.join_all().await;
         assert_eq!(responses.len(), 7);
         for response in &responses {
-            assert_eq!(response.status, StatusCode::CREATED);
+            assert_eq!(response.status, StatusCode::OK);
             assert_eq!(response.text(), "execution 3");
         }
         let firsts = responses
             .iter()
             .filter(|response| !response.is_replay())
             .count();
-        assert_eq!((firsts, held.effects.count()), (1, 3));
+        assert_eq!((firsts, world.effects.count()), (1, 3));
     })
     .await;
 }
@@ -302,11 +261,10 @@ async fn one_waiter_executes_after_release() {
 async fn timed_out_waiter_is_refused() {
     bounded(async {
         let waits = Duration::from_millis(3_210);
-        let held =
-            Held::new(|layer| layer.with_concurrent_requests(ConcurrentRequests::Wait(waits)));
-        let first = held.first().await;
+        let world = World::with_wait(waits);
+        let first = world.spawn_first().await;
         let started = Instant::now();
-        let waiter = joined(held.send("k")).await;
+        let waiter = joined(world.spawn("k", "{}")).await;
         assert_eq!(waiter.status, StatusCode::CONFLICT);
         assert_eq!(waiter.code(), "in-progress");
         assert_eq!(waiter.header("retry-after"), Some("1"));
@@ -317,13 +275,13 @@ async fn timed_out_waiter_is_refused() {
         );
         // The lease would have expired by then.
         tokio::time::sleep(Duration::from_secs(20)).await;
-        assert_eq!(joined(held.send("k")).await.code(), "in-progress");
-        held.barrier.open_for_good();
+        assert_eq!(joined(world.spawn("k", "{}")).await.code(), "in-progress");
+        world.barrier.open_for_good();
         let first = joined(first).await;
-        let retry = joined(held.send("k")).await;
+        let retry = joined(world.spawn("k", "{}")).await;
         assert!(retry.is_replay());
-        assert_eq!((retry.body, held.effects.count()), (first.body, 1));
-        assert_eq!(held.store.calls(Operation::Release), 0);
+        assert_eq!((retry.body, world.effects.count()), (first.body, 1));
+        assert_eq!(world.store.calls(Operation::Release), 0);
     })
     .await;
 }
@@ -332,34 +290,34 @@ async fn timed_out_waiter_is_refused() {
 #[tokio::test(start_paused = true)]
 async fn waiters_are_bounded_per_key_and_in_total() {
     bounded(async {
-        let held = Held::new(|layer| {
+        let world = World::with_closed_barrier(|layer| {
             layer
                 .with_concurrent_requests(ConcurrentRequests::Wait(LONG))
                 .with_max_waiters(2, 3)
         });
         let mut firsts = Vec::new();
         for key in ["k", "l", "m"] {
-            firsts.push(held.send(key));
-            held.barrier.arrival().await;
+            firsts.push(world.spawn(key, "{}"));
+            world.barrier.arrival().await;
         }
         let waits = async |key| {
-            let mut waiter = held.send(key);
+            let mut waiter = world.spawn(key, "{}");
             soon(&mut waiter).await.is_none().then_some(waiter)
         };
-        let one = waits("k").await.expect("a place");
-        let two = waits("k").await.expect("a place");
+        let one = waits("k").await.expect("a permit");
+        let two = waits("k").await.expect("a permit");
         assert!(waits("k").await.is_none(), "two wait for this key");
-        let three = waits("l").await.expect("a place");
+        let three = waits("l").await.expect("a permit");
         assert!(waits("l").await.is_none(), "three wait in all");
         assert!(waits("m").await.is_none(), "three wait in all");
 
         // A client that disconnects releases its permit, even if its waiter was about to query the store.
         let mut waiters = vec![three];
         for leaves in [one, two] {
-            let in_flight = held.layer.in_flight();
+            let in_flight = world.layer.in_flight();
             leaves.abort();
             assert!(leaves.await.is_err());
-            assert_eq!(held.layer.in_flight(), in_flight - 1);
+            assert_eq!(world.layer.in_flight(), in_flight - 1);
             waiters.push(
                 waits("k")
                     .await
@@ -368,14 +326,14 @@ async fn waiters_are_bounded_per_key_and_in_total() {
             assert!(waits("k").await.is_none(), "two wait for this key");
             assert!(waits("m").await.is_none(), "three wait in all");
         }
-        held.barrier.open_for_good();
+        world.barrier.open_for_good();
         for response in firsts.into_iter().chain(waiters) {
-            assert_eq!(joined(response).await.status, StatusCode::CREATED);
+            assert_eq!(joined(response).await.status, StatusCode::OK);
         }
-        assert_eq!((held.effects.count(), held.layer.in_flight()), (3, 0));
+        assert_eq!((world.effects.count(), world.layer.in_flight()), (3, 0));
         // The waiters that received a response have released their permits, too.
-        held.store.set_script(|_, _| Fault::None);
-        assert!(joined(held.send("k")).await.is_replay());
+        world.store.set_script(|_, _| Fault::None);
+        assert!(joined(world.spawn("k", "{}")).await.is_replay());
     })
     .await;
 }
@@ -383,17 +341,15 @@ async fn waiters_are_bounded_per_key_and_in_total() {
 #[tokio::test(start_paused = true)]
 async fn unlimited_wait_is_accepted() {
     bounded(async {
-        let held = Held::new(|layer| {
-            layer.with_concurrent_requests(ConcurrentRequests::Wait(Duration::MAX))
-        });
-        let first = held.first().await;
-        let waiter = held.duplicate().await;
+        let world = World::with_wait(Duration::MAX);
+        let first = world.spawn_first().await;
+        let waiter = world.spawn_duplicate().await;
         tokio::time::sleep(Duration::from_secs(5)).await;
-        held.barrier.open_for_good();
+        world.barrier.open_for_good();
         let first = joined(first).await;
         let waiter = joined(waiter).await;
         assert!(waiter.is_replay());
-        assert_eq!((waiter.body, held.effects.count()), (first.body, 1));
+        assert_eq!((waiter.body, world.effects.count()), (first.body, 1));
     })
     .await;
 }
@@ -402,21 +358,21 @@ async fn unlimited_wait_is_accepted() {
 #[tokio::test(start_paused = true)]
 async fn waiter_with_store_failure_passes_its_turn() {
     bounded(async {
-        let held = Held::waiting();
-        let first = held.first().await;
-        let failing = held.duplicate().await;
-        let waiting = held.duplicate().await;
-        held.store.set_script(|op, _| match op {
+        let world = World::with_wait(LONG);
+        let first = world.spawn_first().await;
+        let failing = world.spawn_duplicate().await;
+        let waiting = world.spawn_duplicate().await;
+        world.store.set_script(|op, _| match op {
             Operation::Acquire => Fault::CallLost,
             _ => Fault::None,
         });
         let failed = joined(failing).await;
         assert_eq!(failed.status, StatusCode::SERVICE_UNAVAILABLE);
-        held.store.set_script(|_, _| Fault::None);
-        held.barrier.open_for_good();
+        world.store.set_script(|_, _| Fault::None);
+        world.barrier.open_for_good();
         let first = joined(first).await;
         assert_eq!(joined(waiting).await.body, first.body);
-        assert_eq!(held.effects.count(), 1);
+        assert_eq!(world.effects.count(), 1);
     })
     .await;
 }
@@ -425,24 +381,24 @@ async fn waiter_with_store_failure_passes_its_turn() {
 #[tokio::test(start_paused = true)]
 async fn waiter_with_store_failure_never_executes() {
     bounded(async {
-        let held = Held::new(|layer| {
+        let world = World::with_closed_barrier(|layer| {
             layer
                 .with_concurrent_requests(ConcurrentRequests::Wait(LONG))
                 .with_store_failure(StoreFailure::DangerouslyExecuteUnprotected)
         });
-        let first = held.first().await;
-        let waiting = held.duplicate().await;
-        held.store.set_script(|op, _| match op {
+        let first = world.spawn_first().await;
+        let waiting = world.spawn_duplicate().await;
+        world.store.set_script(|op, _| match op {
             Operation::Acquire => Fault::CallLost,
             _ => Fault::None,
         });
         sleep(Duration::from_secs(5)).await;
-        assert_eq!(held.effects.count(), 1, "the first still runs");
-        held.barrier.open_for_good();
+        assert_eq!(world.effects.count(), 1, "the first still runs");
+        world.barrier.open_for_good();
         joined(first).await;
         let waited = joined(waiting).await;
         assert_eq!(waited.status, StatusCode::SERVICE_UNAVAILABLE);
-        assert_eq!(held.effects.count(), 1);
+        assert_eq!(world.effects.count(), 1);
     })
     .await;
 }

@@ -272,11 +272,11 @@ async fn no_refusal_is_recorded() {
 #[tokio::test(start_paused = true)]
 async fn refusals_can_be_rendered_by_service() {
     for (kind, status, _, _, retry_after) in KINDS {
-        let asked = Arc::new(Mutex::new(Vec::new()));
+        let rendered = Arc::new(Mutex::new(Vec::new()));
         let (response, executed) = refusal(kind, |layer| {
-            let asked = Arc::clone(&asked);
+            let rendered = Arc::clone(&rendered);
             layer.with_error_response(move |error| {
-                asked.lock().expect("no panic").push((
+                rendered.lock().expect("no panic").push((
                     error.kind(),
                     error.status().as_u16(),
                     error.retry_after().is_some(),
@@ -295,8 +295,8 @@ async fn refusals_can_be_rendered_by_service() {
         assert_eq!(response.header("x-refused"), Some("yes"));
         assert_eq!(response.header("link"), None, "nothing is added");
         assert_eq!(executed, 0, "{kind:?}");
-        let asked = asked.lock().expect("no panic").clone();
-        assert_eq!(asked, [(kind, status, retry_after)], "once");
+        let rendered = rendered.lock().expect("no panic").clone();
+        assert_eq!(rendered, [(kind, status, retry_after)], "once");
     }
 }
 

@@ -21,7 +21,7 @@ fn json(body: &str) -> Request<Body> {
     req
 }
 
-fn with(name: &'static str, value: &'static str) -> Request<Body> {
+fn request_with(name: &'static str, value: &'static str) -> Request<Body> {
     let mut req = post("/orders", "k", "order");
     req.headers_mut()
         .insert(name, HeaderValue::from_static(value));
@@ -278,7 +278,7 @@ async fn other_method_is_key_reuse() {
 // S-042
 #[tokio::test(start_paused = true)]
 async fn media_type_counts_without_parameters() {
-    let type_of = |value| with("content-type", value);
+    let type_of = |value| request_with("content-type", value);
     for (one, two, expected) in [
         (type_of("text/plain"), type_of("text/html"), Refused),
         (
@@ -291,8 +291,16 @@ async fn media_type_counts_without_parameters() {
             type_of("Text/PLAIN; charset=utf-8"),
             Replayed,
         ),
-        (with("accept", "a/b"), with("accept", "c/d"), Replayed),
-        (with("user-agent", "1"), with("traceparent", "2"), Replayed),
+        (
+            request_with("accept", "a/b"),
+            request_with("accept", "c/d"),
+            Replayed,
+        ),
+        (
+            request_with("user-agent", "1"),
+            request_with("traceparent", "2"),
+            Replayed,
+        ),
     ] {
         assert_eq!(second(layer(), one, two).await, expected);
     }
@@ -329,12 +337,12 @@ async fn fingerprint_parts_are_unambiguous() {
 // F-071, F-073, S-053
 #[tokio::test(start_paused = true)]
 async fn other_authorization_never_gets_record() {
-    let asks = |token| with("authorization", token);
-    let found = second(layer(), asks("Bearer a"), asks("Bearer b")).await;
+    let order_by = |token| request_with("authorization", token);
+    let found = second(layer(), order_by("Bearer a"), order_by("Bearer b")).await;
     assert_eq!(found, Executed);
-    let found = second(layer(), asks("Bearer a"), asks("Bearer a")).await;
+    let found = second(layer(), order_by("Bearer a"), order_by("Bearer a")).await;
     assert_eq!(found, Replayed);
-    let found = second(layer(), asks("Bearer a"), post("/orders", "k", "order")).await;
+    let found = second(layer(), order_by("Bearer a"), post("/orders", "k", "order")).await;
     assert_eq!(found, Executed, "an anonymous caller");
 }
 
@@ -343,7 +351,7 @@ async fn other_authorization_never_gets_record() {
 async fn session_cookie_can_be_principal() {
     let by_cookie =
         || layer().with_principal(Principal::authorization().or(Principal::cookie("sid")));
-    let cookies = |value| with("cookie", value);
+    let cookies = |value| request_with("cookie", value);
     for (one, two, expected) in [
         ("sid=a", "sid=b", Executed),
         ("sid=a; theme=dark", "theme=light; sid=a", Replayed),
@@ -356,8 +364,8 @@ async fn session_cookie_can_be_principal() {
     }
     let found = second(
         by_cookie(),
-        with("authorization", "a"),
-        with("cookie", "sid=a"),
+        request_with("authorization", "a"),
+        request_with("cookie", "sid=a"),
     )
     .await;
     assert_eq!(
@@ -424,7 +432,7 @@ async fn missing_principal_extension_is_500() {
 
     let or_token = layer.with_principal(by_account().or(Principal::authorization()));
     let (app, effects) = creating(or_token);
-    let response = send(&app, with("authorization", "a")).await;
+    let response = send(&app, request_with("authorization", "a")).await;
     assert_eq!(response.status, StatusCode::CREATED);
     assert_eq!(effects.count(), 1);
 }
@@ -439,7 +447,7 @@ async fn principal_sources_are_tried_in_order() {
         .or(Principal::authorization());
     let layer = || layer().with_principal(principal.clone());
     let tenant = |tenant: &'static str, token: &'static str| {
-        let mut req = with("authorization", token);
+        let mut req = request_with("authorization", token);
         req.headers_mut()
             .insert("x-tenant", HeaderValue::from_static(tenant));
         req
@@ -454,8 +462,8 @@ async fn principal_sources_are_tried_in_order() {
     );
     let found = second(
         layer(),
-        with("authorization", "a"),
-        with("authorization", "b"),
+        request_with("authorization", "a"),
+        request_with("authorization", "b"),
     )
     .await;
     assert_eq!(found, Executed, "the last source");
@@ -541,8 +549,8 @@ async fn equal_bytes_from_two_sources_are_two_principals() {
     let closures = from("x-account").or(from("x-service"));
     let found = second(
         layer_of(closures),
-        with("x-account", "5"),
-        with("x-service", "5"),
+        request_with("x-account", "5"),
+        request_with("x-service", "5"),
     )
     .await;
     assert_eq!(found, Executed);
@@ -552,8 +560,11 @@ async fn equal_bytes_from_two_sources_are_two_principals() {
 #[tokio::test(start_paused = true)]
 async fn unscoped_callers_share_their_keys() {
     let unscoped = layer().with_principal(Principal::unscoped());
-    let asks = |token| with("authorization", token);
-    assert_eq!(second(unscoped, asks("a"), asks("b")).await, Replayed);
+    let order_by = |token| request_with("authorization", token);
+    assert_eq!(
+        second(unscoped, order_by("a"), order_by("b")).await,
+        Replayed
+    );
 }
 
 // F-072, S-062

@@ -24,8 +24,8 @@ const HANGS: Duration = Duration::from_secs(300);
 
 const ATTACKERS: [Option<&str>; 2] = [Some("Bearer mallory"), None];
 
-/// A served layer. Handlers of `/slow` wait at the barrier, the others respond at once.
-struct World {
+/// A server of the layer. Handlers of `/slow` wait at the barrier, the others respond at once.
+struct AttackedServer {
     layer: IdempotencyLayer,
     slow: Effects,
     barrier: Barrier,
@@ -33,7 +33,7 @@ struct World {
     _server: Arc<Server>,
 }
 
-impl World {
+impl AttackedServer {
     async fn start(layer: IdempotencyLayer) -> Self {
         let (barrier, slow) = (Barrier::closed(), Effects::default());
         let (passed, counted) = (barrier.clone(), slow.clone());
@@ -58,7 +58,7 @@ impl World {
     }
 
     /// Runs `attack` while an honest caller sends fresh requests and retries, all of which must succeed.
-    async fn attacked<T>(&self, name: &str, attack: impl Future<Output = T>) -> T {
+    async fn attack<T>(&self, name: &str, attack: impl Future<Output = T>) -> T {
         let (stop, stopped) = watch::channel(false);
         let honest = tokio::spawn(honest_caller(self.addr, stopped));
         let result = attack.await;
@@ -108,7 +108,7 @@ fn head(path: &str, key: &str, caller: Option<&str>, length: usize) -> String {
 async fn post(addr: SocketAddr, path: &str, key: &str, caller: Option<&str>) -> TestResponse {
     let mut client = H1::connect(addr).await;
     client.send(head(path, key, caller, 0)).await;
-    client.response().await.expect("an answer")
+    client.response().await.expect("a response")
 }
 
 fn layer() -> IdempotencyLayer {
@@ -119,11 +119,11 @@ fn layer() -> IdempotencyLayer {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reset_requests_leave_permits_to_other_callers() {
     for attacker in ATTACKERS {
-        let world = World::start(layer()).await;
+        let server = AttackedServer::start(layer()).await;
         let attack = async {
             for connection in 0..120 {
-                let client = H2::connect(world.addr).await;
-                let before = world.slow.count();
+                let client = H2::connect(server.addr).await;
+                let before = server.slow.count();
                 let mut streams = Vec::new();
                 for n in 0..100 {
                     let key = format!("{connection}-{n}");
@@ -131,7 +131,7 @@ async fn reset_requests_leave_permits_to_other_callers() {
                 }
                 // The server receives the requests before it sees their reset, unless it rejects them.
                 let seen = async {
-                    while world.slow.count() < before + 100 {
+                    while server.slow.count() < before + 100 {
                         tokio::time::sleep(Duration::from_millis(1)).await;
                     }
                 };
@@ -140,11 +140,11 @@ async fn reset_requests_leave_permits_to_other_callers() {
                 client.lose().await;
             }
         };
-        let attacked = world.attacked("12,000 reset requests", attack);
+        let attacked = server.attack("12,000 reset requests", attack);
         timeout(HANGS, attacked).await.expect("an end");
-        let executed = world.slow.count();
+        let executed = server.slow.count();
         assert!(executed > 0 && executed <= 7_500, "{executed} executions");
-        world.finish().await;
+        server.finish().await;
     }
 }
 
@@ -152,33 +152,33 @@ async fn reset_requests_leave_permits_to_other_callers() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn missing_bodies_leave_permits_to_other_callers() {
     for attacker in ATTACKERS {
-        let world = World::start(layer()).await;
+        let server = AttackedServer::start(layer()).await;
         let attack = async {
             let mut held = Vec::new();
             for connection in 0..102 {
-                let client = H2::connect(world.addr).await;
+                let client = H2::connect(server.addr).await;
                 for n in 0..100 {
                     let key = format!("{connection}-{n}");
                     let length = Some(10);
                     held.push(client.start_by(attacker, "/slow", &key, length).await);
                 }
                 held.push(client.start_by(attacker, "/slow", "last", Some(10)).await);
-                world.assert_arriving();
+                server.assert_arriving();
             }
             // The honest caller sends some requests while the attacker uses all of its permits.
             tokio::time::sleep(Duration::from_millis(200)).await;
             held
         };
-        let attacked = world.attacked("10,200 bodies that never arrive", attack);
+        let attacked = server.attack("10,200 bodies that never arrive", attack);
         let held = timeout(HANGS, attacked).await.expect("an end");
-        assert!(world.layer.in_flight() >= 7_000, "the attack is in place");
-        assert_eq!(world.slow.count(), 0);
+        assert!(server.layer.in_flight() >= 7_000, "the attack is in place");
+        assert_eq!(server.slow.count(), 0);
         drop(held);
-        world.finish().await;
+        server.finish().await;
     }
 }
 
-impl World {
+impl AttackedServer {
     fn assert_arriving(&self) {
         // The limit is three quarters of 10,000, plus the requests of the honest caller.
         assert!(self.layer.in_flight() <= 7_502);
@@ -190,12 +190,12 @@ impl World {
 async fn unfinished_uploads_leave_bytes_to_other_callers() {
     const LENGTH: usize = 2 * 1024 * 1024;
     for attacker in ATTACKERS {
-        let world = World::start(layer()).await;
+        let server = AttackedServer::start(layer()).await;
         let data = vec![b'x'; LENGTH - 1];
         let attack = async {
             let mut held = Vec::new();
             for n in 0..140 {
-                let mut stream = TcpStream::connect(world.addr).await.expect("a server");
+                let mut stream = TcpStream::connect(server.addr).await.expect("a server");
                 let head = head("/slow", &n.to_string(), attacker, LENGTH);
                 stream.write_all(head.as_bytes()).await.expect("a server");
                 // The server may reject the request and close the connection before it has read the whole body.
@@ -203,19 +203,19 @@ async fn unfinished_uploads_leave_bytes_to_other_callers() {
                 held.push(stream);
             }
             let upload = head("/fast", "upload", Some("Bearer bob"), LENGTH);
-            let mut client = H1::connect(world.addr).await;
+            let mut client = H1::connect(server.addr).await;
             client.send(upload).await;
             client.send(&data).await;
             client.send("x").await;
-            let response = client.response().await.expect("an answer");
+            let response = client.response().await.expect("a response");
             assert_eq!(response.status, StatusCode::CREATED, "{}", response.text());
             held
         };
-        let attacked = world.attacked("140 uploads without their last byte", attack);
+        let attacked = server.attack("140 uploads without their last byte", attack);
         let held = timeout(HANGS, attacked).await.expect("an end");
-        assert_eq!(world.slow.count(), 0);
+        assert_eq!(server.slow.count(), 0);
         drop(held);
-        world.finish().await;
+        server.finish().await;
     }
 }
 
@@ -224,32 +224,32 @@ async fn unfinished_uploads_leave_bytes_to_other_callers() {
 async fn waits_leave_permits_to_other_callers() {
     for attacker in ATTACKERS {
         let wait = ConcurrentRequests::Wait(Duration::from_secs(120));
-        let world = World::start(layer().with_concurrent_requests(wait)).await;
+        let server = AttackedServer::start(layer().with_concurrent_requests(wait)).await;
         let attack = async {
             let mut held = Vec::new();
             for key in 0..32 {
-                let client = H2::connect(world.addr).await;
+                let client = H2::connect(server.addr).await;
                 for _ in 0..=64 {
                     let key = key.to_string();
                     held.push(client.post_by(attacker, "/slow", &key, "").await);
                 }
-                eventually("it executes", || world.slow.count() == key + 1).await;
+                eventually("it executes", || server.slow.count() == key + 1).await;
             }
-            let addr = world.addr;
+            let addr = server.addr;
             let first = || post(addr, "/slow", "honest", Some("Bearer bob"));
             let executed = tokio::spawn(first());
-            eventually("it executes", || world.slow.count() == 33).await;
+            eventually("it executes", || server.slow.count() == 33).await;
             let waiting = tokio::spawn(first());
             tokio::time::sleep(Duration::from_millis(200)).await;
             assert!(!waiting.is_finished(), "the duplicate waits");
-            world.barrier.open_for_good();
+            server.barrier.open_for_good();
             assert!(!executed.await.expect("no panic").is_replay());
             assert!(waiting.await.expect("no panic").is_replay());
             drop(held);
         };
-        let attacked = world.attacked("2,048 waiting requests", attack);
+        let attacked = server.attack("2,048 waiting requests", attack);
         timeout(HANGS, attacked).await.expect("an end");
-        assert_eq!(world.slow.count(), 33);
-        world.finish().await;
+        assert_eq!(server.slow.count(), 33);
+        server.finish().await;
     }
 }

@@ -30,9 +30,9 @@ fn described(policy: &Policy, mut document: Value) -> Value {
 }
 
 /// Follows references within the document.
-fn at<'a>(document: &'a Value, value: &'a Value) -> &'a Value {
+fn resolve<'a>(document: &'a Value, value: &'a Value) -> &'a Value {
     match value["$ref"].as_str() {
-        Some(reference) => at(
+        Some(reference) => resolve(
             document,
             document.pointer(&reference[1..]).expect("a target"),
         ),
@@ -49,7 +49,7 @@ fn operation_gets_parameter_responses_and_marker() {
     for version in ["3.0.3", "3.1.0"] {
         let document = described(&policy(), document(version, paths.clone()));
         let post = &document["paths"]["/pay"]["post"];
-        let parameter = at(&document, &post["parameters"][0]);
+        let parameter = resolve(&document, &post["parameters"][0]);
         assert_eq!(parameter["name"], "idempotency-key");
         assert_eq!(
             (&parameter["in"], &parameter["required"]),
@@ -64,7 +64,7 @@ fn operation_gets_parameter_responses_and_marker() {
             statuses,
             ["201", "400", "408", "409", "413", "422", "429", "503"]
         );
-        let conflict = at(&document, &post["responses"]["409"]);
+        let conflict = resolve(&document, &post["responses"]["409"]);
         let examples = &conflict["content"]["application/problem+json"]["examples"];
         let codes: Vec<_> = examples.as_object().expect("an object").keys().collect();
         assert_eq!(
@@ -221,7 +221,7 @@ fn layers_of_one_service_have_own_components() {
             .expect("describable");
     }
     let required = |path: &str| {
-        at(&document, &document["paths"][path]["post"]["parameters"][0])["required"].clone()
+        resolve(&document, &document["paths"][path]["post"]["parameters"][0])["required"].clone()
     };
     assert_eq!(
         (required("/a"), required("/b")),
@@ -243,7 +243,7 @@ fn parameter_contradicts_no_setting() {
         let mut document = document("3.1.0", json!({ "/a": operation }));
         let described = layer.policy().describe(&mut document, |_, _| true);
         described.expect("describable");
-        at(&document, &document["paths"]["/a"]["post"]["parameters"][0]).clone()
+        resolve(&document, &document["paths"]["/a"]["post"]["parameters"][0]).clone()
     };
     let layer = || IdempotencyLayer::new(MemoryStore::new()).with_missing_key(MissingKey::Reject);
     assert_eq!(parameter(layer())["required"], true);
@@ -299,13 +299,13 @@ fn preset_describes_its_own_errors() {
     let paths = json!({ "/a": { "post": { "responses": { "201": { "description": "ok" } } } } });
     let document = described(&layer.policy(), document("3.1.0", paths));
     let post = &document["paths"]["/a"]["post"];
-    let parameter = at(&document, &post["parameters"][0]);
+    let parameter = resolve(&document, &post["parameters"][0]);
     assert_eq!(
         (&parameter["name"], &parameter["schema"]["maxLength"]),
         (&json!("x-key"), &json!(255))
     );
     assert!(post["responses"]["201"]["headers"]["x-key"].is_object());
-    let example = &at(&document, &post["responses"]["409"])["content"]["application/json"]["examples"]
+    let example = &resolve(&document, &post["responses"]["409"])["content"]["application/json"]["examples"]
         ["in-progress"];
     assert_eq!(example["value"]["code"], "idempotency_in_flight");
 }

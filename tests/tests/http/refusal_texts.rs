@@ -25,7 +25,7 @@ fn order() -> Request<Body> {
     post("/orders", "k", "order")
 }
 
-fn with(header: &'static str, values: &[&'static str]) -> Request<Body> {
+fn request_with(header: &'static str, values: &[&'static str]) -> Request<Body> {
     let mut req = order();
     req.headers_mut().remove(header);
     for value in values {
@@ -111,26 +111,31 @@ async fn refusals_have_these_texts() {
     let missing = by_service(None).with_missing_key(MissingKey::Reject);
     let session = layer().with_principal(Principal::cookie("session"));
     for (name, layer, before, req) in [
-        ("of the service", missing, none(), with(key, &[])),
-        ("two headers", layer(), none(), with(key, &["a", "b"])),
-        ("empty", layer(), none(), with(key, &[""])),
+        ("of the service", missing, none(), request_with(key, &[])),
+        (
+            "two headers",
+            layer(),
+            none(),
+            request_with(key, &["a", "b"]),
+        ),
+        ("empty", layer(), none(), request_with(key, &[""])),
         (
             "strict",
             syntax(KeySyntax::Strict),
             none(),
-            with(key, &["a"]),
+            request_with(key, &["a"]),
         ),
         (
             "verbatim",
             syntax(KeySyntax::Verbatim),
             none(),
-            with(key, &["a b"]),
+            request_with(key, &["a b"]),
         ),
         (
             "unquoted",
             syntax(KeySyntax::Unquoted),
             none(),
-            with(key, &["a\tb"]),
+            request_with(key, &["a\tb"]),
         ),
         (
             "control character",
@@ -144,13 +149,13 @@ async fn refusals_have_these_texts() {
             "two headers of the caller",
             layer(),
             none(),
-            with("authorization", &["a", "b"]),
+            request_with("authorization", &["a", "b"]),
         ),
         (
             "two cookies",
             session,
             none(),
-            with("cookie", &["session=a; session=b"]),
+            request_with("cookie", &["session=a; session=b"]),
         ),
         ("bytes", layer().with_max_buffered(0, 0), none(), order()),
         (

@@ -545,7 +545,7 @@ async fn orphans_of_one_caller_leave_leases_to_others() {
 
 /// Damages the end of a record.
 fn damage(record: Bytes) -> Bytes {
-    let mut bytes = record.to_vec();
+    let mut bytes = Vec::from(record);
     *bytes.last_mut().expect("a record") ^= 1;
     bytes.into()
 }

@@ -1,8 +1,17 @@
-//! A service in one process, whose handlers wait at a barrier and return the responses that a test sets.
+//! A service in one process, whose handlers wait at a barrier and return the responses that a test queues.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+};
 
-use axum::{Router, body::Body, extract::DefaultBodyLimit, http::Uri, response::Response};
+use axum::{
+    Router,
+    body::Body,
+    extract::DefaultBodyLimit,
+    http::Uri,
+    response::{IntoResponse, Response},
+};
 use bytes::Bytes;
 use tests::{Effects, TestResponse, barrier::Barrier, send};
 use tokio::task::JoinHandle;
@@ -16,37 +25,43 @@ pub(crate) struct World {
     pub(crate) app: Router,
     pub(crate) effects: Effects,
     pub(crate) barrier: Barrier,
-    response: Arc<Mutex<Option<Response>>>,
+    responses: Arc<Mutex<VecDeque<Response>>>,
 }
 
 impl World {
     /// Creates a service whose handlers respond at once.
     pub(crate) fn new(configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer) -> Self {
-        Self::at(Barrier::open(), configure)
+        Self::with_barrier(Barrier::open(), configure)
     }
 
     /// Creates a service whose handlers wait at the barrier, except for the path `/fast`.
-    pub(crate) fn held(configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer) -> Self {
-        Self::at(Barrier::closed(), configure)
+    pub(crate) fn with_closed_barrier(
+        configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer,
+    ) -> Self {
+        Self::with_barrier(Barrier::closed(), configure)
     }
 
-    fn at(barrier: Barrier, configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer) -> Self {
+    fn with_barrier(
+        barrier: Barrier,
+        configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer,
+    ) -> Self {
         let store = FaultInjector::new(MemoryStore::new());
         let layer = configure(IdempotencyLayer::new(store.clone()));
-        let (effects, response) = (
-            Effects::default(),
-            Arc::<Mutex<Option<Response>>>::default(),
-        );
+        let effects = Effects::default();
+        let responses = Arc::<Mutex<VecDeque<Response>>>::default();
         let handler = {
-            let (effects, barrier, response) =
-                (effects.clone(), barrier.clone(), Arc::clone(&response));
+            let (effects, barrier, responses) =
+                (effects.clone(), barrier.clone(), Arc::clone(&responses));
             async move |uri: Uri, body: Bytes| {
-                effects.happen();
+                let n = effects.happen();
                 if uri.path() != "/fast" {
                     barrier.pass().await;
                 }
-                let response = response.lock().expect("no poison").take();
-                response.unwrap_or_else(|| Response::new(Body::from(body.len().to_string())))
+                let queued = responses.lock().expect("no poison").pop_front();
+                queued.unwrap_or_else(|| {
+                    let location = [("location", format!("/orders/{n}"))];
+                    (location, body.len().to_string()).into_response()
+                })
             }
         };
         let app = Router::new()
@@ -59,13 +74,15 @@ impl World {
             app,
             effects,
             barrier,
-            response,
+            responses,
         }
     }
 
-    /// Sets the response of the next handler. By default a handler responds with the length of the request body.
-    pub(crate) fn responses(&self, response: Response) {
-        *self.response.lock().expect("no poison") = Some(response);
+    /// Queues the response of a handler. A handler without one responds with the number of its execution in `Location`,
+    /// and with the length of the request body.
+    pub(crate) fn enqueue_response(&self, response: Response) {
+        let mut responses = self.responses.lock().expect("no poison");
+        responses.push_back(response);
     }
 
     pub(crate) async fn post(&self, key: &str, body: impl Into<Body>) -> TestResponse {

@@ -49,17 +49,17 @@ pub struct HeldServer {
     pub begun: Effects,
     /// The number of effects that finished.
     pub finished: Effects,
-    barriers: Gates,
+    barriers: Barriers,
     left: Arc<Semaphore>,
 }
 
 #[derive(Clone, Debug)]
-struct Gates([Barrier; 3]);
+struct Barriers([Barrier; 3]);
 
 impl HeldServer {
     /// Starts with the default layer, and holds the handler in `phase`.
-    pub async fn held(phase: Phase) -> Self {
-        Self::set(IdempotencyLayer::new(MemoryStore::new()), &[phase], |app| {
+    pub async fn hold_in(phase: Phase) -> Self {
+        Self::start(IdempotencyLayer::new(MemoryStore::new()), &[phase], |app| {
             app
         })
         .await
@@ -67,12 +67,12 @@ impl HeldServer {
 
     /// Starts with the default layer and an open barrier.
     pub async fn open() -> Self {
-        Self::with(IdempotencyLayer::new(MemoryStore::new())).await
+        Self::with_layer(IdempotencyLayer::new(MemoryStore::new())).await
     }
 
     /// Starts with this layer and an open barrier.
-    pub async fn with(layer: IdempotencyLayer) -> Self {
-        Self::set(layer, &[], |app| app).await
+    pub async fn with_layer(layer: IdempotencyLayer) -> Self {
+        Self::start(layer, &[], |app| app).await
     }
 
     /// Starts with the default layer inside a deadline, and holds the handler in `phase`. When the test lets a request
@@ -93,18 +93,18 @@ impl HeldServer {
             }
         };
         let layer = IdempotencyLayer::new(MemoryStore::new());
-        let held = Self::set(layer, &[phase], |app| app.layer(from_fn(deadline))).await;
+        let held = Self::start(layer, &[phase], |app| app.layer(from_fn(deadline))).await;
         (held, passes)
     }
 
     /// Starts with this layer, and holds the handler in each phase of `held`. `outside` adds middleware outside the
     /// layer.
-    pub async fn set(
+    pub async fn start(
         layer: IdempotencyLayer,
         held: &[Phase],
         outside: impl FnOnce(Router) -> Router,
     ) -> Self {
-        let barriers = Gates(PHASES.map(|phase| {
+        let barriers = Barriers(PHASES.map(|phase| {
             if held.contains(&phase) {
                 Barrier::closed()
             } else {
@@ -182,7 +182,7 @@ impl HeldServer {
             // Like the first route, but its first effect ends in a panic.
             .route("/panics-once", post(panics_once))
             .route_layer(layer.clone());
-        let app = outside(app).layer(from_fn_with_state(Arc::clone(&left), see_who_leaves));
+        let app = outside(app).layer(from_fn_with_state(Arc::clone(&left), count_departures));
         Self {
             server: Server::start(app.clone()).await,
             layer,
@@ -204,7 +204,7 @@ impl HeldServer {
     /// # Panics
     ///
     /// Panics if none was dropped within a minute.
-    pub async fn left(&self) {
+    pub async fn wait_for_departure(&self) {
         let left = tokio::time::timeout(Duration::from_secs(60), self.left.acquire()).await;
         left.expect("the server has not noticed that the client left")
             .expect("the semaphore is not closed")
@@ -212,7 +212,7 @@ impl HeldServer {
     }
 
     /// Lets the handlers continue.
-    pub fn go_on(&self) {
+    pub fn open_barriers(&self) {
         for barrier in &self.barriers.0 {
             barrier.open_for_good();
         }
@@ -223,7 +223,7 @@ impl HeldServer {
     /// # Panics
     ///
     /// Panics if a request is still in flight after a minute.
-    pub async fn settle(&self) {
+    pub async fn wait_until_idle(&self) {
         eventually("nothing is in flight", || self.layer.in_flight() == 0).await;
     }
 
@@ -233,8 +233,8 @@ impl HeldServer {
     ///
     /// Panics if there was another number of effects, or a retry gets another response.
     pub async fn assert_executed_once(&self, path: &str, key: &str, body: &str) {
-        self.go_on();
-        self.settle().await;
+        self.open_barriers();
+        self.wait_until_idle().await;
         assert_eq!(
             (self.begun.count(), self.finished.count()),
             (1, 1),
@@ -255,8 +255,8 @@ impl HeldServer {
     ///
     /// Panics if there was an effect, or the key is not free.
     pub async fn assert_untouched(&self, path: &str, key: &str, body: &str) {
-        self.go_on();
-        self.settle().await;
+        self.open_barriers();
+        self.wait_until_idle().await;
         assert_eq!(self.begun.count(), 0, "effects of an incomplete request");
         let first = self.retry(path, key, body).await;
         assert_eq!(first.status, StatusCode::CREATED);
@@ -271,17 +271,21 @@ impl HeldServer {
     }
 }
 
-async fn see_who_leaves(State(left): State<Arc<Semaphore>>, req: Request, next: Next) -> Response {
-    struct Leaving(Option<Arc<Semaphore>>);
-    impl Drop for Leaving {
+async fn count_departures(
+    State(left): State<Arc<Semaphore>>,
+    req: Request,
+    next: Next,
+) -> Response {
+    struct Departure(Option<Arc<Semaphore>>);
+    impl Drop for Departure {
         fn drop(&mut self) {
             if let Some(left) = &self.0 {
                 left.add_permits(1);
             }
         }
     }
-    let mut leaving = Leaving(Some(left));
+    let mut departure = Departure(Some(left));
     let res = next.run(req).await;
-    leaving.0 = None;
+    departure.0 = None;
     res
 }

@@ -35,7 +35,7 @@ struct Service {
 }
 
 impl Service {
-    fn on(store: impl Store) -> Self {
+    fn new(store: impl Store) -> Self {
         let layer = sql::layer(store);
         let gives_up = Arc::new(AtomicBool::new(true));
         let takeovers = Arc::<Mutex<Vec<bool>>>::default();
@@ -131,7 +131,7 @@ async fn operators_resolve<S: Store + Clone>(
     find: impl AsyncFn(String) -> Vec<Seen>,
     run: impl AsyncFn(String) -> u64,
 ) {
-    let service = Service::on(store);
+    let service = Service::new(store);
     let list = async || find(statement(&format!("Find: {database}"))).await;
     for key in ["freed", "retried", "settled"] {
         assert_eq!(
@@ -196,9 +196,9 @@ async fn operators_resolve<S: Store + Clone>(
         .layer
         .encode_response_record(&key_id(&seen[2].id), &response());
     let digits: String = record.iter().map(|byte| format!("{byte:02x}")).collect();
-    let settle = answer_with.replace("<record>", &digits);
-    let settle = settle.replace("tower_idempotency", TABLE);
-    assert_eq!(run(fill(settle, &seen[2])).await, 1);
+    let resolve = answer_with.replace("<record>", &digits);
+    let resolve = resolve.replace("tower_idempotency", TABLE);
+    assert_eq!(run(fill(resolve, &seen[2])).await, 1);
     let replay = service.send_request("settled").await;
     assert_eq!(replay.text(), "refunded by hand");
     assert!(replay.is_replay());
@@ -296,7 +296,7 @@ async fn operators_resolve_attention_in_sqlite() {
 async fn operators_resolve_attention_in_redis() {
     let server = redis::RedisServer::start(&[]);
     let store = server.store().await;
-    let service = Service::on(store.clone());
+    let service = Service::new(store.clone());
     for key in ["a", "b", "c"] {
         service.send_request(key).await;
         service.is_refused(key).await;

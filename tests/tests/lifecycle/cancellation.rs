@@ -51,9 +51,9 @@ async fn dropped_after<F: Future>(polls: usize, future: F) -> Option<F::Output> 
 
 /// The action of the handler after its effect.
 #[derive(Clone, Copy)]
-enum Ending {
-    Answers(StatusCode),
-    AnswersTooMuch,
+enum HandlerEnd {
+    Responds(StatusCode),
+    RespondsTooMuch,
     Panics,
 }
 
@@ -67,7 +67,7 @@ struct World {
 
 impl World {
     /// Creates a handler that yields before and after its effect, and that reads and writes its bodies in pieces.
-    fn new(layer: IdempotencyLayer, ending: Ending) -> Self {
+    fn new(layer: IdempotencyLayer, ending: HandlerEnd) -> Self {
         let (begun, finished) = (Effects::default(), Effects::default());
         let database = (begun.clone(), finished.clone());
         let handler = async move |body: axum::body::Bytes| {
@@ -80,12 +80,12 @@ impl World {
             tokio::task::yield_now().await;
             let mut body = format!("execution {n}");
             let status = match ending {
-                Ending::Answers(status) => status,
-                Ending::AnswersTooMuch => {
+                HandlerEnd::Responds(status) => status,
+                HandlerEnd::RespondsTooMuch => {
                     body.push_str(&" and so on".repeat(100));
                     StatusCode::OK
                 }
-                Ending::Panics => panic!("the intended panic"),
+                HandlerEnd::Panics => panic!("the intended panic"),
             };
             let (first, second) = body.split_at(5);
             let [first, second] = [first, second].map(|part| Piece::Data(part.to_owned().into()));
@@ -111,7 +111,7 @@ impl World {
         self.app.clone().oneshot(Self::request())
     }
 
-    async fn settle(&self) {
+    async fn wait_until_idle(&self) {
         eventually("nothing is in flight", || self.layer.in_flight() == 0).await;
         assert_eq!(
             self.begun.count(),
@@ -123,7 +123,7 @@ impl World {
     /// Sends a request after all work has ended, and checks that the key is not blocked.
     async fn retry(&self) -> tests::TestResponse {
         let response = send(&self.app, Self::request()).await;
-        self.settle().await;
+        self.wait_until_idle().await;
         response
     }
 }
@@ -142,7 +142,7 @@ async fn at_every_poll<Fut: Future<Output = ()>>(
             None => None,
         };
         let ended = response.is_some();
-        world.settle().await;
+        world.wait_until_idle().await;
         check(world, response).await;
         if ended {
             return polls;
@@ -156,7 +156,7 @@ async fn at_every_poll<Fut: Future<Output = ()>>(
 async fn executes_once_at_every_poll(store: impl Fn() -> FaultInjector<MemoryStore>) {
     let world = || {
         let layer = IdempotencyLayer::new(store());
-        World::new(layer, Ending::Answers(StatusCode::CREATED))
+        World::new(layer, HandlerEnd::Responds(StatusCode::CREATED))
     };
     let polls = at_every_poll(world, async |world, response| {
         assert!(world.begun.count() <= 1);
@@ -234,7 +234,7 @@ async fn drop_at_any_poll_releases_after_unreadable_record() {
         });
         World::new(
             IdempotencyLayer::new(store),
-            Ending::Answers(StatusCode::CREATED),
+            HandlerEnd::Responds(StatusCode::CREATED),
         )
     };
     let check = async |world: World, response: Option<tests::TestResponse>| {
@@ -264,7 +264,7 @@ async fn drop_at_any_poll_releases_key_if_not_recorded() {
                     Operation::Release if nth <= releases_failing => Fault::CallLost,
                     _ => Fault::Yield,
                 });
-            let ending = Ending::Answers(StatusCode::INTERNAL_SERVER_ERROR);
+            let ending = HandlerEnd::Responds(StatusCode::INTERNAL_SERVER_ERROR);
             World::new(IdempotencyLayer::new(store), ending)
         };
         let check = async |world: World, _| {
@@ -285,7 +285,7 @@ async fn drop_at_any_poll_leaves_tombstone_if_too_large() {
         let layer = IdempotencyLayer::new(
             FaultInjector::new(MemoryStore::new()).with_script(|_, _| Fault::Yield),
         );
-        World::new(layer.with_response_limit(100), Ending::AnswersTooMuch)
+        World::new(layer.with_response_limit(100), HandlerEnd::RespondsTooMuch)
     };
     let check = async |world: World, response: Option<tests::TestResponse>| {
         assert!(world.begun.count() <= 1);
@@ -313,9 +313,9 @@ async fn drop_at_any_poll_releases_key_after_panic() {
         let layer = IdempotencyLayer::new(
             FaultInjector::new(MemoryStore::new()).with_script(|_, _| Fault::Yield),
         );
-        let world = World::new(layer, Ending::Panics);
+        let world = World::new(layer, HandlerEnd::Panics);
         let dropped = tokio::spawn(dropped_after(polls, world.call())).await;
-        world.settle().await;
+        world.wait_until_idle().await;
         let before = world.begun.count();
         assert!(before <= 1);
         let retry = tokio::spawn(world.call()).await;
@@ -333,7 +333,7 @@ async fn drop_at_any_poll_releases_key_after_panic() {
 #[tokio::test(start_paused = true)]
 async fn dropped_waiter_affects_no_other_request() {
     for owner_fails in [false, true] {
-        let (mut polls, mut places_freed) = (0, 0);
+        let (mut polls, mut permits_freed) = (0, 0);
         loop {
             let barrier = Barrier::closed();
             let (effects, database, held) =
@@ -382,7 +382,7 @@ async fn dropped_waiter_affects_no_other_request() {
                     async move { send(&app, request()).await }
                 });
                 assert_eq!(next.await.unwrap().status, StatusCode::OK);
-                places_freed += 1;
+                permits_freed += 1;
             }
             let first = owner.await.unwrap();
             eventually("nothing is in flight", || layer.in_flight() == 0).await;
@@ -404,7 +404,7 @@ async fn dropped_waiter_affects_no_other_request() {
             polls += 1;
         }
         assert!(polls >= 5, "only {polls} polls, fewer than awaits");
-        assert!(places_freed > 0, "no waiter released its permit");
+        assert!(permits_freed > 0, "no waiter released its permit");
     }
 }
 
@@ -416,7 +416,7 @@ async fn drop_during_request_body_executes_nothing() {
             let store = FaultInjector::new(MemoryStore::new()).with_script(|_, _| Fault::Yield);
             let world = World::new(
                 IdempotencyLayer::new(store.clone()),
-                Ending::Answers(StatusCode::CREATED),
+                HandlerEnd::Responds(StatusCode::CREATED),
             );
             let data = (0..after).map(|_| Piece::Data("one ".into()));
             let body = pieces(data.chain([Piece::Stall, Piece::Data("two".into())]));
@@ -436,7 +436,7 @@ async fn drop_during_request_body_executes_nothing() {
 }
 
 /// Returns a service whose handler has its effect when the barrier opens.
-fn gated(layer: &IdempotencyLayer, barrier: &Barrier, effects: &Effects) -> Router {
+fn serve_behind_barrier(layer: &IdempotencyLayer, barrier: &Barrier, effects: &Effects) -> Router {
     let (barrier, effects) = (barrier.clone(), effects.clone());
     let handler = async move || {
         barrier.pass().await;
@@ -450,14 +450,14 @@ fn gated(layer: &IdempotencyLayer, barrier: &Barrier, effects: &Effects) -> Rout
 type Boxed = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
 /// Polls the future until its handler is at the barrier, and returns it.
-async fn at_the_gate(
+async fn poll_to_barrier(
     future: impl Future<Output = Result<Response, Infallible>> + Send + 'static,
     barrier: &Barrier,
 ) -> Boxed {
     let mut future: Boxed = Box::pin(future);
     tokio::select! {
         biased;
-        _ = &mut future => panic!("the barrier is shut"),
+        _ = &mut future => panic!("the barrier is closed"),
         () = barrier.arrival() => {}
     }
     future
@@ -472,9 +472,9 @@ fn future_dropped_outside_runtime_continues() {
     for round in 1..=2 {
         let runtime = Runtime::new().unwrap();
         let barrier = Barrier::closed();
-        let app = gated(&layer, &barrier, &effects);
+        let app = serve_behind_barrier(&layer, &barrier, &effects);
         let request = || tests::post("/", &format!("k{round}"), "");
-        let future = runtime.block_on(at_the_gate(app.clone().oneshot(request()), &barrier));
+        let future = runtime.block_on(poll_to_barrier(app.clone().oneshot(request()), &barrier));
         drop(future);
         barrier.open_for_good();
         runtime.block_on(bounded(async {
@@ -490,10 +490,10 @@ fn future_dropped_outside_runtime_continues() {
 fn future_dropped_in_ending_runtime_continues() {
     let layer = IdempotencyLayer::new(MemoryStore::new());
     let (effects, barrier) = (Effects::default(), Barrier::closed());
-    let app = gated(&layer, &barrier, &effects);
+    let app = serve_behind_barrier(&layer, &barrier, &effects);
     let request = || tests::post("/", "k", "");
     let runtime = Runtime::new().unwrap();
-    let future = runtime.block_on(at_the_gate(app.clone().oneshot(request()), &barrier));
+    let future = runtime.block_on(poll_to_barrier(app.clone().oneshot(request()), &barrier));
     let passing = tokio::runtime::Builder::new_current_thread().build();
     passing.unwrap().block_on(async move { drop(future) });
     barrier.open_for_good();
@@ -512,12 +512,12 @@ fn runtime_end_during_handler_leaves_orphan() {
     for dropped_first in [true, false] {
         let layer = IdempotencyLayer::new(MemoryStore::new());
         let (effects, barrier) = (Effects::default(), Barrier::closed());
-        let app = gated(&layer, &barrier, &effects);
+        let app = serve_behind_barrier(&layer, &barrier, &effects);
         let request = || tests::post("/", "k", "");
         let runtime = Runtime::new().unwrap();
         let future = app.clone().oneshot(request());
         if dropped_first {
-            let future = runtime.block_on(at_the_gate(future, &barrier));
+            let future = runtime.block_on(poll_to_barrier(future, &barrier));
             drop(future);
         } else {
             runtime.spawn(future);
@@ -565,7 +565,7 @@ async fn lease_is_renewed_after_caller_drops() {
             )
             .route_layer(layer.clone());
         let call = app.clone().oneshot(tests::post("/", "k", ""));
-        drop(at_the_gate(call, &barrier).await);
+        drop(poll_to_barrier(call, &barrier).await);
         barrier.open_for_good();
         eventually("nothing is in flight", || layer.in_flight() == 0).await;
         assert_eq!(*seen.lock().unwrap(), Some(true));
@@ -595,7 +595,7 @@ fn log_after_caller_left(level: Level, calls: Calls) -> String {
             let layer = IdempotencyLayer::new(MemoryStore::new());
             let call = calls(layer.clone(), barrier.clone());
             let call = call.instrument(tracing::info_span!("caller", request = 7));
-            drop(at_the_gate(call, &barrier).await);
+            drop(poll_to_barrier(call, &barrier).await);
             barrier.open_for_good();
             eventually("nothing is in flight", || layer.in_flight() == 0).await;
         }));

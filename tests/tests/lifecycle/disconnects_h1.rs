@@ -50,12 +50,12 @@ on_both_runtimes! {
 
 async fn leaves(path: &'static str, leave: Leave) {
     for phase in PHASES {
-        let held = HeldServer::held(phase).await;
+        let held = HeldServer::hold_in(phase).await;
         let mut client = H1::connect(held.server.addr()).await;
         client.send(post_bytes(path, "k", "{}")).await;
         held.arrival(phase).await;
         client.leave(leave);
-        held.left().await;
+        held.wait_for_departure().await;
         held.assert_executed_once(path, "k", "{}").await;
     }
 }
@@ -72,12 +72,12 @@ async fn reset_connection_executes_once() {
 
 async fn half_closed_connection_executes_once() {
     for phase in PHASES {
-        let held = HeldServer::held(phase).await;
+        let held = HeldServer::hold_in(phase).await;
         let mut client = H1::connect(held.server.addr()).await;
         client.send(post_bytes("/orders", "k", "{}")).await;
         held.arrival(phase).await;
         client.half_close().await;
-        held.left().await;
+        held.wait_for_departure().await;
         held.assert_executed_once("/orders", "k", "{}").await;
         assert_eq!(
             client.response().await,
@@ -108,7 +108,7 @@ async fn disconnect_with_unread_response_executes_once() {
 async fn trailing_bytes_change_nothing() {
     for phase in PHASES {
         for leave in [Leave::Close, Leave::Reset] {
-            let held = HeldServer::held(phase).await;
+            let held = HeldServer::hold_in(phase).await;
             let mut client = H1::connect(held.server.addr()).await;
             let mut bytes = post_bytes("/orders", "k", "{}");
             bytes.extend_from_slice(b"POST /orders HTTP/1.1\r\nhost: te");
@@ -153,7 +153,7 @@ async fn panic_releases_key_and_closes_own_connection() {
     let mut client = H1::connect(addr).await;
     client.send(post_bytes("/panics-once", "k", "{}")).await;
     assert_eq!(client.response().await, None, "the connection is closed");
-    held.settle().await;
+    held.wait_until_idle().await;
     assert_eq!(held.begun.count(), 1);
 
     other.send(post_bytes("/panics-once", "k", "{}")).await;
@@ -188,7 +188,7 @@ async fn aborted_body_has_no_effect() {
             } else {
                 client.half_close().await;
             }
-            held.settle().await;
+            held.wait_until_idle().await;
             held.assert_untouched("/orders", "k", "0123456789").await;
         }
     }
@@ -196,7 +196,7 @@ async fn aborted_body_has_no_effect() {
 
 async fn stalled_body_is_refused() {
     let layer = IdempotencyLayer::new(MemoryStore::new());
-    let held = HeldServer::with(layer.with_body_timeout(Duration::from_millis(50))).await;
+    let held = HeldServer::with_layer(layer.with_body_timeout(Duration::from_millis(50))).await;
     for partial in [PARTIAL, PARTIAL_CHUNKED] {
         let mut client = H1::connect(held.server.addr()).await;
         client.send(partial).await;
@@ -230,7 +230,7 @@ async fn waiting_client_gets_100_continue() {
 
 async fn oversized_length_is_refused_before_body() {
     let layer = IdempotencyLayer::new(MemoryStore::new()).with_request_limit(10);
-    let held = HeldServer::with(layer).await;
+    let held = HeldServer::with_layer(layer).await;
     let mut client = H1::connect(held.server.addr()).await;
     client.send(expecting(11)).await;
     let response = client.response().await.unwrap();
@@ -261,7 +261,7 @@ async fn unsent_body_has_no_effect() {
 async fn body_aborted_in_handler_is_not_recorded() {
     for leave in [Leave::Close, Leave::Reset] {
         let layer = IdempotencyLayer::new(MemoryStore::new());
-        let held = HeldServer::with(layer.with_fingerprint(FingerprintBy::head_only())).await;
+        let held = HeldServer::with_layer(layer.with_fingerprint(FingerprintBy::head_only())).await;
         let mut client = H1::connect(held.server.addr()).await;
         client.send(PARTIAL.replace("/orders", "/read")).await;
         eventually("the body is read", || held.layer.in_flight() == 1).await;
@@ -274,7 +274,7 @@ async fn body_aborted_in_handler_is_not_recorded() {
 async fn unread(phase: Phase) -> HeldServer {
     let layer = IdempotencyLayer::new(MemoryStore::new());
     let layer = layer.with_fingerprint(FingerprintBy::head_only());
-    HeldServer::set(layer, &[phase], |app| app).await
+    HeldServer::start(layer, &[phase], |app| app).await
 }
 
 // An unread body prevents hyper from detecting that this client has disconnected.
@@ -289,7 +289,7 @@ async fn unread_aborted_body_executes_once() {
                     held.arrival(phase).await;
                     client.leave(leave);
                     assert!(
-                        soon(held.left()).await.is_none(),
+                        soon(held.wait_for_departure()).await.is_none(),
                         "the disconnect is noticed"
                     );
                     held.assert_executed_once(path, "k", "0123456789").await;
@@ -311,7 +311,7 @@ async fn unread_body_is_not_requested() {
                     client.leave(leave);
                 } else {
                     assert_eq!(soon(client.response()).await, None, "no client asks for it");
-                    held.go_on();
+                    held.open_barriers();
                     let response = client.response().await.unwrap();
                     assert_eq!(response.status, StatusCode::CREATED, "and not 100");
                     assert_eq!(response.text(), "execution 1");

@@ -42,12 +42,12 @@ async fn reset_stream_executes_once() {
     // The work of the last one runs in a separate task.
     for path in ["/orders", "/read", "/spawned"] {
         for phase in PHASES {
-            let held = HeldServer::held(phase).await;
+            let held = HeldServer::hold_in(phase).await;
             let client = H2::connect(held.server.addr()).await;
             let stream = client.post(path, "k", "{}").await;
             held.arrival(phase).await;
             stream.reset();
-            held.left().await;
+            held.wait_for_departure().await;
             held.assert_executed_once(path, "k", "{}").await;
         }
     }
@@ -56,7 +56,7 @@ async fn reset_stream_executes_once() {
 async fn lost_connection_executes_each_stream_once() {
     const STREAMS: usize = 5;
     for phase in PHASES {
-        let held = HeldServer::held(phase).await;
+        let held = HeldServer::hold_in(phase).await;
         let client = H2::connect(held.server.addr()).await;
         let mut streams = Vec::new();
         for stream in 0..STREAMS {
@@ -65,10 +65,10 @@ async fn lost_connection_executes_each_stream_once() {
         }
         client.lose().await;
         for _ in 0..STREAMS {
-            held.left().await;
+            held.wait_for_departure().await;
         }
-        held.go_on();
-        held.settle().await;
+        held.open_barriers();
+        held.wait_until_idle().await;
         assert_eq!(held.finished.count(), STREAMS as u64);
 
         let client = H2::connect(held.server.addr()).await;
@@ -96,12 +96,12 @@ async fn stream_reset_with_unread_response_executes_once() {
 
 async fn retry_on_same_connection_gets_reset_response() {
     for phase in PHASES {
-        let held = HeldServer::held(phase).await;
+        let held = HeldServer::hold_in(phase).await;
         let client = H2::connect(held.server.addr()).await;
         let stream = client.post("/orders", "k", "{}").await;
         held.arrival(phase).await;
         stream.reset();
-        held.left().await;
+        held.wait_for_departure().await;
         let early = client.post("/orders", "k", "{}").await.response().await;
         let early = early.unwrap();
         assert_eq!(early.status, StatusCode::CONFLICT);
@@ -134,7 +134,7 @@ async fn panic_releases_key_and_resets_own_stream() {
         .response()
         .await;
     assert!(panicked.unwrap_err().is_reset(), "the stream is reset");
-    held.settle().await;
+    held.wait_until_idle().await;
     assert_eq!(held.begun.count(), 1);
 
     let retry = client
@@ -170,7 +170,7 @@ async fn aborted_body_has_no_effect() {
         } else {
             stream.reset();
         }
-        held.settle().await;
+        held.wait_until_idle().await;
         held.assert_untouched("/orders", "k", "0123456789").await;
     }
 }
@@ -186,7 +186,7 @@ async fn body_cut_off_without_error_has_no_effect() {
             stream.send(sent, false);
             eventually("the body is read", || held.layer.in_flight() == 1).await;
             stream.reset_for(Reason::NO_ERROR);
-            held.settle().await;
+            held.wait_until_idle().await;
             held.assert_untouched("/orders", "k", "0123456789").await;
         }
     }
@@ -196,19 +196,19 @@ async fn body_cut_off_without_error_has_no_effect() {
 // handler's rejection.
 async fn incomplete_body_in_handler_is_known_by_length() {
     let layer = IdempotencyLayer::new(MemoryStore::new());
-    let held = HeldServer::with(layer.with_fingerprint(FingerprintBy::head_only())).await;
+    let held = HeldServer::with_layer(layer.with_fingerprint(FingerprintBy::head_only())).await;
     let client = H2::connect(held.server.addr()).await;
     let mut stream = client.start_announcing("/checks", "k", Some(10)).await;
     stream.send("01234", false);
     eventually("the body is read", || held.layer.in_flight() == 1).await;
     stream.reset_for(Reason::NO_ERROR);
-    held.settle().await;
+    held.wait_until_idle().await;
     held.assert_untouched("/checks", "k", "0123456789").await;
 }
 
 async fn stalled_body_is_refused() {
     let layer = IdempotencyLayer::new(MemoryStore::new());
-    let held = HeldServer::with(layer.with_body_timeout(Duration::from_millis(50))).await;
+    let held = HeldServer::with_layer(layer.with_body_timeout(Duration::from_millis(50))).await;
     let client = H2::connect(held.server.addr()).await;
     let mut stream = client.start("/orders", "k").await;
     stream.send("01234", false);
@@ -224,7 +224,7 @@ async fn unread_aborted_body_executes_once() {
             for lost in [false, true] {
                 let layer = IdempotencyLayer::new(MemoryStore::new());
                 let layer = layer.with_fingerprint(FingerprintBy::head_only());
-                let held = HeldServer::set(layer, &[phase], |app| app).await;
+                let held = HeldServer::start(layer, &[phase], |app| app).await;
                 let client = H2::connect(held.server.addr()).await;
                 let mut stream = client.start(path, "k").await;
                 stream.send("01234", false);
@@ -234,7 +234,7 @@ async fn unread_aborted_body_executes_once() {
                 } else {
                     stream.reset();
                 }
-                held.left().await;
+                held.wait_for_departure().await;
                 held.assert_executed_once(path, "k", "0123456789").await;
             }
         }

@@ -1,13 +1,11 @@
 //! Leases: renewal, loss, takeover, and their state when the store fails.
 
 use std::{
-    future::Future,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use axum::{Router, body::Body, response::IntoResponse, routing::post};
-use bytes::Bytes;
 use http::{Request, StatusCode};
 use tests::{
     Effects, TestResponse,
@@ -23,8 +21,9 @@ use tower_idempotency::{
     ConcurrentRequests, IdempotencyLayer, Lease, MemoryStore, OrphanPolicy, StoreFailure, Ttl,
     Unrecordable,
     conformance::{Fault, FaultInjector, Hold, Operation},
-    store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError},
 };
+
+use crate::panicking_store::PanickingStore;
 
 /// A process: its own layer in front of a store that may be shared, and a handler held at a barrier.
 #[derive(Clone)]
@@ -40,10 +39,10 @@ struct Node {
 
 impl Node {
     fn new() -> Self {
-        Self::on(&MemoryStore::new(), &Effects::default(), |layer| layer)
+        Self::with_store(&MemoryStore::new(), &Effects::default(), |layer| layer)
     }
 
-    fn on(
+    fn with_store(
         store: &MemoryStore,
         effects: &Effects,
         configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer,
@@ -76,7 +75,7 @@ impl Node {
 
     /// Returns a second process on the same store.
     fn another(&self) -> Self {
-        Self::on(self.store.inner(), &self.effects, |layer| layer)
+        Self::with_store(self.store.inner(), &self.effects, |layer| layer)
     }
 
     fn send(&self) -> JoinHandle<TestResponse> {
@@ -85,7 +84,7 @@ impl Node {
     }
 
     /// Sends a request. Returns its task and its lease when its handler runs.
-    async fn running(&self) -> (JoinHandle<TestResponse>, Lease) {
+    async fn start(&self) -> (JoinHandle<TestResponse>, Lease) {
         let request = self.send();
         timeout(LONG, self.barrier.arrival())
             .await
@@ -145,7 +144,7 @@ async fn handler_longer_than_lease_holds_it() {
     within(LONG, async {
         let node = Node::new();
         let other = node.another();
-        let (first, lease) = node.running().await;
+        let (first, lease) = node.start().await;
         for _ in 0..60 {
             sleep(Duration::from_secs(1)).await;
             assert!(lease.is_held());
@@ -176,7 +175,7 @@ async fn handler_longer_than_lease_holds_it() {
 async fn short_request_makes_no_renewal() {
     bounded(async {
         let node = Node::new();
-        let (first, _) = node.running().await;
+        let (first, _) = node.start().await;
         sleep(LEASE / 3 - Duration::from_millis(10)).await;
         node.barrier.open_for_good();
         assert_eq!(joined(first).await.status, StatusCode::CREATED);
@@ -198,7 +197,7 @@ async fn renewal_failures_within_lease_are_harmless() {
         within(LONG, async {
             let node = Node::new();
             let other = node.another();
-            let (first, lease) = node.running().await;
+            let (first, lease) = node.start().await;
             node.fail(&[Operation::Renew], act);
             sleep(Duration::from_secs(12)).await;
             assert!(
@@ -226,8 +225,8 @@ async fn renewal_failures_within_lease_are_harmless() {
 async fn hanging_renewal_leaves_time_for_second() {
     within(LONG, async {
         let configure = |layer: IdempotencyLayer| layer.with_lease_ttl(Ttl::from_secs(3));
-        let node = Node::on(&MemoryStore::new(), &Effects::default(), configure);
-        let (first, lease) = node.running().await;
+        let node = Node::with_store(&MemoryStore::new(), &Effects::default(), configure);
+        let (first, lease) = node.start().await;
         node.store.set_script(|op, nth| match (op, nth) {
             (Operation::Renew, 1) => Fault::HangCall,
             _ => Fault::None,
@@ -246,7 +245,7 @@ async fn hanging_renewal_leaves_time_for_second() {
 async fn panicking_renewal_counts_as_failed() {
     within(LONG, async {
         let node = Node::new();
-        let (first, lease) = node.running().await;
+        let (first, lease) = node.start().await;
         node.store.set_script(|op, nth| match (op, nth) {
             (Operation::Renew, 1) => Fault::Panic,
             _ => Fault::None,
@@ -260,48 +259,13 @@ async fn panicking_renewal_counts_as_failed() {
     .await;
 }
 
-/// A store whose renewals panic when they are called, before they return a future.
-struct PanickingRenewals(MemoryStore, Arc<Mutex<Vec<Instant>>>);
-
-impl Store for PanickingRenewals {
-    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        self.0.acquire(claim).await
-    }
-
-    fn renew(
-        &self,
-        lease: &LeaseRef,
-        ttl: Ttl,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
-        let first = {
-            let mut calls = self.1.lock().expect("no poison");
-            calls.push(Instant::now());
-            calls.len() == 1
-        };
-        assert!(!first, "as it is called");
-        self.0.renew(lease, ttl)
-    }
-
-    async fn complete(&self, lease: &LeaseRef, record: Bytes, ttl: Ttl) -> Result<(), StoreError> {
-        self.0.complete(lease, record, ttl).await
-    }
-
-    async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
-        self.0.release(lease).await
-    }
-
-    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
-        self.0.wait_for_change(id, within).await;
-    }
-}
-
 // S-165
 #[tokio::test(start_paused = true)]
 async fn renewal_panicking_on_call_counts_as_failed() {
     within(LONG, async {
-        let calls = Arc::default();
-        let layer =
-            IdempotencyLayer::new(PanickingRenewals(MemoryStore::new(), Arc::clone(&calls)));
+        let store = PanickingStore::new(Operation::Renew, 1, false);
+        let calls = Arc::clone(&store.calls);
+        let layer = IdempotencyLayer::new(store);
         let handler = async |lease: Lease| {
             let lost = timeout(LEASE * 2, lease.lost()).await;
             assert!(lost.is_err(), "the lease was renewed");
@@ -324,7 +288,7 @@ async fn unrenewed_lease_is_not_held_until_renewal() {
     within(LONG, async {
         let node = Node::new();
         let started = Instant::now();
-        let (first, lease) = node.running().await;
+        let (first, lease) = node.start().await;
         node.store.set_script(|op, nth| match (op, nth) {
             (Operation::Renew, 1) => {
                 Fault::HoldCall(Hold::new(|| sleep(Duration::from_millis(1_500))))
@@ -357,7 +321,7 @@ async fn lost_renewal_notifies_handler_immediately() {
     bounded(async {
         let node = Node::new();
         let started = Instant::now();
-        let (first, lease) = node.running().await;
+        let (first, lease) = node.start().await;
         node.fail(&[Operation::Renew], Fault::LeaseLost);
         lease.lost().await;
         assert!(!lease.is_held());
@@ -383,7 +347,7 @@ async fn lost_renewal_notifies_handler_immediately() {
 async fn renewal_during_finish_is_last() {
     bounded(async {
         let (node, reply) = (Node::new(), Barrier::closed());
-        let (first, lease) = node.running().await;
+        let (first, lease) = node.start().await;
         let barrier = reply.clone();
         node.store.set_script(move |op, _| match op {
             Operation::Renew => Fault::HoldReply(barrier.clone().into()),
@@ -508,7 +472,7 @@ fn renewal_continues_in_second_runtime() {
 /// Renewals run in the runtime of the layer's first lease. Later leases may belong to another runtime.
 #[test]
 fn renewal_moves_when_its_runtime_ends() {
-    let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
+    let node = Node::with_store(&MemoryStore::new(), &Effects::default(), |layer| {
         layer.with_lease_ttl(Ttl::from_secs(3))
     });
     let (ends, stays) = (Runtime::new(), Runtime::new());
@@ -553,14 +517,14 @@ async fn taken_over() -> (
     Lease,
 ) {
     let node = Node::new();
-    let (first, lease) = node.running().await;
+    let (first, lease) = node.start().await;
     node.fail(&[Operation::Renew], Fault::HangCall);
     let other = node.another();
     sleep(LEASE - Duration::from_millis(10)).await;
     assert_eq!(other.response().await.code(), "in-progress");
     sleep(Duration::from_millis(20)).await;
     assert!(!lease.is_held(), "the paused process can detect it");
-    let (second, taken) = other.running().await;
+    let (second, taken) = other.start().await;
     assert!(taken.is_held());
     assert!((lease.generation(), lease.is_takeover()) == (1, false));
     assert!((taken.generation(), taken.is_takeover()) == (2, true));
@@ -737,7 +701,7 @@ async fn takeover_that_never_ran_is_taken_over_again() {
     for act in [Fault::ReplyLost, Fault::HangReply] {
         within(LONG, async {
             let node = Node::new();
-            let (first, _) = node.running().await;
+            let (first, _) = node.start().await;
             node.fail(&[Operation::Renew], Fault::HangCall);
             sleep(LEASE * 2).await;
             let other = node.another();
@@ -761,16 +725,16 @@ async fn takeover_that_never_ran_is_taken_over_again() {
 async fn lost_lease_stores_own_record_after_rival_releases() {
     within(LONG, async {
         let (node, first, _, other, second, _) = taken_over().await;
-        let asking = Barrier::closed();
-        let barrier = asking.clone();
+        let query = Barrier::closed();
+        let barrier = query.clone();
         node.store.set_script(move |op, _| match op {
             Operation::Acquire => Fault::HoldCall(barrier.clone().into()),
             _ => Fault::None,
         });
         node.barrier.open_for_good();
-        asking.arrival().await;
+        query.arrival().await;
         other.finish_without_record(second).await;
-        asking.open_for_good();
+        query.open_for_good();
         let first = joined(first).await;
         assert_eq!((first.text(), first.is_replay()), ("execution 1", false));
         for node in [&node, &other] {
@@ -786,10 +750,10 @@ async fn lost_lease_stores_own_record_after_rival_releases() {
 async fn late_response_is_stored_without_takeover() {
     for policy in [OrphanPolicy::TakeOver, OrphanPolicy::Refuse] {
         within(LONG, async {
-            let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
+            let node = Node::with_store(&MemoryStore::new(), &Effects::default(), |layer| {
                 layer.with_orphan_policy(policy)
             });
-            let (first, _) = node.running().await;
+            let (first, _) = node.start().await;
             node.fail(&[Operation::Renew], Fault::CallLost);
             sleep(LEASE * 3).await;
             node.barrier.open_for_good();
@@ -807,13 +771,13 @@ async fn late_response_is_stored_without_takeover() {
 async fn refused_orphan_executes_only_after_expiry() {
     within(LONG * 10, async {
         let kept = Ttl::from_secs(3_600);
-        let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
+        let node = Node::with_store(&MemoryStore::new(), &Effects::default(), |layer| {
             let refusing = layer.with_orphan_policy(OrphanPolicy::Refuse);
             refusing
                 .with_orphan_retention(kept)
                 .with_concurrent_requests(ConcurrentRequests::Wait(LONG))
         });
-        let (first, _) = node.running().await;
+        let (first, _) = node.start().await;
         node.fail(&[Operation::Renew], Fault::CallLost);
         // A waiter is notified when the lease expires.
         let started = Instant::now();
@@ -843,13 +807,13 @@ async fn refused_orphan_executes_only_after_expiry() {
 async fn waiter_takes_over_after_lease_expiry() {
     within(LONG, async {
         let node = Node::new();
-        let (first, _) = node.running().await;
+        let (first, _) = node.start().await;
         node.fail(&[Operation::Renew], Fault::CallLost);
-        let other = Node::on(node.store.inner(), &node.effects, |layer| {
+        let other = Node::with_store(node.store.inner(), &node.effects, |layer| {
             layer.with_concurrent_requests(ConcurrentRequests::Wait(LONG))
         });
         let started = Instant::now();
-        let (second, taken) = other.running().await;
+        let (second, taken) = other.start().await;
         assert!(started.elapsed() < LEASE + Duration::from_millis(50));
         assert_eq!((taken.generation(), taken.is_takeover()), (2, true));
         other.barrier.open_for_good();
@@ -972,7 +936,7 @@ async fn late_grant_is_acquired_again() {
     for taken_over in [true, false] {
         within(LONG, async {
             let (store, effects) = (MemoryStore::new(), Effects::default());
-            let late = Node::on(&store, &effects, slow);
+            let late = Node::with_store(&store, &effects, slow);
             let reply = Barrier::closed();
             let held_back = reply.clone();
             late.store.set_script(move |op, nth| match (op, nth) {
@@ -1144,10 +1108,10 @@ async fn unreleasable_key_is_free_after_lease_expiry() {
 async fn record_unstored_at_lease_end_is_stored_later() {
     for policy in [OrphanPolicy::TakeOver, OrphanPolicy::Refuse] {
         within(LONG, async {
-            let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
+            let node = Node::with_store(&MemoryStore::new(), &Effects::default(), |layer| {
                 layer.with_orphan_policy(policy)
             });
-            let (first, _) = node.running().await;
+            let (first, _) = node.start().await;
             node.fail(&[Operation::Renew, Operation::Complete], Fault::CallLost);
             sleep(LEASE * 2).await;
             node.barrier.open_for_good();
@@ -1172,11 +1136,11 @@ async fn record_unstored_at_lease_end_is_stored_later() {
 #[tokio::test(start_paused = true)]
 async fn key_unreleased_at_lease_end_is_released_later() {
     within(LONG, async {
-        let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
+        let node = Node::with_store(&MemoryStore::new(), &Effects::default(), |layer| {
             layer.with_orphan_policy(OrphanPolicy::Refuse)
         });
         node.answers_with(StatusCode::BAD_GATEWAY);
-        let (first, _) = node.running().await;
+        let (first, _) = node.start().await;
         node.fail(&[Operation::Renew, Operation::Release], Fault::CallLost);
         sleep(LEASE * 2).await;
         node.barrier.open_for_good();
@@ -1196,7 +1160,7 @@ async fn key_unreleased_at_lease_end_is_released_later() {
 async fn record_too_large_for_store_follows_setting() {
     within(LONG, async {
         for unrecordable in [Unrecordable::Tombstone, Unrecordable::Release] {
-            let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
+            let node = Node::with_store(&MemoryStore::new(), &Effects::default(), |layer| {
                 layer.with_unrecordable(unrecordable)
             });
             node.barrier.open_for_good();
@@ -1234,7 +1198,7 @@ async fn record_too_large_for_store_follows_setting() {
 async fn late_record_too_large_follows_setting() {
     within(LONG, async {
         for unrecordable in [Unrecordable::Tombstone, Unrecordable::Release] {
-            let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
+            let node = Node::with_store(&MemoryStore::new(), &Effects::default(), |layer| {
                 layer.with_unrecordable(unrecordable)
             });
             node.barrier.open_for_good();
@@ -1264,7 +1228,7 @@ async fn late_record_too_large_follows_setting() {
 async fn unprotected_execution_only_during_outage() {
     for act in [Fault::CallLost, Fault::ReplyLost] {
         within(LONG, async {
-            let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
+            let node = Node::with_store(&MemoryStore::new(), &Effects::default(), |layer| {
                 layer.with_store_failure(StoreFailure::DangerouslyExecuteUnprotected)
             });
             node.barrier.open_for_good();
@@ -1289,7 +1253,7 @@ async fn unprotected_execution_only_during_outage() {
 #[tokio::test(start_paused = true)]
 async fn maximum_store_timeout_never_expires() {
     bounded(async {
-        let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
+        let node = Node::with_store(&MemoryStore::new(), &Effects::default(), |layer| {
             let layer = layer.with_store_timeout(Duration::MAX);
             layer
                 .with_collect_timeout(Duration::MAX)

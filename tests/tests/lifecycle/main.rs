@@ -13,6 +13,7 @@ mod leases;
 mod needs_attention;
 mod operators;
 mod outage;
+mod panicking_store;
 mod races;
 mod run_once;
 mod shutdown;

@@ -441,17 +441,17 @@ async fn late_attention_reason_too_large_is_dropped() {
 async fn attention_after_lost_lease_keeps_stored_record() {
     let store = FaultInjector::new(MemoryStore::new());
     store.set_fault(Operation::Renew, Fault::HangCall);
-    let (thief, _) = app(
+    let (rival, _) = app(
         IdempotencyLayer::new(store.clone()),
         async |_, _| "refunded",
     );
     let (late, effects) = {
-        let thief = thief.clone();
+        let rival = rival.clone();
         app(IdempotencyLayer::new(store), move |n, _| {
-            let thief = thief.clone();
+            let rival = rival.clone();
             async move {
                 sleep(Duration::from_secs(16)).await;
-                assert_eq!(send(&thief, order()).await.text(), "refunded");
+                assert_eq!(send(&rival, order()).await.text(), "refunded");
                 gave_up(n)
             }
         })

@@ -36,10 +36,10 @@ struct Service {
 
 impl Service {
     fn new(policy: OrphanPolicy) -> Self {
-        Self::with(policy, |layer| layer)
+        Self::with_policy(policy, |layer| layer)
     }
 
-    fn with(policy: OrphanPolicy, set: fn(IdempotencyLayer) -> IdempotencyLayer) -> Self {
+    fn with_policy(policy: OrphanPolicy, set: fn(IdempotencyLayer) -> IdempotencyLayer) -> Self {
         let store = MemoryStore::new().with_details();
         let layer = set(IdempotencyLayer::new(store.clone()).with_orphan_policy(policy));
         let barrier = Barrier::closed();
@@ -85,8 +85,8 @@ impl Service {
     async fn orphan(&self) {
         self.panics.store(true, Ordering::SeqCst);
         let app = self.app.clone();
-        let asked = tokio::spawn(async move { send(&app, Self::request()).await });
-        asked.await.expect_err("the handler panics");
+        let sent = tokio::spawn(async move { send(&app, Self::request()).await });
+        sent.await.expect_err("the handler panics");
         self.panics.store(false, Ordering::SeqCst);
         sleep(Duration::from_secs(1)).await;
         self.only(State::Orphaned).await;
@@ -129,7 +129,7 @@ async fn allowed_retry_executes_refused_orphan_once() {
 #[tokio::test(start_paused = true)]
 async fn allowed_retry_executes_beyond_limits() {
     let set = |layer: IdempotencyLayer| layer.with_max_in_flight(1);
-    let service = Service::with(OrphanPolicy::Refuse, set);
+    let service = Service::with_policy(OrphanPolicy::Refuse, set);
     service.orphan().await;
     let app = service.app.clone();
     let other = tokio::spawn(async move { send(&app, post("/orders", "other", "tea")).await });

@@ -1,20 +1,12 @@
 //! Failures of the store.
 
-use std::{
-    ops::Range,
-    sync::{
-        Arc, Mutex, OnceLock,
-        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
-    },
-    time::Duration,
-};
+use std::{ops::RangeInclusive, time::Duration};
 
 use axum::{
     Router,
     body::Body,
     response::{IntoResponse, Response},
 };
-use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode};
 use serde_json::Value;
 use tests::{
@@ -30,9 +22,11 @@ use tokio::{
 use tower_idempotency::{
     ConcurrentRequests, IdempotencyLayer, MemoryStore, OrphanPolicy, StoreFailure, Ttl,
     conformance::{Fault, FaultInjector, Operation},
-    store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError},
+    store::{Acquired, Store},
     transaction::LeaseExt,
 };
+
+use crate::panicking_store::PanickingStore;
 
 fn order() -> Request<Body> {
     post("/orders", "k", "order")
@@ -109,82 +103,47 @@ async fn possible_lease_is_released_after_outage() {
     assert_eq!(effects.count(), 1);
 }
 
-/// A store whose acquires hang in some calls, and take effect after every client has stopped waiting.
-#[derive(Clone)]
-struct Stalled {
-    inner: MemoryStore,
-    /// The acquires that hang, counted from 0.
-    hanging: Range<u64>,
-    acquires: Arc<AtomicU64>,
-    asked: Arc<Mutex<Vec<Claim>>>,
-    goes_on: Arc<AtomicBool>,
-    releases: Arc<AtomicU64>,
+/// A store in which acquires with these numbers hang. They take effect after every client has stopped waiting.
+struct StalledStore {
+    injector: FaultInjector<MemoryStore>,
+    /// The numbers of the acquires, counted from 1.
+    hanging: RangeInclusive<u64>,
 }
 
-impl Stalled {
-    fn new(hanging: Range<u64>) -> Self {
-        Self {
-            inner: MemoryStore::new(),
-            hanging,
-            acquires: Arc::default(),
-            asked: Arc::default(),
-            goes_on: Arc::default(),
-            releases: Arc::default(),
-        }
+impl StalledStore {
+    fn new(hanging: RangeInclusive<u64>) -> Self {
+        let injector = FaultInjector::new(MemoryStore::new());
+        let hangs = hanging.clone();
+        injector.set_script(move |op, nth| match op {
+            Operation::Acquire if hangs.contains(&nth) => Fault::HangCall,
+            _ => Fault::None,
+        });
+        Self { injector, hanging }
     }
 
-    /// Executes the pending acquires, which all have one claim, and checks that the lease is granted.
-    async fn go_on(&self) {
-        self.goes_on.store(true, SeqCst);
-        let asked = std::mem::take(&mut *self.asked.lock().expect("no panic"));
-        assert!(!asked.is_empty());
-        for claim in asked {
-            let acquired = self.inner.acquire(&claim).await;
-            assert!(matches!(acquired, Ok(Acquired::Granted { .. })));
+    /// Executes the acquires that hang, which all have one claim, and checks that the lease is granted. Later acquires do
+    /// not hang.
+    async fn execute_late_acquires(&self) {
+        self.injector.set_script(|_, _| Fault::None);
+        let mut executed = 0;
+        for (claim, nth) in self.injector.claims().iter().zip(1..) {
+            if self.hanging.contains(&nth) {
+                let acquired = self.injector.inner().acquire(claim).await;
+                assert!(matches!(acquired, Ok(Acquired::Granted { .. })));
+                executed += 1;
+            }
         }
+        assert!(executed > 0, "no acquire hangs");
     }
 
-    async fn released(&self, times: u64) {
-        let released = async {
-            while self.releases.load(SeqCst) < times {
+    /// Waits for this number of releases.
+    async fn wait_for_releases(&self, number: u64) {
+        bounded(async {
+            while self.injector.calls(Operation::Release) < number {
                 sleep(Duration::from_millis(1)).await;
             }
-        };
-        bounded(released).await;
-    }
-}
-
-impl Store for Stalled {
-    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        let number = self.acquires.fetch_add(1, SeqCst);
-        if self.goes_on.load(SeqCst) || !self.hanging.contains(&number) {
-            return self.inner.acquire(claim).await;
-        }
-        self.asked.lock().expect("no panic").push(claim.clone());
-        std::future::pending().await
-    }
-
-    async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
-        self.inner.renew(lease, ttl).await
-    }
-
-    async fn complete(
-        &self,
-        lease: &LeaseRef,
-        record: Bytes,
-        retention: Ttl,
-    ) -> Result<(), StoreError> {
-        self.inner.complete(lease, record, retention).await
-    }
-
-    async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
-        self.inner.release(lease).await?;
-        self.releases.fetch_add(1, SeqCst);
-        Ok(())
-    }
-
-    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
-        self.inner.wait_for_change(id, within).await;
+        })
+        .await;
     }
 }
 
@@ -192,25 +151,26 @@ impl Store for Stalled {
 #[tokio::test(start_paused = true)]
 async fn lease_granted_after_release_is_released_again() {
     for releases in 1..=4 {
-        let store = Stalled::new(0..u64::MAX);
-        let layer = IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
+        let store = StalledStore::new(1..=u64::MAX);
+        let layer =
+            IdempotencyLayer::new(store.injector.clone()).with_orphan_policy(OrphanPolicy::Refuse);
         let (app, effects) = creating(layer.clone());
         assert_unavailable(&send(&app, order()).await);
-        store.released(releases).await;
+        store.wait_for_releases(releases).await;
         sleep(Duration::from_millis(1)).await;
         assert_eq!(
             layer.in_flight(),
             0,
             "drain waits for the first release only"
         );
-        store.go_on().await;
+        store.execute_late_acquires().await;
         assert_eq!(send(&app, order()).await.code(), "in-progress");
-        store.released(releases + 1).await;
+        store.wait_for_releases(releases + 1).await;
         assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
         assert_eq!(effects.count(), 1);
 
         sleep(Duration::from_secs(60)).await;
-        let all = store.releases.load(SeqCst);
+        let all = store.injector.calls(Operation::Release);
         assert!(all <= 6, "{all} releases for one lease");
     }
 }
@@ -237,13 +197,13 @@ fn spawn_order(app: &Router) -> JoinHandle<TestResponse> {
 
 /// Lets the late acquire of the duplicate take effect, and checks that the lease is released and a retry is executed.
 async fn assert_late_lease_is_released(
-    store: &Stalled,
+    store: &StalledStore,
     layer: &IdempotencyLayer,
     (app, effects): &(Router, Effects),
 ) {
-    store.go_on().await;
+    store.execute_late_acquires().await;
     sleep(Duration::from_secs(5)).await;
-    assert!(store.inner.is_empty(), "the lease was released");
+    assert!(store.injector.inner().is_empty(), "the lease was released");
     assert_eq!(send(app, order()).await.status, StatusCode::CREATED);
     assert_eq!(effects.count(), 2);
     eventually("nothing is in flight", || layer.in_flight() == 0).await;
@@ -253,9 +213,9 @@ async fn assert_late_lease_is_released(
 #[tokio::test(start_paused = true)]
 async fn late_acquire_of_refused_duplicate_is_released() {
     for waits in [false, true] {
-        let (store, barrier) = (Stalled::new(1..2), Barrier::closed());
+        let (store, barrier) = (StalledStore::new(2..=2), Barrier::closed());
         let mut layer =
-            IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
+            IdempotencyLayer::new(store.injector.clone()).with_orphan_policy(OrphanPolicy::Refuse);
         if waits {
             layer = layer.with_concurrent_requests(ConcurrentRequests::Wait(MOMENT));
         }
@@ -273,8 +233,9 @@ async fn late_acquire_of_refused_duplicate_is_released() {
 // S-947, F-928
 #[tokio::test(start_paused = true)]
 async fn late_acquire_of_released_execution_is_released() {
-    let (store, barrier) = (Stalled::new(0..1), Barrier::open());
-    let layer = IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
+    let (store, barrier) = (StalledStore::new(1..=1), Barrier::open());
+    let layer =
+        IdempotencyLayer::new(store.injector.clone()).with_orphan_policy(OrphanPolicy::Refuse);
     let service = releasing_first(layer.clone(), &barrier);
     let first = send(&service.0, order()).await;
     assert_eq!(first.status, StatusCode::BAD_GATEWAY);
@@ -285,15 +246,15 @@ async fn late_acquire_of_released_execution_is_released() {
 /// The client of a waiter disconnects while a call of the waiter may still acquire the lease. The waiter releases it.
 #[tokio::test(start_paused = true)]
 async fn late_acquire_of_dropped_waiter_is_released() {
-    let (store, barrier) = (Stalled::new(1..2), Barrier::closed());
-    let layer = IdempotencyLayer::new(store.clone())
+    let (store, barrier) = (StalledStore::new(2..=2), Barrier::closed());
+    let layer = IdempotencyLayer::new(store.injector.clone())
         .with_orphan_policy(OrphanPolicy::Refuse)
         .with_concurrent_requests(ConcurrentRequests::Wait(MOMENT * 10));
     let service = releasing_first(layer.clone(), &barrier);
     let first = spawn_order(&service.0);
     barrier.arrival().await;
     let waiter = spawn_order(&service.0);
-    let repeated = || store.acquires.load(SeqCst) > 2;
+    let repeated = || store.injector.calls(Operation::Acquire) > 2;
     eventually("the call of the waiter was repeated", repeated).await;
     sleep(MOMENT / 10).await;
     waiter.abort();
@@ -306,58 +267,13 @@ async fn late_acquire_of_dropped_waiter_is_released() {
 
 const MOMENT: Duration = Duration::from_millis(100);
 
-/// A store in which the first requested entry hangs indefinitely, like an entry whose row another transaction has
-/// locked.
-#[derive(Clone, Default)]
-struct FirstEntryHangs {
-    inner: MemoryStore,
-    first: Arc<OnceLock<KeyId>>,
-}
-
-impl FirstEntryHangs {
-    async fn hang_if_first_entry(&self, id: KeyId) {
-        if id == *self.first.get_or_init(|| id) {
-            std::future::pending::<()>().await;
-        }
-    }
-}
-
-impl Store for FirstEntryHangs {
-    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        self.hang_if_first_entry(claim.id).await;
-        self.inner.acquire(claim).await
-    }
-
-    async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
-        self.hang_if_first_entry(lease.id).await;
-        self.inner.renew(lease, ttl).await
-    }
-
-    async fn complete(
-        &self,
-        lease: &LeaseRef,
-        record: Bytes,
-        retention: Ttl,
-    ) -> Result<(), StoreError> {
-        self.hang_if_first_entry(lease.id).await;
-        self.inner.complete(lease, record, retention).await
-    }
-
-    async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
-        self.hang_if_first_entry(lease.id).await;
-        self.inner.release(lease).await
-    }
-
-    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
-        self.inner.wait_for_change(id, within).await;
-    }
-}
-
 // F-093, S-081
 #[tokio::test(start_paused = true)]
 async fn background_release_takes_no_permit() {
+    let store = FaultInjector::new(MemoryStore::new());
+    store.set_fault_for_all(&Fault::HangCall);
     // One caller can have 10 of 13 requests in flight.
-    let layer = IdempotencyLayer::new(FirstEntryHangs::default()).with_max_in_flight(13);
+    let layer = IdempotencyLayer::new(store.clone()).with_max_in_flight(13);
     let (app, effects) = creating(layer.clone());
     let mut hanging = JoinSet::new();
     for _ in 0..10 {
@@ -366,6 +282,10 @@ async fn background_release_takes_no_permit() {
     }
     for response in hanging.join_all().await {
         assert_unavailable(&response);
+    }
+    // Another entry, whose calls do not hang. The releases of the first entry continue to hang.
+    for operation in [Operation::Acquire, Operation::Complete] {
+        store.enqueue(operation, [Fault::None]);
     }
     let other = send(&app, post("/orders", "another", "order")).await;
     assert_eq!(other.status, StatusCode::CREATED);
@@ -504,15 +424,9 @@ async fn unprotected_execution_is_for_outages_only() {
 async fn store_panic_counts_as_failure() {
     for panics in [Operation::Acquire, Operation::Complete, Operation::Release] {
         for times in [1, 3] {
-            for happened in [false, true] {
-                let store = FaultInjector::new(MemoryStore::new());
-                let layer = IdempotencyLayer::new(PanickingStore {
-                    inner: store.clone(),
-                    op: panics,
-                    left: Arc::new(AtomicU64::new(times)),
-                    happened,
-                })
-                .with_orphan_policy(OrphanPolicy::Refuse);
+            for takes_effect in [false, true] {
+                let store = PanickingStore::new(panics, times, takes_effect);
+                let layer = IdempotencyLayer::new(store).with_orphan_policy(OrphanPolicy::Refuse);
                 let (app, effects) = app(layer.clone(), move |n, _| async move {
                     if n == 1 && panics == Operation::Release {
                         return StatusCode::BAD_GATEWAY.into_response();
@@ -520,7 +434,7 @@ async fn store_panic_counts_as_failure() {
                     created(n)
                 });
                 let first = send(&app, order()).await;
-                let what = format!("{panics:?} {times} {happened}");
+                let what = format!("{panics:?} {times} {takes_effect}");
                 match (panics, times) {
                     (Operation::Acquire, 3) => assert_unavailable(&first),
                     (Operation::Release, _) => assert_eq!(first.status, StatusCode::BAD_GATEWAY),
@@ -538,81 +452,15 @@ async fn store_panic_counts_as_failure() {
     }
 }
 
-/// A store that panics in some calls of a method, before or after their effect.
-struct PanickingStore {
-    inner: FaultInjector<MemoryStore>,
-    op: Operation,
-    left: Arc<AtomicU64>,
-    happened: bool,
-}
-
-impl PanickingStore {
-    fn run<T>(
-        &self,
-        op: Operation,
-        call: impl Future<Output = T> + Send,
-    ) -> impl Future<Output = T> + Send {
-        let less = |left: u64| left.checked_sub(1);
-        let panics = op == self.op && self.left.fetch_update(SeqCst, SeqCst, less).is_ok();
-        assert!(!panics || self.happened, "as it is called");
-        async move {
-            let response = call.await;
-            assert!(!panics, "once it happened");
-            response
-        }
-    }
-}
-
-impl Store for PanickingStore {
-    fn acquire(&self, claim: &Claim) -> impl Future<Output = Result<Acquired, StoreError>> + Send {
-        self.run(Operation::Acquire, self.inner.acquire(claim))
-    }
-
-    fn renew(
-        &self,
-        lease: &LeaseRef,
-        ttl: Ttl,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
-        self.run(Operation::Renew, self.inner.renew(lease, ttl))
-    }
-
-    fn complete(
-        &self,
-        lease: &LeaseRef,
-        record: Bytes,
-        retention: Ttl,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
-        self.run(
-            Operation::Complete,
-            self.inner.complete(lease, record, retention),
-        )
-    }
-
-    fn release(&self, lease: &LeaseRef) -> impl Future<Output = Result<(), StoreError>> + Send {
-        self.run(Operation::Release, self.inner.release(lease))
-    }
-
-    fn wait_for_change(&self, id: &KeyId, within: Duration) -> impl Future<Output = ()> + Send {
-        self.run(
-            Operation::WaitForChange,
-            self.inner.wait_for_change(id, within),
-        )
-    }
-}
-
 // F-094, S-276
 /// A waiter treats a panic of `wait_for_change` like its return, which is only a hint.
 #[tokio::test(start_paused = true)]
 async fn waiter_survives_panic_in_wait_for_change() {
-    for happened in [false, true] {
-        let inner = FaultInjector::new(MemoryStore::new());
-        let layer = IdempotencyLayer::new(PanickingStore {
-            inner: inner.clone(),
-            op: Operation::WaitForChange,
-            left: Arc::new(u64::MAX.into()),
-            happened,
-        })
-        .with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(20)));
+    for takes_effect in [false, true] {
+        let store = PanickingStore::new(Operation::WaitForChange, u64::MAX, takes_effect);
+        let inner = store.injector.clone();
+        let layer = IdempotencyLayer::new(store)
+            .with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(20)));
         let (app, effects) = app(layer.clone(), async |n, _| {
             sleep(Duration::from_secs(10)).await;
             created(n)
@@ -628,7 +476,10 @@ async fn waiter_survives_panic_in_wait_for_change() {
         let waiting: Vec<_> = (0..5).map(|_| sent()).collect();
         assert!(!first.await.expect("no panic").is_replay());
         for waiter in waiting {
-            assert!(waiter.await.expect("no panic").is_replay(), "{happened}");
+            assert!(
+                waiter.await.expect("no panic").is_replay(),
+                "{takes_effect}"
+            );
         }
         // There is a backoff between the calls.
         assert!(
@@ -825,18 +676,18 @@ async fn full_store_refuses_new_leases() {
 async fn record_is_stored_after_store_data_loss() {
     // Releases the lease while the handler runs, as if the store had lost its data.
     let store = FaultInjector::new(MemoryStore::new());
-    let forgetful = store.clone();
+    let injector = store.clone();
     let (app, effects) = app(
         IdempotencyLayer::new(store),
         move |n, req: Request<Body>| {
-            let forgetful = forgetful.clone();
+            let injector = injector.clone();
             async move {
                 let lease = req.extensions().get::<tower_idempotency::Lease>();
                 let lease = lease.expect("a lease").lease_ref();
-                tower_idempotency::Store::release(&forgetful, &lease)
+                tower_idempotency::Store::release(&injector, &lease)
                     .await
                     .expect("released");
-                assert!(forgetful.inner().is_empty());
+                assert!(injector.inner().is_empty());
                 created(n)
             }
         },
@@ -851,19 +702,23 @@ async fn record_is_stored_after_store_data_loss() {
 async fn stored_response_wins_after_lost_lease() {
     let store = FaultInjector::new(MemoryStore::new());
     store.set_fault(Operation::Renew, Fault::HangCall);
-    let (thief, stolen) = creating(IdempotencyLayer::new(store.clone()));
+    let (rival, rival_effects) = creating(IdempotencyLayer::new(store.clone()));
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), move |_n, _req| {
-        let thief = thief.clone();
+        let rival = rival.clone();
         async move {
             advance(Duration::from_secs(16)).await;
-            let response = send(&thief, order()).await;
+            let response = send(&rival, order()).await;
             assert_eq!(response.status, StatusCode::CREATED);
             Response::new(Body::from("the late one"))
         }
     });
     let response = send(&app, order()).await;
-    assert_eq!(response.text(), "{\"execution\":1}", "the thief's");
-    assert_eq!((effects.count(), stolen.count()), (1, 1));
+    assert_eq!(
+        response.text(),
+        "{\"execution\":1}",
+        "the response of the rival"
+    );
+    assert_eq!((effects.count(), rival_effects.count()), (1, 1));
     let retry = send(&app, order()).await;
     assert!(retry.is_replay());
     assert_eq!(retry.body, response.body);

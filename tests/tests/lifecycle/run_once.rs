@@ -407,8 +407,8 @@ async fn value_after_unacknowledged_commit_is_unknown() {
         let commit = database
             .begin()
             .commit_prepared(lease.prepare_value("paid".to_owned()));
-        let unheard = tokio::time::timeout(Duration::from_secs(1), commit).await;
-        assert!(unheard.is_err());
+        let timed_out = tokio::time::timeout(Duration::from_secs(1), commit).await;
+        assert!(timed_out.is_err());
         Ok::<_, WorkError<Infallible>>("timed out".to_owned())
     };
     let outcome = layer.run_once("message-42", "invoice 7", work).await;
@@ -912,8 +912,8 @@ async fn unverifiable_work_commit_is_outcome_unknown() {
             let commit = database
                 .begin()
                 .commit_prepared(lease.prepare_value("paid".to_owned()));
-            let unheard = tokio::time::timeout(Duration::from_secs(1), commit).await;
-            assert!(unheard.is_err());
+            let timed_out = tokio::time::timeout(Duration::from_secs(1), commit).await;
+            assert!(timed_out.is_err());
             database
                 .store
                 .enqueue(Operation::Acquire, vec![Fault::CallLost; 3]);
@@ -937,8 +937,8 @@ async fn oversized_value_with_lost_commit_is_returned() {
             .store
             .enqueue(Operation::Acquire, vec![Fault::CallLost; 3]);
         let prepared = lease.prepare_value("x".repeat(100));
-        let unheard = database.begin().commit_prepared(prepared).await;
-        assert!(unheard.is_err());
+        let committed = database.begin().commit_prepared(prepared).await;
+        assert!(committed.is_err());
         Ok::<_, WorkError<()>>("x".repeat(100))
     };
     let outcome = layer.run_once("message-42", "invoice 7", work).await;

@@ -34,13 +34,13 @@ on_both_runtimes! {
 
 const LONG: Duration = Duration::from_secs(60);
 
-fn on(store: &MemoryStore) -> IdempotencyLayer {
+fn layer_on(store: &MemoryStore) -> IdempotencyLayer {
     IdempotencyLayer::new(store.clone())
 }
 
 /// Returns the response of another process on the same store.
 async fn next_process(store: &MemoryStore, key: &str) -> (TestResponse, u64) {
-    let held = HeldServer::with(on(store)).await;
+    let held = HeldServer::with_layer(layer_on(store)).await;
     let response = send(&held.app, tests::post("/orders", key, "{}")).await;
     (response, held.begun.count())
 }
@@ -48,7 +48,7 @@ async fn next_process(store: &MemoryStore, key: &str) -> (TestResponse, u64) {
 async fn shutdown_and_drain_wait_for_all_work() {
     for phase in PHASES {
         let store = MemoryStore::new();
-        let held = HeldServer::set(on(&store), &[phase], |app| app).await;
+        let held = HeldServer::start(layer_on(&store), &[phase], |app| app).await;
         let addr = held.server.addr();
         let mut stays = H1::connect(addr).await;
         stays.send(post_bytes("/orders", "stays", "{}")).await;
@@ -57,12 +57,12 @@ async fn shutdown_and_drain_wait_for_all_work() {
         let stream = leaves.post("/orders", "leaves", "{}").await;
         held.arrival(phase).await;
         stream.reset();
-        held.left().await;
+        held.wait_for_departure().await;
         leaves.lose().await;
 
         assert_eq!(soon(held.server.shut_down()).await, None, "a client waits");
         assert!(!held.layer.drain(Duration::from_millis(20)).await);
-        held.go_on();
+        held.open_barriers();
         let response = stays.response().await.expect("the server finishes");
         assert_eq!(response.status, StatusCode::CREATED);
         held.server.shut_down().await;
@@ -82,15 +82,15 @@ async fn drain_waits_for_handler_of_disconnected_client() {
     for phase in PHASES {
         for leave in [Leave::Close, Leave::Reset] {
             let store = MemoryStore::new();
-            let held = HeldServer::set(on(&store), &[phase], |app| app).await;
+            let held = HeldServer::start(layer_on(&store), &[phase], |app| app).await;
             let mut client = H1::connect(held.server.addr()).await;
             client.send(post_bytes("/orders", "k", "{}")).await;
             held.arrival(phase).await;
             client.leave(leave);
-            held.left().await;
+            held.wait_for_departure().await;
             held.server.shut_down().await;
             assert_eq!(soon(held.layer.drain(LONG)).await, None, "the handler runs");
-            held.go_on();
+            held.open_barriers();
             assert!(held.layer.drain(LONG).await);
             assert_eq!(held.finished.count(), 1);
             let (retry, effects) = next_process(&store, "k").await;
@@ -102,12 +102,12 @@ async fn drain_waits_for_handler_of_disconnected_client() {
 
 async fn drain_timeout_leaves_lease() {
     let store = MemoryStore::new();
-    let held = HeldServer::set(on(&store), &[Phase::DuringTheEffect], |app| app).await;
+    let held = HeldServer::start(layer_on(&store), &[Phase::DuringTheEffect], |app| app).await;
     let mut client = H1::connect(held.server.addr()).await;
     client.send(post_bytes("/orders", "k", "{}")).await;
     held.arrival(Phase::DuringTheEffect).await;
     client.leave(Leave::Close);
-    held.left().await;
+    held.wait_for_departure().await;
     assert!(!held.layer.drain(Duration::from_millis(20)).await);
     let (retry, effects) = next_process(&store, "k").await;
     assert_eq!((retry.code().as_str(), effects), ("in-progress", 0));
@@ -115,11 +115,11 @@ async fn drain_timeout_leaves_lease() {
 
 async fn keyed_requests_are_refused_while_draining() {
     let store = FaultInjector::new(MemoryStore::new()).with_script(|_, _| Fault::None);
-    let held = HeldServer::with(IdempotencyLayer::new(store.clone())).await;
+    let held = HeldServer::with_layer(IdempotencyLayer::new(store.clone())).await;
     let request = || tests::post("/orders", "k", "{}");
     assert_eq!(send(&held.app, request()).await.status, StatusCode::CREATED);
     assert!(held.layer.drain(LONG).await);
-    let asked = store.calls(Operation::Acquire);
+    let acquires = store.calls(Operation::Acquire);
     // First requests and retries are both rejected, so that the client retries on another process.
     for key in ["k", "other"] {
         let refused = send(&held.app, tests::post("/orders", key, "{}")).await;
@@ -127,7 +127,7 @@ async fn keyed_requests_are_refused_while_draining() {
         assert_eq!(refused.code(), "draining");
         assert_eq!(refused.header("retry-after"), Some("1"));
     }
-    assert_eq!(store.calls(Operation::Acquire), asked);
+    assert_eq!(store.calls(Operation::Acquire), acquires);
     assert_eq!(held.begun.count(), 1);
     // Requests that the layer does not cover pass through.
     let unkeyed = Request::post("/orders").body(axum::body::Body::empty());
@@ -143,7 +143,7 @@ async fn drain_waits_for_background_completion() {
             Operation::Complete => Fault::CallLost,
             _ => Fault::None,
         });
-        let held = HeldServer::with(IdempotencyLayer::new(store.clone())).await;
+        let held = HeldServer::with_layer(IdempotencyLayer::new(store.clone())).await;
         let response = send(&held.app, tests::post("/orders", "k", "{}")).await;
         assert_eq!(response.status, StatusCode::CREATED);
         assert!(!held.layer.drain(Duration::from_secs(3)).await);
@@ -185,7 +185,7 @@ async fn drain_waits_for_background_release() {
 fn drain_admits_no_later_request() {
     const ROUNDS: usize = 5_000;
     let store = MemoryStore::new();
-    let layers: Vec<_> = (0..ROUNDS).map(|_| on(&store)).collect();
+    let layers: Vec<_> = (0..ROUNDS).map(|_| layer_on(&store)).collect();
     let together = AtomicUsize::new(0);
     // Both threads arrive here before one continues.
     let meet = |round: usize| {
@@ -231,14 +231,14 @@ fn drain_admits_no_later_request() {
 #[tokio::test]
 async fn cancelled_drain_keeps_layer_closed() {
     bounded(async {
-        let held = HeldServer::held(Phase::DuringTheEffect).await;
+        let held = HeldServer::hold_in(Phase::DuringTheEffect).await;
         let mut client = H1::connect(held.server.addr()).await;
         client.send(post_bytes("/orders", "k", "{}")).await;
         held.arrival(Phase::DuringTheEffect).await;
         assert_eq!(soon(held.layer.drain(LONG)).await, None);
         let refused = send(&held.app, tests::post("/orders", "other", "{}")).await;
         assert_eq!(refused.code(), "draining");
-        held.go_on();
+        held.open_barriers();
         assert_eq!(
             client.response().await.map(|response| response.status),
             Some(StatusCode::CREATED)

@@ -130,12 +130,12 @@ async fn response_after_lost_lease_is_that_of_store() {
     let store = FaultInjector::new(MemoryStore::new());
     store.set_fault(Operation::Renew, Fault::HangCall);
     let (fast, taken_over) = process(&store);
-    let thief = fast.clone();
+    let rival = fast.clone();
     let (slow, effects) = app(layer(&store), move |_, _| {
-        let thief = thief.clone();
+        let rival = rival.clone();
         async move {
             sleep(Duration::from_secs(16)).await;
-            assert_eq!(send(&thief, order()).await.text(), "{\"execution\":1}");
+            assert_eq!(send(&rival, order()).await.text(), "{\"execution\":1}");
             "the late one".into_response()
         }
     });

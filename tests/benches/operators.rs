@@ -412,19 +412,19 @@ async fn index(scale: Scale) {
         for side in [round % 2, 1 - round % 2] {
             let store = &sides[side].1;
             let claims: Vec<_> = (0..PER_ROUND).map(|_| sql::claim()).collect();
-            let before = Counted::of(&server);
+            let before = Counted::read(&server);
             let start = Instant::now();
             for claim in &claims {
                 complete_fresh(store, claim).await;
             }
             fresh[side].push(start.elapsed() / PER_ROUND);
-            let between = Counted::of(&server);
+            let between = Counted::read(&server);
             let start = Instant::now();
             for claim in &claims {
                 store.acquire(claim).await.expect("the server runs");
             }
             replays[side].push(start.elapsed() / PER_ROUND);
-            let after = Counted::of(&server);
+            let after = Counted::read(&server);
             counted[side][0].add(before, between);
             counted[side][1].add(between, after);
         }
@@ -453,7 +453,7 @@ struct Counted {
 }
 
 impl Counted {
-    fn of(server: &RedisServer) -> Self {
+    fn read(server: &RedisServer) -> Self {
         let stats = server.command(&["INFO", "commandstats"]);
         let line = stats
             .lines()

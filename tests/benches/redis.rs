@@ -39,7 +39,7 @@ use tests::servers::redis::{
 use tower_idempotency::{MemoryStore, Tiered};
 use tower_idempotency_redis::{RedisStore, redis};
 
-use self::pace::{Pace, REPLAYS, Sides, app, ask, order};
+use self::pace::{Pace, REPLAYS, Sides, app, order, send_order};
 
 mod pace;
 
@@ -72,7 +72,7 @@ impl TieredReplays {
             order: order(),
         };
         for app in [&sides.tiered, &sides.memory] {
-            ask(app, &sides.order, "tiered", false).await;
+            send_order(app, &sides.order, "tiered", false).await;
         }
         sides
     }
@@ -83,11 +83,11 @@ impl Sides for TieredReplays {
     const KINDS: &'static [&'static str] = &[REPLAYS];
 
     async fn layer(&self, replay: bool) {
-        ask(&self.tiered, &self.order, "tiered", replay).await;
+        send_order(&self.tiered, &self.order, "tiered", replay).await;
     }
 
     async fn bare(&self, replay: bool) {
-        ask(&self.memory, &self.order, "tiered", replay).await;
+        send_order(&self.memory, &self.order, "tiered", replay).await;
     }
 }
 
@@ -100,8 +100,8 @@ struct Scripts {
 
 /// The bare loop.
 struct Bare {
-    asking: MultiplexedConnection,
-    keeping: MultiplexedConnection,
+    acquire_link: MultiplexedConnection,
+    lease_link: MultiplexedConnection,
     acquire: Script,
     complete: Script,
     record: Bytes,
@@ -117,11 +117,11 @@ impl Scripts {
         };
         let (app, order) = (app(store.expect("the server runs")), order());
         // Both sides replay the record that the layer creates from this response.
-        ask(&app, &order, "replayed", false).await;
+        send_order(&app, &order, "replayed", false).await;
         let record = server.list(&["HMGET", &server.entries()[0], "b"]).remove(0);
         let bare = Bare {
-            asking: connection().await,
-            keeping: connection().await,
+            acquire_link: connection().await,
+            lease_link: connection().await,
             acquire: Script::new(ACQUIRE),
             complete: Script::new(COMPLETE),
             record: record.into(),
@@ -129,7 +129,7 @@ impl Scripts {
         let bare = Router::new()
             .route("/orders", post(respond))
             .with_state(Arc::new(bare));
-        ask(&bare, &order, "replayed", false).await;
+        send_order(&bare, &order, "replayed", false).await;
         Self {
             app,
             order,
@@ -144,26 +144,26 @@ async fn respond(State(bare): State<Arc<Bare>>, headers: HeaderMap, body: Bytes)
     let key = headers["idempotency-key"].to_str().expect("a key");
     let key = format!("bare:{key:0>64}");
     let fingerprint = Sha256::digest(&body);
-    let response = bare.acquired(&key, &fingerprint).await;
+    let response = bare.acquire(&key, &fingerprint).await;
     if response.len() > 2 {
         assert!(matches!(&response[2], Value::BulkString(record) if *record == bare.record));
         return ([("idempotent-replayed", "true")], body).into_response();
     }
     assert_eq!(response, [Value::Int(1), Value::Int(1)]);
-    bare.completed(&key, &fingerprint).await;
+    bare.complete(&key, &fingerprint).await;
     body.into_response()
 }
 
 impl Bare {
-    async fn acquired(&self, key: &str, fingerprint: &[u8]) -> Vec<Value> {
+    async fn acquire(&self, key: &str, fingerprint: &[u8]) -> Vec<Value> {
         let mut call = self.acquire.key(key);
         call.arg(TOKEN).arg(fingerprint).arg(15_000).arg(86_400_000);
         call.arg("host:1").arg("POST /orders").arg(TOKEN).arg(1);
-        let response = call.invoke_async(&mut self.asking.clone()).await;
-        response.expect("an answer")
+        let response = call.invoke_async(&mut self.acquire_link.clone()).await;
+        response.expect("a reply")
     }
 
-    async fn completed(&self, key: &str, fingerprint: &[u8]) {
+    async fn complete(&self, key: &str, fingerprint: &[u8]) {
         let mut call = self.complete.key(key);
         call.arg(TOKEN)
             .arg(fingerprint)
@@ -171,9 +171,9 @@ impl Bare {
             .arg(&self.record[..]);
         call.arg(86_400_000).arg(1).arg(TOKEN);
         let response: i64 = call
-            .invoke_async(&mut self.keeping.clone())
+            .invoke_async(&mut self.lease_link.clone())
             .await
-            .expect("an answer");
+            .expect("a reply");
         assert_eq!(response, 1);
     }
 }
@@ -184,7 +184,7 @@ impl Scripts {
             true => "replayed".to_owned(),
             false => format!("{:032}", self.next.fetch_add(1, Relaxed)),
         };
-        ask(app, &self.order, &key, replay).await;
+        send_order(app, &self.order, &key, replay).await;
     }
 }
 

@@ -41,7 +41,7 @@ use tower_idempotency_sqlx::{
     },
 };
 
-use self::pace::{Pace, Sides, app, ask, is_any_wanted, order};
+use self::pace::{Pace, Sides, app, is_any_wanted, order, send_order};
 
 mod pace;
 
@@ -58,7 +58,7 @@ fn main() {
                     .fetch_one(&mut connections[0])
                     .await
             });
-            sides.are(stored.expect("a number"));
+            sides.assert_records(stored.expect("a number"));
         });
     }
     if is_any_wanted("mariadb") {
@@ -73,7 +73,7 @@ fn main() {
                     .fetch_one(&mut connections[0])
                     .await
             });
-            sides.are(stored.expect("a number"));
+            sides.assert_records(stored.expect("a number"));
         });
     }
     if is_any_wanted("sqlite") {
@@ -87,7 +87,7 @@ fn main() {
                 let (mut connection, _permit) = sides.bare.writer.take().await;
                 sqlx::query_scalar(STORED).fetch_one(&mut connection).await
             });
-            sides.are(stored.expect("a number"));
+            sides.assert_records(stored.expect("a number"));
         });
     }
 }
@@ -112,9 +112,9 @@ impl<B: Bare> Both<B> {
 
 impl<B: Bare> Both<B> {
     /// Checks that every request of both sides left a record, in addition to the records that are replayed.
-    fn are(&self, stored: i64) {
-        let asked = self.next.load(Relaxed) + self.bare.asked();
-        assert_eq!(stored.unsigned_abs(), asked + B::REPLAYED, "records");
+    fn assert_records(&self, stored: i64) {
+        let sent = self.next.load(Relaxed) + self.bare.fresh_requests();
+        assert_eq!(stored.unsigned_abs(), sent + B::REPLAYED, "records");
     }
 }
 
@@ -124,7 +124,7 @@ impl<B: Bare> Sides for Both<B> {
             true => "replayed".to_owned(),
             false => format!("{:032}", self.next.fetch_add(1, Relaxed)),
         };
-        ask(&self.app, &self.order, &key, replay).await;
+        send_order(&self.app, &self.order, &key, replay).await;
     }
 
     async fn bare(&self, replay: bool) {
@@ -140,7 +140,7 @@ trait Bare: Send + Sync + 'static {
     fn request(&self, replay: bool) -> impl Future<Output = ()> + Send;
 
     /// Returns the number of requests with fresh keys.
-    fn asked(&self) -> u64;
+    fn fresh_requests(&self) -> u64;
 }
 
 // ---- Servers: statements seen on the wire ----
@@ -193,7 +193,7 @@ where
     async fn send(&self, sql: String) {
         let (mut connection, _permit) = self.connections.take().await;
         let rows = raw_sql(AssertSqlSafe(sql)).fetch_all(&mut connection).await;
-        assert!(!rows.expect("an answer").is_empty());
+        assert!(!rows.expect("rows").is_empty());
         self.connections.give(connection);
     }
 }
@@ -206,7 +206,7 @@ where
     // Both sides replay the record of the observed request.
     const REPLAYED: u64 = 1;
 
-    fn asked(&self) -> u64 {
+    fn fresh_requests(&self) -> u64 {
         self.next.load(Relaxed)
     }
 
@@ -224,11 +224,11 @@ where
 }
 
 async fn on_postgres(server: &PostgresServer) -> Both<Loop<PgConnection>> {
-    let ear = Ear::before(server.address());
-    let url = format!("postgres://app@{}/postgres", ear.address);
-    let overheard = PostgresStore::from_url(&url).expect("an URL");
-    overheard.migrate().await.expect("the server runs");
-    ask(&app(overheard), &order(), "replayed", false).await;
+    let recorder = StatementRecorder::start(server.address());
+    let url = format!("postgres://app@{}/postgres", recorder.address);
+    let recorded = PostgresStore::from_url(&url).expect("an URL");
+    recorded.migrate().await.expect("the server runs");
+    send_order(&app(recorded), &order(), "replayed", false).await;
     let mut connections = connect::<PgConnection>(&server.url()).await;
     let ids = sqlx::query_scalar("select encode(id, 'hex') from tower_idempotency");
     let id: String = ids.fetch_one(&mut connections[0]).await.expect("one");
@@ -237,8 +237,8 @@ async fn on_postgres(server: &PostgresServer) -> Both<Loop<PgConnection>> {
         store,
         Loop {
             seen: Seen {
-                acquire: ear.statement("set transaction", b"with asked"),
-                complete: ear.statement("set transaction", b"with ended"),
+                acquire: recorder.statement("set transaction", b"with asked"),
+                complete: recorder.statement("set transaction", b"with ended"),
                 id,
             },
             connections: Connections::new(connections),
@@ -248,11 +248,11 @@ async fn on_postgres(server: &PostgresServer) -> Both<Loop<PgConnection>> {
 }
 
 async fn on_mariadb(server: &MariaDbServer) -> Both<Loop<MySqlConnection>> {
-    let ear = Ear::before(server.address());
-    let url = mariadb::url(ear.address);
-    let overheard = MySqlStore::from_url(&url).expect("an URL");
-    overheard.migrate().await.expect("the server runs");
-    ask(&app(overheard), &order(), "replayed", false).await;
+    let recorder = StatementRecorder::start(server.address());
+    let url = mariadb::url(recorder.address);
+    let recorded = MySqlStore::from_url(&url).expect("an URL");
+    recorded.migrate().await.expect("the server runs");
+    send_order(&app(recorded), &order(), "replayed", false).await;
     let mut connections = connect::<MySqlConnection>(&server.url()).await;
     let ids = sqlx::query_scalar("select lower(hex(id)) from tower_idempotency");
     let id: String = ids.fetch_one(&mut connections[0]).await.expect("one");
@@ -261,8 +261,8 @@ async fn on_mariadb(server: &MariaDbServer) -> Both<Loop<MySqlConnection>> {
         store,
         Loop {
             seen: Seen {
-                acquire: ear.statement("set transaction", b"into @free"),
-                complete: ear.statement("set @record", b"@record"),
+                acquire: recorder.statement("set transaction", b"into @free"),
+                complete: recorder.statement("set @record", b"@record"),
                 id,
             },
             connections: Connections::new(connections),
@@ -284,41 +284,41 @@ async fn connect<C: Connection>(url: &str) -> Vec<C> {
 }
 
 /// Records the bytes that clients send to a server.
-struct Ear {
+struct StatementRecorder {
     address: SocketAddr,
-    heard: Arc<Mutex<Vec<u8>>>,
+    received: Arc<Mutex<Vec<u8>>>,
 }
 
-impl Ear {
-    fn before(server: SocketAddr) -> Self {
+impl StatementRecorder {
+    fn start(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("a bound socket");
-        let heard = Arc::<Mutex<Vec<u8>>>::default();
-        let hears = Arc::clone(&heard);
+        let received = Arc::<Mutex<Vec<u8>>>::default();
+        let recording = Arc::clone(&received);
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 let server = TcpStream::connect(server).expect("the server runs");
                 let [from, to] = [&client, &server].map(|it| it.try_clone().expect("a socket"));
-                let hears = Arc::clone(&hears);
-                copy(from, to, move |said| {
-                    let mut hears = hears.lock().unwrap_or_else(PoisonError::into_inner);
-                    hears.extend_from_slice(said);
+                let recording = Arc::clone(&recording);
+                copy(from, to, move |bytes| {
+                    let mut recording = recording.lock().unwrap_or_else(PoisonError::into_inner);
+                    recording.extend_from_slice(bytes);
                 });
                 copy(server, client, |_| {});
             }
         });
-        Self { address, heard }
+        Self { address, received }
     }
 
     /// Returns a message that begins with `begins` and contains `has`. Its end follows from the length that precedes it.
     fn statement(&self, begins: &str, has: &[u8]) -> String {
-        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
         let find = |bytes: &[u8], what: &[u8]| bytes.windows(what.len()).position(|it| it == what);
         let mut at = 0;
         loop {
-            let next = find(&heard[at..], begins.as_bytes());
-            at += next.expect("it was said");
-            let before: [u8; 5] = heard[at - 5..at].try_into().expect("five bytes");
+            let next = find(&received[at..], begins.as_bytes());
+            at += next.expect("the statement");
+            let before: [u8; 5] = received[at - 5..at].try_into().expect("five bytes");
             let length = match before {
                 // PostgreSQL: a Q and the length, with itself and the zero at the end.
                 [b'Q', length @ ..] => u32::from_be_bytes(length) as usize - 5,
@@ -329,7 +329,7 @@ impl Ear {
                     continue;
                 }
             };
-            let text = &heard[at..at + length];
+            let text = &received[at..at + length];
             if find(text, has).is_some() {
                 return String::from_utf8(text.to_vec()).expect("text");
             }
@@ -338,12 +338,12 @@ impl Ear {
     }
 }
 
-fn copy(mut from: TcpStream, mut to: TcpStream, said: impl Fn(&[u8]) + Send + 'static) {
+fn copy(mut from: TcpStream, mut to: TcpStream, seen: impl Fn(&[u8]) + Send + 'static) {
     to.set_nodelay(true).expect("a socket");
     thread::spawn(move || {
         let mut buffer = vec![0; 64 << 10];
         while let Ok(length @ 1..) = from.read(&mut buffer) {
-            said(&buffer[..length]);
+            seen(&buffer[..length]);
             if to.write_all(&buffer[..length]).is_err() {
                 break;
             }
@@ -384,7 +384,7 @@ impl File {
         };
         // Reads to the end, like the store: a query for a single row does not report a failed commit.
         let rows = query.fetch_all(&mut connection).await;
-        assert_eq!(rows.expect("an answer").len(), usize::from(is_row));
+        assert_eq!(rows.expect("rows").len(), usize::from(is_row));
         at.give(connection);
     }
 
@@ -398,7 +398,7 @@ impl File {
 impl Bare for File {
     const REPLAYED: u64 = 2;
 
-    fn asked(&self) -> u64 {
+    fn fresh_requests(&self) -> u64 {
         self.next.load(Relaxed)
     }
 
@@ -414,7 +414,7 @@ async fn on_sqlite(scratch: &Scratch) -> Both<File> {
     let path = scratch.file("keys.db");
     let store = SqliteStore::new(&path);
     store.migrate().await.expect("a file that can be written");
-    ask(&app(store.clone()), &order(), "replayed", false).await;
+    send_order(&app(store.clone()), &order(), "replayed", false).await;
     let options = SqliteConnectOptions::new()
         .filename(&path)
         .synchronous(SqliteSynchronous::Full)

@@ -35,12 +35,12 @@ impl Barrier {
         // Queues before it announces its arrival. Otherwise a caller that reacts to the announcement would be let through
         // first.
         let mut ticket = pin!(unconstrained(tickets.acquire()));
-        let mut said = false;
+        let mut announced = false;
         let ticket = poll_fn(|cx| {
             let ticket = ticket.as_mut().poll(cx);
-            if !said {
+            if !announced {
                 arrivals.add_permits(1);
-                said = true;
+                announced = true;
             }
             ticket
         });

@@ -225,7 +225,11 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
     let (head, body) = req.into_parts();
     let body = body.collect().await.expect("a whole request").to_bytes();
     let asked: Value = serde_json::from_slice(&body).expect("JSON");
-    let ask = async || forwarding.ask(head.headers.clone(), asked.clone()).await;
+    let forward = async || {
+        forwarding
+            .forward(head.headers.clone(), asked.clone())
+            .await
+    };
     let meddling = turn(&forwarding.shared, &operation);
     let (status, response) = match meddling {
         EndpointFault::Throttle(_) => (
@@ -233,21 +237,21 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
             error("ProvisionedThroughputExceededException"),
         ),
         EndpointFault::LoseReplies(_) => {
-            ask().await;
+            forward().await;
             (
                 StatusCode::INTERNAL_SERVER_ERROR,
                 error("InternalServerError"),
             )
         }
         EndpointFault::LoseWriteReplies(_) if operation != "GetItem" && operation != "Query" => {
-            ask().await;
+            forward().await;
             (
                 StatusCode::INTERNAL_SERVER_ERROR,
                 error("InternalServerError"),
             )
         }
         EndpointFault::LeaveOutItems => {
-            let (status, mut response) = ask().await;
+            let (status, mut response) = forward().await;
             if status == StatusCode::BAD_REQUEST
                 && let Some(members) = response.as_object_mut()
             {
@@ -262,14 +266,14 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
             (StatusCode::BAD_REQUEST, error("ResourceInUseException"))
         }
         EndpointFault::UpdateTables(_) if operation == "DescribeTable" => {
-            let (status, mut response) = ask().await;
+            let (status, mut response) = forward().await;
             if let Some(table) = response.get_mut("Table") {
                 table["TableStatus"] = json!("UPDATING");
             }
             (status, response)
         }
         EndpointFault::MakeIndexes(left) if operation == "DescribeTable" => {
-            let (status, mut response) = ask().await;
+            let (status, mut response) = forward().await;
             if let Some(table) = response.get_mut("Table") {
                 table["TableStatus"] = json!("UPDATING");
                 let status = if left > 0 { "CREATING" } else { "ACTIVE" };
@@ -284,7 +288,7 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
         | EndpointFault::HideTables(_)
         | EndpointFault::UpdateTables(_)
         | EndpointFault::MakeIndexes(_)
-        | EndpointFault::None => ask().await,
+        | EndpointFault::None => forward().await,
     };
     lock(&forwarding.shared).calls.push(Call {
         operation,
@@ -306,7 +310,7 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
 
 impl Forwarding {
     /// Forwards the call and returns the server's reply. For writes it also requests the consumed capacity.
-    async fn ask(&self, headers: HeaderMap, mut call: Value) -> (StatusCode, Value) {
+    async fn forward(&self, headers: HeaderMap, mut call: Value) -> (StatusCode, Value) {
         if call.get("Key").is_some() || call.get("Item").is_some() {
             call["ReturnConsumedCapacity"] = json!("INDEXES");
         }
@@ -315,7 +319,7 @@ impl Forwarding {
         let req = req.body(Full::from(call.to_string())).expect("a request");
         let response = self.client.request(req).await.expect("the server replies");
         let status = response.status();
-        let body = response.into_body().collect().await.expect("an answer");
+        let body = response.into_body().collect().await.expect("a reply");
         let body = serde_json::from_slice(&body.to_bytes()).expect("JSON");
         (status, body)
     }
@@ -358,7 +362,7 @@ fn turn(shared: &Mutex<Shared>, operation: &str) -> EndpointFault {
 fn error(name: &str) -> Value {
     json!({
         "__type": format!("com.amazonaws.dynamodb.v20120810#{name}"),
-        "message": "as the test asked",
+        "message": "injected by the test",
     })
 }
 

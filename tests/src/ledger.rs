@@ -264,8 +264,8 @@ impl Store for Ledger {
         self.alone(self.store.release(lease)).await
     }
 
-    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
-        self.store.wait_for_change(id, within).await;
+    async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
+        self.store.wait_for_change(id, timeout).await;
     }
 }
 

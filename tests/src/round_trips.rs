@@ -56,15 +56,15 @@ impl RoundTrips {
 
 fn forward(client: &TcpStream, server: &TcpStream, count: &Arc<AtomicU64>) {
     // The client has read the replies: its next bytes are a request.
-    let listened = Arc::new(AtomicBool::new(true));
-    let [asks, hears] = [Arc::clone(&listened), listened];
+    let reply_seen = Arc::new(AtomicBool::new(true));
+    let [sends, receives] = [Arc::clone(&reply_seen), reply_seen];
     let count = Arc::clone(count);
     copy(client, server, move || {
-        if asks.swap(false, SeqCst) {
+        if sends.swap(false, SeqCst) {
             count.fetch_add(1, SeqCst);
         }
     });
-    copy(server, client, move || hears.store(true, SeqCst));
+    copy(server, client, move || receives.store(true, SeqCst));
 }
 
 /// Copies bytes, and calls `seen` before it forwards them.

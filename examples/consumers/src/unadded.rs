@@ -24,7 +24,7 @@ impl Unadded {
         E: ProvideErrorMetadata + Error + 'static,
         R: fmt::Debug + 'static,
     {
-        let said = Failure::from(story(error));
+        let said = Failure::from(error_chain(error));
         match error {
             SdkError::ConstructionFailure(_) => return Self::Never(said),
             SdkError::DispatchFailure(_) if is_connecting(error) => return Self::Not(said),
@@ -66,14 +66,14 @@ fn is_connecting(error: &(dyn Error + 'static)) -> bool {
 }
 
 /// Returns the messages of an error and its sources. The SDK's message of the first is too short.
-fn story(error: &dyn Error) -> String {
-    let mut story = error.to_string();
+fn error_chain(error: &dyn Error) -> String {
+    let mut chain = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
-        story = format!("{story}: {error}");
+        chain = format!("{chain}: {error}");
         source = error.source();
     }
-    story
+    chain
 }
 
 #[cfg(test)]

@@ -115,7 +115,7 @@ async fn deposit(
             Ok(res.into_response())
         }
         Err(error) => match error.into_output() {
-            Ok(_rolled_back) => Err("expected an answer that is recorded".into()),
+            Ok(_rolled_back) => Err("expected a recordable response".into()),
             Err(error) => Err(error.into()),
         },
     }

@@ -188,7 +188,7 @@ async fn echo(req: Request) -> Response {
 }
 
 async fn panic() {
-    panic!("as asked");
+    panic!("the requested panic");
 }
 
 async fn truncated(Extension(Execution(n)): Extension<Execution>) -> Body {
@@ -196,7 +196,7 @@ async fn truncated(Extension(Execution(n)): Extension<Execution>) -> Body {
     let failure = stream::once(async {
         // The first chunk must be sent before the failure, or the client receives no response at all.
         sleep(Duration::from_millis(50)).await;
-        Err::<Bytes, _>(io::Error::other("as asked"))
+        Err::<Bytes, _>(io::Error::other("the requested failure"))
     });
     Body::from_stream(start.chain(failure))
 }

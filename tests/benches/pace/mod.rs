@@ -143,11 +143,11 @@ pub(crate) fn is_any_wanted(store: &str) -> bool {
 
 fn is_wanted(store: &str, kind: &str) -> bool {
     let name = format!("{store}, {kind}");
-    let mut asked = std::env::args()
+    let mut wanted = std::env::args()
         .skip(1)
         .filter(|arg| !arg.starts_with('-'))
         .peekable();
-    asked.peek().is_none() || asked.any(|asked| name.contains(&asked))
+    wanted.peek().is_none() || wanted.any(|wanted| name.contains(&wanted))
 }
 
 /// Returns `true` if `--bench` is set: `cargo test --all-targets` runs benches without it, to check that they work.
@@ -201,7 +201,7 @@ pub(crate) fn app<S: Store>(store: S) -> Router {
 }
 
 /// Sends an order and reads the response. Checks if the response is a replay.
-pub(crate) async fn ask(app: &Router, order: &Bytes, key: &str, replay: bool) {
+pub(crate) async fn send_order(app: &Router, order: &Bytes, key: &str, replay: bool) {
     let req = Request::post("/orders")
         .header(header::CONTENT_TYPE, "application/json")
         .header("idempotency-key", key)

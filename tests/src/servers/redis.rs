@@ -272,7 +272,7 @@ impl RedisServer {
     ///
     /// Returns an error if the server cannot be reached, or does not reply for 10 seconds.
     pub fn try_command<A: AsRef<[u8]>>(&self, args: &[A]) -> io::Result<Result<String, String>> {
-        let response = ask(self.address(), password(&self.args), args)?;
+        let response = query(self.address(), password(&self.args), args)?;
         Ok(response.map(|reply| reply.text()))
     }
 
@@ -282,7 +282,7 @@ impl RedisServer {
     ///
     /// Like [`command`](Self::command).
     pub fn list<A: AsRef<[u8]>>(&self, args: &[A]) -> Vec<Vec<u8>> {
-        let response = ask(self.address(), password(&self.args), args);
+        let response = query(self.address(), password(&self.args), args);
         let response = response.expect("a reply from Redis");
         response.expect("a valid command").elements()
     }
@@ -377,18 +377,18 @@ fn password(args: &[String]) -> Option<&str> {
 fn responses(port: u16, password: Option<&str>, guard: &Guard) -> bool {
     let address = (Ipv4Addr::LOCALHOST, port).into();
     let pid = format!("process_id:{}", guard.pid());
-    let info = ask(address, password, &["INFO", "server"]);
+    let info = query(address, password, &["INFO", "server"]);
     matches!(info, Ok(Ok(info)) if info.text().lines().any(|line| line == pid))
         // While the server loads its persisted data, it rejects other commands.
-        && matches!(ask(address, password, &["PING"]), Ok(Ok(_)))
+        && matches!(query(address, password, &["PING"]), Ok(Ok(_)))
 }
 
-fn ask<A: AsRef<[u8]>>(
+fn query<A: AsRef<[u8]>>(
     address: SocketAddr,
     password: Option<&str>,
     args: &[A],
 ) -> io::Result<Result<Reply, String>> {
-    Connection::open(address, password)?.ask(args)
+    Connection::open(address, password)?.query(args)
 }
 
 fn owned(pairs: &[[&str; 2]]) -> Vec<String> {

@@ -18,8 +18,8 @@ impl Blocks {
     pub(crate) fn from_heading(heading: &str, document: &str) -> Self {
         let text = fs::read_to_string(format!("{REPOSITORY}/docs/{document}"));
         let text = text.expect("a document");
-        let (_, chapter) = text.split_once(heading).expect("a heading");
-        Self(chapter.to_owned())
+        let (_, rest) = text.split_once(heading).expect("a heading");
+        Self(rest.to_owned())
     }
 
     /// Returns the first block of this language.

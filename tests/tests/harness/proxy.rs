@@ -58,9 +58,9 @@ fn connection_end_passes_both_ways() {
 
     let mut client = connect(&proxy);
     server.kill();
-    assert_eq!(receive(&mut client, PATIENCE), Heard::End);
+    assert_eq!(receive(&mut client, PATIENCE), Received::End);
     let unanswered = receive(&mut connect(&proxy), PATIENCE);
-    assert_eq!(unanswered, Heard::End, "no server listens");
+    assert_eq!(unanswered, Received::End, "no server listens");
     server.restart();
     assert_eq!(send_line(&mut connect(&proxy), "PING"), "+PONG\r\n");
 }
@@ -71,10 +71,10 @@ fn cut_closes_old_and_new_connections() {
     let mut client = connect(&proxy);
     assert_eq!(send_line(&mut client, "PING"), "+PONG\r\n");
     proxy.set(Mode::Cut);
-    assert_eq!(receive(&mut client, PATIENCE), Heard::End);
+    assert_eq!(receive(&mut client, PATIENCE), Received::End);
     let mut client = connect(&proxy);
     let _ = client.write_all(b"SET k v\r\n");
-    assert_eq!(receive(&mut client, PATIENCE), Heard::End);
+    assert_eq!(receive(&mut client, PATIENCE), Received::End);
     assert_eq!(proxy.counts().connections, 2);
     proxy.set(Mode::Pass);
     assert_eq!(send_line(&mut connect(&proxy), "GET k"), "$-1\r\n");
@@ -89,25 +89,25 @@ fn held_bytes_pass_later() {
     let mut during = connect(&proxy);
     before.write_all(b"INCR n\r\n").unwrap();
     during.write_all(b"INCR n\r\n").unwrap();
-    assert_eq!(receive(&mut before, MOMENT), Heard::Nothing);
-    assert_eq!(receive(&mut during, MOMENT), Heard::Nothing);
+    assert_eq!(receive(&mut before, MOMENT), Received::Nothing);
+    assert_eq!(receive(&mut during, MOMENT), Received::Nothing);
     assert_eq!(server.command(&["GET", "n"]), "");
     // The bytes are forwarded although the client has disconnected.
     drop(during);
     proxy.set(Mode::Pass);
-    assert!(matches!(receive(&mut before, PATIENCE), Heard::Bytes(_)));
+    assert!(matches!(receive(&mut before, PATIENCE), Received::Bytes(_)));
     eventually("both arrive", || server.command(&["GET", "n"]) == "2");
 }
 
 #[test]
 fn request_passes_while_replies_are_lost() {
-    for (then, within) in [(Then::Cut, PATIENCE), (Then::Hang, MOMENT)] {
+    for (then, timeout) in [(Then::Cut, PATIENCE), (Then::Hang, MOMENT)] {
         let (server, proxy) = proxied();
         let mut client = connect(&proxy);
         assert_eq!(send_line(&mut client, "PING"), "+PONG\r\n");
         proxy.set(Mode::LoseReplies(then));
         client.write_all(b"INCR n\r\n").unwrap();
-        let heard = receive(&mut client, within);
+        let received = receive(&mut client, timeout);
         eventually("the command is executed", || {
             server.command(&["GET", "n"]) == "1"
         });
@@ -115,12 +115,12 @@ fn request_passes_while_replies_are_lost() {
         eventually("the reply is lost", || proxy.lost() == 1);
         proxy.set(Mode::Pass);
         match then {
-            Then::Cut => assert_eq!(heard, Heard::End),
+            Then::Cut => assert_eq!(received, Received::End),
             Then::Hang => {
-                assert_eq!(heard, Heard::Nothing);
+                assert_eq!(received, Received::Nothing);
                 // The client would take this reply for the lost one.
                 client.write_all(b"INCR n\r\n").unwrap();
-                assert_eq!(receive(&mut client, MOMENT), Heard::Nothing);
+                assert_eq!(receive(&mut client, MOMENT), Received::Nothing);
                 eventually("the command is executed", || {
                     server.command(&["GET", "n"]) == "2"
                 });
@@ -139,8 +139,8 @@ fn delay_applies_to_each_piece() {
         proxy.set(Mode::Delay { up, down });
         let mut client = connect(&proxy);
         let mut responses = client.try_clone().unwrap();
-        let mut asked = Vec::new();
-        let answered = std::thread::spawn(move || {
+        let mut sent = Vec::new();
+        let received = std::thread::spawn(move || {
             let response = |_| responses.read_exact(&mut [0; 7]).map(|()| Instant::now());
             (0..PIECES)
                 .map(response)
@@ -148,13 +148,13 @@ fn delay_applies_to_each_piece() {
                 .unwrap()
         });
         for _ in 0..PIECES {
-            asked.push(Instant::now());
+            sent.push(Instant::now());
             client.write_all(b"PING\r\n").unwrap();
             std::thread::sleep(Duration::from_millis(50));
         }
-        let answered = answered.join().unwrap();
-        let took = asked.iter().zip(&answered);
-        let took: Vec<_> = took.map(|(asked, answered)| *answered - *asked).collect();
+        let received = received.join().unwrap();
+        let took = sent.iter().zip(&received);
+        let took: Vec<_> = took.map(|(sent, received)| *received - *sent).collect();
         assert!(took.iter().all(|it| *it >= later), "{took:?}");
         // The delays do not add up, which would give 64 s for the last piece.
         let last = took.last().expect("a piece");
@@ -169,11 +169,11 @@ fn delayed_bytes_arrive_after_client_left() {
     let down = Duration::ZERO;
     proxy.set(Mode::Delay { up, down });
     let mut client = connect(&proxy);
-    let asked = Instant::now();
+    let sent = Instant::now();
     client.write_all(b"INCR n\r\n").unwrap();
     drop(client);
     let early = server.command(&["GET", "n"]);
-    if asked.elapsed() < up {
+    if sent.elapsed() < up {
         assert_eq!(early, "");
     } else {
         println!("inconclusive: a check was late");
@@ -185,9 +185,9 @@ fn delayed_bytes_arrive_after_client_left() {
 fn lost_reply_leaves_request_executed() {
     let needle = b"INCR".to_vec();
     for fault in [Fault::ReplyTo { needle, nth: 2 }, Fault::reply(":2")] {
-        for (then, heard, within) in [
-            (Then::Cut, Heard::End, PATIENCE),
-            (Then::Hang, Heard::Nothing, MOMENT),
+        for (then, received, timeout) in [
+            (Then::Cut, Received::End, PATIENCE),
+            (Then::Hang, Received::Nothing, MOMENT),
         ] {
             let (server, proxy) = proxied();
             let mut client = connect(&proxy);
@@ -197,7 +197,7 @@ fn lost_reply_leaves_request_executed() {
             assert_eq!(send_line(&mut client, "INCR n"), ":1\r\n");
             assert_eq!(proxy.hits(), 0);
             client.write_all(b"INCR n\r\n").unwrap();
-            assert_eq!(receive(&mut client, within), heard);
+            assert_eq!(receive(&mut client, timeout), received);
             eventually("the fault happens", || proxy.hits() == 1);
             eventually("the command is executed", || {
                 server.command(&["GET", "n"]) == "2"
@@ -210,16 +210,16 @@ fn lost_reply_leaves_request_executed() {
 
 #[test]
 fn lost_request_is_not_executed() {
-    for (then, heard, within) in [
-        (Then::Cut, Heard::End, PATIENCE),
-        (Then::Hang, Heard::Nothing, MOMENT),
+    for (then, received, timeout) in [
+        (Then::Cut, Received::End, PATIENCE),
+        (Then::Hang, Received::Nothing, MOMENT),
     ] {
         let (server, proxy) = proxied();
         let mut client = connect(&proxy);
         proxy.once(Fault::request("INCR"), then);
         assert_eq!(send_line(&mut client, "PING"), "+PONG\r\n");
         client.write_all(b"INCR n\r\n").unwrap();
-        assert_eq!(receive(&mut client, within), heard);
+        assert_eq!(receive(&mut client, timeout), received);
         // Waits, because otherwise the request of the next client would be lost.
         eventually("the fault happens", || proxy.hits() == 1);
         assert_eq!(send_line(&mut connect(&proxy), "INCR n"), ":1\r\n");
@@ -238,7 +238,7 @@ fn proxy_stops_after_byte_limit() {
         let up = proxy.counts().up;
         proxy.once(Fault::AfterBytes(bytes), Then::Cut);
         client.write_all(b"INCR n\r\nINCR n\r\nINCR n\r\n").unwrap();
-        assert_eq!(receive(&mut client, PATIENCE), Heard::End);
+        assert_eq!(receive(&mut client, PATIENCE), Received::End);
         assert_eq!(proxy.counts().up - up, bytes);
         eventually("the forwarded requests are executed", || {
             server.command(&["GET", "n"]) == done
@@ -256,13 +256,13 @@ async fn proxy_works_on_one_thread_with_paused_clock() {
     assert!(tokio::net::TcpStream::connect(address).await.is_ok());
     // Another process may get the port at once, so the end of this connection shows that the proxy has ended.
     drop(proxy);
-    assert_eq!(receive(&mut client, PATIENCE), Heard::End);
+    assert_eq!(receive(&mut client, PATIENCE), Received::End);
 }
 
 // ---- Helpers ----
 
 #[derive(Debug, PartialEq, Eq)]
-enum Heard {
+enum Received {
     Bytes(Vec<u8>),
     Nothing,
     End,
@@ -288,20 +288,20 @@ fn send_line(client: &mut TcpStream, line: &str) -> String {
         .write_all(format!("{line}\r\n").as_bytes())
         .expect("an open connection");
     let mut response = [0; 100];
-    let read = read(client, &mut response).expect("an answer");
+    let read = read(client, &mut response).expect("a reply");
     String::from_utf8(response[..read].to_vec()).expect("text")
 }
 
 /// Returns the bytes received within this time. Tests wait for expected bytes with [`PATIENCE`], and for unexpected
 /// bytes with a [`MOMENT`].
-fn receive(client: &mut TcpStream, within: Duration) -> Heard {
-    client.set_read_timeout(Some(within)).expect("a socket");
+fn receive(client: &mut TcpStream, timeout: Duration) -> Received {
+    client.set_read_timeout(Some(timeout)).expect("a socket");
     let mut bytes = [0; 100];
     match read(client, &mut bytes) {
-        Ok(0) => Heard::End,
-        Ok(read) => Heard::Bytes(bytes[..read].to_vec()),
-        Err(error) if error.kind() == ErrorKind::ConnectionReset => Heard::End,
-        Err(error) if error.kind() == ErrorKind::WouldBlock => Heard::Nothing,
+        Ok(0) => Received::End,
+        Ok(read) => Received::Bytes(bytes[..read].to_vec()),
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => Received::End,
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Received::Nothing,
         Err(error) => panic!("{error}"),
     }
 }

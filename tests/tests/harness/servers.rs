@@ -118,7 +118,7 @@ fn redis_answers_commands_and_counts_them() {
 fn paused_redis_replies_after_resume() {
     let server = RedisServer::start(&[]);
     server.pause();
-    let asked = Instant::now();
+    let started = Instant::now();
     thread::scope(|scope| {
         scope.spawn(|| {
             thread::sleep(Duration::from_millis(300));
@@ -126,7 +126,7 @@ fn paused_redis_replies_after_resume() {
         });
         assert_eq!(server.command(&["PING"]), "PONG");
     });
-    assert!(asked.elapsed() >= Duration::from_millis(300));
+    assert!(started.elapsed() >= Duration::from_millis(300));
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn replica_has_data_and_can_be_promoted() {
 fn redis_with_tls_is_trusted_only_by_its_authority() {
     let server = RedisServer::start_with_tls();
     let other = RedisServer::start_with_tls();
-    let ask = |ca: &Path| {
+    let ping = |ca: &Path| {
         let address = server.tls_url().replace("rediss://", "").replace("/0", "");
         let mut client = Command::new("openssl")
             .args(["s_client", "-quiet", "-verify_return_error"])
@@ -207,8 +207,8 @@ fn redis_with_tls_is_trusted_only_by_its_authority() {
         let output = client.wait_with_output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     };
-    assert_eq!(ask(server.certificates().ca()), "+PONG\r\n+OK\r\n");
-    assert_eq!(ask(other.certificates().ca()), "");
+    assert_eq!(ping(server.certificates().ca()), "+PONG\r\n+OK\r\n");
+    assert_eq!(ping(other.certificates().ca()), "");
     assert_eq!(server.command(&["PING"]), "PONG", "the other port is open");
 }
 

@@ -31,13 +31,13 @@ use tower_idempotency_dynamodb::{
 /// Each writer has a separate layer, store and client, like a process: the writers share only the table.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sum_is_exact_after_50_retrying_writers() {
-    let place = Place::new().await;
+    let fixture = CounterFixture::new().await;
     let start = Arc::new(Barrier::new(50 * 3));
     let mut writers = JoinSet::new();
     for update in 0..50 {
         for _again in 0..3 {
             let own = client(shared(StandIn::Dynoxide).address());
-            let counter = place.counter(&own, Duration::ZERO);
+            let counter = fixture.counter(&own, Duration::ZERO);
             let start = Arc::clone(&start);
             writers.spawn(async move {
                 start.wait().await;
@@ -46,84 +46,84 @@ async fn sum_is_exact_after_50_retrying_writers() {
         }
     }
     let applied = writers.join_all().await;
-    assert_eq!(place.sum().await, 500);
+    assert_eq!(fixture.sum().await, 500);
     let now = applied.iter().filter(|it| **it == Applied::Now).count();
     assert_eq!(now, 50, "one writer of each update has applied it");
 
-    let late = place.counter(&place.client, Duration::ZERO);
+    let late = fixture.counter(&fixture.client, Duration::ZERO);
     for update in 0..50 {
         let again = late.add(&format!("update {update}"), 10).await;
         assert_eq!(again.expect("the same amount"), Applied::Before);
     }
-    assert_eq!(place.sum().await, 500);
+    assert_eq!(fixture.sum().await, 500);
 }
 
 /// The SDK gives each of the two calls another token: only the table can recognise the second addition.
 #[tokio::test]
 async fn two_calls_with_same_token_add_once() {
-    let place = Place::new().await;
-    let tally = place.tally(&place.client);
+    let fixture = CounterFixture::new().await;
+    let tally = fixture.tally(&fixture.client);
     assert!(tally.add("visits", 10, "one").await.expect("it runs"));
     assert!(!tally.add("visits", 10, "one").await.expect("it runs"));
-    assert_eq!(place.sum().await, 10);
+    assert_eq!(fixture.sum().await, 10);
     assert!(tally.add("visits", 10, "another").await.expect("it runs"));
-    assert_eq!(place.sum().await, 20);
+    assert_eq!(fixture.sum().await, 20);
 }
 
 #[tokio::test]
 async fn update_is_not_added_again_after_record_expiry() {
-    let place = Place::new().await;
-    let today = place.counter(&place.client, Duration::ZERO);
+    let fixture = CounterFixture::new().await;
+    let today = fixture.counter(&fixture.client, Duration::ZERO);
     assert_eq!(until_applied(&today, "update 1").await, Applied::Now);
     let days = Duration::from_secs(3 * 24 * 60 * 60);
-    let later = place.counter(&place.client, days);
+    let later = fixture.counter(&fixture.client, days);
     assert_eq!(until_applied(&later, "update 1").await, Applied::Before);
-    assert_eq!(place.sum().await, 10);
+    assert_eq!(fixture.sum().await, 10);
 }
 
 /// Shows that an addition needs a token, or a client without retries.
 #[tokio::test]
 async fn sdk_adds_twice_without_token() {
-    let place = Place::new().await;
+    let fixture = CounterFixture::new().await;
     let proxy = Proxy::start(shared(StandIn::Dynoxide).address());
     let sdk = client(proxy.address());
     proxy.once(Fault::reply_to("UpdateItem"), Then::Cut);
     let adding = sdk
         .update_item()
-        .table_name(place.tally_table())
+        .table_name(fixture.tally_table())
         .key("name", AttributeValue::S("visits".into()))
         .update_expression("ADD amount :ten")
         .expression_attribute_values(":ten", AttributeValue::N("10".into()));
     adding.send().await.expect("a reply");
     assert_eq!(proxy.hits(), 1, "no reply was lost");
-    assert_eq!(place.sum().await, 20);
+    assert_eq!(fixture.sum().await, 20);
 }
 
 #[tokio::test]
 async fn repeated_update_with_other_amount_is_refused() {
-    let place = Place::new().await;
-    let counter = place.counter(&place.client, Duration::ZERO);
+    let fixture = CounterFixture::new().await;
+    let counter = fixture.counter(&fixture.client, Duration::ZERO);
     until_applied(&counter, "update 1").await;
     assert!(counter.add("update 1", 11).await.is_err());
-    assert_eq!(place.sum().await, 10);
+    assert_eq!(fixture.sum().await, 10);
 }
 
 #[tokio::test]
 async fn permanent_failure_is_error() {
-    let place = Place::new().await;
-    let nowhere = Tally::new(&place.client, "no-such-table");
-    let counter = Counter::new(place.layer(Duration::ZERO), nowhere, "visits");
+    let fixture = CounterFixture::new().await;
+    let nowhere = Tally::new(&fixture.client, "no-such-table");
+    let counter = Counter::new(fixture.layer(Duration::ZERO), nowhere, "visits");
     let error = counter.add("update 1", 10).await.expect_err("no table");
     assert!(error.to_string().contains("ResourceNotFound"), "{error}");
 
     let stuck = NeedsAttention::new("refund-failed");
     let gives_up = async move |_: Lease| Err::<bool, _>(WorkError::NeedsAttention(stuck, "why"));
-    let updates = place.layer(Duration::ZERO).with_namespace("updates");
+    let updates = fixture.layer(Duration::ZERO).with_namespace("updates");
     let given_up = updates
         .run_once("update 2", 10_u32.to_be_bytes(), gives_up)
         .await;
     assert_eq!(given_up.expect("it runs"), Outcome::Failed("why"));
-    let counter = place.counter(&place.client, Duration::ZERO);
+    let counter = fixture.counter(&fixture.client, Duration::ZERO);
     let error = counter.add("update 2", 10).await.expect_err("unresolved");
     assert!(error.to_string().contains("refund-failed"), "{error}");
 }
@@ -131,17 +131,17 @@ async fn permanent_failure_is_error() {
 /// The lease is renewed while the addition runs: without a timeout it would run indefinitely.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn addition_ends_in_time_if_server_is_unresponsive() {
-    let place = Place::new().await;
+    let fixture = CounterFixture::new().await;
     let proxy = Proxy::start(shared(StandIn::Dynoxide).address());
     proxy.set(Mode::Hold);
-    let tally = Tally::new(&client(proxy.address()), &*place.tally_table());
+    let tally = Tally::new(&client(proxy.address()), &*fixture.tally_table());
     let tally = tally.with_timeout(Duration::from_millis(500));
     let all = async move {
         let unchecked = tally.add_unchecked("visits", 10).await;
         assert!(matches!(unchecked, Err(Unadded::Perhaps(_))));
         let checked = tally.add("visits", 10, "token").await;
         assert!(matches!(checked, Err(Unadded::Perhaps(_))));
-        let counter = Counter::new(place.layer(Duration::ZERO), tally, "visits");
+        let counter = Counter::new(fixture.layer(Duration::ZERO), tally, "visits");
         let applied = counter.add("update 1", 10).await;
         assert_eq!(applied.expect("no error"), Applied::Later);
     };
@@ -159,49 +159,49 @@ async fn unsent_or_rejected_addition_is_certain() {
     let unadded = unreachable.add_unchecked("visits", 10).await;
     assert!(matches!(unadded, Err(Unadded::Not(_))), "{unadded:?}");
 
-    let place = Place::new().await;
-    let nowhere = Tally::new(&place.client, "no-such-table");
+    let fixture = CounterFixture::new().await;
+    let nowhere = Tally::new(&fixture.client, "no-such-table");
     let unadded = nowhere.add_unchecked("visits", 10).await;
     assert!(matches!(unadded, Err(Unadded::Never(_))), "{unadded:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_writers_add_each_update_once() {
-    let place = Place::new().await;
-    let added = place.kill_writers_after_adding(&[]).await;
-    let output = crate::killed::run_to_end(&place.writers(&["--work", "0s"])).await;
-    assert_eq!(place.sum().await, 500, "{added} when killed; {output}");
+    let fixture = CounterFixture::new().await;
+    let added = fixture.kill_writers_after_adding(&[]).await;
+    let output = crate::killed::run_to_end(&fixture.writers(&["--work", "0s"])).await;
+    assert_eq!(fixture.sum().await, 500, "{added} when killed; {output}");
 }
 
 /// Shows that the test above can fail.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn careless_writers_add_updates_twice_when_killed() {
-    let place = Place::new().await;
-    let added = place.kill_writers_after_adding(&["--careless"]).await;
-    crate::killed::run_to_end(&place.writers(&["--work", "0s", "--careless"])).await;
+    let fixture = CounterFixture::new().await;
+    let added = fixture.kill_writers_after_adding(&["--careless"]).await;
+    crate::killed::run_to_end(&fixture.writers(&["--work", "0s", "--careless"])).await;
     // Each addition from before the kill is executed once more.
-    let sum = place.sum().await;
+    let sum = fixture.sum().await;
     assert!(sum >= 500 + added, "{added} when killed, {sum} in the end");
 }
 
 /// The kills may hit any moment, so this test checks only the sum.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn randomly_killed_writers_add_each_update_once() {
-    let place = Place::new().await;
+    let fixture = CounterFixture::new().await;
     let (kills, _) =
-        crate::killed::kill_at_random(&place.writers(&["--work", "60ms"]), few_or(6, 12)).await;
-    let sum = place.sum().await;
+        crate::killed::kill_at_random(&fixture.writers(&["--work", "60ms"]), few_or(6, 12)).await;
+    let sum = fixture.sum().await;
     println!("{kills} kills, sum {sum}");
     assert_eq!(sum, 500, "after {kills} kills");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writers_fail_without_database() {
-    let place = Place::new().await;
+    let fixture = CounterFixture::new().await;
     let proxy = Proxy::start(shared(StandIn::Dynoxide).address());
     let endpoint = format!("http://{}", proxy.address());
     let mut process = Command::new(env!("CARGO_BIN_EXE_consumers"))
-        .args(["--endpoint", &endpoint, "--table", &place.table])
+        .args(["--endpoint", &endpoint, "--table", &fixture.table])
         .args(["--patience", "3s", "counter", "--updates", "5"])
         // No update is recorded before the test has seen the first addition and cut the connections.
         .args(["--work", "5s"])
@@ -214,7 +214,7 @@ async fn writers_fail_without_database() {
         stderr.read_to_string(&mut said).map(|_| said)
     });
     let began = Instant::now();
-    while place.sum().await == 0 {
+    while fixture.sum().await == 0 {
         assert!(
             began.elapsed() < Duration::from_secs(120),
             "nothing is added"
@@ -256,33 +256,33 @@ async fn until_applied(counter: &Counter, update: &str) -> Applied {
     }
 }
 
-struct Place {
+struct CounterFixture {
     endpoint: String,
     table: String,
     client: Client,
 }
 
-impl Place {
+impl CounterFixture {
     async fn new() -> Self {
         let server = shared(StandIn::Dynoxide);
-        let place = Self {
+        let fixture = Self {
             endpoint: format!("http://{}", server.address()),
             table: server.new_table(),
             client: client(server.address()),
         };
-        let store = DynamoDbOptions::new().store(&place.client, &*place.table);
+        let store = DynamoDbOptions::new().store(&fixture.client, &*fixture.table);
         store.create_table().await.expect("the server runs");
-        let made = place.tally(&place.client).create_table().await;
+        let made = fixture.tally(&fixture.client).create_table().await;
         made.expect("the server runs");
-        place
+        fixture
     }
 
     /// Returns the arguments of a process with writers of 50 updates by 10, and leases that expire soon after a kill.
     fn writers<'a>(&'a self, more: &[&'a str]) -> Vec<&'a str> {
-        let place = ["--endpoint", &self.endpoint, "--table", &self.table];
+        let tables = ["--endpoint", &self.endpoint, "--table", &self.table];
         let leases = ["--lease", "500ms", "--skew", "0s", "--patience", "1h"];
         let writers = ["counter", "--writers", "2"];
-        [&place[..], &leases, &writers, more].concat()
+        [&tables[..], &leases, &writers, more].concat()
     }
 
     /// Starts writers that wait for an hour between an addition and its record, and kills them when an addition has been

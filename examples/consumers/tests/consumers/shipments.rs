@@ -46,7 +46,7 @@ struct Drained {
 /// Drains the queue with three consumers, each a process of its own as far as the store knows. No message is deleted before
 /// the queue has delivered it `at_least` times.
 async fn drain(queue: Queue, packing: Duration, at_least: usize) -> Drained {
-    let place = Place::new().await;
+    let fixture = ShipmentFixture::new().await;
     for n in 0..MESSAGES {
         queue.send(format!("customer {}", n % GROUPS), order(n));
     }
@@ -54,7 +54,7 @@ async fn drain(queue: Queue, packing: Duration, at_least: usize) -> Drained {
     let seen = Arc::<Mutex<BTreeMap<String, usize>>>::default();
     let mut consuming = JoinSet::new();
     for _ in 0..3 {
-        let shipments = place.shipments(Duration::ZERO).with_packing(packing);
+        let shipments = fixture.shipments(Duration::ZERO).with_packing(packing);
         let (queue, handled) = (Arc::clone(&queue), Arc::clone(&handled));
         let seen = Arc::clone(&seen);
         consuming.spawn(async move {
@@ -89,7 +89,7 @@ async fn drain(queue: Queue, packing: Duration, at_least: usize) -> Drained {
     }
     consuming.join_all().await;
     for n in 0..MESSAGES {
-        assert_eq!(place.parcels(&order(n)).await, 1, "message {n}");
+        assert_eq!(fixture.parcels(&order(n)).await, 1, "message {n}");
     }
     let handled = handled.lock().expect("no panic").clone();
     Drained {
@@ -189,11 +189,11 @@ impl Consumers {
     }
 
     fn args<'a>(&'a self, more: &[&'a str]) -> Vec<&'a str> {
-        let place = ["--endpoint", &self.endpoint, "--table", &self.table];
+        let tables = ["--endpoint", &self.endpoint, "--table", &self.table];
         let leases = ["--lease", "500ms", "--skew", "0s", "--patience", "1h"];
         // Equal messages after the window get another parcel.
         let messages = ["shipments", "--messages", "40", "--window", "1h"];
-        [&place[..], &leases, &messages, more].concat()
+        [&tables[..], &leases, &messages, more].concat()
     }
 
     /// Handles all messages again in a process that is not killed.
@@ -250,11 +250,11 @@ impl Ended {
 
 #[tokio::test]
 async fn equal_messages_are_merged_for_five_minutes() {
-    let place = Place::new().await;
+    let fixture = ShipmentFixture::new().await;
     let sent_at = async |minutes: f64| {
-        let shipments = place.shipments(Duration::from_secs_f64(minutes * 60.0));
+        let shipments = fixture.shipments(Duration::from_secs_f64(minutes * 60.0));
         assert_eq!(shipments.receive(&order(7)).await, Verdict::Delete);
-        place.parcels(&order(7)).await
+        fixture.parcels(&order(7)).await
     };
     assert_eq!(sent_at(0.0).await, 1);
     assert_eq!(sent_at(4.9).await, 1);
@@ -265,81 +265,81 @@ async fn equal_messages_are_merged_for_five_minutes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn possibly_sent_parcel_becomes_dead_letter() {
-    let place = Place::new().await;
+    let fixture = ShipmentFixture::new().await;
     let proxy = Proxy::start(shared(StandIn::Dynoxide).address());
-    let parcels = Tally::new(&client(proxy.address()), &*place.tally);
-    let shipments = Shipments::new(place.layer(Duration::ZERO), parcels);
+    let parcels = Tally::new(&client(proxy.address()), &*fixture.tally);
+    let shipments = Shipments::new(fixture.layer(Duration::ZERO), parcels);
     // The parcel is sent, and the reply to the consumer is lost.
     proxy.set(Mode::LoseReplies(Then::Cut));
     assert_eq!(shipments.receive(&order(7)).await, Verdict::Leave);
     proxy.set(Mode::Pass);
-    assert_eq!(place.parcels(&order(7)).await, 1);
+    assert_eq!(fixture.parcels(&order(7)).await, 1);
     for _ in 0..3 {
         let verdict = shipments.receive(&order(7)).await;
         assert_eq!(verdict, Verdict::DeadLetter("perhaps-sent".to_owned()));
     }
-    assert_eq!(place.parcels(&order(7)).await, 1);
+    assert_eq!(fixture.parcels(&order(7)).await, 1);
 }
 
 #[tokio::test]
 async fn orphaned_message_is_refused_for_queue_retention() {
-    let place = Place::new().await;
+    let fixture = ShipmentFixture::new().await;
     // A dead process: its lease is not renewed, and its execution never finishes.
     let dead = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
         .build()
         .expect("a runtime");
-    let endless = place.shipments(Duration::ZERO).with_work(Duration::MAX);
+    let endless = fixture.shipments(Duration::ZERO).with_work(Duration::MAX);
     dead.spawn(async move { endless.receive(&order(7)).await });
-    while place.parcels(&order(7)).await == 0 {
+    while fixture.parcels(&order(7)).await == 0 {
         sleep(Duration::from_millis(10)).await;
     }
     dead.shutdown_background();
     for days in [0.01, 1.0, 13.9] {
         let late = Duration::from_secs_f64(days * 24.0 * 60.0 * 60.0);
-        let verdict = place.shipments(late).receive(&order(7)).await;
+        let verdict = fixture.shipments(late).receive(&order(7)).await;
         assert_eq!(
             verdict,
             Verdict::DeadLetter("orphaned".to_owned()),
             "{days}"
         );
     }
-    assert_eq!(place.parcels(&order(7)).await, 1);
+    assert_eq!(fixture.parcels(&order(7)).await, 1);
 }
 
 #[tokio::test]
 async fn unsent_parcel_is_sent_on_redelivery() {
-    let place = Place::new().await;
+    let fixture = ShipmentFixture::new().await;
     let endpoint = Endpoint::start(shared(StandIn::Dynoxide).address());
-    let parcels = Tally::new(&client(endpoint.address()), &*place.tally);
-    let shipments = Shipments::new(place.layer(Duration::ZERO), parcels);
+    let parcels = Tally::new(&client(endpoint.address()), &*fixture.tally);
+    let shipments = Shipments::new(fixture.layer(Duration::ZERO), parcels);
     endpoint.set(EndpointFault::Throttle(1));
     assert_eq!(shipments.receive(&order(7)).await, Verdict::Leave);
-    assert_eq!(place.parcels(&order(7)).await, 0);
+    assert_eq!(fixture.parcels(&order(7)).await, 0);
     assert_eq!(shipments.receive(&order(7)).await, Verdict::Delete);
-    assert_eq!(place.parcels(&order(7)).await, 1);
+    assert_eq!(fixture.parcels(&order(7)).await, 1);
 }
 
-struct Place {
+struct ShipmentFixture {
     table: String,
     tally: String,
     client: Client,
 }
 
-impl Place {
+impl ShipmentFixture {
     async fn new() -> Self {
         let server = shared(StandIn::Dynoxide);
-        let place = Self {
+        let fixture = Self {
             table: server.new_table(),
             tally: server.new_table(),
             client: client(server.address()),
         };
-        let made = place.store(Duration::ZERO).create_table().await;
+        let made = fixture.store(Duration::ZERO).create_table().await;
         made.expect("the server runs");
-        let tally = Tally::new(&place.client, &*place.tally);
+        let tally = Tally::new(&fixture.client, &*fixture.tally);
         tally.create_table().await.expect("the server runs");
-        place
+        fixture
     }
 
     /// Returns a store whose clock is ahead by `later`. Its timeouts are long, because a busy machine is not a fault.

@@ -19,37 +19,37 @@ use tokio::{
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_consumers_finish_received_messages() {
     for signal in ["-TERM", "-INT"] {
-        let place = Place::new();
-        let mut process = place.start(LEASE, &[], WORK);
-        assert!(place.work_has_begun(&mut process).await, "it has ended");
+        let fixture = ProcessFixture::new();
+        let mut process = fixture.start(LEASE, &[], WORK);
+        assert!(fixture.work_has_begun(&mut process).await, "it has ended");
         run("kill", [signal, &process.id().to_string()]).expect("kill");
         let (status, said) = end(process).await;
         assert!(status.success(), "{signal}: {status}, {said}");
-        place.nothing_needs_attention().await;
+        fixture.nothing_needs_attention().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn impatient_consumers_finish_received_messages() {
-    let place = Place::new();
-    let mut process = place.start(LEASE, &["--patience", "1s"], WORK);
+    let fixture = ProcessFixture::new();
+    let mut process = fixture.start(LEASE, &["--patience", "1s"], WORK);
     // A process that was stopped from outside as it started may run out of patience before it has received anything.
-    while !place.work_has_begun(&mut process).await {
-        process = place.start(LEASE, &["--patience", "1s"], WORK);
+    while !fixture.work_has_begun(&mut process).await {
+        process = fixture.start(LEASE, &["--patience", "1s"], WORK);
     }
     let (status, said) = end(process).await;
     assert_eq!(status.code(), Some(1), "{status}, {said}");
-    place.nothing_needs_attention().await;
+    fixture.nothing_needs_attention().await;
 }
 
 /// The tables of one process after another.
-struct Place {
+struct ProcessFixture {
     endpoint: String,
     table: String,
     parcels: Tally,
 }
 
-impl Place {
+impl ProcessFixture {
     fn new() -> Self {
         let server = shared(StandIn::Dynoxide);
         let table = server.new_table();

@@ -6,7 +6,7 @@ use crate::{
     harness::Harness,
     on_each_database,
     points::{Moment, Point, Statement},
-    process::until,
+    process::wait_until,
 };
 
 const BEFORE: Moment = Moment::Before;
@@ -110,7 +110,7 @@ async fn stopped_consumer_ends(harness: Harness<impl RetryQueue>) {
     harness.open_carrier();
     harness.send("7", "tea to Vienna").await;
     let process = harness.start_endless_consumer();
-    until(async || !harness.list(State::Done).await.is_empty()).await;
+    wait_until(async || !harness.list(State::Done).await.is_empty()).await;
     let (is_done, output) = process.stop().await;
     assert!(is_done, "{output}");
 }

@@ -13,7 +13,7 @@ use crate::{
     harness::{Database, Harness},
     on_each_database,
     points::{Moment, Statement},
-    process::until,
+    process::wait_until,
 };
 
 async fn list_shows_reason_and_delivery(harness: Harness<impl RetryQueue>) {
@@ -161,14 +161,14 @@ async fn race(harness: &Harness<impl RetryQueue>, one: &[&str], two: &[&str]) ->
             let select = sqlx::query("select from messages for update");
             select.execute(&mut *lock).await.expect("the server runs");
             let racing = start();
-            until(async || waiting_in_postgres(pool).await == 2).await;
+            wait_until(async || waiting_in_postgres(pool).await == 2).await;
             lock.rollback().await.expect("the server runs");
             racing
         }
         Database::Redis(server) => {
             server.command(&["CLIENT", "PAUSE", "600000", "WRITE"]);
             let racing = start();
-            until(async || waiting_in_redis(server) == 2).await;
+            wait_until(async || waiting_in_redis(server) == 2).await;
             server.command(&["CLIENT", "UNPAUSE"]);
             racing
         }

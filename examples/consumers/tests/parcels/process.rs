@@ -62,7 +62,7 @@ impl Process {
 }
 
 /// Waits until the test sees this state.
-pub(crate) async fn until(is_reached: impl AsyncFn() -> bool) {
+pub(crate) async fn wait_until(is_reached: impl AsyncFn() -> bool) {
     let began = Instant::now();
     while !is_reached().await {
         assert!(began.elapsed() < HANG_GUARD, "the state is not reached");

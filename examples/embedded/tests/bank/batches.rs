@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tests::{
     HANG_GUARD, TestResponse,
     scratch::Scratch,
-    server_process::{ServerProcess, ask},
+    server_process::{ServerProcess, send_http},
 };
 use tokio::{task::spawn_blocking, time::sleep};
 use tower_idempotency_sqlx::sqlx;
@@ -81,7 +81,7 @@ async fn attempt(bank: Arc<ServerProcess>) -> Option<TestResponse> {
     let req = Request::post(bank.url("/deposits/batch"))
         .header("idempotency-key", "batch-1")
         .header("content-type", "application/json");
-    ask(req, body.to_string()).await
+    send_http(req, body.to_string()).await
 }
 
 /// Returns `true` if each item has its receipt.

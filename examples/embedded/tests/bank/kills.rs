@@ -18,7 +18,7 @@ use tests::{
     HANG_GUARD, TestResponse, few_or,
     random::Random,
     scratch::Scratch,
-    server_process::{ServerProcess, ask},
+    server_process::{ServerProcess, send_http},
 };
 use tokio::{
     task::{JoinSet, spawn_blocking},
@@ -204,7 +204,7 @@ impl Client {
                 .header("idempotency-key", format!("key-{key}"))
                 .header("content-type", "application/json");
             let body = format!(r#"{{"account":"account-{key}","cents":5}}"#);
-            match ask(req, body).await {
+            match send_http(req, body).await {
                 Some(response) if response.status == StatusCode::CREATED => return response,
                 Some(response) => {
                     let again = [StatusCode::CONFLICT, StatusCode::SERVICE_UNAVAILABLE];

@@ -13,7 +13,7 @@ use opentelemetry_proto::tonic::{
     trace::v1::{Span, span::SpanKind},
 };
 use prost::Message;
-use tests::{TestResponse, server_process::ask, wire::Server};
+use tests::{TestResponse, server_process::send_http, wire::Server};
 use tokio::task::spawn_blocking;
 use tower_idempotency::MemoryStore;
 
@@ -77,7 +77,7 @@ async fn pay(server: &Server, trace: &str) -> TestResponse {
         .header("idempotency-key", KEY)
         .header("authorization", "Bearer secret-of-ada")
         .header("traceparent", format!("00-{trace}-00f067aa0ba902b7-01"));
-    ask(req, "7 EUR").await.expect("a response")
+    send_http(req, "7 EUR").await.expect("a response")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -135,7 +135,7 @@ async fn replay_links_to_trace_of_execution() {
             .any(|event| is_replayed(&event.name))
     );
 
-    let metrics = ask(
+    let metrics = send_http(
         Request::get(format!("http://{}/metrics", server.addr())),
         "",
     )

@@ -57,9 +57,9 @@ impl Running {
     }
 
     /// Waits until no request is in the layer, so that its response is recorded.
-    async fn settle(&self) {
-        let is_settled = || self.shop.layer.in_flight() == 0;
-        eventually("nothing is in flight", is_settled).await;
+    async fn wait_until_idle(&self) {
+        let is_idle = || self.shop.layer.in_flight() == 0;
+        eventually("nothing is in flight", is_idle).await;
     }
 }
 
@@ -153,7 +153,7 @@ pub(crate) async fn handler_error_frees_key<F: Framework>() {
     let running = Running::start::<F>().await;
     let first = running.order("k", "fail").await;
     assert_eq!(first.status, StatusCode::INTERNAL_SERVER_ERROR, "{first:?}");
-    running.settle().await;
+    running.wait_until_idle().await;
     let second = running.order("k", "fail").await;
     assert_eq!(second.status, StatusCode::CREATED, "{second:?}");
     assert!(!second.is_replay());
@@ -191,7 +191,7 @@ pub(crate) async fn execution_continues_after_disconnect<F: Framework>() {
         }
         assert_eq!(running.effects(), (1, 0));
         running.shop.barrier.open_for_good();
-        running.settle().await;
+        running.wait_until_idle().await;
         assert_eq!(running.effects(), (1, 1), "before any retry");
         let retry = running.order("k", "hold").await;
         assert!(retry.is_replay(), "{retry:?}");
@@ -236,7 +236,7 @@ pub(crate) async fn incomplete_request_executes_nothing<F: Framework>() {
     // The key is free, whether or not the server has noticed that the clients left.
     let first = running.order("other", "tea").await;
     assert_eq!(first.status, StatusCode::CREATED);
-    running.settle().await;
+    running.wait_until_idle().await;
     assert_eq!(running.effects(), (1, 1), "the complete request alone");
     let complete = running.order("k", "tea").await;
     assert_eq!(complete.status, StatusCode::CREATED, "{complete:?}");
@@ -274,7 +274,7 @@ pub(crate) async fn event_stream_is_not_recorded<F: Framework>() {
     running.shop.barrier.open_for_good();
     let whole = client.response().await.expect("a response");
     assert_eq!(whole.text(), "data: first of 1\n\ndata: last of 1\n\n");
-    running.settle().await;
+    running.wait_until_idle().await;
     let retry = running.response(&request).await;
     assert_eq!(retry.status, StatusCode::CONFLICT, "{retry:?}");
     assert_eq!(retry.code(), "response-not-retained");

@@ -43,7 +43,7 @@ impl RedisCluster {
     /// Like [`start`](Self::start).
     #[must_use]
     pub fn start_with(args: &[&str]) -> Self {
-        Self::of(MASTERS, || RedisServer::launch(|_| node_args(args)))
+        Self::start_nodes(MASTERS, || RedisServer::launch(|_| node_args(args)))
     }
 
     /// Like [`start`](Self::start), and each node also serves TLS, with the certificates of all. The nodes use TLS among
@@ -57,7 +57,7 @@ impl RedisCluster {
         let files = Scratch::new();
         let made = Certificates::make(files.path());
         let args = || node_args(&["--tls-cluster", "yes"]);
-        let mut cluster = Self::of(MASTERS, || {
+        let mut cluster = Self::start_nodes(MASTERS, || {
             RedisServer::launch_with_tls(|_| made.clone(), args)
         });
         cluster.files = Some(files);
@@ -82,10 +82,10 @@ impl RedisCluster {
     /// Like [`start`](Self::start).
     #[must_use]
     pub fn start_with_replicas_and(args: &[&str]) -> Self {
-        Self::of(2 * MASTERS, || RedisServer::launch(|_| node_args(args)))
+        Self::start_nodes(2 * MASTERS, || RedisServer::launch(|_| node_args(args)))
     }
 
-    fn of(nodes: usize, start_node: impl Fn() -> RedisServer + Sync) -> Self {
+    fn start_nodes(nodes: usize, start_node: impl Fn() -> RedisServer + Sync) -> Self {
         let nodes: Vec<_> = thread::scope(|scope| {
             let starting: Vec<_> = (0..nodes).map(|_| scope.spawn(&start_node)).collect();
             let started = starting.into_iter().map(|node| node.join());
@@ -169,7 +169,7 @@ impl RedisCluster {
     #[must_use]
     pub fn slot(&self, key: impl AsRef<[u8]>) -> u16 {
         let command = [b"CLUSTER".as_slice(), b"KEYSLOT", key.as_ref()];
-        let slot = self.ask_any(&command);
+        let slot = self.query_any(&command);
         slot.parse().expect("a slot")
     }
 
@@ -181,7 +181,7 @@ impl RedisCluster {
     /// Panics if no node replies.
     #[must_use]
     pub fn master_of(&self, slot: u16) -> Option<usize> {
-        let nodes = self.ask_any(&["CLUSTER", "NODES"]);
+        let nodes = self.query_any(&["CLUSTER", "NODES"]);
         let owner = nodes.lines().find(|line| {
             let mut words = line.split(' ');
             let flags = words.nth(2).unwrap_or_default();
@@ -301,7 +301,7 @@ impl RedisCluster {
         });
     }
 
-    fn ask_any<A: AsRef<[u8]>>(&self, args: &[A]) -> String {
+    fn query_any<A: AsRef<[u8]>>(&self, args: &[A]) -> String {
         let mut responses = self
             .nodes
             .iter()

@@ -32,7 +32,7 @@ pub struct Asked {
 impl<'a> Monitor<'a> {
     pub(super) fn start(server: &'a RedisServer, mut connection: Connection) -> io::Result<Self> {
         let refused = |error| io::Error::new(io::ErrorKind::PermissionDenied, error);
-        connection.ask(&["MONITOR"])?.map_err(refused)?;
+        connection.query(&["MONITOR"])?.map_err(refused)?;
         Ok(Self { server, connection })
     }
 

@@ -19,7 +19,7 @@ impl Connection {
         let mut connection = Self(BufReader::new(stream));
         if let Some(password) = password {
             let refused = |error| io::Error::new(io::ErrorKind::PermissionDenied, error);
-            connection.ask(&["AUTH", password])?.map_err(refused)?;
+            connection.query(&["AUTH", password])?.map_err(refused)?;
         }
         Ok(connection)
     }
@@ -30,7 +30,10 @@ impl Connection {
     }
 
     /// Sends a command. Returns the reply, or the error reply of Redis.
-    pub(super) fn ask<A: AsRef<[u8]>>(&mut self, args: &[A]) -> io::Result<Result<Reply, String>> {
+    pub(super) fn query<A: AsRef<[u8]>>(
+        &mut self,
+        args: &[A],
+    ) -> io::Result<Result<Reply, String>> {
         let mut bytes = format!("*{}\r\n", args.len()).into_bytes();
         for arg in args.iter().map(AsRef::as_ref) {
             bytes.extend_from_slice(format!("${}\r\n", arg.len()).as_bytes());

@@ -18,5 +18,5 @@ pub const RENEW: &str = concat!(script!("index.lua"), script!("renew.lua"));
 pub const COMPLETE: &str = script!("complete.lua");
 /// Ends a lease without a record.
 pub const RELEASE: &str = concat!(script!("index.lua"), script!("release.lua"));
-/// Tells whether an entry is in progress.
+/// Returns `1` if an entry is in progress.
 pub const LOOK: &str = script!("look.lua");

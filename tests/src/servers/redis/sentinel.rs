@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{RedisServer, ask, password, responses};
+use super::{RedisServer, password, query, responses};
 use crate::servers::{Guard, READY_WITHIN, directory, on_a_free_port, tool};
 
 /// A single sentinel; killed when it is dropped. It calls the primary [`NAME`](Self::NAME), and decides without
@@ -86,7 +86,7 @@ impl Sentinel {
     #[must_use]
     pub fn failed_over(&self, former: SocketAddr) -> SocketAddr {
         self.wait("a replica takes over", || {
-            let role = |address| ask(address, None, &["ROLE"]);
+            let role = |address| query(address, None, &["ROLE"]);
             self.primary() != former
                 && matches!(role(self.primary()), Ok(Ok(role)) if role.text().starts_with("master"))
         });
@@ -94,7 +94,7 @@ impl Sentinel {
     }
 
     fn command(&self, args: &[&str]) -> String {
-        let response = ask(self.address(), None, args);
+        let response = query(self.address(), None, args);
         let response = response.expect("a reply of the sentinel");
         response.expect("a valid command").text()
     }

@@ -62,7 +62,7 @@ def main():
         for name in ("retry-after", "link", "idempotent-replayed", "idempotency-key"):
             if name in response["headers"] and name not in headers:
                 raise SystemExit(f"the header {name} is not described: {response}")
-    # The validators reject what is wrong.
+    # The validators reject wrong values.
     wrong = validator(cases["documents"][0], {"$ref": "#/components/schemas/IdempotencyProblem"})
     if wrong.is_valid({"code": 1}):
         raise SystemExit("the validator of schemas accepts everything")

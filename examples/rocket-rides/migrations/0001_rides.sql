@@ -1,9 +1,9 @@
--- Rides, and the receipts that are to be sent for them. May be run again and again, and by several at once.
+-- Rides, and the receipts to be sent for them. Several processes may execute this file, repeatedly and at the same time.
 --
--- No constraint forbids a rider a second ride, or a ride a second receipt: that each request has its effects once is
--- the business of the transactions that write them.
+-- No constraint forbids a second ride of a rider, or a second receipt for a ride. The transactions that write the rows ensure
+-- that each request has its effects once.
 
--- Until the transaction ends. Two that create one table at once get in each other's way.
+-- The lock lasts until the transaction ends. Two processes that create one table at the same time would fail.
 select pg_advisory_xact_lock(7377001);
 
 create table if not exists rides (
@@ -12,16 +12,16 @@ create table if not exists rides (
     destination text   not null,
     -- In cents.
     fare        bigint not null,
-    -- The provider's name for it, never its number.
+    -- The provider's name for the card, never its number.
     card        text   not null,
     state       text   not null default 'created' check (state in ('created', 'charged', 'declined', 'booked')),
-    -- The provider's name for what was charged.
+    -- The provider's name for the charge.
     charge      text,
     created     timestamptz not null default now()
 );
 
--- Where an earlier release made the table: what is there counts as created now. It only looks where it can: to alter a table
--- is to wait for the transactions of others, and to have whoever comes later wait as well.
+-- A table of an earlier release lacks this column. Its rows count as created now. The block queries the catalog first, because
+-- `alter table` waits for open transactions, and later transactions wait behind it.
 do $$
 begin
     if not exists (select from pg_attribute where attrelid = 'rides'::regclass and attname = 'created') then
@@ -30,7 +30,7 @@ begin
 end
 $$;
 
--- A job for the worker: written with the outcome of the request, so that there is one for each ride that was booked.
+-- Jobs of the worker. A receipt is written with the outcome of the request, so each booked ride has one.
 create table if not exists receipts (
     id          bigint generated always as identity primary key,
     ride        bigint not null references rides,

@@ -308,8 +308,11 @@ pin_project! {
 
 impl ResponseBody {
     /// Counts the request as open until the body is dropped.
-    pub(crate) fn with_request(self, request: Option<OpenRequest>) -> Self {
-        Self { request, ..self }
+    pub(crate) fn with_request(self, request: OpenRequest) -> Self {
+        Self {
+            request: Some(request),
+            ..self
+        }
     }
 }
 

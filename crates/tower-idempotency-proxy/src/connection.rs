@@ -2,11 +2,10 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::{Arc, OnceLock},
+    sync::Arc,
     time::Duration,
 };
 
-use http::Version;
 use hyper::service::service_fn;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -43,9 +42,7 @@ pub(crate) struct Connection {
     pub(crate) address: IpAddr,
     pub(crate) is_tls: bool,
     pub(crate) open: Arc<OpenConnection>,
-    /// Set by the first request.
-    version: OnceLock<Version>,
-    /// Number of requests of HTTP/2 without a complete response. Changes with the first request of each version.
+    /// Number of requests without a complete response.
     requests: watch::Sender<usize>,
 }
 
@@ -74,30 +71,18 @@ impl Drop for OpenRequest {
 }
 
 impl Connection {
-    /// Counts a request as open. hyper has a timeout for idle connections with HTTP/1.1, so only HTTP/2 is counted.
-    pub(crate) fn begin_request(self: &Arc<Self>, version: Version) -> Option<OpenRequest> {
-        if version == Version::HTTP_2 {
-            self.version.get_or_init(|| version);
-            self.requests.send_modify(|open| *open += 1);
-            return Some(OpenRequest(Arc::clone(self)));
-        }
-        if self.version.set(version).is_ok() {
-            self.requests.send_modify(|_| {});
-        }
-        None
+    /// Counts a request as open.
+    pub(crate) fn begin_request(self: &Arc<Self>) -> OpenRequest {
+        self.requests.send_modify(|open| *open += 1);
+        OpenRequest(Arc::clone(self))
     }
 
-    /// Resolves when a connection with HTTP/2 has had no open request for this time. Resolves with `false` if no request has
-    /// arrived at all.
-    async fn unused(&self, idle: Duration) -> bool {
-        let mut open = self.requests.subscribe();
-        // The timeouts of hyper begin once the version is known.
+    /// Resolves when the connection has had no open request for this time. Resolves with `false` if no request has arrived
+    /// at all. `open` is a receiver of `requests` from before the first request.
+    async fn unused(mut open: watch::Receiver<usize>, idle: Duration) -> bool {
         let first = timeout(FIRST_REQUEST.max(idle), open.changed()).await;
-        if first.is_err() && self.version.get().is_none() {
+        if first.is_err() {
             return false;
-        }
-        if self.version.get() != Some(&Version::HTTP_2) {
-            return std::future::pending().await;
         }
         loop {
             let is_idle = *open.borrow_and_update() == 0;
@@ -125,7 +110,6 @@ pub(crate) async fn serve(
         address: peer.ip().to_canonical(),
         is_tls: live.tls.is_some(),
         open: Arc::new(open),
-        version: OnceLock::new(),
         requests: watch::Sender::new(0),
     });
     let tls = live.tls.clone();
@@ -166,7 +150,8 @@ async fn serve_stream(
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(idle)
+        // The first head has this time. `unused` closes a connection that is idle for less.
+        .header_read_timeout(FIRST_REQUEST.max(idle))
         .max_headers(MAX_HEADERS)
         .max_buf_size(MAX_HEAD_BYTES as usize);
     builder
@@ -180,6 +165,7 @@ async fn serve_stream(
         .max_local_error_reset_streams(MAX_ERROR_RESETS)
         .keep_alive_interval(PING_PERIOD)
         .keep_alive_timeout(PING_PERIOD);
+    let open = connection.requests.subscribe();
     let service = {
         let connection = Arc::clone(&connection);
         service_fn(move |req| service::respond(Arc::clone(&shared), Arc::clone(&connection), req))
@@ -189,7 +175,7 @@ async fn serve_stream(
     let close = async {
         tokio::select! {
             () = closing.cancelled() => true,
-            has_request = connection.unused(idle) => has_request,
+            has_request = Connection::unused(open, idle) => has_request,
         }
     };
     tokio::select! {

@@ -22,14 +22,19 @@ static HOP_BY_HOP: [HeaderName; 8] = [
 ];
 
 /// Fields in which earlier proxies describe the path of a request.
-static FORWARDED: [HeaderName; 7] = [
+static FORWARDED: [HeaderName; 12] = [
     header::FORWARDED,
     X_FORWARDED_FOR,
     X_FORWARDED_HOST,
     X_FORWARDED_PROTO,
     HeaderName::from_static("x-forwarded-port"),
     HeaderName::from_static("x-forwarded-prefix"),
+    HeaderName::from_static("x-forwarded-protocol"),
+    HeaderName::from_static("x-forwarded-scheme"),
+    HeaderName::from_static("x-forwarded-ssl"),
     HeaderName::from_static("x-real-ip"),
+    HeaderName::from_static("x-client-ip"),
+    HeaderName::from_static("true-client-ip"),
 ];
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -129,6 +134,7 @@ pub(crate) fn for_upstream(
     let headers = &mut head.headers;
     remove_hop_by_hop(headers, kept);
     headers.remove(header::EXPECT);
+    remove_other_spellings(headers, kept);
     join_cookies(headers);
     set_forwarded(headers, client, requested.as_ref());
     let host = match (host, requested) {
@@ -142,6 +148,31 @@ pub(crate) fn for_upstream(
         _ => "1.1 idempotency-proxy",
     };
     headers.append(header::VIA, HeaderValue::from_static(via));
+}
+
+/// Removes headers whose name differs only in `_` and `-` from one that the proxy sets, or from one of `kept`.
+///
+/// CGI and servers like it read both names as the same one, so that a client could add a value that the proxy does not see.
+fn remove_other_spellings(headers: &mut HeaderMap, kept: &[Option<&HeaderName>]) {
+    let known = || FORWARDED.iter().chain(kept.iter().copied().flatten());
+    let others: Vec<HeaderName> = headers
+        .keys()
+        .filter(|name| known().any(|known| is_other_spelling(name, known)))
+        .filter(|name| !known().any(|known| known == *name))
+        .cloned()
+        .collect();
+    for name in others {
+        headers.remove(name);
+    }
+}
+
+/// Returns `true` if the names are different, and equal with `-` in place of each `_`.
+fn is_other_spelling(name: &HeaderName, other: &HeaderName) -> bool {
+    fn dashed(name: &HeaderName) -> impl Iterator<Item = u8> {
+        let bytes = name.as_str().bytes();
+        bytes.map(|byte| if byte == b'_' { b'-' } else { byte })
+    }
+    name != other && dashed(name).eq(dashed(other))
 }
 
 fn set_forwarded(headers: &mut HeaderMap, client: &ClientConnection, host: Option<&HeaderValue>) {
@@ -200,6 +231,14 @@ mod tests {
     use super::*;
 
     fn rewritten(forwarded: Forwarded, lines: &[(&str, &str)]) -> HeaderMap {
+        rewritten_with(forwarded, lines, &[])
+    }
+
+    fn rewritten_with(
+        forwarded: Forwarded,
+        lines: &[(&str, &str)],
+        kept: &[Option<&HeaderName>],
+    ) -> HeaderMap {
         let mut req = Request::post("/");
         for (name, value) in lines {
             req = req.header(*name, *value);
@@ -211,7 +250,7 @@ mod tests {
             forwarded,
         };
         let upstream = HeaderValue::from_static("up:3000");
-        for_upstream(&mut head, &client, HostHeader::Client, &upstream, &[]);
+        for_upstream(&mut head, &client, HostHeader::Client, &upstream, kept);
         head.headers
     }
 
@@ -263,6 +302,11 @@ mod tests {
             ("x-forwarded-proto", "http"),
             ("forwarded", "for=198.51.100.1"),
             ("x-real-ip", "198.51.100.1"),
+            ("x-client-ip", "198.51.100.1"),
+            ("true-client-ip", "198.51.100.1"),
+            ("x-forwarded-ssl", "off"),
+            ("x-forwarded-scheme", "http"),
+            ("x-forwarded-protocol", "http"),
         ];
         let headers = rewritten(Forwarded::Replace, &forged);
         assert_eq!(
@@ -270,7 +314,10 @@ mod tests {
             ["192.0.2.7"]
         );
         assert_eq!(headers[X_FORWARDED_PROTO], "https");
-        assert!(!headers.contains_key(header::FORWARDED) && !headers.contains_key("x-real-ip"));
+        let mut names: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        let own = ["host", "via", "x-forwarded-for", "x-forwarded-proto"];
+        assert_eq!(names, own);
 
         let headers = rewritten(Forwarded::Append, &forged);
         let addresses: Vec<_> = headers.get_all(X_FORWARDED_FOR).iter().collect();
@@ -279,6 +326,34 @@ mod tests {
 
         let headers = rewritten(Forwarded::Pass, &forged);
         assert_eq!(headers[header::FORWARDED], "for=198.51.100.1");
+    }
+
+    /// CGI reads `_` and `-` in names as the same character.
+    #[test]
+    fn other_spellings_do_not_reach_upstream() {
+        let (user, key) = (
+            HeaderName::from_static("x_user-id"),
+            HeaderName::from_static("idempotency-key"),
+        );
+        let lines = [
+            ("x_forwarded_for", "198.51.100.1"),
+            ("x-forwarded_for", "198.51.100.1"),
+            ("true_client_ip", "198.51.100.1"),
+            ("idempotency_key", "other"),
+            ("x-user-id", "8"),
+            ("x_user_id", "9"),
+            // The name in the configuration, and a name that is none of these.
+            ("x_user-id", "7"),
+            ("api_key", "a"),
+        ];
+        for forwarded in [Forwarded::Replace, Forwarded::Append, Forwarded::Pass] {
+            let headers = rewritten_with(forwarded, &lines, &[Some(&user), None, Some(&key)]);
+            let mut names: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
+            names.retain(|name| !["host", "via"].contains(name));
+            names.retain(|name| !name.starts_with("x-forwarded-"));
+            names.sort_unstable();
+            assert_eq!(names, ["api_key", "x_user-id"], "{forwarded:?}");
+        }
     }
 
     #[test]

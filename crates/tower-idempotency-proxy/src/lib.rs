@@ -38,7 +38,7 @@
 //! |---|---|---|
 //! | did not get a byte of the request | 502 `upstream-unreachable`, `Retry-After` | is free |
 //! | got the request, and then the connection broke or the timeout passed | 502 or 504 `outcome-unknown` | needs attention |
-//! | responds with 502 or 504, as another proxy does | the response | needs attention |
+//! | responds with 502, 504, 520 or 524, as another proxy does | the response | needs attention |
 //!
 //! The preset of the route decides if any other response is recorded. The proxy sends a request a second time only if the
 //! HTTP library returned it unsent, because the upstream had closed an idle connection.

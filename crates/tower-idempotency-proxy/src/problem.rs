@@ -59,7 +59,7 @@ impl Problem {
             }
             Self::NoRoute => "no route of the proxy matches this request",
             Self::BadPath => {
-                "the path has dot segments, an empty name before a semicolon, an encoded slash, a backslash or an incomplete escape"
+                "the path has two slashes at its start, dot segments, an empty name before a semicolon, an encoded slash, a backslash or an incomplete escape"
             }
             Self::BadHost => "the request has no valid host, or more than one",
             Self::BadMethod => {

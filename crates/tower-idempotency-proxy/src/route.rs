@@ -172,17 +172,26 @@ impl RouteMatch {
 
     /// Returns `true` if a request can match both rules.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let hosts = match (&self.host, &other.host) {
+            (Some(a), Some(b)) => a == b,
+            (None, _) | (_, None) => true,
+        };
+        hosts && self.overlaps_without_host(other)
+    }
+
+    /// Returns `true` if two requests that differ only in their host can match one rule each. `self` comes before `other`.
+    pub(crate) fn is_separated_by_host(&self, other: &Self) -> bool {
+        self.host.is_some() && self.host != other.host && self.overlaps_without_host(other)
+    }
+
+    fn overlaps_without_host(&self, other: &Self) -> bool {
         let methods = self.methods.is_empty()
             || other.methods.is_empty()
             || self
                 .methods
                 .iter()
                 .any(|method| other.methods.contains(method));
-        let hosts = match (&self.host, &other.host) {
-            (Some(a), Some(b)) => a == b,
-            (None, _) | (_, None) => true,
-        };
-        methods && hosts && self.path.overlaps(&other.path)
+        methods && self.path.overlaps(&other.path)
     }
 }
 
@@ -208,11 +217,15 @@ impl fmt::Display for RouteMatch {
 /// segment after a semicolon, because some services ignore it.
 ///
 /// Returns `None` for a path that an upstream may read as another one: with `.` or `..`, a segment of parameters alone, a
-/// backslash, or an incomplete escape.
+/// backslash, or an incomplete escape. Also for a path that begins with `//`: parsers of URLs read `//name/path` as a host
+/// and a path.
 pub(crate) fn segments(path: &PathAndQuery) -> Option<Vec<String>> {
     let path = path.path();
     if path == "*" {
         return Some(vec!["*".to_owned()]);
+    }
+    if path.starts_with("//") {
+        return None;
     }
     let mut segments = Vec::new();
     for raw in path.split('/') {
@@ -273,7 +286,7 @@ mod tests {
         for path in [
             "/v1/charges",
             "/v1/charges/",
-            "//v1//charges",
+            "/v1//charges//",
             "/v1/%63harges",
             "/v1/charges?a=b",
             "/v1;a/charges;b=c",
@@ -305,6 +318,11 @@ mod tests {
             "/v1%5ccharges",
             "/v1/%zz",
             "/v1/%2",
+            "//v1/charges",
+            "//x/v1/charges",
+            "///v1/charges",
+            "//",
+            "//?a=b",
         ] {
             assert_eq!(segments(&path.parse().unwrap()), None, "{path}");
         }

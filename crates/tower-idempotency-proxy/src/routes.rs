@@ -7,7 +7,7 @@ use rustls::ServerConfig;
 use tower_idempotency::{
     ConcurrentRequests as Concurrent, ExecutionFailure, FingerprintBy, IDEMPOTENCY_KEY,
     Idempotency, IdempotencyLayer, JsonFingerprint, KeySyntax, MemoryStore, MissingKey,
-    OrphanPolicy, Policy, Principal, Ttl,
+    OrphanPolicy, Policy, Principal, Ttl, policy::StatusRange,
 };
 use tower_idempotency_any::AnyStore;
 use tower_layer::Layer;
@@ -61,6 +61,7 @@ pub(crate) struct Live {
 pub(crate) struct Route {
     pub(crate) counters: RouteCounters,
     key_header: HeaderName,
+    preset: PresetName,
     /// `true` if the layer rejects requests without a key. It then protects gRPC and upgrades too.
     requires_key: bool,
     rule: RouteMatch,
@@ -94,6 +95,7 @@ impl Live {
             let settings = &config.upstream[upstream];
             let forwarding = Forwarding {
                 name: upstream.as_str().into(),
+                is_protected: route.mode() != Mode::Off,
                 pool: Arc::clone(&pools[upstream].1),
                 host: settings.host,
                 unknown: route.unknown,
@@ -113,13 +115,15 @@ impl Live {
                 Mode::Off => (RouteService::Unprotected(service), None),
                 Mode::Enforce | Mode::Observe => {
                     let layer = layer(layers.get(route.preset), &config, route)?;
-                    let policy = (route.mode() == Mode::Enforce).then(|| layer.policy());
+                    let policy =
+                        (route.mode() == Mode::Enforce).then(|| route_policy(&layer, route));
                     (RouteService::Protected(layer.layer(service)), policy)
                 }
             };
             routes.push(Route {
                 counters: RouteCounters::new(&rule.to_string()),
                 key_header: key_header(route),
+                preset: route.preset,
                 requires_key: requires_key(route),
                 rule,
                 policy,
@@ -164,9 +168,32 @@ pub(crate) fn policy(
         Mode::Enforce => {
             // The settings do not depend on the store.
             let base = IdempotencyLayer::with_preset(MemoryStore::new(), route.preset.preset());
-            Ok(Some(layer(base, config, route)?.policy()))
+            let layer = layer(base, config, route)?;
+            Ok(Some(route_policy(&layer, route)))
         }
     }
+}
+
+/// Returns the policy of a layer, without the statuses of the upstream that are no outcome. The proxy records none of them,
+/// although the preset may.
+fn route_policy(layer: &IdempotencyLayer, route: &RouteConfig) -> Policy {
+    let mut policy = layer.policy();
+    for status in route.unknown_statuses.get_ref() {
+        let ranges = policy.recorded_statuses.into_iter();
+        policy.recorded_statuses = ranges
+            .flat_map(|range| without_status(range, *status))
+            .collect();
+    }
+    policy
+}
+
+/// Returns the parts of a range before and after a status.
+fn without_status(range: StatusRange, status: u16) -> impl Iterator<Item = StatusRange> {
+    let (mut before, mut after) = (range, range);
+    before.last = before.last.min(status.saturating_sub(1));
+    after.first = after.first.max(status.saturating_add(1));
+    let parts = [before, after].into_iter();
+    parts.filter(|part| part.first <= part.last)
 }
 
 impl Route {
@@ -179,6 +206,7 @@ impl Route {
         let headers = req.headers();
         Some(match self.service {
             RouteService::Unprotected(_) => Coverage::Off,
+            RouteService::Protected(_) if !self.preset.covers(req.method()) => Coverage::Method,
             RouteService::Protected(_) if !self.requires_key && is_grpc(req.version(), headers) => {
                 Coverage::Grpc
             }

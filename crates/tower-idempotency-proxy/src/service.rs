@@ -29,7 +29,7 @@ pub(crate) async fn respond(
     req: Request<Incoming>,
 ) -> Result<Response<ResponseBody>, Infallible> {
     let version = req.version();
-    let open = connection.begin_request(version);
+    let open = connection.begin_request();
     let live = shared.live.load_full();
     let mut req = req.map(|body| ReceivedBody::new(body, version));
     remove_other_upgrade(&mut req);

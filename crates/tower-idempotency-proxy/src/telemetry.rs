@@ -15,7 +15,7 @@ pub(crate) fn describe() {
     );
     describe_counter!(
         "idempotency_proxy_unsafe_requests_total",
-        "Unsafe requests by route and coverage: keyed, no_key, grpc, off."
+        "Unsafe requests by route and coverage: keyed, no_key, method, grpc, off."
     );
     describe_counter!(
         "idempotency_proxy_upstream_failures_total",
@@ -44,6 +44,8 @@ pub(crate) fn describe() {
 pub(crate) enum Coverage {
     Keyed,
     NoKey,
+    /// The preset of the route does not protect the method.
+    Method,
     /// gRPC passes through.
     Grpc,
     /// The route does not protect.
@@ -54,7 +56,7 @@ pub(crate) enum Coverage {
 pub(crate) struct RouteCounters {
     responses: ResponseCounters,
     /// By [`Coverage`].
-    unsafe_requests: [Counter; 4],
+    unsafe_requests: [Counter; 5],
 }
 
 /// The counters of responses, by the class of the status.
@@ -65,7 +67,7 @@ impl RouteCounters {
     pub(crate) fn new(route: &str) -> Self {
         Self {
             responses: ResponseCounters::new(route),
-            unsafe_requests: ["keyed", "no_key", "grpc", "off"].map(|coverage| {
+            unsafe_requests: ["keyed", "no_key", "method", "grpc", "off"].map(|coverage| {
                 counter!("idempotency_proxy_unsafe_requests_total", "route" => route.to_owned(), "coverage" => coverage)
             }),
         }

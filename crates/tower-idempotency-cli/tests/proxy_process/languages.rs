@@ -185,6 +185,35 @@ fn shipped() -> [(&'static str, String); 2] {
     [("compose", compose), ("sidecar", sidecar)]
 }
 
+/// Kubernetes signals both containers at once. The service must run until the proxy has drained.
+#[test]
+fn service_outlasts_drain_of_sidecar() {
+    let [_, (_, proxy)] = shipped();
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ops/kubernetes/sidecar.yaml");
+    let manifest = fs::read_to_string(manifest).unwrap();
+    let seconds = |text: &str, name: &str| -> u64 {
+        let mut values = text.split(name).skip(1);
+        let value = values.next().unwrap_or_else(|| panic!("no {name}"));
+        assert!(values.next().is_none(), "several {name}");
+        let digits = value.trim_start_matches('"');
+        let end = digits.find(|it: char| !it.is_ascii_digit()).unwrap();
+        digits[..end].parse().unwrap()
+    };
+    let (_, drain) = proxy.split_once("[drain]").unwrap();
+    let (drain, _) = drain.split_once("\n[").unwrap();
+    let drained = seconds(drain, "delay = ") + seconds(drain, "timeout = ");
+    let sleeps = seconds(&manifest, "sleep: {seconds: ");
+    let killed = seconds(&manifest, "terminationGracePeriodSeconds: ");
+    assert!(
+        drained < sleeps && sleeps < killed,
+        "{drained} s, {sleeps} s, {killed} s"
+    );
+    // A container of this kind is signalled after the service has ended.
+    let mut lines = manifest.lines().map(str::trim_start);
+    assert!(!lines.any(|line| line.starts_with("restartPolicy:")));
+    assert!(!manifest.contains("\n      initContainers:"));
+}
+
 /// Each configuration begins with observation: both requests reach the service.
 #[test]
 fn shipped_configurations_observe() {

@@ -289,9 +289,35 @@ fn coverage_of_unsafe_requests_is_counted() {
     assert_eq!(lines, expected);
     assert_eq!(
         unused.len(),
-        5,
+        7,
         "counters exist before their first event: {unused:?}"
     );
+}
+
+/// A key does not protect a method that the preset leaves out.
+#[test]
+fn uncovered_method_counts_as_method() {
+    let scratch = Scratch::new();
+    let file = scratch.file("proxy.toml");
+    let upstream = Upstream::start(|_| true);
+    let text = config("memory", upstream.address, "preset = \"stripe\"");
+    fs::write(&file, text).unwrap();
+    let proxy = Process::start(&file);
+    for key in ["idempotency-key: k\r\n", "idempotency-key: k\r\n", ""] {
+        let request = format!(
+            "PUT /pay HTTP/1.1\r\nhost: a\r\n{key}connection: close\r\ncontent-length: 0\r\n\r\n"
+        );
+        assert_eq!(exchange(proxy.address, &request).status(), 201);
+    }
+    assert_eq!(upstream.effects(), 3);
+    assert_eq!(post(proxy.address, "/pay", "k", "1").status(), 201);
+    let metrics = get(proxy.admin, "/metrics").0;
+    for (coverage, count) in [("method", 3), ("keyed", 1), ("no_key", 0)] {
+        let line = format!(
+            "idempotency_proxy_unsafe_requests_total{{route=\"/**\",coverage=\"{coverage}\"}} {count}"
+        );
+        assert!(metrics.lines().any(|it| it == line), "{line} in {metrics}");
+    }
 }
 
 /// Returns the resident memory of a process in KiB.

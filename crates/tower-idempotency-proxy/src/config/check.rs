@@ -2,7 +2,7 @@
 
 use std::{fs, ops::Range};
 
-use http::Uri;
+use http::{Method, Uri};
 use toml::Spanned;
 
 use super::{
@@ -53,8 +53,37 @@ impl Settings {
                 let message = format!("the route {} occurs twice", route.rule());
                 return check.fail(&route.path.span(), message);
             }
+            self.check_hosts(&check, index, route)?;
         }
         Ok(())
+    }
+
+    /// Checks that two services on two hosts do not share keys. The host is no part of a fingerprint, so the client of one
+    /// service could get the response of the other one.
+    fn check_hosts(
+        &self,
+        check: &Check<'_>,
+        index: usize,
+        route: &RouteConfig,
+    ) -> Result<(), ConfigError> {
+        let url = |route: &RouteConfig| self.upstream[route.upstream.get_ref()].url.get_ref();
+        let shares_keys = |route: &RouteConfig| route.mode() != Mode::Off && !route.host_in_scope;
+        let other = self.route[..index].iter().find(|other| {
+            shares_keys(other)
+                && url(other) != url(route)
+                && other.rule().is_separated_by_host(&route.rule())
+        });
+        match other {
+            Some(other) if shares_keys(route) => {
+                let message = format!(
+                    "the routes {} and {} have different upstreams and the same keys, expected host_in_scope = true in both",
+                    other.rule(),
+                    route.rule()
+                );
+                check.fail(&route.path.span(), message)
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 
     fn read_secrets(&mut self, check: &Check<'_>) -> Result<(), ConfigError> {
@@ -142,6 +171,9 @@ impl RouteConfig {
             let message = format!("unknown_statuses are 5xx, found {status}");
             return check.fail(&self.unknown_statuses.span(), message);
         }
+        if self.mode() != Mode::Off {
+            self.check_methods(check)?;
+        }
         if self.mode() != Mode::Enforce && self.share.is_some() {
             let message = "share has no effect without mode = \"enforce\"";
             return check.fail(&self.path.span(), message);
@@ -156,6 +188,26 @@ impl RouteConfig {
             return check.fail(&self.path.span(), "the cookie of the principal has no name");
         }
         Ok(())
+    }
+}
+
+impl RouteConfig {
+    /// Checks that the preset protects each unsafe method of the route.
+    fn check_methods(&self, check: &Check<'_>) -> Result<(), ConfigError> {
+        let safe = ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY"];
+        let mut methods = self.methods.iter().map(|method| &method.0);
+        let uncovered =
+            methods.find(|method| !safe.contains(&method.as_str()) && !self.preset.covers(method));
+        let (Some(method), Some(protected)) = (uncovered, self.preset.methods()) else {
+            return Ok(());
+        };
+        let protected: Vec<_> = protected.iter().map(Method::as_str).collect();
+        let message = format!(
+            "the preset {} protects only {}, found {method} in methods",
+            self.preset,
+            protected.join(" and ")
+        );
+        check.fail(&self.path.span(), message)
     }
 }
 

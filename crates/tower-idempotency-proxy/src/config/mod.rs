@@ -278,6 +278,9 @@ impl Config {
     /// The first route that matches all requests of an operation applies. Paths begin with the path of the first server in
     /// the document. `host` is the host of the requests, for routes that have one.
     ///
+    /// The errors of the proxy itself are not added: `upstream-unreachable`, `outcome-unknown` with 502 and 504, `no-route`,
+    /// `bad-path`, `bad-host`, `bad-method` and `connect-not-supported`.
+    ///
     /// ```
     /// use serde_json::json;
     /// use tower_idempotency_proxy::Config;
@@ -420,7 +423,7 @@ mod defaults {
     }
 
     pub(super) fn unknown_statuses() -> Spanned<Vec<u16>> {
-        Spanned::new(0..0, vec![502, 504])
+        Spanned::new(0..0, vec![502, 504, 520, 524])
     }
 }
 

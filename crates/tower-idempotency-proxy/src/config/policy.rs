@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use http::Method;
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{Error, MapAccess, Visitor},
@@ -45,12 +46,41 @@ impl PresetName {
         }
     }
 
+    /// Returns the methods that the layer protects, or `None` if it protects all unsafe ones.
+    pub(crate) fn methods(self) -> Option<&'static [Method]> {
+        match self {
+            Self::Recommended => None,
+            Self::Ietf => Some(&[Method::POST, Method::PATCH]),
+            Self::Stripe | Self::Acp => Some(&[Method::POST]),
+        }
+    }
+
+    /// Returns `true` if the layer protects requests with this unsafe method.
+    pub(crate) fn covers(self, method: &Method) -> bool {
+        match self.methods() {
+            Some(methods) => methods.contains(method),
+            // QUERY is safe (draft-ietf-httpbis-safe-method-w-body).
+            None => method.as_str() != "QUERY",
+        }
+    }
+
     /// Returns the comparison of retries unless the route sets another one.
     pub(crate) fn fingerprint(self) -> RequestIdentity {
         match self {
             Self::Acp => RequestIdentity::JsonByValue,
             Self::Recommended | Self::Ietf | Self::Stripe => RequestIdentity::RawBody,
         }
+    }
+}
+
+impl fmt::Display for PresetName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Recommended => "recommended",
+            Self::Ietf => "ietf",
+            Self::Stripe => "stripe",
+            Self::Acp => "acp",
+        })
     }
 }
 

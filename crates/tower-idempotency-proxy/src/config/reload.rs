@@ -32,6 +32,14 @@ impl RouteConfig {
         }
     }
 
+    /// Returns the percentage of the callers that the route protects.
+    fn enforced_percent(&self) -> u8 {
+        match self.mode() {
+            Mode::Enforce => self.share.unwrap_or_default().get(),
+            Mode::Observe | Mode::Off => 0,
+        }
+    }
+
     /// Returns the settings that identify the entry of a request. If one of them changes, the proxy no longer finds the
     /// record.
     fn entry_identity(&self) -> Value {
@@ -102,6 +110,10 @@ impl Settings {
         let rule = old.rule();
         // The old configuration sent requests that match an earlier route to that route.
         let earlier: Vec<_> = self.route[..index].iter().map(RouteConfig::rule).collect();
+        // The operator may explicitly lower the share of this route.
+        let own = new.route.iter().find(|route| route.rule() == rule);
+        let enforced_percent = own.map_or(old, |own| own).enforced_percent();
+        let enforced_percent = enforced_percent.min(old.enforced_percent());
         for candidate in &new.route {
             let other = candidate.rule();
             let was_earlier = earlier.iter().any(|earlier| earlier.includes(&other));
@@ -113,6 +125,11 @@ impl Settings {
             if candidate.mode() != Mode::Enforce && !is_switched {
                 return fail(format!(
                     "the route {other} would no longer protect requests of {rule}, and their retries would execute again"
+                ));
+            }
+            if other != rule && candidate.enforced_percent() < enforced_percent {
+                return fail(format!(
+                    "the route {other} would protect {rule} for a smaller share of the callers, and retries of the rest would execute again"
                 ));
             }
             if candidate.entry_identity() != old.entry_identity() {

@@ -178,6 +178,14 @@ fn wrong_files_name_line_and_nearest_name() {
             "line 10: `post` is no method, expected one in capital letters, such as \"POST\"",
         ),
         (
+            with_route("preset = \"ietf\"\nmethods = [\"GET\", \"PATCH\", \"PUT\"]"),
+            "line 8: the preset ietf protects only POST and PATCH, found PUT in methods",
+        ),
+        (
+            with_route("preset = \"acp\"\nmode = \"observe\"\nmethods = [\"PATCH\"]"),
+            "line 8: the preset acp protects only POST, found PATCH in methods",
+        ),
+        (
             with_route("retention = \"24 h\"\nretentoin = \"1h\""),
             "line 11: unknown setting `retentoin`, did you mean `retention`?",
         ),
@@ -228,6 +236,106 @@ fn wrong_files_name_line_and_nearest_name() {
 }
 
 #[test]
+fn preset_covers_methods_of_its_layer() {
+    use tower_idempotency::{IdempotencyLayer, MemoryStore};
+    for preset in PresetName::ALL {
+        let layer = IdempotencyLayer::with_preset(MemoryStore::new(), preset.preset());
+        let policy = layer.policy();
+        for method in ["POST", "PUT", "PATCH", "DELETE", "QUERY"] {
+            let method = Method::from_bytes(method.as_bytes()).unwrap();
+            let expected = policy.covers(&method);
+            assert_eq!(preset.covers(&method), expected, "{preset} {method}");
+        }
+    }
+}
+
+#[test]
+fn methods_without_protection_are_accepted() {
+    for lines in [
+        "preset = \"stripe\"\nmethods = [\"GET\", \"HEAD\", \"QUERY\", \"POST\"]",
+        "preset = \"stripe\"\nmethods = [\"PUT\"]\nmode = \"off\"",
+        "methods = [\"PUT\", \"PURGE\"]",
+    ] {
+        let route = format!("upstream = \"app\"\n{lines}\n");
+        let text = GOOD.replacen("upstream = \"app\"\n", &route, 1);
+        assert!(Config::from_toml(&text).is_ok(), "{lines}");
+    }
+}
+
+/// Returns a configuration of two hosts. `second` contains the lines of the second route.
+fn two_hosts(first: &str, second: &str) -> Result<Config, ConfigError> {
+    Config::from_toml(&format!(
+        "[listen]\naddress = \"127.0.0.1:0\"\n[store]\nurl = \"memory\"\n\
+         [upstream.a]\nurl = \"http://127.0.0.1:3000\"\n[upstream.b]\nurl = \"http://127.0.0.1:3001\"\n\
+         [[route]]\nhost = \"a.example\"\npath = \"/**\"\nupstream = \"a\"\n{first}\n[[route]]\n{second}\n"
+    ))
+}
+
+#[test]
+fn services_on_two_hosts_share_no_keys() {
+    let error = two_hosts(
+        "",
+        "host = \"b.example\"\npath = \"/v1/{x}\"\nupstream = \"b\"",
+    );
+    let expected = "line 16: the routes a.example/** and b.example/v1/{x} have different upstreams and the same keys, expected host_in_scope = true in both";
+    assert_eq!(error.unwrap_err().to_string(), expected);
+    // All other hosts.
+    assert!(two_hosts("", "path = \"/**\"\nupstream = \"b\"").is_err());
+    let observed = "host = \"b.example\"\npath = \"/**\"\nupstream = \"b\"\nmode = \"observe\"";
+    assert!(two_hosts("", observed).is_err());
+}
+
+#[test]
+fn hosts_with_keys_of_their_own_are_accepted() {
+    let b = "host = \"b.example\"\npath = \"/**\"";
+    for (first, second) in [
+        (
+            "host_in_scope = true",
+            format!("{b}\nupstream = \"b\"\nhost_in_scope = true"),
+        ),
+        ("", format!("{b}\nupstream = \"a\"")),
+        ("", format!("{b}\nupstream = \"b\"\nmode = \"off\"")),
+        ("mode = \"off\"", format!("{b}\nupstream = \"b\"")),
+        // Requests that differ in more than the host.
+        (
+            "methods = [\"POST\"]",
+            format!("{b}\nupstream = \"b\"\nmethods = [\"PUT\"]"),
+        ),
+    ] {
+        let config = two_hosts(first, &second);
+        assert!(config.is_ok(), "{first} {second}: {config:?}");
+    }
+}
+
+/// The proxy records no status of `unknown_statuses`, although some presets do.
+#[test]
+fn unknown_statuses_are_not_listed_as_recorded() {
+    for (preset, line, unknown) in PresetName::ALL.into_iter().flat_map(|preset| {
+        [
+            (preset, "", &[502, 504, 520, 524][..]),
+            (preset, "unknown_statuses = [500, 599]", &[500, 599]),
+        ]
+    }) {
+        let lines = format!("upstream = \"app\"\npreset = \"{preset}\"\n{line}\n");
+        let config = GOOD.replacen("upstream = \"app\"\n", &lines, 1);
+        let policies = Config::from_toml(&config).unwrap().policies().unwrap();
+        let policy = policies[0].1.as_ref().unwrap();
+        for status in unknown {
+            assert!(!policy.records(*status), "{preset} {status}: {policy}");
+        }
+        let records_errors = matches!(preset, PresetName::Ietf | PresetName::Stripe);
+        assert!(policy.records(201), "{preset}");
+        for neighbour in [501, 505, 598] {
+            assert_eq!(
+                policy.records(neighbour),
+                records_errors,
+                "{preset} {neighbour}"
+            );
+        }
+    }
+}
+
+#[test]
 fn environment_replaces_store_of_file() {
     let file = ::tests::scratch::Scratch::new().file("none");
     assert!(Config::load(&file, None).is_err());
@@ -265,6 +373,15 @@ fn reload_accepts_changes_that_keep_records() {
             "[[route]]",
             "[[route]]\npath = \"/v1/{x}\"\nupstream = \"app\"\n[[route]]",
         ),
+        // The operator lowers the share of all routes.
+        (
+            "[[route]]",
+            "[rollout]\nshare = \"1%\"\n[[route]]\npath = \"/v1/{x}\"\nupstream = \"app\"\n[[route]]",
+        ),
+        (
+            "upstream = \"app\"\n",
+            "upstream = \"app\"\nshare = \"1%\"\n",
+        ),
     ] {
         assert_eq!(reload(from, to), Ok(()), "{to}");
     }
@@ -273,6 +390,7 @@ fn reload_accepts_changes_that_keep_records() {
 #[test]
 fn reload_rejects_changes_that_lose_records() {
     let shadow = "[[route]]\npath = \"/v1/{x}\"\nupstream = \"app\"\nmode = \"off\"\n[[route]]";
+    let share = "[[route]]\npath = \"/v1/{x}\"\nupstream = \"app\"\nshare = \"1%\"\n[[route]]";
     for (from, to) in [
         ("\"memory\"", "\"sqlite:other.db\""),
         ("[store]", "[identity]\nnamespace = \"other\"\n[store]"),
@@ -298,6 +416,7 @@ fn reload_rejects_changes_that_lose_records() {
             "upstream = \"app\"\nhost_in_scope = true\n",
         ),
         ("[[route]]", shadow),
+        ("[[route]]", share),
     ] {
         let error = reload(from, to).unwrap_err();
         assert!(

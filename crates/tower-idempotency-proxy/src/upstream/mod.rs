@@ -12,8 +12,8 @@ use std::{
 };
 
 use http::{
-    HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header, request,
-    uri::PathAndQuery,
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
+    header, request, uri::PathAndQuery,
 };
 use http_body::Body as _;
 use hyper::upgrade::OnUpgrade;
@@ -40,6 +40,8 @@ const STATUS: NeedsAttention = NeedsAttention::new("upstream-status");
 /// The upstream of one route, with the settings for unknown outcomes.
 pub(crate) struct Forwarding {
     pub(crate) name: Arc<str>,
+    /// `true` if the layer enforces or observes the route. It reads the outcome from the extensions of a response.
+    pub(crate) is_protected: bool,
     pub(crate) pool: Arc<Pool>,
     pub(crate) host: HostHeader,
     pub(crate) unknown: UnknownOutcome,
@@ -59,6 +61,12 @@ pub(crate) struct Upgrade {
     client: OnUpgrade,
     /// The connection counts as open while its tunnel is.
     connection: Option<Arc<OpenConnection>>,
+}
+
+/// The key that the upstream got in place of that of the client.
+struct ReplacedKey {
+    client: Option<HeaderValue>,
+    derived: HeaderValue,
 }
 
 /// Sends requests to the upstream of a route.
@@ -94,7 +102,7 @@ impl Forwarding {
     ) -> Result<Response<UpstreamBody>, Box<OrphanResponse>> {
         let (mut head, body) = req.into_parts();
         let lease = head.extensions.remove::<Lease>();
-        let upgrade = self.prepare(&mut head, lease.as_ref());
+        let (upgrade, replaced) = self.prepare(&mut head, lease.as_ref());
         // hyper omits the body of GET and HEAD unless a header announces it.
         if !self.pool.target.http2
             && [Method::GET, Method::HEAD].contains(&head.method)
@@ -111,18 +119,25 @@ impl Forwarding {
             }),
             Err(error) => Err(error),
         };
-        let res = match res {
+        let mut res = match res {
             Ok(res) => res,
-            Err(error) => return self.failed(&error, lease.as_ref()),
+            Err(error) => return self.failed(&error, lease.is_some()),
         };
-        match lease {
-            Some(_) => self.judge(res),
-            None => Ok(res),
+        if let Some(replaced) = replaced {
+            self.restore_key(res.headers_mut(), replaced);
         }
+        if self.is_protected {
+            return self.judge(res, lease.is_some());
+        }
+        Ok(res)
     }
 
-    /// Rewrites the head for the upstream. Returns the upgrade that the client requests.
-    fn prepare(&self, head: &mut request::Parts, lease: Option<&Lease>) -> Option<Upgrade> {
+    /// Rewrites the head for the upstream. Returns the upgrade that the client requests, and the key that was replaced.
+    fn prepare(
+        &self,
+        head: &mut request::Parts,
+        lease: Option<&Lease>,
+    ) -> (Option<Upgrade>, Option<ReplacedKey>) {
         let client = head.extensions.remove::<ClientConnection>();
         let connection = head.extensions.remove::<Arc<OpenConnection>>();
         let on_upgrade = head.extensions.remove::<OnUpgrade>();
@@ -143,22 +158,24 @@ impl Forwarding {
             }
             _ => None,
         };
-        if let Some(lease) = lease {
-            self.forward_key(head, lease);
-            if self.encoding == Encoding::Identity {
-                head.headers.remove(header::ACCEPT_ENCODING);
-            }
+        let replaced = lease.and_then(|lease| self.forward_key(head, lease));
+        if lease.is_some() && self.encoding == Encoding::Identity {
+            head.headers.remove(header::ACCEPT_ENCODING);
         }
         // Extensions of the client's side mean nothing to the connection to the upstream.
         head.extensions.clear();
         head.uri = self.uri(head);
-        upgrade
+        (upgrade, replaced)
     }
 
-    fn forward_key(&self, head: &mut request::Parts, lease: &Lease) {
+    /// Sets the key that the upstream gets. Returns the key of the client if the upstream gets a derived one.
+    fn forward_key(&self, head: &mut request::Parts, lease: &Lease) -> Option<ReplacedKey> {
         match self.forward_key {
-            ForwardKey::Pass => {}
-            ForwardKey::Drop => drop(head.headers.remove(&self.key_header)),
+            ForwardKey::Pass => None,
+            ForwardKey::Drop => {
+                head.headers.remove(&self.key_header);
+                None
+            }
             ForwardKey::Derive => {
                 let derived = lease.derive("upstream");
                 let value = if self.is_key_quoted {
@@ -167,10 +184,26 @@ impl Forwarding {
                     derived
                 };
                 // Hexadecimal digits are a valid value.
-                if let Ok(derived) = HeaderValue::try_from(value) {
-                    head.headers.insert(&self.key_header, derived);
-                }
+                let derived = HeaderValue::try_from(value).ok()?;
+                let client = head.headers.insert(&self.key_header, derived.clone());
+                Some(ReplacedKey { client, derived })
             }
+        }
+    }
+
+    /// Sets the key of the client in a response that repeats the derived key. The client does not know the derived key.
+    fn restore_key(&self, headers: &mut HeaderMap, replaced: ReplacedKey) {
+        let derived = unquoted(&replaced.derived);
+        let mut lines = headers.get_all(&self.key_header).iter();
+        if !lines.any(|line| unquoted(line) == derived) {
+            return;
+        }
+        match replaced.client {
+            Some(mut client) => {
+                client.set_sensitive(true);
+                headers.insert(&self.key_header, client);
+            }
+            None => drop(headers.remove(&self.key_header)),
         }
     }
 
@@ -183,7 +216,14 @@ impl Forwarding {
             .uri
             .path_and_query()
             .filter(|path| path.as_str() != "/");
-        let path = path.cloned().unwrap_or(root);
+        let path = match path {
+            // The text of a path that is empty before its query begins with `?`, which is no valid target for HTTP/2.
+            Some(path) if path.as_str().starts_with('?') => {
+                PathAndQuery::try_from(format!("/{}", path.as_str())).unwrap_or(root)
+            }
+            Some(path) => path.clone(),
+            None => root,
+        };
         if !self.pool.target.http2 || is_asterisk {
             return Uri::from(path);
         }
@@ -216,6 +256,10 @@ impl Forwarding {
             self.tunnels.open(upgrade, upstream);
             return Some(res.map(UpstreamBody::from));
         }
+        // The chunks decide, and the client would read the length (RFC 9112, section 6.3).
+        if res.headers().contains_key(header::TRANSFER_ENCODING) {
+            res.headers_mut().remove(header::CONTENT_LENGTH);
+        }
         headers::remove_hop_by_hop(res.headers_mut(), &[]);
         // The version is that of the proxy (RFC 9110, section 2.5).
         *res.version_mut() = Version::HTTP_11;
@@ -224,14 +268,18 @@ impl Forwarding {
         Some(res.map(UpstreamBody::from))
     }
 
-    /// Decides if a response of the upstream is an outcome.
+    /// Decides if a response of the upstream is an outcome. Without a lease, the layer observes the request or it has no
+    /// key: an extension of the response does not change its bytes.
     fn judge(
         &self,
         mut res: Response<UpstreamBody>,
+        has_lease: bool,
     ) -> Result<Response<UpstreamBody>, Box<OrphanResponse>> {
         if self.unknown_statuses.contains(&res.status()) {
-            telemetry::outcome_unknown(&self.name, "status");
-            return self.unknown(res, STATUS);
+            if has_lease {
+                telemetry::outcome_unknown(&self.name, "status");
+            }
+            return self.unknown(res, STATUS, has_lease);
         }
         // The upstream requests a retry. With 409 its own layer says that the first request is still being executed.
         let is_temporary = [StatusCode::CONFLICT, StatusCode::SERVICE_UNAVAILABLE]
@@ -246,7 +294,7 @@ impl Forwarding {
     fn failed(
         &self,
         error: &SendError,
-        lease: Option<&Lease>,
+        has_lease: bool,
     ) -> Result<Response<UpstreamBody>, Box<OrphanResponse>> {
         let (problem, attention, cause) = match error {
             SendError::Unsent(cause) => {
@@ -261,13 +309,13 @@ impl Forwarding {
         let reason = attention.code().to_owned();
         telemetry::upstream_failed(&self.name, &reason, cause);
         let res = problem.response();
-        match lease {
-            Some(_) => {
-                telemetry::outcome_unknown(&self.name, &reason);
-                self.unknown(res, attention)
-            }
-            None => Ok(res),
+        if has_lease {
+            telemetry::outcome_unknown(&self.name, &reason);
         }
+        if self.is_protected {
+            return self.unknown(res, attention, has_lease);
+        }
+        Ok(res)
     }
 
     /// Leaves the key in the state that the policy sets for an unknown outcome.
@@ -275,17 +323,28 @@ impl Forwarding {
         &self,
         mut res: Response<UpstreamBody>,
         attention: NeedsAttention,
+        has_lease: bool,
     ) -> Result<Response<UpstreamBody>, Box<OrphanResponse>> {
         match self.unknown {
-            UnknownOutcome::Attention => {
+            UnknownOutcome::Orphan if has_lease => return Err(Box::new(OrphanResponse(res))),
+            // An observed orphan rejects retries too.
+            UnknownOutcome::Attention | UnknownOutcome::Orphan => {
                 let reason = format!("upstream {}, status {}", self.name, res.status().as_u16());
                 res.extensions_mut().insert(attention.with_reason(reason));
             }
-            UnknownOutcome::Orphan => return Err(Box::new(OrphanResponse(res))),
             UnknownOutcome::Free => {
                 res.extensions_mut().insert(Retention::NoStore);
             }
         }
         Ok(res)
     }
+}
+
+/// Returns the value of a key header without the quotes of an RFC 9651 String.
+fn unquoted(value: &HeaderValue) -> &[u8] {
+    let value = value.as_bytes();
+    let inner = value.strip_prefix(b"\"");
+    inner
+        .and_then(|inner| inner.strip_suffix(b"\""))
+        .unwrap_or(value)
 }

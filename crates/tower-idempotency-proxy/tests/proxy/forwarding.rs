@@ -2,6 +2,9 @@
 
 use std::collections::HashSet;
 
+use axum::{Router, extract::Request, http::HeaderName};
+use tests::wire::Server;
+
 use crate::harness::{Script, Served, Then, Upstream, config, exchange, post, post_with};
 
 fn field<'a>(request: &'a str, name: &str) -> Option<&'a str> {
@@ -33,6 +36,28 @@ async fn empty_path_is_written_as_root() {
         lines,
         ["POST / HTTP/1.1", "POST / HTTP/1.1", "POST /?q HTTP/1.1"]
     );
+}
+
+#[tokio::test]
+async fn empty_path_is_root_with_http2() {
+    let app = Router::new().fallback(async |req: Request| {
+        let path = req.uri().path_and_query().unwrap();
+        path.as_str().to_owned()
+    });
+    let upstream = Server::start(app).await;
+    let proxy = Served::start(&config(upstream.addr(), "http2 = true", "")).await;
+    for (target, path) in [
+        ("http://a", "/"),
+        ("http://a?q", "/?q"),
+        ("http://a/b?q", "/b?q"),
+    ] {
+        let request = format!(
+            "POST {target} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+        );
+        let reply = exchange(proxy.address, request).await;
+        assert_eq!(reply.status(), 200, "{reply:?}");
+        assert!(reply.0.ends_with(&format!("\r\n\r\n{path}")), "{reply:?}");
+    }
 }
 
 #[tokio::test]
@@ -103,6 +128,50 @@ async fn derived_key_is_same_in_each_execution() {
         .collect();
     assert_eq!(keys[0], keys[1]);
     assert_ne!(keys[0], "k");
+}
+
+/// An upstream that repeats the header of the key, as a service with support for keys does.
+async fn repeating(name: &'static str) -> Server {
+    let app = Router::new().fallback(move |req: Request| async move {
+        let key = req.headers()[name].clone();
+        let text = key.to_str().unwrap().to_owned();
+        ([(HeaderName::from_static(name), key)], text)
+    });
+    Server::start(app).await
+}
+
+/// The key of the client is in the response and in its record.
+#[tokio::test]
+async fn derived_key_does_not_reach_client() {
+    for (name, route, key) in [
+        ("idempotency-key", "", "k"),
+        ("idempotency-key", "", "\"k\""),
+        ("idempotency-key", "preset = \"ietf\"", "\"k\""),
+        ("x-request-key", "key_header = \"x-request-key\"", "k"),
+    ] {
+        let upstream = repeating(name).await;
+        let proxy = Served::start(&config(upstream.addr(), "", route)).await;
+        let request = post("/pay", key, "1").replace("idempotency-key", name);
+        for _ in 0..2 {
+            let reply = exchange(proxy.address, &request).await;
+            let (head, derived) = reply.0.split_once("\r\n\r\n").unwrap();
+            assert!(derived.trim_matches('"').len() == 64, "{reply:?}");
+            assert!(!head.contains(derived.trim_matches('"')), "{reply:?}");
+            assert_eq!(field(head, name), Some(key), "{route}: {reply:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn other_key_of_upstream_reaches_client() {
+    let response = "HTTP/1.1 201 Created\r\nidempotency-key: other\r\ncontent-length: 0\r\n\r\n";
+    let upstream = Upstream::start(move |_| Script::reply(response)).await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    for _ in 0..2 {
+        let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
+        assert_eq!(field(&reply.0, "idempotency-key"), Some("other"));
+    }
+    assert_eq!(upstream.effects(), 1);
 }
 
 #[tokio::test]
@@ -236,7 +305,7 @@ async fn each_spelling_of_path_is_protected() {
         "POST /pay HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
     for path in [
         "/pay",
-        "//pay",
+        "/pay//",
         "/pay/",
         "/%70ay",
         "/p%61y?a=b",

@@ -1,13 +1,18 @@
 //! A proxy on free ports, raw upstreams that follow a script, and raw clients.
 
 use std::{
+    collections::BTreeMap,
     net::SocketAddr,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
+use metrics::{
+    Counter, Gauge, Histogram, Key, KeyName, LocalRecorderGuard, Metadata, Recorder, SharedString,
+    Unit,
+};
 use tests::barrier::bounded;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -49,6 +54,48 @@ impl Served {
     pub(crate) fn stop(self) -> JoinHandle<bool> {
         self.stop.send(()).unwrap();
         self.task
+    }
+}
+
+/// The counters of the thread of a test.
+#[derive(Default)]
+pub(crate) struct Counters(Mutex<BTreeMap<String, Arc<AtomicU64>>>);
+
+impl Counters {
+    /// Counts the events of this thread until the guard is dropped.
+    pub(crate) fn install(&self) -> LocalRecorderGuard<'_> {
+        metrics::set_default_local_recorder(self)
+    }
+
+    /// Returns the values of a counter above zero, by the value of its last label.
+    pub(crate) fn of(&self, name: &str) -> BTreeMap<String, u64> {
+        let counters = self.0.lock().unwrap();
+        let found = counters.iter().filter_map(|(series, value)| {
+            let label = series.strip_prefix(name)?.strip_prefix(' ')?;
+            Some((label.to_owned(), value.load(Ordering::SeqCst)))
+        });
+        found.filter(|(_, value)| *value > 0).collect()
+    }
+}
+
+impl Recorder for Counters {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        let label = key.labels().last().map_or("", |label| label.value());
+        let series = format!("{} {label}", key.name());
+        let counter = Arc::clone(self.0.lock().unwrap().entry(series).or_default());
+        Counter::from_arc(counter)
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
     }
 }
 

@@ -1,8 +1,13 @@
 //! Observed routes, shares of callers, and the switch by a reload.
 
+use std::collections::BTreeMap;
+
+use tests::barrier::eventually;
 use tower_idempotency_proxy::Config;
 
-use crate::harness::{Reply, Script, Served, Upstream, config, exchange, post, post_with};
+use crate::harness::{
+    CREATED, Counters, Reply, Script, Served, Then, Upstream, config, exchange, post, post_with,
+};
 
 const OBSERVE: &str = "mode = \"observe\"\nmissing_key = \"reject\"\nrequest_limit = \"4B\"";
 
@@ -26,10 +31,11 @@ fn requests() -> Vec<String> {
 
 /// Responses of each form, in turn.
 fn script(number: usize) -> Script {
-    const REPLIES: [&str; 4] = [
+    const REPLIES: [&str; 5] = [
         "HTTP/1.1 201 Created\r\nlocation: /1\r\ncontent-length: 7\r\n\r\ncreated",
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n2\r\nbc\r\n0\r\n\r\n",
         "HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 409 Conflict\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n",
         "HTTP/1.1 204 No Content\r\n\r\n",
     ];
     Script::reply(REPLIES[number % REPLIES.len()])
@@ -43,9 +49,15 @@ fn without_date(Reply(reply): Reply) -> String {
 #[tokio::test]
 async fn observed_route_changes_no_byte() {
     let mut seen = Vec::new();
-    for lines in ["mode = \"off\"", OBSERVE] {
+    let with_unknown = |unknown: &str| format!("{OBSERVE}\nunknown = \"{unknown}\"");
+    for lines in [
+        "mode = \"off\"".to_owned(),
+        with_unknown("attention"),
+        with_unknown("orphan"),
+        with_unknown("free"),
+    ] {
         let upstream = Upstream::start(script).await;
-        let proxy = Served::start(&config(upstream.address, "", lines)).await;
+        let proxy = Served::start(&config(upstream.address, "", &lines)).await;
         let mut replies = Vec::new();
         for request in requests() {
             replies.push(without_date(exchange(proxy.address, request).await));
@@ -58,12 +70,91 @@ async fn observed_route_changes_no_byte() {
         seen.push((replies, sent));
         assert!(proxy.stop().await.unwrap());
     }
-    let [off, observed] = &seen[..] else {
-        panic!("two runs");
+    let [off, observed @ ..] = &seen[..] else {
+        panic!("no run");
     };
-    assert_eq!(off.0, observed.0, "to clients");
-    assert_eq!(off.1, observed.1, "to upstreams");
+    assert_eq!(observed.len(), 3);
+    for observed in observed {
+        assert_eq!(off.0, observed.0, "to clients");
+        assert_eq!(off.1, observed.1, "to upstreams");
+    }
     assert_eq!(off.1.len(), requests().len());
+}
+
+/// Sends a request and its retry to an observed route. `first` is the reaction to the first one. Returns the outcomes that were
+/// counted.
+async fn observe(first: Script, upstream_lines: &str, route: &str) -> BTreeMap<String, u64> {
+    const OBSERVED: &str = "idempotency_observed_total";
+    let counters = Counters::default();
+    let _guard = counters.install();
+    let upstream = Upstream::start(move |number| match number {
+        0 => first.clone(),
+        _ => Script::create(),
+    });
+    let upstream = upstream.await;
+    let lines = format!("mode = \"observe\"\n{route}");
+    let proxy = Served::start(&config(upstream.address, upstream_lines, &lines)).await;
+    for judged in 1..=2 {
+        exchange(proxy.address, post("/pay", "k", "1")).await;
+        eventually("the request is judged", || {
+            counters.of(OBSERVED).values().sum::<u64>() == judged
+        })
+        .await;
+    }
+    assert_eq!(upstream.effects(), 2);
+    let unknown = counters.of("idempotency_proxy_unknown_outcomes_total");
+    assert!(unknown.is_empty(), "no execution is enforced: {unknown:?}");
+    counters.of(OBSERVED)
+}
+
+#[tokio::test]
+async fn observed_unknown_outcome_refuses_retry() {
+    let refused = BTreeMap::from([
+        ("fresh".to_owned(), 1),
+        ("would_refuse_retry".to_owned(), 1),
+    ]);
+    let released = BTreeMap::from([("fresh".to_owned(), 2)]);
+    let status =
+        |status: &str| Script::reply(format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n"));
+    let close = || Script::reply("").and(Then::Close);
+    let hang = || Script::reply("").and(Then::Hang);
+    let short = "timeout = \"200ms\"";
+    for (first, upstream, route, expected) in [
+        (status("502 Bad Gateway"), "", "", &refused),
+        (status("504 Gateway Timeout"), "", "", &refused),
+        (status("524 Timeout"), "", "", &refused),
+        (close(), "", "", &refused),
+        (hang(), short, "", &refused),
+        (
+            status("502 Bad Gateway"),
+            "",
+            "unknown = \"orphan\"",
+            &refused,
+        ),
+        (close(), "", "unknown = \"orphan\"", &refused),
+        (
+            status("502 Bad Gateway"),
+            "",
+            "unknown = \"free\"",
+            &released,
+        ),
+        (close(), "", "unknown = \"free\"", &released),
+        (status("409 Conflict\r\nretry-after: 1"), "", "", &released),
+        (
+            status("503 Busy\r\nretry-after: 1"),
+            "",
+            "preset = \"stripe\"",
+            &released,
+        ),
+    ] {
+        let reply = String::from_utf8_lossy(&first.reply).into_owned();
+        let outcomes = observe(first, upstream, route).await;
+        assert_eq!(outcomes, *expected, "{reply:?} {route}");
+    }
+    // A response that is an outcome is compared.
+    let outcomes = observe(Script::reply(CREATED), "", "").await;
+    let replayed = [("fresh".to_owned(), 1), ("would_replay".to_owned(), 1)];
+    assert_eq!(outcomes, BTreeMap::from(replayed));
 }
 
 /// Returns the number of effects of a request and its retry.

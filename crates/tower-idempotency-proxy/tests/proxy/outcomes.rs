@@ -186,6 +186,9 @@ async fn status_of_upstream_decides_about_key() {
         ("409 Conflict\r\nretry-after: 1\r\n", none, 201, 2),
         ("502 Bad Gateway\r\n", none, 409, 1),
         ("504 Gateway Timeout\r\n", none, 409, 1),
+        // Of Cloudflare: the origin replied with something unexpected, or not in time.
+        ("520 Unknown\r\n", none, 409, 1),
+        ("524 Timeout\r\n", none, 409, 1),
         (
             "504 Gateway Timeout\r\n",
             "preset = \"ietf\"\nkey_syntax = \"lenient\"",

@@ -318,3 +318,43 @@ async fn idle_connection_with_http2_is_closed() {
     bounded(connection).await.unwrap().unwrap();
     drop(sender);
 }
+
+/// The first head has 30 s, also if idle connections are closed earlier.
+#[tokio::test]
+async fn slow_first_head_outlasts_idle_timeout() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let text =
+        config(upstream.address, "", "").replace("[admin]", "idle_timeout = \"1s\"\n[admin]");
+    let proxy = Served::start(&text).await;
+    let mut client = H1::connect(proxy.address).await;
+    client.send("POST /pay HTTP/1.1\r\nhost: a\r\n").await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    client.send("content-length: 0\r\n\r\n").await;
+    assert_eq!(bounded(client.response()).await.unwrap().status, 201);
+    assert_eq!(upstream.effects(), 1);
+}
+
+/// An open request outlasts the timeout of idle connections.
+#[tokio::test]
+async fn idle_connection_with_http1_is_closed() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let text =
+        config(upstream.address, "", "").replace("[admin]", "idle_timeout = \"1s\"\n[admin]");
+    let proxy = Served::start(&text).await;
+    let mut client = H1::connect(proxy.address).await;
+    let head = "POST /open/slow HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\nx";
+    client.send(head).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    client.send("x").await;
+    assert_eq!(bounded(client.response()).await.unwrap().status, 201);
+    // A part of a head is no request.
+    client.send("POST /pay HTTP/1.1\r\n").await;
+    let began = tokio::time::Instant::now();
+    assert!(bounded(client.response()).await.is_none());
+    assert!(
+        began.elapsed() < Duration::from_secs(15),
+        "the minimum for the first head is 30 s: {:?}",
+        began.elapsed()
+    );
+    assert_eq!(upstream.effects(), 1);
+}

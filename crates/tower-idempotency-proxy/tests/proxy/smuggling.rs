@@ -1,5 +1,10 @@
 //! Requests that two servers may read differently.
 
+use tests::{
+    barrier::bounded,
+    wire::{H1, post_bytes},
+};
+
 use crate::harness::{Script, Served, Upstream, config, exchange};
 
 #[tokio::test]
@@ -66,6 +71,55 @@ async fn length_beside_chunks_leaves_no_second_request() {
             lower.starts_with("post /open/pay ") && !lower.contains("content-length"),
             "{lower}"
         );
+    }
+}
+
+/// Parsers of URLs read `//x/pay` as the path `/pay` of the host `x`.
+#[tokio::test]
+async fn path_with_host_avoids_no_route() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let text = config(upstream.address, "", "missing_key = \"reject\"");
+    let text = text.replace("path = \"/**\"", "path = \"/pay\"");
+    let text = text + "\n[[route]]\npath = \"/**\"\nupstream = \"app\"\nmode = \"off\"\n";
+    let proxy = Served::start(&text).await;
+    for target in ["//x/pay", "//pay", "///pay", "//", "http://a//x/pay"] {
+        let request = format!(
+            "POST {target} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+        );
+        let reply = exchange(proxy.address, request).await;
+        assert!(
+            reply.status() == 400 && reply.is_problem("bad-path"),
+            "{target}: {reply:?}"
+        );
+    }
+    assert_eq!(upstream.effects(), 0);
+}
+
+#[tokio::test]
+async fn length_beside_chunks_of_response_is_removed() {
+    for fields in [
+        "content-length: 100\r\ntransfer-encoding: chunked",
+        "transfer-encoding: chunked\r\ncontent-length: 3",
+    ] {
+        let response = format!("HTTP/1.1 201 Created\r\n{fields}\r\n\r\n7\r\ncreated\r\n0\r\n\r\n");
+        let upstream = Upstream::start(move |_| Script::reply(response.as_str())).await;
+        let proxy = Served::start(&config(upstream.address, "", "")).await;
+        for (path, is_replay, effects) in [
+            ("/open/pay", false, 1),
+            ("/pay", false, 2),
+            ("/pay", true, 2),
+        ] {
+            let mut client = H1::connect(proxy.address).await;
+            client.send(post_bytes(path, "k", "1")).await;
+            let response = bounded(client.response()).await.unwrap();
+            assert_eq!(
+                (response.status.as_u16(), response.text()),
+                (201, "created"),
+                "{path} {fields}"
+            );
+            assert_eq!(response.is_replay(), is_replay, "{path} {fields}");
+            assert_eq!(upstream.effects(), effects, "{path} {fields}");
+        }
     }
 }
 

@@ -116,12 +116,7 @@ impl<C: PgConnectionOwner> Driver for OpenTransaction<C> {
         write: RecordWrite<'_>,
     ) -> Result<RecordStatus, SqlError> {
         let connection = self.target_mut();
-        // The commit would only release the savepoint, and succeed.
-        if depth(connection) != Some(1) {
-            return Err(SqlError::from_driver(
-                "a nested transaction is open, or the connection has failed",
-            ));
-        }
+        require_outermost(connection)?;
         let written = sql_query(fence.write_record_sql())
             .bind::<Binary, _>(write.id())
             .bind::<Binary, _>(write.token())
@@ -158,6 +153,18 @@ async fn roll_back(connection: &mut AsyncPgConnection) -> Result<(), SqlError> {
         }
     }
     Ok(())
+}
+
+/// Fails unless the connection is in its transaction, and in no nested one.
+fn require_outermost(connection: &mut AsyncPgConnection) -> Result<(), SqlError> {
+    let status = AnsiTransactionManager::transaction_manager_status_mut(connection);
+    match status.transaction_depth().map_err(sql_error)? {
+        // The handler has ended it by a call of diesel.
+        None => Err(SqlError::transaction_ended()),
+        Some(depth) if depth.get() == 1 => Ok(()),
+        // The commit would only release the savepoint, and succeed.
+        Some(_) => Err(SqlError::from_driver("a nested transaction is open")),
+    }
 }
 
 /// Returns 1 in a transaction, a higher number in a nested one, and [`None`] outside of a transaction.

@@ -34,7 +34,8 @@
 //! end them before the commit.
 //!
 //! Another task may hold a nested transaction during the commit. If it rolls the record back, the commit fails with
-//! [`Database`](TransactionErrorKind::Database), and nothing is committed.
+//! [`Database`](TransactionErrorKind::Database), and nothing is committed. A nested transaction that is still open after a
+//! rollback, a failed commit or a drop of the outer one commits nothing either.
 //!
 //! # Limits
 //!
@@ -50,6 +51,7 @@ use sea_orm::{
     IsolationLevel, QueryResult, RuntimeErr, SqlxError, Statement, TransactionTrait as _, Value,
 };
 use std::{fmt, sync::Arc, time::Duration};
+use tokio::runtime::Handle;
 use tower_idempotency::{Lease, store::LeaseRef};
 pub use tower_idempotency_sql::{
     CommitError, PostgresFence, SqlError, TransactionError, TransactionErrorKind,
@@ -106,9 +108,9 @@ pub async fn begin(
     FencedTransaction::begin(fence, lease, transaction.into()).await
 }
 
-/// An open transaction of a connection.
+/// An open transaction of a connection. Its drop rolls back in a task.
 pub struct OpenTransaction {
-    transaction: DatabaseTransaction,
+    transaction: Option<DatabaseTransaction>,
     /// The statement that fails unless the record is written.
     require_record: Option<String>,
 }
@@ -117,7 +119,7 @@ pub struct OpenTransaction {
 impl From<DatabaseTransaction> for OpenTransaction {
     fn from(transaction: DatabaseTransaction) -> Self {
         Self {
-            transaction,
+            transaction: Some(transaction),
             require_record: None,
         }
     }
@@ -137,7 +139,7 @@ impl OpenTransaction {
         values: impl IntoIterator<Item = Value>,
     ) -> Result<Option<QueryResult>, SqlError> {
         let statement = Statement::from_sql_and_values(DbBackend::Postgres, statement, values);
-        let queried = self.transaction.query_one_raw(statement).await;
+        let queried = self.target().query_one_raw(statement).await;
         queried.map_err(sql_error)
     }
 }
@@ -147,11 +149,11 @@ impl Driver for OpenTransaction {
     type Target = DatabaseTransaction;
 
     fn target(&self) -> &DatabaseTransaction {
-        &self.transaction
+        self.transaction.as_ref().expect(OWNED)
     }
 
     fn target_mut(&mut self) -> &mut DatabaseTransaction {
-        &mut self.transaction
+        self.transaction.as_mut().expect(OWNED)
     }
 
     async fn lease_status(
@@ -184,8 +186,8 @@ impl Driver for OpenTransaction {
         Ok(RecordStatus::from_row(is_marked, is_written))
     }
 
-    async fn commit(self) -> Result<(), SqlError> {
-        let Some(require_record) = self.require_record else {
+    async fn commit(mut self) -> Result<(), SqlError> {
+        let Some(require_record) = self.require_record.take() else {
             return Err(SqlError::unreadable("no record before the commit"));
         };
         // If a nested transaction is still open, SeaORM's commit only releases its savepoint, and succeeds. This
@@ -194,15 +196,54 @@ impl Driver for OpenTransaction {
         // Another task may have rolled a nested transaction back since the record was written, and the record with it.
         // SeaORM sends both statements in one message, so that none of that task comes between them.
         let statements = format!("{require_record}; commit and chain");
-        let committed = self.transaction.execute_unprepared(&statements).await;
-        committed.map_err(sql_error)?;
+        if let Err(error) = self.target().execute_unprepared(&statements).await {
+            self.rollback().await.ok();
+            return Err(sql_error(error));
+        }
         // If this fails, the pool closes the connection.
-        self.transaction.commit().await.ok();
+        let transaction = self.transaction.take().expect(OWNED);
+        transaction.commit().await.ok();
         Ok(())
     }
 
-    async fn rollback(self) -> Result<(), SqlError> {
-        self.transaction.rollback().await.map_err(sql_error)
+    async fn rollback(mut self) -> Result<(), SqlError> {
+        let replaced = replace_with_empty(self.target()).await;
+        let transaction = self.transaction.take().expect(OWNED);
+        transaction.rollback().await.ok();
+        replaced
+    }
+}
+
+/// Rolls back the transaction and those that are nested in it, and begins an empty one, which SeaORM's rollback then ends.
+///
+/// If a nested transaction is still open, SeaORM's rollback only returns to its savepoint. The commit of the nested
+/// transaction would then commit the handler's earlier writes. In the empty transaction that savepoint is missing, so the
+/// rollback fails, and PostgreSQL executes nothing more in it. The pool then closes the connection.
+async fn replace_with_empty(transaction: &DatabaseTransaction) -> Result<(), SqlError> {
+    let replace = async || transaction.execute_unprepared("rollback; begin").await;
+    let mut replaced = replace().await;
+    if replaced.is_err() {
+        // The error may be the reply to an earlier statement whose future was dropped. sqlx then sends nothing.
+        replaced = replace().await;
+    }
+    replaced.map(drop).map_err(sql_error)
+}
+
+impl Drop for OpenTransaction {
+    fn drop(&mut self) {
+        let Some(transaction) = self.transaction.take() else {
+            return;
+        };
+        // Without a runtime, SeaORM cannot return the connection to its pool either.
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        runtime.spawn(async move {
+            if let Err(error) = replace_with_empty(&transaction).await {
+                tracing::debug!(error = %error, "rollback failed");
+            }
+            transaction.rollback().await.ok();
+        });
     }
 }
 
@@ -231,5 +272,6 @@ fn sql_error(error: DbErr) -> SqlError {
     }
 }
 
+const OWNED: &str = "the transaction is owned until the end";
 /// Default acquire timeout of SeaORM's pools.
 const BEGIN_GRACE: Duration = Duration::from_secs(30);

@@ -2,15 +2,33 @@
 
 use std::{
     future::pending,
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    ops::{Deref, DerefMut},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
-use diesel_async::{AsyncConnection, SimpleAsyncConnection};
-use other_drivers::Diesel;
-use tests::{created, send};
-use tower_idempotency_diesel_async::diesel::result::Error;
+use axum::response::IntoResponse;
+use diesel_async::{
+    AnsiTransactionManager, AsyncConnection, AsyncPgConnection, SimpleAsyncConnection,
+    TransactionManager, pooled_connection::deadpool::Object,
+};
+use http::StatusCode;
+use other_drivers::{Diesel, Handlers};
+use tests::{
+    Effects,
+    barrier::within,
+    created,
+    proxy::{Fault, Proxy, Then},
+    send,
+    servers::postgres,
+};
+use tokio::time::sleep;
+use tower_idempotency_diesel_async::{begin, diesel::result::Error};
 
-use crate::suite::{Bank, assert_charged_once, committed, order};
+use crate::suite::{Bank, assert_charged_once, charge, committed, order};
 
 suite!(Diesel);
 
@@ -61,4 +79,111 @@ async fn nested_closures_are_savepoints() {
     });
     let first = send(&app, order()).await;
     assert_charged_once(&bank, &app, &first).await;
+}
+
+/// Diesel's transaction manager ends the transaction, and then knows that none is open.
+#[tokio::test(flavor = "multi_thread")]
+async fn transaction_ended_by_manager_is_reported() {
+    for is_committed in [true, false] {
+        let bank = Bank::<Diesel>::open(&format!("manager_{is_committed}")).await;
+        let (app, _) = bank.serve(move |bank: Bank<Diesel>, lease, n| async move {
+            let mut tx = bank.charged(&lease, n).await.expect("begun");
+            let ended = match is_committed {
+                true => AnsiTransactionManager::commit_transaction(&mut *tx).await,
+                false => AnsiTransactionManager::rollback_transaction(&mut *tx).await,
+            };
+            ended.expect("it ends");
+            committed(tx, created(n)).await
+        });
+        let response = send(&app, order()).await;
+        let expected = ("Ended", usize::from(is_committed));
+        assert_eq!((response.text(), bank.count().await), expected);
+        assert!(!send(&app, order()).await.is_replay());
+    }
+}
+
+/// A connection of the pool that counts its drop.
+struct Watched {
+    connection: Object<AsyncPgConnection>,
+    drops: Effects,
+}
+
+impl Deref for Watched {
+    type Target = AsyncPgConnection;
+
+    fn deref(&self) -> &AsyncPgConnection {
+        &self.connection
+    }
+}
+
+impl DerefMut for Watched {
+    fn deref_mut(&mut self) -> &mut AsyncPgConnection {
+        &mut self.connection
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.drops.happen();
+    }
+}
+
+/// Diesel cannot use the connection of a cancelled commit or rollback. No task rolls back on it: in one thread, such a task
+/// would still have the connection. The pool has one connection, and replaces it.
+#[tokio::test]
+async fn connection_of_cancelled_end_is_replaced() {
+    for (end, effects) in [(Diesel::COMMIT, 1), ("ROLLBACK\0", 0)] {
+        let proxy = Arc::new(Proxy::start(postgres::shared().address()));
+        let url = format!("postgres://app@{}/postgres", proxy.address());
+        let bank = Bank::with_pool(&format!("cancelled_{effects}"), Diesel::pool(&url, 1)).await;
+        let (app, executions) = bank.serve(move |bank: Bank<Diesel>, lease, n| {
+            let proxy = Arc::clone(&proxy);
+            async move {
+                if n > 1 {
+                    return charge(bank, lease, n).await;
+                }
+                let drops = Effects::default();
+                let connection = Watched {
+                    connection: bank.pool.0.get().await.expect("a connection"),
+                    drops: drops.clone(),
+                };
+                let begun = begin(&bank.database.store, &lease, connection).await;
+                let mut tx = begun.expect("begun");
+                let effect = bank.database.effect("charge", 1, n);
+                assert!(Diesel::run(&mut *tx, &effect).await);
+                proxy.once(Fault::reply_to(end), Then::Hang);
+                let ended = async {
+                    match end {
+                        Diesel::COMMIT => tx.commit(created(n)).await.is_ok(),
+                        _ => tx.rollback().await.is_ok(),
+                    }
+                };
+                let is_sent = async {
+                    while proxy.hits() == 0 {
+                        sleep(Duration::from_millis(5)).await;
+                    }
+                };
+                tokio::select! {
+                    ended = ended => panic!("without a reply: {ended}"),
+                    () = is_sent => {}
+                }
+                assert_eq!(drops.count(), 1, "{end}");
+                within(Duration::from_secs(60), async {
+                    while bank.count().await != effects {
+                        sleep(Duration::from_millis(5)).await;
+                    }
+                    assert!(bank.pool.run_alone("select 1").await);
+                })
+                .await;
+                StatusCode::SERVICE_UNAVAILABLE.into_response()
+            }
+        });
+        let mut response = send(&app, order()).await;
+        assert_eq!(bank.count().await, effects);
+        if effects == 0 {
+            response = send(&app, order()).await;
+        }
+        assert_charged_once(&bank, &app, &response).await;
+        assert_eq!(executions.count(), 2 - effects as u64, "{end}");
+    }
 }

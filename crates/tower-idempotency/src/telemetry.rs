@@ -253,7 +253,9 @@ pub(crate) fn bad_record(limit: &WarningLimit, id: &KeyId, error: &crate::record
         Some(count) => {
             tracing::error!(%id, %error, count, "record cannot be read, requests with its key get 503 until it expires");
         }
-        None => tracing::debug!(%id, %error, "record cannot be read"),
+        None => {
+            tracing::debug!(%id, %error, "record cannot be read, requests with its key get 503 until it expires");
+        }
     }
     count!("idempotency_bad_record_total");
 }

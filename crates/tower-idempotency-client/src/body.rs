@@ -13,13 +13,22 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tokio::time::{Instant, timeout_at};
 
-use crate::operation::Operation;
+use crate::{
+    budget::Budget,
+    grpc::GrpcStatus,
+    operation::Operation,
+    telemetry,
+    verdict::{Fate, Judgement},
+};
 
 pin_project! {
     /// Body of a response of [`Retry`](crate::Retry). Wraps the body of the inner service.
     ///
     /// If the body fails, the outcome of the operation becomes [`Outcome::ResponseLost`](crate::Outcome::ResponseLost). The
     /// same request under the same key then gets the response again.
+    ///
+    /// The status of a gRPC call may be in the trailers. Its outcome is [`Outcome::Unknown`](crate::Outcome::Unknown) until
+    /// the caller has read them.
     pub struct ResponseBody<B>
     where
         B: Body,
@@ -29,6 +38,8 @@ pin_project! {
         // Frames that were read to find an error code. They are returned first.
         read: VecDeque<Result<Frame<B::Data>, B::Error>>,
         operation: Option<Operation>,
+        // Operation whose status is in the trailers.
+        awaited: Option<AwaitedStatus>,
     }
 }
 
@@ -48,6 +59,7 @@ impl<B: Body> ResponseBody<B> {
             inner: Inner::Plain { body },
             read: VecDeque::new(),
             operation: None,
+            awaited: None,
         }
     }
 
@@ -59,6 +71,19 @@ impl<B: Body> ResponseBody<B> {
         }
     }
 
+    /// Sets the operation whose status is in the trailers.
+    pub(crate) fn with_awaited(self, awaited: AwaitedStatus) -> Self {
+        Self {
+            awaited: Some(awaited),
+            ..self
+        }
+    }
+
+    /// Returns `true` if the outcome depends on trailers that were not read.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.awaited.is_some()
+    }
+
     /// Reads the body until its end, more than `max` bytes or the deadline. Returns the body, which still contains all
     /// frames, and its bytes. These are `None` if the body is longer, late or broken.
     pub(crate) async fn peek(self, max: usize, deadline: Instant) -> (Self, Option<Bytes>) {
@@ -67,6 +92,7 @@ impl<B: Body> ResponseBody<B> {
             Inner::Polled { body, .. } => body,
         };
         let mut read = self.read;
+        let mut awaited = self.awaited;
         let mut bytes = BytesMut::new();
         let complete = loop {
             let frame = poll_fn(|cx| body.as_mut().poll_frame(cx));
@@ -82,6 +108,7 @@ impl<B: Body> ResponseBody<B> {
                         }),
                         Err(_) => false,
                     };
+                    AwaitedStatus::observe(&mut awaited, &frame);
                     read.push_back(frame);
                     if !fits {
                         break false;
@@ -96,6 +123,7 @@ impl<B: Body> ResponseBody<B> {
             },
             read,
             operation: self.operation,
+            awaited,
         };
         (peeked, complete.then(|| bytes.freeze()))
     }
@@ -127,6 +155,9 @@ impl<B: Body> Body for ResponseBody<B> {
                 InnerProjection::Polled { body, .. } => body.as_mut().poll_frame(cx),
             }),
         };
+        if let Some(frame) = &frame {
+            AwaitedStatus::observe(this.awaited, frame);
+        }
         if let (Some(Err(_)), Some(operation)) = (&frame, this.operation) {
             operation.set_response_lost();
         }
@@ -155,6 +186,36 @@ impl<B: Body> ResponseBody<B> {
             Inner::Plain { body } => body,
             Inner::Polled { body, .. } => body,
         }
+    }
+}
+
+/// Operation of a gRPC call whose status is in the trailers. Its drop counts the outcome.
+pub(crate) struct AwaitedStatus {
+    pub(crate) operation: Operation,
+    pub(crate) budget: Budget,
+    /// Tokens that a definite status returns.
+    pub(crate) refund: u32,
+}
+
+impl AwaitedStatus {
+    /// Records the status if the frame contains it.
+    fn observe<D, E>(awaited: &mut Option<Self>, frame: &Result<Frame<D>, E>) {
+        let trailers = frame.as_ref().ok().and_then(Frame::trailers_ref);
+        let Some(status) = trailers.and_then(GrpcStatus::of) else {
+            return;
+        };
+        if let Some(awaited) = awaited.take()
+            && Judgement::of_grpc(&status).fate == Fate::Definite
+        {
+            awaited.operation.set_response();
+            awaited.budget.refill(awaited.refund);
+        }
+    }
+}
+
+impl Drop for AwaitedStatus {
+    fn drop(&mut self) {
+        telemetry::finished(self.operation.outcome());
     }
 }
 

@@ -10,8 +10,8 @@ use crate::verdict::Cause;
 /// Budget of retries, in tokens. Clones share their tokens.
 ///
 /// A retry takes 14 tokens after a failure, and 5 if the server limits requests. It takes none while the server executes
-/// the first request. A definite response returns the tokens of the last retry, at least 1. So during a long outage the
-/// budget is soon spent, and each request is sent once.
+/// the first request. A definite response returns the tokens of the last retry that took any, at least 1. So during a long
+/// outage the budget is soon spent, and each request is sent once.
 ///
 /// Use one budget for each server. In a shared budget, the failure of one server stops the retries for all servers.
 #[derive(Clone, Debug)]

@@ -25,7 +25,7 @@ pub(crate) enum Reason {
     Failed,
     /// The attempt of an outer `RetryLayer` failed. The source decides if it was sent.
     Attempt,
-    /// The key header and the operation of the request have different keys, and nothing was sent.
+    /// The key header and the operation of the request have different keys, or the header cannot be read. Nothing was sent.
     OtherKey,
     /// The inner service is not ready, and nothing was sent.
     NotReady,
@@ -91,7 +91,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.reason {
             Reason::OtherKey => {
-                "request not sent, because its header and its operation have different keys"
+                "request not sent, because its header and its operation have different keys, or the header cannot be read"
             }
             Reason::Failed | Reason::Attempt => "no response to the last attempt",
             Reason::NotReady => "inner service not ready",
@@ -117,8 +117,8 @@ impl StdError for Error {
 /// Returns `true` if the error proves that no byte of the request was sent, or that no attempt of an inner series was
 /// executed.
 ///
-/// Only a connection attempt fails with `ConnectionRefused`. An open connection fails with another kind. The source of an
-/// [`Error`] is that of the last attempt only, so its outcome counts.
+/// `ConnectionRefused` counts only if it is not the error of an open connection: a proxy or a tunnel may fail with it after
+/// the request was sent. The source of an [`Error`] is that of the last attempt only, so its outcome counts.
 pub(crate) fn is_not_sent(error: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -126,24 +126,36 @@ pub(crate) fn is_not_sent(error: &(dyn StdError + 'static)) -> bool {
             if error.reason != Reason::Attempt {
                 return error.outcome == Outcome::NotExecuted;
             }
-        } else if let Some(error) = error.downcast_ref::<io::Error>()
-            && error.kind() == io::ErrorKind::ConnectionRefused
-        {
-            return true;
-        }
-        #[cfg(feature = "hyper-util")]
-        if let Some(error) = error.downcast_ref::<hyper_util::client::legacy::Error>()
-            && error.is_connect()
-        {
-            return true;
-        }
-        #[cfg(feature = "reqwest")]
-        if let Some(error) = error.downcast_ref::<reqwest::Error>()
-            && error.is_connect()
-        {
-            return true;
+        } else if let Some(error) = error.downcast_ref::<io::Error>() {
+            if error.kind() == io::ErrorKind::ConnectionRefused {
+                return true;
+            }
+        } else if let Some(is_connect) = is_connect(error) {
+            return is_connect;
         }
         next = error.source();
     }
     false
+}
+
+/// Returns `true` for an error of a client that could not connect, and `false` for any other error of a client. Returns
+/// `None` for an error that wraps another one.
+fn is_connect(error: &(dyn StdError + 'static)) -> Option<bool> {
+    #[cfg(feature = "reqwest")]
+    if let Some(error) = error.downcast_ref::<reqwest::Error>() {
+        return Some(error.is_connect());
+    }
+    #[cfg(feature = "hyper-util")]
+    {
+        if let Some(error) = error.downcast_ref::<hyper_util::client::legacy::Error>() {
+            return Some(error.is_connect());
+        }
+        error.is::<hyper::Error>().then_some(false)
+    }
+    // The error may be one of hyper, whose type is unknown without the feature.
+    #[cfg(not(feature = "hyper-util"))]
+    {
+        let _ = error;
+        Some(false)
+    }
 }

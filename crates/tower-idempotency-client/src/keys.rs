@@ -25,7 +25,7 @@ use crate::{
 /// requests that have an [`Operation`] in their extensions. Otherwise each attempt is an operation of its own.
 ///
 /// - A key that the caller has set stays. [`RetryLayer`](crate::RetryLayer) returns an error if the request also has an
-///   [`Operation`] with another key.
+///   [`Operation`] with another key, or if the client cannot read the key and the method is not safe.
 /// - Otherwise the key is that of the [`Operation`] in the extensions. Without one, the layer creates an operation and puts
 ///   it there.
 /// - Requests with a safe method get no key: GET, HEAD, OPTIONS, TRACE and QUERY.
@@ -110,7 +110,6 @@ impl IdempotencyKeyLayer {
         }
     }
 
-    #[cfg(feature = "reqwest")]
     pub(crate) fn header(&self) -> &HeaderName {
         &self.header
     }
@@ -142,7 +141,14 @@ impl IdempotencyKeyLayer {
                 }
                 (Some(_), Some(operation)) => operation,
                 (Some(key), None) => Operation::from_key(key),
-                (None, by_caller) => return Keyed::without_key(by_caller),
+                (None, by_caller) => {
+                    let is_unsafe = !is_safe(method);
+                    return Keyed {
+                        has_other_key: is_unsafe && by_caller.is_some(),
+                        has_unreadable_key: is_unsafe,
+                        ..Keyed::without_key(by_caller)
+                    };
+                }
             }
         } else {
             let is_covered = match by_caller {
@@ -168,6 +174,7 @@ impl IdempotencyKeyLayer {
             operation: Some(operation),
             has_key: true,
             has_other_key: false,
+            has_unreadable_key: false,
         }
     }
 
@@ -189,8 +196,10 @@ pub(crate) struct Keyed {
     pub(crate) operation: Option<Operation>,
     /// The request has a key that the server can read.
     pub(crate) has_key: bool,
-    /// The key of the request is not that of the operation. The request must not be sent.
+    /// The key of the request is not that of the operation, or cannot be read. The request must not be sent.
     pub(crate) has_other_key: bool,
+    /// The method is not safe, and the client cannot read the key of the request. No outbox can store it.
+    pub(crate) has_unreadable_key: bool,
 }
 
 impl Keyed {
@@ -199,6 +208,7 @@ impl Keyed {
             operation,
             has_key: false,
             has_other_key: false,
+            has_unreadable_key: false,
         }
     }
 

@@ -6,6 +6,7 @@ mod body;
 mod budget;
 mod copy;
 mod error;
+mod grpc;
 mod key;
 mod keys;
 mod layer;

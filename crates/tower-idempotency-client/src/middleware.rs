@@ -29,6 +29,12 @@ impl RetryLayer {
     /// response of a redirect to another scheme, host or port is returned: the key, and credentials such as those of
     /// `ClientBuilder::default_headers`, must not reach another origin.
     ///
+    /// # Cookies
+    ///
+    /// With a cookie store, a response may change the cookies between two attempts. A server that identifies callers by a
+    /// cookie then sees another caller, and executes the retry. Use no cookie store, or set the header `Cookie` of the
+    /// request, which reqwest then sends instead of its cookies.
+    ///
     /// # Errors
     ///
     /// If reqwest cannot build the client.
@@ -189,7 +195,10 @@ impl Chain<'_> {
             let res = self.next.clone().run(req, &mut *self.extensions).await;
             let res = res.map_err(|error| match error {
                 reqwest_middleware::Error::Reqwest(error) => BoxError::from(error),
-                reqwest_middleware::Error::Middleware(error) => BoxError::from(error),
+                // Unlike a conversion, this keeps the type of the error. The judgement depends on it.
+                reqwest_middleware::Error::Middleware(error) => {
+                    error.reallocate_into_boxed_dyn_error_without_backtrace()
+                }
             })?;
             let next = followup.request(res.status(), res.headers(), self.key_header);
             let Some(next) = next.filter(|_| self.redirects < MAX_REDIRECTS) else {

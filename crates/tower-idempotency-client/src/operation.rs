@@ -160,8 +160,8 @@ impl Operation {
     /// Restores the time of the first attempt, of an operation that another process may have sent.
     ///
     /// The operation then counts as sent: its outcome is [`Outcome::Unknown`] until a response proves otherwise. A time more
-    /// than a minute in the future counts as expired, because one of the clocks is wrong. If the operation was already sent,
-    /// the earlier time counts.
+    /// than a minute in the future counts as expired, because one of the clocks is wrong. If the operation was already sent
+    /// at another time, the earlier time counts. Two times that differ by less than a millisecond are the same.
     #[must_use]
     pub fn with_first_sent(self, at: SystemTime) -> Self {
         let age = match SystemTime::now().duration_since(at) {
@@ -176,6 +176,7 @@ impl Operation {
         };
         {
             let mut first_sent = self.0.first_sent();
+            let is_new = first_sent.is_none_or(|first| !is_same_time(at, first.wall));
             // Entries have times in milliseconds. A time that is earlier by less than that is the same one.
             let after = at.checked_add(Duration::from_millis(1));
             let is_earlier = first_sent.is_none_or(|first| {
@@ -183,6 +184,8 @@ impl Operation {
             });
             if is_earlier {
                 *first_sent = Some(restored);
+            }
+            if is_new {
                 self.0.open_attempts.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -350,6 +353,14 @@ impl fmt::Display for InvalidKey {
 
 impl std::error::Error for InvalidKey {}
 
+/// Returns `true` if both times are equal as entries store them, in milliseconds.
+fn is_same_time(one: SystemTime, other: SystemTime) -> bool {
+    let difference = one
+        .duration_since(other)
+        .unwrap_or_else(|error| error.duration());
+    difference < Duration::from_millis(1)
+}
+
 fn random_bytes() -> [u8; 16] {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).expect("the operating system provides randomness");
@@ -414,6 +425,30 @@ mod tests {
     fn debug_output_hides_key() {
         let text = format!("{:?}", Operation::with_key("secret-17").unwrap());
         assert!(!text.contains("secret"), "{text}");
+    }
+
+    /// Another process may have sent the operation at each of the times.
+    #[test]
+    fn each_restored_time_opens_operation() {
+        let at = SystemTime::now();
+        for (other, is_open) in [
+            (at + Duration::from_secs(10), true),
+            (at - Duration::from_secs(10), true),
+            (at + Duration::from_micros(900), false),
+            (at - Duration::from_micros(900), false),
+        ] {
+            let operation = Operation::new().with_first_sent(at);
+            operation.close_attempt();
+            assert_eq!(operation.outcome(), Outcome::NotExecuted);
+            let operation = operation.with_first_sent(other);
+            assert_eq!(
+                operation.outcome() == Outcome::Unknown,
+                is_open,
+                "{other:?}"
+            );
+            let earlier = if is_open { at.min(other) } else { at };
+            assert_eq!(operation.first_sent(), Some(earlier));
+        }
     }
 
     #[test]

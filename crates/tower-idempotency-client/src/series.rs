@@ -7,7 +7,7 @@ use http_body::Body;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::{
-    body::ResponseBody,
+    body::{AwaitedStatus, ResponseBody},
     budget::cost,
     error::{BoxError, Error, Reason},
     keys::Keyed,
@@ -51,8 +51,10 @@ pub(crate) struct Series {
     /// Attempts that count against the maximum.
     counted: u32,
     resends: u32,
-    /// Tokens that the last retry took.
+    /// Tokens of the last retry that took any.
     cost: u32,
+    /// The status of the last attempt is in the trailers of its response.
+    is_awaited: bool,
 }
 
 impl Series {
@@ -75,6 +77,7 @@ impl Series {
             counted: 0,
             resends: 0,
             cost: 0,
+            is_awaited: false,
         }
     }
 
@@ -130,6 +133,7 @@ impl Series {
             Fate::Definite => self.operation.set_response(),
             Fate::Rejected => self.operation.close_attempt(),
             Fate::Open => {}
+            Fate::Awaited => self.is_awaited = true,
         }
         let (after, cause) = match judgement.verdict {
             Verdict::Retry { after, cause } => (after, cause),
@@ -156,7 +160,10 @@ impl Series {
             telemetry::budget_spent(cause);
             return None;
         }
-        self.cost = cost;
+        // A retry that takes no tokens keeps the refund of an earlier one.
+        if cost > 0 {
+            self.cost = cost;
+        }
         self.resends += 1;
         telemetry::retrying(self.resends, cause, delay);
         Some(delay)
@@ -176,6 +183,9 @@ impl Series {
         self,
         res: Response<ResponseBody<B>>,
     ) -> Response<ResponseBody<B>> {
+        if self.is_awaited {
+            return self.respond_before_status(res);
+        }
         let outcome = self.operation.outcome();
         telemetry::finished(outcome);
         if !self.has_key {
@@ -186,6 +196,23 @@ impl Series {
         }
         let mut res = res;
         res.extensions_mut().insert(self.operation);
+        res
+    }
+
+    /// Finishes the call with a response whose trailers decide on the outcome.
+    fn respond_before_status<B: Body>(
+        self,
+        res: Response<ResponseBody<B>>,
+    ) -> Response<ResponseBody<B>> {
+        let awaited = AwaitedStatus {
+            operation: self.operation.clone(),
+            budget: self.settings.budget.clone(),
+            refund: self.cost.max(1),
+        };
+        let mut res = res.map(|body| body.with_awaited(awaited));
+        if self.has_key {
+            res.extensions_mut().insert(self.operation);
+        }
         res
     }
 
@@ -208,7 +235,15 @@ impl Series {
             .and_then(|verdict| verdict(&Attempt { result }));
         match (by_caller, result) {
             (Some(verdict), _) => Judgement::of(verdict),
-            (None, Ok(head)) => Judgement::of_response(head, self.settings.keys.protocol()),
+            (None, Ok(head)) => {
+                // The caller's function gets the codes of all errors. Without it, the layer does not read all of them.
+                let code = match depends_on_code(head.status, head.headers) {
+                    true => head.code,
+                    false => &Code::Missing,
+                };
+                let head = Head { code, ..head };
+                Judgement::of_response(head, self.settings.keys.protocol())
+            }
             (None, Err(_)) => Judgement::of_error(is_sent),
         }
     }

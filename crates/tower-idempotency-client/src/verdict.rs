@@ -4,7 +4,12 @@ use std::{error::Error as StdError, time::Duration};
 
 use http::{HeaderMap, StatusCode};
 
-use crate::{problem::Code, protocol::Protocol, retry_after::retry_after};
+use crate::{
+    grpc::{GrpcStatus, is_grpc},
+    problem::{Code, Form},
+    protocol::Protocol,
+    retry_after::retry_after,
+};
 
 /// Decision about an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +109,8 @@ pub(crate) enum Fate {
     Rejected,
     /// The request may have been executed.
     Open,
+    /// Like [`Open`](Self::Open), until the trailers of the response show the status of the call.
+    Awaited,
 }
 
 impl Judgement {
@@ -118,6 +125,10 @@ impl Judgement {
     const UNKNOWN: Self = Self {
         verdict: Verdict::Unknown,
         fate: Fate::Open,
+    };
+    const AWAITED: Self = Self {
+        verdict: Verdict::Unknown,
+        fate: Fate::Awaited,
     };
 
     /// Returns the judgement of a verdict that a function of the caller has made.
@@ -149,6 +160,7 @@ impl Judgement {
     pub(crate) fn of_response(head: Head<'_>, protocol: Protocol) -> Self {
         let after = retry_after(head.headers);
         let judged = by_replay_marker(head)
+            .or_else(|| by_grpc_status(head))
             .or_else(|| by_code(head, after))
             .or_else(|| by_protocol(head, protocol, after))
             .or_else(|| by_unreadable_code(head, after))
@@ -164,6 +176,32 @@ impl Judgement {
         }
     }
 
+    /// Returns the judgement of a gRPC call by its status.
+    ///
+    /// A code shows less than a status of HTTP: a server also reports a message that is too large as `RESOURCE_EXHAUSTED`.
+    pub(crate) fn of_grpc(status: &GrpcStatus) -> Self {
+        let after = status.delay;
+        let by_reason = status.reason.as_deref();
+        let by_reason = by_reason.and_then(|reason| by_known_code(reason, after));
+        let judged = by_reason.unwrap_or_else(|| match status.code {
+            // PERMISSION_DENIED and UNAUTHENTICATED, like 403 and 401.
+            7 | 16 => Self::REJECTED,
+            8 => Self {
+                fate: Fate::Open,
+                ..Self::retry(after, Cause::Throttled)
+            },
+            _ if status.is_outcome() => Self::DEFINITE,
+            _ => Self::retry(after, Cause::Transient),
+        });
+        match judged.verdict {
+            Verdict::Retry { .. } if status.is_final => Self {
+                verdict: Verdict::Unknown,
+                ..judged
+            },
+            Verdict::Definite | Verdict::Retry { .. } | Verdict::Unknown => judged,
+        }
+    }
+
     const fn retry(after: Option<Duration>, cause: Cause) -> Self {
         Self {
             verdict: Verdict::Retry { after, cause },
@@ -176,8 +214,13 @@ impl Judgement {
 }
 
 /// Returns `true` if a code in the body can change the judgement of a response.
+///
+/// Most responses with 404 and 405 are those of an application. The proxy sends them as problem details.
 pub(crate) fn depends_on_code(status: StatusCode, headers: &HeaderMap) -> bool {
-    (status.is_server_error() || matches!(status.as_u16(), 400 | 408 | 409 | 413 | 422 | 429))
+    let may_be_of_proxy = matches!(status.as_u16(), 404 | 405);
+    (status.is_server_error()
+        || matches!(status.as_u16(), 400 | 408 | 409 | 413 | 422 | 429)
+        || may_be_of_proxy && Form::of(status, headers) == Some(Form::Problem))
         && !is_replay(headers)
 }
 
@@ -188,64 +231,41 @@ fn is_replay(headers: &HeaderMap) -> bool {
 
 /// Judges a replay. Only a recorded response is marked, so a retry would get the same one.
 ///
-/// A recorded 5xx is the response of the key, but does not show if the operation was executed.
+/// A recorded 5xx is the response of the key, but does not show if the operation was executed. The same is true of a failure
+/// of gRPC.
 fn by_replay_marker(head: Head<'_>) -> Option<Judgement> {
-    is_replay(head.headers).then_some(if head.status.is_server_error() {
-        Judgement::UNKNOWN
-    } else {
-        Judgement::DEFINITE
+    let is_failure = || {
+        let status = GrpcStatus::of(head.headers).filter(|_| is_grpc(head.headers));
+        head.status.is_server_error() || status.is_some_and(|status| !status.is_outcome())
+    };
+    is_replay(head.headers).then(|| match is_failure() {
+        true => Judgement::UNKNOWN,
+        false => Judgement::DEFINITE,
     })
+}
+
+/// Judges a gRPC response. The status of a response with a message is in its trailers.
+fn by_grpc_status(head: Head<'_>) -> Option<Judgement> {
+    if !is_grpc(head.headers) {
+        return None;
+    }
+    match GrpcStatus::of(head.headers) {
+        Some(status) => Some(Judgement::of_grpc(&status)),
+        None => head.status.is_success().then_some(Judgement::AWAITED),
+    }
 }
 
 fn by_code(head: Head<'_>, after: Option<Duration>) -> Option<Judgement> {
     let Code::Read(problem) = head.code else {
         return None;
     };
-    let known = problem.code.as_deref().and_then(|code| {
-        Some(match code {
-            "in-progress" | "idempotency_in_flight" | "idempotency_key_in_use" => {
-                Judgement::retry(after, Cause::InProgress)
-            }
-            // Without a delay, the execution ended without an outcome, and an operator has to resolve it.
-            "outcome-unknown" => match after {
-                Some(_) => Judgement::retry(after, Cause::Transient),
-                None => Judgement::UNKNOWN,
-            },
-            "response-not-retained"
-            | "key-reused"
-            | "idempotency_conflict"
-            | "unfinished-transaction" => Judgement::DEFINITE,
-            // Without a delay, the request was executed and its record cannot be read.
-            "store-unavailable" => match after {
-                Some(_) => Judgement::retry(after, Cause::Throttled),
-                None => Judgement::UNKNOWN,
-            },
-            "overloaded" | "draining" | "caller-limit" | "lock_timeout" => {
-                Judgement::retry(after, Cause::Throttled)
-            }
-            // The proxy has not sent the request.
-            "body-timeout" | "body-unreadable" | "upstream-unreachable" => Judgement {
-                fate: Fate::Rejected,
-                ..Judgement::retry(after, Cause::Transient)
-            },
-            "missing-key"
-            | "malformed-key"
-            | "key-too-long"
-            | "body-too-large"
-            | "principal-ambiguous"
-            | "principal-missing"
-            | "not-unary"
-            | "bad-host"
-            | "bad-path"
-            | "bad-method"
-            | "idempotency_key_required" => Judgement::REJECTED,
-            _ => return None,
-        })
-    });
+    let code = problem.code.as_deref();
+    let known = code.and_then(|code| by_known_code(code, after));
     known.or_else(
         || match (problem.error_type.as_deref(), problem.retryable) {
+            // Another request has used the key.
             (Some("idempotency_error"), _) if head.status == StatusCode::BAD_REQUEST => {
-                Some(Judgement::DEFINITE)
+                Some(Judgement::REJECTED)
             }
             // A later version of the layer may send other codes.
             (_, Some(true)) => Some(Judgement::retry(after, Cause::Transient)),
@@ -255,14 +275,64 @@ fn by_code(head: Head<'_>, after: Option<Duration>) -> Option<Judgement> {
     )
 }
 
-/// Judges a 409. Applications use this status for conflicts that no retry resolves.
+fn by_known_code(code: &str, after: Option<Duration>) -> Option<Judgement> {
+    Some(match code {
+        "in-progress" | "idempotency_in_flight" | "idempotency_key_in_use" => {
+            Judgement::retry(after, Cause::InProgress)
+        }
+        // Without a delay, the execution ended without an outcome, and an operator has to resolve it.
+        "outcome-unknown" => match after {
+            Some(_) => Judgement::retry(after, Cause::Transient),
+            None => Judgement::UNKNOWN,
+        },
+        "response-not-retained" | "unfinished-transaction" => Judgement::DEFINITE,
+        // Without a delay, the request was executed and its record cannot be read.
+        "store-unavailable" => match after {
+            Some(_) => Judgement::retry(after, Cause::Throttled),
+            None => Judgement::UNKNOWN,
+        },
+        "overloaded" | "draining" | "caller-limit" | "lock_timeout" => {
+            Judgement::retry(after, Cause::Throttled)
+        }
+        // The proxy has not sent the request.
+        "body-timeout" | "body-unreadable" | "upstream-unreachable" => Judgement {
+            fate: Fate::Rejected,
+            ..Judgement::retry(after, Cause::Transient)
+        },
+        // Another request has used the key. This one was not executed, but an earlier attempt may be that other request.
+        "key-reused" | "idempotency_conflict" => Judgement::REJECTED,
+        "missing-key"
+        | "malformed-key"
+        | "key-too-long"
+        | "body-too-large"
+        | "principal-ambiguous"
+        | "principal-missing"
+        | "not-unary"
+        | "no-route"
+        | "connect-not-supported"
+        | "bad-host"
+        | "bad-path"
+        | "bad-method"
+        | "idempotency_key_required" => Judgement::REJECTED,
+        _ => return None,
+    })
+}
+
+/// Judges a 409, and the 422 of the draft, with which a server rejects a key that another request has used.
+///
+/// Applications use 409 for conflicts that no retry resolves.
 fn by_protocol(head: Head<'_>, protocol: Protocol, after: Option<Duration>) -> Option<Judgement> {
-    let means_in_progress = match protocol {
-        Protocol::Ietf | Protocol::Stripe => true,
-        Protocol::TowerIdempotency | Protocol::Acp => false,
-    };
-    (means_in_progress && head.status == StatusCode::CONFLICT)
-        .then_some(Judgement::retry(after, Cause::InProgress))
+    match (protocol, head.status) {
+        (Protocol::Ietf | Protocol::Stripe, StatusCode::CONFLICT) => {
+            Some(Judgement::retry(after, Cause::InProgress))
+        }
+        (Protocol::Ietf, StatusCode::UNPROCESSABLE_ENTITY)
+            if !matches!(head.code, Code::Unreadable) =>
+        {
+            Some(Judgement::REJECTED)
+        }
+        _ => None,
+    }
 }
 
 /// Judges a response whose code cannot be read. The code may say that the first request is executed.

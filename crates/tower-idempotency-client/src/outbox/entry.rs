@@ -31,7 +31,7 @@ impl Entry {
     /// Creates the entry of a request that is sent later, for example to store it in a transaction of the application.
     ///
     /// It contains the headers that [`OutboxLayer`](crate::OutboxLayer) stores by default, which do not include credentials.
-    /// A user name and a password in the URL are left out.
+    /// [`with_headers_of`](Self::with_headers_of) adds others. A user name and a password in the URL are left out.
     #[must_use]
     pub fn new(operation: &Operation, req: &Request<Bytes>) -> Self {
         let (head, body) = req.clone().into_parts();
@@ -39,6 +39,26 @@ impl Entry {
             body,
             ..Self::of_head(operation, &head, &[])
         }
+    }
+
+    /// Returns the entry with these headers of a request, too, like
+    /// [`OutboxLayer::with_headers`](crate::OutboxLayer::with_headers).
+    ///
+    /// If the server compares a header that is not stored, it rejects the recovered request with 422. A header with a
+    /// credential is stored in the clear.
+    #[must_use]
+    pub fn with_headers_of<B>(
+        mut self,
+        req: &Request<B>,
+        names: impl IntoIterator<Item = HeaderName>,
+    ) -> Self {
+        for name in names {
+            self.headers.remove(&name);
+            for value in req.headers().get_all(&name) {
+                self.headers.append(name.clone(), value.clone());
+            }
+        }
+        self
     }
 
     /// Creates the entry of a request without its body. It has the default headers and those in `allowed`.
@@ -80,7 +100,7 @@ impl Entry {
         &self.uri
     }
 
-    /// Returns the headers that were stored. The key is not one of them.
+    /// Returns the headers that were stored. The key is one of them only if the caller set its header in another form.
     #[must_use]
     pub fn headers(&self) -> &HeaderMap {
         &self.headers
@@ -112,18 +132,38 @@ impl Entry {
         self
     }
 
-    /// Returns the entry as bytes, for implementations of [`Outbox`](crate::Outbox).
+    /// Returns the entry with this provider, unless it has one.
     #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
-        let head = json!({
+    pub fn or_provider(mut self, provider: u64) -> Self {
+        self.provider.get_or_insert(provider);
+        self
+    }
+
+    /// Returns an error if the entry cannot be read once it is stored: the parts of a URL can be valid although the whole URL
+    /// is too long.
+    pub(super) fn check(&self) -> Result<(), OutboxError> {
+        let read = Self::from_head(&self.head(), Bytes::new());
+        let is_readable = read.is_some_and(|read| read.uri == self.uri);
+        is_readable
+            .then_some(())
+            .ok_or_else(|| OutboxError::with_message(UNREADABLE))
+    }
+
+    fn head(&self) -> Value {
+        json!({
             "key": self.key,
             "method": self.method.as_str(),
             "url": self.uri.to_string(),
             "headers": headers_to_json(&self.headers),
             "first_sent": self.first_sent,
             "provider": self.provider,
-        });
-        let head = head.to_string();
+        })
+    }
+
+    /// Returns the entry as bytes, for implementations of [`Outbox`](crate::Outbox).
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let head = self.head().to_string();
         let mut bytes = Vec::with_capacity(4 + head.len() + self.body.len());
         bytes.extend_from_slice(&u32::try_from(head.len()).unwrap_or(u32::MAX).to_be_bytes());
         bytes.extend_from_slice(head.as_bytes());
@@ -144,6 +184,10 @@ impl Entry {
         let (length, rest) = bytes.split_first_chunk()?;
         let (head, body) = rest.split_at_checked(u32::from_be_bytes(*length) as usize)?;
         let head: Value = serde_json::from_slice(head).ok()?;
+        Self::from_head(&head, Bytes::copy_from_slice(body))
+    }
+
+    fn from_head(head: &Value, body: Bytes) -> Option<Self> {
         let text = |name: &str| head.get(name)?.as_str();
         let number = |name: &str| match head.get(name)? {
             Value::Null => Some(None),
@@ -154,7 +198,7 @@ impl Entry {
             method: text("method")?.parse().ok()?,
             uri: text("url")?.parse().ok()?,
             headers: headers_from_json(head.get("headers")?)?,
-            body: Bytes::copy_from_slice(body),
+            body,
             first_sent: number("first_sent")?,
             provider: number("provider")?,
         })
@@ -197,6 +241,8 @@ pub(super) fn headers_to_json(headers: &HeaderMap) -> Value {
         .collect()
 }
 
+/// Returns the headers of [`headers_to_json`]. A header that the application has added may be a credential, and is marked as
+/// sensitive.
 pub(super) fn headers_from_json(pairs: &Value) -> Option<HeaderMap> {
     let mut headers = HeaderMap::new();
     for pair in pairs.as_array()? {
@@ -206,10 +252,9 @@ pub(super) fn headers_from_json(pairs: &Value) -> Option<HeaderMap> {
             .chars()
             .map(|char| u8::try_from(char).ok())
             .collect::<Option<_>>()?;
-        headers.append(
-            HeaderName::from_bytes(name.as_bytes()).ok()?,
-            HeaderValue::from_bytes(&value).ok()?,
-        );
+        let mut value = HeaderValue::from_bytes(&value).ok()?;
+        value.set_sensitive(!DEFAULT_HEADERS.contains(&name));
+        headers.append(HeaderName::from_bytes(name.as_bytes()).ok()?, value);
     }
     Some(headers)
 }
@@ -235,25 +280,40 @@ pub(super) fn millis(at: SystemTime) -> u64 {
 }
 
 pub(super) const DAMAGED: &str = "an entry of the outbox is damaged";
+const UNREADABLE: &str =
+    "an outbox cannot read this request once it is stored, for example because its URL is too long";
 
-/// Headers that describe the content, and headers that select the account on which a server acts. A server may compare them
-/// in retries.
+/// Headers that describe the content or the target, conditions, and headers that select the account on which a server acts. A
+/// server may compare them in retries.
+///
+/// `PayPal-Auth-Assertion` names a merchant. It has no effect without the token of the client, which is not stored.
 const DEFAULT_HEADERS: &[&str] = &[
     "accept",
     "accept-language",
     "as-user",
     "callerobjectid",
+    "content-digest",
+    "content-disposition",
     "content-encoding",
     "content-language",
+    "content-md5",
+    "content-range",
     "content-type",
+    "digest",
     "dropbox-api-select-admin",
     "dropbox-api-select-user",
+    "host",
+    "if-match",
+    "if-modified-since",
+    "if-none-match",
+    "if-unmodified-since",
     "impersonate-user",
     "login-customer-id",
     "mscrmcallerid",
     "on-behalf-of",
     "openai-organization",
     "openai-project",
+    "paypal-auth-assertion",
     "prefer",
     "stripe-account",
     "stripe-context",
@@ -265,6 +325,7 @@ const DEFAULT_HEADERS: &[&str] = &[
     "x-customer-id",
     "x-goog-user-project",
     "x-grafana-org-id",
+    "x-http-method-override",
     "x-impersonate-user",
     "x-merchant-id",
     "x-on-behalf-of",
@@ -332,6 +393,48 @@ mod tests {
         );
         assert_eq!(entry.uri(), "https://api.example.com/orders?x=1");
         assert_eq!(entry.headers().len(), 2);
+    }
+
+    /// Each part of the URL is short enough, and the whole is not.
+    #[test]
+    fn entry_that_cannot_be_read_is_found() {
+        let operation = Operation::new();
+        for (length, is_readable) in [(65_500, true), (65_530, false)] {
+            let mut parts = uri::Parts::default();
+            parts.scheme = Some(uri::Scheme::HTTPS);
+            parts.authority = Some("api.example.com".parse().unwrap());
+            parts.path_and_query = Some(format!("/{}", "x".repeat(length)).parse().unwrap());
+            let uri = Uri::from_parts(parts).unwrap();
+            let req = Request::post(uri).body(Bytes::new()).unwrap();
+            let entry = Entry::new(&operation, &req);
+            assert_eq!(Entry::decode(&entry.encode()).is_ok(), is_readable);
+            assert_eq!(entry.check().is_ok(), is_readable);
+        }
+        for req in [request(), Request::new(Bytes::new())] {
+            Entry::new(&operation, &req).check().unwrap();
+        }
+    }
+
+    /// Headers outside of the default list may be credentials.
+    #[test]
+    fn added_header_is_read_as_sensitive() {
+        let names = [header::AUTHORIZATION, header::IF_RANGE];
+        let entry = Entry::new(&Operation::new(), &request()).with_headers_of(&request(), names);
+        assert_eq!(entry.headers().len(), 3);
+        let entry = Entry::decode(&entry.encode()).unwrap();
+        assert_eq!(entry.headers()["authorization"], "Bearer secret");
+        for (name, value) in entry.headers() {
+            assert_eq!(value.is_sensitive(), name == "authorization", "{name}");
+        }
+    }
+
+    /// A server of this project compares these headers.
+    #[test]
+    fn default_headers_include_those_of_server() {
+        for name in tower_idempotency::ACTING_HEADERS {
+            assert!(DEFAULT_HEADERS.contains(&name.as_str()), "{name}");
+        }
+        assert!(DEFAULT_HEADERS.is_sorted());
     }
 
     #[test]

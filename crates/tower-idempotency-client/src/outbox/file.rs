@@ -19,10 +19,12 @@ use super::{Outbox, OutboxError, entry::Entry, log::Log};
 ///
 /// An entry is on the disk (fdatasync) before its request is sent. Calls that arrive at the same time share one write. The
 /// file is a log with a checksum for each record. If a crash damages records that were not synced, the earlier ones are
-/// read. A new file replaces it when it is larger than 1 MiB and consists mostly of removed entries.
+/// read. A new file replaces it when it is larger than 1 MiB and consists mostly of removed entries, and after a failed
+/// sync. Until then no call is acknowledged.
 ///
 /// The entries are in memory, too. A lock on an adjacent file with the suffix `.lock` prevents a second process from
-/// opening the outbox. Do not put the file on a network file system, because locks and fsync are unreliable there. The drop
+/// opening the outbox. The path is resolved once: a symbolic link stays, and the adjacent files are next to its target. Do not
+/// put the file on a network file system, because locks and fsync are unreliable there. The drop
 /// waits until started calls are written and the file is closed.
 ///
 /// ```
@@ -58,7 +60,7 @@ struct FileSettings {
 /// Call of the outbox. The thread that owns the file executes it.
 enum Command {
     Store(Box<Entry>, Reply<Option<Entry>>),
-    Resume(String, SystemTime, Reply<Option<Entry>>),
+    Resume(String, SystemTime, Option<u64>, Reply<Option<Entry>>),
     Discard(String, Reply<bool>),
     Remove(String, Reply<()>),
     Pending(u64, u32, Reply<Vec<(u64, Entry)>>),
@@ -145,8 +147,9 @@ impl Outbox for FileOutbox {
         &self,
         key: &str,
         first_sent: SystemTime,
+        provider: Option<u64>,
     ) -> Result<Option<Entry>, OutboxError> {
-        self.call(|reply| Command::Resume(key.to_owned(), first_sent, reply))
+        self.call(|reply| Command::Resume(key.to_owned(), first_sent, provider, reply))
             .await
     }
 
@@ -185,8 +188,12 @@ fn execute(log: &mut Log, batch: Vec<Command>, settings: &FileSettings) {
 
 fn apply(log: &mut Log, command: Command, max_bytes: u64) -> Acknowledge {
     match command {
+        // The call has ended, and its request was not sent. While the disk is slow, such calls would fill the outbox.
+        Command::Store(_, reply) if reply.is_closed() => Box::new(|_| {}),
         Command::Store(entry, reply) => reply_later(reply, log.store(&entry, max_bytes)),
-        Command::Resume(key, at, reply) => reply_later(reply, Ok(log.resume(&key, Some(at)))),
+        Command::Resume(key, at, provider, reply) => {
+            reply_later(reply, Ok(log.resume(&key, Some(at), provider)))
+        }
         Command::Discard(key, reply) => reply_later(reply, Ok(log.discard(&key))),
         Command::Remove(key, reply) => {
             log.remove(&key);
@@ -222,3 +229,32 @@ const DEFAULT_MAX_BYTES: u64 = 64 * 1024 * 1024;
 const MAX_BYTES: u64 = 1024 * 1024 * 1024;
 /// Maximum number of calls that share one write.
 const MAX_BATCH: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use ::tests::scratch::Scratch;
+
+    use super::*;
+    use crate::operation::Operation;
+
+    /// The request of a dropped call is not sent.
+    #[test]
+    fn dropped_call_stores_nothing() {
+        let scratch = Scratch::new();
+        let mut log = Log::open(&scratch.file("orders.outbox")).unwrap();
+        let settings = FileSettings {
+            is_synced: AtomicBool::new(true),
+            max_bytes: AtomicU64::new(DEFAULT_MAX_BYTES),
+        };
+        let req = http::Request::post("https://api.example.com/").body("espresso".into());
+        let entry = Entry::new(&Operation::new(), &req.unwrap());
+        for (is_dropped, stored) in [(true, 0), (false, 1)] {
+            let (reply, received) = oneshot::channel();
+            let received = (!is_dropped).then_some(received);
+            let command = Command::Store(Box::new(entry.clone()), reply);
+            execute(&mut log, vec![command], &settings);
+            assert_eq!(log.pending(0, 10).len(), stored);
+            drop(received);
+        }
+    }
+}

@@ -39,9 +39,9 @@ use crate::{
 /// While a request is stored, the outcome of its operation is not [`NotExecuted`](Outcome::NotExecuted), because a recovery
 /// may send it. A call that is dropped leaves its entry.
 ///
-/// A request under a key that is stored already continues the stored operation: the time of its first attempt and its
-/// provider count. A different method, URL or body under the key is an error, and nothing is sent. So is an operation that
-/// already has another provider.
+/// A request under a key that is stored already continues the stored operation: the time of its first attempt, its provider
+/// and the form of its key header count. A different method, URL or body under the key is an error, and nothing is sent. So is
+/// an operation that already has another provider.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -89,16 +89,24 @@ use crate::{
 ///
 /// # Stored data
 ///
-/// An entry contains key, method, URL, body and some headers, in the clear. The headers are those that describe the content,
-/// and those by which an API selects an account. `Authorization`, cookies and other credentials are not stored: the
-/// application supplies them at the recovery.
+/// An entry contains key, method, URL, body and some headers, in the clear. The headers are those that describe the content
+/// or the target, conditions, and those by which an API selects an account. One of the latter is `PayPal-Auth-Assertion`,
+/// which has no effect without a token. `Authorization`, cookies and other credentials are not stored: the application supplies
+/// them at the recovery. Recovered headers of [`with_headers`](Self::with_headers) are marked as sensitive.
 ///
 /// # Errors
 ///
-/// A request whose body cannot be copied cannot be stored, and is not sent. If the outbox fails, the request is not sent,
-/// and its outcome is [`Unknown`](Outcome::Unknown), because it may be stored nevertheless.
+/// A request whose body cannot be copied cannot be stored, and is not sent. The same is true of a request with a key header
+/// that the client cannot read, and of one whose URL is too long. If the outbox fails, the request is not sent, and its outcome
+/// is [`Unknown`](Outcome::Unknown), because it may be stored nevertheless.
 ///
 /// [`RetryLayer::with_deadline`] includes the calls of the outbox. A removal that has not ended by then leaves the entry.
+///
+/// # gRPC
+///
+/// The status of a call may be in the trailers of its response. The layer reads such a response up to 4 MiB and to the
+/// deadline before it returns it. If it has not found the status by then, the entry stays. So the layer is not for calls
+/// whose response is a stream.
 ///
 /// # Placement
 ///
@@ -145,8 +153,10 @@ impl<O: Outbox> OutboxLayer<O> {
     /// Sets the function that chooses the provider of an operation without one. Default: none.
     ///
     /// The choice is stored with the request, and [`ProviderChoice`](crate::ProviderChoice) returns it for all attempts,
-    /// also after a crash. Without this setting, a choice that `ProviderChoice` makes inside is lost with the process. A
-    /// recovery may then send an executed request to a second provider, which executes it again.
+    /// also after a crash. An entry that the application stored in advance gets it before its first attempt.
+    ///
+    /// Without this setting, a choice that `ProviderChoice` makes inside is lost with the process. A recovery may then send
+    /// an executed request to a second provider, which executes it again.
     pub fn with_providers(mut self, choose: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
         self.shared.providers = Some(Arc::new(choose));
         self
@@ -268,6 +278,9 @@ where
         if let Some(error) = keyed.other_key() {
             return Box::pin(ready(Err(error)));
         }
+        if keyed.has_unreadable_key {
+            return Box::pin(ready(Err(not_stored(None, UNREADABLE_KEY))));
+        }
         let is_stored = keyed.has_key && !is_safe(req.method());
         let Some(operation) = keyed.operation.filter(|_| is_stored) else {
             return Box::pin(inner.call(req));
@@ -282,7 +295,15 @@ where
         if let (None, Some(choose)) = (entry.provider, &self.shared.providers) {
             entry.provider = Some(choose());
         }
-        let req = Request::from_parts(head, body);
+        let keys = inner.settings().keys.clone();
+        let canonical = operation.header(keys.protocol());
+        if let Some(value) = head.headers.get(keys.header()) {
+            // A server may compare the bytes of the header, with or without quotes.
+            if canonical.as_ref() != Some(value) {
+                entry.headers.insert(keys.header(), value.clone());
+            }
+        }
+        let mut req = Request::from_parts(head, body);
         let shared = self.shared.clone();
         let deadline = inner.settings().deadline_from(Instant::now());
         Box::pin(async move {
@@ -290,6 +311,9 @@ where
                 Ok(body) => body.to_bytes(),
                 Err(error) => return Err(not_stored(Some(operation), error)),
             };
+            if let Err(error) = entry.check() {
+                return Err(not_stored(Some(operation), error));
+            }
             let unknown_on_drop = UnknownOnDrop::new(&operation);
             let previous = match shared.store(&entry, deadline).await {
                 Ok(previous) => previous,
@@ -309,6 +333,10 @@ where
                     return Err(not_stored(Some(operation), OTHER_PROVIDER));
                 }
                 previous.restore(&operation);
+                let key = previous.headers.get(keys.header()).cloned();
+                if let Some(key) = key.or(canonical) {
+                    req.headers_mut().insert(keys.header(), key);
+                }
             }
             if let Some(provider) = entry.provider {
                 operation.provider_or(|| provider);
@@ -321,6 +349,11 @@ where
 }
 
 impl<O: Outbox> Shared<O> {
+    /// Returns the provider of an operation without one.
+    pub(super) fn choose_provider(&self) -> Option<u64> {
+        self.providers.as_ref().map(|choose| choose())
+    }
+
     /// Stores an entry, until the deadline of a call.
     async fn store(&self, entry: &Entry, deadline: Instant) -> Result<Option<Entry>, OutboxError> {
         timeout_at(deadline, self.outbox.store(entry))
@@ -345,6 +378,10 @@ impl<O: Outbox> Shared<O> {
         R: Body<Data: Send, Error: Send> + Send + 'static,
     {
         let result = inner.call_until(req, Some(deadline)).await;
+        let result = match result {
+            Ok(res) => Ok(read_status(res, deadline).await),
+            Err(error) => Err(error),
+        };
         let key = operation.key();
         let is_settled = match operation.outcome() {
             Outcome::Definite => {
@@ -372,6 +409,19 @@ impl<O: Outbox> Shared<O> {
             Err(error) => Err(error.with_outcome(operation.outcome())),
         }
     }
+}
+
+/// Reads the body of a gRPC response until its trailers, whose status decides on the removal of the entry.
+async fn read_status<R: Body>(
+    res: Response<ResponseBody<R>>,
+    deadline: Instant,
+) -> Response<ResponseBody<R>> {
+    if !res.body().is_awaited() {
+        return res;
+    }
+    let (head, body) = res.into_parts();
+    let (body, _) = body.peek(MAX_GRPC_BYTES, deadline).await;
+    Response::from_parts(head, body)
 }
 
 /// Returns the result of a call of the outbox. After an error, logs it and returns `None`: the entry stays for a recovery.
@@ -429,7 +479,10 @@ fn not_stored(operation: Option<Operation>, source: impl Into<BoxError>) -> Erro
 }
 
 const STACKED: &str = "a RetryLayer outside of an OutboxLayer would store each attempt";
+const UNREADABLE_KEY: &str = "a request whose key the client cannot read cannot be stored";
 const STREAM: &str = "a body that cannot be copied cannot be stored";
 const OTHER_REQUEST: &str = "the outbox has another request under this key";
 const OTHER_PROVIDER: &str = "the outbox has another provider for this operation";
+/// Longest gRPC response whose trailers are read. Clients of gRPC read messages of this size by default.
+const MAX_GRPC_BYTES: usize = 4 * 1024 * 1024;
 const LATE: &str = "the outbox did not reply before the deadline of the call";

@@ -18,12 +18,16 @@ use std::{
 
 use self::{
     entries::Entries,
-    format::{Header, REMOVED, SENT, STORED},
+    format::{Header, PROVIDER, REMOVED, SENT, STORED},
 };
-use super::{OutboxError, entry::Entry};
+use super::{
+    OutboxError,
+    entry::{Entry, millis},
+};
 
 /// The open file and its entries.
 pub(super) struct Log {
+    /// Absolute path without symbolic links, so that a link or another working directory does not lead to another file.
     path: PathBuf,
     file: File,
     header: Header,
@@ -39,6 +43,10 @@ pub(super) struct Log {
     removed_resumed: Vec<String>,
     /// `true` if a write failed, so that the entries differ from those of the file.
     is_stale: bool,
+    /// `true` if a sync failed. The system may have dropped the bytes, and a second sync of this file would not report that.
+    has_failed_sync: bool,
+    /// Length of the file from which a failed compaction is repeated.
+    repeat_compaction_from: u64,
     /// `true` if the file was renamed, and its new name may not be on the disk.
     is_renamed: bool,
     entries: Entries,
@@ -49,7 +57,10 @@ pub(super) struct Log {
 impl Log {
     /// Opens or creates the file.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let lock = options().open(with_suffix(path, ".lock"))?;
+        // Only the path of an existing file can be resolved. Before the lock is held, another process may replace the file.
+        drop(options().open(path)?);
+        let path = fs::canonicalize(path)?;
+        let lock = options().open(with_suffix(&path, ".lock"))?;
         lock.try_lock().map_err(|error| match error {
             fs::TryLockError::Error(error) => error,
             fs::TryLockError::WouldBlock => io::Error::new(
@@ -57,16 +68,18 @@ impl Log {
                 "the outbox is already open, in this or another process",
             ),
         })?;
-        let file = options().open(path)?;
-        let bytes = fs::read(path)?;
+        let file = options().open(&path)?;
+        let bytes = fs::read(&path)?;
         // A crash of the process that created the file may have cut the header.
         let is_new = Header::is_incomplete(&bytes);
         let header = match is_new {
             true => Header::random()?,
             false => Header::read(&bytes)?,
         };
+        // A process that was killed while it compacted the file may have left this one.
+        let _ = fs::remove_file(with_suffix(&path, ".new"));
         let mut log = Self {
-            path: path.to_owned(),
+            path,
             file,
             header,
             length: 0,
@@ -75,6 +88,8 @@ impl Log {
             buffer: Vec::new(),
             needs_sync: false,
             is_stale: false,
+            has_failed_sync: false,
+            repeat_compaction_from: 0,
             is_renamed: false,
             entries: Entries::default(),
             lock,
@@ -87,7 +102,7 @@ impl Log {
         }
         log.file.sync_data()?;
         log.synced = log.length;
-        sync_directory(path)?;
+        sync_directory(&log.path)?;
         Ok(log)
     }
 
@@ -123,7 +138,7 @@ impl Log {
         let needs_sync = std::mem::take(&mut self.needs_sync) && may_sync;
         let before = self.length;
         let result = self.write_to_file(&buffer).and_then(|()| match needs_sync {
-            true => self.sync_name().and_then(|()| self.file.sync_data()),
+            true => self.sync(),
             false => Ok(()),
         });
         match result {
@@ -140,7 +155,15 @@ impl Log {
         result
     }
 
-    /// Reads the file again if a write has failed.
+    /// Makes the records of the file durable.
+    fn sync(&mut self) -> io::Result<()> {
+        self.sync_name()?;
+        let synced = self.file.sync_data();
+        self.has_failed_sync |= synced.is_err();
+        synced
+    }
+
+    /// Reads the file again if a write has failed. Replaces the file if a sync has failed.
     pub(super) fn repair(&mut self) -> io::Result<()> {
         if self.is_stale {
             self.buffer.clear();
@@ -153,23 +176,50 @@ impl Log {
             self.removed_resumed.clear();
             self.is_stale = false;
         }
+        if self.has_failed_sync {
+            let replaced = self.replace_file();
+            // The next calls change the entries, and are not acknowledged.
+            self.is_stale = replaced.is_err();
+            replaced?;
+        }
         Ok(())
     }
 
-    /// Replaces the file with a new one that has only the current entries, if removed entries use most of it.
-    ///
-    /// If the process is killed meanwhile, either the old file or the new one remains, and is complete.
+    /// Replaces the file with a new one that has only the current entries, if removed entries use most of it. After an error,
+    /// the file grows before the next attempt.
     pub(super) fn compact(&mut self) -> io::Result<()> {
         if self.is_stale || self.length < COMPACT_FROM || self.length / 2 < self.entries.bytes {
             return Ok(());
         }
-        let path = with_suffix(&self.path, ".new");
-        if let Err(error) = fs::remove_file(&path)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            return Err(error);
+        if self.length < self.repeat_compaction_from {
+            return Ok(());
         }
-        let mut file = options().open(&path)?;
+        self.repeat_compaction_from = self.length + COMPACT_FROM;
+        self.replace_file()
+    }
+
+    /// Replaces the file with a new one that has only the current entries.
+    ///
+    /// If the process is killed meanwhile, either the old file or the new one remains, and is complete.
+    fn replace_file(&mut self) -> io::Result<()> {
+        let path = with_suffix(&self.path, ".new");
+        remove_if_exists(&path)?;
+        let (file, length) = self.write_file(&path).inspect_err(|_| {
+            // The disk may be full.
+            let _ = fs::remove_file(&path);
+        })?;
+        self.file = file;
+        self.length = length;
+        self.synced = length;
+        self.has_failed_sync = false;
+        self.repeat_compaction_from = 0;
+        self.is_renamed = true;
+        self.sync_name()
+    }
+
+    /// Writes the current entries to a file, and gives it the name of the log. Returns the file and its length.
+    fn write_file(&self, path: &Path) -> io::Result<(File, u64)> {
+        let mut file = options().open(path)?;
         let mut bytes = self.header.0.to_vec();
         for (&position, slot) in &self.entries.by_position {
             // The file gets its name once all of it is on the disk.
@@ -180,18 +230,14 @@ impl Log {
         }
         file.write_all(&bytes)?;
         file.sync_data()?;
-        fs::rename(&path, &self.path)?;
-        self.file = file;
-        self.length = bytes.len() as u64;
-        self.synced = self.length;
-        self.is_renamed = true;
-        self.sync_name()
+        fs::rename(path, &self.path)?;
+        Ok((file, bytes.len() as u64))
     }
 
     /// Makes a rename durable. Until then a crash of the machine may bring the old file back.
     fn sync_name(&mut self) -> io::Result<()> {
         if self.is_renamed {
-            sync_directory(&self.path)?;
+            sync_directory(&self.path).inspect_err(|_| self.has_failed_sync = true)?;
             self.is_renamed = false;
         }
         Ok(())
@@ -208,7 +254,8 @@ impl Log {
         entry: &Entry,
         max_bytes: u64,
     ) -> Result<Option<Entry>, OutboxError> {
-        if let Some(stored) = self.resume(&entry.key, entry.first_sent()) {
+        entry.check()?;
+        if let Some(stored) = self.resume(&entry.key, entry.first_sent(), entry.provider) {
             return Ok(Some(stored));
         }
         let position = self.entries.last_position + 1;
@@ -224,17 +271,27 @@ impl Log {
         Ok(None)
     }
 
-    pub(super) fn resume(&mut self, key: &str, at: Option<SystemTime>) -> Option<Entry> {
+    pub(super) fn resume(
+        &mut self,
+        key: &str,
+        at: Option<SystemTime>,
+        provider: Option<u64>,
+    ) -> Option<Entry> {
         let position = *self.entries.by_key.get(key)?;
         let slot = self.entries.by_position.get_mut(&position)?;
         slot.is_resumed = true;
-        let is_first = slot.entry.first_sent.is_none();
-        if let Some(at) = at.filter(|_| is_first) {
-            slot.entry = slot.entry.clone().or_first_sent(at);
-        }
-        let entry = slot.entry.clone();
+        let entry = &mut slot.entry;
+        let is_first = entry.first_sent.is_none();
+        let has_provider = entry.provider.is_some();
+        entry.first_sent = entry.first_sent.or(at.map(millis));
+        entry.provider = entry.provider.or(provider);
+        let entry = entry.clone();
         if let Some(millis) = entry.first_sent.filter(|_| is_first) {
             self.buffer_record(SENT, position, &millis.to_be_bytes());
+            self.needs_sync = true;
+        }
+        if let Some(provider) = entry.provider.filter(|_| !has_provider) {
+            self.buffer_record(PROVIDER, position, &provider.to_be_bytes());
             self.needs_sync = true;
         }
         Some(entry)
@@ -298,11 +355,18 @@ fn sync_directory(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
+fn remove_if_exists(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
 }
 
-/// Size from which a file is compacted.
+/// Length from which a file is compacted, and growth after which a failed compaction is repeated.
 const COMPACT_FROM: u64 = 1024 * 1024;

@@ -52,8 +52,10 @@ pub trait Outbox: Send + Sync + 'static {
         entry: &Entry,
     ) -> impl Future<Output = Result<Option<Entry>, OutboxError>> + Send;
 
-    /// Marks the entry as resumed, and returns it. Sets the time of its first attempt if it has none. Returns `None` if
-    /// there is no entry under this key.
+    /// Marks the entry as resumed, and returns it. Sets the time of its first attempt and its provider if it has none.
+    /// Returns `None` if there is no entry under this key.
+    ///
+    /// The provider is the one that the caller would choose. The provider of the returned entry gets the request.
     ///
     /// # Errors
     ///
@@ -62,6 +64,7 @@ pub trait Outbox: Send + Sync + 'static {
         &self,
         key: &str,
         first_sent: SystemTime,
+        provider: Option<u64>,
     ) -> impl Future<Output = Result<Option<Entry>, OutboxError>> + Send;
 
     /// Removes the entry if it was never resumed, and returns `true` if it did.

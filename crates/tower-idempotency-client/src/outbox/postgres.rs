@@ -107,8 +107,10 @@ impl PostgresOutbox {
     ///
     /// # Errors
     ///
-    /// If the database fails. The transaction is then broken.
+    /// - The database fails. The transaction is then broken.
+    /// - The URL of the request is too long.
     pub async fn store_in(&self, tx: &mut PgConnection, entry: &Entry) -> Result<(), OutboxError> {
+        entry.check()?;
         let inserted = self.insert(entry).execute(tx).await;
         inserted.map(drop).map_err(OutboxError::new)
     }

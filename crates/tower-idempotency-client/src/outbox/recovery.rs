@@ -82,8 +82,11 @@ impl<S, O: Outbox> Recovery<S, O> {
             };
             self.position = position;
             // Another call may have removed the entry since the page was read.
-            let resumed = shared.outbox.resume(entry.key(), SystemTime::now()).await?;
-            if let Some(entry) = resumed {
+            let provider = entry.provider.or_else(|| shared.choose_provider());
+            let resumed = shared
+                .outbox
+                .resume(entry.key(), SystemTime::now(), provider);
+            if let Some(entry) = resumed.await? {
                 break entry;
             }
         };
@@ -123,5 +126,5 @@ impl<S, O> fmt::Debug for Recovery<S, O> {
     }
 }
 
-/// Number of entries that are read at a time.
-const PAGE: u32 = 64;
+/// Number of entries that are read at a time, with their bodies.
+const PAGE: u32 = 8;

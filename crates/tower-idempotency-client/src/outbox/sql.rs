@@ -37,8 +37,8 @@ impl Statements {
                  on conflict (key) do nothing"
             ),
             resume: format!(
-                "update {table} set resumed = true, first_sent = coalesce(first_sent, $2) \
-                 where key = $1 returning {columns}"
+                "update {table} set resumed = true, first_sent = coalesce(first_sent, $2), \
+                 provider = coalesce(provider, $3) where key = $1 returning {columns}"
             ),
             discard: format!("delete from {table} where key = $1 and not resumed"),
             remove: format!("delete from {table} where key = $1"),
@@ -111,6 +111,7 @@ macro_rules! impl_outbox {
 
         impl Outbox for $outbox {
             async fn store(&self, entry: &Entry) -> Result<Option<Entry>, OutboxError> {
+                entry.check()?;
                 // An entry may be removed between the two statements.
                 for _ in 0..MAX_ATTEMPTS {
                     let inserted = self.insert(entry).execute(&self.pool).await;
@@ -118,7 +119,8 @@ macro_rules! impl_outbox {
                         return Ok(None);
                     }
                     let first_sent = entry.first_sent().unwrap_or_else(SystemTime::now);
-                    if let Some(stored) = self.resume(&entry.key, first_sent).await? {
+                    let resumed = self.resume(&entry.key, first_sent, entry.provider);
+                    if let Some(stored) = resumed.await? {
                         return Ok(Some(stored));
                     }
                 }
@@ -131,11 +133,13 @@ macro_rules! impl_outbox {
                 &self,
                 key: &str,
                 first_sent: SystemTime,
+                provider: Option<u64>,
             ) -> Result<Option<Entry>, OutboxError> {
                 // `fetch_optional` would return before the commit, and miss its error.
                 let rows = sqlx::query(AssertSqlSafe(self.statements.resume.as_str()))
                     .bind(key)
                     .bind(millis(first_sent).cast_signed())
+                    .bind(provider.map(u64::cast_signed))
                     .fetch_all(&self.pool)
                     .await
                     .map_err(OutboxError::new)?;

@@ -82,8 +82,10 @@ fn public_interface_is_as_listed() {
     Entry::method
     Entry::new
     Entry::or_first_sent
+    Entry::or_provider
     Entry::provider
     Entry::uri
+    Entry::with_headers_of
     Error::is_expired
     Error::operation
     Error::outcome

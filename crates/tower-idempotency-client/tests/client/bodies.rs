@@ -186,7 +186,7 @@ async fn searched_body_reaches_caller_whole() {
     let problem = "application/problem+json";
     let frames = move || vec![data("{\"code\":"), data("\"key-reused\"}"), trailers()];
     let (operation, res) = respond(RetryLayer::new(), 422, problem, frames).await;
-    assert_eq!(operation.outcome(), Outcome::Definite);
+    assert_eq!(operation.outcome(), Outcome::NotExecuted);
     let body = res.into_body().collect().await.unwrap();
     assert_eq!(body.trailers().unwrap()["x-sum"], "7");
     assert_eq!(body.to_bytes(), "{\"code\":\"key-reused\"}");

@@ -218,7 +218,7 @@ async fn outstanding_request_is_awaited_in_each_dialect() {
 }
 
 #[tokio::test]
-async fn reused_key_is_definite_in_each_dialect() {
+async fn reused_key_is_rejected_in_each_dialect() {
     for (protocol, status) in [(Protocol::Stripe, 400), (Protocol::Ietf, 422)] {
         let server = StandIn::new(protocol, 10, 0);
         let addr = server.serve().await;
@@ -226,7 +226,15 @@ async fn reused_key_is_definite_in_each_dialect() {
         assert_eq!(send(addr, protocol, &key, "amount=7").await.0, 200);
         let again = Operation::with_key("order 7").unwrap();
         assert_eq!(send(addr, protocol, &again, "amount=8").await.0, status);
-        assert_eq!((again.attempts(), again.outcome()), (1, Outcome::Definite));
+        assert_eq!(
+            (again.attempts(), again.outcome()),
+            (1, Outcome::NotExecuted)
+        );
+        // A process that restarted has another body. The server has executed the first one.
+        let restored = Operation::with_key("order 7").unwrap();
+        let restored = restored.with_first_sent(std::time::SystemTime::now());
+        assert_eq!(send(addr, protocol, &restored, "amount=8").await.0, status);
+        assert_eq!(restored.outcome(), Outcome::Unknown);
         assert_eq!(server.effects(), 1);
     }
 }

@@ -69,22 +69,28 @@ async fn several_key_lines_are_no_key() {
     let res = RetryLayer::new().layer(server.clone()).oneshot(req).await;
     assert_eq!(res.unwrap().status(), 500);
     assert_eq!(server.take_log().len(), 1);
-    // The operation of the caller is sent all the same, so its outcome is not known.
-    let operation = Operation::new();
-    let mut req = post("one espresso");
-    req.headers_mut()
-        .insert("idempotency-key", "\"open".parse().unwrap());
-    req.headers_mut()
-        .append("idempotency-key", "8".parse().unwrap());
-    req.extensions_mut().insert(operation.clone());
-    let _ = RetryLayer::new()
-        .layer(Server::new([Reply::Broken]))
-        .oneshot(req)
-        .await;
-    assert_eq!(
-        (operation.attempts(), operation.outcome()),
-        (1, Outcome::Unknown)
-    );
+}
+
+/// The server may execute the request under another key than that of the operation.
+#[tokio::test(start_paused = true)]
+async fn unreadable_key_of_operation_is_not_sent() {
+    let long = "x".repeat(300);
+    for lines in [&["\"open", "8"][..], &["caf\u{e9}"], &[&long]] {
+        let server = Server::new([status(201)]);
+        let operation = Operation::new();
+        let mut req = post("one espresso");
+        for line in lines {
+            req.headers_mut()
+                .append("idempotency-key", line.parse().unwrap());
+        }
+        req.extensions_mut().insert(operation.clone());
+        let error = RetryLayer::new().layer(server.clone()).oneshot(req).await;
+        let error = error.unwrap_err();
+        assert!(error.to_string().contains("cannot be read"), "{error}");
+        assert_eq!(error.outcome(), Outcome::NotExecuted);
+        assert_eq!(operation.attempts(), 0);
+        assert_eq!(server.take_log().len(), 0);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -132,6 +132,22 @@ async fn restored_operation_expires_by_monotonic_clock() {
     assert!(call.result.unwrap_err().is_expired());
 }
 
+/// Another process has sent the operation later than this one, and its response is unknown.
+#[tokio::test(start_paused = true)]
+async fn later_restored_time_opens_operation() {
+    let layer = RetryLayer::new();
+    let server = Server::new([status(401), status(201)]);
+    let call = send(&layer, &server).await;
+    assert_eq!(call.outcome(), Outcome::NotExecuted);
+    let later = call.operation.first_sent().unwrap() + Duration::from_secs(10);
+    let operation = call.operation.with_first_sent(later);
+    assert_eq!(operation.outcome(), Outcome::Unknown);
+    advance(25 * HOUR).await;
+    let call = send_as(operation, &layer, &server).await;
+    assert!(call.result.unwrap_err().is_expired());
+    assert_eq!(server.take_log().len(), 1);
+}
+
 /// The server rejected every attempt before it executed it, so it has no record to lose.
 #[tokio::test(start_paused = true)]
 async fn rejected_operation_does_not_expire() {

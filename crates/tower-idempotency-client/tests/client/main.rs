@@ -7,6 +7,7 @@ mod bodies;
 mod costs;
 mod delays;
 mod dialects;
+mod grpc;
 mod harness;
 mod keys;
 mod lifetime;

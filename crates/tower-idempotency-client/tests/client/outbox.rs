@@ -19,6 +19,7 @@ use tower_idempotency_client::{
 
 use crate::{
     harness::{Reply, Sent, Server, post, reply, status},
+    outbox_contract::long_uri,
     outbox_memory::Memory,
 };
 
@@ -275,26 +276,128 @@ async fn other_request_under_stored_key_is_not_sent() {
 /// The entry has the key that is on the wire, also if the caller has set it.
 #[tokio::test(start_paused = true)]
 async fn recovery_sends_key_of_first_request() {
-    for protocol in [
-        Protocol::TowerIdempotency,
-        Protocol::Ietf,
-        Protocol::Stripe,
-        Protocol::Acp,
+    for (protocol, key) in [
+        (Protocol::TowerIdempotency, "\"a,b\""),
+        (Protocol::Ietf, "\"a,b\""),
+        (Protocol::Stripe, "\"a,b\""),
+        (Protocol::Acp, "\"a,b\""),
+        // Forms that the client would not choose. A server may compare the bytes of the header.
+        (Protocol::TowerIdempotency, "\"order-7\""),
+        (Protocol::Ietf, "order-7"),
     ] {
-        let server = Server::new([Reply::Broken, status(201)]);
+        let server = Server::new([Reply::Broken, Reply::Broken, status(201)]);
         let outbox = Arc::new(Memory::default());
         let keys = IdempotencyKeyLayer::new().with_protocol(protocol);
         let retries = RetryLayer::new().with_max_attempts(1).with_keys(keys);
         let client = with(&outbox, retries, &server);
         let mut req = post("one espresso");
         req.headers_mut()
-            .insert("idempotency-key", "\"a,b\"".parse().unwrap());
+            .insert("idempotency-key", key.parse().unwrap());
         assert!(client.clone().oneshot(req).await.is_err());
+        // The application sends the operation again without the header.
+        let (_, entry) = outbox.pending(0, 1).await.unwrap().remove(0);
+        let operation = Operation::with_key(entry.key()).unwrap();
+        assert!(client.clone().oneshot(order(&operation)).await.is_err());
         assert_eq!(recover(&client).await, [(Some(201), Outcome::Definite)]);
         let log = server.take_log();
         let keys: Vec<_> = log.iter().map(Sent::key).collect();
-        assert_eq!(keys, [Some("\"a,b\""); 2], "{protocol:?}");
+        assert_eq!(keys, [Some(key); 3], "{protocol:?}");
     }
+}
+
+/// The server may execute each request with a key that the client cannot read, so a recovery has to know it.
+#[tokio::test(start_paused = true)]
+async fn request_with_unreadable_key_is_not_sent() {
+    let server = Server::new([status(201)]);
+    let (client, outbox) = client(&server);
+    let mut req = post("one espresso");
+    let key = "x".repeat(300);
+    req.headers_mut()
+        .insert("idempotency-key", key.parse().unwrap());
+    let error = client.clone().oneshot(req.clone()).await.unwrap_err();
+    let source = std::error::Error::source(&error).unwrap().to_string();
+    assert!(source.contains("cannot read"), "{source}");
+    assert_eq!(error.outcome(), Outcome::NotExecuted);
+    assert_eq!(server.take_log().len(), 0);
+    assert_eq!(outbox.keys(), [""; 0]);
+    // A safe request has no effect.
+    *req.method_mut() = http::Method::GET;
+    assert_eq!(client.oneshot(req).await.unwrap().status(), 201);
+}
+
+/// A recovery could not read the entry.
+#[tokio::test(start_paused = true)]
+async fn request_with_long_url_is_not_sent() {
+    let server = Server::new([status(201)]);
+    let (client, outbox) = client(&server);
+    let operation = Operation::new();
+    let mut req = order(&operation);
+    *req.uri_mut() = long_uri();
+    let error = client.oneshot(req).await.unwrap_err();
+    assert_eq!(error.outcome(), Outcome::NotExecuted);
+    assert_eq!(operation.outcome(), Outcome::NotExecuted);
+    assert_eq!(server.take_log().len(), 0);
+    assert_eq!(outbox.keys(), [""; 0]);
+}
+
+/// The body of the second attempt differs from that of the first one, which may have been executed.
+#[tokio::test(start_paused = true)]
+async fn reused_key_keeps_resumed_entry() {
+    let headers = [("content-type", "application/problem+json")];
+    let reused = reply(422, &headers, r#"{"code":"key-reused"}"#);
+    let server = Server::new([Reply::Broken, reused]);
+    let outbox = Arc::new(Memory::default());
+    let client = with(&outbox, RetryLayer::new().with_max_attempts(1), &server);
+    let operation = Operation::new();
+    assert_eq!(send(&client, &operation).await, (None, Outcome::Unknown));
+    assert_eq!(recover(&client).await, [(Some(422), Outcome::Unknown)]);
+    assert_eq!(outbox.keys(), [operation.key()]);
+}
+
+/// A server may compare these headers with those of the first attempt.
+#[tokio::test(start_paused = true)]
+async fn recovered_request_has_compared_headers() {
+    let names = [
+        "host",
+        "content-range",
+        "if-match",
+        "content-digest",
+        "x-http-method-override",
+        "paypal-auth-assertion",
+    ];
+    let server = Server::new([Reply::Broken, status(201)]);
+    let outbox = Arc::new(Memory::default());
+    let client = with(&outbox, RetryLayer::new().with_max_attempts(1), &server);
+    let mut req = order(&Operation::new());
+    for name in names {
+        let value = HeaderValue::from_str(&format!("value of {name}")).unwrap();
+        req.headers_mut()
+            .insert(HeaderName::from_static(name), value);
+    }
+    assert!(client.clone().oneshot(req).await.is_err());
+    assert_eq!(recover(&client).await, [(Some(201), Outcome::Definite)]);
+    let log = server.take_log();
+    for name in names {
+        assert_eq!(log[0].headers.get(name), log[1].headers.get(name), "{name}");
+        assert!(log[1].headers.contains_key(name), "{name}");
+    }
+}
+
+/// Entries have their bodies.
+#[tokio::test(start_paused = true)]
+async fn recovery_reads_at_most_eight_entries() {
+    let server = Server::new([status(201)]);
+    let (client, outbox) = client(&server);
+    for _ in 0..30 {
+        let entry = Entry::new(
+            &Operation::new(),
+            &post("one espresso").map(|_| "one espresso".into()),
+        );
+        outbox.store(&entry).await.unwrap();
+    }
+    assert_eq!(recover(&client).await.len(), 30);
+    let read = outbox.read.load(Ordering::Relaxed);
+    assert!(read <= 8, "{read}");
 }
 
 /// A key that an SDK sets by default is not that of the operation. A recovery would send another key.
@@ -414,7 +517,8 @@ async fn rejected_call_keeps_entry_of_other_call() {
         let (resumed, slow) = (resumed.clone(), slow.clone());
         async move {
             let res = slow.oneshot(req).await;
-            resumed.resume("order-7", SystemTime::now()).await.unwrap();
+            let now = SystemTime::now();
+            resumed.resume("order-7", now, None).await.unwrap();
             res
         }
     });
@@ -568,6 +672,30 @@ async fn new_call_goes_to_provider_of_first_attempt() {
     assert!(res.is_ok());
     assert_eq!(operation.provider(), Some(3));
     assert_eq!(providers.take_effects(), [3, 3]);
+}
+
+/// The application stored the entry in a transaction, before a provider was chosen. A call or a recovery sends it first.
+#[tokio::test(start_paused = true)]
+async fn entry_stored_in_advance_keeps_first_provider() {
+    for is_recovered in [false, true] {
+        let providers = Providers::default();
+        let operation = Operation::new();
+        let req = post("one espresso").map(|_| "one espresso".into());
+        let entry = Entry::new(&operation, &req);
+        providers.outbox.store(&entry).await.unwrap();
+        let dead = providers.process(3, false);
+        if is_recovered {
+            let mut recovery = dead.recover();
+            let recovered = recovery.next(|_: &mut Request<Full<Bytes>>| {}).await;
+            assert!(recovered.unwrap().unwrap().result.is_err());
+        } else {
+            assert!(dead.oneshot(order(&operation)).await.is_err());
+        }
+        let mut recovery = providers.process(8, true).recover();
+        let recovered = recovery.next(|_: &mut Request<Full<Bytes>>| {}).await;
+        assert!(recovered.unwrap().unwrap().result.is_ok());
+        assert_eq!(providers.take_effects(), [3, 3], "{is_recovered}");
+    }
 }
 
 /// Processes with one outbox, and the providers that executed their requests.

@@ -23,6 +23,20 @@ pub(crate) fn entry(key: &str) -> Entry {
     Entry::new(&operation, &req)
 }
 
+/// Returns a URL that `http` builds from its parts, and does not parse.
+pub(crate) fn long_uri() -> http::Uri {
+    let uri = http::Uri::builder()
+        .scheme("https")
+        .authority("api.example.com");
+    let path = format!("/{}", "x".repeat(65_530));
+    uri.path_and_query(path).build().unwrap()
+}
+
+pub(crate) fn unreadable_entry() -> Entry {
+    let req = Request::post(long_uri()).body(Bytes::new()).unwrap();
+    Entry::new(&Operation::with_key("unreadable").unwrap(), &req)
+}
+
 /// Returns a time that an outbox stores exactly.
 pub(crate) fn at(millis: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_millis(millis)
@@ -58,11 +72,11 @@ async fn check_contract(outbox: &impl Outbox) {
     let later = at(1_800_000_000_000);
     let again = first.clone().or_first_sent(later);
     assert_eq!(outbox.store(&again).await.unwrap(), Some(sent.clone()));
-    let resumed = outbox.resume("third", later).await.unwrap().unwrap();
+    let resumed = outbox.resume("third", later, None).await.unwrap().unwrap();
     assert_eq!(resumed, third.clone().or_first_sent(later));
-    let resumed = outbox.resume("third", at(1)).await.unwrap().unwrap();
+    let resumed = outbox.resume("third", at(1), None).await.unwrap().unwrap();
     assert_eq!(resumed.first_sent(), Some(later));
-    assert_eq!(outbox.resume("second", later).await.unwrap(), None);
+    assert_eq!(outbox.resume("second", later, None).await.unwrap(), None);
     // An entry that was resumed, or is gone, is not discarded.
     for key in ["first", "third", "second"] {
         assert!(!outbox.discard(key).await.unwrap(), "{key}");
@@ -76,6 +90,24 @@ async fn check_contract(outbox: &impl Outbox) {
     outbox.remove("first").await.unwrap();
     assert_eq!(outbox.store(&first).await.unwrap(), None);
     assert_eq!(keys(outbox).await, ["third", "first"]);
+    check_provider(outbox).await;
+}
+
+/// Checks that the first provider of an entry without one is stored, and does not change.
+async fn check_provider(outbox: &impl Outbox) {
+    let req = Request::post("https://api.example.com/orders").body(Bytes::new());
+    let entry = Entry::new(&Operation::with_key("advance").unwrap(), &req.unwrap());
+    assert_eq!(outbox.store(&entry).await.unwrap(), None);
+    let sent = at(1_700_000_000_123);
+    for (chosen, stored) in [(None, None), (Some(3), Some(3)), (Some(8), Some(3))] {
+        let resumed = outbox.resume("advance", sent, chosen).await.unwrap();
+        assert_eq!(resumed.unwrap().provider(), stored, "{chosen:?}");
+    }
+    let again = outbox.store(&entry.clone().or_provider(8)).await.unwrap();
+    assert_eq!(again.unwrap().provider(), Some(3));
+    let pending = outbox.pending(0, 100).await.unwrap();
+    let (_, last) = pending.last().unwrap();
+    assert_eq!(last, &entry.or_first_sent(sent).or_provider(3));
 }
 
 /// Lets many calls store one key. One of them stores it, and then none may discard it.
@@ -155,6 +187,19 @@ mod sqlite {
             let pool = sqlx_pool();
             assert!(SqliteOutbox::new(pool).with_table(name).is_err(), "{name}");
         }
+    }
+
+    /// A stored row whose URL cannot be read would be skipped by each recovery.
+    #[tokio::test]
+    async fn sqlite_rejects_unreadable_entry() {
+        let scratch = Scratch::new();
+        let url = format!("sqlite:{}?mode=rwc", scratch.file("outbox.db").display());
+        let pool = pool_options::<Sqlite>().connect(&url).await.unwrap();
+        let outbox = SqliteOutbox::new(pool);
+        outbox.migrate().await.unwrap();
+        outbox.store(&unreadable_entry()).await.unwrap_err();
+        assert_eq!(outbox.store(&entry("first")).await.unwrap(), None);
+        assert_eq!(keys(&outbox).await, ["first"]);
     }
 
     /// A row that another program has damaged does not hide the rows after it.

@@ -7,7 +7,7 @@ use http::Request;
 use tests::scratch::Scratch;
 use tower_idempotency_client::{Entry, FileOutbox, Operation, Outbox, OutboxError};
 
-use crate::outbox_contract::{at, entry, join_all};
+use crate::outbox_contract::{at, entry, join_all, unreadable_entry};
 
 async fn entries(outbox: &FileOutbox) -> Vec<Entry> {
     let pending = outbox.pending(0, 10_000).await.unwrap();
@@ -25,7 +25,8 @@ async fn steps(path: &Path) -> (Vec<u8>, Vec<(usize, Vec<Entry>)>) {
                 outbox.store(&entry(&format!("key-{step}"))).await.unwrap();
             }
             2 => {
-                outbox.resume("key-0", at(1_700_000_000_000)).await.unwrap();
+                let sent = at(1_700_000_000_000);
+                outbox.resume("key-0", sent, None).await.unwrap();
             }
             3 => outbox.remove("key-1").await.unwrap(),
             _ => assert!(outbox.discard("key-4").await.unwrap()),
@@ -146,6 +147,19 @@ async fn compaction_keeps_entries_and_bounds_file() {
     drop(outbox);
     let read = entries(&FileOutbox::open(&path).unwrap()).await;
     assert_eq!(read, [kept, entry("last")]);
+}
+
+/// The record of an entry that cannot be read would cut off all later records.
+#[tokio::test]
+async fn unreadable_entry_is_rejected() {
+    let scratch = Scratch::new();
+    let path = scratch.file("orders.outbox");
+    let outbox = FileOutbox::open(&path).unwrap();
+    outbox.store(&unreadable_entry()).await.unwrap_err();
+    outbox.store(&entry("one")).await.unwrap();
+    drop(outbox);
+    let read = entries(&FileOutbox::open(&path).unwrap()).await;
+    assert_eq!(read, [entry("one")]);
 }
 
 #[tokio::test]

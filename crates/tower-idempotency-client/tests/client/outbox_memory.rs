@@ -16,6 +16,8 @@ pub(crate) struct Memory {
     entries: Mutex<Vec<(u64, Entry, bool)>>,
     fails: Mutex<Option<&'static str>>,
     delays: Mutex<Vec<(&'static str, Duration)>>,
+    /// Largest number of entries that a call has read.
+    pub(crate) read: AtomicU32,
     pub(crate) hangs: AtomicU32,
 }
 
@@ -54,12 +56,17 @@ impl Memory {
         keys.collect()
     }
 
-    fn mark(&self, key: &str, at: SystemTime) -> Option<Entry> {
+    fn mark(&self, key: &str, at: Option<SystemTime>, provider: Option<u64>) -> Option<Entry> {
         let mut entries = self.entries.lock().unwrap();
         let found = entries
             .iter_mut()
             .find(|(_, entry, _)| entry.key() == key)?;
-        found.1 = found.1.clone().or_first_sent(at);
+        if let Some(at) = at {
+            found.1 = found.1.clone().or_first_sent(at);
+        }
+        if let Some(provider) = provider {
+            found.1 = found.1.clone().or_provider(provider);
+        }
         found.2 = true;
         Some(found.1.clone())
     }
@@ -72,8 +79,7 @@ impl Outbox for Memory {
         }
         self.wait("store").await;
         self.check("store")?;
-        let at = entry.first_sent().unwrap();
-        if let Some(stored) = self.mark(entry.key(), at) {
+        if let Some(stored) = self.mark(entry.key(), entry.first_sent(), entry.provider()) {
             return Ok(Some(stored));
         }
         let mut entries = self.entries.lock().unwrap();
@@ -82,9 +88,14 @@ impl Outbox for Memory {
         Ok(None)
     }
 
-    async fn resume(&self, key: &str, at: SystemTime) -> Result<Option<Entry>, OutboxError> {
+    async fn resume(
+        &self,
+        key: &str,
+        at: SystemTime,
+        provider: Option<u64>,
+    ) -> Result<Option<Entry>, OutboxError> {
         self.check("resume")?;
-        Ok(self.mark(key, at))
+        Ok(self.mark(key, Some(at), provider))
     }
 
     async fn discard(&self, key: &str) -> Result<bool, OutboxError> {
@@ -109,6 +120,9 @@ impl Outbox for Memory {
         let entries = self.entries.lock().unwrap();
         let entries = entries.iter().filter(|(position, ..)| *position > after);
         let entries = entries.map(|(position, entry, _)| (*position, entry.clone()));
-        Ok(entries.take(limit as usize).collect())
+        let entries: Vec<_> = entries.take(limit as usize).collect();
+        let count = u32::try_from(entries.len()).unwrap();
+        self.read.fetch_max(count, Ordering::Relaxed);
+        Ok(entries)
     }
 }

@@ -306,6 +306,33 @@ async fn other_middleware_sees_each_attempt() {
     assert_eq!(numbers, ["0", "1", "2"]);
 }
 
+/// Middleware whose connection is refused.
+struct Refusing;
+
+#[async_trait::async_trait]
+impl Middleware for Refusing {
+    async fn handle(
+        &self,
+        _: reqwest::Request,
+        _: &mut Extensions,
+        _: Next<'_>,
+    ) -> reqwest_middleware::Result<reqwest::Response> {
+        let error = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        Err(reqwest_middleware::Error::middleware(error))
+    }
+}
+
+/// The type of the error of a middleware decides on the outcome.
+#[tokio::test(start_paused = true)]
+async fn error_of_other_middleware_keeps_type() {
+    let client = builder().with(Refusing).build();
+    let res = client.post("http://api.example.com/orders").send().await;
+    let failed = res.unwrap_err();
+    let source = std::error::Error::source(error(&failed)).unwrap();
+    assert!(source.is::<std::io::Error>(), "{source:?}");
+    assert_eq!(error(&failed).outcome(), Outcome::NotExecuted);
+}
+
 /// The extensions belong to the caller, who may use them for the next request.
 #[tokio::test]
 async fn reused_extensions_get_new_key() {

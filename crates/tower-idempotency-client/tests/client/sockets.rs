@@ -1,11 +1,14 @@
 //! Clients over sockets: the layer of this project in an axum server, and connections that break.
 
 use std::{
+    io,
     net::SocketAddr,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
     },
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -14,17 +17,20 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::TokioExecutor,
+    client::legacy::{
+        Client,
+        connect::{Connected, Connection, HttpConnector},
+    },
+    rt::{TokioExecutor, TokioIo},
 };
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::{Notify, Semaphore},
 };
 use tower::{Layer, ServiceBuilder, ServiceExt, util::MapResponseLayer};
 use tower_idempotency::{IdempotencyLayer, MemoryStore};
-use tower_idempotency_client::{Operation, Outcome, Retry, RetryLayer};
+use tower_idempotency_client::{IdempotencyKeyLayer, Operation, Outcome, Retry, RetryLayer};
 
 /// State of a handler that counts its effects.
 #[derive(Clone)]
@@ -222,7 +228,7 @@ async fn retry_under_new_key_executes_twice() {
 #[tokio::test(start_paused = true)]
 async fn failed_connector_of_hyper_has_sent_nothing() {
     let connector = tower::service_fn(|_: http::Uri| {
-        std::future::ready(Err::<hyper_util::rt::TokioIo<TcpStream>, _>("no such host"))
+        std::future::ready(Err::<TokioIo<TcpStream>, _>("no such host"))
     });
     let client = Client::builder(TokioExecutor::new()).build(connector);
     let req = Request::post("http://127.0.0.1:1/orders")
@@ -235,6 +241,82 @@ async fn failed_connector_of_hyper_has_sent_nothing() {
         .unwrap_err();
     assert_eq!(error.outcome(), Outcome::NotExecuted);
     assert_eq!(error.operation().unwrap().attempts(), 3);
+}
+
+/// Stream that takes a request, and then fails with the error of a refused connection, like a tunnel.
+struct Tunnel {
+    requests: Arc<AtomicU32>,
+    is_sent: bool,
+    reader: Option<Waker>,
+}
+
+impl AsyncRead for Tunnel {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        _: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.is_sent {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionRefused.into()));
+        }
+        self.reader = Some(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl AsyncWrite for Tunnel {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if !std::mem::replace(&mut self.is_sent, true) {
+            self.requests.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(reader) = self.reader.take() {
+            reader.wake();
+        }
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Connection for Tunnel {
+    fn connected(&self) -> Connected {
+        Connected::new()
+    }
+}
+
+/// The request was sent before the error.
+#[tokio::test(start_paused = true)]
+async fn refusal_on_open_connection_is_unknown() {
+    let requests = Arc::new(AtomicU32::new(0));
+    let connector = {
+        let requests = requests.clone();
+        tower::service_fn(move |_: http::Uri| {
+            std::future::ready(Ok::<_, io::Error>(TokioIo::new(Tunnel {
+                requests: requests.clone(),
+                is_sent: false,
+                reader: None,
+            })))
+        })
+    };
+    let client = Client::builder(TokioExecutor::new()).build(connector);
+    for (has_key, sent) in [(true, 3), (false, 1)] {
+        let keys = IdempotencyKeyLayer::new().with_methods(move |_| has_key);
+        let layer = RetryLayer::new().with_keys(keys);
+        let req = Request::post("http://127.0.0.1:1/orders").body(Full::<Bytes>::default());
+        let error = layer.layer(client.clone()).oneshot(req.unwrap()).await;
+        assert_eq!(error.unwrap_err().outcome(), Outcome::Unknown, "{has_key}");
+        assert_eq!(requests.swap(0, Ordering::Relaxed), sent, "{has_key}");
+    }
 }
 
 /// Returns a server that fails once, and the keys that it got.

@@ -1,14 +1,19 @@
 //! Events, spans and counters.
 
+use http_body_util::BodyExt;
 use metrics_util::{
     CompositeKey,
     debugging::{DebugValue, DebuggingRecorder},
 };
+use tower::{Layer, ServiceExt};
 use tower_idempotency_client::{Budget, RetryLayer};
 use tracing::Instrument;
 
-use crate::harness::{
-    Reply, Server, field, record_events, send, status, take_events, take_recorded,
+use crate::{
+    grpc,
+    harness::{
+        Reply, Server, field, post, record_events, send, status, take_events, take_recorded,
+    },
 };
 
 #[tokio::test(start_paused = true)]
@@ -96,6 +101,37 @@ fn counters_count_requests_retries_and_outcomes() {
     idempotency_client_retries_total cause=not_sent 1
     idempotency_client_retries_total cause=throttled 1
     idempotency_client_retries_total cause=transient 1
+    ");
+}
+
+/// The outcome of a gRPC call is counted once the caller has read the trailers, or has dropped the response. The recorder
+/// counts from 0 after each snapshot.
+#[test]
+fn grpc_outcome_is_counted_after_trailers() {
+    let recorder = DebuggingRecorder::new();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    let lines = metrics::with_local_recorder(&recorder, || {
+        runtime.block_on(async {
+            let layer = RetryLayer::new();
+            let reply = grpc::Reply::Message(vec![], Some(grpc::status(0)));
+            let (server, _) = grpc::server([reply]);
+            let client = layer.layer(server);
+            let res = client.clone().oneshot(post("one espresso")).await.unwrap();
+            let before = counters(&recorder);
+            res.into_body().collect().await.unwrap();
+            drop(client.oneshot(post("one espresso")).await.unwrap());
+            [before, counters(&recorder)].concat()
+        })
+    });
+    insta::assert_snapshot!(lines.join("\n"), @r"
+    idempotency_client_requests_total  1
+    idempotency_client_outcomes_total outcome=definite 1
+    idempotency_client_outcomes_total outcome=unknown 1
+    idempotency_client_requests_total  1
     ");
 }
 

@@ -24,15 +24,15 @@ fn layer(protocol: Protocol) -> RetryLayer {
     RetryLayer::new().with_keys(IdempotencyKeyLayer::new().with_protocol(protocol))
 }
 
-async fn seen(protocol: Protocol, first: &Reply) -> Seen {
+async fn seen(layer: &RetryLayer, first: &Reply) -> Seen {
     record_events();
     let server = Server::new([first.clone(), status(201)]);
-    let call = send(&layer(protocol), &server).await;
+    let call = send(layer, &server).await;
     let attempts = server.take_log();
     let causes = field(&take_events(), "cause");
     // The deadline is over after the first attempt.
     let alone = Server::new([first.clone()]);
-    let last = send(&layer(protocol).with_deadline(Duration::ZERO), &alone).await;
+    let last = send(&layer.clone().with_deadline(Duration::ZERO), &alone).await;
     assert_eq!(alone.take_log().len(), 1, "{first:?}");
     match attempts.len() {
         1 => {
@@ -53,11 +53,12 @@ async fn seen(protocol: Protocol, first: &Reply) -> Seen {
 
 async fn check(protocol: Protocol, rows: Vec<(Reply, Seen)>) {
     for (first, expected) in rows {
-        assert_eq!(
-            seen(protocol, &first).await,
-            expected,
-            "{protocol:?}: {first:?}"
-        );
+        let layer = layer(protocol);
+        let text = format!("{protocol:?}: {first:?}");
+        assert_eq!(seen(&layer, &first).await, expected, "{text}");
+        // A function of the caller that does not decide changes nothing.
+        let layer = layer.with_verdict(|_| None);
+        assert_eq!(seen(&layer, &first).await, expected, "{text}");
     }
 }
 
@@ -80,8 +81,8 @@ fn json(status: u16, headers: &[(&'static str, &str)], body: &str) -> Reply {
     reply(status, &headers, body)
 }
 
-/// Rows that are the same for every server.
-fn by_status() -> Vec<(Reply, Seen)> {
+/// Rows that are the same for every server, except for 422 in the draft.
+fn by_status(protocol: Protocol) -> Vec<(Reply, Seen)> {
     let mut rows = vec![
         (Reply::Refused, Retry("not_sent", NotExecuted)),
         (Reply::Broken, Retry("transient", Unknown)),
@@ -117,9 +118,12 @@ fn by_status() -> Vec<(Reply, Seen)> {
             Stop(Definite),
         ),
     ];
-    let definite = [
-        200, 201, 204, 301, 302, 303, 304, 400, 402, 404, 405, 410, 422,
-    ];
+    let unprocessable = match protocol {
+        Protocol::Ietf => Stop(NotExecuted),
+        _ => Stop(Definite),
+    };
+    rows.push((status(422), unprocessable));
+    let definite = [200, 201, 204, 301, 302, 303, 304, 400, 402, 404, 405, 410];
     let rejected = [
         307, 308, 401, 403, 406, 407, 411, 412, 413, 415, 416, 417, 421, 423, 424, 426, 428, 431,
     ];
@@ -132,7 +136,7 @@ fn by_status() -> Vec<(Reply, Seen)> {
 
 #[tokio::test(start_paused = true)]
 async fn responses_of_tower_idempotency() {
-    let mut rows = by_status();
+    let mut rows = by_status(Protocol::TowerIdempotency);
     rows.extend([
         (
             problem(409, "in-progress", true),
@@ -148,7 +152,7 @@ async fn responses_of_tower_idempotency() {
         ),
         (problem(409, "outcome-unknown", false), Stop(Unknown)),
         (problem(409, "response-not-retained", false), Stop(Definite)),
-        (problem(422, "key-reused", false), Stop(Definite)),
+        (problem(422, "key-reused", false), Stop(NotExecuted)),
         (
             problem(429, "caller-limit", true),
             Retry("throttled", NotExecuted),
@@ -177,6 +181,19 @@ async fn responses_of_tower_idempotency() {
         (
             problem(502, "upstream-unreachable", true),
             Retry("transient", NotExecuted),
+        ),
+        (problem(404, "no-route", false), Stop(NotExecuted)),
+        (
+            problem(405, "connect-not-supported", false),
+            Stop(NotExecuted),
+        ),
+        // The status decides, and the body is not read.
+        (problem(403, "later", false), Stop(NotExecuted)),
+        // Responses of the application.
+        (json(404, &[], r#"{"code":"no-route"}"#), Stop(Definite)),
+        (
+            reply(404, &[("content-type", "application/problem+json")], "{}"),
+            Stop(Definite),
         ),
         (problem(400, "bad-path", false), Stop(NotExecuted)),
         (problem(400, "not-unary", false), Stop(NotExecuted)),
@@ -225,7 +242,7 @@ const MARKER: &str = "idempotent-replayed";
 /// Draft draft-ietf-httpapi-idempotency-key-header-07, section 2.7.
 #[tokio::test(start_paused = true)]
 async fn responses_of_ietf_draft() {
-    let mut rows = by_status();
+    let mut rows = by_status(Protocol::Ietf);
     rows.extend([
         (status(409), Retry("in_progress", Unknown)),
         (
@@ -233,7 +250,10 @@ async fn responses_of_ietf_draft() {
             Retry("in_progress", Unknown),
         ),
         (status(400), Stop(Definite)),
-        (status(422), Stop(Definite)),
+        (
+            reply(422, &[("content-type", "application/problem+json")], "{}"),
+            Stop(NotExecuted),
+        ),
         (problem(409, "response-not-retained", false), Stop(Definite)),
     ]);
     check(Protocol::Ietf, rows).await;
@@ -247,14 +267,14 @@ async fn responses_of_stripe() {
         json(status, headers, &body)
     };
     let should = [("stripe-should-retry", "true")];
-    let mut rows = by_status();
+    let mut rows = by_status(Protocol::Stripe);
     rows.extend([
         (
             error(409, "idempotency_error", "idempotency_key_in_use", &[]),
             Retry("in_progress", Unknown),
         ),
         (status(409), Retry("in_progress", Unknown)),
-        (error(400, "idempotency_error", "", &[]), Stop(Definite)),
+        (error(400, "idempotency_error", "", &[]), Stop(NotExecuted)),
         (
             error(429, "invalid_request_error", "lock_timeout", &[]),
             Retry("throttled", NotExecuted),
@@ -295,7 +315,7 @@ async fn responses_of_stripe() {
         ),
         (
             error(400, "idempotency_error", "key-reused", &[]),
-            Stop(Definite),
+            Stop(NotExecuted),
         ),
     ]);
     check(Protocol::Stripe, rows).await;
@@ -308,13 +328,13 @@ async fn responses_of_acp() {
         let body = format!(r#"{{"type":"invalid_request","code":"{code}","message":"m"}}"#);
         json(status, headers, &body)
     };
-    let mut rows = by_status();
+    let mut rows = by_status(Protocol::Acp);
     rows.extend([
         (
             error(409, "idempotency_in_flight", &[("retry-after", "1")]),
             Retry("in_progress", Unknown),
         ),
-        (error(422, "idempotency_conflict", &[]), Stop(Definite)),
+        (error(422, "idempotency_conflict", &[]), Stop(NotExecuted)),
         (
             error(400, "idempotency_key_required", &[]),
             Stop(NotExecuted),
@@ -347,6 +367,12 @@ async fn rejection_after_open_attempt_is_unknown() {
         status(403),
         status(307),
         problem(400, "missing-key", false),
+        // The request that has used the key may be the first attempt.
+        problem(422, "key-reused", false),
+        json(400, &[], r#"{"error":{"type":"idempotency_error"}}"#),
+        json(422, &[], r#"{"code":"idempotency_conflict"}"#),
+        problem(404, "no-route", false),
+        problem(405, "connect-not-supported", false),
     ] {
         let server = Server::new([Reply::Broken, rejection.clone()]);
         let call = send(&RetryLayer::new(), &server).await;
@@ -380,6 +406,21 @@ async fn attempts_in_progress_do_not_count() {
     let call = send(&layer, &server).await;
     assert_eq!((call.status(), call.outcome()), (Some(409), Unknown));
     assert_eq!(server.take_log().len(), 30);
+}
+
+/// A retry while the first request is executed takes no tokens, and leaves those of the failure to be returned.
+#[tokio::test(start_paused = true)]
+async fn retry_in_progress_keeps_refund() {
+    let layer = RetryLayer::new();
+    for _ in 0..100 {
+        let server = Server::new([
+            Reply::Broken,
+            problem(409, "in-progress", true),
+            reply(201, &[(MARKER, "true")], ""),
+        ]);
+        assert_eq!(send(&layer, &server).await.status(), Some(201));
+        assert_eq!(server.take_log().len(), 3);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,7 +5,7 @@ use std::{
     io,
 };
 
-use super::format::{HEADER, Header, REMOVED, SENT, STORED, synced_before};
+use super::format::{HEADER, Header, PROVIDER, REMOVED, SENT, STORED, synced_before};
 use crate::outbox::entry::Entry;
 
 /// Entries that are not removed.
@@ -67,6 +67,12 @@ impl Entries {
                 let millis = u64::from_be_bytes(content.try_into().ok()?);
                 if let Some(slot) = self.by_position.get_mut(&position) {
                     slot.entry.first_sent.get_or_insert(millis);
+                }
+            }
+            PROVIDER => {
+                let provider = u64::from_be_bytes(content.try_into().ok()?);
+                if let Some(slot) = self.by_position.get_mut(&position) {
+                    slot.entry.provider.get_or_insert(provider);
                 }
             }
             REMOVED => {

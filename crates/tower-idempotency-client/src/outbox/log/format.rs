@@ -101,3 +101,4 @@ const PREFIX: usize = 12;
 pub(super) const STORED: u8 = 1;
 pub(super) const SENT: u8 = 2;
 pub(super) const REMOVED: u8 = 3;
+pub(super) const PROVIDER: u8 = 4;

@@ -52,7 +52,7 @@ fn failed_write_keeps_resumed_mark() {
         let path = scratch.file("orders.outbox");
         let mut log = Log::open(&path).unwrap();
         store(&mut log, names("key", 1));
-        log.resume("key-0", Some(SystemTime::now())).unwrap();
+        log.resume("key-0", Some(SystemTime::now()), None).unwrap();
         log.flush(true).unwrap();
         // This file cannot be written.
         let file = std::mem::replace(&mut log.file, File::open(&path).unwrap());
@@ -154,4 +154,115 @@ fn hole_in_compacted_file_is_error() {
     let bytes = fs::read(&path).unwrap();
     assert!(open_with_hole(&bytes, 20..30).is_err());
     assert_eq!(open_with_hole(&bytes, 20..20).unwrap(), names("kept", 3));
+}
+
+/// The disk was full. Each attempt writes all entries, so the next one waits until the file has grown.
+#[test]
+fn failed_compaction_is_repeated_after_growth() {
+    let scratch = Scratch::new();
+    let path = scratch.file("orders.outbox");
+    let mut log = Log::open(&path).unwrap();
+    store_and_remove(&mut log, 8000);
+    log.flush(true).unwrap();
+    // No file can get the name of a directory.
+    let path = std::mem::replace(&mut log.path, scratch.file("directory"));
+    fs::create_dir(&log.path).unwrap();
+    let new = with_suffix(&log.path, ".new");
+    log.compact().unwrap_err();
+    assert!(!new.exists());
+    log.path = path;
+    let length = log.length;
+    log.compact().unwrap();
+    assert_eq!(log.length, length);
+    store_and_remove(&mut log, 8000);
+    log.flush(true).unwrap();
+    log.compact().unwrap();
+    assert!(log.length < length);
+}
+
+#[test]
+fn open_removes_incomplete_new_file() {
+    let scratch = Scratch::new();
+    let path = scratch.file("orders.outbox");
+    let new = with_suffix(&path, ".new");
+    fs::write(&new, "part of a new file").unwrap();
+    drop(Log::open(&path).unwrap());
+    assert!(!new.exists());
+    // Nothing belongs to a file of another program.
+    fs::write(&path, "a file of another program").unwrap();
+    fs::write(&new, "another file").unwrap();
+    assert!(Log::open(&path).is_err());
+    assert!(new.exists());
+}
+
+/// The system may have dropped the bytes, and a second sync would succeed without them.
+#[cfg(target_os = "linux")]
+#[test]
+fn failed_sync_replaces_file() {
+    use std::os::unix::fs::MetadataExt;
+
+    let scratch = Scratch::new();
+    let path = scratch.file("orders.outbox");
+    let mut log = Log::open(&path).unwrap();
+    store(&mut log, names("first", 2));
+    let inode = || fs::metadata(&path).unwrap().ino();
+    let before = inode();
+    // This device takes all bytes, and cannot be synced.
+    let device = OpenOptions::new().append(true).open("/dev/null").unwrap();
+    let file = std::mem::replace(&mut log.file, device);
+    log.store(&entry("failed"), u64::MAX).unwrap();
+    log.flush(true).unwrap_err();
+    log.file = file;
+    // Nothing is acknowledged before there is a new file.
+    let new = with_suffix(&log.path, ".new");
+    fs::create_dir(&new).unwrap();
+    for _ in 0..2 {
+        log.repair().unwrap_err();
+        log.store(&entry("unacknowledged"), u64::MAX).unwrap();
+    }
+    fs::remove_dir(&new).unwrap();
+    log.repair().unwrap();
+    assert_ne!(inode(), before);
+    store(&mut log, names("second", 1));
+    drop(log);
+    let log = Log::open(&path).unwrap();
+    assert_eq!(keys(&log), ["first-0", "first-1", "second-0"]);
+}
+
+/// Both names lead to one file, one lock and one new file.
+#[cfg(unix)]
+#[test]
+fn symbolic_link_leads_to_same_outbox() {
+    let scratch = Scratch::new();
+    let path = scratch.file("orders.outbox");
+    let link = scratch.file("link.outbox");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    // The target does not exist yet.
+    let mut log = Log::open(&link).unwrap();
+    assert!(Log::open(&path).is_err());
+    store_and_remove(&mut log, 8000);
+    store(&mut log, names("kept", 1));
+    let length = log.length;
+    log.compact().unwrap();
+    assert!(log.length < length);
+    store(&mut log, names("later", 1));
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    drop(log);
+    assert_eq!(keys(&Log::open(&path).unwrap()), ["kept-0", "later-0"]);
+    assert_eq!(keys(&Log::open(&link).unwrap()), ["kept-0", "later-0"]);
+}
+
+/// The process may change its working directory later.
+#[cfg(unix)]
+#[test]
+fn relative_path_is_resolved_once() {
+    let scratch = Scratch::new();
+    let path = fs::canonicalize(scratch.path()).unwrap();
+    let path = path.join("orders.outbox");
+    let directory = std::env::current_dir().unwrap();
+    let up: PathBuf = directory.components().skip(1).map(|_| "..").collect();
+    let relative = up.join(path.strip_prefix("/").unwrap());
+    assert!(relative.is_relative());
+    let log = Log::open(&relative).unwrap();
+    assert_eq!(log.path, path);
 }

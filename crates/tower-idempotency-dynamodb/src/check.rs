@@ -7,6 +7,7 @@ use tower_idempotency::store::{
 use crate::{
     error::{DynamoDbError, DynamoDbErrorKind},
     store::DynamoDbStore,
+    writes::Attempts,
 };
 
 impl DynamoDbStore {
@@ -42,7 +43,8 @@ impl DynamoDbStore {
         let mut claim = Claim::new(id, Fingerprint::from_bytes(*id.as_bytes()))?;
         claim.lease = Ttl::from_secs(1);
         claim.orphan_retention = Ttl::from_secs(1);
-        self.acquire(&claim).await?;
+        // An attempt that is applied late acquires a key that no request has.
+        self.inner.acquire(&claim, Attempts::OfOptions).await?;
         self.release(&claim.lease_ref(1)).await
     }
 }
@@ -71,7 +73,7 @@ fn failed(error: &DynamoDbError) -> CheckError {
 
 const CREATE: &str = "call `create_table`, or create the table as in docs/stores/dynamodb.md";
 // `create_table` changes only the TTL of an existing table.
-const CHANGE: &str = "add a missing index as in docs/stores/dynamodb.md, or name another table and call `create_table`";
+const CHANGE: &str = "add or replace the index as in docs/stores/dynamodb.md, or name another table and call `create_table`";
 const RIGHTS: &str = "check the credentials and the clock, and permit GetItem, PutItem, UpdateItem, DeleteItem, Query, \
                       DescribeTable and DescribeTimeToLive";
 const SYNCHRONIZE: &str = "synchronize the clock of this machine";

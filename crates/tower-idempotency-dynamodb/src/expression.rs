@@ -10,24 +10,26 @@ use tower_idempotency::store::Token;
 
 use crate::item::n;
 
-/// The entry is absent, has an expired record, is held by this token, or is an orphan of the same request.
+/// The entry is absent, has an expired record, is held by this token for the same request, or is an orphan of the same
+/// request.
 ///
-/// Expired orphans are covered by [`ABSENT_OR_EXPIRED`], because their generation starts again at 1.
+/// Expired orphans are covered by [`ABSENT_OR_EXPIRED`], because their generation starts again at 1. An entry that this token
+/// holds for another request is covered by [`IS_HOLDER`], because it keeps its fingerprint.
 pub(crate) const CAN_ACQUIRE: &str = "attribute_not_exists(#id) \
     OR (#status <> :in_progress AND #expires <= :passed) \
-    OR (#status = :in_progress AND #expires > :passed \
-        AND (#token = :token OR (#fingerprint = :fingerprint AND #lease_ends <= :passed)))";
+    OR (#status = :in_progress AND #expires > :passed AND #fingerprint = :fingerprint \
+        AND (#token = :token OR #lease_ends <= :passed))";
 
 /// Like [`CAN_ACQUIRE`], but without orphans.
 pub(crate) const CAN_ACQUIRE_EXCEPT_ORPHANS: &str = "attribute_not_exists(#id) \
     OR (#status <> :in_progress AND #expires <= :passed) \
-    OR (#status = :in_progress AND #expires > :passed AND #token = :token)";
+    OR (#status = :in_progress AND #expires > :passed AND #fingerprint = :fingerprint AND #token = :token)";
 
 /// Like [`CAN_ACQUIRE_EXCEPT_ORPHANS`], but includes orphans of the same request whose retry an operator has allowed.
 pub(crate) const CAN_ACQUIRE_ALLOWED_RETRIES: &str = "attribute_not_exists(#id) \
     OR (#status <> :in_progress AND #expires <= :passed) \
-    OR (#status = :in_progress AND #expires > :passed AND (#token = :token \
-        OR (begins_with(#token, :retry) AND #fingerprint = :fingerprint AND #lease_ends <= :passed)))";
+    OR (#status = :in_progress AND #expires > :passed AND #fingerprint = :fingerprint \
+        AND (#token = :token OR (begins_with(#token, :retry) AND #lease_ends <= :passed)))";
 
 /// Acquires the lease.
 ///
@@ -37,13 +39,16 @@ pub(crate) const CAN_ACQUIRE_ALLOWED_RETRIES: &str = "attribute_not_exists(#id) 
 ///
 /// The update reads the item in its earlier state, and replaces the map. If a superseded token returns, it counts as a new
 /// grant. A completion removes `grants`, so the next life of the key begins at generation 1.
-pub(crate) const ACQUIRE: &str = "SET #status = :in_progress, #token = :token, #fingerprint = :fingerprint, \
+pub(crate) const ACQUIRE: &str = "SET #status = :in_progress, #token = :token, \
     #lease_ends = :lease_ends, #expires = :expires, #ttl = :ttl, #orphan_retention = :orphan_retention, #orphan_retention_seconds = :orphan_retention_seconds, \
     #owner = :owner, #operation = :operation, \
     #created = if_not_exists(#since, :now), #since = if_not_exists(#since, :now), \
     #generation = if_not_exists(#granted.#this_token, :one) + if_not_exists(#grants, :zero), \
     #grants = if_not_exists(#granted.#this_token, :one) + if_not_exists(#grants, :zero), \
     #granted = :granted";
+
+/// Sets the fingerprint. Follows [`ACQUIRE`].
+pub(crate) const SET_FINGERPRINT: &str = ", #fingerprint = :fingerprint";
 
 /// Removes attributes that an earlier use of the key left. Follows [`ACQUIRE`].
 pub(crate) const REMOVE_RECORD: &str = " REMOVE #record, #completed, #reason";

@@ -5,6 +5,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use tower_idempotency::store::MIN_RECORD_LIMIT;
+
 use crate::clock::Clock;
 
 /// Settings of a [`DynamoDbStore`](crate::DynamoDbStore).
@@ -69,13 +71,14 @@ impl DynamoDbOptions {
         self
     }
 
-    /// Sets the maximum size of a record in bytes. The layer stores a tombstone for a larger one. Default: 350 KiB.
+    /// Sets the maximum size of a record in bytes. The layer stores a tombstone for a larger one. Default: 350 KiB. Minimum:
+    /// [`MIN_RECORD_LIMIT`].
     ///
     /// An item may have 400 KB, including attribute names. If the limit is close to that, the layer can store neither such a
     /// record nor a tombstone. The request then executes again once its lease has expired. A replay costs a write unit for
     /// each KB.
     pub fn with_record_limit(mut self, bytes: usize) -> Self {
-        self.record_limit = bytes;
+        self.record_limit = bytes.max(MIN_RECORD_LIMIT);
         self
     }
 
@@ -109,6 +112,9 @@ impl DynamoDbOptions {
     ///
     /// The SDK retries after temporary errors and throttling, within the [timeout](Self::with_timeout). A retry that finds
     /// the write of an earlier attempt recognizes its own lease or record. The layer retries calls that still fail.
+    ///
+    /// An acquire whose reply was lost may be applied later. So the SDK retries an acquire only after throttling, and the
+    /// layer retries it otherwise.
     pub fn with_attempts(mut self, attempts: u32) -> Self {
         self.attempts = attempts.max(1);
         self

@@ -19,7 +19,7 @@ use crate::{
     identity_cache::BackgroundIdentityCache,
     item::{EntryState, IN_PROGRESS, binary, n, number, s},
     options::DynamoDbOptions,
-    writes::{RETURN_NOTHING, WriteOutcome},
+    writes::{AcquireTarget, Attempts, RETURN_NOTHING, WriteOutcome},
 };
 
 /// A store of leases and records in a DynamoDB table, for any number of processes.
@@ -81,24 +81,19 @@ impl DynamoDbOptions {
     }
 }
 
-impl fmt::Debug for DynamoDbStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DynamoDbStore")
-            .field("table", &self.inner.table)
-            .field("options", &self.inner.options)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Store for DynamoDbStore {
-    // Each KB of an item costs a write unit for each write and for each replay.
-    const COMPRESS_ABOVE: usize = 512;
-
-    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        let inner = &*self.inner;
-        let moment = inner.options.clock.read();
+impl Inner {
+    /// Acquires the lease, or returns the state that prevents it. `attempts` is the maximum number of attempts of the SDK.
+    pub(crate) async fn acquire(
+        &self,
+        claim: &Claim,
+        attempts: Attempts,
+    ) -> Result<Acquired, StoreError> {
+        let moment = self.options.clock.read();
+        let mut target = AcquireTarget::Any;
         for _ in 0..MAX_ATTEMPTS {
-            let item = match inner.acquire_lease(claim, moment).await? {
+            let sent = self.acquire_lease(claim, target, moment, attempts).await?;
+            target = AcquireTarget::Any;
+            let item = match sent {
                 WriteOutcome::Applied(new) => {
                     let generation = number(&new, "generation")?;
                     return Ok(Acquired::Granted {
@@ -107,13 +102,13 @@ impl Store for DynamoDbStore {
                     });
                 }
                 WriteOutcome::ConditionFailed(item) => {
-                    inner.conflicting_item(item, &claim.id).await?
+                    self.conflicting_item(item, &claim.id).await?
                 }
             };
             let Some(item) = item else { continue };
             match EntryState::read(item, moment)? {
                 EntryState::Expired => {
-                    let outcome = inner.replace_expired(claim, moment).await?;
+                    let outcome = self.replace_expired(claim, moment, attempts).await?;
                     if let WriteOutcome::Applied(_) = outcome {
                         return Ok(Acquired::Granted {
                             generation: 1,
@@ -134,8 +129,10 @@ impl Store for DynamoDbStore {
                         token: token.map(Token::from_bytes),
                     });
                 }
-                // This token holds the lease: another attempt of the SDK was applied after the condition failed.
-                EntryState::Leased { token, .. } if token == Some(*claim.token.as_bytes()) => {}
+                // This token holds the lease for another request, or was granted it after the condition failed.
+                EntryState::Leased { token, .. } if token == Some(*claim.token.as_bytes()) => {
+                    target = AcquireTarget::OwnLease;
+                }
                 EntryState::Leased {
                     fingerprint,
                     lease_ends,
@@ -171,6 +168,26 @@ impl Store for DynamoDbStore {
             }
         }
         Err(DynamoDbError::contended().into())
+    }
+}
+
+impl fmt::Debug for DynamoDbStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DynamoDbStore")
+            .field("table", &self.inner.table)
+            .field("options", &self.inner.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Store for DynamoDbStore {
+    // Each KB of an item costs a write unit for each write and for each replay.
+    const COMPRESS_ABOVE: usize = 512;
+
+    /// The SDK repeats no attempt without a reply, because the attempt may be applied later, even after a release. The layer
+    /// repeats it, and repeats the release too.
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
+        self.inner.acquire(claim, Attempts::WhileRejected).await
     }
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {

@@ -9,9 +9,9 @@ use aws_sdk_dynamodb::{
         update_time_to_live::UpdateTimeToLiveError,
     },
     types::{
-        AttributeDefinition, BillingMode, GlobalSecondaryIndex, IndexStatus, KeySchemaElement,
-        KeyType, Projection, ProjectionType, ScalarAttributeType, TableDescription, TableStatus,
-        TimeToLiveSpecification, TimeToLiveStatus,
+        AttributeDefinition, BillingMode, GlobalSecondaryIndex, GlobalSecondaryIndexDescription,
+        IndexStatus, KeySchemaElement, KeyType, Projection, ProjectionType, ScalarAttributeType,
+        TableDescription, TableStatus, TimeToLiveSpecification, TimeToLiveStatus,
     },
 };
 use tokio::time::{Instant, sleep};
@@ -32,8 +32,8 @@ impl DynamoDbStore {
     /// # Errors
     ///
     /// [`DynamoDbError`] if the service does not reply or refuses the call, or if the table is not usable within two
-    /// minutes. Also if the existing table has another key, a TTL on another attribute than `ttl`, or no index although
-    /// [`with_index_shards`](crate::DynamoDbOptions::with_index_shards) is not 0.
+    /// minutes. Also if the existing table has another key or a TTL on another attribute than `ttl`. Also if it has no index, or
+    /// another one, although [`with_index_shards`](crate::DynamoDbOptions::with_index_shards) is not 0.
     ///
     /// # Cancellation
     ///
@@ -133,11 +133,33 @@ impl Inner {
                 "a table with the partition key id, of bytes",
             ));
         }
-        let mut indexes = table.global_secondary_indexes().iter();
-        if self.options.shards > 0 && !indexes.any(|it| it.index_name() == Some(INDEX)) {
-            return Err(DynamoDbError::unusable("a table with the index listed"));
+        if self.options.shards == 0 {
+            return Ok(());
         }
-        Ok(())
+        let Some(index) = index(table) else {
+            return Err(DynamoDbError::unusable("a table with the index listed"));
+        };
+        let has_key = |name: &str, kind: &KeyType, attribute: &ScalarAttributeType| {
+            let mut keys = index.key_schema().iter();
+            let mut attributes = table.attribute_definitions().iter();
+            keys.any(|it| it.attribute_name() == name && it.key_type() == kind)
+                && attributes
+                    .any(|it| it.attribute_name() == name && it.attribute_type() == attribute)
+        };
+        if !has_key("listed", &KeyType::Hash, &ScalarAttributeType::S)
+            || !has_key("since", &KeyType::Range, &ScalarAttributeType::N)
+        {
+            return Err(DynamoDbError::unusable(
+                "an index listed with the keys listed, a text, and since, a number",
+            ));
+        }
+        match missing_attribute(index) {
+            None => Ok(()),
+            Some(missing) => {
+                let expected = format!("an index listed with the attribute {missing}");
+                Err(DynamoDbError::unusable(&expected))
+            }
+        }
     }
 
     /// Returns `true` if the service deletes expired items.
@@ -192,10 +214,26 @@ impl Inner {
 
 /// Returns `true` if the index is being created or deleted.
 fn is_index_changing(table: &TableDescription) -> bool {
-    let mut indexes = table.global_secondary_indexes().iter();
-    let index = indexes.find(|it| it.index_name() == Some(INDEX));
-    let status = index.and_then(|it| it.index_status());
+    let status = index(table).and_then(|it| it.index_status());
     matches!(status, Some(IndexStatus::Creating | IndexStatus::Deleting))
+}
+
+fn index(table: &TableDescription) -> Option<&GlobalSecondaryIndexDescription> {
+    let mut indexes = table.global_secondary_indexes().iter();
+    indexes.find(|it| it.index_name() == Some(INDEX))
+}
+
+/// Returns an attribute that a listing needs and that the index does not include.
+fn missing_attribute(index: &GlobalSecondaryIndexDescription) -> Option<&'static str> {
+    // An endpoint without projections includes all attributes.
+    let projection = index.projection()?;
+    let included = match projection.projection_type() {
+        None | Some(ProjectionType::All) => return None,
+        Some(ProjectionType::Include) => projection.non_key_attributes(),
+        Some(_) => &[],
+    };
+    let is_missing = |name: &&str| !included.iter().any(|it| it == name);
+    PROJECTED_ATTRIBUTES.into_iter().find(is_missing)
 }
 
 /// Returns `true` if another process may have enabled TTL meanwhile. The service reports that with a general error code.

@@ -4,13 +4,16 @@ use std::{collections::HashMap, fmt};
 
 use aws_sdk_dynamodb::{
     Config,
-    config::retry::RetryConfig,
+    config::retry::{ClassifyRetry, RetryAction, RetryConfig},
     error::{ProvideErrorMetadata, SdkError},
     operation::{
-        delete_item::DeleteItemError, put_item::PutItemError, update_item::UpdateItemError,
+        delete_item::DeleteItemError,
+        put_item::PutItemError,
+        update_item::{UpdateItemError, builders::UpdateItemFluentBuilder},
     },
     types::{AttributeValue, ReturnValue, ReturnValuesOnConditionCheckFailure},
 };
+use aws_smithy_runtime_api::client::interceptors::context::InterceptorContext;
 use bytes::Bytes;
 use tower_idempotency::{
     NeedsAttention,
@@ -38,28 +41,64 @@ pub(crate) enum WriteOutcome {
 pub(crate) enum Attempts {
     /// The number in the options.
     OfOptions,
+    /// The number in the options, but none after an attempt that the service has not rejected. A lost reply is an error.
+    WhileRejected,
     /// A single attempt. A lost reply is an error.
     One,
 }
 
+impl Attempts {
+    /// Returns the settings of a call, or `None` for those of the client.
+    fn settings(self) -> Option<aws_sdk_dynamodb::config::Builder> {
+        match self {
+            Self::OfOptions => None,
+            Self::WhileRejected => Some(Config::builder().retry_classifier(OnlyRejected)),
+            Self::One => Some(Config::builder().retry_config(RetryConfig::disabled())),
+        }
+    }
+}
+
+/// Lets the SDK repeat only attempts that the service has rejected, for example to throttle them.
+#[derive(Debug)]
+struct OnlyRejected;
+
+impl ClassifyRetry for OnlyRejected {
+    fn classify_retry(&self, context: &InterceptorContext) -> RetryAction {
+        let response = context.response();
+        match response.is_some_and(|response| response.status().is_client_error()) {
+            true => RetryAction::NoActionIndicated,
+            false => RetryAction::RetryForbidden,
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        "only rejected attempts"
+    }
+}
+
+/// The entry of an acquire, as the last attempt found it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AcquireTarget {
+    /// Free, held by this token for the same request, or an orphan that the claim may take over.
+    Any,
+    /// Held by this token. The entry keeps its fingerprint.
+    OwnLease,
+}
+
 impl Inner {
-    /// Acquires the lease if the entry is free, held by this token, or an orphan that the claim may take over.
+    /// Acquires the lease if the entry is such a target.
     pub(crate) async fn acquire_lease(
         &self,
         claim: &Claim,
+        target: AcquireTarget,
         moment: Moment,
+        attempts: Attempts,
     ) -> Result<WriteOutcome, DynamoDbError> {
-        let condition = match claim.orphans {
-            OrphanPolicy::TakeOver => expression::CAN_ACQUIRE,
-            OrphanPolicy::Refuse => expression::CAN_ACQUIRE_ALLOWED_RETRIES,
-            OrphanPolicy::Never => expression::CAN_ACQUIRE_EXCEPT_ORPHANS,
-        };
         let times = LeaseTimes::new(claim, moment);
         let mut update = String::from(expression::ACQUIRE);
         let mut values = vec![
             (":in_progress", s(IN_PROGRESS)),
             (":token", binary(*claim.token.as_bytes())),
-            (":fingerprint", binary(*claim.fingerprint.as_bytes())),
             (":lease_ends", n(times.lease_ends)),
             (":expires", n(times.expires)),
             (":ttl", n(times.ttl)),
@@ -76,23 +115,28 @@ impl Inner {
             (":zero", n(0)),
             (":granted", expression::granted_value(&claim.token)),
         ];
-        if claim.orphans == OrphanPolicy::Refuse {
-            values.push((":retry", binary(Token::RETRY_ALLOWED)));
+        // The service rejects values that no expression uses.
+        let condition = match (target, claim.orphans) {
+            (AcquireTarget::OwnLease, _) => expression::IS_HOLDER,
+            (AcquireTarget::Any, OrphanPolicy::TakeOver) => expression::CAN_ACQUIRE,
+            (AcquireTarget::Any, OrphanPolicy::Refuse) => {
+                values.push((":retry", binary(Token::RETRY_ALLOWED)));
+                expression::CAN_ACQUIRE_ALLOWED_RETRIES
+            }
+            (AcquireTarget::Any, OrphanPolicy::Never) => expression::CAN_ACQUIRE_EXCEPT_ORPHANS,
+        };
+        if target == AcquireTarget::Any {
+            update.push_str(expression::SET_FINGERPRINT);
+            values.push((":fingerprint", binary(*claim.fingerprint.as_bytes())));
         }
         if let Some(listed) = self.index_partition(IN_PROGRESS, &claim.id) {
             update.push_str(expression::SET_LISTED);
             values.push((":listed", s(listed)));
         }
         update.push_str(expression::REMOVE_RECORD);
-        self.update(
-            &claim.id,
-            &claim.token,
-            condition,
-            &update,
-            RETURN_ALL_NEW,
-            values,
-        )
-        .await
+        let (id, token) = (&claim.id, &claim.token);
+        let update = self.update_builder(id, token, condition, &update, RETURN_ALL_NEW, values);
+        send_update(update, attempts).await
     }
 
     /// Acquires the lease of an orphan that has expired but is still stored. Replaces all attributes of the item.
@@ -100,6 +144,7 @@ impl Inner {
         &self,
         claim: &Claim,
         moment: Moment,
+        attempts: Attempts,
     ) -> Result<WriteOutcome, DynamoDbError> {
         let times = LeaseTimes::new(claim, moment);
         let attributes = [
@@ -139,7 +184,11 @@ impl Inner {
                 &[expression::ABSENT_OR_EXPIRED],
             )))
             .expression_attribute_values(":passed", n(moment.passed));
-        match Box::pin(put.send()).await {
+        let sent = match attempts.settings() {
+            None => Box::pin(put.send()).await,
+            Some(settings) => Box::pin(put.customize().config_override(settings).send()).await,
+        };
+        match sent {
             Ok(_) => Ok(WriteOutcome::Applied(Item::new())),
             Err(error) => condition_failure(error, |error| match error {
                 PutItemError::ConditionalCheckFailedException(failed) => {
@@ -237,12 +286,9 @@ impl Inner {
             // The service rejects a map without values.
             .set_expression_attribute_values(Some(value_map(values)).filter(|it| !it.is_empty()))
             .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
-        let sent = match attempts {
-            Attempts::OfOptions => Box::pin(delete.send()).await,
-            Attempts::One => {
-                let once = Config::builder().retry_config(RetryConfig::disabled());
-                Box::pin(delete.customize().config_override(once).send()).await
-            }
+        let sent = match attempts.settings() {
+            None => Box::pin(delete.send()).await,
+            Some(settings) => Box::pin(delete.customize().config_override(settings).send()).await,
         };
         match sent {
             Ok(_) => Ok(WriteOutcome::Applied(Item::new())),
@@ -264,8 +310,21 @@ impl Inner {
         return_values: ReturnValue,
         values: impl IntoIterator<Item = (&'static str, AttributeValue)>,
     ) -> Result<WriteOutcome, DynamoDbError> {
-        let update = self
-            .client
+        let update = self.update_builder(id, token, condition, update, return_values, values);
+        send_update(update, Attempts::OfOptions).await
+    }
+
+    /// Returns an update under a condition, which is not sent yet.
+    fn update_builder(
+        &self,
+        id: &KeyId,
+        token: &Token,
+        condition: &str,
+        update: &str,
+        return_values: ReturnValue,
+        values: impl IntoIterator<Item = (&'static str, AttributeValue)>,
+    ) -> UpdateItemFluentBuilder {
+        self.client
             .update_item()
             .table_name(&self.table)
             .key("id", key(id))
@@ -274,18 +333,7 @@ impl Inner {
             .set_expression_attribute_names(Some(attribute_names(token, &[condition, update])))
             .set_expression_attribute_values(Some(value_map(values)))
             .return_values(return_values)
-            .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
-        match Box::pin(update.send()).await {
-            Ok(updated) => Ok(WriteOutcome::Applied(
-                updated.attributes.unwrap_or_default(),
-            )),
-            Err(error) => condition_failure(error, |error| match error {
-                UpdateItemError::ConditionalCheckFailedException(failed) => {
-                    Some(WriteOutcome::ConditionFailed(failed.item))
-                }
-                _ => None,
-            }),
-        }
+            .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld)
     }
 
     /// Returns the item for which a condition failed.
@@ -340,6 +388,28 @@ impl LeaseTimes {
             orphan_retention,
             orphan_retention_seconds,
         }
+    }
+}
+
+/// Sends an update.
+async fn send_update(
+    update: UpdateItemFluentBuilder,
+    attempts: Attempts,
+) -> Result<WriteOutcome, DynamoDbError> {
+    let sent = match attempts.settings() {
+        None => Box::pin(update.send()).await,
+        Some(settings) => Box::pin(update.customize().config_override(settings).send()).await,
+    };
+    match sent {
+        Ok(updated) => Ok(WriteOutcome::Applied(
+            updated.attributes.unwrap_or_default(),
+        )),
+        Err(error) => condition_failure(error, |error| match error {
+            UpdateItemError::ConditionalCheckFailedException(failed) => {
+                Some(WriteOutcome::ConditionFailed(failed.item))
+            }
+            _ => None,
+        }),
     }
 }
 

@@ -13,7 +13,8 @@ use tower_idempotency::store::{CheckErrorKind, Store};
 use tower_idempotency_dynamodb::{
     DynamoDbOptions, DynamoDbStore,
     aws_sdk_dynamodb::types::{
-        AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType,
+        AttributeDefinition, BillingMode, GlobalSecondaryIndex, KeySchemaElement, KeyType,
+        Projection, ProjectionType, ScalarAttributeType,
     },
 };
 
@@ -51,21 +52,54 @@ async fn check_names_unreachable_endpoint() {
     assert_eq!(error.kind(), CheckErrorKind::Unreachable);
 }
 
-/// Creates a table with this partition key, without an index and without a TTL.
-async fn create_other_table(address: SocketAddr, table: &str, kind: ScalarAttributeType) {
-    let key = KeySchemaElement::builder()
-        .attribute_name("id")
-        .key_type(KeyType::Hash);
-    let attribute = AttributeDefinition::builder()
-        .attribute_name("id")
-        .attribute_type(kind);
+/// Creates a table with this partition key, with this index or none, and without a TTL.
+async fn create_other_table(
+    address: SocketAddr,
+    table: &str,
+    kind: ScalarAttributeType,
+    index: Option<GlobalSecondaryIndex>,
+) {
+    let mut attributes = vec![attribute("id", kind)];
+    let keys = index.iter().flat_map(|index| index.key_schema());
+    attributes.extend(keys.map(|key| match key.attribute_name() {
+        "since" => attribute("since", ScalarAttributeType::N),
+        name => attribute(name, ScalarAttributeType::S),
+    }));
     let created = client(address)
         .create_table()
         .table_name(table)
         .billing_mode(BillingMode::PayPerRequest)
-        .key_schema(key.build().expect("a key"))
-        .attribute_definitions(attribute.build().expect("an attribute"));
+        .key_schema(key("id", KeyType::Hash))
+        .set_attribute_definitions(Some(attributes))
+        .set_global_secondary_indexes(index.map(|index| vec![index]));
     created.send().await.expect("the server runs");
+}
+
+fn attribute(name: &str, kind: ScalarAttributeType) -> AttributeDefinition {
+    let attribute = AttributeDefinition::builder().attribute_name(name);
+    let attribute = attribute.attribute_type(kind).build();
+    attribute.expect("an attribute")
+}
+
+fn key(name: &str, kind: KeyType) -> KeySchemaElement {
+    let key = KeySchemaElement::builder().attribute_name(name);
+    key.key_type(kind).build().expect("a key")
+}
+
+/// Returns the index `listed` with these keys and this projection.
+fn index(keys: &[&str], projection: ProjectionType, included: &[&str]) -> GlobalSecondaryIndex {
+    let included = included.iter().map(|it| (*it).to_owned()).collect();
+    let projection = Projection::builder()
+        .set_non_key_attributes(Some(included).filter(|it: &Vec<_>| !it.is_empty()))
+        .projection_type(projection)
+        .build();
+    let kinds = [KeyType::Hash, KeyType::Range];
+    let keys = keys.iter().zip(kinds).map(|(name, kind)| key(name, kind));
+    let index = GlobalSecondaryIndex::builder()
+        .index_name("listed")
+        .set_key_schema(Some(keys.collect()))
+        .projection(projection);
+    index.build().expect("an index")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -88,11 +122,38 @@ async fn failed_checks_have_these_texts() {
     let table = server.new_table();
     note("no table", &store(address, &table), &table).await;
     let table = server.new_table();
-    create_other_table(address, &table, ScalarAttributeType::S).await;
+    create_other_table(address, &table, ScalarAttributeType::S, None).await;
     note("another key", &store(address, &table), &table).await;
     let table = server.new_table();
-    create_other_table(address, &table, ScalarAttributeType::B).await;
+    create_other_table(address, &table, ScalarAttributeType::B, None).await;
     note("no index", &store(address, &table), &table).await;
+    let keys = ["listed", "since"];
+    for (name, index) in [
+        ("no range key", index(&keys[..1], ProjectionType::All, &[])),
+        (
+            "an index of keys",
+            index(&keys, ProjectionType::KeysOnly, &[]),
+        ),
+        (
+            "an index without leases",
+            index(
+                &keys,
+                ProjectionType::Include,
+                &[
+                    "expires",
+                    "generation",
+                    "operation",
+                    "owner",
+                    "reason",
+                    "token",
+                ],
+            ),
+        ),
+    ] {
+        let table = server.new_table();
+        create_other_table(address, &table, ScalarAttributeType::B, Some(index)).await;
+        note(name, &store(address, &table), &table).await;
+    }
     let options = DynamoDbOptions::new().with_index_shards(0);
     let without_index = options.store(&client(address), table.as_str());
     note("no TTL", &without_index, &table).await;

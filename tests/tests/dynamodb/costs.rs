@@ -329,6 +329,19 @@ async fn larger_record_costs_unit_per_kb() {
     assert_eq!(units(&calls), (1.0 + bytes.div_ceil(1024) as f64, 2.0));
 }
 
+/// A tombstone exceeds a limit of zero. The store raises it.
+#[tokio::test]
+async fn record_over_least_limit_is_tombstone() {
+    let options = DynamoDbOptions::new().with_record_limit(0);
+    let (_endpoint, _, _, store) = counted(options).await;
+    let (app, effects) = app(layer_on(store), async |_, _| noise(10_000).into_response());
+    let first = send(&app, post("/orders", "k", "tea")).await;
+    assert_eq!((first.status, first.body.len()), (StatusCode::OK, 10_000));
+    let retry = send(&app, post("/orders", "k", "tea")).await;
+    assert_eq!(retry.code(), "response-not-retained");
+    assert_eq!(effects.count(), 1);
+}
+
 #[tokio::test]
 async fn takeover_costs_one_table_and_one_index_unit() {
     let clock = ManualClock::new();

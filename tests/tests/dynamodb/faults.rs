@@ -2,6 +2,8 @@
 
 use std::{
     future::{Future, poll_fn},
+    io,
+    net::SocketAddr,
     pin::pin,
     sync::{
         Arc,
@@ -21,7 +23,12 @@ use tests::{
     post, send,
     servers::dynamodb::{DynamoDbServer, StandIn, client, shared},
 };
-use tokio::task::JoinSet;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional},
+    net::{TcpListener, TcpStream},
+    sync::oneshot,
+    task::{JoinHandle, JoinSet},
+};
 use tower_idempotency::{
     IdempotencyLayer, Ttl,
     store::{Claim, Fingerprint, KeyId, Store},
@@ -201,6 +208,109 @@ async fn sdk_retry_meeting_own_write_is_harmless() {
         assert_eq!(running.await.expect("an answer").status, status);
         assert_eq!(order(&app, &key).await.is_replay(), !retried);
         assert_eq!(effects.count(), 1 + u64::from(retried));
+    }
+}
+
+/// Starts a proxy that closes the connection of the first update. The update reaches the server when the barrier opens. The
+/// task ends when the server has replied to it.
+async fn delaying_first_update(barrier: &Barrier) -> (SocketAddr, JoinHandle<()>) {
+    let server = shared(StandIn::Dynoxide).address();
+    let listener = TcpListener::bind("127.0.0.1:0").await;
+    let listener = listener.expect("a free port");
+    let address = listener.local_addr().expect("a bound socket");
+    let (delay, delayed) = oneshot::channel();
+    tokio::spawn(async move {
+        let mut delay = Some(delay);
+        loop {
+            let (mut client, _) = listener.accept().await.expect("a connection");
+            let request = read_request(&mut client).await.expect("a request");
+            let is_update = request.windows(10).any(|it| it == b"UpdateItem");
+            if let Some(delay) = delay.take_if(|_| is_update) {
+                delay.send(request).expect("the test runs");
+                continue;
+            }
+            tokio::spawn(async move {
+                let mut server = TcpStream::connect(server).await?;
+                server.write_all(&request).await?;
+                copy_bidirectional(&mut client, &mut server).await
+            });
+        }
+    });
+    let barrier = barrier.clone();
+    let delivered = tokio::spawn(async move {
+        let request = delayed.await.expect("an update");
+        barrier.pass().await;
+        let mut server = TcpStream::connect(server).await.expect("it runs");
+        server.write_all(&request).await.expect("it runs");
+        let mut reply = [0; 12];
+        server.read_exact(&mut reply).await.expect("a reply");
+        assert_eq!(reply, *b"HTTP/1.1 200");
+    });
+    (address, delivered)
+}
+
+/// Reads the first request of a connection.
+async fn read_request(client: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let mut request = Vec::new();
+    loop {
+        let head = request.windows(4).position(|it| it == b"\r\n\r\n");
+        if let Some(head) = head {
+            let text = String::from_utf8_lossy(&request[..head]).to_lowercase();
+            let length = text.split_once("content-length: ").expect("its length").1;
+            let length = length.lines().next().expect("a number").trim();
+            if request.len() == head + 4 + length.parse::<usize>().expect("a number") {
+                return Ok(request);
+            }
+        }
+        if client.read_buf(&mut request).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+}
+
+// F-991
+/// The first attempt of an acquire is applied after the execution has released the key. No request has that lease, and the
+/// layer releases it again.
+#[tokio::test]
+async fn late_acquire_does_not_hold_key() {
+    let held = held().await;
+    let barrier = Barrier::closed();
+    let (address, delivered) = delaying_first_update(&barrier).await;
+    let options = DynamoDbOptions::new().with_timeout(PATIENCE);
+    let store = options.store(&client(address), held.table.as_str());
+    let layer = IdempotencyLayer::new(store).with_store_timeout(PATIENCE);
+    // Longer than the test.
+    let layer = layer.with_lease_ttl(Ttl::from_secs(3_600));
+    let (app, effects) = app(layer, async |n, _| match n {
+        1 => StatusCode::BAD_GATEWAY,
+        _ => StatusCode::CREATED,
+    });
+    assert_eq!(order(&app, "k").await.status, StatusCode::BAD_GATEWAY);
+    barrier.open_for_good();
+    delivered.await.expect("it is applied");
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while order(&app, "k").await.status != StatusCode::CREATED {
+        assert!(Instant::now() < deadline, "the key is held");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(effects.count(), 2);
+}
+
+/// The SDK repeats no acquire that the service may have received. The service rejects a throttled one.
+#[tokio::test]
+async fn sdk_repeats_only_throttled_acquires() {
+    let held = held().await;
+    for (n, (fault, attempts)) in [
+        (EndpointFault::LoseReplies(1), 1),
+        (EndpointFault::Throttle(2), 3),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        held.endpoint.set(fault);
+        let acquired = held.store.acquire(&claim(n as u8)).await;
+        assert_eq!(acquired.is_ok(), attempts == 3, "{acquired:?}");
+        assert_eq!(held.endpoint.operations().len(), attempts);
     }
 }
 

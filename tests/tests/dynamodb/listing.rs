@@ -13,8 +13,10 @@ use axum::{Extension, Router, response::IntoResponse};
 use bytes::Bytes;
 use http::StatusCode;
 use tests::{
-    Effects, TestResponse, app, created,
-    dynamodb::{Endpoint, EndpointFault},
+    Effects, TestResponse, app,
+    barrier::Barrier,
+    created,
+    dynamodb::{Endpoint, EndpointFault, ManualClock},
     post, send,
     servers::dynamodb::{StandIn, client, shared},
 };
@@ -25,6 +27,8 @@ use tower_idempotency::{
     store::{Acquired, CheckErrorKind, Claim, Fingerprint, KeyId, LeaseRef, Store, Ttl},
 };
 use tower_idempotency_dynamodb::{DynamoDbErrorKind, DynamoDbOptions, DynamoDbStore};
+
+use crate::held_request::proxy_through;
 
 /// A long timeout, so that no call fails on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -128,6 +132,56 @@ async fn in_progress_is_listed_by_page_on_dynoxide() {
 #[ignore = "moto is slow; scripts/test --all runs this test"]
 async fn in_progress_is_listed_by_page_on_moto() {
     running_entries_are_listed_by_page(StandIn::Moto).await;
+}
+
+/// The sum of these partitions and of the additional calls for a page exceeds 16 bits.
+#[tokio::test]
+async fn most_index_partitions_are_listed() {
+    let server = shared(StandIn::Dynoxide);
+    let options = options().with_index_shards(u16::MAX);
+    let store = options.store(&client(server.address()), server.new_table());
+    store.create_table().await.expect("the server runs");
+    // The entry is in the first partition.
+    hold(&store, &claim(0)).await;
+    let query = Query::new(State::InProgress).with_limit(1);
+    let page = store.list(&query).await.expect("the server runs");
+    assert_eq!((page.entries.len(), page.next.is_some()), (1, true));
+}
+
+/// An entry moves to the end of its partition while a page is read in two calls. The second call is held.
+#[tokio::test(flavor = "multi_thread")]
+async fn entry_moved_between_calls_is_listed_once() {
+    let (server, clock) = (shared(StandIn::Dynoxide), ManualClock::new());
+    let (barrier, table) = (Barrier::closed(), server.new_table());
+    let store = |address| {
+        let clock = clock.clone();
+        let options = options().with_clock(move || clock.now());
+        let options = options.with_index_shards(1);
+        options.store(&client(address), table.as_str())
+    };
+    let direct = store(server.address());
+    direct.create_table().await.expect("the server runs");
+    let proxied = store(proxy_through(&barrier, b"ExclusiveStartKey", server.address()).await);
+    let mut moved = claim(1);
+    moved.lease = Ttl::from_secs(600);
+    let lease = hold(&direct, &moved).await;
+    // Orphans, which the listing omits, fill the rest of the first reply and the beginning of the second one.
+    for n in 2..4 {
+        clock.advance(Duration::from_millis(1));
+        hold(&direct, &claim(n)).await;
+    }
+    clock.advance(Duration::from_secs(60));
+    let moving = async {
+        barrier.arrival().await;
+        direct.release(&lease).await.expect("the server runs");
+        hold(&direct, &moved).await;
+        barrier.open_for_good();
+    };
+    let query = Query::new(State::InProgress).with_limit(2);
+    let (page, ()) = tokio::join!(proxied.list(&query), moving);
+    let page = page.expect("the server runs");
+    let ids: Vec<_> = page.entries.iter().map(|entry| *entry.id()).collect();
+    assert_eq!((ids, page.next), (vec![moved.id], None));
 }
 
 /// Writes are spread, so that no partition of the index gets all of them.

@@ -4,5 +4,7 @@ mod checks;
 mod conformance;
 mod costs;
 mod faults;
+#[path = "../sql/held_request.rs"]
+mod held_request;
 mod listing;
 mod skew;

@@ -1,5 +1,7 @@
 //! Listings, read page by page from the index.
 
+use std::collections::HashSet;
+
 use aws_sdk_dynamodb::types::{AttributeValue, Select};
 use tower_idempotency::{
     inspect::{Count, InspectError, InspectErrorKind, Page, PageToken, Query, State},
@@ -39,11 +41,13 @@ impl Inner {
         };
         let status = status_of(query.state());
         let limit = usize::from(query.limit());
+        // An entry that changes between two calls may move to a later position.
+        let mut listed = HashSet::new();
         let mut entries = Vec::new();
-        let mut calls = 0;
+        let (mut calls, max_calls) = (0, CALLS.saturating_add(self.options.shards));
         while position.shard < self.options.shards {
             let is_full = entries.len() >= limit;
-            if is_full || calls >= CALLS + self.options.shards {
+            if is_full || calls >= max_calls {
                 let next = PageToken::new(&store, query, &position.to_bytes());
                 return Ok(Page::new(entries, Some(next)));
             }
@@ -56,7 +60,7 @@ impl Inner {
                 let Some(entry) = entry::entry_with_status(id, item, status, moment) else {
                     continue;
                 };
-                if !query.matches(&entry) {
+                if !query.matches(&entry) || !listed.insert(id) {
                     continue;
                 }
                 entries.push(entry);

@@ -445,6 +445,7 @@ async fn on_sqlite(scratch: &Scratch) -> Both<File> {
             ));
             assert!(stands, "the store has another statement to {name}");
             let sql = sql.replace("{table}", "tower_idempotency");
+            let sql = sql.replace("{keeps_checkpoint}", KEEPS_CHECKPOINT);
             AssertSqlSafe(Arc::<str>::from(sql.replace("{NOW}", NOW))).into_sql_str()
         }),
         record,
@@ -465,7 +466,7 @@ const ACQUIRE: &str = "insert into {table} as e
 select ?1, ?2, ?3, 1, now + ?4, ?5, now + ?4 + ?5, now, ?7, ?8 from (select {NOW} as now) where true
 on conflict (id) do update set
   token = excluded.token,
-  fingerprint = excluded.fingerprint,
+  fingerprint = case when e.expires > excluded.created then e.fingerprint else excluded.fingerprint end,
   generation = case when e.expires <= excluded.created then 1
                     when e.token = excluded.token then e.generation
                     else e.generation + 1 end,
@@ -497,11 +498,13 @@ on conflict (id) do update set
   record = excluded.record,
   owner = case when e.expires <= excluded.created then '' else e.owner end,
   operation = case when e.expires <= excluded.created then '' else e.operation end,
-  checkpoint = null,
-  checkpoint_data = null
+  checkpoint = case when {keeps_checkpoint} then e.checkpoint end,
+  checkpoint_data = case when {keeps_checkpoint} then e.checkpoint_data end
 where e.expires <= excluded.created
   or e.completed is null and (e.token = excluded.token or e.token is null)
 returning 1";
+const KEEPS_CHECKPOINT: &str =
+    "e.expires > excluded.created and substr(excluded.record, 2, 1) = x'02'";
 const STORED: &str = "select count(*) from tower_idempotency where completed is not null";
 const CONNECTIONS: usize = 10;
 const TOKEN: &[u8] = &[7; 16];

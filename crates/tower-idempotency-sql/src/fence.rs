@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
+use tower_idempotency::store::MIN_RECORD_LIMIT;
+
 use crate::{RecordWrite, TableNameError, table::Table};
 
 /// Name of the setting that marks a transaction.
@@ -26,6 +28,14 @@ macro_rules! is_marked {
 macro_rules! is_held {
     () => {
         "e.id = $1 and e.token = $2 and e.completed is null and e.expires > now"
+    };
+}
+
+/// Condition that the record needs attention, as in the index of these records. It has no backslash, because some sessions
+/// read one as the beginning of an escape sequence.
+macro_rules! needs_attention {
+    () => {
+        "substring($3::bytea from 2 for 1) = decode('02', 'hex')"
     };
 }
 
@@ -111,8 +121,12 @@ impl PostgresFence {
     expires = now + $4,
     completed = now,
     record = $3,
-    checkpoint = null,
-    checkpoint_data = null
+    checkpoint = case when ",
+        needs_attention!(),
+        " then e.checkpoint end,
+    checkpoint_data = case when ",
+        needs_attention!(),
+        " then e.checkpoint_data end
   from ",
         clock!(),
         " where ",
@@ -151,12 +165,12 @@ from (select 1) one left join ended on true"
         }
     }
 
-    /// Sets the size of the largest record in bytes. Default and maximum: 128 MiB.
+    /// Sets the size of the largest record in bytes. Default and maximum: 128 MiB. Minimum: [`MIN_RECORD_LIMIT`].
     ///
     /// With a larger limit than the store's, a handler commits records that the store itself would reject.
     #[must_use]
     pub fn with_record_limit(mut self, bytes: usize) -> Self {
-        self.record_limit = bytes.min(Self::MAX_RECORD_BYTES);
+        self.record_limit = bytes.clamp(MIN_RECORD_LIMIT, Self::MAX_RECORD_BYTES);
         self
     }
 
@@ -172,7 +186,8 @@ from (select 1) one left join ended on true"
         &self.lease_status
     }
 
-    /// Returns the statement that writes the record if the token holds the entry, and notifies waiters.
+    /// Returns the statement that writes the record if the token holds the entry, and notifies waiters. A record that needs
+    /// attention keeps the checkpoint; any other deletes it.
     ///
     /// Execute it last. Parameters: `$1` and `$2` like [`lease_status_sql`](Self::lease_status_sql), `$3` the record as
     /// `bytea`, and `$4` its retention in milliseconds as `bigint`.

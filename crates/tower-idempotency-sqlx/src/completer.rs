@@ -6,7 +6,7 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 use tower_idempotency::{
-    Error, ErrorKind, IdempotencyLayer, Lease, TakeOverOutcome,
+    Error, ErrorKind, ExecutionFailure, IdempotencyLayer, Lease, TakeOverOutcome,
     store::{Claim, Fingerprint, KeyId, Ttl},
 };
 
@@ -118,8 +118,10 @@ impl<S: SqlStore> Completer<S> {
     /// Creates a completer that finishes the orphans in `store` with `work`, under leases of `layer`.
     ///
     /// Pass the layer that serves the routes: its settings decide how long leases and records last and which responses
-    /// are recorded. `work` returns a response and may commit in a transaction, like a handler. If it returns an error,
-    /// a later sweep retries the orphan; the error is not logged.
+    /// are recorded. `work` returns a response and may commit in a transaction, like a handler. If it returns an error or
+    /// panics, a later sweep retries the orphan, regardless of [`with_failure`](IdempotencyLayer::with_failure). The
+    /// error is not logged. If only a person can finish the orphan, return a response with
+    /// [`NeedsAttention`](tower_idempotency::NeedsAttention).
     ///
     /// `work` gets all orphans of the store. If several services share a table, each needs a completer that returns an
     /// error for the operations of other services.
@@ -132,7 +134,9 @@ impl<S: SqlStore> Completer<S> {
         B::Error: Send,
         E: Send + 'static,
     {
-        let (orphan_store, layer, work) = (store.clone(), layer.clone(), Arc::new(work));
+        // An error may mean that the orphan belongs to another service. An operator cannot decide about it.
+        let layer = layer.clone().with_failure(ExecutionFailure::Release);
+        let (orphan_store, work) = (store.clone(), Arc::new(work));
         let take_over = move |row: OrphanRow, claim: Claim| -> TakeOverFuture {
             let (store, layer, work) = (orphan_store.clone(), layer.clone(), Arc::clone(&work));
             Box::pin(async move {
@@ -241,7 +245,7 @@ impl<S: SqlStore> Completer<S> {
     /// Panics outside of a tokio runtime.
     pub fn spawn(self, period: Duration) -> CompleterTask {
         let task = tokio::spawn(async move {
-            let mut ticks = interval(period.max(MIN_INTERVAL));
+            let mut ticks = interval(period.clamp(MIN_INTERVAL, Ttl::MAX.as_duration()));
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;

@@ -568,7 +568,7 @@ async fn one_lease_commits_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn large_record_becomes_tombstone() {
     let mut bank = Bank::open("pg_large").await;
-    bank.database.store = bank.database.store.with_record_limit(200);
+    bank.database.store = bank.database.store.with_record_limit(0);
     let (app, executions) = bank.serve(async |bank, lease, n| {
         let mut client = bank.client().await;
         let tx = bank.charged(&lease, &mut client, n).await.expect("begun");

@@ -18,6 +18,7 @@ use tower_idempotency_sqlx::{
 const SECRET: &str = "open-sesame";
 const MIGRATE: &str = "call `migrate`, or execute the files in `migrations`";
 const GRANT: &str = "grant select, insert, update and delete on the table";
+const WRITABLE: &str = "connect to the primary, and to a database that is not read-only";
 const REACH: &str = "check the address, the credentials and the network, and that the server runs";
 
 /// Returns the text of the problem, and its kind.
@@ -68,6 +69,12 @@ async fn postgres_check_names_missing_parts() {
         }
         store.check().await.unwrap();
     }
+
+    let read_only = url.parse::<PgConnectOptions>().unwrap();
+    let read_only = read_only.options([("default_transaction_read_only", "on")]);
+    let read_only = PostgresStore::new(read_only).with_table("checks").unwrap();
+    let refused = format!("the database accepts no writes: {WRITABLE}");
+    assert_eq!(problem(&read_only).await, (refused, CheckErrorKind::Unsafe));
 
     run("create role checks_reader login; grant select, insert, delete on checks to checks_reader")
         .await
@@ -157,7 +164,9 @@ async fn sqlite_check_names_missing_parts() {
     store.migrate().await.unwrap();
     store.check().await.unwrap();
     let options = SqliteConnectOptions::new().filename(&path);
+    // A second connection would compare a new column with the schema that it read earlier.
     let pool = pool_options::<sqlx::Sqlite>()
+        .max_connections(1)
         .connect_with(options.clone())
         .await
         .unwrap();
@@ -173,8 +182,7 @@ async fn sqlite_check_names_missing_parts() {
     store.check().await.unwrap();
 
     let read_only = SqliteStore::with_options(options.read_only(true));
-    let remedy = "connect to the primary, and to a database that is not read-only";
-    let refused = format!("the database accepts no writes: {remedy}");
+    let refused = format!("the database accepts no writes: {WRITABLE}");
     assert_eq!(problem(&read_only).await, (refused, Unsafe));
 }
 

@@ -23,7 +23,7 @@ use tests::{
 };
 use tokio::time::sleep;
 use tower_idempotency::{
-    Lease, Ttl,
+    ExecutionFailure, Lease, Ttl,
     store::{Acquired, Claim, Token},
 };
 use tower_idempotency_sqlx::{Completer, Orphan, SweepStats};
@@ -318,6 +318,46 @@ async fn failed_execution_is_not_retried_by_each_replica<S: TestDialect>(
     assert_eq!(database.admin(twice).await, 0, "{one:?} {other:?}");
 }
 
+/// An error of the completer may mean that the orphan belongs to another service. It is no failed execution, which this
+/// layer would leave to an operator.
+async fn error_leaves_orphan_for_retry<S: TestDialect>(database: TestDatabase<S>) {
+    let layer = sql::layer(database.store.clone()).with_failure(ExecutionFailure::NeedsAttention);
+    let bank = database.clone();
+    let (app, executions) = app(layer.clone(), move |n, req: Request<Body>| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        let database = bank.clone();
+        async move {
+            if n > 2 {
+                return created(n);
+            }
+            let tx = database.begin(&lease).await.expect("a transaction");
+            tx.checkpoint("phase", &n).await.expect("a phase");
+            StatusCode::BAD_GATEWAY.into_response()
+        }
+    });
+    for (path, key) in [("/rides", "ride"), ("/parcels", "parcel")] {
+        let half = send(&app, post(path, key, "tea")).await;
+        assert_eq!(half.status, StatusCode::BAD_GATEWAY);
+    }
+    sleep(2 * OLDER).await;
+    let work = async |orphan: Orphan| match orphan.operation() {
+        "POST /rides" => Ok(created(1)),
+        _ => Err("an operation of another service"),
+    };
+    let completer = Completer::new(&database.store, &layer, work).with_min_age(OLDER);
+    let swept = completer.sweep().await.expect("a sweep");
+    assert_eq!((swept.executed, swept.failed), (1, 1));
+    let orphans = "select 'orphan', 0 * generation, generation from {table} where completed is null and token is null";
+    let orphans = S::rows(&database.pool, orphans.replace("{table}", &database.table)).await;
+    assert_eq!(orphans.len(), 1);
+    assert_eq!(orphans[0].n, 2);
+    let finished = send(&app, post("/rides", "ride", "tea")).await;
+    assert!(finished.is_replay(), "{finished:?}");
+    let retry = send(&app, post("/parcels", "parcel", "tea")).await;
+    assert_eq!(retry.status, StatusCode::CREATED, "{retry:?}");
+    assert_eq!(executions.count(), 3);
+}
+
 async fn background_completer_runs_until_dropped<S: TestDialect>(database: TestDatabase<S>) {
     let done = Effects::default();
     let counted = done.clone();
@@ -339,6 +379,25 @@ async fn background_completer_runs_until_dropped<S: TestDialect>(database: TestD
     orphan(&database, "POST /rides").await;
     sleep(Duration::from_millis(200)).await;
     assert_eq!(done.count(), 2);
+}
+
+/// The longest period: one sweep at the start.
+async fn completer_of_longest_period_sweeps_once<S: TestDialect>(database: TestDatabase<S>) {
+    orphan(&database, "POST /rides").await;
+    sleep(2 * OLDER).await;
+    let done = Effects::default();
+    let counted = done.clone();
+    let completer = working(&database, OLDER, move |_| {
+        counted.happen();
+        async { Ok(created(1)) }
+    });
+    let _completing = completer.spawn(Duration::MAX);
+    within(Duration::from_secs(60), async {
+        while done.count() != 1 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
 }
 
 /// An execution in progress continues, and drain waits for it. No other entry is taken over.
@@ -416,10 +475,12 @@ each! {
     delays_may_be_long
     failed_execution_is_retried_after_delay
     failed_execution_is_not_retried_by_each_replica
+    error_leaves_orphan_for_retry
     operation_is_reported_unchanged
     // F-152
     sweep_ends_if_everything_fails
     background_completer_runs_until_dropped
+    completer_of_longest_period_sweeps_once
     dropped_sweep_takes_over_nothing_more
 }
 

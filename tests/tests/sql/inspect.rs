@@ -3,6 +3,7 @@
 use std::{sync::OnceLock, time::Duration};
 
 use tests::{
+    barrier::Barrier,
     conformance::run_all_inspect_cases,
     few_or,
     scratch::Scratch,
@@ -15,14 +16,17 @@ use tests::{
 use tower_idempotency::{
     conformance::Subject,
     inspect::{Inspect, Query, State},
+    store::{Store, Ttl},
 };
 use tower_idempotency_sqlx::{
-    PostgresStore,
+    MySqlStore, PostgresStore,
     sqlx::{
         self, AssertSqlSafe, Connection, MySqlConnection, PgConnection, SqliteConnection,
         postgres::PgConnectOptions,
     },
 };
+
+use crate::held_request::proxy_through;
 
 #[test]
 fn postgres_passes_every_case() {
@@ -247,6 +251,64 @@ select randomblob(32), randomblob(16), randomblob(32), 1, now - 1000 - n, 360000
     let filled = sqlx::raw_sql(AssertSqlSafe(fill)).execute(&mut admin).await;
     filled.unwrap();
     first_page_is_full(&store).await;
+}
+
+// ---- Renewals ----
+
+/// A renewal moves the only match to the end of the order while a page is read in two calls. The second call is held.
+async fn renewed_lease_is_listed_once<S: Store + Inspect>(
+    direct: &S,
+    proxied: &S,
+    barrier: &Barrier,
+) {
+    let leased = |operation: &str, seconds| {
+        let mut claim = sql::claim();
+        (claim.lease, claim.operation) = (Ttl::from_secs(seconds), operation.into());
+        claim
+    };
+    let moved = leased("POST /rides", 600);
+    direct.acquire(&moved).await.expect("the database works");
+    // More than one call reads.
+    for _ in 0..550 {
+        let other = leased("POST /orders", 900);
+        direct.acquire(&other).await.expect("the database works");
+    }
+    let renewing = async {
+        barrier.arrival().await;
+        let lease = moved.lease_ref(1);
+        let renewed = direct.renew(&lease, Ttl::from_secs(1_800)).await;
+        renewed.expect("the lease is held");
+        barrier.open_for_good();
+    };
+    let query = Query::new(State::InProgress).with_operation("POST /rides");
+    let (page, ()) = tokio::join!(proxied.list(&query), renewing);
+    let page = page.expect("the database works");
+    let ids: Vec<_> = page.entries.iter().map(|entry| *entry.id()).collect();
+    assert_eq!((ids, page.next), (vec![moved.id], None));
+}
+
+/// Part of the statement that reads the rows after a position.
+const NEXT_ROWS: &[u8] = b"and lease_ends >= ";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn renewed_lease_is_listed_once_on_postgres() {
+    let (server, barrier) = (postgres::shared(), Barrier::closed());
+    let direct = sql::postgres(server, "renewed").await;
+    let address = proxy_through(&barrier, NEXT_ROWS, server.address()).await;
+    let url = format!("postgres://app@{address}/postgres");
+    let proxied = PostgresStore::from_url(&url).expect("a URL");
+    let proxied = proxied.with_table("renewed").expect("an identifier");
+    renewed_lease_is_listed_once(&direct, &proxied, &barrier).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn renewed_lease_is_listed_once_on_mariadb() {
+    let (server, barrier) = (mariadb::shared(), Barrier::closed());
+    let direct = sql::mariadb(server, "renewed").await;
+    let address = proxy_through(&barrier, NEXT_ROWS, server.address()).await;
+    let proxied = MySqlStore::from_url(&mariadb::url(address)).expect("a URL");
+    let proxied = proxied.with_table("renewed").expect("an identifier");
+    renewed_lease_is_listed_once(&direct, &proxied, &barrier).await;
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ mod costs;
 mod cut_off;
 mod deadlocks;
 mod golden_rows;
+mod held_request;
 mod inspect;
 mod migrations;
 mod purging;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use axum::{
-    Router,
+    Extension, Router,
     body::Body,
     response::{IntoResponse, Response},
 };
@@ -19,7 +19,7 @@ use tests::{
     Effects, app,
     barrier::within,
     created,
-    database::{self, TestDatabase, TestDialect},
+    database::{self, TestDatabase, TestDialect, pool_options},
     post,
     scratch::Scratch,
     send, sql,
@@ -27,7 +27,8 @@ use tests::{
 use tokio::time::sleep;
 use tower::ServiceExt as _;
 use tower_idempotency::{
-    IdempotencyLayer, Lease, Ttl,
+    IdempotencyLayer, Lease, NeedsAttention, Ttl,
+    inspect::{Inspect, Query, Resolution, State},
     run_once::{Outcome, WorkError},
     store::StoreError,
     transaction::{LeaseExt, NotRecordedReason},
@@ -35,7 +36,10 @@ use tower_idempotency::{
 use tower_idempotency_sqlx::{
     Checkpoint, FencedTransaction, MySqlStore, PostgresStore, SqliteStore, TransactionError,
     TransactionErrorKind as Kind,
-    sqlx::{AssertSqlSafe, PgConnection, Postgres, postgres::PgListener, query},
+    sqlx::{
+        AssertSqlSafe, PgConnection, Postgres, postgres::PgListener, query,
+        sqlite::SqliteConnectOptions,
+    },
 };
 
 /// Returns a service on the database. The handler gets the database, its lease and the number of its execution.
@@ -472,6 +476,34 @@ async fn lost_lease_begins_nothing<S: TestDialect>(database: TestDatabase<S>) {
     assert_eq!(database.count().await, 0);
 }
 
+/// In WAL mode, a crash may leave the commit in one of several attached files.
+#[tokio::test(flavor = "multi_thread")]
+async fn table_in_attached_file_is_no_entry() {
+    let scratch = Scratch::new();
+    let database = database::in_a_file(&scratch, "attached").await;
+    let attach = format!(
+        "attach '{}' as store",
+        scratch.file("database.db").display()
+    );
+    let pool = pool_options().after_connect(move |connection, _| {
+        let attach = attach.clone();
+        Box::pin(async move { SqliteStore::run(connection, attach).await.map(drop) })
+    });
+    let effects = SqliteConnectOptions::new().filename(scratch.file("effects.db"));
+    let other = TestDatabase {
+        pool: pool.connect_lazy_with(effects.create_if_missing(true)),
+        ..database.clone()
+    };
+    let (app, _) = bank(&database, move |database, lease, n| {
+        let database = if n == 1 { other.clone() } else { database };
+        charge(database, lease, n)
+    });
+    let refused = send(&app, order()).await;
+    assert_eq!((refused.text(), database.count().await), ("NoEntry", 0));
+    let first = send(&app, order()).await;
+    assert_charged_once(&database, &app, &first).await;
+}
+
 /// Another replica acquired the lease and finished meanwhile. This one returns that response, and has no effect.
 async fn superseded_handler_commits_nothing<S: TestDialect>(database: TestDatabase<S>) {
     let (other, _) = bank(&database, charge);
@@ -576,6 +608,74 @@ async fn retry_continues_from_checkpoint<S: TestDialect>(database: TestDatabase<
     assert_eq!((database.count().await, executions.count()), (2, 3));
     let left = "delete from {table} where checkpoint is not null or checkpoint_data is not null";
     assert_eq!(database.admin(left).await, 0, "a record empties it");
+}
+
+/// An execution needs attention after its first phase, and an operator allows a retry.
+async fn allowed_retry_continues_from_checkpoint<S: TestDialect + Inspect>(
+    database: TestDatabase<S>,
+) {
+    for is_committed in [false, true] {
+        let (app, executions) = bank(&database, move |database, lease, n| async move {
+            let res = in_phases(&database, &lease, n, n > 1).await;
+            if n > 1 {
+                return res;
+            }
+            let unclear = Extension(NeedsAttention::new("unclear"));
+            let res = (StatusCode::INTERNAL_SERVER_ERROR, unclear).into_response();
+            if !is_committed {
+                return res;
+            }
+            let tx = database.begin(&lease).await.expect("a transaction");
+            committed(tx, res).await
+        });
+        let order = || post("/orders", &format!("committed-{is_committed}"), "tea");
+        let first = send(&app, order()).await;
+        assert_eq!(first.status, StatusCode::INTERNAL_SERVER_ERROR, "{first:?}");
+        let query = Query::new(State::NeedsAttention);
+        let page = database.store.list(&query).await.expect("a page");
+        assert_eq!(page.entries.len(), 1, "{page:?}");
+        let seen = page.entries[0].seen();
+        let resolved = database.store.resolve(seen, &Resolution::Retry).await;
+        assert!(resolved.expect("a decision").is_applied());
+
+        let second = send(&app, order()).await;
+        assert_eq!(second.text(), "{\"execution\":1}");
+        assert!(send(&app, order()).await.is_replay());
+        assert_eq!(executions.count(), 2);
+        let left = "delete from {table} where checkpoint is not null";
+        assert_eq!(database.admin(left).await, 0, "a response empties it");
+    }
+    assert_eq!(database.count().await, 4, "two phases of two requests");
+}
+
+/// An entry that has expired is absent, with its checkpoint.
+async fn attention_record_keeps_checkpoint<S: TestDialect>(database: TestDatabase<S>) {
+    let attention = Resolution::NeedsAttention(NeedsAttention::new("unclear"));
+    for (expires, needs_attention, kept) in
+        [("expires", true, 1), ("expires", false, 0), ("0", true, 0)]
+    {
+        let claim = sql::claim();
+        let acquired = database.store.acquire(&claim).await;
+        acquired.expect("the database works");
+        let phase = format!(
+            "update {{table}} set checkpoint = 'phase', checkpoint_data = fingerprint, expires = {expires}"
+        );
+        assert_eq!(database.admin(&phase).await, 1);
+        let record = match needs_attention {
+            true => attention.record(&claim.id).expect("it stores a record").0,
+            false => b"\x01\x00\0\0\0\0".to_vec().into(),
+        };
+        let (lease, retention) = (claim.lease_ref(1), Ttl::from_secs(600));
+        let completed = database.store.complete(&lease, record, retention).await;
+        completed.expect("the database works");
+        let with_checkpoint = "delete from {table} where completed is not null \
+                               and checkpoint = 'phase' and checkpoint_data is not null";
+        let case = format!("{expires} {needs_attention}");
+        assert_eq!(database.admin(with_checkpoint).await, kept, "{case}");
+        let without = "delete from {table} where completed is not null \
+                       and checkpoint is null and checkpoint_data is null";
+        assert_eq!(database.admin(without).await, 1 - kept, "{case}");
+    }
 }
 
 async fn lost_lease_writes_no_checkpoint<S: TestDialect>(database: TestDatabase<S>) {
@@ -843,6 +943,9 @@ each! {
     oversized_record_becomes_tombstone
     // S-209
     retry_continues_from_checkpoint
+    // S-372
+    allowed_retry_continues_from_checkpoint
+    attention_record_keeps_checkpoint
     // S-210
     lost_lease_writes_no_checkpoint
 }

@@ -18,6 +18,8 @@ use tower_idempotency::{
     store::{KeyId, Token},
 };
 
+#[cfg(feature = "mysql")]
+pub(crate) use self::row::needs_attention;
 pub(crate) use self::{
     row::EntryRow,
     statements::{Dialect, InspectStatements},

@@ -85,8 +85,7 @@ impl EntryRow {
         match (self.completed, state) {
             (Some(_), State::Completed) => self.record_state() != State::NeedsAttention,
             (Some(_), State::NeedsAttention) => {
-                let record = self.record.as_deref().unwrap_or_default();
-                record.get(1) == Some(&ATTENTION)
+                needs_attention(self.record.as_deref().unwrap_or_default())
             }
             (None, State::InProgress) => self.lease_ends > self.now,
             (None, State::Orphaned) => self.lease_ends <= self.now,
@@ -163,8 +162,10 @@ fn time(millis: i64) -> SystemTime {
     UNIX_EPOCH.checked_add(since).unwrap_or(UNIX_EPOCH)
 }
 
-/// The second byte of a record that needs attention, as in the index.
-const ATTENTION: u8 = 2;
+/// Returns `true` if the record needs attention, as in the index of these records.
+pub(crate) fn needs_attention(record: &[u8]) -> bool {
+    record.get(1) == Some(&2)
+}
 
 #[cfg(test)]
 mod tests {

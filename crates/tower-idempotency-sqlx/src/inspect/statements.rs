@@ -28,7 +28,7 @@ pub(crate) struct Dialect {
     /// The number of bytes of a record.
     pub(crate) record_length: &'static str,
     /// The condition of a record that needs attention, as in its index.
-    pub(crate) needs_attention: &'static str,
+    pub(crate) needs_attention: String,
     /// The column with the time of such a record, as in its index.
     pub(crate) attention_key: &'static str,
     /// The column with the expiry of a completed entry, as in its index.
@@ -223,7 +223,7 @@ from (select {matches} as is_counted from {table}{hint} where {condition} order 
         match order {
             Order::InProgress => format!("completed is null and lease_ends > {now}"),
             Order::Orphaned => format!("completed is null and lease_ends <= {now}"),
-            Order::NeedsAttention => self.dialect.needs_attention.to_owned(),
+            Order::NeedsAttention => self.dialect.needs_attention.clone(),
             // The first condition tells the planner that the index omits no row of the listing.
             Order::Completed => format!(
                 "completed is not null and {} > {now}",

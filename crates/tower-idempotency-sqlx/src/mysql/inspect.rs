@@ -28,7 +28,7 @@ pub(super) fn dialect() -> Dialect {
         select_bytes: str::to_owned,
         record_prefix: format!("left(record, {})", State::RECORD_PREFIX),
         record_length: "length(record)",
-        needs_attention: "attention >= 0",
+        needs_attention: "attention >= 0".to_owned(),
         attention_key: "attention",
         completed_key: "record_expires",
         now: NOW.to_owned(),

@@ -13,7 +13,7 @@ use sqlx::{
     mysql::{MySqlConnectOptions, MySqlConnection, MySqlRow},
 };
 use tower_idempotency::store::{
-    Acquired, CheckError, Claim, KeyId, LeaseRef, Store, StoreError, Ttl,
+    Acquired, CheckError, Claim, KeyId, LeaseRef, MIN_RECORD_LIMIT, Store, StoreError, Ttl,
 };
 
 use self::statements::{OVERHEAD, Statements};
@@ -48,9 +48,9 @@ mod transaction;
 /// not block renewals, and a call takes one round trip instead of a pool's three. Clones share the connections. The
 /// connections belong to the tokio runtime that opened them.
 ///
-/// Their parameters are those of the [`MySqlConnectOptions`], with two exceptions. Statements are not logged, because
-/// their text contains records. The lock wait timeout is one second. The connections set the user variables `@free` and
-/// `@record`.
+/// Their parameters are those of the [`MySqlConnectOptions`], with three exceptions. Statements are not logged, because
+/// their text contains records. The lock wait timeout is one second, and autocommit is on. The connections set the user
+/// variables `@free` and `@record`.
 ///
 /// A server that logs statements, in its general or slow query log, logs IDs, tokens and records with them.
 ///
@@ -162,7 +162,7 @@ impl MySqlStore {
         self.set(|settings| settings.connections = max)
     }
 
-    /// Sets the size of the largest record in bytes. Default and maximum: 128 MiB.
+    /// Sets the size of the largest record in bytes. Default and maximum: 128 MiB. Minimum: [`MIN_RECORD_LIMIT`].
     ///
     /// The server's `max_allowed_packet` may lower it.
     ///
@@ -170,7 +170,7 @@ impl MySqlStore {
     /// the error `response-not-retained`.
     #[must_use]
     pub fn with_record_limit(self, bytes: usize) -> Self {
-        self.set(|settings| settings.record_limit = bytes.min(MAX_RECORD_BYTES))
+        self.set(|settings| settings.record_limit = bytes.clamp(MIN_RECORD_LIMIT, MAX_RECORD_BYTES))
     }
 
     /// Creates the table or migrates it to the current version.
@@ -473,7 +473,8 @@ const MIGRATIONS: [&str; 4] = [
     include_str!("../../migrations/mysql/0003_listings.sql"),
     include_str!("../../migrations/mysql/0004_completed.sql"),
 ];
-const SETUP: &str = "set session innodb_lock_wait_timeout = 1; select @@max_allowed_packet;";
+/// Without autocommit, a statement outside a transaction would begin one that nothing commits.
+const SETUP: &str = "set session autocommit = 1, innodb_lock_wait_timeout = 1; select @@max_allowed_packet;";
 /// Rolls back, and frees the record that a failed completion left in the session.
 const ROLLBACK: &str = "rollback and no chain no release; set @record = null;";
 const MAX_RECORD_BYTES: usize = 128 << 20;

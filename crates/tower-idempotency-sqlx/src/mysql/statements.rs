@@ -25,8 +25,10 @@ pub(super) struct Statements {
     ///
     /// This statement and the next three run in a handler's transaction.
     pub(super) lease_status: SqlStr,
-    /// Stores the record if the token holds the entry. Parameters: retention, record, id, token.
+    /// Stores the record if the token holds the entry. Deletes the checkpoint unless the record needs attention.
+    /// Parameters: `true` for such a record, the same again, retention, record, id, token.
     ///
+    /// No expression reads the new record from its column, because a session of MariaDB may assign all columns at once.
     /// The count of changed rows is reliable here: the entry was not completed before, so every setting counts its row.
     pub(super) write_record: SqlStr,
     /// Returns if the entry has this checkpoint, and locks the row. No row: the token does not hold the entry.
@@ -48,8 +50,8 @@ impl Statements {
             )),
             write_record: statement(format!(
                 "update {table} set
-  checkpoint = null,
-  checkpoint_data = null,
+  checkpoint = if(?, checkpoint, null),
+  checkpoint_data = if(?, checkpoint_data, null),
   expires = {NOW} + ?,
   record = ?,
   completed = {NOW}
@@ -65,7 +67,7 @@ where {is_held}"
         }
     }
 
-    /// Acquires the lease if possible, and reads the entry afterwards.
+    /// Acquires the lease if possible, and reads the entry afterwards. An entry that has not expired keeps its fingerprint.
     ///
     /// The first read locks no row, and decides if the other statements write. If the lease cannot be acquired, they
     /// wait for no transaction, not even for that of a handler that holds the row.
@@ -101,7 +103,7 @@ update {table} set
   checkpoint = if(expires <= {NOW}, null, checkpoint),
   checkpoint_data = if(expires <= {NOW}, null, checkpoint_data),
   token = {token},
-  fingerprint = {fingerprint},
+  fingerprint = if(expires <= {NOW}, {fingerprint}, fingerprint),
   orphan_retention = {orphan_retention},
   lease_ends = {NOW} + {lease},
   expires = {NOW} + {lease} + {orphan_retention},
@@ -126,7 +128,8 @@ select true from {table} where {is_held};"
         ))
     }
 
-    /// Stores the record unless another token holds or completed the entry, and reads the entry afterwards.
+    /// Stores the record unless another token holds or completed the entry, and reads the entry afterwards. Deletes the
+    /// checkpoint unless the record needs attention.
     pub(super) fn complete(&self, lease: &LeaseRef, record: &[u8], retention: Ttl) -> String {
         let table = &self.table;
         let id = bytes(lease.id.as_bytes());
@@ -135,6 +138,8 @@ select true from {table} where {is_held};"
         let record = BASE64.encode(record);
         let (generation, retention) = (lease.generation.max(1), retention.as_millis());
         let is_expired = format!("expires <= {NOW}");
+        // Like the column `attention`.
+        let keeps_checkpoint = format!("expires > {NOW} and substring(@record, 2, 1) = 0x02");
         let body = in_a_transaction(&format!(
             "
 update {table} set
@@ -142,8 +147,8 @@ update {table} set
   created = if({is_expired}, {NOW}, created),
   owner = if({is_expired}, '', owner),
   operation = if({is_expired}, '', operation),
-  checkpoint = null,
-  checkpoint_data = null,
+  checkpoint = if({keeps_checkpoint}, checkpoint, null),
+  checkpoint_data = if({keeps_checkpoint}, checkpoint_data, null),
   token = {token},
   fingerprint = {fingerprint},
   expires = {NOW} + {retention},

@@ -15,6 +15,7 @@ use crate::{
     backend::{Backend, CheckpointWrite, SqlStore, millis},
     completer::{OrphanQuery, OrphanRow},
     connection::Priority,
+    inspect::needs_attention,
 };
 
 impl MySqlStore {
@@ -111,7 +112,10 @@ impl Backend<MySql> for MySqlStore {
         retention: Ttl,
     ) -> Result<bool, SqlError> {
         release_transaction_savepoint(connection).await?;
+        let needs_attention = needs_attention(record);
         let write = query(self.inner.statements.write_record.clone())
+            .bind(needs_attention)
+            .bind(needs_attention)
             .bind(millis(retention))
             .bind(record)
             .bind(lease.id.as_bytes().as_slice())

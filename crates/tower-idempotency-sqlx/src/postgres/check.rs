@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl PostgresStore {
-    /// Checks table, columns, rights and indexes, and that the server is a primary. Writes nothing.
+    /// Checks table, columns, rights and indexes, and that the store's transactions may write. Writes nothing.
     pub(super) async fn check_server(&self) -> Result<(), CheckError> {
         let table = self.inner.settings.table.quoted('"');
         let names = |names: &[&str]| format!("array['{}']", names.join("', '"));
@@ -19,7 +19,7 @@ impl PostgresStore {
         let sql = format!(
             "with store as (select to_regclass('{table}')::oid as relation)
 select coalesce(
-  (select 'writes' where pg_is_in_recovery()),
+  (select 'writes' where pg_is_in_recovery() or current_setting('transaction_read_only')::boolean),
   (select 'table' from store where relation is null),
   (select 'column ' || name from store, unnest({columns} || array['awaited']) name where not exists (
     select from pg_attribute where attrelid = relation and attname = name and not attisdropped) limit 1),

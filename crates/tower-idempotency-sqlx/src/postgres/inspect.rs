@@ -5,7 +5,7 @@ use tower_idempotency::{inspect::State, store::KeyId};
 
 use super::{
     Inner, PostgresStore,
-    statements::{NOW, PREFACE, bytes},
+    statements::{NOW, PREFACE, bytes, needs_attention},
     unescape::unescape,
 };
 use crate::{
@@ -29,7 +29,7 @@ pub(super) fn dialect() -> Dialect {
         select_bytes: |column| format!("encode({column}, 'hex')"),
         record_prefix: format!("substring(record from 1 for {})", State::RECORD_PREFIX),
         record_length: "octet_length(record)",
-        needs_attention: r"substring(record from 2 for 1) = '\x02'::bytea",
+        needs_attention: needs_attention("record"),
         attention_key: "completed",
         completed_key: "expires",
         now: format!("(select {NOW})"),

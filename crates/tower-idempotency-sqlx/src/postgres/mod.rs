@@ -6,7 +6,7 @@ use sqlx::{
     postgres::{PgConnectOptions, PgRow},
 };
 use tower_idempotency::store::{
-    Acquired, CheckError, Claim, KeyId, LeaseRef, Store, StoreError, Ttl,
+    Acquired, CheckError, Claim, KeyId, LeaseRef, MIN_RECORD_LIMIT, Store, StoreError, Ttl,
 };
 use tower_idempotency_sql::PostgresFence;
 
@@ -166,13 +166,13 @@ impl PostgresStore {
         self.set(|settings| settings.connections = max)
     }
 
-    /// Sets the size of the largest record in bytes. Default and maximum: 128 MiB.
+    /// Sets the size of the largest record in bytes. Default and maximum: 128 MiB. Minimum: [`MIN_RECORD_LIMIT`].
     ///
     /// Call this before the first use of the store. The layer stores a tombstone in place of a larger record: retries get
     /// the error `response-not-retained`.
     #[must_use]
     pub fn with_record_limit(self, bytes: usize) -> Self {
-        self.set(|settings| settings.record_limit = bytes.min(MAX_RECORD_BYTES))
+        self.set(|settings| settings.record_limit = bytes.clamp(MIN_RECORD_LIMIT, MAX_RECORD_BYTES))
     }
 
     /// Sets a separate connection for notifications that a lease has ended, to bypass a pooler.

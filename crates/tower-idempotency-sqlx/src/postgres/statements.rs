@@ -72,7 +72,7 @@ select {is_marked}, written.same from (select 1) one left join written on true"
         &self.channel
     }
 
-    /// Acquires the lease if possible, and reads the entry afterwards.
+    /// Acquires the lease if possible, and reads the entry afterwards. An entry that has not expired keeps its fingerprint.
     ///
     /// If the lease cannot be acquired, the statements only read. They then wait for no row lock, not even for one that
     /// a handler's transaction holds.
@@ -105,7 +105,7 @@ from asked
 where not exists (select from {table} e where e.id = asked.id and ({can_acquire_read}) is not true)
 on conflict (id) do update set
   token = excluded.token,
-  fingerprint = excluded.fingerprint,
+  fingerprint = case when e.expires > excluded.created then e.fingerprint else excluded.fingerprint end,
   generation = case when e.expires <= excluded.created then 1
                     when e.token = excluded.token then e.generation
                     else e.generation + 1 end,
@@ -139,7 +139,7 @@ from (select {NOW} as now) clock where {is_held} returning true;"
     }
 
     /// Stores the record unless another token holds or completed the entry, notifies waiters, and reads the entry
-    /// afterwards.
+    /// afterwards. Deletes the checkpoint unless the record needs attention.
     pub(super) fn complete(&self, lease: &LeaseRef, record: &[u8], retention: Ttl) -> String {
         let Self { table, channel, .. } = self;
         let id = bytes(lease.id.as_bytes());
@@ -148,6 +148,8 @@ from (select {NOW} as now) clock where {is_held} returning true;"
         let fingerprint = bytes(lease.fingerprint.as_bytes());
         let record = bytes(record);
         let (generation, retention) = (lease.generation.max(1), retention.as_millis());
+        let needs_attention = needs_attention("excluded.record");
+        let keeps_checkpoint = format!("e.expires > excluded.created and {needs_attention}");
         format!(
             "{PREFACE}
 with ended as (
@@ -165,8 +167,8 @@ with ended as (
     record = excluded.record,
     owner = case when e.expires <= excluded.created then '' else e.owner end,
     operation = case when e.expires <= excluded.created then '' else e.operation end,
-    checkpoint = null,
-    checkpoint_data = null
+    checkpoint = case when {keeps_checkpoint} then e.checkpoint end,
+    checkpoint_data = case when {keeps_checkpoint} then e.checkpoint_data end
   where e.expires <= excluded.created
     or e.completed is null and (e.token = excluded.token or e.token is null)
   returning e.awaited
@@ -298,6 +300,11 @@ fn lease_condition(lease: &LeaseRef) -> String {
     let id = bytes(lease.id.as_bytes());
     let token = bytes(lease.token.as_bytes());
     format!("e.id = {id} and e.token = {token} and e.completed is null and e.expires > now")
+}
+
+/// Returns the condition that a record needs attention, as in the index of these records.
+pub(super) fn needs_attention(record: &str) -> String {
+    format!(r"substring({record} from 2 for 1) = '\x02'::bytea")
 }
 
 pub(super) fn bytes(bytes: &[u8]) -> String {

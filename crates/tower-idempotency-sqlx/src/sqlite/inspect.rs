@@ -3,7 +3,10 @@
 use sqlx::{AssertSqlSafe, Row, SqlSafeStr as _, Sqlite, sqlite::SqliteRow};
 use tower_idempotency::{inspect::State, store::KeyId};
 
-use super::{Inner, SqliteStore, statements::NOW};
+use super::{
+    Inner, SqliteStore,
+    statements::{NOW, needs_attention},
+};
 use crate::{
     SqlError,
     audit::{AuditTable, implement_audit},
@@ -25,7 +28,7 @@ pub(super) fn dialect() -> Dialect {
         select_bytes: str::to_owned,
         record_prefix: format!("substr(record, 1, {})", State::RECORD_PREFIX),
         record_length: "length(record)",
-        needs_attention: "substr(record, 2, 1) = x'02'",
+        needs_attention: needs_attention("record"),
         attention_key: "completed",
         completed_key: "expires",
         now: NOW.to_owned(),

@@ -9,7 +9,8 @@ use sqlx::{
     },
 };
 use tower_idempotency::store::{
-    Acquired, CheckError, Claim, KeyId, LeaseRef, OrphanPolicy, Store, StoreError, Token, Ttl,
+    Acquired, CheckError, Claim, KeyId, LeaseRef, MIN_RECORD_LIMIT, OrphanPolicy, Store,
+    StoreError, Token, Ttl,
 };
 
 use self::statements::Statements;
@@ -128,13 +129,13 @@ impl SqliteStore {
         Ok(self.set(|settings| settings.table = table))
     }
 
-    /// Sets the size of the largest record in bytes. Default and maximum: 128 MiB.
+    /// Sets the size of the largest record in bytes. Default and maximum: 128 MiB. Minimum: [`MIN_RECORD_LIMIT`].
     ///
     /// Call this before the first use of the store. The layer stores a tombstone in place of a larger record: retries get
     /// the error `response-not-retained`.
     #[must_use]
     pub fn with_record_limit(self, bytes: usize) -> Self {
-        self.set(|settings| settings.record_limit = bytes.min(MAX_RECORD_BYTES))
+        self.set(|settings| settings.record_limit = bytes.clamp(MIN_RECORD_LIMIT, MAX_RECORD_BYTES))
     }
 
     /// Creates the table or migrates it to the current version.

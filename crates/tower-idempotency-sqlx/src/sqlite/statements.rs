@@ -11,12 +11,14 @@ use crate::{
 pub(super) struct Statements {
     /// ?1 id, ?2 token.
     pub(super) read_entry: SqlStr,
-    /// ?1 id, ?2 token, ?3 fingerprint, ?4 lease, ?5 orphan_retention, ?6 takeover, ?7 owner, ?8 operation, ?9 the
-    /// beginning of tokens that allow a takeover, or null.
+    /// Acquires the lease if possible. An entry that has not expired keeps its fingerprint. ?1 id, ?2 token,
+    /// ?3 fingerprint, ?4 lease, ?5 orphan_retention, ?6 takeover, ?7 owner, ?8 operation, ?9 the beginning of tokens that
+    /// allow a takeover, or null.
     pub(super) acquire: SqlStr,
     /// ?1 id, ?2 token, ?3 ttl.
     pub(super) renew: SqlStr,
-    /// ?1 id, ?2 token, ?3 fingerprint, ?4 generation, ?5 retention, ?6 record.
+    /// Stores the record unless another token holds or completed the entry. Deletes the checkpoint unless the record needs
+    /// attention. ?1 id, ?2 token, ?3 fingerprint, ?4 generation, ?5 retention, ?6 record.
     pub(super) complete: SqlStr,
     /// ?1 id, ?2 token.
     pub(super) read_completion: SqlStr,
@@ -28,9 +30,11 @@ pub(super) struct Statements {
     pub(super) purge: SqlStr,
     /// Reads the status of the lease. ?1 id, ?2 token.
     ///
-    /// This statement and the next three run in a handler's transaction.
+    /// This statement and the next three run in a handler's transaction. They find the table only in the main file of the
+    /// connection: in WAL mode, a commit is not atomic across attached files.
     pub(super) lease_status: SqlStr,
-    /// ?1 id, ?2 token, ?3 retention, ?4 record.
+    /// Stores the record if the token holds the entry. Deletes the checkpoint unless the record needs attention. ?1 id,
+    /// ?2 token, ?3 retention, ?4 record.
     pub(super) write_record: SqlStr,
     /// ?1 id, ?2 token, ?3 name, ?4 data.
     pub(super) has_checkpoint: SqlStr,
@@ -50,6 +54,7 @@ pub(super) struct Statements {
 impl Statements {
     pub(super) fn new(table: &Table) -> Self {
         let table = table.quoted('"');
+        let main_table = format!("main.{table}");
         // Safe: the only inserted text is the name of the table, which is an identifier.
         let statement =
             |sql: String| AssertSqlSafe(std::sync::Arc::<str>::from(sql)).into_sql_str();
@@ -60,6 +65,11 @@ impl Statements {
   and {IS_OF_REQUEST}"
         );
         let is_held = format!("id = ?1 and token = ?2 and completed is null and expires > {NOW}");
+        let keeps_checkpoint = {
+            let needs_attention = needs_attention("excluded.record");
+            format!("e.expires > excluded.created and {needs_attention}")
+        };
+        let needs_attention = needs_attention("?4");
         Self {
             read_entry: statement(format!(
                 "select completed is not null, token is ?2, expires <= {NOW}, fingerprint, generation,
@@ -72,7 +82,7 @@ from {table} where id = ?1"
 select ?1, ?2, ?3, 1, now + ?4, ?5, now + ?4 + ?5, now, ?7, ?8 from (select {NOW} as now) where true
 on conflict (id) do update set
   token = excluded.token,
-  fingerprint = excluded.fingerprint,
+  fingerprint = case when e.expires > excluded.created then e.fingerprint else excluded.fingerprint end,
   generation = case when e.expires <= excluded.created then 1
                     when e.token = excluded.token then e.generation
                     else e.generation + 1 end,
@@ -109,8 +119,8 @@ on conflict (id) do update set
   record = excluded.record,
   owner = case when e.expires <= excluded.created then '' else e.owner end,
   operation = case when e.expires <= excluded.created then '' else e.operation end,
-  checkpoint = null,
-  checkpoint_data = null
+  checkpoint = case when {keeps_checkpoint} then e.checkpoint end,
+  checkpoint_data = case when {keeps_checkpoint} then e.checkpoint_data end
 where e.expires <= excluded.created
   or e.completed is null and (e.token = excluded.token or e.token is null)
 returning 1"
@@ -133,18 +143,19 @@ where {is_held} and (generation > 1 or checkpoint is not null) returning 1"
             )),
             lease_status: statement(format!(
                 "select coalesce(token = ?2 and completed is null and expires > {NOW}, false)
-from {table} where id = ?1"
+from {main_table} where id = ?1"
             )),
             write_record: statement(format!(
-                "update {table} set expires = {NOW} + ?3, completed = {NOW}, record = ?4, checkpoint = null,
-  checkpoint_data = null
+                "update {main_table} set expires = {NOW} + ?3, completed = {NOW}, record = ?4,
+  checkpoint = case when {needs_attention} then checkpoint end,
+  checkpoint_data = case when {needs_attention} then checkpoint_data end
 where {is_held} returning 1"
             )),
             has_checkpoint: statement(format!(
-                "select checkpoint is ?3 and checkpoint_data is ?4 from {table} where {is_held}"
+                "select checkpoint is ?3 and checkpoint_data is ?4 from {main_table} where {is_held}"
             )),
             write_checkpoint: statement(format!(
-                "update {table} set checkpoint = ?3, checkpoint_data = ?4 where {is_held} returning 1"
+                "update {main_table} set checkpoint = ?3, checkpoint_data = ?4 where {is_held} returning 1"
             )),
             read_checkpoint: statement(format!(
                 "select checkpoint, checkpoint_data from {table} where {is_held}"
@@ -162,6 +173,11 @@ order by lease_ends, id limit ?4"
             )),
         }
     }
+}
+
+/// Returns the condition that a record needs attention, as in the index of these records.
+pub(super) fn needs_attention(record: &str) -> String {
+    format!("substr({record}, 2, 1) = x'02'")
 }
 
 /// Current time, constant within a statement.

@@ -17,15 +17,16 @@ use crate::{
 impl SqliteStore {
     /// Begins a handler's transaction that is fenced by its lease; see [`FencedTransaction`].
     ///
-    /// `pool` belongs to the handler, and opens the file that has the store's table. SQLite has one writer at a time.
-    /// Until the transaction ends, no other connection can write to the file, so leases are neither renewed nor
+    /// `pool` belongs to the handler, and opens the file that has the store's table. The handler's writes must be in the
+    /// same file: in WAL mode, a crash may leave the commit in one of several attached files. SQLite has one writer at a
+    /// time. Until the transaction ends, no other connection can write to the file, so leases are neither renewed nor
     /// acquired. Keep the transaction short, and do not wait for anything else in it.
     ///
     /// # Errors
     ///
     /// [`LeaseLost`](crate::TransactionErrorKind::LeaseLost) if the lease is no longer held,
-    /// [`NoEntry`](crate::TransactionErrorKind::NoEntry) if the pool's file has no such entry, and
-    /// [`Database`](crate::TransactionErrorKind::Database). An example is the busy timeout of the pool's connections, if
+    /// [`NoEntry`](crate::TransactionErrorKind::NoEntry) if the pool's file has no such entry, even if an attached file has
+    /// it, and [`Database`](crate::TransactionErrorKind::Database). An example is the busy timeout of the pool's connections, if
     /// another writer holds the file.
     ///
     /// # Cancellation
@@ -62,8 +63,9 @@ impl SqlStore for SqliteStore {
 }
 
 impl Backend<Sqlite> for SqliteStore {
-    // Immediate: a transaction that reads before it writes would fail if a renewal wrote in between.
-    const BEGIN: &'static str = "begin immediate; savepoint tower_idempotency";
+    // Immediate: a transaction that reads before it writes would fail if a renewal wrote in between. The savepoint follows
+    // in `lease_status`. If it failed here, sqlx would return a connection with an open transaction to the pool.
+    const BEGIN: &'static str = "begin immediate";
 
     async fn record_limit(&self) -> Result<usize, SqlError> {
         Ok(self.inner.settings.record_limit)
@@ -74,6 +76,9 @@ impl Backend<Sqlite> for SqliteStore {
         connection: &mut SqliteConnection,
         lease: &LeaseRef,
     ) -> Result<LeaseStatus, SqlError> {
+        raw_sql("savepoint tower_idempotency")
+            .execute(&mut *connection)
+            .await?;
         let read = self
             .inner
             .bind_lease(&self.inner.statements.lease_status, lease);

@@ -139,7 +139,8 @@ impl<S: SqlStore> FencedTransaction<S> {
     ///
     /// A takeover reads the last checkpoint with [`PostgresStore::checkpoint`](crate::PostgresStore::checkpoint), or
     /// the method of the other stores, and continues there. An execution that writes a checkpoint and no record leaves
-    /// an orphan, even if it is the first execution. The next execution needs the checkpoint. A record deletes it.
+    /// an orphan, even if it is the first execution. The next execution needs the checkpoint. A record deletes it, unless
+    /// the record [needs attention](tower_idempotency::NeedsAttention): an operator may allow a retry.
     ///
     /// `name` is 1 to 128 letters, digits and `-_.:/`. `data` is stored as JSON, unencrypted.
     ///

@@ -17,16 +17,16 @@ use crate::{
 async fn ride_killed_after_charge_finishes_without_client() {
     let processes = Processes::start(&database("killed_charged").await, &PATIENT).await;
     assert!(set_mood(&processes.provider, Mood::ChargingThenHanging).await);
-    let asking = book(&processes.services[0], "k", "ann", "card-1");
+    let booking = book(&processes.services[0], "k", "ann", "card-1");
     tokio::select! {
-        response = asking => panic!("{response:?}"),
-        () = until(async || processes.charges().await.len() == 1) => {}
+        response = booking => panic!("{response:?}"),
+        () = wait_until(async || processes.charges().await.len() == 1) => {}
     }
     processes.services[0].kill();
     assert!(set_mood(&processes.provider, Mood::Well).await);
 
     let booked = "select count(*) from rides where state = 'booked'";
-    until(async || processes.count(booked).await == 1).await;
+    wait_until(async || processes.count(booked).await == 1).await;
     processes.wait_until_idle().await;
     let response = retry_until_created(&processes).await;
     assert!(response.is_replay(), "{response:?}");
@@ -45,7 +45,7 @@ async fn request_killed_before_checkpoint_waits_for_client() {
          where wait_event_type = 'Lock' and datname = current_database()";
     tokio::select! {
         response = book(&processes.services[0], "k", "ann", "card-1") => panic!("{response:?}"),
-        () = until(async || processes.count(waiting).await > 0) => {}
+        () = wait_until(async || processes.count(waiting).await > 0) => {}
     }
     processes.services[0].kill();
     blocker.rollback().await.expect("rolled back");
@@ -53,7 +53,7 @@ async fn request_killed_before_checkpoint_waits_for_client() {
     // The completers query the request, and leave it to its client.
     let looked =
         "select count(*) from tower_idempotency where generation > 1 and completed is null";
-    until(async || processes.count(looked).await == 1).await;
+    wait_until(async || processes.count(looked).await == 1).await;
     assert_eq!(processes.count("select count(*) from rides").await, 0);
     let response = retry_until_created(&processes).await;
     assert!(!response.is_replay(), "{response:?}");
@@ -67,10 +67,10 @@ async fn careless_ride_is_doubled_if_killed_after_charge() {
     let args = [&PATIENT[..], &["--careless"]].concat();
     let processes = Processes::start(&database("killed_careless").await, &args).await;
     assert!(set_mood(&processes.provider, Mood::ChargingThenHanging).await);
-    let asking = book(&processes.services[0], "k", "ann", "card-1");
+    let booking = book(&processes.services[0], "k", "ann", "card-1");
     tokio::select! {
-        response = asking => panic!("{response:?}"),
-        () = until(async || processes.charges().await.len() == 1) => {}
+        response = booking => panic!("{response:?}"),
+        () = wait_until(async || processes.charges().await.len() == 1) => {}
     }
     processes.services[0].kill();
     assert!(set_mood(&processes.provider, Mood::Well).await);
@@ -98,7 +98,7 @@ async fn retry_until_created(processes: &Processes) -> TestResponse {
     }
 }
 
-async fn until(mut holds: impl AsyncFnMut() -> bool) {
+async fn wait_until(mut holds: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + HANG_GUARD;
     while !holds().await {
         assert!(

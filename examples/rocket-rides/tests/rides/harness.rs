@@ -9,7 +9,10 @@ use rocket_rides::{
     provider::{self, Charge, Ledger, Mood},
 };
 use tests::{TestResponse, proxy::Proxy, scratch::Scratch, send, servers::postgres, wire::Server};
-use tower_idempotency::{IdempotencyLayer, MissingKey, Preset};
+use tower_idempotency::{
+    IdempotencyLayer, MissingKey, Preset,
+    inspect::{Inspect, Query, Resolution, State},
+};
 use tower_idempotency_sqlx::{
     Completer, PostgresStore,
     sqlx::{self, AssertSqlSafe, PgPool},
@@ -41,20 +44,20 @@ pub(crate) struct Harness {
 
 impl Harness {
     pub(crate) async fn new(name: &str) -> Self {
-        Self::with(name, Preset::Recommended, None).await
+        Self::start(name, Preset::Recommended, None).await
     }
 
     /// Starts a harness with another preset of recorded statuses.
-    pub(crate) async fn recording(name: &str, preset: Preset) -> Self {
-        Self::with(name, preset, None).await
+    pub(crate) async fn with_preset(name: &str, preset: Preset) -> Self {
+        Self::start(name, preset, None).await
     }
 
     /// Starts a harness whose handlers connect through a proxy, with a matching timeout.
-    pub(crate) async fn behind(name: &str, proxy: (&Proxy, Duration)) -> Self {
-        Self::with(name, Preset::Recommended, Some(proxy)).await
+    pub(crate) async fn with_proxy(name: &str, proxy: (&Proxy, Duration)) -> Self {
+        Self::start(name, Preset::Recommended, Some(proxy)).await
     }
 
-    async fn with(name: &str, preset: Preset, proxy: Option<(&Proxy, Duration)>) -> Self {
+    async fn start(name: &str, preset: Preset, proxy: Option<(&Proxy, Duration)>) -> Self {
         let url = database(name).await;
         let pool = pool_options::<sqlx::Postgres>()
             .connect(&url)
@@ -137,6 +140,17 @@ impl Harness {
     pub(crate) async fn age_rides(&self, by: &str) {
         let age = sqlx::query("update rides set created = created - $1::text::interval");
         age.bind(by).execute(&self.pool).await.expect("aged");
+    }
+
+    /// Allows a retry of the only request that needs attention, as an operator does.
+    pub(crate) async fn allow_retry(&self) {
+        let store = PostgresStore::new((*self.pool.connect_options()).clone());
+        let page = store.list(&Query::new(State::NeedsAttention)).await;
+        let page = page.expect("a page");
+        assert_eq!(page.entries.len(), 1, "{page:?}");
+        let seen = page.entries[0].seen();
+        let resolved = store.resolve(seen, &Resolution::Retry).await;
+        assert!(resolved.expect("a decision").is_applied());
     }
 
     /// Makes the provider ignore its stored keys: from now on it charges for every request.

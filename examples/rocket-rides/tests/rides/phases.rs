@@ -78,7 +78,7 @@ async fn unresponsive_provider_charges_once() {
 #[tokio::test]
 async fn rides_recover_after_unresponsive_database() {
     let proxy = Proxy::start(postgres::shared().address());
-    let harness = Harness::behind("silent", (&proxy, Duration::from_secs(1))).await;
+    let harness = Harness::with_proxy("silent", (&proxy, Duration::from_secs(1))).await;
     for n in 1..=11 {
         let (key, card) = (format!("k{n}"), format!("card-{n}"));
         proxy.once(Fault::reply_to("insert into rides"), Then::Hang);
@@ -145,7 +145,7 @@ async fn completer_finishes_abandoned_rides() {
 #[tokio::test]
 async fn completer_records_nothing_without_checkpoint() {
     for (name, preset) in [("left_ietf", Preset::Ietf), ("left_stripe", Preset::Stripe)] {
-        let harness = Harness::recording(name, preset).await;
+        let harness = Harness::with_preset(name, preset).await;
         // A request that was killed before its first checkpoint.
         let begun = "insert into tower_idempotency (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, \
              created, owner, operation) \
@@ -177,6 +177,29 @@ async fn database_without_creation_times_is_migrated() {
     let response = harness.ride("l", "card-1").await;
     assert_eq!(response.status, StatusCode::CREATED, "{response:?}");
     assert_eq!(harness.rides().await, ["booked", "booked"]);
+}
+
+/// An operator allows retries of a request that needed attention after its first phase. Each one continues from that phase,
+/// and none makes another ride.
+#[tokio::test]
+async fn allowed_retries_continue_ride() {
+    let harness = Harness::new("allowed").await;
+    harness.set_mood(Mood::ChargingThenFailing).await;
+    harness.ride("k", "card-1").await;
+    harness.age_rides("25 hours").await;
+    harness.set_mood(Mood::Well).await;
+    for _ in 0..2 {
+        let response = harness.ride("k", "card-1").await;
+        assert_eq!(response.status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(harness.rides().await, ["created"]);
+        harness.allow_retry().await;
+    }
+    // The operator has found that the provider still has the key.
+    harness.age_rides("-25 hours").await;
+    let response = harness.ride("k", "card-1").await;
+    assert_eq!(response.status, StatusCode::CREATED, "{response:?}");
+    assert_eq!(harness.rides().await, ["booked"]);
+    assert_eq!(harness.charges().await.len(), 1);
 }
 
 // F-153

@@ -12,7 +12,7 @@ use rocket_rides::provider::{Charge, Mood};
 use tests::{
     HANG_GUARD, TestResponse,
     scratch::Scratch,
-    server_process::{ServerProcess, ask},
+    server_process::{ServerProcess, send_http},
 };
 use tokio::time::sleep;
 use tower_idempotency_sqlx::sqlx::{self, PgPool};
@@ -96,7 +96,7 @@ impl Processes {
     /// Returns the charges of the provider.
     pub(crate) async fn charges(&self) -> Vec<Charge> {
         let req = Request::get(self.provider.url("/charges"));
-        let response = ask(req, "").await.expect("the provider runs");
+        let response = send_http(req, "").await.expect("the provider runs");
         serde_json::from_slice(&response.body).expect("charges")
     }
 
@@ -111,7 +111,7 @@ impl Processes {
 pub(crate) async fn set_mood(provider: &ServerProcess, mood: Mood) -> bool {
     let mood = serde_json::to_value(mood).expect("a name");
     let path = format!("/mood/{}", mood.as_str().expect("a name"));
-    let response = ask(Request::put(provider.url(&path)), "").await;
+    let response = send_http(Request::put(provider.url(&path)), "").await;
     response.is_some_and(|response| response.status == StatusCode::OK)
 }
 
@@ -126,7 +126,7 @@ pub(crate) async fn book(
         .header("idempotency-key", key)
         .header("content-type", "application/json");
     let body = format!(r#"{{"rider":"{rider}","destination":"Mars","card":"{card}"}}"#);
-    ask(req, body).await
+    send_http(req, body).await
 }
 
 /// Leases that expire during a strike, and a short timeout for the provider.

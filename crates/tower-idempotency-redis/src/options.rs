@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use redis::Cmd;
-use tower_idempotency::Ttl;
+use tower_idempotency::{Ttl, store::MIN_RECORD_LIMIT};
 
 /// Settings of a [`RedisStore`](crate::RedisStore), and the ways to connect one.
 ///
@@ -90,13 +90,14 @@ impl RedisOptions {
         self
     }
 
-    /// Sets the maximum size of a record in bytes. The layer stores a tombstone for a larger one. Default: 16 MiB.
+    /// Sets the maximum size of a record in bytes. The layer stores a tombstone for a larger one. Default: 16 MiB. Minimum:
+    /// [`MIN_RECORD_LIMIT`].
     ///
     /// A server transfers one record at a time, so large records delay all clients. A server rejects values above its own
     /// `proto-max-bulk-len` (512 MiB by default). If this limit is higher, the layer can store neither such a record nor a
     /// tombstone. The request then executes again once its lease has expired.
     pub fn with_record_limit(mut self, bytes: usize) -> Self {
-        self.record_limit = bytes;
+        self.record_limit = bytes.max(MIN_RECORD_LIMIT);
         self
     }
 

@@ -119,7 +119,8 @@ impl IdempotencyLayer {
                 | AcquireOutcome::Orphaned { .. }
                 | AcquireOutcome::Completed(_) => return Ok(TakeOverOutcome::NoOrphan),
                 AcquireOutcome::OverLimit(error) => {
-                    return Err(admission_error(&context.config.response, error));
+                    let error = admission_error(&context.config.response, error);
+                    return Err(error.with_entry(&id));
                 }
                 AcquireOutcome::Failed(failed) => {
                     let error = failed.release_in_background(&context);

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tests::{
     app,
     barrier::Barrier,
-    creating, post, send,
+    creating, noise, post, send,
     servers::redis::{
         Asked, RedisServer,
         scripts::{ACQUIRE, LOOK, RENEW},
@@ -314,6 +314,20 @@ async fn smallest_record_takes_few_hundred_bytes() {
     println!("{lease} bytes for a lease, {record} for an empty record");
     assert!(lease <= 308, "{lease}");
     assert!(record <= 792, "{record}");
+}
+
+/// A tombstone exceeds a limit of zero. The store raises it.
+#[tokio::test]
+async fn record_over_least_limit_is_tombstone() {
+    let server = RedisServer::start(&[]);
+    let (options, url) = (RedisOptions::new().with_record_limit(0), server.url());
+    let store = until_connected(|| options.clone().connect(&url)).await;
+    let (app, effects) = app(IdempotencyLayer::new(store), async |_, _| noise(10_000));
+    let first = send(&app, post("/orders", "k", "tea")).await;
+    assert_eq!((first.status, first.body.len()), (StatusCode::OK, 10_000));
+    let retry = send(&app, post("/orders", "k", "tea")).await;
+    assert_eq!(retry.code(), "response-not-retained");
+    assert_eq!(effects.count(), 1);
 }
 
 /// Every entry expires, even if the process ends.

@@ -149,6 +149,10 @@ impl SimulatedStore {
         if let Some(entry) = seen {
             leased.broken = entry.broken;
             leased.retry_was_allowed = entry.retry_was_allowed;
+            // An earlier attempt of the claim may be applied after the takeover that followed it.
+            if entry.token == Some(claim.token) {
+                leased.fingerprint = entry.fingerprint;
+            }
         }
         self.put(claim.id, Some(leased));
         Acquired::Granted {

@@ -130,6 +130,7 @@ macro_rules! __conformance_cases {
                 token_without_lease_cannot_complete
                 wait_ends_at_timeout
                 acquire_with_same_token_extends_lease
+                acquire_with_same_token_keeps_fingerprint
                 orphan_expires_after_orphan_retention
                 orphan_age_counts_from_lease_expiry
                 other_request_cannot_take_over_orphan

@@ -20,6 +20,13 @@ pub use self::{
     ttl::{Ttl, TtlError},
 };
 
+/// The smallest limit for the size of a record, in bytes.
+///
+/// The layer's own records fit in it: a tombstone, and a failure that needs attention, with its reason. If a store rejected
+/// these too, the request would execute again once its lease has expired. A setter for the limit raises smaller values to
+/// this one.
+pub const MIN_RECORD_LIMIT: usize = 4 * 1024;
+
 /// The storage of leases and records.
 ///
 /// # Contract
@@ -33,8 +40,9 @@ pub use self::{
 /// 2. Among concurrent acquires of one id, the store grants exactly one. Only the holder of the token renews,
 ///    completes and releases.
 /// 3. The first reply of `acquire` may have been lost. `acquire` with the token that already holds the entry is
-///    therefore granted again, with the same generation and takeover flag, and extends the lease. `complete` with the
-///    token that completed the entry is `Ok` and changes nothing.
+///    therefore granted again, with the same generation and takeover flag, and extends the lease. The entry keeps its
+///    fingerprint, even if that of the claim differs. `complete` with the token that completed the entry is `Ok` and
+///    changes nothing.
 /// 4. No call overwrites a completed entry before its retention has passed. [`Acquired::Completed`] reports the
 ///    remaining retention, and the token that completed the entry. `complete` with a replaced token is
 ///    [`StoreError::LeaseLost`]. On an entry without a holder, `complete` stores the record. The entry may be absent
@@ -53,7 +61,7 @@ pub use self::{
 ///    orphan retention, which starts at the expiry of its lease. A record is absent after its retention.
 /// 8. The store holds no connection between calls.
 /// 9. If a store cannot store a record of some size, it returns [`StoreError::RecordTooLarge`] and leaves the entry in
-///    progress. The layer then stores a tombstone.
+///    progress. The layer then stores a tombstone. A store accepts each record of at most [`MIN_RECORD_LIMIT`] bytes.
 /// 10. A store may limit the leases and orphans of one [scope](Claim::scope). An `acquire` beyond the limit is
 ///     [`StoreError::CallerLimit`], and stores nothing. The store never refuses the token that holds the entry.
 ///

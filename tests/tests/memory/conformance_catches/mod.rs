@@ -56,6 +56,7 @@ caught! {
         dropped_call_leaves_store_usable;
     OwnTokenCountsAsTakeover by same_token_is_granted_same_generation_again;
     OwnTokenDoesNotExtend by acquire_with_same_token_extends_lease;
+    OwnTokenReplacesTheFingerprint by acquire_with_same_token_keeps_fingerprint;
     OwnTokenOfAnOrphanIsATakeover by holder_of_orphan_is_granted_same_lease_again;
     OwnTokenForgetsItWasATakeover by takeover_token_is_granted_same_takeover_again;
     OwnTokenForgetsSooner by held_lease_outlives_orphan_retention;

@@ -21,6 +21,7 @@ pub(crate) enum Flaw {
     OwnTokenIsRefused,
     OwnTokenCountsAsTakeover,
     OwnTokenDoesNotExtend,
+    OwnTokenReplacesTheFingerprint,
     OwnTokenOfAnOrphanIsATakeover,
     OwnTokenForgetsItWasATakeover,
     OwnTokenForgetsSooner,
@@ -330,6 +331,9 @@ impl Mutant {
         let generation = entry.generation + u64::from(raised);
         let before = std::mem::replace(entry, self.lease(claim, generation, now));
         entry.old = before.old;
+        if !self.has(Flaw::OwnTokenReplacesTheFingerprint) {
+            entry.fingerprint = before.fingerprint;
+        }
         match (before.state, &mut entry.state) {
             (state, extended) if self.has(Flaw::OwnTokenDoesNotExtend) => *extended = state,
             (

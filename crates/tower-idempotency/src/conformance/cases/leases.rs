@@ -3,7 +3,7 @@ use crate::{
         Subject,
         subject::{CallOutcome, LONG, random},
     },
-    store::{Acquired, Claim, KeyId, Store},
+    store::{Acquired, Claim, KeyId, OrphanPolicy, Store},
 };
 
 const FIRST: Acquired = Acquired::Granted {
@@ -60,6 +60,37 @@ pub async fn acquire_with_same_token_extends_lease<S: Store>(subject: &Subject<S
     assert_eq!(subject.acquire(&longer).await, FIRST);
     subject.outlive_short_lease().await;
     assert_in_progress(subject, &claim).await;
+}
+
+/// 3: the entry keeps its fingerprint, even if the token that holds it claims it for another request. The first of the
+/// two claims finds an expired lease.
+pub async fn acquire_with_same_token_keeps_fingerprint<S: Store>(subject: &Subject<S>) {
+    let policies = [
+        OrphanPolicy::TakeOver,
+        OrphanPolicy::Refuse,
+        OrphanPolicy::Never,
+    ];
+    let claims = policies.map(|orphans| Claim {
+        orphans,
+        ..subject.short_claim()
+    });
+    for claim in &claims {
+        subject.hold(claim).await;
+    }
+    subject.outlive_short_lease().await;
+    for claim in &claims {
+        let changed = Claim {
+            token: claim.token,
+            ..subject.other_request(claim)
+        };
+        for _ in 0..2 {
+            assert_eq!(subject.acquire(&changed).await, FIRST);
+        }
+        match subject.acquire(&subject.duplicate(claim)).await {
+            Acquired::InProgress { fingerprint, .. } => assert_eq!(fingerprint, claim.fingerprint),
+            found => panic!("expected the key in progress, found {found:?}"),
+        }
+    }
 }
 
 /// 4, 7: after the release of its first lease, the key is free and starts at generation 1.

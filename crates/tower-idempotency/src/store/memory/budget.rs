@@ -51,6 +51,11 @@ impl Cost {
         bytes: ENTRY_BYTES,
     };
 
+    pub(super) const NONE: Self = Self {
+        entries: 0,
+        bytes: 0,
+    };
+
     /// Returns the cost of a record in an existing entry.
     pub(super) const fn record(len: usize) -> Self {
         Self {
@@ -105,9 +110,10 @@ impl Budget {
         (self.max_entries.load(Relaxed), self.max_bytes.load(Relaxed))
     }
 
-    /// Returns the size of the largest record that fits in an otherwise empty store.
-    pub(super) fn largest_record(&self) -> usize {
-        self.max_bytes.load(Relaxed).saturating_sub(ENTRY_BYTES)
+    /// Returns the size of the largest record that fits in an otherwise empty store, in an entry with details of this cost.
+    pub(super) fn largest_record(&self, details: Cost) -> usize {
+        let entry = Cost::ENTRY.and(details);
+        self.max_bytes.load(Relaxed).saturating_sub(entry.bytes)
     }
 
     pub(super) fn full_error(&self) -> MemoryFull {
@@ -149,10 +155,7 @@ pub(super) struct Reservation<'a> {
 impl Reservation<'_> {
     /// Assigns the capacity to an entry or a record, whose removal returns it.
     pub(super) fn commit(mut self) {
-        self.cost = Cost {
-            entries: 0,
-            bytes: 0,
-        };
+        self.cost = Cost::NONE;
     }
 
     pub(super) fn has_cost(&self, cost: Cost) -> bool {

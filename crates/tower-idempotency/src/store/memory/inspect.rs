@@ -20,7 +20,10 @@ use super::{
 use crate::store::{Fingerprint, KeyId, StoreError, Token, Ttl};
 
 /// The maximum number of entries read under one lock.
+#[cfg(not(all(test, shuttle)))]
 const ENTRIES_PER_LOCK: usize = 1024;
+#[cfg(all(test, shuttle))]
+const ENTRIES_PER_LOCK: usize = 2;
 
 /// An entry at the time of a call. Times are nanoseconds since the store was created.
 pub(crate) struct Snapshot {
@@ -243,7 +246,7 @@ impl Table {
                     record,
                     retention,
                 } => {
-                    let limit = shared.budget.largest_record();
+                    let limit = shared.budget.largest_record(shard.details_cost(slot));
                     if record.len() > limit {
                         return Err(StoreError::RecordTooLarge { limit });
                     }

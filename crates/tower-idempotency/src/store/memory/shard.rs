@@ -210,6 +210,11 @@ impl Shard {
         self.details.get(&slot)
     }
 
+    /// Returns the cost of the details of an entry, if they are stored.
+    pub(super) fn details_cost(&self, slot: u32) -> Cost {
+        self.details(slot).map_or(Cost::NONE, Details::cost)
+    }
+
     /// Sets the owner of an entry that another process took over.
     pub(super) fn set_owner(&mut self, slot: u32, owner: &'static str) {
         if !self.details.is_empty()

@@ -3,10 +3,14 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use shuttle::thread;
+use shuttle::{future::block_on, thread};
+use tokio::time::Instant;
 
-use super::{budget::ENTRY_BYTES, table::Table};
-use crate::store::{Acquired, Claim, Fingerprint, KeyId, OrphanPolicy, StoreError, Token, Ttl};
+use super::{MemoryStore, budget::ENTRY_BYTES, table::Table};
+use crate::{
+    inspect::{Inspect, Query, State},
+    store::{Acquired, Claim, Fingerprint, KeyId, OrphanPolicy, StoreError, Token, Ttl},
+};
 
 const SCHEDULES: usize = 1500;
 const LONG: Ttl = Ttl::from_secs(1000);
@@ -32,7 +36,7 @@ fn is_granted(acquired: &Acquired) -> bool {
 }
 
 // F-052
-/// fm 31: a rejected claim does not end the holder's lease either.
+/// A rejected claim does not end the lease of the holder either.
 #[test]
 fn one_of_concurrent_claims_is_granted() {
     explore(|| {
@@ -227,6 +231,34 @@ fn lowered_limit_ends_eviction() {
         // The claim is granted before the limit is lowered, or rejected.
         let _ = table.acquire(&claim(key, 1), 0);
         lowering.join().unwrap();
+    });
+}
+
+/// A renewal moves a lease to the end of the order, which a listing reads in parts of two entries.
+#[test]
+fn renewed_lease_is_listed_once() {
+    explore(|| {
+        let store = MemoryStore {
+            table: Arc::new(Table::new(1, 100, 1 << 20)),
+            epoch: Instant::now(),
+        };
+        for key in 1..4 {
+            let claim = Claim {
+                lease: Ttl::from_secs(1_000 + u64::from(key)),
+                ..claim(key, key)
+            };
+            store.table.acquire(&claim, 0).unwrap();
+        }
+        let renewing = {
+            let table = Arc::clone(&store.table);
+            let lease = claim(1, 1).lease_ref(1);
+            thread::spawn(move || assert!(table.renew(&lease, Ttl::from_secs(2_000), 0)))
+        };
+        let page = block_on(store.list(&Query::new(State::InProgress))).unwrap();
+        renewing.join().unwrap();
+        let mut ids: Vec<_> = page.entries.iter().map(|entry| *entry.id()).collect();
+        ids.sort();
+        assert_eq!(ids, [1, 2, 3].map(|key| claim(key, key).id));
     });
 }
 

@@ -167,7 +167,9 @@ impl Table {
                     EntryState::Leased { .. } => {}
                 }
             }
-            let limit = shared.budget.largest_record();
+            // An entry that is absent gets no details.
+            let details = found.map_or(Cost::NONE, |slot| shard.details_cost(slot));
+            let limit = shared.budget.largest_record(details);
             if record.len() > limit {
                 return Err(StoreError::RecordTooLarge { limit });
             }

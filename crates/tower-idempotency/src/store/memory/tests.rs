@@ -1,6 +1,6 @@
 use std::{future::Future, pin::pin, task::Poll};
 
-use super::{budget::ENTRY_BYTES, *};
+use super::{budget::ENTRY_BYTES, details::Details, *};
 use crate::store::{Fingerprint, ScopeDigest, Token};
 
 const HOUR: Ttl = Ttl::from_secs(3600);
@@ -163,6 +163,47 @@ mod bounds {
         let largest = store.complete(&lease, vec![0; limit].into(), HOUR);
         largest.await.unwrap();
         assert!(has_record(&store, 2).await);
+        assert_eq!((store.len(), store.bytes()), (1, 10_000));
+    }
+
+    /// The details of an entry reduce the size of its record.
+    #[tokio::test]
+    async fn record_beside_details_is_limited_without_eviction() {
+        let store = MemoryStore::new().with_max_bytes(10_000).with_details();
+        for n in 0..3 {
+            record(&store, n, 100, HOUR).await;
+        }
+        let claim = Claim {
+            operation: "POST /orders".into(),
+            ..claim(7)
+        };
+        store.acquire(&claim).await.unwrap();
+        let lease = claim.lease_ref(1);
+        let limit = 10_000 - ENTRY_BYTES - Details::cost_of("POST /orders").bytes;
+        for len in [limit + 1, 10_000 - ENTRY_BYTES] {
+            let refused = store.complete(&lease, vec![0; len].into(), HOUR).await;
+            match refused.unwrap_err() {
+                StoreError::RecordTooLarge { limit: found } => assert_eq!(found, limit),
+                other => panic!("{other}"),
+            }
+        }
+        let record = Bytes::from(vec![0; limit + 1]);
+        let change = Change::Complete {
+            token: claim.token,
+            record,
+            retention: HOUR,
+        };
+        let refused = store.change(&claim.id, |_| true, &change, store.nanos());
+        match refused.unwrap_err() {
+            StoreError::RecordTooLarge { limit: found } => assert_eq!(found, limit),
+            other => panic!("{other}"),
+        }
+        for n in 0..3 {
+            assert!(has_record(&store, n).await);
+        }
+        let largest = store.complete(&lease, vec![0; limit].into(), HOUR);
+        largest.await.unwrap();
+        assert!(has_record(&store, 7).await);
         assert_eq!((store.len(), store.bytes()), (1, 10_000));
     }
 

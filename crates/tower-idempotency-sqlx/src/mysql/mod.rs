@@ -474,7 +474,8 @@ const MIGRATIONS: [&str; 4] = [
     include_str!("../../migrations/mysql/0004_completed.sql"),
 ];
 /// Without autocommit, a statement outside a transaction would begin one that nothing commits.
-const SETUP: &str = "set session autocommit = 1, innodb_lock_wait_timeout = 1; select @@max_allowed_packet;";
+const SETUP: &str =
+    "set session autocommit = 1, innodb_lock_wait_timeout = 1; select @@max_allowed_packet;";
 /// Rolls back, and frees the record that a failed completion left in the session.
 const ROLLBACK: &str = "rollback and no chain no release; set @record = null;";
 const MAX_RECORD_BYTES: usize = 128 << 20;

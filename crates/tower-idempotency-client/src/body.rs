@@ -18,7 +18,7 @@ use crate::{
     grpc::GrpcStatus,
     operation::Operation,
     telemetry,
-    verdict::{Fate, Judgement},
+    verdict::{Fate, Judgement, Verdict},
 };
 
 pin_project! {
@@ -87,13 +87,43 @@ impl<B: Body> ResponseBody<B> {
     /// Reads the body until its end, more than `max` bytes or the deadline. Returns the body, which still contains all
     /// frames, and its bytes. These are `None` if the body is longer, late or broken.
     pub(crate) async fn peek(self, max: usize, deadline: Instant) -> (Self, Option<Bytes>) {
+        let mut bytes = BytesMut::new();
+        let (peeked, complete) = self
+            .read_ahead(deadline, |data| {
+                // A copy, because the chunks of the data are consumed by reading.
+                let fits = data.remaining() <= max - bytes.len();
+                fits && copy_chunk(data, &mut bytes)
+            })
+            .await;
+        (peeked, complete.then(|| bytes.freeze()))
+    }
+
+    /// Reads the body until its end, more than `max` bytes or the deadline. Returns the body, which still contains all
+    /// frames.
+    pub(crate) async fn read_to_trailers(self, max: usize, deadline: Instant) -> Self {
+        let mut left = max;
+        let read = self.read_ahead(deadline, |data| {
+            let length = data.remaining();
+            let fits = length <= left;
+            left = left.saturating_sub(length);
+            fits
+        });
+        read.await.0
+    }
+
+    /// Reads the body until its end, the deadline, or data that do not fit. Returns the body, which still contains all
+    /// frames, and `true` if it is complete.
+    async fn read_ahead(
+        self,
+        deadline: Instant,
+        mut fits: impl FnMut(&B::Data) -> bool,
+    ) -> (Self, bool) {
         let mut body = match self.inner {
             Inner::Plain { body } => Box::pin(body),
             Inner::Polled { body, .. } => body,
         };
         let mut read = self.read;
         let mut awaited = self.awaited;
-        let mut bytes = BytesMut::new();
         let complete = loop {
             let frame = poll_fn(|cx| body.as_mut().poll_frame(cx));
             match timeout_at(deadline, frame).await {
@@ -101,11 +131,7 @@ impl<B: Body> ResponseBody<B> {
                 Ok(None) => break true,
                 Ok(Some(frame)) => {
                     let fits = match &frame {
-                        Ok(frame) => frame.data_ref().is_none_or(|data| {
-                            // A copy, because the chunks of the data are consumed by reading.
-                            let fits = data.remaining() <= max - bytes.len();
-                            fits && copy_chunk(data, &mut bytes)
-                        }),
+                        Ok(frame) => frame.data_ref().is_none_or(&mut fits),
                         Err(_) => false,
                     };
                     AwaitedStatus::observe(&mut awaited, &frame);
@@ -125,7 +151,7 @@ impl<B: Body> ResponseBody<B> {
             operation: self.operation,
             awaited,
         };
-        (peeked, complete.then(|| bytes.freeze()))
+        (peeked, complete)
     }
 }
 
@@ -204,10 +230,16 @@ impl AwaitedStatus {
         let Some(status) = trailers.and_then(GrpcStatus::of) else {
             return;
         };
-        if let Some(awaited) = awaited.take()
-            && Judgement::of_grpc(&status).fate == Fate::Definite
-        {
-            awaited.operation.set_response();
+        let Some(awaited) = awaited.take() else {
+            return;
+        };
+        let judgement = Judgement::of_grpc(&status);
+        match judgement.fate {
+            Fate::Definite => awaited.operation.set_response(),
+            Fate::Rejected => awaited.operation.close_attempt(),
+            Fate::Open | Fate::Awaited => {}
+        }
+        if judgement.verdict == Verdict::Definite {
             awaited.budget.refill(awaited.refund);
         }
     }

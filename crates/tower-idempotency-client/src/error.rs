@@ -121,19 +121,30 @@ impl StdError for Error {
 /// the request was sent. The source of an [`Error`] is that of the last attempt only, so its outcome counts.
 pub(crate) fn is_not_sent(error: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(error);
+    let mut may_be_of_hyper = false;
     while let Some(error) = next {
         if let Some(error) = error.downcast_ref::<Error>() {
             if error.reason != Reason::Attempt {
                 return error.outcome == Outcome::NotExecuted;
             }
         } else if let Some(error) = error.downcast_ref::<io::Error>() {
-            if error.kind() == io::ErrorKind::ConnectionRefused {
+            if error.kind() == io::ErrorKind::ConnectionRefused && !may_be_of_hyper {
                 return true;
             }
         } else if let Some(is_connect) = is_connect(error) {
             return is_connect;
+        } else {
+            // Without the feature, the type of an error of an open connection is unknown.
+            may_be_of_hyper = cfg!(not(feature = "hyper-util"));
         }
-        next = error.source();
+        // The source of an I/O error is that of the error inside it.
+        let inner = error
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref);
+        next = match inner {
+            Some(inner) => Some(inner),
+            None => error.source(),
+        };
     }
     false
 }
@@ -150,12 +161,10 @@ fn is_connect(error: &(dyn StdError + 'static)) -> Option<bool> {
         if let Some(error) = error.downcast_ref::<hyper_util::client::legacy::Error>() {
             return Some(error.is_connect());
         }
-        error.is::<hyper::Error>().then_some(false)
+        if error.is::<hyper::Error>() {
+            return Some(false);
+        }
     }
-    // The error may be one of hyper, whose type is unknown without the feature.
-    #[cfg(not(feature = "hyper-util"))]
-    {
-        let _ = error;
-        Some(false)
-    }
+    let _ = error;
+    None
 }

@@ -335,9 +335,11 @@ fn by_protocol(head: Head<'_>, protocol: Protocol, after: Option<Duration>) -> O
     }
 }
 
-/// Judges a response whose code cannot be read. The code may say that the first request is executed.
+/// Judges a response whose code cannot be read. The code may say that the first request is executed. With 404 and 405 it
+/// cannot.
 fn by_unreadable_code(head: Head<'_>, after: Option<Duration>) -> Option<Judgement> {
-    matches!(head.code, Code::Unreadable).then(|| Judgement {
+    let is_missing = matches!(head.status.as_u16(), 404 | 405);
+    (matches!(head.code, Code::Unreadable) && !is_missing).then(|| Judgement {
         fate: Fate::Open,
         ..match head.status {
             StatusCode::TOO_MANY_REQUESTS => Judgement::retry(after, Cause::Throttled),

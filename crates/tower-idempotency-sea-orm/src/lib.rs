@@ -202,16 +202,22 @@ impl Driver for OpenTransaction {
         }
         // If this fails, the pool closes the connection.
         let transaction = self.transaction.take().expect(OWNED);
-        transaction.commit().await.ok();
+        end_in_task(transaction.commit()).await;
         Ok(())
     }
 
     async fn rollback(mut self) -> Result<(), SqlError> {
         let replaced = replace_with_empty(self.target()).await;
         let transaction = self.transaction.take().expect(OWNED);
-        transaction.rollback().await.ok();
+        end_in_task(transaction.rollback()).await;
         replaced
     }
+}
+
+/// Ends the transaction in a task. If another task uses the connection at that moment, SeaORM panics, and the pool closes the
+/// connection.
+async fn end_in_task(end: impl Future<Output = Result<(), DbErr>> + Send + 'static) {
+    tokio::spawn(end).await.ok();
 }
 
 /// Rolls back the transaction and those that are nested in it, and begins an empty one, which SeaORM's rollback then ends.

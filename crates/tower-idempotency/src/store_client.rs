@@ -7,8 +7,9 @@
 //! | completes | The client gets the response. A background task tries to store the record for one lease duration. |
 //! | releases | The client gets the response. A background task tries to release the key for one lease duration. |
 //!
-//! With `StoreFailure::DangerouslyExecuteUnprotected` the first failure leads to an execution without a lease. If the lease is
-//! lost or a commit of the handler is unacknowledged, the client gets 409 `outcome-unknown` in the last two rows.
+//! With `StoreFailure::DangerouslyExecuteUnprotected` the first failure leads to an execution without a lease. If a commit of
+//! the handler was refused or is unacknowledged, the client gets 409 `outcome-unknown` in the last two rows. If only the lease
+//! is lost, it does when the layer completes.
 
 use std::{
     any::Any,

@@ -92,12 +92,22 @@ pub use crate::response::disposition::NotRecordedReason;
 ///
 /// If it is dropped, it counts as neither committed nor rolled back.
 #[derive(Debug)]
-pub struct OpenTransaction(Lease);
+pub struct OpenTransaction(Option<Lease>);
 
 impl OpenTransaction {
     /// Registers that the transaction was committed or rolled back, or that the handler knows that this failed.
-    pub fn end(self) {
-        self.0.0.end_transaction();
+    pub fn end(mut self) {
+        if let Some(lease) = self.0.take() {
+            lease.0.end_transaction();
+        }
+    }
+}
+
+impl Drop for OpenTransaction {
+    fn drop(&mut self) {
+        if let Some(lease) = &self.0 {
+            lease.0.lose_transaction();
+        }
     }
 }
 

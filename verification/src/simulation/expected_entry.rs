@@ -222,6 +222,12 @@ impl ExpectedEntry {
         takeover: bool,
     ) -> Verdict {
         let ends = now + claim.lease.as_millis();
+        let fingerprint = match &self.state {
+            ExpectedState::Leased(lease) if lease.author.is(claim.token) => lease.fingerprint,
+            ExpectedState::Leased(_) | ExpectedState::Free | ExpectedState::Stored { .. } => {
+                claim.fingerprint
+            }
+        };
         let expected = match &self.state {
             ExpectedState::Stored { .. } => return Err("granted, though a record is stored"),
             ExpectedState::Free => 1,
@@ -242,7 +248,7 @@ impl ExpectedEntry {
         };
         self.state = ExpectedState::Leased(Lease {
             author: Author::Execution(claim.token),
-            fingerprint: claim.fingerprint,
+            fingerprint,
             generation: expected,
             ends,
             keep: claim.orphan_retention.as_millis(),

@@ -46,7 +46,11 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
         let mut listed = HashSet::new();
         loop {
             let page = context.call(context.store.list(&query)).await?;
-            let entries = new_entries(page.entries, &mut listed);
+            // Only leases move when they are renewed. A set of all completed entries could fill the memory.
+            let entries = match state {
+                State::InProgress => new_entries(page.entries, &mut listed),
+                _ => page.entries,
+            };
             exported += entries.len() as u64;
             progress.set(exported);
             for entry in &entries {

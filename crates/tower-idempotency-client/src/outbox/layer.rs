@@ -378,13 +378,17 @@ impl<O: Outbox> Shared<O> {
         R: Body<Data: Send, Error: Send> + Send + 'static,
     {
         let result = inner.call_until(req, Some(deadline)).await;
-        let result = match result {
+        let mut result = match result {
             Ok(res) => Ok(read_status(res, deadline).await),
             Err(error) => Err(error),
         };
         let key = operation.key();
         let is_settled = match operation.outcome() {
             Outcome::Definite => {
+                // The trailers of a gRPC call have decided after the response was marked.
+                if let Ok(res) = &mut result {
+                    res.extensions_mut().remove::<Operation>();
+                }
                 if self.removes {
                     warn_if_failed(timeout_at(deadline, self.outbox.remove(key)).await);
                 }
@@ -420,7 +424,7 @@ async fn read_status<R: Body>(
         return res;
     }
     let (head, body) = res.into_parts();
-    let (body, _) = body.peek(MAX_GRPC_BYTES, deadline).await;
+    let body = body.read_to_trailers(MAX_GRPC_BYTES, deadline).await;
     Response::from_parts(head, body)
 }
 

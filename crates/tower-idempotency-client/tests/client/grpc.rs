@@ -178,7 +178,7 @@ async fn outcome_follows_status_of_trailers() {
         (Some(status(0)), Outcome::Definite),
         (Some(status(5)), Outcome::Definite),
         (Some(status(14)), Outcome::Unknown),
-        (Some(status(7)), Outcome::Unknown),
+        (Some(status(7)), Outcome::NotExecuted),
         (Some(vec![("x-sum", "7".to_owned())]), Outcome::Unknown),
         (None, Outcome::Unknown),
     ] {
@@ -202,6 +202,7 @@ async fn entry_of_failed_grpc_call_stays() {
         (Reply::Message(vec![], Some(status(0))), 0),
         (Reply::Message(vec![], Some(status(9))), 0),
         (Reply::Message(vec![], Some(status(14))), 1),
+        (Reply::Message(vec![], Some(status(7))), 0),
         (Reply::Message(vec![], None), 1),
         (Reply::Headers(status(0)), 0),
         (Reply::Headers(status(14)), 1),
@@ -212,8 +213,10 @@ async fn entry_of_failed_grpc_call_stays() {
         let operation = Operation::new();
         let res = client.oneshot(call(&operation)).await.unwrap();
         assert_eq!(outbox.keys().len(), left);
+        let is_known = operation.outcome() != Outcome::Unknown;
+        assert_eq!(is_known, left == 0, "{:?}", operation.outcome());
         let is_definite = operation.outcome() == Outcome::Definite;
-        assert_eq!(is_definite, left == 0, "{:?}", operation.outcome());
+        assert_eq!(res.extensions().get::<Operation>().is_none(), is_definite);
         let body = res.into_body().collect().await.unwrap();
         if let Reply::Message(_, trailers) = reply {
             assert_eq!(body.trailers(), trailers.as_ref().map(headers).as_ref());

@@ -71,12 +71,14 @@ impl Settings {
         let other = self.route[..index].iter().find(|other| {
             shares_keys(other)
                 && url(other) != url(route)
+                && other.principal == route.principal
                 && other.rule().is_separated_by_host(&route.rule())
+                && other.protects_method_of(route)
         });
         match other {
             Some(other) if shares_keys(route) => {
                 let message = format!(
-                    "the routes {} and {} have different upstreams and the same keys, expected host_in_scope = true in both",
+                    "the routes {} and {} have different upstreams and the same keys, expected host_in_scope = true in one of them",
                     other.rule(),
                     route.rule()
                 );
@@ -192,12 +194,24 @@ impl RouteConfig {
 }
 
 impl RouteConfig {
+    /// Returns `true` if both routes protect requests with one method.
+    fn protects_method_of(&self, other: &Self) -> bool {
+        let named = [self, other].into_iter().flat_map(|route| &route.methods);
+        let usual = [Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
+        let mut methods = named.map(|method| &method.0).chain(&usual);
+        methods.any(|method| self.protects(method) && other.protects(method))
+    }
+
+    fn protects(&self, method: &Method) -> bool {
+        let is_listed = self.methods.is_empty() || self.methods.iter().any(|it| it.0 == *method);
+        is_listed && !SAFE.contains(&method.as_str()) && self.preset.covers(method)
+    }
+
     /// Checks that the preset protects each unsafe method of the route.
     fn check_methods(&self, check: &Check<'_>) -> Result<(), ConfigError> {
-        let safe = ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY"];
         let mut methods = self.methods.iter().map(|method| &method.0);
         let uncovered =
-            methods.find(|method| !safe.contains(&method.as_str()) && !self.preset.covers(method));
+            methods.find(|method| !SAFE.contains(&method.as_str()) && !self.preset.covers(method));
         let (Some(method), Some(protected)) = (uncovered, self.preset.methods()) else {
             return Ok(());
         };
@@ -210,6 +224,9 @@ impl RouteConfig {
         check.fail(&self.path.span(), message)
     }
 }
+
+/// Methods without effects.
+const SAFE: [&str; 5] = ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY"];
 
 /// The text of the file, from which errors get their lines.
 struct Check<'a> {

@@ -277,7 +277,7 @@ fn services_on_two_hosts_share_no_keys() {
         "",
         "host = \"b.example\"\npath = \"/v1/{x}\"\nupstream = \"b\"",
     );
-    let expected = "line 16: the routes a.example/** and b.example/v1/{x} have different upstreams and the same keys, expected host_in_scope = true in both";
+    let expected = "line 16: the routes a.example/** and b.example/v1/{x} have different upstreams and the same keys, expected host_in_scope = true in one of them";
     assert_eq!(error.unwrap_err().to_string(), expected);
     // All other hosts.
     assert!(two_hosts("", "path = \"/**\"\nupstream = \"b\"").is_err());
@@ -296,6 +296,13 @@ fn hosts_with_keys_of_their_own_are_accepted() {
         ("", format!("{b}\nupstream = \"a\"")),
         ("", format!("{b}\nupstream = \"b\"\nmode = \"off\"")),
         ("mode = \"off\"", format!("{b}\nupstream = \"b\"")),
+        ("host_in_scope = true", format!("{b}\nupstream = \"b\"")),
+        // Only one of the routes protects these methods.
+        ("methods = [\"GET\"]", format!("{b}\nupstream = \"b\"")),
+        (
+            "preset = \"stripe\"",
+            format!("{b}\nupstream = \"b\"\nmethods = [\"PUT\"]"),
+        ),
         // Requests that differ in more than the host.
         (
             "methods = [\"POST\"]",

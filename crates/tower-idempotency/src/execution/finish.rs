@@ -138,8 +138,10 @@ impl Execution {
             status,
             EntryStatus::CompletedHere(_) | EntryStatus::Completed(_)
         );
-        if released && !is_completed {
-            // The handler's commit may still query the store, and acquire the key that is free by now.
+        // The handler's commit may still query the store, and acquire the key that is free by now. A commit that was refused
+        // does not, so the release can be repeated. A commit that was sent may follow a release that failed.
+        let may_repeat = !released && !lease.has_unacknowledged_commit();
+        if may_repeat || released && !is_completed {
             spawn_release_unacknowledged(lease.config(), store, lease.claim(), permit);
         }
         match status {

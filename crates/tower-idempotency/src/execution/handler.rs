@@ -235,11 +235,12 @@ fn begin_recording<R: http_body::Body, E>(
             return Err(Box::new(failed));
         }
     };
-    let incomplete = lease.request_body_incomplete();
-    // Whether the layer records the response or not, its effect is lost. The code of a gRPC response is not known yet.
-    if !incomplete
+    // The effect is lost, whether the layer records the response or not. A transaction that the body of the response holds is
+    // not lost. The code of a gRPC response is not known yet.
+    if lease.has_lost_transaction()
         && !lease.config().response.is_grpc()
-        && reports_lost_effect(lease, res.status())
+        && !res.status().is_client_error()
+        && !res.status().is_server_error()
         && res.extensions().get::<NeedsAttention>().is_none()
     {
         return Err(Box::new(lost_effect(lease)));
@@ -256,6 +257,7 @@ fn begin_recording<R: http_body::Body, E>(
         res.extensions_mut().insert(Retention::NoStore);
     }
     let (rules, buffer) = (&lease.config().response, lease.response_bytes());
+    let incomplete = lease.request_body_incomplete();
     match Recording::new(rules, buffer, lease.origin(), res, incomplete) {
         Ok(recording) => Ok((recording, directives)),
         Err(decided) => Err(Box::new(outcome_of(lease, directives, *decided))),
@@ -294,12 +296,8 @@ fn outcome_of<R: http_body::Body, E>(
             res.extensions_mut().insert(Retention::NoStore);
             HandlerOutcome::Release(Ok(res), "commit_failed")
         }
-        // As for HTTP in `begin_recording`. Here the code is known.
-        Disposition::Record { class, record, .. }
-            if lease.config().response.is_grpc()
-                && reports_lost_effect(lease, class)
-                && NeedsAttention::in_record(&record).is_none() =>
-        {
+        // No record may claim a success while a transaction is open.
+        Disposition::Record { class, record, .. } if reports_lost_effect(lease, class, &record) => {
             lost_effect(lease)
         }
         Disposition::Record {
@@ -366,8 +364,11 @@ fn reports_failed_commit(lease: &LeaseState, status: StatusCode, record: &[u8]) 
 }
 
 /// Returns `true` if the response is a success although a transaction was neither committed nor rolled back.
-fn reports_lost_effect(lease: &LeaseState, status: StatusCode) -> bool {
-    lease.has_open_transaction() && !status.is_client_error() && !status.is_server_error()
+fn reports_lost_effect(lease: &LeaseState, status: StatusCode, record: &[u8]) -> bool {
+    lease.has_open_transaction()
+        && !status.is_client_error()
+        && !status.is_server_error()
+        && NeedsAttention::in_record(record).is_none()
 }
 
 /// Returns the outcome of a success without its effect: an error response, and a free key.

@@ -57,6 +57,7 @@ pub(crate) struct LeaseState {
     pub(crate) commits: CommitAttempts,
     /// Number of transactions that the handler has begun and neither committed nor rolled back.
     open_transactions: AtomicUsize,
+    has_lost_transaction: AtomicBool,
     /// Number of batches of which the handler has begun items, and whose results are not all final.
     unfinished_batches: AtomicUsize,
     /// Wakes when `lost` or `finished` changes.
@@ -84,6 +85,7 @@ impl LeaseState {
             reference: grant.claim.lease_ref(grant.generation),
             commits: CommitAttempts::default(),
             open_transactions: AtomicUsize::new(0),
+            has_lost_transaction: AtomicBool::new(false),
             unfinished_batches: AtomicUsize::new(0),
             changed: Notify::new(),
             deadline: AtomicU64::new(nanos(grant.claim.lease.as_duration())),
@@ -168,6 +170,15 @@ impl LeaseState {
 
     pub(crate) fn begin_transaction(&self) {
         self.open_transactions.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Registers that the handler has dropped a transaction that it neither committed nor rolled back.
+    pub(crate) fn lose_transaction(&self) {
+        self.has_lost_transaction.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn has_lost_transaction(&self) -> bool {
+        self.has_lost_transaction.load(Ordering::Acquire)
     }
 
     pub(crate) fn end_transaction(&self) {

@@ -61,7 +61,8 @@ pub const MIN_RECORD_LIMIT: usize = 4 * 1024;
 ///    orphan retention, which starts at the expiry of its lease. A record is absent after its retention.
 /// 8. The store holds no connection between calls.
 /// 9. If a store cannot store a record of some size, it returns [`StoreError::RecordTooLarge`] and leaves the entry in
-///    progress. The layer then stores a tombstone. A store accepts each record of at most [`MIN_RECORD_LIMIT`] bytes.
+///    progress. The layer then stores a tombstone. A setting of the store limits no record of at most
+///    [`MIN_RECORD_LIMIT`] bytes.
 /// 10. A store may limit the leases and orphans of one [scope](Claim::scope). An `acquire` beyond the limit is
 ///     [`StoreError::CallerLimit`], and stores nothing. The store never refuses the token that holds the entry.
 ///

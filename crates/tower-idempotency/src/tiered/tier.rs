@@ -81,11 +81,10 @@ struct RecordGroup {
 
 impl Tier {
     pub(super) fn new(max_age: Duration, max_bytes: usize) -> Self {
-        let groups = (0..GROUPS).map(|_| RecordGroup::default());
         Self {
             records: RwLock::new(Records {
                 by_id: HashTable::new(),
-                groups: groups.collect(),
+                groups: new_groups(),
                 bytes: 0,
                 next_cleaned: 0,
                 valid_from: None,
@@ -101,8 +100,11 @@ impl Tier {
         if nanos(max) < before {
             // A later, longer age must not make these records valid again: the store may have others by then.
             let mut records = self.records.write().unwrap_or_else(PoisonError::into_inner);
-            records.clear();
+            let removed = records.clear();
             records.valid_from = Some(Instant::now());
+            drop(records);
+            // Other calls do not wait until the memory is free.
+            drop(removed);
         }
     }
 
@@ -231,11 +233,13 @@ impl TierRecord {
 }
 
 impl Records {
-    /// Removes all records and releases their memory.
-    fn clear(&mut self) {
-        self.by_id = HashTable::new();
-        self.groups.fill_with(RecordGroup::default);
+    /// Removes and returns all records.
+    fn clear(&mut self) -> (HashTable<Arc<TierRecord>>, Box<[RecordGroup]>) {
         self.bytes = 0;
+        (
+            std::mem::take(&mut self.by_id),
+            std::mem::replace(&mut self.groups, new_groups()),
+        )
     }
 
     /// Returns the group whose oldest record is to be removed. Prefers a group whose oldest record has passed its maximum
@@ -297,6 +301,10 @@ impl RecordGroup {
         self.oldest
             .is_some_and(|sent| now.saturating_duration_since(sent) >= max_age)
     }
+}
+
+fn new_groups() -> Box<[RecordGroup]> {
+    (0..GROUPS).map(|_| RecordGroup::default()).collect()
 }
 
 const fn weight(len: usize) -> usize {

@@ -124,7 +124,7 @@ impl LeaseExt for Lease {
 
     fn open_transaction(&self) -> OpenTransaction {
         self.0.begin_transaction();
-        OpenTransaction(self.clone())
+        OpenTransaction(Some(self.clone()))
     }
 }
 

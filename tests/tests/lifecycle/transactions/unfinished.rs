@@ -1,15 +1,24 @@
 //! Failed commits, and transactions that the handler never ends.
 
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
 use axum::{Router, body::Body, response::IntoResponse};
+use bytes::Bytes;
 use http::{Request, StatusCode};
+use http_body::Frame;
 use tests::{
-    Effects, Scripted, app, created,
+    Broken, Effects, Scripted, Step, app, created,
     ledger::{Fate, Ledger},
-    send,
+    post, send,
 };
 use tower_idempotency::{
-    ErrorKind, IdempotencyLayer, Lease, MemoryStore, NeedsAttention, Unrecordable,
-    conformance::Operation, run_once::WorkError, transaction::LeaseExt,
+    ErrorKind, FingerprintBy, IdempotencyLayer, Lease, MemoryStore, NeedsAttention, Unrecordable,
+    conformance::Operation,
+    run_once::WorkError,
+    transaction::{LeaseExt, OpenTransaction},
 };
 
 use super::{assert_charged_once, bank, behind, charge, first_of, order};
@@ -195,6 +204,66 @@ async fn unrecorded_success_with_open_transaction_is_500() {
         }
         assert_eq!(effects.count(), 2);
     }
+}
+
+// S-942
+/// The handler reads a body that its client breaks off.
+#[tokio::test(start_paused = true)]
+async fn open_transaction_after_incomplete_body_is_500() {
+    let store = MemoryStore::new();
+    let layer = IdempotencyLayer::new(store.clone()).with_fingerprint(FingerprintBy::head_only());
+    let (app, effects) = app(layer, async |n, req: Request<Body>| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        let transaction = lease.open_transaction();
+        let body = axum::body::to_bytes(req.into_body(), usize::MAX).await;
+        assert!(body.is_err());
+        // Only the second one is held while the response is decided.
+        if n == 1 {
+            drop(transaction);
+        } else {
+            std::mem::forget(transaction);
+        }
+        created(n)
+    });
+    for _ in 0..2 {
+        let broken = Scripted::new([Step::from("part"), Step::Fail]);
+        let response = send(&app, post("/orders", "k", Body::new(broken))).await;
+        assert_eq!(response.code(), "unfinished-transaction");
+        assert!(store.is_empty(), "the key is free");
+    }
+    assert_eq!(effects.count(), 2);
+}
+
+/// A body that owns a transaction, and ends it after its last frame.
+struct Export(Scripted, Option<OpenTransaction>);
+
+impl http_body::Body for Export {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        let frame = ready!(Pin::new(&mut self.0).poll_frame(cx));
+        if frame.is_none() {
+            self.1.take().expect("one end").end();
+        }
+        Poll::Ready(frame)
+    }
+}
+
+/// The transaction is open when the handler returns, and is not lost.
+#[tokio::test(start_paused = true)]
+async fn transaction_of_unrecorded_body_passes() {
+    let layer = IdempotencyLayer::new(MemoryStore::new());
+    let (app, effects) = app(layer, async |_, req: Request<Body>| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        let rows = Export(Scripted::new(["rows"]), Some(lease.open_transaction()));
+        ([("x-idempo-policy", "no-store")], Body::new(rows))
+    });
+    assert_eq!(send(&app, order()).await.text(), "rows");
+    assert_eq!(effects.count(), 1);
 }
 
 // S-943

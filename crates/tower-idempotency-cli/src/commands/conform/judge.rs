@@ -155,10 +155,11 @@ impl Judge<'_> {
         self.has_distinct_bodies || self.has_distinct_headers
     }
 
-    /// Returns how two responses differ. The headers count only if two executions have equal bodies.
+    /// Returns how two responses differ. The headers count only if two executions have equal bodies, and a replay keeps them.
     fn difference(&self, first: &Answer, other: &Answer) -> Option<String> {
         body_difference(first, other).or_else(|| {
-            let name = header_difference(first, other).filter(|_| !self.has_distinct_bodies)?;
+            let do_headers_count = self.has_distinct_headers && !self.has_distinct_bodies;
+            let name = header_difference(first, other).filter(|_| do_headers_count)?;
             Some(format!("{name} differs"))
         })
     }

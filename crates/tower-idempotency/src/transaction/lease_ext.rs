@@ -58,7 +58,8 @@ pub trait LeaseExt: sealed::Sealed {
     ///
     /// The layer does not record a success (1xx to 3xx, or a value of [`run_once`](crate::IdempotencyLayer::run_once))
     /// while a transaction is open when the handler returns. It logs an error, responds with 500 `unfinished-transaction`,
-    /// and releases the key. If a commit has succeeded under the lease, its record is the outcome.
+    /// and releases the key. If the handler has dropped the [`OpenTransaction`], that applies to a success that is not recorded,
+    /// too. If a commit has succeeded under the lease, its record is the outcome.
     #[must_use = "the transaction counts as open until it is ended"]
     fn open_transaction(&self) -> OpenTransaction;
 }

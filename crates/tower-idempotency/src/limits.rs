@@ -9,7 +9,6 @@ use std::sync::{
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-use bytes::Bytes;
 use hashbrown::HashMap;
 use tokio::sync::Notify;
 
@@ -18,6 +17,10 @@ use crate::{digest::SERVICE_SCOPE, rate::FreshKeyRate};
 use crate::{store::ScopeDigest, telemetry};
 #[cfg(feature = "rate")]
 use std::time::Duration;
+
+mod buffer;
+
+pub(crate) use self::buffer::{Buffer, UNCOUNTED};
 
 /// Limits of one layer.
 #[derive(Clone)]
@@ -118,19 +121,6 @@ pub(crate) struct DetachedRequest(Arc<Caller>);
 
 /// Permit of a waiting request.
 pub(crate) struct WaiterPermit(Arc<Caller>);
-
-/// Bytes of a body that count against a limit. Dropping it returns them.
-///
-/// A small body does not count: at most [`UNCOUNTED`] bytes, and at most 1/1024 of the limit. The limit of requests in
-/// flight bounds their number. So other callers can send small requests even if the bytes are used up.
-pub(crate) struct Buffer {
-    caller: Arc<Caller>,
-    resource: Resource,
-    len: usize,
-    /// The part of `len` that counts: all or nothing.
-    counted: usize,
-    max: usize,
-}
 
 /// Reason why a request gets no permit or no more bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -257,13 +247,7 @@ impl Caller {
     }
 
     fn buffer(self: &Arc<Self>, resource: Resource, max: usize) -> Buffer {
-        Buffer {
-            caller: Arc::clone(self),
-            resource,
-            len: 0,
-            counted: 0,
-            max,
-        }
+        Buffer::new(Arc::clone(self), resource, max)
     }
 
     /// Returns a permit for one waiting request, of at most `max` in the layer.
@@ -416,71 +400,6 @@ impl Drop for WaiterPermit {
     }
 }
 
-impl Buffer {
-    /// Reserves `bytes` more if the limit and the share of the caller allow it.
-    pub(crate) fn reserve(&mut self, bytes: usize) -> Result<(), AdmissionError> {
-        let len = self.len + bytes;
-        if len > UNCOUNTED.min(self.max / 1024) {
-            self.caller
-                .take(self.resource, len - self.counted, self.max)?;
-            self.counted = len;
-        }
-        self.len = len;
-        Ok(())
-    }
-
-    /// Sets the buffer to `bytes`, which all count, without a check of the limit.
-    pub(crate) fn resize_unchecked(&mut self, bytes: usize) {
-        if bytes > self.counted {
-            self.caller
-                .take_unchecked(self.resource, bytes - self.counted);
-        } else if bytes < self.counted {
-            self.caller.release(self.resource, self.counted - bytes);
-        }
-        (self.len, self.counted) = (bytes, bytes);
-    }
-
-    /// Returns the data of a response. The reserved bytes count until the last slice of `data` is dropped.
-    ///
-    /// A server holds a slice until the client has read it. Data of at most [`UNCOUNTED`] bytes stops counting at once,
-    /// because a connection buffers as many bytes in any case.
-    pub(crate) fn hold_until_sent(self, data: Bytes) -> Bytes {
-        if data.len() <= UNCOUNTED {
-            return data;
-        }
-        self.hold(data)
-    }
-
-    /// Returns `data`. The reserved bytes count until the last slice of `data` is dropped.
-    pub(crate) fn hold(self, data: Bytes) -> Bytes {
-        if self.counted == 0 {
-            return data;
-        }
-        Bytes::from_owner(HeldData {
-            data,
-            _buffer: self,
-        })
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        self.resize_unchecked(0);
-    }
-}
-
-/// Bytes, and the buffer in which they count.
-struct HeldData {
-    data: Bytes,
-    _buffer: Buffer,
-}
-
-impl AsRef<[u8]> for HeldData {
-    fn as_ref(&self) -> &[u8] {
-        &self.data
-    }
-}
-
 /// Adds `n` to the counter unless the sum exceeds `max`. Returns `true` if it was added.
 fn add_within(counter: &AtomicUsize, n: usize, max: usize) -> bool {
     counter
@@ -489,9 +408,6 @@ fn add_within(counter: &AtomicUsize, n: usize, max: usize) -> bool {
         })
         .is_ok()
 }
-
-/// Maximum size in bytes of a body that does not count. A response of this size also stops counting when the server gets it.
-pub(crate) const UNCOUNTED: usize = 8 * 1024;
 
 /// Minimum number of callers in a shard before those without requests are removed.
 const FULL_AT_LEAST: usize = 64;

@@ -139,8 +139,28 @@ fn add_cookies(headers: &HeaderMap, hash: &mut FieldDigest) -> bool {
     true
 }
 
+/// Returns the value of the cookie that identifies the caller, or `None` if there is none, or an empty one.
+///
+/// Fails if the cookie occurs twice.
+pub(super) fn cookie<'a>(
+    headers: &'a HeaderMap,
+    name: &str,
+) -> Result<Option<&'a [u8]>, PrincipalError> {
+    let mut values = cookies(headers)
+        .filter(|(cookie, _)| *cookie == name.as_bytes())
+        .map(|(_, value)| value);
+    let value = values.next();
+    if values.next().is_some() {
+        return Err(PrincipalError::ambiguous(
+            "expected the cookie that identifies the caller once, found it twice",
+        ));
+    }
+    // A client that has logged out may send an empty cookie.
+    Ok(value.filter(|value| !value.is_empty()))
+}
+
 /// Returns the names and values of all cookies. HTTP/2 clients may send each one in a line of its own.
-pub(super) fn cookies(headers: &HeaderMap) -> impl Iterator<Item = (&[u8], &[u8])> {
+fn cookies(headers: &HeaderMap) -> impl Iterator<Item = (&[u8], &[u8])> {
     headers
         .get_all(header::COOKIE)
         .iter()

@@ -9,7 +9,7 @@ use crate::{
     digest::FieldDigest,
     error::{Error, ErrorKind},
     request::credentials::{
-        add_credentials, add_first_credential, add_header_value, add_identifying_header, cookies,
+        add_credentials, add_first_credential, add_header_value, add_identifying_header, cookie,
         is_credential_header,
     },
 };
@@ -367,7 +367,7 @@ impl Principal {
                     }
                 }
                 Source::Cookie(name) => {
-                    if let Some(value) = cookie(head, name)? {
+                    if let Some(value) = cookie(&head.headers, name)? {
                         hash.field(b"cookie").field(name.as_bytes()).field(value);
                         return Ok(Identity::Principal);
                     }
@@ -484,19 +484,4 @@ impl fmt::Debug for Principal {
             }))
             .finish()
     }
-}
-
-/// Returns the value of the cookie.
-fn cookie<'a>(head: &'a request::Parts, name: &str) -> Result<Option<&'a [u8]>, PrincipalError> {
-    let mut values = cookies(&head.headers)
-        .filter(|(cookie, _)| *cookie == name.as_bytes())
-        .map(|(_, value)| value);
-    let value = values.next();
-    if values.next().is_some() {
-        return Err(PrincipalError::ambiguous(
-            "expected the cookie that identifies the caller once, found it twice",
-        ));
-    }
-    // A client that has logged out may send an empty cookie.
-    Ok(value.filter(|value| !value.is_empty()))
 }

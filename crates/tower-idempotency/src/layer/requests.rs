@@ -249,9 +249,11 @@ impl IdempotencyLayer {
     /// share their keys.
     ///
     /// The host is that of the request's URI, or else of the `Host` header, in lower case and without the port. If both name
-    /// different hosts, the pair is a scope of its own, because the service may read either. A proxy must
-    /// pass it on: nginx sends its own name for the upstream unless it has `proxy_set_header Host $host`. The layer does not
-    /// read `X-Forwarded-Host`, since clients can set it. If your proxy sets it, use [`Principal::header`] with it.
+    /// different hosts, the pair is a scope of its own, because the service may read either.
+    ///
+    /// A proxy must pass the host on: nginx sends its own name for the upstream unless it has `proxy_set_header Host $host`. The
+    /// layer does not read `X-Forwarded-Host`, since clients can set it. If your proxy sets it, use [`Principal::header`] with
+    /// it.
     ///
     /// Do not set it if clients retry through another host name of the same service: those retries execute again.
     ///

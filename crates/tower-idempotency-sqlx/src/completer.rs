@@ -245,7 +245,7 @@ impl<S: SqlStore> Completer<S> {
     /// Panics outside of a tokio runtime.
     pub fn spawn(self, period: Duration) -> CompleterTask {
         let task = tokio::spawn(async move {
-            let mut ticks = interval(period.clamp(MIN_INTERVAL, Ttl::MAX.as_duration()));
+            let mut ticks = interval(period.max(MIN_INTERVAL));
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;

@@ -5,8 +5,6 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use tower_idempotency::Ttl;
-
 use crate::{SqlError, timeout::with_timeout};
 
 /// A background task that deletes expired entries. Its drop stops the task.
@@ -29,7 +27,7 @@ impl Purger {
         F: Future<Output = Result<u64, SqlError>> + Send,
     {
         let task = tokio::spawn(async move {
-            let mut ticks = interval(period.clamp(MIN_INTERVAL, Ttl::MAX.as_duration()));
+            let mut ticks = interval(period.max(MIN_INTERVAL));
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;

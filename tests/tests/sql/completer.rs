@@ -381,25 +381,6 @@ async fn background_completer_runs_until_dropped<S: TestDialect>(database: TestD
     assert_eq!(done.count(), 2);
 }
 
-/// The longest period: one sweep at the start.
-async fn completer_of_longest_period_sweeps_once<S: TestDialect>(database: TestDatabase<S>) {
-    orphan(&database, "POST /rides").await;
-    sleep(2 * OLDER).await;
-    let done = Effects::default();
-    let counted = done.clone();
-    let completer = working(&database, OLDER, move |_| {
-        counted.happen();
-        async { Ok(created(1)) }
-    });
-    let _completing = completer.spawn(Duration::MAX);
-    within(Duration::from_secs(60), async {
-        while done.count() != 1 {
-            sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
-}
-
 /// An execution in progress continues, and drain waits for it. No other entry is taken over.
 async fn dropped_sweep_takes_over_nothing_more<S: TestDialect>(database: TestDatabase<S>) {
     for _ in 0..3 {
@@ -480,7 +461,6 @@ each! {
     // F-152
     sweep_ends_if_everything_fails
     background_completer_runs_until_dropped
-    completer_of_longest_period_sweeps_once
     dropped_sweep_takes_over_nothing_more
 }
 

@@ -211,24 +211,6 @@ async fn background_purger_runs_until_dropped<S: Purged>(store: S) {
     panic!("a process still purges");
 }
 
-/// The longest period: one purge at the start.
-async fn purger_of_longest_period_purges_once<S: Purged>(store: S) {
-    let deadline = Instant::now() + LONGEST;
-    loop {
-        is_granted(&store, &super_short()).await;
-        sleep(Duration::from_millis(20)).await;
-        let purger = store.purger(Duration::MAX);
-        sleep(Duration::from_millis(200)).await;
-        // Deletes the entries that the purger has not reached.
-        let left = store.purge(100).await.expect(WORKS);
-        drop(purger);
-        if left == 0 {
-            return;
-        }
-        assert!(Instant::now() < deadline, "no process purges");
-    }
-}
-
 macro_rules! each {
     ($($case:ident)*) => {
         mod in_postgres {
@@ -268,7 +250,6 @@ each! {
     expired_entry_is_absent_before_purge
     purge_returns_number_of_deleted_entries
     background_purger_runs_until_dropped
-    purger_of_longest_period_purges_once
 }
 
 /// The time limit of a test.

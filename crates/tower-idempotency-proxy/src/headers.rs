@@ -152,7 +152,8 @@ pub(crate) fn for_upstream(
 
 /// Removes headers whose name differs only in `_` and `-` from one that the proxy sets, or from one of `kept`.
 ///
-/// CGI and servers like it read both names as the same one, so that a client could add a value that the proxy does not see.
+/// CGI and servers like it read both names as the same one. A client could then add a value that the proxy does not
+/// see.
 fn remove_other_spellings(headers: &mut HeaderMap, kept: &[Option<&HeaderName>]) {
     let known = || FORWARDED.iter().chain(kept.iter().copied().flatten());
     let others: Vec<HeaderName> = headers

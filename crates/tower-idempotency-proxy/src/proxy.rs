@@ -4,7 +4,7 @@ use std::{
     fmt, io,
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -21,7 +21,7 @@ use tower_idempotency_any::{OpenError, OpenOptions, Purger};
 
 use crate::{
     admin,
-    config::{Config, ConfigError},
+    config::{Config, ConfigError, EnforcedRoutes},
     connection::{self, OpenConnection},
     routes::{Layers, Live, report_switches},
     telemetry,
@@ -48,6 +48,8 @@ pub(crate) struct Shared {
     pub(crate) metrics: Box<dyn Fn() -> String + Send + Sync>,
     layers: Layers,
     tunnels: Tunnels,
+    /// Locked during a reload, so that each one is compared with the configuration that it replaces.
+    enforced: Mutex<EnforcedRoutes>,
 }
 
 /// The reason why a proxy could not start.
@@ -101,12 +103,14 @@ impl Proxy {
         };
         telemetry::describe();
         tower_idempotency::metrics::register();
+        let enforced = Mutex::new(EnforcedRoutes::new(&live.config));
         let shared = Shared {
             live: ArcSwap::from_pointee(live),
             is_draining: AtomicBool::new(false),
             metrics: Box::new(String::new),
             layers,
             tunnels,
+            enforced,
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -253,7 +257,7 @@ impl ProxyHandle {
     /// - A change needs a restart, such as another address.
     /// - The proxy would no longer find its records, and retries of recorded requests would execute again. Examples are
     ///   another store, namespace or secret, and a route that is removed, no longer protected, or identifies requests
-    ///   differently.
+    ///   differently. All routes that were enforced since the start count, also if they observe or are removed now.
     /// - A certificate cannot be read.
     pub fn reload(&self, config: Result<Config, ConfigError>) -> Result<(), ConfigError> {
         let result = config.and_then(|config| self.replace(config));
@@ -265,9 +269,12 @@ impl ProxyHandle {
     }
 
     fn replace(&self, Config(config): Config) -> Result<(), ConfigError> {
+        let enforced = self.0.enforced.lock();
+        let mut enforced = enforced.unwrap_or_else(PoisonError::into_inner);
         let old = self.0.live.load_full();
-        old.config.accepts(&config)?;
+        old.config.accepts(&config, &enforced)?;
         let live = Live::new(config, &self.0.layers, &self.0.tunnels, Some(&old))?;
+        enforced.add(&live.config);
         let live = Arc::new(live);
         self.0.live.store(Arc::clone(&live));
         report_switches(&old.config, &live.config);

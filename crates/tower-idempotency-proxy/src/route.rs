@@ -80,6 +80,28 @@ impl PathPattern {
                 })
     }
 
+    /// Returns `true` if each path that matches `other` also matches this pattern.
+    fn covers(&self, other: &Self, ignores_case: bool) -> bool {
+        let length_fits = if self.is_prefix {
+            other.segments.len() >= self.segments.len()
+        } else {
+            !other.is_prefix && other.segments.len() == self.segments.len()
+        };
+        length_fits
+            && self
+                .segments
+                .iter()
+                .zip(&other.segments)
+                .all(|pair| match pair {
+                    (Segment::Any, _) => true,
+                    (Segment::Literal(a), Segment::Literal(b)) if ignores_case => {
+                        a.eq_ignore_ascii_case(b)
+                    }
+                    (Segment::Literal(a), Segment::Literal(b)) => a == b,
+                    (Segment::Literal(_), Segment::Any) => false,
+                })
+    }
+
     /// Returns `true` if a path matches both patterns.
     fn overlaps(&self, other: &Self) -> bool {
         let (short, long) = if self.segments.len() <= other.segments.len() {
@@ -165,9 +187,20 @@ impl RouteMatch {
             && self.path.is_match(path, self.ignores_case)
     }
 
-    /// Returns `true` if the rules are equal and each request that matches `other` also matches this rule.
-    pub(crate) fn includes(&self, other: &Self) -> bool {
-        self == other && (self.ignores_case || !other.ignores_case)
+    /// Returns `true` if each request that matches `other` also matches this rule.
+    pub(crate) fn covers(&self, other: &Self) -> bool {
+        let covers_methods = self.methods.is_empty()
+            || (!other.methods.is_empty()
+                && other
+                    .methods
+                    .iter()
+                    .all(|method| self.methods.contains(method)));
+        let covers_host = self.host.is_none() || self.host == other.host;
+        let covers_case = self.ignores_case || !other.ignores_case;
+        covers_methods
+            && covers_host
+            && covers_case
+            && self.path.covers(&other.path, self.ignores_case)
     }
 
     /// Returns `true` if a request can match both rules.
@@ -216,9 +249,9 @@ impl fmt::Display for RouteMatch {
 /// Returns the decoded segments of a path, so that each spelling of a path matches the same routes. Drops the part of a
 /// segment after a semicolon, because some services ignore it.
 ///
-/// Returns `None` for a path that an upstream may read as another one: with `.` or `..`, a segment of parameters alone, a
-/// backslash, or an incomplete escape. Also for a path that begins with `//`: parsers of URLs read `//name/path` as a host
-/// and a path.
+/// Returns `None` for a path that an upstream may read as another one. Such a path has `.` or `..`, a segment of
+/// parameters alone, a backslash, or an incomplete escape. Also for a path that begins with `//`: parsers of URLs read
+/// `//name/path` as a host and a path.
 pub(crate) fn segments(path: &PathAndQuery) -> Option<Vec<String>> {
     let path = path.path();
     if path == "*" {
@@ -325,6 +358,60 @@ mod tests {
             "//?a=b",
         ] {
             assert_eq!(segments(&path.parse().unwrap()), None, "{path}");
+        }
+    }
+
+    fn rule(path: &str, methods: &[Method], host: Option<&str>, ignores_case: bool) -> RouteMatch {
+        RouteMatch {
+            path: PathPattern::parse(path).unwrap(),
+            methods: methods.to_vec(),
+            host: host.map(|host| HostPattern(host.to_owned())),
+            ignores_case,
+        }
+    }
+
+    #[test]
+    fn pattern_covers_patterns_with_fewer_paths() {
+        for (a, b, expected) in [
+            ("/a", "/a", true),
+            ("/a", "/a/", true),
+            ("/a", "/A", true),
+            ("/a", "/b", false),
+            ("/a/{id}", "/a/b", true),
+            ("/a/{id}", "/a/{name}", true),
+            ("/a/b", "/a/{id}", false),
+            ("/**", "/a/{id}", true),
+            ("/a/**", "/a", true),
+            ("/a/**", "/a/b/**", true),
+            ("/a/**", "/**", false),
+            ("/a/{id}", "/a/**", false),
+            ("/a/b/**", "/a/b", true),
+            ("/a/b/**", "/a", false),
+        ] {
+            let covers = rule(a, &[], None, true).covers(&rule(b, &[], None, true));
+            assert_eq!(covers, expected, "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn rule_covers_fewer_methods_hosts_and_spellings() {
+        let all = rule("/a", &[], None, true);
+        let post = rule("/a", &[Method::POST], None, true);
+        let both = rule("/a", &[Method::POST, Method::PUT], None, true);
+        let x = rule("/a", &[], Some("x"), true);
+        let y = rule("/a", &[], Some("y"), true);
+        let lower = rule("/a", &[], None, false);
+        let upper = rule("/A", &[], None, false);
+        for (one, other) in [(&both, &post), (&all, &both), (&all, &x), (&all, &upper)] {
+            assert!(one.covers(other), "{one:?} {other:?}");
+            assert!(!other.covers(one), "{other:?} {one:?}");
+        }
+        for (one, other) in [(&x, &y), (&lower, &upper), (&post, &x)] {
+            assert!(!one.covers(other), "{one:?} {other:?}");
+            assert!(!other.covers(one), "{other:?} {one:?}");
+        }
+        for one in [&all, &post, &x, &lower] {
+            assert!(one.covers(one), "{one:?}");
         }
     }
 

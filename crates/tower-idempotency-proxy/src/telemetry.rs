@@ -1,9 +1,14 @@
 //! Events and metrics of the proxy. They contain no key, no principal, no path and no body.
 
-use std::fmt::Display;
+use std::{
+    fmt::Display,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use http::StatusCode;
-use metrics::{Counter, counter, describe_counter, describe_gauge, gauge};
+use metrics::{Counter, Unit, counter, describe_counter, describe_gauge, gauge};
+use tokio::time::Instant;
 
 use crate::upstream::Cause;
 
@@ -11,26 +16,32 @@ use crate::upstream::Cause;
 pub(crate) fn describe() {
     describe_counter!(
         "idempotency_proxy_requests_total",
+        Unit::Count,
         "Requests by route and class of the status of the response."
     );
     describe_counter!(
         "idempotency_proxy_unsafe_requests_total",
+        Unit::Count,
         "Unsafe requests by route and coverage: keyed, no_key, method, grpc, off."
     );
     describe_counter!(
         "idempotency_proxy_upstream_failures_total",
+        Unit::Count,
         "Requests without a response of the upstream, by upstream and reason: unsent, upstream-broken, upstream-timeout."
     );
     describe_counter!(
         "idempotency_proxy_unknown_outcomes_total",
+        Unit::Count,
         "Executions with an unknown outcome, by upstream and reason: upstream-broken, upstream-timeout, status."
     );
     describe_counter!(
         "idempotency_proxy_reloads_total",
+        Unit::Count,
         "Reloads of the configuration by result: done, rejected."
     );
     describe_gauge!(
         "idempotency_proxy_connections",
+        Unit::Count,
         "Open connections of clients."
     );
     gauge!("idempotency_proxy_connections").set(0.0);
@@ -113,23 +124,70 @@ pub(crate) fn register_upstream(upstream: &str) {
     }
 }
 
-/// Counts the failure of a request. The message of the cause contains no data of the request.
-pub(crate) fn upstream_failed(upstream: &str, reason: &str, cause: Option<&Cause>) {
-    let (upstream, reason) = (upstream.to_owned(), reason.to_owned());
-    let cause = cause.map(|cause| error_chain(&**cause));
-    tracing::warn!(upstream, reason, cause, "upstream failed");
-    counter!("idempotency_proxy_upstream_failures_total", "upstream" => upstream, "reason" => reason).increment(1);
+/// Warnings of an upstream, which repeat for each request while it is down.
+#[derive(Default)]
+pub(crate) struct UpstreamWarnings {
+    failed: WarningLimit,
+    unknown: WarningLimit,
 }
 
-pub(crate) fn outcome_unknown(upstream: &str, reason: &str) {
-    tracing::error!(
-        upstream,
-        reason,
-        "outcome unknown after the request was sent"
-    );
-    let (upstream, reason) = (upstream.to_owned(), reason.to_owned());
-    counter!("idempotency_proxy_unknown_outcomes_total", "upstream" => upstream, "reason" => reason)
-        .increment(1);
+impl UpstreamWarnings {
+    /// Counts the failure of a request. The message of the cause contains no data of the request.
+    pub(crate) fn failed(&self, upstream: &str, reason: &str, cause: Option<&Cause>) {
+        if let Some(count) = self.failed.count() {
+            let cause = cause.map(|cause| error_chain(&**cause));
+            tracing::warn!(upstream, reason, cause, count, "upstream failed");
+        }
+        let (upstream, reason) = (upstream.to_owned(), reason.to_owned());
+        counter!("idempotency_proxy_upstream_failures_total", "upstream" => upstream, "reason" => reason).increment(1);
+    }
+
+    /// Counts an unknown outcome. An outcome that needs attention occurs once for each key, and is always logged.
+    pub(crate) fn outcome_unknown(&self, upstream: &str, reason: &str, needs_attention: bool) {
+        let count = if needs_attention {
+            Some(1)
+        } else {
+            self.unknown.count()
+        };
+        if let Some(count) = count {
+            tracing::error!(
+                upstream,
+                reason,
+                count,
+                "outcome unknown after the request was sent"
+            );
+        }
+        let (upstream, reason) = (upstream.to_owned(), reason.to_owned());
+        counter!("idempotency_proxy_unknown_outcomes_total", "upstream" => upstream, "reason" => reason)
+            .increment(1);
+    }
+}
+
+/// Limits a warning to one per second, and counts its occurrences.
+#[derive(Default)]
+struct WarningLimit(Mutex<WarningState>);
+
+#[derive(Default)]
+struct WarningState {
+    last: Option<Instant>,
+    /// Occurrences since the last warning.
+    count: u64,
+}
+
+const WARNING_INTERVAL: Duration = Duration::from_secs(1);
+
+impl WarningLimit {
+    /// Counts an occurrence. If a warning is due, returns the number of occurrences since the last one.
+    fn count(&self) -> Option<u64> {
+        let now = Instant::now();
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.count += 1;
+        if state.last.is_some_and(|last| now - last < WARNING_INTERVAL) {
+            return None;
+        }
+        state.last = Some(now);
+        Some(std::mem::take(&mut state.count))
+    }
 }
 
 pub(crate) fn reloaded(error: Option<&dyn std::fmt::Display>) {

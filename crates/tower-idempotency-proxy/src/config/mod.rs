@@ -20,6 +20,7 @@ pub(crate) use self::{
         MissingKeyName, Mode, OrphansName, PresetName, PrincipalName, RequestIdentity,
         UnknownOutcome,
     },
+    reload::EnforcedRoutes,
     values::{Duration as HumanDuration, Secret, Size},
 };
 use crate::{

@@ -56,7 +56,8 @@ impl RouteConfig {
 
 impl Settings {
     /// Returns an error if a proxy that runs with `self` cannot continue with `new`, or would no longer find its records.
-    pub(crate) fn accepts(&self, new: &Self) -> Result<(), ConfigError> {
+    /// `enforced` are the routes that it has enforced since its start.
+    pub(crate) fn accepts(&self, new: &Self, enforced: &EnforcedRoutes) -> Result<(), ConfigError> {
         let fail = |message: String| Err(ConfigError::without_line(message));
         for (name, is_changed) in [
             (
@@ -96,10 +97,10 @@ impl Settings {
                 self.accepts_route(index, old, new)?;
             }
         }
-        Ok(())
+        enforced.accepts(new)
     }
 
-    /// Checks each new route that can get a request of the protected route `old`.
+    /// Checks that each new route that can get a request of the protected route `old` protects it.
     fn accepts_route(
         &self,
         index: usize,
@@ -116,7 +117,7 @@ impl Settings {
         let enforced_percent = enforced_percent.min(old.enforced_percent());
         for candidate in &new.route {
             let other = candidate.rule();
-            let was_earlier = earlier.iter().any(|earlier| earlier.includes(&other));
+            let was_earlier = earlier.iter().any(|earlier| earlier.covers(&other));
             if other != rule && (was_earlier || !other.overlaps(&rule)) {
                 continue;
             }
@@ -132,11 +133,6 @@ impl Settings {
                     "the route {other} would protect {rule} for a smaller share of the callers, and retries of the rest would execute again"
                 ));
             }
-            if candidate.entry_identity() != old.entry_identity() {
-                return fail(format!(
-                    "the route {other} would identify requests of {rule} otherwise: the proxy would not find their records"
-                ));
-            }
             if other == rule {
                 return Ok(());
             }
@@ -144,5 +140,77 @@ impl Settings {
         fail(format!(
             "the protected route {rule} is missing: retries of its requests would execute again"
         ))
+    }
+}
+
+/// The routes that the proxy has enforced since its start, with all its configurations.
+///
+/// Their records may be in the store, also if a route observes or is missing now. The proxy must find them when it enforces
+/// the route again. The retention is not considered, so a route stays here until the process ends.
+pub(crate) struct EnforcedRoutes(Vec<EnforcedRoute>);
+
+struct EnforcedRoute {
+    rule: RouteMatch,
+    /// The settings that identify its entries.
+    identity: Value,
+    /// The routes that were in front whenever this one was enforced. It has no records of their requests.
+    earlier: Vec<RouteMatch>,
+}
+
+impl EnforcedRoutes {
+    /// Creates the routes that the first configuration enforces.
+    pub(crate) fn new(first: &Settings) -> Self {
+        let mut routes = Self(Vec::new());
+        routes.add(first);
+        routes
+    }
+
+    /// Adds the routes that an accepted configuration enforces.
+    pub(crate) fn add(&mut self, settings: &Settings) {
+        let rules: Vec<_> = settings.route.iter().map(RouteConfig::rule).collect();
+        for (index, route) in settings.route.iter().enumerate() {
+            if route.mode() != Mode::Enforce {
+                continue;
+            }
+            let (rule, in_front) = (&rules[index], &rules[..index]);
+            let known = self.0.iter_mut().find(|known| known.rule == *rule);
+            if let Some(known) = known {
+                let is_in_front =
+                    |earlier: &RouteMatch| in_front.iter().any(|rule| rule.covers(earlier));
+                known.earlier.retain(is_in_front);
+            } else {
+                self.0.push(EnforcedRoute {
+                    rule: rule.clone(),
+                    identity: route.entry_identity(),
+                    earlier: in_front.to_vec(),
+                });
+            }
+        }
+    }
+
+    /// Checks that each new route that can get a request of an enforced route would find its record. A route that is off
+    /// reads no records.
+    fn accepts(&self, new: &Settings) -> Result<(), ConfigError> {
+        for enforced in &self.0 {
+            for candidate in &new.route {
+                let rule = candidate.rule();
+                let was_earlier = enforced.earlier.iter().any(|earlier| earlier.covers(&rule));
+                if was_earlier || !rule.overlaps(&enforced.rule) {
+                    continue;
+                }
+                if candidate.mode() != Mode::Off && candidate.entry_identity() != enforced.identity
+                {
+                    return Err(ConfigError::without_line(format!(
+                        "the route {rule} would not identify requests of {} as when the proxy enforced them: their records would not be found, and retries would execute again; this needs a restart",
+                        enforced.rule
+                    )));
+                }
+                // Later routes get none of its requests.
+                if rule.covers(&enforced.rule) {
+                    break;
+                }
+            }
+        }
+        Ok(())
     }
 }

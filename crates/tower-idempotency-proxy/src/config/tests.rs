@@ -360,7 +360,13 @@ fn output_contains_no_secret() {
 fn reload(from: &str, to: &str) -> Result<(), String> {
     let old = Config::from_toml(GOOD).unwrap();
     let new = Config::from_toml(&GOOD.replacen(from, to, 1)).unwrap();
-    old.0.accepts(&new.0).map_err(|error| error.to_string())
+    accepts(&old, &new)
+}
+
+/// Reloads `old` to `new`. Returns the message of the error.
+fn accepts(old: &Config, new: &Config) -> Result<(), String> {
+    let accepted = old.0.accepts(&new.0, &EnforcedRoutes::new(&old.0));
+    accepted.map_err(|error| error.to_string())
 }
 
 #[test]
@@ -444,13 +450,123 @@ fn reload_considers_letter_case_of_earlier_routes() {
         Config::from_toml(&text).unwrap()
     };
     let old = with_first("off");
-    assert_eq!(
-        old.0.accepts(&old.0).map_err(|error| error.to_string()),
-        Ok(())
-    );
-    let error = old.0.accepts(&with_first("observe").0).unwrap_err();
-    let error = error.to_string();
+    assert_eq!(accepts(&old, &old), Ok(()));
+    let error = accepts(&old, &with_first("observe")).unwrap_err();
     assert!(error.contains("no longer protect"), "{error}");
+}
+
+/// Loads the configurations in order. Returns the message of the first error, and the index of its configuration.
+fn reload_all(texts: &[String]) -> Result<(), (usize, String)> {
+    let mut live = Config::from_toml(&texts[0]).unwrap();
+    let mut enforced = EnforcedRoutes::new(&live.0);
+    for (index, text) in texts.iter().enumerate().skip(1) {
+        let new = Config::from_toml(text).unwrap();
+        let accepted = live.0.accepts(&new.0, &enforced);
+        accepted.map_err(|error| (index, error.to_string()))?;
+        enforced.add(&new.0);
+        live = new;
+    }
+    Ok(())
+}
+
+/// Returns the configuration with these lines in the protected route.
+fn with_lines(lines: &str) -> String {
+    let route = format!("upstream = \"app\"\n{lines}\n");
+    GOOD.replacen("upstream = \"app\"\n", &route, 1)
+}
+
+/// Returns the configuration with another route for POST in front.
+fn with_front(lines: &str) -> String {
+    let front = format!(
+        "[[route]]\npath = \"/v1/{{x}}\"\nmethods = [\"POST\"]\nupstream = \"app\"\n{lines}\n[[route]]"
+    );
+    GOOD.replacen("[[route]]", &front, 1)
+}
+
+const OTHER: &str = "principal = \"authorization\"";
+
+#[test]
+fn route_that_was_enforced_keeps_its_identity() {
+    let observed = |lines: &str| with_lines(&format!("mode = \"observe\"\n{lines}"));
+    for line in [
+        OTHER,
+        "preset = \"stripe\"",
+        "key_header = \"x-key\"",
+        "key_syntax = \"strict\"",
+        "host_in_scope = true",
+        "fingerprint = \"canonical-json\"",
+    ] {
+        for changed in [observed(line), with_lines(line)] {
+            let texts = [GOOD.to_owned(), observed(""), changed];
+            let (index, error) = reload_all(&texts).unwrap_err();
+            assert_eq!(index, 2, "{line}: {error}");
+            assert!(error.contains("needs a restart"), "{error}");
+        }
+    }
+    let retention = with_lines("retention = \"1h\"");
+    let texts = [GOOD.to_owned(), observed(""), retention, GOOD.to_owned()];
+    assert_eq!(reload_all(&texts), Ok(()));
+}
+
+#[test]
+fn route_without_records_may_change() {
+    let observed = with_lines("mode = \"observe\"");
+    let other = with_lines(&format!("mode = \"observe\"\n{OTHER}"));
+    let texts = [observed, other, with_lines(OTHER)];
+    assert_eq!(reload_all(&texts), Ok(()));
+}
+
+#[test]
+fn removed_route_keeps_its_identity() {
+    let observed = with_lines("mode = \"observe\"");
+    let at = |path: &str, lines: &str| with_lines(lines).replacen("/v1/charges", path, 1);
+    // Another route that gets its requests, under any pattern.
+    for (path, expected) in [
+        ("/v1/charges", Err(3)),
+        ("/v1/{name}", Err(3)),
+        ("/v1/**", Err(3)),
+        ("/v1/charges/**", Err(3)),
+        ("/v2/charges", Ok(())),
+        ("/v1/charges/{id}", Ok(())),
+    ] {
+        let removed = at("/health", "mode = \"off\"");
+        let texts = [GOOD.to_owned(), observed.clone(), removed, at(path, OTHER)];
+        let result = reload_all(&texts).map_err(|(index, _)| index);
+        assert_eq!(result, expected, "{path}");
+        let [first, second, third, _] = texts;
+        let same = at(path, "");
+        assert_eq!(reload_all(&[first, second, third, same]), Ok(()), "{path}");
+    }
+}
+
+/// A route that covers the removed one hides the routes after it.
+#[test]
+fn route_after_cover_keeps_its_own_identity() {
+    // The last route observes, so it has no records.
+    let observed_last = format!("mode = \"observe\"\n{OTHER}");
+    let last = |text: String| text.replacen("mode = \"off\"", &observed_last, 1);
+    let observed = with_lines("mode = \"observe\"");
+    let covered = GOOD.replacen("/v1/charges", "/v1/**", 1);
+    let texts = [GOOD.to_owned(), observed, covered].map(last);
+    assert_eq!(reload_all(&texts), Ok(()));
+    let removed = texts[1].replacen("/v1/charges", "/health", 1);
+    let [first, second, _] = texts;
+    let (index, _) = reload_all(&[first, second, removed]).unwrap_err();
+    assert_eq!(index, 2);
+}
+
+#[test]
+fn route_in_front_keeps_identity_after_its_absence() {
+    let front = with_front(OTHER);
+    let observed_front = with_front(&format!("mode = \"observe\"\n{OTHER}"));
+    // The protected route has no records of its requests.
+    let texts = [observed_front, front];
+    assert_eq!(reload_all(&texts), Ok(()));
+    // It has some after a reload without the route in front.
+    let [observed_front, front] = texts;
+    let texts = [observed_front, GOOD.to_owned(), front];
+    let (index, error) = reload_all(&texts).unwrap_err();
+    assert_eq!(index, 2, "{error}");
 }
 
 /// Returns the names of a section that the parser knows. Its error about an unknown name lists them.
@@ -482,6 +598,7 @@ fn reference_lists_each_setting() {
         ("`[identity]`", "[identity]"),
         ("`[limits]`", "[limits]"),
         ("`[drain]`", "[drain]"),
+        ("`[rollout]`", "[rollout]"),
         ("`[upstream.NAME]`", "[upstream.a]"),
         ("`[[route]]`", "[[route]]"),
     ] {
@@ -507,6 +624,7 @@ fn reference_lists_each_default() {
         ("`[identity]`", &config["identity"]),
         ("`[limits]`", &config["limits"]),
         ("`[drain]`", &config["drain"]),
+        ("`[rollout]`", &config["rollout"]),
         ("`[upstream.NAME]`", &config["upstream"]["app"]),
         ("`[[route]]`", &config["route"][0]),
     ] {

@@ -30,6 +30,7 @@ use super::connect::Target;
 use crate::{
     body::{Progress, ReceivedBody, RequestBody},
     config::{ConfigError, Upstream},
+    telemetry::UpstreamWarnings,
 };
 
 /// The reason why a request got no response.
@@ -48,6 +49,7 @@ pub(crate) type Cause = Box<dyn Error + Send + Sync>;
 /// The connections to one upstream.
 pub(crate) struct Pool {
     pub(crate) target: Target,
+    pub(crate) warnings: UpstreamWarnings,
     connect_timeout: Duration,
     timeout: Duration,
     keep_alive: Duration,
@@ -124,6 +126,7 @@ impl Pool {
     pub(crate) fn new(upstream: &Upstream) -> Result<Self, ConfigError> {
         Ok(Self {
             target: Target::new(upstream)?,
+            warnings: UpstreamWarnings::default(),
             connect_timeout: upstream.connect_timeout.get_ref().get(),
             timeout: upstream.timeout.get_ref().get(),
             keep_alive: upstream.keep_alive.get(),

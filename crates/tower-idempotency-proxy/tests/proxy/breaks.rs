@@ -1,12 +1,32 @@
 //! Upstreams that break at every byte of the request and of the response.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    future::poll_fn,
+    io::{Read, Write},
+    net::TcpListener,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    task::Poll,
+    thread,
+    time::{Duration, Instant},
+};
 
 use tests::few_or;
 
-use crate::harness::{Script, Served, Then, Upstream, config, exchange, post};
+use crate::harness::{
+    CREATED, ConnectionEnd, Reply, Script, Served, Upstream, config, exchange, post,
+};
 
-/// Sends one request per script and retries it. Returns the replies of each.
+/// Returns `true` if the reply refuses a retry because the first request needs attention. An orphan has no reason.
+fn needs_attention(reply: &Reply) -> bool {
+    let mut reasons = ["upstream-broken", "body-failed"].into_iter();
+    reply.is_problem("outcome-unknown")
+        && reasons.any(|reason| reply.0.contains(&format!("\"reason\":\"{reason}\"")))
+}
+
+/// Sends one request per script and retries it.
 async fn run(scripts: Vec<Script>) {
     let count = scripts.len();
     let planned: Arc<Mutex<Option<Script>>> = Arc::default();
@@ -33,7 +53,7 @@ async fn run(scripts: Vec<Script>) {
             for retry in &retries {
                 match retry.status() {
                     201 => assert!(retry.is_replay(), "{context}"),
-                    409 => assert!(retry.is_problem("outcome-unknown"), "{context}"),
+                    409 => assert!(needs_attention(retry), "{context}"),
                     _ => panic!("{context}"),
                 }
             }
@@ -60,7 +80,7 @@ async fn break_at_each_byte_of_request_has_one_effect() {
     assert!(length > 100, "{length}");
     let mut scripts = Vec::new();
     for read in 0..=length {
-        for then in [Then::Close, Then::Reset] {
+        for then in [ConnectionEnd::Close, ConnectionEnd::Reset] {
             scripts.push(Script {
                 read: Some(read),
                 reply: Vec::new(),
@@ -75,8 +95,8 @@ async fn break_at_each_byte_of_request_has_one_effect() {
 fn prefixes(response: &str) -> Vec<Script> {
     let mut scripts = Vec::new();
     for sent in 0..=response.len() {
-        for then in [Then::Close, Then::Reset] {
-            scripts.push(Script::reply(&response.as_bytes()[..sent]).and(then));
+        for then in [ConnectionEnd::Close, ConnectionEnd::Reset] {
+            scripts.push(Script::reply(&response.as_bytes()[..sent]).then(then));
         }
     }
     scripts
@@ -97,4 +117,64 @@ async fn break_at_each_byte_of_chunks_has_one_effect() {
 #[tokio::test]
 async fn break_after_informational_response_has_one_effect() {
     run(prefixes("HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n")).await;
+}
+
+/// An upstream that closes a connection unread has not executed the request. The key is free if the proxy learns of the close
+/// before it sends a byte.
+#[tokio::test]
+async fn close_before_first_byte_has_no_effect() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let is_closing = Arc::new(AtomicBool::new(true));
+    let effects = Arc::<AtomicUsize>::default();
+    let (closing, executed) = (Arc::clone(&is_closing), Arc::clone(&effects));
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            if closing.load(Ordering::SeqCst) {
+                continue;
+            }
+            let (mut request, mut byte) = (Vec::<u8>::new(), [0]);
+            while !request.ends_with(b"\r\n\r\nbody") && stream.read_exact(&mut byte).is_ok() {
+                request.extend(byte);
+            }
+            if request.ends_with(b"body") {
+                executed.fetch_add(1, Ordering::SeqCst);
+                let _ = stream.write_all(CREATED.as_bytes());
+            }
+        }
+    });
+    // The runtime of the proxy is always busy, so that it learns of new connections and of their close at the same time.
+    let busy = tokio::spawn(poll_fn(|cx| {
+        thread::sleep(Duration::from_micros(200));
+        cx.waker().wake_by_ref();
+        Poll::<()>::Pending
+    }));
+    let proxy = Served::start(&config(address, "keep_alive = \"0s\"", "")).await;
+    let began = Instant::now();
+    let (mut free, mut attention) = (0, 0);
+    for round in 0.. {
+        let request = post("/pay", &format!("k{round}"), "body");
+        let before = effects.load(Ordering::SeqCst);
+        is_closing.store(true, Ordering::SeqCst);
+        let first = exchange(proxy.address, &request).await;
+        assert_eq!(first.status(), 502, "{first:?}");
+        is_closing.store(false, Ordering::SeqCst);
+        let retry = exchange(proxy.address, &request).await;
+        let executions = effects.load(Ordering::SeqCst) - before;
+        if first.is_problem("upstream-unreachable") {
+            assert_eq!((retry.status(), executions), (201, 1), "{retry:?}");
+            free += 1;
+        } else {
+            assert!(needs_attention(&retry), "{first:?} {retry:?}");
+            assert_eq!((retry.status(), executions), (409, 0), "{retry:?}");
+            attention += 1;
+        }
+        if free == 3 {
+            break;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "no key is free");
+    }
+    println!("{free} free, {attention} need attention");
+    busy.abort();
 }

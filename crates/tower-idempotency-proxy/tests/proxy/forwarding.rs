@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use axum::{Router, extract::Request, http::HeaderName};
 use tests::wire::Server;
 
-use crate::harness::{Script, Served, Then, Upstream, config, exchange, post, post_with};
+use crate::harness::{ConnectionEnd, Script, Served, Upstream, config, exchange, post, post_with};
 
 fn field<'a>(request: &'a str, name: &str) -> Option<&'a str> {
     let lines = request.split("\r\n").skip(1);
@@ -111,7 +111,7 @@ async fn upstream_gets_derived_key() {
 #[tokio::test]
 async fn derived_key_is_same_in_each_execution() {
     let upstream = Upstream::start(|number| match number {
-        0 => Script::reply("").and(Then::Close),
+        0 => Script::reply("").then(ConnectionEnd::Close),
         _ => Script::create(),
     });
     let upstream = upstream.await;

@@ -59,7 +59,10 @@ impl Served {
 
 /// The counters of the thread of a test.
 #[derive(Default)]
-pub(crate) struct Counters(Mutex<BTreeMap<String, Arc<AtomicU64>>>);
+pub(crate) struct Counters {
+    values: Mutex<BTreeMap<String, Arc<AtomicU64>>>,
+    units: Mutex<BTreeMap<String, Option<Unit>>>,
+}
 
 impl Counters {
     /// Counts the events of this thread until the guard is dropped.
@@ -69,24 +72,42 @@ impl Counters {
 
     /// Returns the values of a counter above zero, by the value of its last label.
     pub(crate) fn of(&self, name: &str) -> BTreeMap<String, u64> {
-        let counters = self.0.lock().unwrap();
+        let counters = self.values.lock().unwrap();
         let found = counters.iter().filter_map(|(series, value)| {
             let label = series.strip_prefix(name)?.strip_prefix(' ')?;
             Some((label.to_owned(), value.load(Ordering::SeqCst)))
         });
         found.filter(|(_, value)| *value > 0).collect()
     }
+
+    /// Returns the units of all described metrics.
+    pub(crate) fn units(&self) -> BTreeMap<String, Option<Unit>> {
+        self.units.lock().unwrap().clone()
+    }
+
+    fn describe(&self, name: &KeyName, unit: Option<Unit>) {
+        let name = name.as_str().to_owned();
+        self.units.lock().unwrap().insert(name, unit);
+    }
 }
 
 impl Recorder for Counters {
-    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_counter(&self, name: KeyName, unit: Option<Unit>, _: SharedString) {
+        self.describe(&name, unit);
+    }
+
+    fn describe_gauge(&self, name: KeyName, unit: Option<Unit>, _: SharedString) {
+        self.describe(&name, unit);
+    }
+
+    fn describe_histogram(&self, name: KeyName, unit: Option<Unit>, _: SharedString) {
+        self.describe(&name, unit);
+    }
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
         let label = key.labels().last().map_or("", |label| label.value());
         let series = format!("{} {label}", key.name());
-        let counter = Arc::clone(self.0.lock().unwrap().entry(series).or_default());
+        let counter = Arc::clone(self.values.lock().unwrap().entry(series).or_default());
         Counter::from_arc(counter)
     }
 
@@ -130,11 +151,12 @@ pub(crate) struct Script {
     /// The bytes of the request to read; the complete request if it is `None`.
     pub(crate) read: Option<usize>,
     pub(crate) reply: Vec<u8>,
-    pub(crate) then: Then,
+    pub(crate) then: ConnectionEnd,
 }
 
+/// The end of a connection after a reply, if it ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Then {
+pub(crate) enum ConnectionEnd {
     Close,
     Reset,
     /// Waits for the next request on the connection.
@@ -153,11 +175,11 @@ impl Script {
         Self {
             read: None,
             reply: reply.into(),
-            then: Then::Continue,
+            then: ConnectionEnd::Continue,
         }
     }
 
-    pub(crate) fn and(self, then: Then) -> Self {
+    pub(crate) fn then(self, then: ConnectionEnd) -> Self {
         Self { then, ..self }
     }
 }
@@ -168,6 +190,7 @@ pub(crate) const CREATED: &str =
 /// An upstream that follows a script for each request. It counts each request of which it has read a byte as an effect.
 pub(crate) struct Upstream {
     pub(crate) address: SocketAddr,
+    connections: Arc<AtomicUsize>,
     effects: Arc<AtomicUsize>,
     requests: Arc<Mutex<Vec<Vec<u8>>>>,
     task: JoinHandle<()>,
@@ -186,12 +209,15 @@ impl Upstream {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (effects, requests) = (Arc::new(AtomicUsize::new(0)), Arc::default());
+        let connections = Arc::<AtomicUsize>::default();
         let script: Arc<dyn Fn(usize) -> Script + Send + Sync> = Arc::new(script);
         let task = tokio::spawn({
             let (effects, requests) = (Arc::clone(&effects), Arc::clone(&requests));
+            let connections = Arc::clone(&connections);
             async move {
                 loop {
                     let (stream, _) = listener.accept().await.unwrap();
+                    connections.fetch_add(1, Ordering::SeqCst);
                     let (effects, requests) = (Arc::clone(&effects), Arc::clone(&requests));
                     tokio::spawn(follow(stream, Arc::clone(&script), effects, requests));
                 }
@@ -199,10 +225,16 @@ impl Upstream {
         });
         Self {
             address,
+            connections,
             effects,
             requests,
             task,
         }
+    }
+
+    /// Returns the number of accepted connections.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
     }
 
     pub(crate) fn effects(&self) -> usize {
@@ -255,16 +287,16 @@ async fn follow(
             return;
         }
         match script.then {
-            Then::Continue => {}
-            Then::Close => {
+            ConnectionEnd::Continue => {}
+            ConnectionEnd::Close => {
                 let _ = stream.shutdown().await;
                 return;
             }
-            Then::Reset => {
+            ConnectionEnd::Reset => {
                 stream.set_zero_linger().unwrap();
                 return;
             }
-            Then::Hang => {
+            ConnectionEnd::Hang => {
                 let _ = stream.read_to_end(&mut Vec::new()).await;
                 return;
             }
@@ -343,10 +375,13 @@ pub(crate) fn post_with(path: &str, key: &str, lines: &str, body: &str) -> Strin
 
 /// Sends a request until it is no duplicate of an execution in progress.
 pub(crate) async fn settled(address: SocketAddr, request: &str) -> Reply {
-    loop {
-        let reply = exchange(address, request).await;
-        if !reply.is_problem("in-progress") {
-            return reply;
+    let sending = async {
+        loop {
+            let reply = exchange(address, request).await;
+            if !reply.is_problem("in-progress") {
+                return reply;
+            }
         }
-    }
+    };
+    bounded(sending).await
 }

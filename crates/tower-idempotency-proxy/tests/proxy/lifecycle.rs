@@ -12,7 +12,7 @@ use tokio::{
 };
 use tower_idempotency_proxy::Config;
 
-use crate::harness::{Script, Served, Then, Upstream, config, exchange, post};
+use crate::harness::{ConnectionEnd, Counters, Script, Served, Upstream, config, exchange, post};
 
 async fn get(address: std::net::SocketAddr, path: &str) -> crate::harness::Reply {
     exchange(
@@ -20,6 +20,16 @@ async fn get(address: std::net::SocketAddr, path: &str) -> crate::harness::Reply
         format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"),
     )
     .await
+}
+
+/// Waits until the admin port reports that the proxy drains.
+async fn wait_until_draining(admin: std::net::SocketAddr) {
+    let polling = async {
+        while get(admin, "/readyz").await.status() != 503 {
+            tokio::task::yield_now().await;
+        }
+    };
+    bounded(polling).await;
 }
 
 fn body(reply: &str) -> &str {
@@ -62,6 +72,20 @@ async fn admin_port_shows_health_and_policy() {
     );
     // The port for clients has none of these pages.
     assert_eq!(get(proxy.address, "/healthz").await.status(), 201);
+}
+
+#[tokio::test]
+async fn each_metric_has_unit() {
+    let counters = Counters::default();
+    let _guard = counters.install();
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let _proxy = Served::start(&config(upstream.address, "", "")).await;
+    let mut units = counters.units();
+    units.retain(|name, _| name.starts_with("idempotency_proxy_"));
+    assert_eq!(units.len(), 6, "{units:?}");
+    for (name, unit) in units {
+        assert_eq!(unit, Some(metrics::Unit::Count), "{name}");
+    }
 }
 
 /// A reload changes the policy that the admin port shows, and the layer with it.
@@ -166,7 +190,7 @@ async fn reloads_under_load_fail_no_request() {
             })
         })
         .collect();
-    for reload in 0..few_or(200, 1000) {
+    for reload in 0..1000 {
         let config = Config::from_toml(&texts[(reload + 1) % 2]);
         proxy.handle.reload(config).unwrap();
         let before = sent.load(Ordering::Relaxed);
@@ -218,6 +242,7 @@ async fn rejected_reload_changes_nothing() {
     assert_eq!(upstream.effects(), 1);
 }
 
+#[cfg(feature = "sqlite")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
 async fn drain_finishes_open_requests_and_executions() {
     // The upstream responds when the test says so.
@@ -235,7 +260,13 @@ async fn drain_finishes_open_requests_and_executions() {
         script
     });
     let upstream = upstream.await;
-    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    let scratch = tests::scratch::Scratch::new();
+    let store = format!(
+        "url = \"sqlite:{}\"\ntimeout = \"60s\"",
+        scratch.file("keys.db").display()
+    );
+    let text = config(upstream.address, "", "").replace("url = \"memory\"", &store);
+    let proxy = Served::start(&text).await;
     let (address, admin) = (proxy.address, proxy.admin.unwrap());
     let open = tokio::spawn(async move { exchange(address, post("/pay", "open", "1")).await });
     let left = std::net::TcpStream::connect(address).unwrap();
@@ -246,20 +277,28 @@ async fn drain_finishes_open_requests_and_executions() {
     .await;
     drop(left);
     let stopped = proxy.stop();
-    while get(admin, "/readyz").await.status() != 503 {
-        tokio::task::yield_now().await;
-    }
+    wait_until_draining(admin).await;
     assert_eq!(get(admin, "/healthz").await.status(), 200);
     assert!(!stopped.is_finished());
     released.store(true, Ordering::SeqCst);
     assert_eq!(open.await.unwrap().status(), 201);
     assert!(bounded(stopped).await.unwrap());
+    // The next process has the record of each execution.
+    let proxy = Served::start(&text).await;
+    for key in ["open", "left"] {
+        let reply = exchange(proxy.address, post("/pay", key, "1")).await;
+        assert_eq!(
+            (reply.status(), reply.is_replay()),
+            (201, true),
+            "{key}: {reply:?}"
+        );
+    }
     assert_eq!(upstream.effects(), 2);
 }
 
 #[tokio::test]
 async fn drain_gives_up_after_timeout() {
-    let upstream = Upstream::start(|_| Script::reply("").and(Then::Hang)).await;
+    let upstream = Upstream::start(|_| Script::reply("").then(ConnectionEnd::Hang)).await;
     let text = config(upstream.address, "", "") + "\n[drain]\ntimeout = \"100ms\"\n";
     let proxy = Served::start(&text).await;
     let address = proxy.address;
@@ -306,17 +345,17 @@ async fn drain_under_load_loses_no_response() {
 #[tokio::test]
 async fn drain_delay_accepts_and_closes_connections() {
     let upstream = Upstream::start(|_| Script::create()).await;
-    let text = config(upstream.address, "", "") + "\n[drain]\ndelay = \"5s\"\n";
-    let proxy = Served::start(&text).await;
+    let text = |delay: &str| {
+        config(upstream.address, "", "") + &format!("\n[drain]\ndelay = \"{delay}\"\n")
+    };
+    let proxy = Served::start(&text("1h")).await;
     let (address, admin) = (proxy.address, proxy.admin.unwrap());
     let mut open = H1::connect(address).await;
     open.send(tests::wire::post_bytes("/pay", "k", "1")).await;
     let response = bounded(open.response()).await.unwrap();
     assert_eq!(response.header("connection"), None);
     let stopped = proxy.stop();
-    while get(admin, "/readyz").await.status() != 503 {
-        tokio::task::yield_now().await;
-    }
+    wait_until_draining(admin).await;
     // The client learns from the response that it has to connect again.
     open.send(tests::wire::post_bytes("/pay", "k", "1")).await;
     let response = bounded(open.response()).await.unwrap();
@@ -325,7 +364,10 @@ async fn drain_delay_accepts_and_closes_connections() {
     assert!(bounded(open.response()).await.is_none());
     let reply = exchange(address, post("/pay", "k", "1")).await;
     assert!(reply.is_replay(), "{reply:?}");
-    assert!(bounded(stopped).await.unwrap());
+    assert!(!stopped.is_finished());
+    // After its delay, a drain ends.
+    let proxy = Served::start(&text("100ms")).await;
+    assert!(bounded(proxy.stop()).await.unwrap());
 }
 
 /// A client that forges its address keeps its connection open.
@@ -354,7 +396,7 @@ async fn tunnel_counts_as_connection() {
     let switch =
         "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
     let upstream = Upstream::start(move |number| match number {
-        0 => Script::reply(switch).and(Then::Hang),
+        0 => Script::reply(switch).then(ConnectionEnd::Hang),
         _ => Script::create(),
     });
     let upstream = upstream.await;
@@ -365,8 +407,12 @@ async fn tunnel_counts_as_connection() {
     tunnel.send(head).await;
     assert!(bounded(tunnel.has_received("\r\n\r\n")).await);
     let request = post("/open/x", "k", "1");
-    let waiting = tokio::spawn(exchange(proxy.address, request));
-    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    let waiting = tokio::spawn(exchange(proxy.address, request.clone()));
+    // Meanwhile a proxy without the limit responds many times.
+    let control = Served::start(&config(upstream.address, "", "")).await;
+    for _ in 0..20 {
+        assert_eq!(exchange(control.address, &request).await.status(), 201);
+    }
     assert!(!waiting.is_finished());
     drop(tunnel);
     assert_eq!(bounded(waiting).await.unwrap().status(), 201);

@@ -6,7 +6,8 @@ use tests::barrier::eventually;
 use tower_idempotency_proxy::Config;
 
 use crate::harness::{
-    CREATED, Counters, Reply, Script, Served, Then, Upstream, config, exchange, post, post_with,
+    CREATED, ConnectionEnd, Counters, Reply, Script, Served, Upstream, config, exchange, post,
+    post_with,
 };
 
 const OBSERVE: &str = "mode = \"observe\"\nmissing_key = \"reject\"\nrequest_limit = \"4B\"";
@@ -116,8 +117,8 @@ async fn observed_unknown_outcome_refuses_retry() {
     let released = BTreeMap::from([("fresh".to_owned(), 2)]);
     let status =
         |status: &str| Script::reply(format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n"));
-    let close = || Script::reply("").and(Then::Close);
-    let hang = || Script::reply("").and(Then::Hang);
+    let close = || Script::reply("").then(ConnectionEnd::Close);
+    let hang = || Script::reply("").then(ConnectionEnd::Hang);
     let short = "timeout = \"200ms\"";
     for (first, upstream, route, expected) in [
         (status("502 Bad Gateway"), "", "", &refused),
@@ -198,6 +199,92 @@ async fn reload_switches_and_returns_to_records() {
     reload("observe").unwrap();
     reload("off").unwrap();
     assert_eq!(effects(&proxy, &upstream, "fourth", "a").await, 2);
+    assert!(proxy.stop().await.unwrap());
+}
+
+/// A change while the route observes would lose the records that it replays when it enforces again.
+#[tokio::test]
+async fn observed_route_keeps_identity_of_records() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let text = |lines: &str| config(upstream.address, "", lines);
+    for (index, change) in [
+        "preset = \"stripe\"",
+        "principal = \"authorization\"",
+        "key_header = \"x-key\"",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        // The first configuration enforces the route, or a reload does.
+        let first = if index == 0 { "" } else { "mode = \"observe\"" };
+        let proxy = Served::start(&text(first)).await;
+        let reload = |lines: &str| proxy.handle.reload(Config::from_toml(&text(lines)));
+        reload("").unwrap();
+        assert_eq!(effects(&proxy, &upstream, "k", "a").await, 1);
+
+        reload("mode = \"observe\"").unwrap();
+        let rejected = |lines: &str| {
+            let error = reload(lines).unwrap_err().to_string();
+            assert!(error.contains("needs a restart"), "{lines}: {error}");
+        };
+        rejected(&format!("mode = \"observe\"\n{change}"));
+        rejected(change);
+        // A route that is off has no entries.
+        reload(&format!("mode = \"off\"\n{change}")).unwrap();
+        rejected(change);
+
+        reload("").unwrap();
+        let again = effects(&proxy, &upstream, "k", "a").await;
+        assert_eq!(again, 0, "{change}: recorded");
+        assert!(proxy.stop().await.unwrap());
+    }
+}
+
+#[tokio::test]
+async fn removed_route_keeps_identity_of_records() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    // No other route is protected.
+    let text = |route: &str| {
+        let text = config(upstream.address, "", "mode = \"off\"");
+        text.replacen("[[route]]", &format!("{route}\n[[route]]"), 1)
+    };
+    let route = |path: &str, lines: &str| {
+        text(&format!(
+            "[[route]]\npath = \"{path}\"\nupstream = \"app\"\n{lines}"
+        ))
+    };
+    let proxy = Served::start(&route("/pay", "")).await;
+    let reload = |text: &str| proxy.handle.reload(Config::from_toml(text));
+    assert_eq!(effects(&proxy, &upstream, "k", "a").await, 1);
+    assert!(reload(&text("")).is_err(), "the route is protected");
+    reload(&route("/pay", "mode = \"observe\"")).unwrap();
+    reload(&text("")).unwrap();
+
+    let other = "principal = \"authorization\"";
+    for path in ["/pay", "/{any}", "/pay/**"] {
+        let error = reload(&route(path, other)).unwrap_err().to_string();
+        assert!(error.contains("needs a restart"), "{path}: {error}");
+    }
+    // It gets none of the requests.
+    reload(&route("/refund", other)).unwrap();
+    reload(&route("/refund", &format!("mode = \"observe\"\n{other}"))).unwrap();
+    reload(&route("/pay/**", "")).unwrap();
+    let again = effects(&proxy, &upstream, "k", "a").await;
+    assert_eq!(again, 0, "recorded");
+    assert!(proxy.stop().await.unwrap());
+}
+
+#[tokio::test]
+async fn route_that_only_observed_may_change() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let text = |lines: &str| config(upstream.address, "", lines);
+    let proxy = Served::start(&text("mode = \"observe\"")).await;
+    let reload = |lines: &str| proxy.handle.reload(Config::from_toml(&text(lines)));
+    let other = "principal = \"authorization\"";
+    assert_eq!(effects(&proxy, &upstream, "k", "a").await, 2);
+    reload(&format!("mode = \"observe\"\n{other}")).unwrap();
+    reload(other).unwrap();
+    assert_eq!(effects(&proxy, &upstream, "k", "a").await, 1);
     assert!(proxy.stop().await.unwrap());
 }
 

@@ -1,6 +1,7 @@
 //! The connections to an upstream with HTTP/2, which many requests share.
 
 use std::{
+    convert::Infallible,
     net::SocketAddr,
     sync::{
         Arc,
@@ -9,10 +10,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::{Router, routing::get};
-use futures_util::future::join_all;
+use axum::{Router, body::Body, routing::get};
+use bytes::Bytes;
+use futures_util::{StreamExt, future::join_all};
 use http::{Request, Response};
-use tests::{barrier::bounded, wire::Server};
+use tests::{
+    barrier::{bounded, eventually},
+    wire::Server,
+};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use crate::harness::{Served, config, exchange, post};
@@ -30,7 +35,7 @@ async fn upstream(hanging: &'static [usize], max_streams: u32) -> (SocketAddr, A
             tokio::spawn(async move {
                 let mut builder = h2::server::Builder::new();
                 builder.max_concurrent_streams(max_streams);
-                let mut connection = builder.handshake::<_, bytes::Bytes>(stream).await.unwrap();
+                let mut connection = builder.handshake::<_, Bytes>(stream).await.unwrap();
                 while let Some(Ok((_request, mut respond))) = connection.accept().await {
                     let number = requests.fetch_add(1, Ordering::SeqCst);
                     if hanging.contains(&number) {
@@ -48,7 +53,7 @@ async fn upstream(hanging: &'static [usize], max_streams: u32) -> (SocketAddr, A
 #[tokio::test]
 async fn connection_without_replies_is_not_used_again() {
     let (address, requests) = upstream(&[0], 100).await;
-    let lines = "http2 = true\ntimeout = \"500ms\"";
+    let lines = "http2 = true\ntimeout = \"5s\"";
     let proxy = Served::start(&config(address, lines, "")).await;
     let reply = exchange(proxy.address, post("/pay", "a", "1")).await;
     assert_eq!(reply.status(), 504, "{reply:?}");
@@ -67,7 +72,7 @@ async fn stream_limit_opens_another_connection() {
     let reply = exchange(proxy.address, post("/pay", "a", "1")).await;
     assert_eq!(reply.status(), 201, "{reply:?}");
     let hanging = tokio::spawn(exchange(proxy.address, post("/pay", "b", "1")));
-    tests::barrier::eventually("the request hangs", || requests.load(Ordering::SeqCst) == 2).await;
+    eventually("the request hangs", || requests.load(Ordering::SeqCst) == 2).await;
     for key in ["c", "d"] {
         let reply = exchange(proxy.address, post("/pay", key, "1")).await;
         assert_eq!(reply.status(), 201, "{reply:?}");
@@ -87,20 +92,23 @@ async fn unreachable_upstream_delays_no_line() {
     let queued: Vec<_> = (0..8)
         .map(|_| tokio::spawn(TcpStream::connect(address)))
         .collect();
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    eventually("the queue is full", || {
+        queued.iter().filter(|task| task.is_finished()).count() >= 2
+    })
+    .await;
     let lines = "http2 = true\nconnect_timeout = \"500ms\"";
     let proxy = Served::start(&config(address, lines, "")).await;
     let began = Instant::now();
-    let requests = (0..60).map(|n| {
+    let requests = (0..120).map(|n| {
         let request = post("/pay", &format!("k{n}"), "1");
         exchange(proxy.address, request)
     });
     for reply in bounded(join_all(requests)).await {
         assert!(reply.is_problem("upstream-unreachable"), "{reply:?}");
     }
-    // One after the other, they take 30 s.
+    // One after the other, they take 60 s.
     assert!(
-        began.elapsed() < Duration::from_secs(15),
+        began.elapsed() < Duration::from_secs(30),
         "{:?}",
         began.elapsed()
     );
@@ -109,29 +117,52 @@ async fn unreachable_upstream_delays_no_line() {
     }
 }
 
-/// A client that does not read fills the window of its stream, and not that of the connection.
+/// Streams that their client does not read. Together their windows exceed the default window of the connection, 5 MiB.
+const UNREAD: usize = 64;
+const PIECE: usize = 64 * 1024;
+const PIECES: usize = 8;
+
+/// A client that does not read fills the windows of its streams, and not that of the connection.
 #[tokio::test]
 async fn client_that_does_not_read_delays_only_itself() {
-    let large = || "x".repeat(400_000);
-    let app = Router::new().route("/open/large", get(async move || large()));
+    let sent = Arc::<AtomicUsize>::default();
+    let counted = Arc::clone(&sent);
+    let large = move || {
+        let counted = Arc::clone(&counted);
+        async move {
+            let pieces = futures_util::stream::iter(0..PIECES).map(move |_| {
+                counted.fetch_add(1, Ordering::SeqCst);
+                Ok::<_, Infallible>(Bytes::from_static(&[b'x'; PIECE]))
+            });
+            Body::from_stream(pieces)
+        }
+    };
+    let app = Router::new().route("/open/large", get(large));
     let server = Server::start(app).await;
     let proxy = Served::start(&config(server.addr(), "http2 = true", "")).await;
     let stream = TcpStream::connect(proxy.address).await.unwrap();
     let mut builder = h2::client::Builder::new();
     builder.initial_window_size(0);
-    let (mut sender, connection) = builder.handshake::<_, bytes::Bytes>(stream).await.unwrap();
+    let (mut sender, connection) = builder.handshake::<_, Bytes>(stream).await.unwrap();
     tokio::spawn(connection);
     let mut unread = Vec::new();
-    for _ in 0..8 {
+    for _ in 0..UNREAD {
         sender = sender.ready().await.unwrap();
         let request = Request::get("http://a/open/large").body(()).unwrap();
         let (response, _) = sender.send_request(request, true).unwrap();
         unread.push(bounded(response).await.unwrap());
     }
+    // Each window has 4 pieces.
+    eventually("the windows of the streams are filled", || {
+        sent.load(Ordering::SeqCst) >= 3 * UNREAD
+    })
+    .await;
     for _ in 0..3 {
         let request = "GET /open/large HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
         let reply = exchange(proxy.address, request).await;
-        assert!(reply.0.ends_with(&large()), "{} bytes", reply.0.len());
+        let (_, body) = reply.0.split_once("\r\n\r\n").unwrap();
+        assert_eq!(body.matches('x').count(), PIECES * PIECE);
     }
+    assert!(sent.load(Ordering::SeqCst) < (UNREAD + 3) * PIECES);
     drop(unread);
 }

@@ -122,26 +122,43 @@ async fn stalled_upload_delays_no_other_stream() {
         loop {
             let (mut stream, _) = listener.accept().await.unwrap();
             tokio::spawn(async move {
-                let mut head = Vec::new();
-                while !head.ends_with(b"\r\n\r\n") {
-                    head.push(stream.read_u8().await.unwrap());
+                let mut received = Vec::new();
+                while let Ok(byte) = stream.read_u8().await {
+                    received.push(byte);
+                    // A head, or the end of a body in chunks.
+                    if received.ends_with(b"\r\n\r\n") {
+                        let part = String::from_utf8(std::mem::take(&mut received)).unwrap();
+                        if part.contains("POST /open/") {
+                            std::future::pending::<()>().await;
+                        }
+                        if part.contains("POST /pay") {
+                            stream.write_all(CREATED.as_bytes()).await.unwrap();
+                        }
+                    }
                 }
-                if !head.starts_with(b"POST /open/") {
-                    stream.write_all(CREATED.as_bytes()).await.unwrap();
-                }
-                std::future::pending::<()>().await;
             });
         }
     });
     let proxy = Served::start(&config(address, "timeout = \"1h\"", "")).await;
     let h2 = H2::connect(proxy.address).await;
     let mut stalled = h2.start("/open/upload", "a").await;
-    stalled.send(vec![0; 32 << 20], false);
-    // Until the buffers of the sockets are full.
-    tokio::time::sleep(std::time::Duration::from_secs(2)).await;
-    let other = h2.post("/pay", "k", "1").await;
-    assert_eq!(bounded(other.response()).await.unwrap().status, 201);
-    drop(stalled);
+    let sent = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&sent);
+    let upload = tokio::spawn(async move { stalled.send_within_windows(32 << 20, &counted).await });
+    // Until the buffers of the sockets are full: the upload sends nothing while other requests are executed.
+    let (mut before, mut stalled_for) = (0, 0);
+    for number in 0.. {
+        let other = h2.post("/pay", &format!("k-{number}"), "1").await;
+        assert_eq!(bounded(other.response()).await.unwrap().status, 201);
+        let now = sent.load(Ordering::Relaxed);
+        stalled_for = if now == before { stalled_for + 1 } else { 0 };
+        before = now;
+        if now > 0 && stalled_for == 20 {
+            break;
+        }
+    }
+    assert!(before < 32 << 20, "the upload did not stall");
+    upload.abort();
 }
 
 #[tokio::test]

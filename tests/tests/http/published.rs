@@ -182,6 +182,30 @@ async fn policy_reports_share_that_is_enforced() {
     assert_eq!(layer.policy().enforced_percent, 5);
 }
 
+// S-957
+#[tokio::test]
+async fn service_publishes_share_after_switch() {
+    let switch = EnforcementSwitch::default();
+    let layer = layer().with_enforcement(&switch);
+    let app: Router = Router::new().route_service(PATH, layer.policy().service());
+    let share = Rollout::new(5, Enforcement::Enforce, Enforcement::Off).expect("a share");
+    for (rollout, percent) in [
+        (switch.get(), 100),
+        (Enforcement::Observe.into(), 0),
+        (share, 5),
+        (Enforcement::Enforce.into(), 100),
+    ] {
+        switch.set(rollout);
+        let response = get(&app, Method::GET).await;
+        let published: Value = serde_json::from_slice(&response.body).expect("JSON");
+        assert_eq!(published["enforced_percent"], percent);
+        let current = serde_json::to_value(layer.policy()).expect("JSON");
+        assert_eq!(published, current);
+        let length = response.body.len().to_string();
+        assert_eq!(response.header("content-length"), Some(&*length));
+    }
+}
+
 // S-958
 /// The part of a preflight that needs no browser. If a page of another origin sends the key with `fetch`, the browser sends
 /// the same preflight. The page can read the marker from the response only if it is exposed.

@@ -8,7 +8,7 @@ use http::{HeaderValue, Method, Response, StatusCode, header};
 
 use super::{
     ConcurrentPolicy, ErrorPolicy, FingerprintPolicy, KeyPolicy, LimitPolicy, Marker, Policy,
-    ScopePolicy, StatusRange,
+    PolicySwitch, ScopePolicy, StatusRange,
 };
 use crate::{
     config::Config,
@@ -18,9 +18,9 @@ use crate::{
     limits::AdmissionError,
     request::{
         is_method_covered,
-        key::KeySyntax,
+        key::{KeyScope, KeySyntax},
         missing_key,
-        rules::{KeyFrom, KeyReuse, KeyScope, MissingKey},
+        rules::{KeyFrom, KeyReuse, MissingKey},
     },
     response::{
         reject::{admission_error, in_progress, key_reused, outcome_unknown, store_unavailable},
@@ -117,6 +117,7 @@ fn policy(config: &Config) -> Policy {
             response_bytes: response.body_limit,
         },
         errors: errors(config),
+        switch: PolicySwitch(config.enforcement.clone()),
     }
 }
 

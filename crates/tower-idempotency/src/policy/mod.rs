@@ -16,6 +16,7 @@ pub use self::{
     openapi::DescribeError,
     service::{PolicyBody, PolicyService},
 };
+use crate::enforcement::EnforcementSwitch;
 
 /// The policy of a layer: everything that a client must know to send keys and to retry.
 ///
@@ -49,7 +50,7 @@ pub struct Policy {
     /// decides.
     pub has_exceptions: bool,
     /// The percentage of the callers for which the layer enforced the policy, at the time of the derivation. It is 0 if the
-    /// layer observed or was off: see [`Enforcement`](crate::Enforcement).
+    /// layer observed or was off: see [`Enforcement`](crate::Enforcement). [`PolicyService`] publishes the current one.
     pub enforced_percent: u8,
     /// The callers, hosts and endpoints that have separate keys.
     pub scope: ScopePolicy,
@@ -88,6 +89,18 @@ pub struct Policy {
     pub limits: LimitPolicy,
     /// The errors of the layer.
     pub errors: Vec<ErrorPolicy>,
+    #[serde(skip)]
+    pub(crate) switch: PolicySwitch,
+}
+
+/// The switch of the layer, for the service. It is not a part of the policy, so all switches are equal.
+#[derive(Clone, Debug)]
+pub(crate) struct PolicySwitch(EnforcementSwitch);
+
+impl PartialEq for PolicySwitch {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
 }
 
 /// The key of a [`Policy`].
@@ -119,8 +132,9 @@ pub struct KeyPolicy {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ScopePolicy {
-    /// The kinds of sources that identify a caller, in order: `credentials`, `header`, `cookie`, `service` (the
-    /// authentication of the service), `both` (two combined sources), or `all` (all callers count as one).
+    /// The kinds of sources that identify a caller, in order: `credentials`, `header`, `cookie`, `service`, `both` or
+    /// `all`. `service` is the authentication of the service, and `both` are two combined sources. With `all`, all
+    /// callers count as one.
     pub callers: Vec<&'static str>,
     /// `true` if all callers share their keys: see [`KeyScope::AllCallers`](crate::KeyScope::AllCallers).
     pub is_shared: bool,

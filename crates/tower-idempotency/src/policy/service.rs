@@ -1,9 +1,12 @@
 //! The service that publishes a policy.
 
 use std::{
+    array,
     convert::Infallible,
+    fmt,
     future::{Ready, ready},
     pin::Pin,
+    sync::{Arc, OnceLock},
     task::{Context, Poll},
 };
 
@@ -36,8 +39,15 @@ use super::Policy;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug)]
-pub struct PolicyService(Bytes);
+#[derive(Clone)]
+pub struct PolicyService(Arc<Published>);
+
+/// A policy, and its JSON for each share of the callers that the layer can enforce it for.
+struct Published {
+    policy: Policy,
+    /// By the percentage. Each is rendered when it is first read.
+    documents: [OnceLock<Bytes>; 101],
+}
 
 /// Body of [`PolicyService`].
 #[derive(Debug)]
@@ -46,12 +56,40 @@ pub struct PolicyBody(Option<Bytes>);
 impl Policy {
     /// Returns a service that publishes this policy.
     ///
-    /// Call it on the policy of the layer in use, after the last setter. Later changes have no effect on the service, not
-    /// even those of an [`EnforcementSwitch`](crate::EnforcementSwitch).
+    /// Call it on the policy of the layer in use, after the last setter. Later setters have no effect on the service. After
+    /// a change by an [`EnforcementSwitch`](crate::EnforcementSwitch), it publishes the new
+    /// [`enforced_percent`](Self::enforced_percent).
     #[must_use]
     pub fn service(&self) -> PolicyService {
-        let json = serde_json::to_vec(self).expect("a policy has names and plain values");
-        PolicyService(json.into())
+        PolicyService(Arc::new(Published {
+            policy: self.clone(),
+            documents: array::from_fn(|_| OnceLock::new()),
+        }))
+    }
+}
+
+impl Published {
+    /// Returns the policy as JSON, with the current enforcement of the layer.
+    fn document(&self) -> Bytes {
+        let enforced_percent = self.policy.switch.0.get().enforced_percent();
+        let document = &self.documents[usize::from(enforced_percent)];
+        let render = || {
+            let policy = Policy {
+                enforced_percent,
+                ..self.policy.clone()
+            };
+            let json = serde_json::to_vec(&policy).expect("a policy has names and plain values");
+            Bytes::from(json)
+        };
+        document.get_or_init(render).clone()
+    }
+}
+
+impl fmt::Debug for PolicyService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PolicyService")
+            .field(&self.0.policy)
+            .finish()
     }
 }
 
@@ -68,7 +106,12 @@ impl<B> Service<Request<B>> for PolicyService {
         let (status, body, name, value) = match *req.method() {
             Method::GET | Method::HEAD => {
                 let json = HeaderValue::from_static("application/json");
-                (StatusCode::OK, self.0.clone(), header::CONTENT_TYPE, json)
+                (
+                    StatusCode::OK,
+                    self.0.document(),
+                    header::CONTENT_TYPE,
+                    json,
+                )
             }
             _ => {
                 let allowed = HeaderValue::from_static("GET, HEAD");

@@ -14,6 +14,7 @@ use crate::{
     body::Body,
     execution::{detach::Detachable, observe::ObservedCall},
     response::directives::strip_control_headers,
+    telemetry::record_outcome,
 };
 
 pin_project! {
@@ -112,7 +113,7 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        let res = match this.state.project() {
+        let mut res = match this.state.project() {
             StateProj::PassThrough {
                 inner,
                 strip,
@@ -145,14 +146,14 @@ where
                 .expect("a future is not polled after it is ready")),
             StateProj::Execution { execution } => ready!(Pin::new(execution).poll(cx)),
         };
-        let Some(echo) = this.echo.take() else {
-            return Poll::Ready(res);
-        };
-        Poll::Ready(res.map(|mut res| {
-            let (name, line) = *echo;
-            res.headers_mut().insert(name, line);
-            res
-        }))
+        if let Ok(res) = &mut res {
+            record_outcome(res);
+            if let Some(echo) = this.echo.take() {
+                let (name, line) = *echo;
+                res.headers_mut().insert(name, line);
+            }
+        }
+        Poll::Ready(res)
     }
 }
 

@@ -61,7 +61,7 @@ pub fn install_metrics() -> Result<PrometheusHandle, TelemetryError> {
 ///
 /// The layer stores the `traceparent` of the request. This function replaces it by that of its own span, so that the link of
 /// a replay leads to the server's span. The span continues the trace of the client, who therefore chooses the ID of the
-/// trace: do not call `set_parent` for clients that are not trusted.
+/// trace. Do not call `set_parent` for clients that are not trusted.
 pub(crate) async fn trace(mut req: Request, next: Next) -> Response {
     let propagator = TraceContextPropagator::new();
     let route = req.extensions().get::<MatchedPath>();
@@ -71,6 +71,7 @@ pub(crate) async fn trace(mut req: Request, next: Next) -> Response {
         otel.name = format!("{} {route}", req.method()),
         otel.kind = "server",
         http.response.status_code = Empty,
+        idempotency.outcome = Empty,
     );
     let client = propagator.extract(&HeaderExtractor(req.headers()));
     // Fails only if no OpenTelemetry layer is installed.

@@ -16,7 +16,9 @@ use axum::{
 use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode};
 use tests::{
-    creating, post, send,
+    creating,
+    observed::observed,
+    post, send,
     wire::{H1, Server},
 };
 use tower::ServiceExt;
@@ -25,7 +27,7 @@ use tower_idempotency::{
     conformance::{Fault, FaultInjector},
     store::{Acquired, Store},
 };
-use tracing::{Dispatch, subscriber::NoSubscriber};
+use tracing::{Dispatch, Instrument, field::Empty, info_span, subscriber::NoSubscriber};
 use tracing_subscriber::{fmt::format::FmtSpan, util::SubscriberInitExt};
 
 const FIRST: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
@@ -216,4 +218,31 @@ async fn trace_is_linked_over_http() {
     );
     assert!(!log.contains("0af7651916cd43dd8448eb211c80319c"), "{log}");
     server.shut_down().await;
+}
+
+// S-968
+#[test]
+fn outcome_is_field_of_span_of_caller() {
+    // At `debug` the layer has a span of its own inside the span of the caller.
+    for level in ["info", "debug"] {
+        let (_, log) = observed(level, async {
+            let (app, _) = creating(IdempotencyLayer::new(MemoryStore::new()));
+            let keyless = Request::post("/orders").body(Body::empty());
+            for (expected, req) in [
+                ("executed", post("/orders", "k", "order")),
+                ("replayed", post("/orders", "k", "order")),
+                ("key-reused", post("/orders", "k", "other order")),
+                ("malformed-key", post("/orders", "\"", "order")),
+                ("none", keyless.expect("a request")),
+            ] {
+                let span = info_span!("request", expected, idempotency.outcome = Empty);
+                send(&app, req).instrument(span).await;
+            }
+        });
+        for outcome in ["executed", "replayed", "key-reused", "malformed-key"] {
+            let fields = format!("expected=\"{outcome}\" idempotency.outcome=\"{outcome}\"");
+            assert!(log.contains(&fields), "{level}: {log}");
+        }
+        assert!(log.contains("request{expected=\"none\"}"), "{level}: {log}");
+    }
 }

@@ -22,7 +22,9 @@ pub(crate) fn into_response<R: http_body::Body>(res: CompleteResponse) -> Respon
 /// Renders the response for `error` and counts the rejection.
 pub(crate) fn reject(rules: &Rules, error: &Error) -> CompleteResponse {
     telemetry::refused(error.kind());
-    rejection(rules.render_error(error))
+    let mut res = rejection(rules.render_error(error));
+    telemetry::set_outcome(&mut res, error.kind().code());
+    res
 }
 
 /// Converts a rejection into a complete response that no outer layer records. It is no result of the handler, and most

@@ -117,6 +117,12 @@ async fn replay_links_to_trace_of_execution() {
         "the span of the server, not of the client"
     );
 
+    for (span, outcome) in [(execution, "executed"), (replay, "replayed")] {
+        assert_eq!(
+            attribute(span, "idempotency.outcome").as_deref(),
+            Some(outcome)
+        );
+    }
     // The handler ran in the first trace only.
     assert!(span_of(&spans, TRACES[0], "pay").is_some());
     assert!(span_of(&spans, TRACES[1], "pay").is_none());

@@ -1,0 +1,26 @@
+//! The outcome of a request, as a field of the span in which the layer was called.
+
+use http::Response;
+use tracing::Span;
+
+/// The field. Subscribers get it if the span declares it.
+const FIELD: &str = "idempotency.outcome";
+
+/// The outcome of a request, on its way to the span of the caller. No caller sees it.
+#[derive(Clone, Copy)]
+struct Outcome(&'static str);
+
+/// Sets the outcome of a request that is not executed.
+pub(crate) fn set_outcome<B>(res: &mut Response<B>, outcome: &'static str) {
+    // Without a span, the response needs no memory for extensions.
+    if !Span::current().is_disabled() {
+        res.extensions_mut().insert(Outcome(outcome));
+    }
+}
+
+/// Records the outcome in the current span. A response without another outcome is that of the handler.
+pub(crate) fn record_outcome<B>(res: &mut Response<B>) {
+    let outcome = res.extensions_mut().remove();
+    let Outcome(outcome) = outcome.unwrap_or(Outcome("executed"));
+    Span::current().record(FIELD, outcome);
+}

@@ -104,18 +104,28 @@ fn hash_tag(key: &str) -> Option<&str> {
 
 /// Returns the checksum CRC-16/XMODEM, from which a cluster computes the slot.
 fn crc16(bytes: &[u8]) -> u16 {
-    bytes.iter().fold(0, |mut crc: u16, byte| {
-        crc ^= u16::from(*byte) << 8;
-        for _ in 0..8 {
-            let is_high = crc & 0x8000 != 0;
-            crc <<= 1;
-            if is_high {
-                crc ^= 0x1021;
-            }
-        }
-        crc
+    bytes.iter().fold(0, |crc, byte| {
+        let [high, low] = crc.to_be_bytes();
+        CHECKSUMS[usize::from(high ^ byte)] ^ (u16::from(low) << 8)
     })
 }
+
+/// The checksum of each byte.
+const CHECKSUMS: [u16; 256] = {
+    let mut checksums = [0; 256];
+    let mut byte: u16 = 0;
+    while byte < 256 {
+        let mut crc = byte << 8;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = (crc << 1) ^ ((crc >> 15) * 0x1021);
+            bit += 1;
+        }
+        checksums[byte as usize] = crc;
+        byte += 1;
+    }
+    checksums
+};
 
 /// A short hash tag for each slot.
 static TAGS: LazyLock<Vec<String>> = LazyLock::new(|| {

@@ -14,36 +14,36 @@ if state and state ~= 'L' then
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- The server writes whole numbers of up to 17 digits without an exponent.
+local ends = now + ARGV[3]
 if not state then
   generation = 1
-  redis.call('HSET', KEYS[1], 's', 'L', 'f', ARGV[2], 'g', 1, 'o', ARGV[5], 'p', ARGV[6],
-    'c', string.format('%.0f', now))
+  redis.call('HSET', KEYS[1], 's', 'L', 'f', ARGV[2], 'g', 1, 'o', ARGV[5], 'p', ARGV[6], 'c', now,
+    't', ARGV[1], 'l', ends, 'k', ARGV[4])
 elseif token ~= ARGV[1] then
-  local ends = tonumber(entry[5])
-  if now < ends then
-    return {2, fingerprint, ends - now}
+  local ended = tonumber(entry[5])
+  if now < ended then
+    return {2, fingerprint, ended - now}
   end
   local allowed = ARGV[8] == '1' or ARGV[8] == '2' and string.sub(token or '', 1, 8) == 'retry-ok'
   if not allowed or fingerprint ~= ARGV[2] then
-    return {3, fingerprint, now - ends}
+    return {3, fingerprint, now - ended}
   end
   generation = generation + 1
   redis.call('HSET', KEYS[1], 'g', generation, 'o', ARGV[5])
 end
-redis.call('HSET', KEYS[1], 't', ARGV[1], 'l', string.format('%.0f', now + ARGV[3]), 'k', ARGV[4])
-redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', now + ARGV[3] + ARGV[4]))
+if state then
+  redis.call('HSET', KEYS[1], 't', ARGV[1], 'l', ends, 'k', ARGV[4])
+end
+redis.call('PEXPIREAT', KEYS[1], ends + ARGV[4])
 if KEYS[2] then
   -- Only for listings: a user without rights on the index has the lease nevertheless.
-  redis.pcall('ZADD', KEYS[2], score(now + ARGV[3], ARGV[4]), ARGV[7])
+  local number, longest = band(ARGV[4])
+  redis.pcall('ZADD', KEYS[2], number * BAND + ends, ARGV[7])
   -- One of 16 ids: members that are absent cost space only. A lease that expired longer ago than the retentions of its band has
-  -- no entry. The last band has no longest retention.
-  if string.byte(ARGV[7], -1) % 16 == 0 then
-    local number = band(ARGV[4])
-    local longest = LONGEST[number]
-    if longest then
-      redis.pcall('ZREMRANGEBYSCORE', KEYS[2], string.format('%.0f', number * BAND),
-        string.format('%.0f', number * BAND + now - longest))
-    end
+  -- no entry.
+  if longest and string.byte(ARGV[7], -1) % 16 == 0 then
+    redis.pcall('ZREMRANGEBYSCORE', KEYS[2], number * BAND, number * BAND + now - longest)
   end
 end
 return {1, tonumber(generation)}

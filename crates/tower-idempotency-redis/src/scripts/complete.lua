@@ -1,7 +1,7 @@
 -- Stores the record and ends the lease. KEYS: entry, and indexes of leases and of records that need attention unless there
 -- are none. ARGV: token, fingerprint, generation, record, retention in ms, 1 to publish, id.
 -- Returns 1, or 0 if another token holds or completed the entry, or -1 if a newer version wrote the entry.
-local entry = redis.call('HMGET', KEYS[1], 's', 't', 'g')
+local entry = redis.call('HMGET', KEYS[1], 's', 't')
 local state, token = entry[1], entry[2]
 if state and state ~= 'L' and state ~= 'D' then
   return -1
@@ -21,17 +21,18 @@ if state == 'D' then
   end
   return 1
 end
-local generation = ARGV[3]
-if state and token then
-  generation = entry[3]
-end
 -- Removes the lease first. HDEL needs no memory, and a script that has written continues when memory is full, so that a
 -- lease holder can always store its record. DEL will not do: in a slot that is being moved, a deleted key belongs to the
 -- other node, which would refuse the rest of the script.
 redis.call('HDEL', KEYS[1], 'l', 'k')
 local time = redis.call('TIME')
-local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
-redis.call('HSET', KEYS[1], 's', 'D', 't', ARGV[1], 'f', ARGV[2], 'g', generation, 'b', ARGV[4], 'c', now)
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+if state and token then
+  -- The token holds the lease, so the entry has the token and the generation already.
+  redis.call('HSET', KEYS[1], 's', 'D', 'f', ARGV[2], 'b', ARGV[4], 'c', now)
+else
+  redis.call('HSET', KEYS[1], 's', 'D', 't', ARGV[1], 'f', ARGV[2], 'g', ARGV[3], 'b', ARGV[4], 'c', now)
+end
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 if KEYS[2] then
   redis.pcall('ZREM', KEYS[2], ARGV[7])

@@ -2,16 +2,19 @@
 -- removes the members whose entries have expired. Within a band the order is that of the expiry of the lease. Members of a
 -- former version have no band: their scores are below the first one.
 local BAND = 17592186044416
--- Longest retentions of the bands. The band after them has none.
-local LONGEST = {3600000, 172800000, 5529600000}
+-- Returns the number of the band of a retention, and the longest retention of the band. The last band has none.
 local function band(keep)
   keep = tonumber(keep) or 0
-  for number, longest in ipairs(LONGEST) do
-    if keep <= longest then
-      return number
-    end
+  if keep <= 3600000 then
+    return 1, 3600000
   end
-  return #LONGEST + 1
+  if keep <= 172800000 then
+    return 2, 172800000
+  end
+  if keep <= 5529600000 then
+    return 3, 5529600000
+  end
+  return 4
 end
 local function score(ends, keep)
   return string.format('%.0f', band(keep) * BAND + ends)

@@ -1,5 +1,5 @@
--- Extends the lease. KEYS: entry, and index of leases unless there is none. ARGV: token, lease in ms, id. Returns 1, or 0 if the token does not hold the entry, or -1 if a newer version
--- wrote the entry.
+-- Extends the lease. KEYS: entry, and index of leases unless there is none. ARGV: token, lease in ms, id. Returns 1, or 0 if the
+-- token does not hold the entry, or -1 if a newer version wrote the entry.
 local entry = redis.call('HMGET', KEYS[1], 's', 't', 'k')
 if entry[1] and entry[1] ~= 'L' and entry[1] ~= 'D' then
   return -1

@@ -2,7 +2,7 @@ use std::{fmt, future::Future, time::Duration};
 
 use tokio::{
     task::JoinHandle,
-    time::{MissedTickBehavior, interval},
+    time::{Instant, MissedTickBehavior, interval, sleep},
 };
 
 use crate::{SqlError, timeout::with_timeout};
@@ -16,7 +16,7 @@ pub struct Purger {
 }
 
 impl Purger {
-    /// Calls `purge` in each interval, and again at once after a full batch.
+    /// Calls `purge` in each interval. After a full batch it pauses, and calls `purge` again.
     ///
     /// `purge` returns the call that deletes a batch and counts its entries, or [`None`] if the store was dropped.
     pub(crate) fn spawn<F>(
@@ -33,8 +33,11 @@ impl Purger {
                 ticks.tick().await;
                 loop {
                     let Some(batch) = purge() else { return };
+                    let began = Instant::now();
                     match with_timeout(batch).await {
-                        Ok(deleted) if deleted >= u64::from(BATCH_SIZE) => {}
+                        Ok(deleted) if deleted >= u64::from(BATCH_SIZE) => {
+                            sleep(began.elapsed() * PAUSE).await;
+                        }
                         Ok(_) => break,
                         Err(error) => {
                             tracing::warn!(
@@ -66,3 +69,40 @@ impl fmt::Debug for Purger {
 /// Maximum number of entries that a purger deletes in one statement.
 pub(crate) const BATCH_SIZE: u32 = 1000;
 const MIN_INTERVAL: Duration = Duration::from_millis(10);
+/// A pause is this many times as long as the batch before it. A purger with many entries to delete then uses a fifth of the time,
+/// and the calls of requests get the rest.
+const PAUSE: u32 = 4;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    };
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn full_batches_use_fifth_of_time() {
+        const BATCHES: u32 = 10;
+        let batch = Duration::from_millis(50);
+        let purged = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&purged);
+        let began = Instant::now();
+        let _purger = Purger::spawn(Duration::from_secs(3600), move || {
+            let purged = Arc::clone(&counted);
+            Some(async move {
+                sleep(batch).await;
+                let is_last = purged.fetch_add(1, Ordering::SeqCst) + 1 == BATCHES;
+                Ok(if is_last { 0 } else { BATCH_SIZE.into() })
+            })
+        });
+        while purged.load(Ordering::SeqCst) < BATCHES {
+            sleep(Duration::from_millis(1)).await;
+        }
+        let took = began.elapsed();
+        assert!(took >= batch * (BATCHES * 5 - 4), "{took:?}");
+        // The next interval has not begun.
+        assert!(took < Duration::from_secs(60), "{took:?}");
+    }
+}

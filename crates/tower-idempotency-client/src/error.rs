@@ -117,7 +117,7 @@ impl StdError for Error {
 /// Returns `true` if the error proves that no byte of the request was sent, or that no attempt of an inner series was
 /// executed.
 ///
-/// `ConnectionRefused` counts only if it is not the error of an open connection: a proxy or a tunnel may fail with it after
+/// `ConnectionRefused` counts only if it is not the error of an open connection. A proxy or a tunnel may fail with it after
 /// the request was sent. The source of an [`Error`] is that of the last attempt only, so its outcome counts.
 pub(crate) fn is_not_sent(error: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(error);

@@ -1,12 +1,18 @@
 //! Keys as headers transport them.
 
+use std::fmt;
+
 use bytes::Bytes;
 use http::HeaderValue;
 
-use crate::{operation::InvalidKey, protocol::Protocol};
+use crate::protocol::Protocol;
 
 /// Valid key. The bytes include the quotes of an RFC 9651 String, so that both forms of the header share them.
 pub(crate) struct Key(Bytes);
+
+/// Reason why a text is not a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InvalidKey(&'static str);
 
 impl Key {
     /// Returns the key, if it is valid.
@@ -115,6 +121,14 @@ impl Key {
         &self.0[1..self.0.len() - 1]
     }
 }
+
+impl fmt::Display for InvalidKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for InvalidKey {}
 
 /// Maximum length of a key. Servers that follow Stripe's API or this project accept it by default.
 const MAX_LENGTH: usize = 255;

@@ -16,7 +16,6 @@ use crate::{
     key::Key,
     operation::Operation,
     protocol::Protocol,
-    service::IsAttempt,
 };
 
 /// Sets the key header of requests that need one.
@@ -25,7 +24,7 @@ use crate::{
 /// requests that have an [`Operation`] in their extensions. Otherwise each attempt is an operation of its own.
 ///
 /// - A key that the caller has set stays. [`RetryLayer`](crate::RetryLayer) returns an error if the request also has an
-///   [`Operation`] with another key, or if the client cannot read the key and the method is not safe.
+///   [`Operation`] with another key. It also does if the client cannot read the key and the method is not safe.
 /// - Otherwise the key is that of the [`Operation`] in the extensions. Without one, the layer creates an operation and puts
 ///   it there.
 /// - Requests with a safe method get no key: GET, HEAD, OPTIONS, TRACE and QUERY.
@@ -219,6 +218,10 @@ impl Keyed {
         Some(Error::new(Reason::OtherKey, Some(operation), outcome, None))
     }
 }
+
+/// Extension of each attempt. A `RetryLayer` that finds it sends the request once.
+#[derive(Clone, Copy)]
+pub(crate) struct IsAttempt;
 
 /// Extension of a request whose attempt [`IdempotencyKeyLayer`] has counted.
 #[derive(Clone, Copy)]

@@ -1,8 +1,7 @@
-//! The layer that retries, and its settings.
+//! The layer that retries.
 
-use std::{any::Any, fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
-use tokio::time::Instant;
 use tower_layer::Layer;
 
 use crate::{
@@ -11,7 +10,8 @@ use crate::{
     copy::CloneBody,
     keys::IdempotencyKeyLayer,
     service::Retry,
-    verdict::{Attempt, Cause, Verdict},
+    settings::Settings,
+    verdict::{Attempt, Verdict},
 };
 
 /// Sends requests again under the same key, until the outcome is known or a limit is reached.
@@ -76,23 +76,6 @@ use crate::{
 #[must_use]
 pub struct RetryLayer {
     pub(crate) settings: Settings,
-}
-
-/// Settings that all clones of a service share.
-#[derive(Clone)]
-pub(crate) struct Settings {
-    pub(crate) keys: IdempotencyKeyLayer,
-    pub(crate) max_attempts: u32,
-    pub(crate) deadline: Duration,
-    pub(crate) backoff: Backoff,
-    pub(crate) throttled_base: Duration,
-    pub(crate) budget: Budget,
-    pub(crate) max_retry_after: Duration,
-    pub(crate) lifetime: Duration,
-    pub(crate) verdict: Option<Arc<dyn Fn(&Attempt<'_>) -> Option<Verdict> + Send + Sync>>,
-    /// A [`CloneBody`] of some type.
-    pub(crate) clone_body: Option<Arc<dyn Any + Send + Sync>>,
-    pub(crate) jitter: Arc<Jitter>,
 }
 
 impl RetryLayer {
@@ -217,31 +200,6 @@ impl RetryLayer {
         self
     }
 }
-
-impl Settings {
-    /// Returns the end of a call that begins now.
-    pub(crate) fn deadline_from(&self, now: Instant) -> Instant {
-        now.checked_add(self.deadline).unwrap_or(now + FAR)
-    }
-
-    /// Returns the delay before this retry, counted from 0.
-    pub(crate) fn delay(&self, retry: u32, cause: Cause, after: Option<Duration>) -> Duration {
-        let base = match cause {
-            Cause::Throttled => self.throttled_base,
-            Cause::NotSent | Cause::Transient | Cause::InProgress => self.backoff.base,
-        };
-        let backoff = Backoff {
-            base,
-            ..self.backoff
-        };
-        // All clients get the same `Retry-After`. The random part spreads them.
-        let after = after.unwrap_or_default().min(self.max_retry_after);
-        after.saturating_add(self.jitter.below(backoff.ceiling(retry)))
-    }
-}
-
-/// Used if the deadline of a call is too far in the future for the clock.
-const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
 impl Default for RetryLayer {
     fn default() -> Self {

@@ -19,6 +19,7 @@ mod protocol;
 mod retry_after;
 mod series;
 mod service;
+mod settings;
 mod sticky;
 mod telemetry;
 mod verdict;
@@ -27,9 +28,10 @@ pub use self::{
     body::ResponseBody,
     budget::Budget,
     error::Error,
+    key::InvalidKey,
     keys::{IdempotencyKeyLayer, SetIdempotencyKey},
     layer::RetryLayer,
-    operation::{InvalidKey, Operation, Outcome},
+    operation::{Operation, Outcome},
     outbox::{
         Entry, FileOutbox, Outbox, OutboxError, OutboxLayer, OutboxService, Recovered, Recovery,
     },

@@ -9,11 +9,11 @@ use tokio::time::timeout_at;
 
 use crate::{
     error::{BoxError, Error, Reason, is_not_sent},
-    keys::is_safe,
-    layer::{RetryLayer, Settings},
+    keys::{IsAttempt, is_safe},
+    layer::RetryLayer,
     operation::Operation,
     series::{Series, Transport, drive},
-    service::IsAttempt,
+    settings::Settings,
 };
 
 impl RetryLayer {
@@ -26,7 +26,7 @@ impl RetryLayer {
     /// # Redirects
     ///
     /// The layer replaces the redirect policy of `builder`. It follows up to 10 redirects within one origin itself. The
-    /// response of a redirect to another scheme, host or port is returned: the key, and credentials such as those of
+    /// response of a redirect to another scheme, host or port is returned. The key, and credentials such as those of
     /// `ClientBuilder::default_headers`, must not reach another origin.
     ///
     /// # Cookies

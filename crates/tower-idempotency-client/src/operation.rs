@@ -13,7 +13,10 @@ use http::HeaderValue;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
-use crate::{key::Key, protocol::Protocol};
+use crate::{
+    key::{InvalidKey, Key},
+    protocol::Protocol,
+};
 
 /// Operation of the client: one key, and the state of all attempts under it.
 ///
@@ -88,10 +91,6 @@ struct FirstSent {
     /// Age of the operation at the time `monotonic`.
     age: Duration,
 }
-
-/// Reason why a text is not a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InvalidKey(pub(crate) &'static str);
 
 impl Operation {
     /// Creates an operation whose key is a random UUID (version 4), as recommended in
@@ -344,14 +343,6 @@ impl fmt::Debug for Operation {
             .finish_non_exhaustive()
     }
 }
-
-impl fmt::Display for InvalidKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
-}
-
-impl std::error::Error for InvalidKey {}
 
 /// Returns `true` if both times are equal as entries store them, in milliseconds.
 fn is_same_time(one: SystemTime, other: SystemTime) -> bool {

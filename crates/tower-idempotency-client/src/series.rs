@@ -11,9 +11,9 @@ use crate::{
     budget::cost,
     error::{BoxError, Error, Reason},
     keys::Keyed,
-    layer::Settings,
     operation::{Operation, Outcome},
     problem::{Code, Form, MAX_BYTES, Problem, is_encoded},
+    settings::Settings,
     telemetry,
     verdict::{Attempt, Cause, Fate, Head, Judgement, Verdict, depends_on_code},
 };

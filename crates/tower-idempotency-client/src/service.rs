@@ -19,10 +19,10 @@ use crate::{
     body::ResponseBody,
     copy::{RequestCopy, clone_body},
     error::{BoxError, Error, Reason, is_not_sent},
-    keys::{IsCounted, is_safe},
-    layer::Settings,
+    keys::{IsAttempt, IsCounted, is_safe},
     operation::{Operation, Outcome},
     series::{Series, Transport, drive},
+    settings::Settings,
 };
 
 /// Service of [`RetryLayer`](crate::RetryLayer).
@@ -31,10 +31,6 @@ pub struct Retry<S> {
     inner: S,
     settings: Arc<Settings>,
 }
-
-/// Extension of each attempt. A `RetryLayer` that finds it sends the request once.
-#[derive(Clone, Copy)]
-pub(crate) struct IsAttempt;
 
 impl<S> Retry<S> {
     pub(crate) fn new(inner: S, settings: Arc<Settings>) -> Self {

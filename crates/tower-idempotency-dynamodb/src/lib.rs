@@ -59,6 +59,7 @@ mod options;
 mod service_clock;
 mod store;
 mod table;
+mod table_client;
 mod writes;
 
 pub use aws_sdk_dynamodb;

@@ -52,8 +52,8 @@ impl DynamoDbOptions {
     ///
     /// DynamoDB has no clock that the store can use. A process compares the deadlines of other processes with its own
     /// clock. It considers a deadline as passed only after this allowance. An orphan therefore waits that much longer for
-    /// its takeover. If clocks differ by more, requests execute twice: a process whose clock is ahead takes over leases
-    /// that are still held, and treats a record as expired too early, by the difference beyond the allowance.
+    /// its takeover. If clocks differ by more, requests execute twice. A process whose clock is ahead takes over leases
+    /// that are still held. It also treats a record as expired too early, by the difference beyond the allowance.
     ///
     /// [`check`](tower_idempotency::store::Store::check) and
     /// [`resolve`](tower_idempotency::inspect::Inspect::resolve) fail with

@@ -19,13 +19,13 @@ use crate::{
     clock::Clock,
     error::{DynamoDbError, DynamoDbErrorKind},
     item::{Item, key},
-    store::Inner,
+    table_client::TableClient,
 };
 
 /// The resolution of the header `Date`.
 const SECOND: Duration = Duration::from_secs(1);
 
-impl Inner {
+impl TableClient {
     /// Reads an item consistently, and compares the clock of the process with that of the service.
     ///
     /// # Errors

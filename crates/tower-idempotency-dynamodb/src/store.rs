@@ -19,6 +19,7 @@ use crate::{
     identity_cache::BackgroundIdentityCache,
     item::{EntryState, IN_PROGRESS, binary, n, number, s},
     options::DynamoDbOptions,
+    table_client::TableClient,
     writes::{AcquireTarget, Attempts, RETURN_NOTHING, WriteOutcome},
 };
 
@@ -31,16 +32,7 @@ use crate::{
 /// A dropped call may or may not reach the service. The service executes it completely or not at all.
 #[derive(Clone)]
 pub struct DynamoDbStore {
-    pub(crate) inner: Arc<Inner>,
-}
-
-pub(crate) struct Inner {
-    /// Client for store calls, with the timeout and attempts of the options.
-    pub(crate) client: Client,
-    /// Client for the table and for listings, as the application configured it.
-    pub(crate) admin_client: Client,
-    pub(crate) table: String,
-    pub(crate) options: DynamoDbOptions,
+    pub(crate) inner: Arc<TableClient>,
 }
 
 impl DynamoDbStore {
@@ -71,7 +63,7 @@ impl DynamoDbOptions {
         let config = config.retry_config(retries).timeout_config(timeouts);
         let config = config.identity_cache(BackgroundIdentityCache::new(credentials));
         DynamoDbStore {
-            inner: Arc::new(Inner {
+            inner: Arc::new(TableClient {
                 client: Client::from_conf(config.build()),
                 admin_client: client.clone(),
                 table: table.into(),
@@ -81,7 +73,7 @@ impl DynamoDbOptions {
     }
 }
 
-impl Inner {
+impl TableClient {
     /// Acquires the lease, or returns the state that prevents it. `attempts` is the maximum number of attempts of the SDK.
     pub(crate) async fn acquire(
         &self,

@@ -19,7 +19,8 @@ use tokio::time::{Instant, sleep};
 use crate::{
     error::{DynamoDbError, DynamoDbErrorKind},
     item::INDEX,
-    store::{DynamoDbStore, Inner},
+    store::DynamoDbStore,
+    table_client::TableClient,
 };
 
 impl DynamoDbStore {
@@ -53,7 +54,7 @@ impl DynamoDbStore {
     }
 }
 
-impl Inner {
+impl TableClient {
     async fn create_if_absent(&self) -> Result<(), DynamoDbError> {
         let index = GlobalSecondaryIndex::builder()
             .index_name(INDEX)

@@ -25,7 +25,7 @@ use crate::{
     error::DynamoDbError,
     expression::{self, attribute_names},
     item::{COMPLETED, IN_PROGRESS, Item, NEEDS_ATTENTION, binary, index_partition, key, n, s},
-    store::Inner,
+    table_client::TableClient,
 };
 
 /// Outcome of a conditional write.
@@ -85,7 +85,7 @@ pub(crate) enum AcquireTarget {
     OwnLease,
 }
 
-impl Inner {
+impl TableClient {
     /// Acquires the lease if the entry is such a target.
     pub(crate) async fn acquire_lease(
         &self,

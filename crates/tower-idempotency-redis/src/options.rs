@@ -131,7 +131,7 @@ impl RedisOptions {
     /// Waits after each granted acquire and each completion until `replicas` replicas have the write. Default: no waiting.
     ///
     /// The wait takes at most `timeout`, in whole milliseconds and at least one, in addition to the
-    /// [timeout](Self::with_timeout) of the call. If too few replicas have the write by then, the call fails: the layer
+    /// [timeout](Self::with_timeout) of the call. If too few replicas have the write by then, the call fails. The layer
     /// responds to an acquire with 503, and retries a completion until the lease has expired.
     ///
     /// A failover to a replica that has confirmed the writes loses no lease and no record. A failover to another replica may

@@ -16,7 +16,6 @@ use crate::{
     error::{ConnectError, ConnectErrorKind},
     options::Eviction,
     scripts::Scripts,
-    store::RedisStore,
 };
 
 /// Checks the version, role and eviction policy of each node, and loads the scripts. Returns `true` if a node evicts
@@ -50,11 +49,14 @@ pub(crate) async fn check_server(
 }
 
 /// Checks the server as at the connection, and acquires and releases the lease of a random key.
-pub(crate) async fn check_store(store: &RedisStore) -> Result<(), CheckError> {
-    let inner = &store.inner;
+pub(crate) async fn check_store(
+    store: &impl Store,
+    link: &Link,
+    deadline: Instant,
+    scripts: &Scripts,
+) -> Result<(), CheckError> {
     // An operator sees the policy even if the options accept it.
-    let (link, deadline) = (&inner.lease_link, inner.deadline());
-    let checked = check_server(link, deadline, &inner.scripts, Eviction::Refuse).await;
+    let checked = check_server(link, deadline, scripts, Eviction::Refuse).await;
     checked.map_err(|error| check_error(&error))?;
     // Shows rights on commands and keys, and that the server accepts writes.
     let probed = probe(store).await;
@@ -77,7 +79,7 @@ fn check_error(error: &ConnectError) -> CheckError {
 }
 
 /// Acquires and releases the lease of a random key. The entry expires two seconds later if the release fails.
-async fn probe(store: &RedisStore) -> Result<(), StoreError> {
+async fn probe(store: &impl Store) -> Result<(), StoreError> {
     let (first, second) = (Token::random()?, Token::random()?);
     let mut id = [0; 32];
     id[..16].copy_from_slice(first.as_bytes());

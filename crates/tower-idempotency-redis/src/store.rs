@@ -205,7 +205,8 @@ impl Store for RedisStore {
     }
 
     async fn check(&self) -> Result<(), CheckError> {
-        check_store(self).await
+        let inner = &*self.inner;
+        check_store(self, &inner.lease_link, inner.deadline(), &inner.scripts).await
     }
 
     async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {

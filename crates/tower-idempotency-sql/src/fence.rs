@@ -2,9 +2,9 @@
 
 use std::{fmt, sync::Arc};
 
-use tower_idempotency::store::MIN_RECORD_LIMIT;
+use tower_idempotency::store::{LeaseRef, MIN_RECORD_LIMIT};
 
-use crate::{RecordWrite, TableNameError, table::Table};
+use crate::{TableNameError, table::Table};
 
 /// Name of the setting that marks a transaction.
 macro_rules! mark {
@@ -65,6 +65,55 @@ pub trait Fence: Clone + Send + Sync + sealed::Sealed {
 mod sealed {
     pub trait Sealed {}
     impl Sealed for super::PostgresFence {}
+}
+
+/// Parameters of the statement that writes the record.
+#[derive(Clone, Copy)]
+pub struct RecordWrite<'a> {
+    lease: &'a LeaseRef,
+    record: &'a [u8],
+    retention: i64,
+}
+
+impl<'a> RecordWrite<'a> {
+    pub(crate) fn new(lease: &'a LeaseRef, record: &'a [u8], retention: i64) -> Self {
+        Self {
+            lease,
+            record,
+            retention,
+        }
+    }
+
+    /// Returns the ID of the entry.
+    #[must_use]
+    pub fn id(&self) -> &'a [u8] {
+        self.lease.id.as_bytes()
+    }
+
+    /// Returns the token of the lease.
+    #[must_use]
+    pub fn token(&self) -> &'a [u8] {
+        self.lease.token.as_bytes()
+    }
+
+    /// Returns the record.
+    #[must_use]
+    pub fn record(&self) -> &'a [u8] {
+        self.record
+    }
+
+    /// Returns the retention of the record in milliseconds.
+    #[must_use]
+    pub fn retention_millis(&self) -> i64 {
+        self.retention
+    }
+}
+
+/// Omits the values.
+impl fmt::Debug for RecordWrite<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecordWrite").finish_non_exhaustive()
+    }
 }
 
 /// The statements that fence a handler's transaction on PostgreSQL.

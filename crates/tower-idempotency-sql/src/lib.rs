@@ -90,11 +90,11 @@ mod transaction;
 
 pub use self::{
     error::SqlError,
-    fence::{Fence, PostgresFence},
+    fence::{Fence, PostgresFence, RecordWrite},
     table::{Table, TableNameError},
     task::begin_in_task,
     transaction::{
-        CommitError, Driver, FencedTransaction, LeaseStatus, RecordStatus, RecordWrite,
-        TransactionError, TransactionErrorKind,
+        CommitError, Driver, FencedTransaction, LeaseStatus, RecordStatus, TransactionError,
+        TransactionErrorKind,
     },
 };

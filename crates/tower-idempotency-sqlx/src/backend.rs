@@ -1,12 +1,11 @@
 //! Database operations behind transactions, checkpoints and completers. Each store implements them.
 
-use sqlx::Database;
-use tower_idempotency::store::{LeaseRef, Store, Ttl};
+use std::time::Duration;
 
-use crate::{
-    Checkpoint, LeaseStatus, SqlError,
-    completer::{OrphanQuery, OrphanRow},
-};
+use sqlx::Database;
+use tower_idempotency::store::{Fingerprint, KeyId, LeaseRef, Store, Ttl};
+
+use crate::{Checkpoint, LeaseStatus, SqlError};
 
 /// A store of this crate, for code that is generic over its stores.
 ///
@@ -91,6 +90,31 @@ pub enum CheckpointWrite {
     Unchanged,
     /// The token does not hold the entry. Nothing was written.
     LeaseLost,
+}
+
+/// Query for a page of due orphans.
+#[derive(Clone, Debug)]
+pub struct OrphanQuery {
+    /// Minimum time since the expiry of the lease. Doubles with each takeover, up to a limit.
+    pub min_age: Duration,
+    /// Upper bound of the expiry, by the store's clock.
+    pub ended_before: Option<i64>,
+    /// Expiry and ID of the last orphan of the previous page.
+    pub after: Option<(i64, KeyId)>,
+    /// Maximum number of rows.
+    pub limit: u32,
+}
+
+/// An orphan, as the store has read it.
+#[derive(Clone, Debug)]
+pub struct OrphanRow {
+    pub id: KeyId,
+    pub fingerprint: Fingerprint,
+    pub generation: i64,
+    pub lease_ends: i64,
+    /// Time of the read, by the store's clock.
+    pub read_at: i64,
+    pub operation: String,
 }
 
 /// Converts a duration to the milliseconds that statements bind.

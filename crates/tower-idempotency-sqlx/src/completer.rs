@@ -7,10 +7,14 @@ use tokio::{
 };
 use tower_idempotency::{
     Error, ErrorKind, ExecutionFailure, IdempotencyLayer, Lease, TakeOverOutcome,
-    store::{Claim, Fingerprint, KeyId, Ttl},
+    store::{Claim, Ttl},
 };
 
-use crate::{Checkpoint, SqlError, SqlStore, timeout::with_timeout};
+use crate::{
+    Checkpoint, SqlError, SqlStore,
+    backend::{OrphanQuery, OrphanRow},
+    timeout::with_timeout,
+};
 
 /// Finishes abandoned requests: finds orphans and executes each one again, without its client.
 ///
@@ -337,31 +341,6 @@ impl fmt::Debug for CompleterTask {
 /// The response of an observed request is not replayed.
 pub(crate) const IS_OF_REQUEST: &str =
     "operation <> 'run_once' and operation not like 'item %' and operation not like 'observed %'";
-
-/// Query for a page of due orphans.
-#[derive(Clone, Debug)]
-pub struct OrphanQuery {
-    /// Minimum time since the expiry of the lease. Doubles with each takeover, up to a limit.
-    pub min_age: Duration,
-    /// Upper bound of the expiry, by the store's clock.
-    pub ended_before: Option<i64>,
-    /// Expiry and ID of the last orphan of the previous page.
-    pub after: Option<(i64, KeyId)>,
-    /// Maximum number of rows.
-    pub limit: u32,
-}
-
-/// An orphan, as the store has read it.
-#[derive(Clone, Debug)]
-pub struct OrphanRow {
-    pub id: KeyId,
-    pub fingerprint: Fingerprint,
-    pub generation: i64,
-    pub lease_ends: i64,
-    /// Time of the read, by the store's clock.
-    pub read_at: i64,
-    pub operation: String,
-}
 
 /// Maximum number of doublings of the delay between attempts: 64 times the minimum age.
 pub(crate) const MAX_DOUBLINGS: u32 = 6;

@@ -204,9 +204,9 @@ pub use self::{
     request::{
         fingerprint::{ACTING_HEADERS, FingerprintBy, original_path_and_query},
         json_fingerprint::JsonFingerprint,
-        key::{IDEMPOTENCY_KEY, IdempotencyKey, KeySyntax},
+        key::{IDEMPOTENCY_KEY, IdempotencyKey, KeyScope, KeySyntax},
         principal::Principal,
-        rules::{KeyReuse, KeyScope, MissingKey},
+        rules::{KeyReuse, MissingKey},
     },
     response::{directives::Retention, replay::IDEMPOTENT_REPLAYED, rules::Unrecordable},
     service::Idempotency,

@@ -124,7 +124,7 @@ impl IdempotencyLayer {
     /// - [`CallerLimit`](crate::ErrorKind::CallerLimit) if calls outside HTTP, which are one caller, use up their share of a
     ///   limit.
     ///
-    /// After these errors the work did not run. The exception is a record that is not a `T`: the work may have committed it,
+    /// After these errors the work did not run. The exception is a record that is not a `T`. The work may have committed it,
     /// or another execution may have stored it while the work failed.
     ///
     /// The work ran and returned a value, but neither committed nor rolled back a transaction that it began under its lease:

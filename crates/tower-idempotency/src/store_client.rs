@@ -3,13 +3,16 @@
 //! | the store is down when the layer | then |
 //! |---|---|
 //! | acquires | The client gets 503. A background task releases the lease, because the store may have granted it. |
+//! | acquires after a wait for another request | As in the first row. The setting below does not apply. |
 //! | renews | The renewer repeats the call. The lease keeps its deadline. After that, `Lease::is_held` returns `false`. |
 //! | completes | The client gets the response. A background task tries to store the record for one lease duration. |
 //! | releases | The client gets the response. A background task tries to release the key for one lease duration. |
+//! | queries the entry after a lost lease | The client gets 409 `outcome-unknown`. A background task tries to store the record. |
 //!
-//! With `StoreFailure::DangerouslyExecuteUnprotected` the first failure leads to an execution without a lease. If a commit of
-//! the handler was refused or is unacknowledged, the client gets 409 `outcome-unknown` in the last two rows. If only the lease
-//! is lost, it does when the layer completes.
+//! With `StoreFailure::DangerouslyExecuteUnprotected` a failure in the first row leads to an execution without a lease. If a
+//! commit of the handler was refused or is unacknowledged, the client gets 409 `outcome-unknown` when the layer completes,
+//! releases or queries. If only the lease is lost, the client gets it when the layer completes or queries. After a query for
+//! an unacknowledged commit, no task stores a record.
 
 use std::{
     any::Any,

@@ -139,7 +139,7 @@ impl Entry {
         self
     }
 
-    /// Returns an error if the entry cannot be read once it is stored: the parts of a URL can be valid although the whole URL
+    /// Returns an error if the entry cannot be read once it is stored. The parts of a URL can be valid although the whole URL
     /// is too long.
     pub(super) fn check(&self) -> Result<(), OutboxError> {
         let read = Self::from_head(&self.head(), Bytes::new());

@@ -17,15 +17,15 @@ use tokio::time::{Instant, timeout_at};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::{Outbox, OutboxError, entry::Entry, recovery::Recovery};
+use super::{Outbox, OutboxError, entry::Entry};
 use crate::{
     body::ResponseBody,
     copy::clone_body,
     error::{BoxError, Error, Reason},
-    keys::is_safe,
+    keys::{IsAttempt, is_safe},
     layer::RetryLayer,
     operation::{Operation, Outcome},
-    service::{IsAttempt, Retry},
+    service::Retry,
 };
 
 /// Stores each request with a key before its first byte is sent, and retries like [`RetryLayer`], which it includes.
@@ -39,7 +39,7 @@ use crate::{
 /// While a request is stored, the outcome of its operation is not [`NotExecuted`](Outcome::NotExecuted), because a recovery
 /// may send it. A call that is dropped leaves its entry.
 ///
-/// A request under a key that is stored already continues the stored operation: the time of its first attempt, its provider
+/// A request under a key that is stored already continues the stored operation. The time of its first attempt, its provider
 /// and the form of its key header count. A different method, URL or body under the key is an error, and nothing is sent. So is
 /// an operation that already has another provider.
 ///
@@ -218,17 +218,6 @@ impl<S, O: Outbox> Layer<S> for OutboxLayer<O> {
 pub struct OutboxService<S, O> {
     pub(super) inner: Retry<S>,
     pub(super) shared: Shared<O>,
-}
-
-impl<S: Clone, O: Outbox> OutboxService<S, O> {
-    /// Returns the pending requests, to send them again under the same keys.
-    ///
-    /// Call it at the start of the process, and whenever failed or cancelled requests should be sent again. If another call
-    /// or process sends a request at the same time, it is sent twice under one key and has one effect.
-    #[must_use]
-    pub fn recover(&self) -> Recovery<S, O> {
-        Recovery::new(self.clone())
-    }
 }
 
 impl<S: Clone, O> Clone for OutboxService<S, O> {

@@ -19,6 +19,17 @@ use crate::{
     operation::Operation,
 };
 
+impl<S: Clone, O: Outbox> OutboxService<S, O> {
+    /// Returns the pending requests, to send them again under the same keys.
+    ///
+    /// Call it at the start of the process, and whenever failed or cancelled requests should be sent again. If another call
+    /// or process sends a request at the same time, it is sent twice under one key and has one effect.
+    #[must_use]
+    pub fn recover(&self) -> Recovery<S, O> {
+        Recovery::new(self.clone())
+    }
+}
+
 /// Pending requests of an outbox, oldest first. Created by [`OutboxService::recover`].
 pub struct Recovery<S, O> {
     service: OutboxService<S, O>,
@@ -40,7 +51,7 @@ pub struct Recovered<R: Body> {
 }
 
 impl<S, O: Outbox> Recovery<S, O> {
-    pub(super) fn new(service: OutboxService<S, O>) -> Self {
+    fn new(service: OutboxService<S, O>) -> Self {
         Self {
             service,
             page: VecDeque::new(),

@@ -12,7 +12,7 @@ use super::{entry, status_of};
 use crate::{
     error::DynamoDbError,
     item::{INDEX, Item, binary, index_partition, n, s},
-    store::Inner,
+    table_client::TableClient,
 };
 
 /// Position in the index: after this item of a partition, or at the beginning of the partition.
@@ -28,7 +28,7 @@ const CALLS: u16 = 8;
 /// The maximum number of items that a call examines for a filter.
 const EXAMINED: u16 = 250;
 
-impl Inner {
+impl TableClient {
     pub(super) async fn list(&self, query: &Query) -> Result<Page, InspectError> {
         let store = format!("dynamodb {}", self.table);
         let mut position = match query.page() {

@@ -15,13 +15,13 @@ use crate::{
     clock::{Moment, ceil_seconds},
     expression,
     item::{COMPLETED, IN_PROGRESS, Item, NEEDS_ATTENTION, binary, index_partition, n, s},
-    store::Inner,
+    table_client::TableClient,
     writes::{Attempts, RETURN_ALL_NEW, WriteOutcome},
 };
 
 type Values = Vec<(&'static str, AttributeValue)>;
 
-impl Inner {
+impl TableClient {
     pub(super) async fn resolve(
         &self,
         seen: &Seen,

@@ -2,7 +2,10 @@
 
 use tower_idempotency::store::LeaseRef;
 
-use crate::{SqlError, fence::Fence};
+use crate::{
+    SqlError,
+    fence::{Fence, RecordWrite},
+};
 
 /// An open transaction of a driver.
 ///
@@ -85,54 +88,5 @@ impl RecordStatus {
             (true, true) => Self::Written,
             (true, false) => Self::LeaseLost,
         }
-    }
-}
-
-/// Parameters of the statement that writes the record.
-#[derive(Clone, Copy)]
-pub struct RecordWrite<'a> {
-    lease: &'a LeaseRef,
-    record: &'a [u8],
-    retention: i64,
-}
-
-impl<'a> RecordWrite<'a> {
-    pub(super) fn new(lease: &'a LeaseRef, record: &'a [u8], retention: i64) -> Self {
-        Self {
-            lease,
-            record,
-            retention,
-        }
-    }
-
-    /// Returns the ID of the entry.
-    #[must_use]
-    pub fn id(&self) -> &'a [u8] {
-        self.lease.id.as_bytes()
-    }
-
-    /// Returns the token of the lease.
-    #[must_use]
-    pub fn token(&self) -> &'a [u8] {
-        self.lease.token.as_bytes()
-    }
-
-    /// Returns the record.
-    #[must_use]
-    pub fn record(&self) -> &'a [u8] {
-        self.record
-    }
-
-    /// Returns the retention of the record in milliseconds.
-    #[must_use]
-    pub fn retention_millis(&self) -> i64 {
-        self.retention
-    }
-}
-
-/// Omits the values.
-impl std::fmt::Debug for RecordWrite<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RecordWrite").finish_non_exhaustive()
     }
 }

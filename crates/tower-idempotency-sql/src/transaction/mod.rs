@@ -18,10 +18,13 @@ mod driver;
 mod error;
 
 pub use self::{
-    driver::{Driver, LeaseStatus, RecordStatus, RecordWrite},
+    driver::{Driver, LeaseStatus, RecordStatus},
     error::{CommitError, TransactionError, TransactionErrorKind},
 };
-use crate::{SqlError, fence::Fence};
+use crate::{
+    SqlError,
+    fence::{Fence, RecordWrite},
+};
 
 /// A handler's transaction that is fenced by its lease. It commits the handler's writes and the record
 /// together, or neither.

@@ -15,7 +15,8 @@ use tower_idempotency::store::{Claim, LeaseRef, OrphanPolicy, Token, Ttl};
 
 use crate::{
     Table,
-    completer::{IS_OF_REQUEST, MAX_DOUBLINGS, OrphanQuery, OrphanRow},
+    backend::{OrphanQuery, OrphanRow},
+    completer::{IS_OF_REQUEST, MAX_DOUBLINGS},
     hex,
 };
 

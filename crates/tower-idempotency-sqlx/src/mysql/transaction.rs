@@ -12,8 +12,7 @@ use tower_idempotency::{
 use super::{MySqlStore, is_deadlock};
 use crate::{
     Checkpoint, FencedTransaction, LeaseStatus, SqlError, TransactionError,
-    backend::{Backend, CheckpointWrite, SqlStore, millis},
-    completer::{OrphanQuery, OrphanRow},
+    backend::{Backend, CheckpointWrite, OrphanQuery, OrphanRow, SqlStore, millis},
     connection::Priority,
     inspect::needs_attention,
 };

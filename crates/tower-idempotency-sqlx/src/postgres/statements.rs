@@ -15,7 +15,8 @@ use tower_idempotency_sql::PostgresFence;
 
 use crate::{
     Table,
-    completer::{IS_OF_REQUEST, MAX_DOUBLINGS, OrphanQuery, OrphanRow},
+    backend::{OrphanQuery, OrphanRow},
+    completer::{IS_OF_REQUEST, MAX_DOUBLINGS},
     hex,
 };
 

@@ -14,8 +14,7 @@ use tower_idempotency_sql::PostgresFence;
 use super::{PostgresStore, unescape::unescape};
 use crate::{
     Checkpoint, FencedTransaction, LeaseStatus, SqlError, TransactionError,
-    backend::{Backend, CheckpointWrite, SqlStore, millis},
-    completer::{OrphanQuery, OrphanRow},
+    backend::{Backend, CheckpointWrite, OrphanQuery, OrphanRow, SqlStore, millis},
     connection::Priority,
     hex,
 };

@@ -9,8 +9,7 @@ use tower_idempotency::{
 use super::{SqliteStore, fetch_row};
 use crate::{
     Checkpoint, FencedTransaction, LeaseStatus, SqlError, TransactionError,
-    backend::{Backend, CheckpointWrite, SqlStore, millis},
-    completer::{OrphanQuery, OrphanRow},
+    backend::{Backend, CheckpointWrite, OrphanQuery, OrphanRow, SqlStore, millis},
     connection::Priority,
 };
 
@@ -24,10 +23,10 @@ impl SqliteStore {
     ///
     /// # Errors
     ///
-    /// [`LeaseLost`](crate::TransactionErrorKind::LeaseLost) if the lease is no longer held,
-    /// [`NoEntry`](crate::TransactionErrorKind::NoEntry) if the pool's file has no such entry, even if an attached file has
-    /// it, and [`Database`](crate::TransactionErrorKind::Database). An example is the busy timeout of the pool's connections, if
-    /// another writer holds the file.
+    /// [`LeaseLost`](crate::TransactionErrorKind::LeaseLost) if the lease is no longer held.
+    /// [`NoEntry`](crate::TransactionErrorKind::NoEntry) if the pool's file has no such entry, even if an attached file has it.
+    /// [`Database`](crate::TransactionErrorKind::Database) if the database fails. An example is the busy timeout of the pool's
+    /// connections, if another writer holds the file.
     ///
     /// # Cancellation
     ///

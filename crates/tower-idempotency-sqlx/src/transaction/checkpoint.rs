@@ -1,9 +1,8 @@
 use std::fmt;
 
 use serde::{Serialize, de::DeserializeOwned};
-use tower_idempotency::{Lease, transaction::LeaseExt as _};
 
-use crate::{SqlError, SqlStore, TransactionError, TransactionErrorKind, timeout::with_timeout};
+use crate::{SqlError, TransactionError, TransactionErrorKind};
 
 /// Progress of an execution: a name, and data for the next execution.
 ///
@@ -27,28 +26,6 @@ impl Checkpoint {
             name: name.to_owned(),
             json,
         })
-    }
-
-    /// Returns the last checkpoint, like [`PostgresStore::checkpoint`](crate::PostgresStore::checkpoint), for code that
-    /// is generic over stores.
-    ///
-    /// # Errors
-    ///
-    /// Those of `PostgresStore::checkpoint`.
-    ///
-    /// # Cancellation
-    ///
-    /// Safe to drop.
-    pub async fn last<S: SqlStore>(
-        store: &S,
-        lease: &Lease,
-    ) -> Result<Option<Self>, TransactionError> {
-        let lease = lease.lease_ref();
-        match with_timeout(store.read_checkpoint(&lease, false)).await {
-            Ok(Some(checkpoint)) => Ok(checkpoint),
-            Ok(None) => Err(TransactionErrorKind::LeaseLost.into()),
-            Err(error) => Err(TransactionError::database(error)),
-        }
     }
 
     pub(crate) fn from_stored(name: String, json: Option<Vec<u8>>) -> Self {

@@ -166,6 +166,14 @@ impl<S: SqlStore> FencedTransaction<S> {
         committed
     }
 
+    /// Returns the transaction of sqlx, for functions that take a `&mut Transaction<'_, DB>`.
+    ///
+    /// Such a function may begin a savepoint. It must not replace the transaction by another one: its writes would be rolled
+    /// back, and the record would be committed.
+    pub fn as_transaction_mut(&mut self) -> &mut Transaction<'static, S::Database> {
+        &mut self.transaction
+    }
+
     /// Rolls the transaction back.
     ///
     /// # Errors
@@ -327,6 +335,30 @@ fn end(open: Option<OpenTransaction>) {
 async fn roll_back<DB: Database>(transaction: Transaction<'static, DB>) {
     if let Err(error) = transaction.rollback().await {
         tracing::debug!(error = %SqlError::from(error), "rollback failed");
+    }
+}
+
+impl Checkpoint {
+    /// Returns the last checkpoint, like [`PostgresStore::checkpoint`](crate::PostgresStore::checkpoint), for code that
+    /// is generic over stores.
+    ///
+    /// # Errors
+    ///
+    /// Those of `PostgresStore::checkpoint`.
+    ///
+    /// # Cancellation
+    ///
+    /// Safe to drop.
+    pub async fn last<S: SqlStore>(
+        store: &S,
+        lease: &Lease,
+    ) -> Result<Option<Self>, TransactionError> {
+        let lease = lease.lease_ref();
+        match with_timeout(store.read_checkpoint(&lease, false)).await {
+            Ok(Some(checkpoint)) => Ok(checkpoint),
+            Ok(None) => Err(TransactionErrorKind::LeaseLost.into()),
+            Err(error) => Err(TransactionError::database(error)),
+        }
     }
 }
 

@@ -2,12 +2,16 @@
 
 use std::{
     future::Future,
+    pin::pin,
     sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
 use bytes::Bytes;
-use tokio::{task::yield_now, time::Instant};
+use tokio::{
+    task::yield_now,
+    time::{Instant, sleep, timeout, timeout_at},
+};
 
 use crate::{
     execution::{
@@ -16,12 +20,14 @@ use crate::{
         detach::DetachSwitch,
         rules::{ConcurrentRequests, StoreFailure},
         shared::Context,
-        waiters::wait,
+        waiters::Wakeup,
     },
     lease::state::Grant,
     limits::{AdmissionError, InFlightPermit},
+    panics::catch_panic,
     record::ExecutionTrace,
     request::key::RequestKey,
+    retry::from_now,
     store::{Acquired, Claim, Fingerprint, KeyId, OrphanPolicy, ScopeDigest},
     store_client::{AcquireReply, CallError},
     telemetry::{self, Warnings},
@@ -118,7 +124,7 @@ impl Attempt {
                 && let ConcurrentRequests::Wait(limit) = rules.concurrent_requests
                 && self.is_waiting(context, &reply)
             {
-                let waited = wait(context, &self, switch, limit, reply);
+                let waited = self.wait(context, switch, limit, reply);
                 match Box::pin(waited).await {
                     Ok(waited) => reply = waited,
                     // The first request was in progress. This one must not be executed concurrently, regardless of the
@@ -149,6 +155,89 @@ impl Attempt {
             }
             self.into_outcome(context, reply)
         }
+    }
+
+    /// Waits for at most `limit`, until the first request has a record or this one acquires the lease. Returns the last reply of
+    /// the store.
+    async fn wait(
+        &self,
+        context: &Context,
+        detach: &DetachSwitch,
+        limit: Duration,
+        mut reply: AcquireReply,
+    ) -> Result<AcquireReply, CallError> {
+        let (rules, shared) = (&context.config.execution, &context.shared);
+        let (claim, caller) = (&self.claim, self.permit.caller());
+        let deadline = from_now(limit);
+        if detach.is_detached() {
+            return Ok(reply);
+        }
+        let Some(_permit) = caller.admit_waiter(rules.waiters) else {
+            return Ok(reply);
+        };
+        let Some(waiter) = shared.waiters.join(claim.id, rules.waiters_per_key) else {
+            return Ok(reply);
+        };
+        telemetry::waiting(&claim.id);
+        disarm_unless_late(detach, &reply);
+        let wakeup = timeout_at(deadline, waiter.turn_or_record()).await;
+        detach.arm();
+        let turn = match wakeup {
+            Ok(Wakeup::Turn(turn)) => turn,
+            Ok(Wakeup::Record(completed)) => {
+                reply.acquired = completed;
+                return Ok(reply);
+            }
+            Err(_elapsed) => return Ok(reply),
+        };
+        let mut poll_interval = MIN_INTERVAL;
+        let mut notification_backoff = Duration::ZERO;
+        while let Acquired::InProgress {
+            fingerprint,
+            expires_in,
+        } = &reply.acquired
+        {
+            let timed_out = Instant::now() >= deadline;
+            if !self.is_same_request(fingerprint) || timed_out || detach.is_detached() {
+                break;
+            }
+            disarm_unless_late(detach, &reply);
+            // After a notification without a result, the waiter delays its next query. A store that notifies without end is
+            // then not flooded with queries.
+            if !notification_backoff.is_zero() {
+                timeout_at(deadline, sleep(notification_backoff)).await.ok();
+            }
+            // The notification is a hint. Without one, the waiter queries the store again, at the expiry of the lease at the
+            // latest.
+            let listening = Instant::now();
+            let poll_timeout = poll_interval
+                .min(deadline.saturating_duration_since(listening))
+                .min(*expires_in)
+                .max(Duration::from_millis(1));
+            // A panic of the store counts as a notification: it must not end a wait on which other waiters depend.
+            let changed = pin!(shared.store.wait_for_change(&claim.id, poll_timeout));
+            timeout(poll_timeout, catch_panic(changed)).await.ok();
+            notification_backoff = if listening.elapsed() < poll_timeout {
+                (notification_backoff * 2).clamp(MIN_INTERVAL, MAX_INTERVAL)
+            } else {
+                Duration::ZERO
+            };
+            // The call may acquire the lease. A future that is dropped meanwhile continues in the background.
+            detach.arm();
+            if detach.is_detached() {
+                break;
+            }
+            let earlier = reply.may_acquire_late;
+            let acquired = shared.store.acquire(claim, rules.store_timeout).await;
+            reply = acquired.map_err(|error| error.after_attempt(earlier))?;
+            reply.may_acquire_late |= earlier;
+            poll_interval = (poll_interval * 8 / 5).min(MAX_INTERVAL);
+        }
+        if let Acquired::Completed { .. } = reply.acquired {
+            waiter.deliver(reply.acquired.clone());
+        }
+        drop(turn);
+        Ok(reply)
     }
 
     /// Returns `true` if the request waits for another one, which is in progress.
@@ -234,8 +323,17 @@ impl Attempt {
     }
 
     /// Returns `true` if an entry with this fingerprint belongs to the same request. A derived key has only one request.
-    pub(super) fn is_same_request(&self, fingerprint: &Fingerprint) -> bool {
+    fn is_same_request(&self, fingerprint: &Fingerprint) -> bool {
         *fingerprint == self.claim.fingerprint || self.is_derived()
+    }
+}
+
+/// Lets a client that disconnects cancel its waiter, which has had no effect, and free its permit.
+///
+/// A waiter whose call may still acquire the lease continues instead, to release it.
+fn disarm_unless_late(detach: &DetachSwitch, reply: &AcquireReply) {
+    if !reply.may_acquire_late {
+        detach.disarm();
     }
 }
 
@@ -372,3 +470,7 @@ impl Attempt {
         spawn_release_unacknowledged(&context.config, store, &self.claim, self.permit);
     }
 }
+
+/// First and last interval at which a waiter queries the store without a notification.
+const MIN_INTERVAL: Duration = Duration::from_millis(25);
+const MAX_INTERVAL: Duration = Duration::from_secs(1);

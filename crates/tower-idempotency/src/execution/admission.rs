@@ -21,11 +21,11 @@ use crate::{
     panics::catch_setting_panic,
     record::ExecutionTrace,
     request::{
-        PassReason, build_claim, caller_scope, find_key, has_key_header, is_key_optional,
+        PassReason, build_claim, caller_scope,
+        credentials::{Identity, PrincipalError},
+        find_key, has_key_header, is_key_optional,
         key::RequestKey,
-        pass_reason,
-        principal::{Identity, PrincipalError},
-        scope_key,
+        pass_reason, scope_key,
     },
     response::reject::{
         CompleteResponse, admission_error, in_progress, key_reused, outcome_unknown, reject,
@@ -145,7 +145,9 @@ pub(crate) fn admit(context: &Context, head: &request::Parts) -> Admission {
         }
         Err(PrincipalError::Ambiguous(error)) => return rejected(&error),
         Err(PrincipalError::Rejected(res)) => {
-            return Admission::Rejected(Box::new(rejection(*res)));
+            let mut res = rejection(*res);
+            telemetry::set_outcome(&mut res, "rejected");
+            return Admission::Rejected(Box::new(res));
         }
     };
     let caller = context.shared.limits.caller(scoped.scope);

@@ -9,8 +9,9 @@ use crate::{
         Execution, Failure, Finished, PendingRecord,
         background::{spawn_release, spawn_release_unacknowledged},
         reconcile::{
-            EntryStatus, Reconciled, query_entry_with_new_token, reconcile_after_lost_lease,
-            report_committed, unknown_outcome, verify_stored_record,
+            EntryStatus, LostLeaseOutcome, Reconciled, may_contradict_expired_commit,
+            query_entry_with_new_token, reconcile_after_lost_lease, report_committed,
+            unknown_outcome, verify_stored_record,
         },
         rules::ExecutionFailure,
     },
@@ -19,7 +20,7 @@ use crate::{
         state::{LeaseGuard, LeaseState},
     },
     limits::InFlightPermit,
-    record::{NeedsAttention, TombstoneReason},
+    record::TombstoneReason,
     response::disposition::{
         Disposition, encode_oversized_value, strip_reason, tombstone_or_release,
     },
@@ -56,7 +57,14 @@ impl Execution {
                     self.lease.set_finished();
                     let Self { lease, permit } = self;
                     let reconciled = reconcile_after_lost_lease(&lease, permit, &pending);
-                    let finished = Box::pin(reconciled).await;
+                    let finished = match Box::pin(reconciled).await {
+                        LostLeaseOutcome::Finished(finished) => finished,
+                        LostLeaseOutcome::Unstored(reference, permit) => {
+                            let pending = pending.clone();
+                            spawn_complete(&lease, reference, pending, permit, false);
+                            unknown_outcome(&lease)
+                        }
+                    };
                     match finished {
                         Finished::Own => telemetry::recorded(lease.id(), &pending.record),
                         _ => telemetry::attention_not_stored(lease.id(), &pending.record),
@@ -317,14 +325,6 @@ impl PendingRecord {
     }
 }
 
-/// Returns `true` if the handler's commit may have succeeded with a record that has expired since.
-///
-/// The handler's later claim that nothing was done may then be wrong, and the store cannot contradict it.
-/// [`NeedsAttention`] makes no such claim.
-pub(super) fn may_contradict_expired_commit(lease: &LeaseState, record: &[u8]) -> bool {
-    lease.commits.record_may_have_expired() && NeedsAttention::in_record(record).is_none()
-}
-
 // ---- Background work ----
 
 /// Retries storing the record in a background task, for one lease duration.
@@ -332,7 +332,7 @@ pub(super) fn may_contradict_expired_commit(lease: &LeaseState, record: &[u8]) -
 /// The lease is not renewed meanwhile. Otherwise a store that renews leases but rejects records would block the key
 /// forever. The permit makes [`drain`](crate::IdempotencyLayer::drain) wait for the task. `responded` is `true` if the
 /// client gets the response that belongs to the record.
-pub(super) fn spawn_complete(
+fn spawn_complete(
     lease: &LeaseGuard,
     reference: LeaseRef,
     mut pending: PendingRecord,

@@ -3,14 +3,11 @@
 use bytes::Bytes;
 
 use crate::{
-    execution::{
-        Execution, Finished, PendingRecord,
-        background::spawn_release_unacknowledged,
-        finish::{may_contradict_expired_commit, spawn_complete},
-    },
-    lease::state::{LeaseGuard, LeaseState},
+    execution::{Execution, Finished, PendingRecord, background::spawn_release_unacknowledged},
+    lease::state::LeaseState,
     limits::InFlightPermit,
-    store::{Acquired, Claim, OrphanPolicy, Token},
+    record::NeedsAttention,
+    store::{Acquired, Claim, LeaseRef, OrphanPolicy, Token},
     store_client::{CompleteOutcome, RenewOutcome},
     telemetry,
 };
@@ -139,6 +136,14 @@ pub(super) enum Reconciled {
     NotCommitted,
 }
 
+/// Returns `true` if the handler's commit may have succeeded with a record that has expired since.
+///
+/// The handler's later claim that nothing was done may then be wrong, and the store cannot contradict it.
+/// [`NeedsAttention`] makes no such claim.
+pub(super) fn may_contradict_expired_commit(lease: &LeaseState, record: &[u8]) -> bool {
+    lease.commits.record_may_have_expired() && NeedsAttention::in_record(record).is_none()
+}
+
 /// Queries the store for the record that it has. A successful completion changes nothing if a commit of the handler was
 /// stored first.
 pub(super) async fn verify_stored_record(
@@ -187,16 +192,25 @@ pub(super) fn report_committed(lease: &LeaseState, record: Bytes) -> Finished {
     }
 }
 
+/// Result of an execution that has lost its lease.
+pub(super) enum LostLeaseOutcome {
+    Finished(Finished),
+    /// The outcome is unknown, and the store may have no record. The caller stores the record of this execution under this
+    /// reference, in the background.
+    Unstored(LeaseRef, InFlightPermit),
+}
+
 /// Returns the result after a lost lease. Only the stored record is valid, because all clients must get the same response.
 /// If nothing is stored, stores the record of this execution.
 pub(super) async fn reconcile_after_lost_lease(
-    lease: &LeaseGuard,
+    lease: &LeaseState,
     permit: InFlightPermit,
     pending: &PendingRecord,
-) -> Finished {
+) -> LostLeaseOutcome {
     if lease.has_unacknowledged_commit() {
         // Does not complete: under this token, a commit that has not reached the store yet would find its lease again.
-        return match query_entry_with_new_token(lease, permit).await {
+        let status = query_entry_with_new_token(lease, permit).await;
+        return LostLeaseOutcome::Finished(match status {
             EntryStatus::CompletedHere(stored) | EntryStatus::Completed(stored) => {
                 Finished::Stored(stored)
             }
@@ -204,22 +218,20 @@ pub(super) async fn reconcile_after_lost_lease(
             | EntryStatus::Orphaned
             | EntryStatus::HeldElsewhere
             | EntryStatus::Unknown => unknown_outcome(lease),
-        };
+        });
     }
     let claim = lease.claim();
     let generation = match query_entry(lease, claim).await {
         EntryStatus::CompletedHere(stored) | EntryStatus::Completed(stored) => {
-            return Finished::Stored(stored);
+            return LostLeaseOutcome::Finished(Finished::Stored(stored));
         }
         EntryStatus::Acquired(generation) => generation,
         // If another execution holds the lease after all, the store refuses the completion.
         EntryStatus::Orphaned => 1,
-        EntryStatus::HeldElsewhere => return unknown_outcome(lease),
+        EntryStatus::HeldElsewhere => return LostLeaseOutcome::Finished(unknown_outcome(lease)),
         // Completes once the store is back. The entry may be absent or orphaned by then.
         EntryStatus::Unknown => {
-            let reference = claim.lease_ref_unknown();
-            spawn_complete(lease, reference, pending.clone(), permit, false);
-            return unknown_outcome(lease);
+            return LostLeaseOutcome::Unstored(claim.lease_ref_unknown(), permit);
         }
     };
     // The execution that took over may have ended without a record. This execution's record is then the only one.
@@ -231,12 +243,11 @@ pub(super) async fn reconcile_after_lost_lease(
         .complete(&reference, false, record, retention, timeout)
         .await
     {
-        CompleteOutcome::Stored => Finished::Own,
-        CompleteOutcome::LeaseLost => unknown_outcome(lease),
+        CompleteOutcome::Stored => LostLeaseOutcome::Finished(Finished::Own),
+        CompleteOutcome::LeaseLost => LostLeaseOutcome::Finished(unknown_outcome(lease)),
         // No record is stored so far. Without the record of this execution, a retry would execute again.
         CompleteOutcome::Failed | CompleteOutcome::TooLarge { .. } => {
-            spawn_complete(lease, reference, pending.clone(), permit, false);
-            unknown_outcome(lease)
+            LostLeaseOutcome::Unstored(reference, permit)
         }
     }
 }

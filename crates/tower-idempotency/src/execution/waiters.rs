@@ -8,114 +8,11 @@ use std::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
-    time::Duration,
 };
 
-use tokio::{
-    sync::{Notify, OwnedMutexGuard},
-    time::{Instant, sleep, timeout, timeout_at},
-};
+use tokio::sync::{Notify, OwnedMutexGuard};
 
-use crate::{
-    execution::{acquire::Attempt, detach::DetachSwitch, shared::Context},
-    panics::catch_panic,
-    retry::from_now,
-    store::{Acquired, KeyId},
-    store_client::{AcquireReply, CallError},
-    telemetry,
-};
-
-/// Waits for at most `limit`, until the first request has a record or this one acquires the lease. Returns the last reply of
-/// the store.
-pub(crate) async fn wait(
-    context: &Context,
-    attempt: &Attempt,
-    detach: &DetachSwitch,
-    limit: Duration,
-    mut reply: AcquireReply,
-) -> Result<AcquireReply, CallError> {
-    let (rules, shared) = (&context.config.execution, &context.shared);
-    let (claim, caller) = (&attempt.claim, attempt.permit.caller());
-    let deadline = from_now(limit);
-    if detach.is_detached() {
-        return Ok(reply);
-    }
-    let Some(_permit) = caller.admit_waiter(rules.waiters) else {
-        return Ok(reply);
-    };
-    let Some(waiter) = shared.waiters.join(claim.id, rules.waiters_per_key) else {
-        return Ok(reply);
-    };
-    telemetry::waiting(&claim.id);
-    disarm_unless_late(detach, &reply);
-    let wakeup = timeout_at(deadline, waiter.turn_or_record()).await;
-    detach.arm();
-    let turn = match wakeup {
-        Ok(Wakeup::Turn(turn)) => turn,
-        Ok(Wakeup::Record(completed)) => {
-            reply.acquired = completed;
-            return Ok(reply);
-        }
-        Err(_elapsed) => return Ok(reply),
-    };
-    let mut poll_interval = MIN_INTERVAL;
-    let mut notification_backoff = Duration::ZERO;
-    while let Acquired::InProgress {
-        fingerprint,
-        expires_in,
-    } = &reply.acquired
-    {
-        let timed_out = Instant::now() >= deadline;
-        if !attempt.is_same_request(fingerprint) || timed_out || detach.is_detached() {
-            break;
-        }
-        disarm_unless_late(detach, &reply);
-        // After a notification without a result, the waiter delays its next query. A store that notifies without end is
-        // then not flooded with queries.
-        if !notification_backoff.is_zero() {
-            timeout_at(deadline, sleep(notification_backoff)).await.ok();
-        }
-        // The notification is a hint. Without one, the waiter queries the store again, at the expiry of the lease at the
-        // latest.
-        let listening = Instant::now();
-        let poll_timeout = poll_interval
-            .min(deadline.saturating_duration_since(listening))
-            .min(*expires_in)
-            .max(Duration::from_millis(1));
-        // A panic of the store counts as a notification: it must not end a wait on which other waiters depend.
-        let changed = pin!(shared.store.wait_for_change(&claim.id, poll_timeout));
-        timeout(poll_timeout, catch_panic(changed)).await.ok();
-        notification_backoff = if listening.elapsed() < poll_timeout {
-            (notification_backoff * 2).clamp(MIN_INTERVAL, MAX_INTERVAL)
-        } else {
-            Duration::ZERO
-        };
-        // The call may acquire the lease. A future that is dropped meanwhile continues in the background.
-        detach.arm();
-        if detach.is_detached() {
-            break;
-        }
-        let earlier = reply.may_acquire_late;
-        let acquired = shared.store.acquire(claim, rules.store_timeout).await;
-        reply = acquired.map_err(|error| error.after_attempt(earlier))?;
-        reply.may_acquire_late |= earlier;
-        poll_interval = (poll_interval * 8 / 5).min(MAX_INTERVAL);
-    }
-    if let Acquired::Completed { .. } = reply.acquired {
-        waiter.deliver(reply.acquired.clone());
-    }
-    drop(turn);
-    Ok(reply)
-}
-
-/// Lets a client that disconnects cancel its waiter, which has had no effect, and free its permit.
-///
-/// A waiter whose call may still acquire the lease continues instead, to release it.
-fn disarm_unless_late(detach: &DetachSwitch, reply: &AcquireReply) {
-    if !reply.may_acquire_late {
-        detach.disarm();
-    }
-}
+use crate::store::{Acquired, KeyId};
 
 /// Waiters of all keys.
 #[derive(Default)]
@@ -137,14 +34,14 @@ struct KeyWaiters {
 }
 
 /// A waiter. Its drop removes it from the group.
-struct Waiter {
+pub(super) struct Waiter {
     by_key: Arc<Mutex<WaitersByKey>>,
     id: KeyId,
     group: Arc<KeyWaiters>,
 }
 
 /// Event that wakes a waiter.
-enum Wakeup {
+pub(super) enum Wakeup {
     /// The waiter now queries the store.
     Turn(OwnedMutexGuard<()>),
     /// Another waiter found the record.
@@ -153,7 +50,7 @@ enum Wakeup {
 
 impl Waiters {
     /// Adds a waiter for `id`. Returns `None` if `per_key` waiters of this key are waiting.
-    fn join(&self, id: KeyId, per_key: usize) -> Option<Waiter> {
+    pub(super) fn join(&self, id: KeyId, per_key: usize) -> Option<Waiter> {
         let mut by_key = lock(&self.by_key);
         let waiters = by_key
             .get(&id)
@@ -181,7 +78,7 @@ impl Waiters {
 
 impl Waiter {
     /// Waits for the turn of this waiter, or for the record that another waiter found.
-    async fn turn_or_record(&self) -> Wakeup {
+    pub(super) async fn turn_or_record(&self) -> Wakeup {
         let mut delivered = pin!(self.group.delivered.notified());
         // Enabled before the check, so that no delivery between the two is missed.
         delivered.as_mut().enable();
@@ -200,7 +97,7 @@ impl Waiter {
     }
 
     /// Delivers the record to all current waiters of the key. Later ones query the store themselves.
-    fn deliver(&self, completed: Acquired) {
+    pub(super) fn deliver(&self, completed: Acquired) {
         let mut by_key = lock(&self.by_key);
         // The group is removed first, so that no waiter joins a group that has its record.
         self.remove_group(&mut by_key);
@@ -233,7 +130,3 @@ impl Drop for Waiter {
 fn lock(by_key: &Mutex<WaitersByKey>) -> MutexGuard<'_, WaitersByKey> {
     by_key.lock().unwrap_or_else(PoisonError::into_inner)
 }
-
-/// First and last interval at which a waiter queries the store without a notification.
-const MIN_INTERVAL: Duration = Duration::from_millis(25);
-const MAX_INTERVAL: Duration = Duration::from_secs(1);

@@ -66,6 +66,7 @@ mod page_token;
 mod query;
 mod resolution;
 mod seen;
+mod state;
 mod text;
 
 #[cfg(test)]
@@ -76,7 +77,7 @@ use std::{future::Future, sync::Arc};
 pub use self::{
     abilities::Abilities,
     contents::RecordContents,
-    entry::{Count, Entry, EntryDetails, Page, State, Summary},
+    entry::{Count, Entry, EntryDetails, Page, Summary},
     error::{InspectError, InspectErrorKind},
     id_prefix::{IdPrefix, IdPrefixError},
     inspector::Inspector,
@@ -84,6 +85,7 @@ pub use self::{
     query::Query,
     resolution::{DEFAULT_ORPHAN_RETENTION, Resolution, ResolveOutcome},
     seen::Seen,
+    state::State,
     text::ParseTokenError,
 };
 use crate::store::KeyId;
@@ -110,8 +112,8 @@ use crate::store::KeyId;
 /// 4. **Expiry is checked at every access**, by the clock of the backend, as for [`Store`](crate::Store). An expired entry
 ///    is not listed and not resolved. Ages and times are by the same clock, and never negative.
 /// 5. **`resolve` is one conditional write.** It may read the entry before. The condition covers all parts of [`Seen`]: the
-///    state at this moment, the generation, and the [version](Seen::version), which was computed from the token and the
-///    lease expiry. If several calls resolve the same [`Seen`], at most one is applied.
+///    state at this moment, the generation, and the [version](Seen::version). The version was computed from the token and
+///    the lease expiry. If several calls resolve the same [`Seen`], at most one is applied.
 /// 6. **Each resolution that leaves the entry stores a new token**, which no execution holds: one of
 ///    [`Token::retry_allowed`] for [`Retry`](Resolution::Retry), else one of [`Token::random`]. All rules of the store
 ///    contract then hold unchanged: the former lease holder is replaced, and can neither renew, complete nor release. A

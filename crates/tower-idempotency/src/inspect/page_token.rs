@@ -1,9 +1,6 @@
 use std::{fmt, str::FromStr};
 
-use super::{
-    InspectError, InspectErrorKind, Query,
-    text::{self, MAX_TEXT, ParseTokenError, VERSION},
-};
+use super::text::{self, MAX_TEXT, ParseTokenError, VERSION};
 
 /// Position in a listing, from which the next page continues.
 ///
@@ -12,47 +9,13 @@ use super::{
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PageToken {
     /// Digest of the store and the query.
-    origin: [u8; 8],
-    position: Box<[u8]>,
+    pub(super) origin: [u8; 8],
+    pub(super) position: Box<[u8]>,
 }
 
 impl PageToken {
     /// The maximum length of a position in bytes.
     pub const MAX_POSITION: usize = 512;
-
-    /// Creates the token for the page after `position`. For implementors.
-    ///
-    /// `store` names the store and its table, such as `postgres payments`, so that no other store accepts the token.
-    ///
-    /// # Panics
-    ///
-    /// If the position has more than [`MAX_POSITION`](Self::MAX_POSITION) bytes, which is a bug of the implementor.
-    #[must_use]
-    pub fn new(store: &str, query: &Query, position: &[u8]) -> Self {
-        assert!(
-            position.len() <= Self::MAX_POSITION,
-            "the position is too long"
-        );
-        Self {
-            origin: query.digest(store),
-            position: position.into(),
-        }
-    }
-
-    /// Returns the position, if the token belongs to this store and this query. For implementors.
-    ///
-    /// An operator can edit the text of a token, so the position can be any bytes.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidPage`](InspectErrorKind::InvalidPage).
-    pub fn position(&self, store: &str, query: &Query) -> Result<&[u8], InspectError> {
-        if self.origin == query.digest(store) {
-            Ok(&self.position)
-        } else {
-            Err(InspectError::new(InspectErrorKind::InvalidPage))
-        }
-    }
 }
 
 #[cfg(feature = "conformance")]

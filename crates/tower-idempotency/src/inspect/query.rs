@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::{Entry, IdPrefix, PageToken, State};
+use super::{Entry, IdPrefix, InspectError, InspectErrorKind, PageToken, State};
 use crate::digest::FieldDigest;
 
 /// Selection of entries for [`Inspect::list`](super::Inspect::list): one state, optional filters, and a page.
@@ -148,7 +148,7 @@ impl Query {
     }
 
     /// Returns the digest of a store and of all parts of the query that every page has in common.
-    pub(super) fn digest(&self, store: &str) -> [u8; 8] {
+    fn digest(&self, store: &str) -> [u8; 8] {
         let mut hash = FieldDigest::new(None);
         hash.field(b"page")
             .field(store.as_bytes())
@@ -166,5 +166,41 @@ impl Query {
         }
         let [a, b, c, d, e, f, g, h, ..] = hash.finish();
         [a, b, c, d, e, f, g, h]
+    }
+}
+
+impl PageToken {
+    /// Creates the token for the page after `position`. For implementors.
+    ///
+    /// `store` names the store and its table, such as `postgres payments`, so that no other store accepts the token.
+    ///
+    /// # Panics
+    ///
+    /// If the position has more than [`MAX_POSITION`](Self::MAX_POSITION) bytes, which is a bug of the implementor.
+    #[must_use]
+    pub fn new(store: &str, query: &Query, position: &[u8]) -> Self {
+        assert!(
+            position.len() <= Self::MAX_POSITION,
+            "the position is too long"
+        );
+        Self {
+            origin: query.digest(store),
+            position: position.into(),
+        }
+    }
+
+    /// Returns the position, if the token belongs to this store and this query. For implementors.
+    ///
+    /// An operator can edit the text of a token, so the position can be any bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidPage`](InspectErrorKind::InvalidPage).
+    pub fn position(&self, store: &str, query: &Query) -> Result<&[u8], InspectError> {
+        if self.origin == query.digest(store) {
+            Ok(&self.position)
+        } else {
+            Err(InspectError::new(InspectErrorKind::InvalidPage))
+        }
     }
 }

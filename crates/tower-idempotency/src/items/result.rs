@@ -166,8 +166,8 @@ impl<T, E> ItemResult<T, E> {
         }
     }
 
-    /// Returns the status of the item for the body of a 207: 200 for a value, that of [`error`](Self::error), or 500 for
-    /// work that failed or panicked.
+    /// Returns the status of the item for the body of a 207. It is 200 for a value, that of [`error`](Self::error), or
+    /// 500 for work that failed or panicked.
     ///
     /// The preset and the settings of the layer choose the statuses of errors, as for requests.
     #[must_use]
@@ -187,8 +187,9 @@ impl<T, E> ItemResult<T, E> {
 
     /// Returns `true` if a retry of the batch would get the same result for this item.
     ///
-    /// Final are a value, a value that was not recorded, a mismatch with an item that was executed or is in the batch, and a
-    /// malformed key. All other results can change: work that failed runs again, and an operator may resolve a key.
+    /// Final are a value, a value that was not recorded, and a malformed key. A mismatch is final if the other item was
+    /// executed or is in the batch. All other results can change: work that failed runs again, and an operator may resolve a
+    /// key.
     #[must_use]
     pub fn is_final(&self) -> bool {
         match self.outcome() {

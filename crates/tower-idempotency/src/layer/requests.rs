@@ -9,9 +9,9 @@ use crate::{
     error::ConfigError,
     layer::IdempotencyLayer,
     request::fingerprint::FingerprintBy,
-    request::key::{IDEMPOTENCY_KEY, KeySyntax},
+    request::key::{IDEMPOTENCY_KEY, KeyScope, KeySyntax},
     request::principal::Principal,
-    request::rules::{KeyFrom, KeyReuse, KeyScope, MissingKey},
+    request::rules::{KeyFrom, KeyReuse, MissingKey},
 };
 
 /// Requests that the layer covers.

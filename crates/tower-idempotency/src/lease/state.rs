@@ -214,7 +214,6 @@ impl LeaseState {
         self.finished.store(true, Ordering::Release);
         queue.remove(self.queue_key());
         drop(queue);
-        // Costs one atomic load if no handler waits.
         self.changed.notify_waiters();
     }
 

@@ -1,13 +1,15 @@
 //! Selection of the headers that a record stores.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
-
-use super::payload::LineList;
+use smallvec::SmallVec;
 
 /// Response header by which a handler sets whether its response is recorded.
 pub(crate) const POLICY: HeaderName = HeaderName::from_static("x-idempo-policy");
 /// Response header by which a handler sets the retention of its response, in seconds.
 pub(crate) const PERSIST_FOR: HeaderName = HeaderName::from_static("x-idempo-persist-for-seconds");
+
+/// Header lines. Most responses have few, which take no allocation.
+pub(super) type LineList<'a> = SmallVec<[(&'a str, &'a [u8]); 8]>;
 
 /// Returns the header lines to store, in their order. Calls `replayed` once for each. Adds the positions of lines with
 /// sensitive values to `sensitive`, counted from `first`.
@@ -66,8 +68,9 @@ fn is_recorded(
 /// - fields of the authentication of one exchange: `Authentication-Info`, the `Proxy-*` authentication fields,
 ///   `DPoP-Nonce` (RFC 9449) and `Replay-Nonce` (RFC 8555), whose values can be used once;
 /// - trace and correlation IDs: `traceparent`, `tracestate`, `traceresponse`, `baggage`, `X-Request-Id`, `Request-Id`,
-///   `X-Correlation-Id`, `Correlation-Id`, `X-Trace-Id`, `X-Span-Id`, and those of AWS, Azure, Cloudflare, Datadog, Elastic,
-///   Envoy, Fly, Google Cloud, GitHub, Instana, Jaeger, LightStep, Netlify, New Relic, Sentry, Vercel and Zipkin;
+///   `X-Correlation-Id`, `Correlation-Id`, `X-Trace-Id` and `X-Span-Id`;
+/// - such IDs of AWS, Azure, Cloudflare, Datadog, Elastic, Envoy, Fly, Google Cloud, GitHub, Instana, Jaeger, LightStep,
+///   Netlify, New Relic, Sentry, Vercel and Zipkin;
 /// - `Access-Control-*`: the permission of one origin. Place the layer inside CORS;
 /// - `Set-Cookie` and `Set-Cookie2`: a replayed cookie could restore a session that has ended since;
 /// - `Clear-Site-Data`: a replay would delete data that the client has stored since.

@@ -19,12 +19,11 @@ use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{SeqAccess, Visitor},
 };
-use smallvec::SmallVec;
 
 use super::{
     ExecutionTrace, Origin, Record, StoredResponse, TombstoneReason,
     error::{Problem, RecordError},
-    headers,
+    headers::{self, LineList},
 };
 
 #[derive(Default, Serialize, Deserialize)]
@@ -57,9 +56,6 @@ pub(super) struct Payload<'a> {
 /// Header lines: a list of (name, bytes).
 #[cfg_attr(test, derive(PartialEq, Debug))]
 pub(super) struct Lines<'a>(pub(super) LineList<'a>);
-
-/// Header lines. Most responses have few, which take no allocation.
-pub(super) type LineList<'a> = SmallVec<[(&'a str, &'a [u8]); 8]>;
 
 /// Bytes, written and read as MessagePack bin only.
 #[cfg_attr(test, derive(PartialEq, Debug))]

@@ -1,11 +1,61 @@
 //! Credentials of a request: the headers and cookies by which callers authenticate.
 
-use http::{HeaderMap, HeaderName, header};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, Response, header};
 
 use crate::{
     digest::FieldDigest,
-    request::principal::{Identity, PrincipalError},
+    error::{Error, ErrorKind},
 };
+
+/// Result of the sources for one request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Identity {
+    /// A source found a principal.
+    Principal,
+    /// [`Principal::credentials`](crate::Principal::credentials) found several headers. They separate keys, but only the first
+    /// counts in the limits.
+    Combined,
+    /// No source found a principal, and none is required.
+    Anonymous,
+    /// No source found a principal, and one is required.
+    Missing,
+}
+
+impl Identity {
+    /// Returns `true` if a source found a principal.
+    pub(super) fn is_found(self) -> bool {
+        matches!(self, Self::Principal | Self::Combined)
+    }
+}
+
+/// Reason why a request has no principal.
+pub(crate) enum PrincipalError {
+    /// A required source found none.
+    Missing(Box<Error>),
+    /// A cookie or a credential header occurs twice.
+    Ambiguous(Box<Error>),
+    /// The closure of the application rejected the request with this response.
+    Rejected(Box<Response<Bytes>>),
+}
+
+impl PrincipalError {
+    /// Returns the error for callers that cannot send the response of the application's closure.
+    pub(crate) fn into_error(self) -> Error {
+        match self {
+            Self::Missing(error) | Self::Ambiguous(error) => *error,
+            Self::Rejected(res) => Error::new(
+                ErrorKind::PrincipalMissing,
+                "the closure of the application rejected the request",
+            )
+            .with_status(res.status()),
+        }
+    }
+
+    fn ambiguous(detail: &'static str) -> Self {
+        Self::Ambiguous(Box::new(Error::new(ErrorKind::PrincipalAmbiguous, detail)))
+    }
+}
 
 /// Adds all credential headers to `hash`, or the cookies if there is none. Returns the kind of identity.
 pub(super) fn add_credentials(

@@ -10,8 +10,6 @@ use std::{
 use http::HeaderName;
 use sfv::{BareItemFromInput, Parser};
 
-use crate::request::rules::KeyScope;
-
 /// `Idempotency-Key`, the header that carries the key unless [`with_header`](crate::IdempotencyLayer::with_header) sets
 /// another one.
 ///
@@ -86,6 +84,23 @@ impl fmt::Debug for IdempotencyKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("IdempotencyKey(..)")
     }
+}
+
+/// Callers for which a key of the service names the same operation. See
+/// [`with_key_from`](crate::IdempotencyLayer::with_key_from).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KeyScope {
+    /// The key belongs to the [principal](crate::Principal): the same key of two callers is two operations.
+    ///
+    /// If two operators refund one payment, the refund executes twice.
+    EachCaller,
+    /// The key belongs to all callers: the operation is executed once, for the first caller that requests it.
+    ///
+    /// The [principal](crate::Principal) is still determined, and may reject the request, but it does not separate callers.
+    /// Every caller whose request has the same fingerprint gets the response. So place the layer inside the authorization,
+    /// and respond with nothing that another authorized caller may not see.
+    AllCallers,
 }
 
 /// Key of a request, by its source. Keys of two sources are never the same.

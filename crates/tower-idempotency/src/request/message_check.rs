@@ -1,7 +1,7 @@
 //! Checks that the body of a protected gRPC call is exactly one message.
 
 #[cfg(feature = "grpc")]
-use super::{not_unary, read_body::body_incomplete};
+use super::{body_incomplete, not_unary};
 use crate::{error::Error, request::rules::Rules};
 #[cfg(feature = "grpc")]
 use crate::{

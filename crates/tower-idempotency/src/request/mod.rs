@@ -1,7 +1,7 @@
 //! Requests: decides which are covered, parses the key, identifies the principal, and builds the claim for the store.
 
 pub(crate) mod canonical_json;
-mod credentials;
+pub(crate) mod credentials;
 pub(crate) mod fingerprint;
 pub(crate) mod json_fingerprint;
 pub(crate) mod key;
@@ -20,13 +20,13 @@ use crate::{
     digest::{FieldDigest, ScopedKey, VERSION},
     error::{Error, ErrorKind},
     request::{
+        credentials::{Identity, PrincipalError},
         fingerprint::{
             entry_id, host, media_type, new_scope, original_path_and_query, original_uri,
             other_host,
         },
-        key::{IdempotencyKey, KeyError, RequestKey},
-        principal::{Identity, PrincipalError},
-        rules::{KeyFrom, KeyReuse, KeyScope, MissingKey, Rules},
+        key::{IdempotencyKey, KeyError, KeyScope, RequestKey},
+        rules::{KeyFrom, KeyReuse, MissingKey, Rules},
     },
     store::{
         Claim, Fingerprint, ITEM_OPERATION, KeyId, OrphanPolicy, ScopeDigest, StoreError, Token,
@@ -291,6 +291,14 @@ pub(crate) fn key_error(error: KeyError) -> Error {
             format!("expected a key of at least {min} bytes, found {length}"),
         ),
     }
+}
+
+/// Creates the error of a request whose body is incomplete.
+fn body_incomplete() -> Error {
+    Error::new(
+        ErrorKind::BodyUnreadable,
+        "the request body ended before it was complete",
+    )
 }
 
 /// Creates the error of a gRPC call that is protected and not unary.

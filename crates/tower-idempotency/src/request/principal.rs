@@ -9,8 +9,8 @@ use crate::{
     digest::FieldDigest,
     error::{Error, ErrorKind},
     request::credentials::{
-        add_credentials, add_first_credential, add_header_value, add_identifying_header, cookie,
-        is_credential_header,
+        Identity, PrincipalError, add_credentials, add_first_credential, add_header_value,
+        add_identifying_header, cookie, is_credential_header,
     },
 };
 
@@ -57,26 +57,6 @@ type ExtensionFn = dyn Fn(&request::Parts) -> Option<Vec<u8>> + Send + Sync;
 type CustomFn =
     dyn Fn(&request::Parts) -> Result<Option<Vec<u8>>, Box<Response<Bytes>>> + Send + Sync;
 
-/// Result of the sources for one request.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Identity {
-    /// A source found a principal.
-    Principal,
-    /// [`Principal::credentials`] found several headers. They separate keys, but only the first counts in the limits.
-    Combined,
-    /// No source found a principal, and none is required.
-    Anonymous,
-    /// No source found a principal, and one is required.
-    Missing,
-}
-
-impl Identity {
-    /// Returns `true` if a source found a principal.
-    fn is_found(self) -> bool {
-        matches!(self, Self::Principal | Self::Combined)
-    }
-}
-
 /// Use of a principal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
@@ -84,34 +64,6 @@ enum Purpose {
     Keys,
     /// Separates the shares of callers that have several credentials. Only the first one counts.
     Shares,
-}
-
-/// Reason why a request has no principal.
-pub(crate) enum PrincipalError {
-    /// A required source found none.
-    Missing(Box<Error>),
-    /// A cookie or a credential header occurs twice.
-    Ambiguous(Box<Error>),
-    /// The closure of the application rejected the request with this response.
-    Rejected(Box<Response<Bytes>>),
-}
-
-impl PrincipalError {
-    /// Returns the error for callers that cannot send the response of the application's closure.
-    pub(crate) fn into_error(self) -> Error {
-        match self {
-            Self::Missing(error) | Self::Ambiguous(error) => *error,
-            Self::Rejected(res) => Error::new(
-                ErrorKind::PrincipalMissing,
-                "the closure of the application rejected the request",
-            )
-            .with_status(res.status()),
-        }
-    }
-
-    pub(super) fn ambiguous(detail: &'static str) -> Self {
-        Self::Ambiguous(Box::new(Error::new(ErrorKind::PrincipalAmbiguous, detail)))
-    }
 }
 
 impl Principal {

@@ -15,7 +15,7 @@ use crate::{
     body::chunks::{Chunks, FrameContent, content_length},
     error::{Error, ErrorKind},
     limits::{AdmissionError, Buffer},
-    request::{message_check::MessageCheck, rules::Rules},
+    request::{body_incomplete, message_check::MessageCheck, rules::Rules},
     retry::{LazyTimer, from_now},
 };
 
@@ -167,13 +167,6 @@ fn body_too_large(limit: usize) -> Error {
     Error::new(
         ErrorKind::BodyTooLarge,
         format!("expected a request body of at most {limit} bytes, found a larger one"),
-    )
-}
-
-pub(super) fn body_incomplete() -> Error {
-    Error::new(
-        ErrorKind::BodyUnreadable,
-        "the request body ended before it was complete",
     )
 }
 

@@ -4,7 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use http::{HeaderName, Method, StatusCode, request};
 
-use super::{fingerprint::FingerprintBy, key::KeyRules, principal::Principal};
+use super::{
+    fingerprint::FingerprintBy,
+    key::{KeyRules, KeyScope},
+    principal::Principal,
+};
 #[cfg(feature = "grpc")]
 use crate::grpc::GrpcMethods;
 use crate::{digest::Secret, error::ErrorKind};
@@ -47,23 +51,6 @@ impl KeyReuse {
             Self::Separate => ErrorKind::KeyReused.status(),
         }
     }
-}
-
-/// Callers for which a key of the service names the same operation. See
-/// [`with_key_from`](crate::IdempotencyLayer::with_key_from).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum KeyScope {
-    /// The key belongs to the [principal](crate::Principal): the same key of two callers is two operations.
-    ///
-    /// If two operators refund one payment, the refund executes twice.
-    EachCaller,
-    /// The key belongs to all callers: the operation is executed once, for the first caller that requests it.
-    ///
-    /// The [principal](crate::Principal) is still determined, and may reject the request, but it does not separate callers.
-    /// Every caller whose request has the same fingerprint gets the response. So place the layer inside the authorization,
-    /// and respond with nothing that another authorized caller may not see.
-    AllCallers,
 }
 
 /// Source of the key.

@@ -1,7 +1,7 @@
 //! The bytes of the file: a header, and records.
 //!
-//! Each record is a marker, its length, its CRC-32 and its payload. The payload has four parts: the kind, the position of an
-//! entry, the synced length of the file before this record, and the content of that kind. Numbers are big-endian.
+//! Each record is a marker, its length, its CRC-32 and its payload. The payload has the kind, the position of an entry, the
+//! synced length of the file before this record, and the content of that kind. Numbers are big-endian.
 //!
 //! The header is a magic number, a random salt, and the CRC-32 of both. The checksum of each record starts from the
 //! salt. A request body may contain the bytes of a record. Without the salt, a cut record with such a body would look like several

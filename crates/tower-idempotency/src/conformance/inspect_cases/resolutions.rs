@@ -7,7 +7,7 @@ use super::{
 use crate::{
     conformance::{
         Subject,
-        cases::waiters::{assert_woken, spawn_waiters},
+        cases::waiters::{assert_wakes_waiters, assert_woken, spawn_waiters},
         subject::{CallOutcome, LONG},
     },
     inspect::{Inspect, InspectErrorKind, Resolution, State},
@@ -252,10 +252,10 @@ pub async fn oversized_resolution_changes_nothing<S: Store>(subject: &Subject<S>
 
 /// 8: with push, a broken lease wakes every waiter.
 pub async fn broken_lease_wakes_waiters<S: Store>(subject: &Subject<S>) {
-    let claim = entry_in(subject, State::InProgress).await;
-    let waiters = spawn_waiters(subject, &claim);
-    subject.wait(2).await;
-    apply(subject, &claim, &Resolution::BreakLease).await;
-    assert_woken(subject, waiters).await;
+    let enter = async || entry_in(subject, State::InProgress).await;
+    let break_lease = async |claim: &Claim| {
+        apply(subject, claim, &Resolution::BreakLease).await;
+    };
+    let claim = assert_wakes_waiters(subject, enter, break_lease).await;
     assert_woken(subject, spawn_waiters(subject, &claim)).await;
 }

@@ -10,14 +10,14 @@ use http::StatusCode;
 use tokio::runtime::Handle;
 
 use super::{
+    observer::{CallPermit, HeldBytes},
     outcome::{Earlier, EndKind, ExecutionEnd, Seen},
-    request::Pending,
 };
 use crate::{
-    digest::{OBSERVED_SCOPE, observed_id},
-    execution::{observe::observer::CallPermit, rules::ExecutionFailure, shared::Context},
+    digest::{OBSERVED_SCOPE, ScopedKey, observed_id},
+    execution::{rules::ExecutionFailure, shared::Context},
     panics::catch_setting_panic,
-    request::key::RequestKey,
+    request::{fingerprint::observed::ObservedFingerprint, key::RequestKey},
     response::rules::Unrecordable,
     store::{Acquired, Claim, KeyId, LeaseRef, OrphanPolicy, StoreError, Ttl},
     store_client::{AcquireReply, CompleteOutcome},
@@ -26,6 +26,15 @@ use crate::{
 
 /// The longest lease of an observation. Its entry remains for this time if no call ends it, and then as long as an orphan.
 const MAX_OBSERVATION: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// A request whose body is not complete yet.
+pub(super) struct Pending {
+    pub(super) key: RequestKey,
+    pub(super) scoped: ScopedKey,
+    pub(super) fingerprint: ObservedFingerprint,
+    pub(super) operation: Box<str>,
+    pub(super) bytes: HeldBytes,
+}
 
 /// A request that passes through and is judged. The request side and the response side share it.
 pub(crate) struct Observation {

@@ -8,33 +8,22 @@ use std::{
 use bytes::Bytes;
 use http::request;
 
-use super::{call::ObservedCall, observation::Observation, observer::HeldBytes};
+use super::{
+    call::ObservedCall,
+    observation::{Observation, Pending},
+};
 use crate::{
     body::watch::BodyWatch,
-    digest::ScopedKey,
     error::ErrorKind,
     execution::{admission::has_outer_lease, shared::Context},
     request::{
-        find_key,
-        fingerprint::observed::ObservedFingerprint,
-        has_key_header,
-        key::RequestKey,
-        observed_operation, pass_reason,
-        principal::{Identity, PrincipalError},
+        credentials::{Identity, PrincipalError},
+        find_key, has_key_header, observed_operation, pass_reason,
         read_body::{announced_length, expected_length},
         scope_key,
     },
     telemetry::{self, Coverage, Observed},
 };
-
-/// A request whose body is not complete yet.
-pub(super) struct Pending {
-    pub(super) key: RequestKey,
-    pub(super) scoped: ScopedKey,
-    pub(super) fingerprint: ObservedFingerprint,
-    pub(super) operation: Box<str>,
-    pub(super) bytes: HeldBytes,
-}
 
 /// An observer of the request body, and one of the call of the handler.
 pub(crate) type Observers = (Option<Box<dyn BodyWatch>>, Option<ObservedCall>);

@@ -4,7 +4,8 @@
 //! returns `None` for every form that this version does not write. The general reader then reads the payload or reports the
 //! error.
 
-use super::{Bin, LineList, Lines, MAX_LINES, Payload};
+use super::{Bin, Lines, MAX_LINES, Payload};
+use crate::record::headers::LineList;
 
 /// Returns the fields of a payload, or `None` if the general reader has to read it.
 pub(in crate::record) fn parse(payload: &[u8]) -> Option<Payload<'_>> {

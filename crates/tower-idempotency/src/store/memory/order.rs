@@ -186,6 +186,24 @@ mod tests {
     }
 
     #[test]
+    fn ascending_deadlines_need_no_allocations() {
+        const LEASES: u32 = 1000;
+        let mut order = Order::new();
+        for slot in 0..LEASES {
+            order.insert(u64::from(slot), slot);
+        }
+        let counted = allocation_counter::measure(|| {
+            for slot in LEASES..100 * LEASES {
+                order.insert(u64::from(slot), slot);
+                let first = slot - LEASES;
+                order.remove(u64::from(first), first);
+            }
+        });
+        // The queue may grow once. A tree would allocate a node for each six slots.
+        assert!(counted.count_total <= 1, "{}", counted.count_total);
+    }
+
+    #[test]
     fn removed_slots_free_memory_behind_first_slot() {
         let mut order = Order::new();
         order.insert(0, 0);

@@ -14,8 +14,8 @@ pub(super) struct Slab<T> {
 }
 
 struct SlabPage<T> {
-    /// The slots; `None` unless the page has a value or is the spare page.
-    slots: Option<Box<[Option<T>]>>,
+    /// The slots that had a value; `None` unless the page has a value or is the spare page. Memory for the others is not written.
+    slots: Option<Vec<Option<T>>>,
     /// A bit for each slot, set if the slot is free.
     free: u32,
 }
@@ -44,10 +44,12 @@ impl<T> Slab<T> {
             self.spare -= 1;
         }
         let at = page.free.trailing_zeros();
-        let slots = page
-            .slots
-            .get_or_insert_with(|| (0..PAGE).map(|_| None).collect());
-        slots[at as usize] = Some(value);
+        let slots = page.slots.get_or_insert_with(|| Vec::with_capacity(PAGE));
+        // The first free slot is one that had a value, or the next one.
+        match slots.get_mut(at as usize) {
+            Some(slot) => *slot = Some(value),
+            None => slots.push(Some(value)),
+        }
         page.free &= !(1 << at);
         if page.free == 0 {
             self.open.pop();
@@ -57,18 +59,19 @@ impl<T> Slab<T> {
 
     pub(super) fn get(&self, slot: u32) -> Option<&T> {
         let (number, at) = split(slot);
-        self.pages.get(number)?.slots.as_ref()?[at].as_ref()
+        self.pages.get(number)?.slots.as_ref()?.get(at)?.as_ref()
     }
 
     pub(super) fn get_mut(&mut self, slot: u32) -> Option<&mut T> {
         let (number, at) = split(slot);
-        self.pages.get_mut(number)?.slots.as_mut()?[at].as_mut()
+        let slots = self.pages.get_mut(number)?.slots.as_mut()?;
+        slots.get_mut(at)?.as_mut()
     }
 
     pub(super) fn remove(&mut self, slot: u32) -> Option<T> {
         let (number, at) = split(slot);
         let page = self.pages.get_mut(number)?;
-        let value = page.slots.as_mut()?[at].take()?;
+        let value = page.slots.as_mut()?.get_mut(at)?.take()?;
         if page.free == 0 {
             self.open.push(slot / PAGE as u32);
         }

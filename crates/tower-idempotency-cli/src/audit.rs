@@ -7,6 +7,9 @@ use tower_idempotency_console::audit::{self, AuditLog, Intent};
 
 use crate::{cli::ChangeArgs, failure::Failure};
 
+/// The program, in the lines and the events of a change.
+pub(crate) const SOURCE: &str = "cli";
+
 /// A change that is recorded in a file.
 pub(crate) struct AuditedChange(audit::AuditedChange);
 
@@ -44,7 +47,7 @@ pub(crate) fn intent<'a>(
         change,
         store,
         actor: &args.actor,
-        source: "cli",
+        source: SOURCE,
         decision,
         reason: &args.reason,
         id,

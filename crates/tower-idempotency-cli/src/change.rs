@@ -11,7 +11,7 @@ use tower_idempotency_console::{
 };
 
 use crate::{
-    audit::{self, AuditedChange},
+    audit::{self, AuditedChange, SOURCE},
     cli::ChangeArgs,
     context::Context,
     failure::{Exit, Failure},
@@ -28,7 +28,10 @@ pub(crate) struct Change<'a> {
     line: Option<Value>,
     actor: &'a str,
     what: &'static str,
+    why: &'a str,
     id: Option<String>,
+    /// The state of the entry before the change. `None` if the change is not about one entry.
+    before: Option<String>,
 }
 
 impl<'a> Change<'a> {
@@ -85,7 +88,17 @@ impl<'a> Change<'a> {
             line = Some(intent);
         }
         let (actor, why) = (args.actor.as_str(), args.reason.as_str());
-        tracing::info!(target: "tower_idempotency::audit", actor, what, id, why, "change begins");
+        let before = before["state"].as_str().map(str::to_owned);
+        tracing::info!(
+            target: "tower_idempotency::audit",
+            actor,
+            source = SOURCE,
+            what,
+            why,
+            id,
+            before,
+            "change begins"
+        );
         Ok(Self {
             context,
             signals,
@@ -93,7 +106,9 @@ impl<'a> Change<'a> {
             line,
             actor,
             what,
+            why,
             id,
+            before,
         })
     }
 
@@ -116,8 +131,18 @@ impl<'a> Change<'a> {
 
     /// Records the outcome. If this fails, the change may have taken effect, and the log shows the intent alone.
     pub(crate) async fn finish(self, outcome: &str, after: Value) -> Result<(), Failure> {
-        let (actor, what, id) = (self.actor, self.what, self.id);
-        tracing::info!(target: "tower_idempotency::audit", actor, what, id, outcome, "change ended");
+        tracing::info!(
+            target: "tower_idempotency::audit",
+            actor = self.actor,
+            source = SOURCE,
+            what = self.what,
+            why = self.why,
+            id = self.id,
+            before = self.before,
+            outcome,
+            after = state_after(outcome, &after),
+            "change ended"
+        );
         // Both are written, also if one of them fails.
         let written = match self.file {
             Some(file) => file.finish(outcome, after.clone()),
@@ -134,6 +159,15 @@ impl<'a> Change<'a> {
             })?;
         }
         written
+    }
+}
+
+/// Returns the state of the entry after the change, or `absent`. Returns `None` if the outcome is unknown, or if the change is
+/// not about one entry.
+fn state_after<'a>(outcome: &str, after: &'a Value) -> Option<&'a str> {
+    match after {
+        Value::Null if matches!(outcome, "applied" | "changed") => Some("absent"),
+        after => after["state"].as_str(),
     }
 }
 

@@ -229,12 +229,15 @@ async fn finish(
     let id = request.seen.id();
     tracing::info!(
         target: "tower_idempotency::audit",
-        entry = %id,
         actor = &*request.actor,
-        decision,
-        reason = request.reason,
+        source = request.source,
+        what = decision,
+        why = request.reason,
+        id = id.to_hex(),
+        before = request.seen.state().name(),
         outcome,
-        "entry resolved by an operator"
+        after = resolved.as_ref().ok().map(state_after),
+        "change ended"
     );
     let written = {
         let outcome = outcome.clone();
@@ -252,6 +255,11 @@ async fn finish(
         StatusCode::INTERNAL_SERVER_ERROR,
         format!("The outcome is \"{outcome}\", but the audit log cannot be written."),
     ))
+}
+
+/// Returns the state of the entry after the change, or `absent`.
+fn state_after(outcome: &ResolveOutcome) -> &'static str {
+    outcome.entry().map_or("absent", |it| it.state().name())
 }
 
 /// Makes the change. An error says whether the store may have made it nevertheless.
@@ -274,7 +282,7 @@ async fn apply(
     Err(error.into_unknown())
 }
 
-/// Writes the intent to the audit log.
+/// Writes the intent to the audit log, and logs it.
 async fn begin(
     log: AuditLog,
     store: String,
@@ -306,7 +314,19 @@ async fn begin(
         )
     };
     match begun.await {
-        Ok(Ok(change)) => Ok(change),
+        Ok(Ok(change)) => {
+            tracing::info!(
+                target: "tower_idempotency::audit",
+                actor = &*request.actor,
+                source,
+                what = decision,
+                why = request.reason,
+                id = request.seen.id().to_hex(),
+                before = details.entry.state().name(),
+                "change begins"
+            );
+            Ok(change)
+        }
         Ok(Err(error)) => Err(failed(error.to_string())),
         Err(error) => Err(failed(error.to_string())),
     }

@@ -280,7 +280,7 @@ impl AuditedChange {
     }
 }
 
-/// Returns the options that append to a file. A new file is readable for its owner only: the reasons in the log are for
+/// Returns the options that append to a file. A new file is readable for its owner only. The reasons in the log are for
 /// operators, and a user who can open the file can hold its lock.
 fn append() -> OpenOptions {
     let mut options = OpenOptions::new();
@@ -296,6 +296,8 @@ const TAIL: u64 = 256 * 1024;
 #[cfg(test)]
 mod tests {
     use std::fs;
+
+    use ::tests::scratch::Scratch;
 
     use super::*;
 
@@ -314,13 +316,13 @@ mod tests {
 
     #[test]
     fn line_after_partial_line_is_complete() {
-        let path = std::env::temp_dir().join(format!("audit-partial-{}", std::process::id()));
+        let scratch = Scratch::new();
+        let path = scratch.file("log");
         fs::write(&path, "{\"line\":\"intent\",\"wh").unwrap();
         let log = AuditLog::new(&path);
         let change = log.begin(&intent("line\nbreak", &Value::Null)).unwrap();
         change.finish("applied", Value::Null).unwrap();
         let lines = log.recent(10).unwrap();
-        fs::remove_file(&path).unwrap();
         assert_eq!(lines.len(), 2);
         assert_eq!(lines[0]["outcome"], "applied");
         assert_eq!(lines[1]["why"], "line\nbreak");
@@ -328,7 +330,8 @@ mod tests {
 
     #[test]
     fn lines_of_several_writers_never_mix() {
-        let path = std::env::temp_dir().join(format!("audit-writers-{}", std::process::id()));
+        let scratch = Scratch::new();
+        let path = scratch.file("log");
         let log = AuditLog::new(&path);
         thread::scope(|scope| {
             for _ in 0..8 {
@@ -342,18 +345,17 @@ mod tests {
             }
         });
         let text = fs::read_to_string(&path).unwrap();
-        fs::remove_file(&path).unwrap();
         let lines = text.lines().map(serde_json::from_str::<Value>);
         assert_eq!(lines.map(Result::unwrap).count(), 400);
     }
 
     #[test]
     fn recent_reads_only_tail() {
-        let path = std::env::temp_dir().join(format!("audit-tail-{}", std::process::id()));
+        let scratch = Scratch::new();
+        let path = scratch.file("log");
         let line = format!("{{\"n\":\"{}\"}}\n", "x".repeat(1000));
         fs::write(&path, line.repeat(2000)).unwrap();
         let lines = AuditLog::new(&path).recent(usize::MAX).unwrap();
-        fs::remove_file(&path).unwrap();
         assert!((200..=262).contains(&lines.len()), "{}", lines.len());
         assert_ne!(change_id(), change_id());
         let missing = AuditLog::new("/no/such/file").recent(1).unwrap();
@@ -365,13 +367,11 @@ mod tests {
     fn log_is_private_and_pipe_has_no_lines() {
         use std::{os::unix::fs::PermissionsExt as _, process::Command};
 
-        let name =
-            |kind: &str| std::env::temp_dir().join(format!("audit-{kind}-{}", std::process::id()));
-        let (path, pipe) = (name("private"), name("pipe"));
+        let scratch = Scratch::new();
+        let (path, pipe) = (scratch.file("log"), scratch.file("pipe"));
         let change = AuditLog::new(&path).begin(&intent("x", &Value::Null));
         change.unwrap().finish("applied", Value::Null).unwrap();
         let mode = fs::metadata(&path).unwrap().permissions().mode();
-        fs::remove_file(&path).unwrap();
         assert_eq!(mode & 0o777, 0o600);
         // A pipe without a writer would block.
         assert!(
@@ -382,7 +382,6 @@ mod tests {
                 .success()
         );
         let lines = AuditLog::new(&pipe).recent(10);
-        fs::remove_file(&pipe).unwrap();
         assert!(lines.unwrap().is_empty());
     }
 

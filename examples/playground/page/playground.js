@@ -61,9 +61,22 @@ const begin = (path) => {
   return last;
 };
 
+const note = byId("entries-note").textContent;
+
+// Returns the states that the store lists. The others have no count, and the browser logs an error for each query of them.
+const listedStates = async () => {
+  const response = await fetch("console/api/v1/summary", { cache: "no-store" });
+  if (!response.ok) return [];
+  const counts = (await response.json()).states;
+  const states = ["in-progress", "orphaned", "needs-attention", "completed"];
+  const unlisted = new Intl.ListFormat("en", { type: "disjunction" }).format(states.filter((state) => !counts[state]));
+  byId("entries-note").textContent = unlisted ? `${note} This store lists no ${unlisted} entries.` : note;
+  return states.filter((state) => counts[state]);
+};
+
 const entries = async () => {
   const rows = [];
-  for (const state of ["in-progress", "orphaned", "needs-attention", "completed"]) {
+  for (const state of await listedStates()) {
     const response = await fetch(`console/api/v1/entries?state=${state}&limit=20`, { cache: "no-store" });
     if (!response.ok) continue;
     for (const entry of (await response.json()).entries) rows.push(entry);

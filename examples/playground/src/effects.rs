@@ -71,13 +71,33 @@ impl Effects {
 
 #[cfg(test)]
 mod tests {
-    use std::{env, fs, thread};
+    use std::{env, fs, path::PathBuf, thread};
 
     use super::*;
 
+    /// A new directory, which is removed when this is dropped.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new() -> Self {
+            let name = |n| format!("playground-effects-{}-{n}", process::id());
+            // A process with the same id may have left a directory, or may use one in another container.
+            let mut paths = (0..1000).map(|n| env::temp_dir().join(name(n)));
+            let path = paths.find(|path| fs::create_dir(path).is_ok());
+            Self(path.expect("a directory for throwaway files"))
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
     #[test]
     fn lines_of_several_writers_never_mix() {
-        let path = env::temp_dir().join(format!("playground-effects-{}", process::id()));
+        let scratch = Scratch::new();
+        let path = scratch.0.join("effects");
         thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
@@ -89,7 +109,6 @@ mod tests {
             }
         });
         let text = fs::read_to_string(&path).unwrap();
-        fs::remove_file(&path).unwrap();
         let mut lines: Vec<_> = text.lines().collect();
         lines.sort_unstable();
         let mut expected: Vec<_> = (0..800)

@@ -1,10 +1,14 @@
 //! Without an audit line nothing is changed.
 
-use std::{fs, thread, time::Duration};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use serde_json::Value;
 use tests::{
-    proxy::{Fault, Proxy, Then},
+    HANG_GUARD,
+    proxy::{ConnectionEnd, Fault, Proxy},
     scratch::Scratch,
     servers::{
         dynamodb::{StandIn, shared},
@@ -13,11 +17,14 @@ use tests::{
         redis::RedisServer,
     },
 };
+use tokio::{task::spawn_blocking, time::sleep};
 use tower_idempotency::{
     NeedsAttention, Preset,
     inspect::{Inspect, RecordContents, State},
     run_once::{Outcome, WorkError},
+    store::KeyId,
 };
+use tower_idempotency_any::AnyStore;
 use tower_idempotency_sqlx::sqlx::{self, Connection as _, Row as _};
 
 use crate::{run_in, scenario::Keys};
@@ -143,6 +150,20 @@ async fn log_has_failed_outcome() {
     assert!(lines[1].contains("\"outcome\":\"unknown: "), "{log}");
 }
 
+/// Waits until the entry has this state.
+async fn wait_for_state(store: &AnyStore, id: &KeyId, state: State) {
+    let began = Instant::now();
+    loop {
+        let found = store.get(id).await.expect("the server runs");
+        let found = found.map(|it| it.entry.state());
+        if found == Some(state) {
+            return;
+        }
+        assert!(began.elapsed() < HANG_GUARD, "{found:?}");
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
 /// The store dies between the intent and the outcome: the log has both, and the second one says that it is unknown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn store_that_dies_leaves_unknown_outcome() {
@@ -155,11 +176,10 @@ async fn store_that_dies_leaves_unknown_outcome() {
         let direct = server.url();
         let store = crate::open(&direct).await.expect("the server runs");
         let keys = Keys::create(&store).await;
-        drop(store);
         let proxy = Proxy::start(server.address());
         let url = direct.replace(&server.address().to_string(), &proxy.address().to_string());
         let scratch = Scratch::new();
-        proxy.once(fault, Then::Hang);
+        proxy.once(fault, ConnectionEnd::Hang);
         let resolve = [
             "resolve",
             "bbbbbbbb",
@@ -174,15 +194,19 @@ async fn store_that_dies_leaves_unknown_outcome() {
             "--timeout",
             "5s",
         ];
-        let ran = thread::scope(|scope| {
-            let tool = scope.spawn(|| run_in(&scratch.file(""), &url, &resolve));
-            while proxy.hits() == 0 && !tool.is_finished() {
-                thread::sleep(Duration::from_millis(1));
-            }
-            server.kill();
-            tool.join().expect("the tool ends")
-        });
-        assert_eq!((proxy.hits(), ran.code), (1, 1), "{ran:?}");
+        let directory = scratch.file("");
+        let tool = spawn_blocking(move || run_in(&directory, &url, &resolve));
+        while proxy.injected_faults() == 0 && !tool.is_finished() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        // The proxy counts a request before it forwards it.
+        if proxy.injected_faults() == 1 {
+            wait_for_state(&store, &keys.orphaned.id, state).await;
+        }
+        drop(store);
+        server.kill();
+        let ran = tool.await.expect("the tool ends");
+        assert_eq!((proxy.injected_faults(), ran.code), (1, 1), "{ran:?}");
         let log = fs::read_to_string(scratch.file("log")).expect("the log");
         let lines: Vec<_> = log.lines().collect();
         assert_eq!(lines.len(), 2, "{log}");
@@ -329,32 +353,56 @@ async fn changes_are_events() {
     let store = crate::open(&url).await.expect("a file");
     Keys::create(&store).await;
     let tool = env!("CARGO_BIN_EXE_idempotency");
-    let ran = std::process::Command::new(tool)
-        .args([
-            "resolve",
-            "bbbbbbbb",
-            "free",
-            "--reason",
-            "ticket 17",
-            "--yes",
-        ])
-        .args(["--store", &url, "--audit", "log", "--actor", "alice"])
-        .env("IDEMPOTENCY_LOG", "info")
-        .current_dir(scratch.file(""))
-        .output()
-        .expect("the tool runs");
-    let events = String::from_utf8_lossy(&ran.stderr);
-    let of_audit: Vec<_> = events
-        .lines()
-        .filter(|line| line.contains("tower_idempotency::audit"))
-        .collect();
-    assert_eq!(of_audit.len(), 2, "{events}");
-    assert!(of_audit[0].contains("why=\"ticket 17\""), "{events}");
-    assert!(of_audit[1].contains("outcome=\"applied\""), "{events}");
-    assert!(
-        of_audit.iter().all(|line| line.contains("actor=\"alice\"")),
-        "{events}"
-    );
+    let events = |args: &[&str]| {
+        let ran = std::process::Command::new(tool)
+            .args(args)
+            .args(["--reason", "ticket 17", "--yes"])
+            .args(["--store", &url, "--audit", "log", "--actor", "alice"])
+            .env("IDEMPOTENCY_LOG", "info")
+            .current_dir(scratch.file(""))
+            .output()
+            .expect("the tool runs");
+        assert!(ran.status.success(), "{ran:?}");
+        let events = String::from_utf8_lossy(&ran.stderr);
+        let of_audit = events
+            .lines()
+            .filter(|line| line.contains("tower_idempotency::audit"));
+        let of_audit: Vec<_> = of_audit.map(str::to_owned).collect();
+        assert_eq!(of_audit.len(), 2, "{events}");
+        for (event, name) in of_audit.iter().zip(["change begins", "change ended"]) {
+            for field in [
+                name.to_owned(),
+                "actor=\"alice\"".to_owned(),
+                "source=\"cli\"".to_owned(),
+                format!("what=\"{}\"", args.get(2).unwrap_or(&args[0])),
+                "why=\"ticket 17\"".to_owned(),
+            ] {
+                assert!(event.contains(&field), "{field}: {event}");
+            }
+        }
+        assert!(of_audit[1].contains("outcome=\"applied\""), "{events}");
+        of_audit
+    };
+    for (id, decision, before, after) in [
+        ("cccccccc", "retry", "needs-attention", "orphaned"),
+        ("bbbbbbbb", "free", "orphaned", "absent"),
+    ] {
+        let found = events(&["resolve", id, decision]);
+        let (before, after) = (format!("before=\"{before}\""), format!("after=\"{after}\""));
+        for event in &found {
+            let id = format!("id=\"{id}");
+            assert!(event.contains(&id) && event.contains(&before), "{event}");
+        }
+        assert!(!found[0].contains("after="), "{found:?}");
+        assert!(found[1].contains(&after), "{found:?}");
+    }
+    // A purge is not about one entry.
+    for event in events(&["purge"]) {
+        assert!(
+            !event.contains("before=") && !event.contains("after="),
+            "{event}"
+        );
+    }
 }
 
 /// The reason of the handler is the only statement about its effect.

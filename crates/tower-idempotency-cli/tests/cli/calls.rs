@@ -1,6 +1,6 @@
 //! The calls that each command makes: only `check --repair` walks through the keys of a store.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, path::Path};
 
 use tests::{
     dynamodb::Endpoint,
@@ -11,7 +11,7 @@ use tests::{
     },
 };
 
-use crate::{run_in, scenario::Keys};
+use crate::{run_in, scenario::Keys, serve::Served};
 
 /// The options that change what a listing reads.
 const FILTERS: [&[&str]; 6] = [
@@ -22,6 +22,47 @@ const FILTERS: [&[&str]; 6] = [
     &["--operation", "POST /nowhere"],
     &["--owner", "unknown"],
 ];
+
+/// Visits the pages of the console, allows a retry of the orphan, and waits until the live view is refreshed.
+fn visit_console(directory: &Path, url: &str, keys: &Keys) {
+    let served = Served::start(directory, url, &["--audit", "log"]);
+    let get = |path: &str| {
+        let response = served.get(path, "");
+        assert!(response.starts_with("HTTP/1.1 200 "), "{path}: {response}");
+        response
+    };
+    for path in ["/", "/find", "/find?id=bbbbbbbb", "/audit", "/metrics"] {
+        get(path);
+    }
+    // The page of a state without a list says so.
+    for state in ["in-progress", "orphaned", "needs-attention", "completed"] {
+        get(&format!("/entries?state={state}"));
+    }
+    for filter in ["older=1h", "owner=unknown", "operation=nowhere", "limit=1"] {
+        get(&format!("/entries?state=orphaned&{filter}"));
+    }
+    for claim in [
+        &keys.in_progress,
+        &keys.orphaned,
+        &keys.attention,
+        &keys.completed,
+    ] {
+        let id = claim.id.to_hex();
+        get(&format!("/entries/{id}"));
+        get(&format!("/find?id={id}"));
+    }
+    let id = keys.orphaned.id.to_hex();
+    get(&format!("/entries/{id}/resolve?how=retry"));
+    let entry = get(&format!("/api/v1/entries/{id}"));
+    let (_, seen) = entry.split_once("\"seen\":\"").expect("a member");
+    let (seen, _) = seen.split_once('"').expect("an end");
+    let body = format!("{{\"seen\":\"{seen}\",\"how\":\"retry\",\"reason\":\"x\"}}");
+    let path = format!("/api/v1/entries/{id}/resolve");
+    let json = "content-type: application/json\r\n";
+    let done = served.send("POST", &path, json, &body);
+    assert!(done.starts_with("HTTP/1.1 200 "), "{done}");
+    served.wait_for_counts();
+}
 
 /// Runs each command that takes a store, but not `check --repair`, and listings with each of these options.
 async fn run_every_command(url: &str, filters: &[&[&str]]) {
@@ -48,6 +89,7 @@ async fn run_every_command(url: &str, filters: &[&[&str]]) {
     run(&["stats"], 0);
     run(&["check"], 0);
     run(&["export", "--with-records"], 0);
+    visit_console(&directory, url, &keys);
     let change = ["--reason", "x", "--audit", "log", "--yes"];
     let completed = keys.completed.id.to_hex();
     for (id, decision) in [
@@ -72,7 +114,7 @@ const ALLOWED: [&str; 14] = [
 
 /// Returns the names of the commands of clients. Those of the nodes among themselves are left out.
 fn names(monitor: Monitor<'_>) -> BTreeSet<String> {
-    let asked = monitor.asked().into_iter();
+    let asked = monitor.into_commands().into_iter();
     asked.map(|asked| asked.name).collect()
 }
 

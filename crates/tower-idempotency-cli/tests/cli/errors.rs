@@ -18,13 +18,13 @@ use tests::{
     },
     sql,
 };
-
 use tower_idempotency::{
     IdempotencyLayer, MemoryStore,
     inspect::Inspect as _,
     store::{Store as _, Ttl},
 };
 use tower_idempotency_any::AnyStore;
+use tower_idempotency_sqlx::sqlx::{self, Connection as _};
 
 use crate::{run, run_in, scenario::Keys};
 
@@ -90,8 +90,20 @@ fn refused_connections_are_one_sentence() {
     let url = format!("rediss://:hush@{}/0", redis.address());
     assert_fails(&url, &["stats"], 1, "cannot use the redis store");
     let postgres = PostgresServer::start(&[]);
-    let url = format!("postgres://stranger:hush@{}/postgres", postgres.address());
-    assert_fails(&url, &["stats"], 1, "cannot use the postgres store");
+    let role = async {
+        let mut admin = sqlx::PgConnection::connect(&postgres.url()).await;
+        let create = sqlx::raw_sql("create role locked login password 'open-sesame'");
+        let created = create.execute(admin.as_mut().expect("a server")).await;
+        created.expect("a role with a password");
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime.expect("a runtime").block_on(role);
+    for role in ["stranger", "locked"] {
+        let url = format!("postgres://{role}:hush@{}/postgres", postgres.address());
+        assert_fails(&url, &["stats"], 1, "cannot use the postgres store");
+    }
     let url = format!("{}?sslmode=require", postgres.url());
     assert_fails(&url, &["stats"], 1, "cannot use the postgres store");
     let mariadb = MariaDbServer::start(&[]);
@@ -162,7 +174,6 @@ async fn empty_listing_has_own_exit_code() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn closed_output_ends_quietly() {
-    let tool = env!("CARGO_BIN_EXE_idempotency");
     let scratch = Scratch::new();
     let url = format!("sqlite:{}", scratch.file("keys.db").display());
     AnyStore::open(&url).await.expect("a file");
@@ -173,7 +184,7 @@ async fn closed_output_ends_quietly() {
         "policy" => format!("proxy policy --config {}", config.display()),
         _ => format!("proxy {it} --config {}", config.display()),
     });
-    for arguments in [
+    for line in [
         &*check,
         &*policy,
         "man",
@@ -182,17 +193,9 @@ async fn closed_output_ends_quietly() {
         "watch --interval 100ms",
         "export",
     ] {
-        // The reader has ended before the tool writes.
-        let line = format!("{tool} {arguments} | true; echo \"${{PIPESTATUS[0]}}\"");
-        let ran = Command::new("bash")
-            .args(["-c", &line])
-            .env("IDEMPOTENCY_STORE", &url)
-            .stdin(Stdio::null())
-            .output();
-        let ran = ran.expect("bash");
-        assert!(ran.stderr.is_empty(), "{arguments}: {ran:?}");
-        let out = String::from_utf8_lossy(&ran.stdout);
-        assert!(out.ends_with("0\n"), "{arguments}: {ran:?}");
+        let args: Vec<_> = line.split(' ').collect();
+        let (ended, errors) = run_unread(scratch.path(), &url, &args);
+        assert_eq!((ended, &*errors), (Some(0), ""), "{line}");
     }
 }
 

@@ -5,17 +5,15 @@ use std::{
     io::Read as _,
     net::SocketAddr,
     process::{Child, Command, Stdio},
-    thread,
-    time::Duration,
 };
 
 use tests::{
-    proxy::{Fault, Proxy, Then},
+    proxy::{ConnectionEnd, Fault, Proxy},
     scratch::Scratch,
     servers::{postgres::PostgresServer, redis::RedisServer},
 };
 
-use crate::{command, scenario::Keys};
+use crate::{command, scenario::Keys, wait_for_end, wait_for_faults};
 
 /// Starts a change through a proxy that holds a call, and sends the signal when the store has it. Returns the exit code, the
 /// errors and the audit log.
@@ -29,17 +27,13 @@ fn interrupt(
     let proxy = Proxy::start(server);
     let url = url.replace(&server.to_string(), &proxy.address().to_string());
     let scratch = Scratch::new();
-    proxy.once(fault, Then::Hang);
+    proxy.once(fault, ConnectionEnd::Hang);
     let mut tool = command(scratch.path(), &url);
     tool.args(args);
     tool.args(["--reason", "x", "--audit", "log", "--yes"]);
     let tool = tool.stdin(Stdio::null()).stderr(Stdio::piped());
     let mut tool = tool.spawn().expect("the tool starts");
-    while proxy.hits() == 0 {
-        let ended = tool.try_wait().expect("a child");
-        assert!(ended.is_none(), "the tool ended before its call: {ended:?}");
-        thread::sleep(Duration::from_millis(1));
-    }
+    wait_for_faults(&proxy, 1, &mut tool);
     let mut errors = String::new();
     let code = end(&mut tool, signal);
     let stderr = tool.stderr.as_mut().expect("a pipe");
@@ -53,7 +47,7 @@ fn end(tool: &mut Child, signal: &str) -> i32 {
     let pid = tool.id().to_string();
     let sent = Command::new("kill").args([signal, &pid]).status();
     assert!(sent.expect("kill").success());
-    tool.wait().expect("a child").code().unwrap_or(-1)
+    wait_for_end(tool).code().unwrap_or(-1)
 }
 
 fn check_log(log: &str, errors: &str, outcome: &str) {
@@ -115,7 +109,10 @@ async fn failed_purge_has_unknown_outcome() {
     crate::open(&url).await.expect("the server runs");
     let url = url.replace(&server.address().to_string(), &proxy.address().to_string());
     let scratch = Scratch::new();
-    proxy.once(Fault::reply_to("using over, clock where"), Then::Hang);
+    proxy.once(
+        Fault::reply_to("using over, clock where"),
+        ConnectionEnd::Hang,
+    );
     let args = [
         "purge",
         "--reason",
@@ -127,7 +124,7 @@ async fn failed_purge_has_unknown_outcome() {
         "5s",
     ];
     let ran = crate::run_in(scratch.path(), &url, &args);
-    assert_eq!((proxy.hits(), ran.code), (1, 1), "{ran:?}");
+    assert_eq!((proxy.injected_faults(), ran.code), (1, 1), "{ran:?}");
     let log = fs::read_to_string(scratch.file("log")).expect("the log");
     check_log(&log, &ran.err, "");
 }
@@ -143,7 +140,7 @@ async fn watch_without_reader_waits() {
     let url = server.url().replace(&at, &proxy.address().to_string());
     // A part of the last statement of each count. The tool prints the first count, and the second one hangs.
     let needle = b"(select not coalesce(".to_vec();
-    proxy.once(Fault::Request { needle, nth: 2 }, Then::Hang);
+    proxy.once(Fault::Request { needle, nth: 2 }, ConnectionEnd::Hang);
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
     let scratch = Scratch::new();
@@ -152,11 +149,7 @@ async fn watch_without_reader_waits() {
     tool.args(["--exit-when-empty", "orphaned"]);
     let tool = tool.stdin(Stdio::null()).stdout(writer);
     let mut tool = tool.spawn().expect("the tool starts");
-    while proxy.hits() == 0 {
-        let ended = tool.try_wait().expect("a child");
-        assert!(ended.is_none(), "the tool ended with an orphan: {ended:?}");
-        thread::sleep(Duration::from_millis(1));
-    }
+    wait_for_faults(&proxy, 1, &mut tool);
     assert_eq!(end(&mut tool, "-INT"), 130);
 }
 
@@ -172,9 +165,9 @@ async fn interrupted_watch_has_own_exit_code() {
     // Between two counts, and during a call of the store.
     for fault in [None, Some(Fault::request("select count(case"))] {
         let is_call = fault.is_some();
-        let hits = proxy.hits();
+        let faults = proxy.injected_faults();
         if let Some(fault) = fault {
-            proxy.once(fault, Then::Hang);
+            proxy.once(fault, ConnectionEnd::Hang);
         }
         let mut tool = command(scratch.path(), &url);
         let tool = tool
@@ -185,9 +178,7 @@ async fn interrupted_watch_has_own_exit_code() {
             .spawn()
             .expect("the tool starts");
         if is_call {
-            while proxy.hits() == hits {
-                thread::sleep(Duration::from_millis(1));
-            }
+            wait_for_faults(&proxy, faults + 1, &mut tool);
         } else {
             let mut first = [0];
             let out = tool.stdout.as_mut().expect("a pipe");

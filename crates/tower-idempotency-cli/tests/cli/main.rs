@@ -14,15 +14,17 @@ mod terminal;
 use std::{
     io::Write as _,
     path::Path,
-    process::{Command, Stdio},
-    time::Duration,
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
+use tests::{HANG_GUARD, proxy::Proxy};
 use tower_idempotency_any::{AnyStore, OpenError, OpenOptions};
 
 /// The output of a command, and its exit code.
 #[derive(Debug)]
-struct Ran {
+struct CommandOutput {
     code: i32,
     out: String,
     err: String,
@@ -37,7 +39,7 @@ async fn open(url: &str) -> Result<AnyStore, OpenError> {
 }
 
 /// Runs the tool. Its input is no terminal.
-fn run(store: &str, args: &[&str]) -> Ran {
+fn run(store: &str, args: &[&str]) -> CommandOutput {
     run_in(Path::new("."), store, args)
 }
 
@@ -64,7 +66,7 @@ fn command(directory: &Path, store: &str) -> Command {
     command
 }
 
-fn run_in(directory: &Path, store: &str, args: &[&str]) -> Ran {
+fn run_in(directory: &Path, store: &str, args: &[&str]) -> CommandOutput {
     let mut command = command(directory, store);
     command.args(args).stdin(Stdio::piped());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -73,9 +75,32 @@ fn run_in(directory: &Path, store: &str, args: &[&str]) -> Ran {
     input.write_all(b"yes\n").ok();
     drop(input);
     let output = child.wait_with_output().expect("the tool ends");
-    Ran {
+    CommandOutput {
         code: output.status.code().expect("an exit code"),
         out: String::from_utf8(output.stdout).expect("text"),
         err: String::from_utf8(output.stderr).expect("text"),
+    }
+}
+
+/// Waits until the proxy has injected this number of faults. The process must run until then.
+fn wait_for_faults(proxy: &Proxy, faults: u64, process: &mut Child) {
+    let began = Instant::now();
+    while proxy.injected_faults() < faults {
+        let ended = process.try_wait().expect("a child");
+        assert!(ended.is_none(), "the tool ended before its call: {ended:?}");
+        assert!(began.elapsed() < HANG_GUARD, "the tool makes no call");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits for the end of a process.
+fn wait_for_end(process: &mut Child) -> ExitStatus {
+    let began = Instant::now();
+    loop {
+        if let Some(status) = process.try_wait().expect("a child") {
+            return status;
+        }
+        assert!(began.elapsed() < HANG_GUARD, "the tool does not end");
+        thread::sleep(Duration::from_millis(1));
     }
 }

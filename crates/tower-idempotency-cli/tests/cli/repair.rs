@@ -10,9 +10,9 @@ use tower_idempotency::{
 };
 use tower_idempotency_redis::{RedisOptions, RedisStore};
 
-use crate::{Ran, run, run_in, scenario::Keys};
+use crate::{CommandOutput, run, run_in, scenario::Keys};
 
-fn repair(url: &str) -> Ran {
+fn repair(url: &str) -> CommandOutput {
     let scratch = Scratch::new();
     let args = [
         "check",
@@ -78,8 +78,8 @@ async fn repair_adds_and_removes_on_redis() {
     let orphaned = keys.orphaned.id.to_hex();
     let script = "local id = string.gsub(ARGV[1], '..', function(h) return string.char(tonumber(h, 16)) end) \
          redis.call('ZREM', KEYS[1], id) return redis.call('ZADD', KEYS[2], 1, id)";
-    let both = ["idempotency:~leases", "idempotency:~attention"];
-    server.command(&["EVAL", script, "2", both[0], both[1], &orphaned]);
+    let indexes = ["idempotency:~leases", "idempotency:~attention"];
+    server.command(&["EVAL", script, "2", indexes[0], indexes[1], &orphaned]);
     assert_eq!(server.command(&["ZCARD", "idempotency:~attention"]), "3");
 
     let ran = repair(&url);

@@ -11,7 +11,7 @@ use tower_idempotency::{
 };
 use tower_idempotency_any::AnyStore;
 
-use crate::{Ran, run_in};
+use crate::{CommandOutput, run_in};
 
 /// The keys of a store: one in each state.
 pub(crate) struct Keys {
@@ -80,7 +80,7 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    fn run(&mut self, args: &[&str]) -> Ran {
+    fn run(&mut self, args: &[&str]) -> CommandOutput {
         let ran = run_in(&self.scratch.file(""), self.store, args);
         let line = format!("$ idempotency {}\n", args.join(" "));
         self.notes.push_str(&plain(&line));

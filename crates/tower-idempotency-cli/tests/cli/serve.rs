@@ -1,42 +1,36 @@
 //! `serve` as a process.
 
 use std::{
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
     net::TcpStream,
     os::unix::net::{UnixDatagram, UnixStream},
     path::Path,
     process::{Child, Command, Stdio},
-    thread,
-    time::Duration,
 };
 
 use tests::{
-    proxy::{Fault, Proxy, Then},
+    proxy::{ConnectionEnd, Fault, Proxy},
     scratch::Scratch,
     servers::postgres::PostgresServer,
 };
 use tower_idempotency::inspect::{Inspect as _, State};
 use tower_idempotency_any::AnyStore;
 
-use crate::{program, run_in, scenario::Keys};
+use crate::{command, run_in, scenario::Keys, wait_for_end, wait_for_faults};
 
 /// A running console. Killed when it is dropped.
-struct Served {
+pub(crate) struct Served {
     child: Child,
     at: String,
 }
 
 impl Served {
-    fn start(directory: &Path, store: &str, args: &[&str]) -> Self {
-        let mut command = program();
-        command.current_dir(directory).arg("serve").args(args);
+    pub(crate) fn start(directory: &Path, store: &str, args: &[&str]) -> Self {
+        let mut command = command(directory, store);
+        command.arg("serve").args(args).env_remove("RUST_LOG");
         if !args.contains(&"--unix-socket") {
             command.args(["--listen", "127.0.0.1:0"]);
         }
-        command.env("IDEMPOTENCY_STORE", store).env("USER", "alice");
-        command
-            .env_remove("IDEMPOTENCY_AUDIT")
-            .env_remove("RUST_LOG");
         command.stdin(Stdio::null()).stderr(Stdio::null());
         let mut child = command
             .stdout(Stdio::piped())
@@ -54,7 +48,7 @@ impl Served {
     }
 
     /// Sends a request, and returns the response.
-    fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> String {
+    pub(crate) fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> String {
         let host = if headers.to_ascii_lowercase().contains("host:") {
             String::new()
         } else {
@@ -77,8 +71,18 @@ impl Served {
         String::from_utf8_lossy(&response).into_owned()
     }
 
-    fn get(&self, path: &str, headers: &str) -> String {
+    pub(crate) fn get(&self, path: &str, headers: &str) -> String {
         self.send("GET", path, headers, "")
+    }
+
+    /// Opens the stream of the live view, and waits for the counts of the next query.
+    pub(crate) fn wait_for_counts(&self) {
+        let mut stream = TcpStream::connect(&self.at).expect("it listens");
+        let request = format!("GET /events HTTP/1.1\r\nhost: {}\r\n\r\n", self.at);
+        stream.write_all(request.as_bytes()).expect("a connection");
+        let mut lines = BufReader::new(stream).lines();
+        let is_event = |line: io::Result<String>| line.expect("a line").contains("event: counts");
+        assert!(lines.any(is_event), "the stream has no counts");
     }
 }
 
@@ -346,7 +350,7 @@ async fn signal_ends_console_with_open_stream() {
     let pid = served.child.id().to_string();
     let killed = Command::new("kill").args(["-TERM", &pid]).status();
     assert!(killed.expect("kill").success());
-    assert!(served.child.wait().expect("a child").success());
+    assert!(wait_for_end(&mut served.child).success());
 }
 
 /// The browser leaves while the store holds its change, and the process is asked to end.
@@ -371,7 +375,7 @@ async fn end_console_with_change(signal: &str) {
     let found = store.get(&keys.orphaned.id).await.expect("it runs");
     let seen = found.expect("an entry").entry.seen().to_string();
     let body = format!("{{\"seen\":\"{seen}\",\"how\":\"retry\",\"reason\":\"ticket 17\"}}");
-    proxy.once(Fault::request("with resolved as"), Then::Hang);
+    proxy.once(Fault::request("with resolved as"), ConnectionEnd::Hang);
     let mut stream = TcpStream::connect(&served.at).expect("it listens");
     let request = format!(
         "POST /api/v1/entries/{id}/resolve HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n\
@@ -380,14 +384,12 @@ async fn end_console_with_change(signal: &str) {
         body.len()
     );
     stream.write_all(request.as_bytes()).expect("a connection");
-    while proxy.hits() == 0 {
-        thread::sleep(Duration::from_millis(5));
-    }
+    wait_for_faults(&proxy, 1, &mut served.child);
     drop(stream);
     let pid = served.child.id().to_string();
     let killed = Command::new("kill").args([signal, &pid]).status();
     assert!(killed.expect("kill").success());
-    assert!(served.child.wait().expect("a child").success());
+    assert!(wait_for_end(&mut served.child).success());
     let log = std::fs::read_to_string(scratch.file("log")).expect("the log");
     let lines: Vec<_> = log.lines().collect();
     assert_eq!(lines.len(), 2, "{log}");

@@ -16,14 +16,14 @@ use serde_json::Value;
 use tokio::task::spawn_blocking;
 
 /// The output of a run.
-struct Ran {
+struct CommandOutput {
     code: i32,
     out: String,
     err: String,
 }
 
 /// Runs the command on a thread of its own, because the server is on this runtime.
-async fn run(args: Vec<String>) -> Ran {
+async fn run(args: Vec<String>) -> CommandOutput {
     let run = move || -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_idempotency"));
         command.arg("conform").args(args);
@@ -31,7 +31,7 @@ async fn run(args: Vec<String>) -> Ran {
         command.output().expect("the program starts")
     };
     let output = spawn_blocking(run).await.expect("the thread ends");
-    Ran {
+    CommandOutput {
         code: output.status.code().expect("an exit code"),
         out: String::from_utf8(output.stdout).expect("text"),
         err: String::from_utf8(output.stderr).expect("text"),
@@ -70,7 +70,7 @@ fn every_row(server: SocketAddr) -> Vec<String> {
     args.map(str::to_owned).to_vec()
 }
 
-impl Ran {
+impl CommandOutput {
     /// Returns the names of the rows with this verdict, from the lines of JSON.
     fn rows(&self, verdict: &str) -> Vec<String> {
         let lines = self.out.lines();

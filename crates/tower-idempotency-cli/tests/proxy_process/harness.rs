@@ -7,15 +7,14 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
     time::{Duration, Instant},
 };
 
-/// A guard against hangs, not a bound on the time of a test.
-const LONG: Duration = Duration::from_secs(120);
+use tests::HANG_GUARD;
 
 /// Returns the command `idempotency proxy` for a configuration.
 pub(crate) fn command(config: &Path) -> Command {
@@ -80,6 +79,22 @@ impl Process {
         assert!(status.unwrap().success());
     }
 
+    /// Waits until the condition holds. The process must run until then.
+    pub(crate) fn wait_until(&mut self, condition: impl Fn(&Self) -> bool) {
+        let began = Instant::now();
+        while !condition(self) {
+            let ended = self.child.try_wait().unwrap();
+            assert!(ended.is_none(), "{ended:?}: {}", self.log());
+            assert!(began.elapsed() < HANG_GUARD, "{}", self.log());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until the log contains the text. The process must run until then.
+    pub(crate) fn wait_for_log(&mut self, text: &str) {
+        self.wait_until(|it| it.log().contains(text));
+    }
+
     /// Ends the process with SIGKILL.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
@@ -92,7 +107,7 @@ impl Process {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(began.elapsed() < LONG, "{}", self.log());
+            assert!(began.elapsed() < HANG_GUARD, "{}", self.log());
             thread::sleep(Duration::from_millis(10));
         }
     }
@@ -116,7 +131,9 @@ pub(crate) fn config(store: &str, upstream: SocketAddr, route: &str) -> String {
 #[derive(Clone)]
 pub(crate) struct Upstream {
     pub(crate) address: SocketAddr,
-    effects: Arc<AtomicUsize>,
+    /// The path of each effect.
+    paths: Arc<Mutex<Vec<String>>>,
+    open_connections: Arc<AtomicUsize>,
 }
 
 impl Upstream {
@@ -124,45 +141,71 @@ impl Upstream {
     pub(crate) fn start(respond: impl Fn(usize) -> bool + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let (effects, respond) = (Arc::new(AtomicUsize::new(0)), Arc::new(respond));
         let upstream = Self {
             address,
-            effects: Arc::clone(&effects),
+            paths: Arc::default(),
+            open_connections: Arc::default(),
         };
+        let (serving, respond) = (upstream.clone(), Arc::new(respond));
         thread::spawn(move || {
             for stream in listener.incoming() {
-                let (effects, respond) = (Arc::clone(&effects), Arc::clone(&respond));
+                let (serving, respond) = (serving.clone(), Arc::clone(&respond));
                 let mut stream = stream.unwrap();
+                serving.open_connections.fetch_add(1, Ordering::SeqCst);
                 thread::spawn(move || {
-                    if read_request(&mut stream).is_none() {
-                        return;
-                    }
-                    let effect = effects.fetch_add(1, Ordering::SeqCst) + 1;
-                    if respond(effect) {
+                    if let Some(path) = read_request(&mut stream)
+                        && respond(serving.count(path))
+                    {
                         let response = "HTTP/1.1 201 Created\r\ncontent-length: 7\r\nconnection: close\r\n\r\ncreated";
                         let _ = stream.write_all(response.as_bytes());
                     }
+                    drop(stream);
+                    serving.open_connections.fetch_sub(1, Ordering::SeqCst);
                 });
             }
         });
         upstream
     }
 
+    /// Counts an effect, and returns its number.
+    fn count(&self, path: String) -> usize {
+        let mut paths = self.paths.lock().unwrap();
+        paths.push(path);
+        paths.len()
+    }
+
     pub(crate) fn effects(&self) -> usize {
-        self.effects.load(Ordering::SeqCst)
+        self.paths.lock().unwrap().len()
+    }
+
+    /// Returns the number of effects of this path.
+    pub(crate) fn effects_of(&self, path: &str) -> usize {
+        let paths = self.paths.lock().unwrap();
+        paths.iter().filter(|it| *it == path).count()
+    }
+
+    /// Waits until all requests that were sent before are counted. Sends a request of its own.
+    pub(crate) fn wait_for_sent_requests(&self) {
+        // The listener accepts connections in their order, so it has accepted the earlier ones when it responds.
+        assert_eq!(post(self.address, "/last", "last", "").status(), 201);
+        let began = Instant::now();
+        while self.open_connections.load(Ordering::SeqCst) > 0 {
+            assert!(began.elapsed() < HANG_GUARD, "a connection stays open");
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     pub(crate) fn wait_for(&self, effects: usize) {
         let began = Instant::now();
         while self.effects() < effects {
-            assert!(began.elapsed() < LONG, "{} effects", self.effects());
+            assert!(began.elapsed() < HANG_GUARD, "{} effects", self.effects());
             thread::sleep(Duration::from_millis(1));
         }
     }
 }
 
-/// Reads a request with a length.
-fn read_request(stream: &mut TcpStream) -> Option<()> {
+/// Reads a request with a length, and returns its path.
+fn read_request(stream: &mut TcpStream) -> Option<String> {
     let mut request = Vec::new();
     loop {
         if let Some(end) = request.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -172,7 +215,7 @@ fn read_request(stream: &mut TcpStream) -> Option<()> {
                 rest.split("\r\n").next().unwrap().parse().unwrap()
             });
             if request.len() >= end + 4 + length {
-                return Some(());
+                return head.split(' ').nth(1).map(str::to_owned);
             }
         }
         let mut buffer = [0; 4096];
@@ -217,7 +260,7 @@ impl Reply {
 pub(crate) fn exchange(address: SocketAddr, request: &str) -> Reply {
     let mut reply = Vec::new();
     if let Ok(mut stream) = TcpStream::connect(address) {
-        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_read_timeout(Some(HANG_GUARD)).unwrap();
         if stream.write_all(request.as_bytes()).is_ok() {
             let _ = stream.read_to_end(&mut reply);
         }
@@ -243,14 +286,14 @@ pub(crate) fn post(address: SocketAddr, path: &str, key: &str, body: &str) -> Re
 }
 
 /// Sends a POST until it is no duplicate of an execution in progress, and the store is not late.
-pub(crate) fn post_settled(address: SocketAddr, key: &str) -> Reply {
+pub(crate) fn post_settled(address: SocketAddr, path: &str, key: &str) -> Reply {
     let began = Instant::now();
     loop {
-        let reply = post(address, "/pay", key, "1");
+        let reply = post(address, path, key, "1");
         if !reply.is_problem("in-progress") && !reply.is_problem("store-unavailable") {
             return reply;
         }
-        assert!(began.elapsed() < LONG, "{reply:?}");
+        assert!(began.elapsed() < HANG_GUARD, "{reply:?}");
         thread::sleep(Duration::from_millis(20));
     }
 }

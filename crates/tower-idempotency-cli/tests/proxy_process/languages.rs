@@ -6,8 +6,6 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    thread::sleep,
-    time::{Duration, Instant},
 };
 
 use tests::scratch::Scratch;
@@ -238,7 +236,7 @@ fn shipped_configurations_observe() {
         }
         let file = scratch.file("proxy.toml");
         fs::write(&file, &text).unwrap();
-        let proxy = Process::start(&file);
+        let mut proxy = Process::start(&file);
         for order in 1..=2 {
             let reply = post(proxy.address, "/orders", "k", "book");
             assert_eq!((reply.status(), reply.is_replay()), (201, false), "{name}");
@@ -254,11 +252,7 @@ fn shipped_configurations_observe() {
         )
         .unwrap();
         proxy.signal("-HUP");
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !proxy.log().contains("configuration reloaded") {
-            assert!(Instant::now() < deadline, "{name}: {}", proxy.log());
-            sleep(Duration::from_millis(20));
-        }
+        proxy.wait_for_log("configuration reloaded");
         let replays =
             [false, true].map(|_| post(proxy.address, "/orders", "k", "book").is_replay());
         assert_eq!(replays, [false, true], "{name}");

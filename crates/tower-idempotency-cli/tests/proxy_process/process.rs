@@ -11,7 +11,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tests::{few_or, metrics_page, scratch::Scratch};
@@ -138,16 +138,14 @@ fn terminated_proxy_finishes_open_requests() {
         true
     });
     fs::write(&file, config("memory", upstream.address, "")).unwrap();
-    let proxy = Process::start(&file);
+    let mut proxy = Process::start(&file);
     let address = proxy.address;
     let clients: Vec<_> = (0..8)
         .map(|client| thread::spawn(move || post(address, "/pay", &format!("k{client}"), "1")))
         .collect();
     upstream.wait_for(8);
     proxy.signal("-TERM");
-    while get(proxy.admin, "/readyz").status() != 503 {
-        thread::sleep(Duration::from_millis(5));
-    }
+    proxy.wait_until(|it| get(it.admin, "/readyz").status() == 503);
     released.store(true, Ordering::SeqCst);
     for client in clients {
         assert_eq!(client.join().unwrap().status(), 201);
@@ -162,28 +160,21 @@ fn hangup_reloads_configuration() {
     let file = scratch.file("proxy.toml");
     let (old, new) = (Upstream::start(|_| true), Upstream::start(|_| true));
     fs::write(&file, config("memory", old.address, "")).unwrap();
-    let proxy = Process::start(&file);
+    let mut proxy = Process::start(&file);
     assert_eq!(post(proxy.address, "/pay", "k", "1").status(), 201);
 
-    let wait_for = |text: &str| {
-        let began = Instant::now();
-        while !proxy.log().contains(text) {
-            assert!(began.elapsed() < Duration::from_secs(60), "{}", proxy.log());
-            thread::sleep(Duration::from_millis(10));
-        }
-    };
     fs::write(&file, config("memory", new.address, "mode = \"of\"")).unwrap();
     proxy.signal("-HUP");
-    wait_for("line 16: unknown value `of`, did you mean `off`?");
+    proxy.wait_for_log("line 16: unknown value `of`, did you mean `off`?");
     fs::write(&file, config("memory", new.address, "mode = \"off\"")).unwrap();
     proxy.signal("-HUP");
-    wait_for("would no longer protect requests of /**");
+    proxy.wait_for_log("would no longer protect requests of /**");
     assert_eq!(post(proxy.address, "/pay", "k2", "1").status(), 201);
     assert_eq!((old.effects(), new.effects()), (2, 0));
 
     fs::write(&file, config("memory", new.address, "")).unwrap();
     proxy.signal("-HUP");
-    wait_for("configuration reloaded");
+    proxy.wait_for_log("configuration reloaded");
     assert!(post(proxy.address, "/pay", "k", "1").is_replay());
     assert_eq!(post(proxy.address, "/pay", "k3", "1").status(), 201);
     assert_eq!((old.effects(), new.effects()), (2, 1));

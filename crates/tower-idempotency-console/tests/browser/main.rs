@@ -9,7 +9,6 @@ use std::{
     path::Path,
     process::{Command, Stdio},
     sync::OnceLock,
-    time::Duration,
 };
 
 use axum::{Router, response::Html, routing};
@@ -18,6 +17,7 @@ use http::{HeaderValue, Method, Response, header};
 use tests::{
     Effects,
     playground::{Playground, run},
+    servers::redis::RedisServer,
 };
 use tower_http::cors::CorsLayer;
 use tower_idempotency::{
@@ -64,10 +64,9 @@ impl Server {
 }
 
 async fn filled() -> (Server, Keys) {
-    let server = Server::start_with(Duration::ZERO, |console| {
-        console.with_layer(IdempotencyLayer::new(MemoryStore::new()))
-    })
-    .await;
+    let server =
+        Server::start_with(|console| console.with_layer(IdempotencyLayer::new(MemoryStore::new())))
+            .await;
     let keys = Keys::create(&server.store.store).await;
     for n in 0..3 {
         orphan(&server.store.store, &format!("POST /orders/{n}")).await;
@@ -239,6 +238,18 @@ async fn playground_leads_to_replay() {
     let playground = tokio::task::spawn_blocking(|| Playground::start(&[]));
     let playground = playground.await.expect("it starts");
     play("playground", &[playground.url("/")]).await;
-    // One order, ten at once, and one that was left.
+    // One order, ten at once, and one whose client hung up.
     assert_eq!(playground.executions().await, 3);
+}
+
+/// Redis has no list of completed entries. The page does not query them, and says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn playground_queries_listed_states_only() {
+    let redis = RedisServer::start(&[]);
+    let url = redis.url();
+    let playground = tokio::task::spawn_blocking(move || Playground::start(&["--store", &url]));
+    let playground = playground.await.expect("it starts");
+    play("playground-without-completed", &[playground.url("/")]).await;
+    // One order, and one that is in progress.
+    assert_eq!(playground.executions().await, 2);
 }

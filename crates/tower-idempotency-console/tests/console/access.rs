@@ -122,7 +122,7 @@ async fn console_without_log_changes_nothing() {
 
 #[tokio::test]
 async fn other_sites_cannot_post() {
-    let server = Server::start_with(std::time::Duration::ZERO, |console| {
+    let server = Server::start_with(|console| {
         console
             .with_trusted_origin("https://ops.test")
             .expect("an origin")
@@ -180,7 +180,7 @@ async fn other_sites_cannot_post() {
 
 #[tokio::test]
 async fn trusted_origin_has_to_be_origin() {
-    let server = Server::start_with(std::time::Duration::ZERO, |console| {
+    let server = Server::start_with(|console| {
         for wrong in ["ops.test", "https://ops.test/path", "file:///x", ""] {
             let inspector =
                 tower_idempotency::inspect::Inspector::new(tower_idempotency::MemoryStore::new());

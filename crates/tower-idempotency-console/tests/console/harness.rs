@@ -17,7 +17,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::TokioIo;
-use tests::{scratch::Scratch, sql};
+use tests::{barrier::Barrier, scratch::Scratch, sql};
 use tokio::{
     net::{TcpListener, TcpStream},
     time::sleep,
@@ -32,12 +32,13 @@ use tower_idempotency::{
 };
 use tower_idempotency_console::{Access, Console, audit::AuditLog};
 
-/// A store that counts summaries, and can delay each call.
+/// A store that counts summaries, and can hold resolutions at a barrier.
 #[derive(Clone)]
 pub(crate) struct Counted {
     pub(crate) store: MemoryStore,
     pub(crate) summaries: Arc<AtomicUsize>,
-    pub(crate) delay: Duration,
+    /// Each resolution passes it.
+    pub(crate) resolutions: Barrier,
     /// Duration of a summary.
     pub(crate) summary_delay: Duration,
     fault: Arc<Mutex<Option<Fault>>>,
@@ -57,11 +58,16 @@ pub(crate) enum Fault {
 }
 
 impl Counted {
-    pub(crate) fn new(delay: Duration) -> Self {
+    pub(crate) fn new() -> Self {
+        Self::held_at(Barrier::open())
+    }
+
+    /// Creates a store that holds each resolution at the barrier.
+    pub(crate) fn held_at(resolutions: Barrier) -> Self {
         Self {
             store: MemoryStore::new().with_details(),
             summaries: Arc::default(),
-            delay,
+            resolutions,
             summary_delay: Duration::ZERO,
             fault: Arc::default(),
         }
@@ -120,7 +126,7 @@ impl Inspect for Counted {
         seen: &Seen,
         resolution: &Resolution,
     ) -> Result<ResolveOutcome, InspectError> {
-        sleep(self.delay).await;
+        self.resolutions.pass().await;
         if let Some(Fault::Resolve(kind)) = self.fault() {
             return Err(InspectError::new(kind));
         }
@@ -176,22 +182,24 @@ pub(crate) async fn listen(app: Router) -> SocketAddr {
 
 impl Server {
     pub(crate) async fn start() -> Self {
-        Self::start_with(Duration::ZERO, |console| console).await
+        Self::start_with(|console| console).await
     }
 
-    /// Starts a console with changed settings, on a store that delays resolutions.
-    pub(crate) async fn start_with(
-        delay: Duration,
-        change: impl FnOnce(Console) -> Console,
-    ) -> Self {
-        let (store, scratch) = (Counted::new(delay), Scratch::new());
+    /// Starts a console with changed settings.
+    pub(crate) async fn start_with(change: impl FnOnce(Console) -> Console) -> Self {
+        Self::start_on(Counted::new(), |console| change(console).into_router()).await
+    }
+
+    /// Starts an app with the console of this store.
+    pub(crate) async fn start_on(store: Counted, app: impl FnOnce(Console) -> Router) -> Self {
+        let scratch = Scratch::new();
         let log = AuditLog::new(scratch.file("audit.jsonl"));
         let console = Console::new(Inspector::new(store.clone()), access)
             .with_refresh(Duration::from_millis(100))
             .with_title("payments")
             .with_store_name("memory")
             .with_audit_log(log);
-        let address = listen(change(console).into_router()).await;
+        let address = listen(app(console)).await;
         Self {
             address,
             store,

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use axum::body::Body;
+use axum::{Router, body::Body, response::Response};
 use http::Request;
 use http_body_util::BodyExt as _;
 use tokio::{
@@ -48,10 +48,8 @@ async fn read_until(reader: &mut BufReader<TcpStream>, text: &str) -> bool {
 
 #[tokio::test]
 async fn browsers_share_one_query() {
-    let server = Server::start_with(Duration::ZERO, |console| {
-        console.with_refresh(Duration::from_millis(400))
-    })
-    .await;
+    let server =
+        Server::start_with(|console| console.with_refresh(Duration::from_millis(400))).await;
     let mut browsers = Vec::new();
     for _ in 0..40 {
         browsers.push(watch(&server).await);
@@ -71,13 +69,47 @@ async fn browsers_share_one_query() {
         queries < events,
         "{queries} queries for at least {events} events"
     );
-    // Without browsers only the samples of the chart remain, one a minute.
+}
+
+/// Returns a console without a socket, and its store. It takes one sample a day for the charts.
+fn without_socket() -> (Router, Counted) {
+    let store = Counted::new();
+    let console = Console::new(Inspector::new(store.clone()), access);
+    let console = console.with_chart_window(Duration::from_secs(60 * 60 * 24 * 60));
+    (console.into_router(), store)
+}
+
+/// Opens the stream of the counts without a socket.
+async fn open_stream(app: &Router) -> Response {
+    let req = Request::get("/events").body(Body::empty());
+    let res = app.clone().oneshot(req.expect("a request")).await;
+    res.expect("a response")
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_is_not_queried_without_browsers() {
+    let (app, store) = without_socket();
+    let mut browsers = Vec::new();
+    for _ in 0..40 {
+        browsers.push(open_stream(&app).await);
+    }
+    for browser in &mut browsers {
+        let event = timeout(LONG, browser.body_mut().frame()).await;
+        let event = event.expect("an event").expect("an open stream");
+        let data = event.expect("an event").into_data().expect("data");
+        let text = String::from_utf8_lossy(&data);
+        assert!(text.contains("event: counts"), "{text}");
+    }
+    let queries = || store.summaries.load(Ordering::Relaxed);
+    let before = queries();
+    sleep(LONG).await;
+    assert!(queries() > before, "the store is queried for browsers");
     drop(browsers);
-    sleep(Duration::from_secs(2)).await;
-    let before = server.store.summaries.load(Ordering::Relaxed);
-    sleep(Duration::from_secs(2)).await;
-    let after = server.store.summaries.load(Ordering::Relaxed);
-    assert!(after - before <= 1, "{}", after - before);
+    // The query for the last browser ends.
+    sleep(LONG).await;
+    let before = queries();
+    sleep(LONG).await;
+    assert_eq!(queries(), before);
 }
 
 #[tokio::test]
@@ -93,33 +125,24 @@ async fn watchers_are_limited() {
     assert!(read_until(&mut refused, "503").await);
 }
 
-/// Browsers that read nothing, in memory.
+/// Browsers that read nothing.
 #[tokio::test(start_paused = true)]
 async fn unread_streams_end() {
-    let store = Counted::new(Duration::ZERO);
-    let console = Console::new(Inspector::new(store.clone()), access);
-    let app = console
-        .with_chart_window(Duration::from_secs(60 * 60 * 24 * 60))
-        .into_router();
-    let watch = || async {
-        let req = Request::get("/events").body(Body::empty());
-        let res = app.clone().oneshot(req.expect("a request")).await;
-        res.expect("a response")
-    };
+    let (app, store) = without_socket();
     let mut unread = Vec::new();
     for _ in 0..100 {
-        let res = watch().await;
+        let res = open_stream(&app).await;
         assert_eq!(res.status(), 200);
         assert_eq!(res.headers()["x-accel-buffering"], "no");
         unread.push(res);
     }
-    assert_eq!(watch().await.status(), 503);
+    assert_eq!(open_stream(&app).await.status(), 503);
     sleep(Duration::from_secs(301)).await;
     // The store is no longer queried for them.
     let before = store.summaries.load(Ordering::Relaxed);
     sleep(Duration::from_secs(301)).await;
     assert_eq!(store.summaries.load(Ordering::Relaxed), before);
-    let res = watch().await;
+    let res = open_stream(&app).await;
     assert_eq!(res.status(), 200);
     let body = timeout(LONG * 10, res.into_body().collect()).await;
     let body = body.expect("the stream ends").expect("events").to_bytes();
@@ -129,7 +152,7 @@ async fn unread_streams_end() {
 #[tokio::test]
 async fn shutdown_ends_streams() {
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let server = Server::start_with(Duration::ZERO, |console| {
+    let server = Server::start_with(|console| {
         console.with_shutdown(async move {
             stopped.await.ok();
         })
@@ -157,7 +180,7 @@ async fn reader_line(reader: &mut BufReader<TcpStream>, line: &mut String) -> St
 async fn metrics_are_drawn() {
     let granted = Arc::new(AtomicU64::new(10));
     let source = Arc::clone(&granted);
-    let server = Server::start_with(Duration::ZERO, move |console| {
+    let server = Server::start_with(move |console| {
         console
             .with_chart_window(Duration::from_secs(60))
             .with_metrics(move || {

@@ -125,7 +125,7 @@ async fn metrics_are_documented() {
 
 /// Returns a console without a socket, on a store whose summaries take this long, and the store.
 fn with_slow_store(summary: Duration) -> (Router, Counted) {
-    let mut store = Counted::new(Duration::ZERO);
+    let mut store = Counted::new();
     store.summary_delay = summary;
     let console = Console::new(Inspector::new(store.clone()), access);
     (console.into_router(), store)

@@ -1,17 +1,31 @@
 //! Decisions: conditional, audited, once.
 
-use std::{fs, time::Duration};
+use std::{fs, sync::Arc, time::Duration};
 
-use http::Method;
-use tokio::{task::JoinSet, time::timeout};
+use axum::{
+    body::Body,
+    middleware::{self, Next},
+};
+use http::{Method, Request};
+use tests::{
+    HANG_GUARD,
+    barrier::{Barrier, bounded, eventually},
+    observed::observed,
+    scratch::Scratch,
+};
+use tokio::{
+    sync::Semaphore,
+    task::{JoinHandle, JoinSet},
+};
+use tower::ServiceExt as _;
 use tower_idempotency::{
     NeedsAttention,
-    inspect::{Inspect as _, InspectErrorKind, State},
+    inspect::{Inspect as _, InspectErrorKind, Inspector, State},
     store::{Acquired, Claim, Store as _, Ttl},
 };
-use tower_idempotency_console::audit::AuditLog;
+use tower_idempotency_console::{Console, audit::AuditLog};
 
-use crate::harness::{Fault, Keys, Server, form, orphan, send};
+use crate::harness::{Counted, Fault, Keys, Server, access, form, orphan, send};
 
 fn fields<'a>(seen: &'a str, how: &'a str) -> Vec<(&'a str, &'a str)> {
     vec![
@@ -20,6 +34,56 @@ fn fields<'a>(seen: &'a str, how: &'a str) -> Vec<(&'a str, &'a str)> {
         ("reason", "ticket 17"),
         ("confirm", "yes"),
     ]
+}
+
+/// A console whose store holds each resolution, until the test opens the barrier.
+struct HeldConsole {
+    server: Server,
+    resolutions: Barrier,
+    /// A permit for each request that the console has dropped, with or without a response.
+    dropped_requests: Arc<Semaphore>,
+}
+
+impl HeldConsole {
+    async fn start() -> Self {
+        let (resolutions, dropped_requests) = (Barrier::closed(), Arc::new(Semaphore::new(0)));
+        let store = Counted::held_at(resolutions.clone());
+        let dropped = Arc::clone(&dropped_requests);
+        let count = move |req: Request<Body>, next: Next| {
+            let notice = DropNotice(Arc::clone(&dropped));
+            async move {
+                let response = next.run(req).await;
+                drop(notice);
+                response
+            }
+        };
+        let server = Server::start_on(store, |console| {
+            let app = console.with_store_timeout(HANG_GUARD).into_router();
+            app.layer(middleware::from_fn(count))
+        })
+        .await;
+        Self {
+            server,
+            resolutions,
+            dropped_requests,
+        }
+    }
+
+    /// Disconnects the client of the only request, and waits until the console has dropped the request.
+    async fn disconnect<T>(&self, client: &JoinHandle<T>) {
+        client.abort();
+        let dropped = bounded(self.dropped_requests.acquire()).await;
+        dropped.expect("it stays open").forget();
+    }
+}
+
+/// Adds a permit when it is dropped.
+struct DropNotice(Arc<Semaphore>);
+
+impl Drop for DropNotice {
+    fn drop(&mut self) {
+        self.0.add_permits(1);
+    }
 }
 
 /// Returns a claim of the same request, which takes an orphan over.
@@ -164,7 +228,8 @@ async fn stale_decision_shows_conflict() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_of_32_concurrent_decisions_applies() {
-    let server = Server::start_with(Duration::from_millis(50), |console| console).await;
+    let console = HeldConsole::start().await;
+    let server = &console.server;
     let claim = orphan(&server.store.store, "POST /orders").await;
     let (id, seen) = (claim.id.to_hex(), server.seen(&claim.id).await);
     let mut operators = JoinSet::new();
@@ -184,6 +249,11 @@ async fn one_of_32_concurrent_decisions_applies() {
                 .status
         });
     }
+    // Each decision has found the entry as it was seen.
+    for _ in 0..32 {
+        bounded(console.resolutions.arrival()).await;
+    }
+    console.resolutions.open_for_good();
     let statuses = operators.join_all().await;
     assert_eq!(
         statuses.iter().filter(|it| it.as_u16() == 200).count(),
@@ -205,16 +275,14 @@ async fn one_of_32_concurrent_decisions_applies() {
         .iter()
         .filter(|it| it.contains("\"line\":\"intent\""))
         .count();
-    assert_eq!(intents * 2, lines.len(), "{lines:?}");
+    assert_eq!((intents, lines.len()), (32, 64), "{lines:?}");
 }
 
 #[tokio::test]
 async fn nothing_is_resolved_without_audit_line() {
     for path in ["/dev/full", "/no/such/directory/audit.jsonl", "."] {
-        let server = Server::start_with(Duration::ZERO, |console| {
-            console.with_audit_log(AuditLog::new(path))
-        })
-        .await;
+        let server =
+            Server::start_with(|console| console.with_audit_log(AuditLog::new(path))).await;
         let keys = Keys::create(&server.store.store).await;
         for (claim, how) in [
             (&keys.orphaned, "retry"),
@@ -243,10 +311,8 @@ async fn nothing_is_resolved_without_audit_line() {
 #[tokio::test]
 async fn unreadable_audit_log_hides_no_entry() {
     // A regular file whose first bytes cannot be read.
-    let server = Server::start_with(Duration::ZERO, |console| {
-        console.with_audit_log(AuditLog::new("/proc/self/mem"))
-    })
-    .await;
+    let server =
+        Server::start_with(|console| console.with_audit_log(AuditLog::new("/proc/self/mem"))).await;
     let claim = orphan(&server.store.store, "POST /orders").await;
     for path in ["/".to_owned(), format!("/entries/{}", claim.id.to_hex())] {
         let page = server.get(&path).await;
@@ -431,7 +497,8 @@ async fn more_than_50_rows_are_refused() {
 
 #[tokio::test]
 async fn disconnect_leaves_whole_audit_trail() {
-    let server = Server::start_with(Duration::from_millis(500), |console| console).await;
+    let console = HeldConsole::start().await;
+    let server = &console.server;
     let claim = orphan(&server.store.store, "POST /orders").await;
     let (id, seen) = (claim.id.to_hex(), server.seen(&claim.id).await);
     let path = format!("/entries/{id}/resolve");
@@ -440,30 +507,20 @@ async fn disconnect_leaves_whole_audit_trail() {
         let address = server.address;
         async move { send(address, Method::POST, &path, &[], &body).await }
     });
-    let intent = async {
-        while server.audit().is_empty() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    timeout(Duration::from_secs(60), intent)
-        .await
-        .expect("an intent");
-    sent.abort();
-    let outcome = async {
-        while server.audit().len() < 2 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    timeout(Duration::from_secs(60), outcome)
-        .await
-        .expect("an outcome");
+    bounded(console.resolutions.arrival()).await;
+    assert_eq!(server.audit().len(), 1, "the intent");
+    console.disconnect(&sent).await;
+    console.resolutions.open_for_good();
+    eventually("the outcome", || server.audit().len() == 2).await;
     assert_eq!(server.state(&claim.id).await, None);
 }
 
 #[tokio::test]
 async fn hung_store_leaves_unknown_outcome() {
-    let server = Server::start_with(Duration::from_secs(3600), |console| {
-        console.with_store_timeout(Duration::from_millis(500))
+    let store = Counted::held_at(Barrier::closed());
+    let server = Server::start_on(store, |console| {
+        let console = console.with_store_timeout(Duration::from_millis(500));
+        console.into_router()
     })
     .await;
     let claim = orphan(&server.store.store, "POST /orders").await;
@@ -711,7 +768,8 @@ async fn members_of_api_are_strings() {
 /// The rows after the first one are resolved although the browser has left.
 #[tokio::test]
 async fn disconnect_does_not_stop_ticked_rows() {
-    let server = Server::start_with(Duration::from_millis(200), |console| console).await;
+    let console = HeldConsole::start().await;
+    let server = &console.server;
     let mut seen = Vec::new();
     for n in 0..3 {
         let claim = orphan(&server.store.store, &format!("POST /{n}")).await;
@@ -724,16 +782,13 @@ async fn disconnect_does_not_stop_ticked_rows() {
         let headers = [("sec-fetch-site", "same-origin")];
         send(address, Method::POST, "/resolve", &headers, &body).await
     });
-    let has_lines = async |count: usize| {
-        while server.audit().len() < count {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    let intent = timeout(Duration::from_secs(60), has_lines(1)).await;
-    intent.expect("an intent");
-    sent.abort();
-    let outcomes = timeout(Duration::from_secs(60), has_lines(6)).await;
-    outcomes.expect("each outcome");
+    bounded(console.resolutions.arrival()).await;
+    console.resolutions.release(1);
+    // The second row.
+    bounded(console.resolutions.arrival()).await;
+    console.disconnect(&sent).await;
+    console.resolutions.open_for_good();
+    eventually("each outcome", || server.audit().len() == 6).await;
     let lines = server.audit();
     let applied = lines
         .iter()
@@ -768,4 +823,77 @@ async fn lines_of_change_have_common_id() {
     let log = fs::read_to_string(server.log()).expect("the log");
     fs::write(server.log(), format!("{log}{}", "{}\n".repeat(100_000))).expect("the log");
     assert!(server.get(&page).await.text.contains(note));
+}
+
+/// The events have the fields of the audit lines, and the states before and after.
+#[test]
+fn changes_are_events() {
+    let scratch = Scratch::new();
+    let mut ids = Vec::new();
+    let (_, log) = observed("info", async {
+        let store = Counted::new();
+        let keys = Keys::create(&store.store).await;
+        let console = Console::new(Inspector::new(store.clone()), access);
+        let app = console
+            .with_audit_log(AuditLog::new(scratch.file("audit.jsonl")))
+            .into_router();
+        for (claim, how) in [
+            (&keys.attention, "retry"),
+            (&keys.orphaned, "free"),
+            (&keys.in_progress, "break-lease"),
+        ] {
+            if how == "break-lease" {
+                store.set_fault(Fault::Resolve(InspectErrorKind::Refused));
+            }
+            let found = store.get(&claim.id).await.expect("memory");
+            let seen = found.expect("an entry").entry.seen().to_string();
+            let id = claim.id.to_hex();
+            let req = Request::post(format!("/entries/{id}/resolve"))
+                .header("content-type", "application/x-www-form-urlencoded")
+                .header("host", "console.test")
+                .header("sec-fetch-site", "same-origin")
+                .body(Body::from(form(&fields(&seen, how))))
+                .expect("a request");
+            app.clone().oneshot(req).await.unwrap();
+            ids.push(id);
+        }
+    });
+    let of_audit = log
+        .lines()
+        .filter(|line| line.contains("tower_idempotency::audit"));
+    let events: Vec<_> = of_audit.collect();
+    assert_eq!(events.len(), 6, "{log}");
+    for (n, (what, before, outcome, after)) in [
+        ("retry", "needs-attention", "applied\"", Some("orphaned")),
+        ("free", "orphaned", "applied\"", Some("absent")),
+        ("break-lease", "in-progress", "failed: ", None),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (intent, end) = (events[2 * n], events[2 * n + 1]);
+        for (event, name) in [(intent, "change begins"), (end, "change ended")] {
+            for field in [
+                name.to_owned(),
+                "actor=\"alice\"".to_owned(),
+                "source=\"console\"".to_owned(),
+                format!("what=\"{what}\""),
+                "why=\"ticket 17\"".to_owned(),
+                format!("id=\"{}\"", ids[n]),
+                format!("before=\"{before}\""),
+            ] {
+                assert!(event.contains(&field), "{field}: {event}");
+            }
+        }
+        assert!(
+            !intent.contains("outcome=") && !intent.contains("after="),
+            "{intent}"
+        );
+        assert!(end.contains(&format!("outcome=\"{outcome}")), "{end}");
+        let after = after.map(|it| format!("after=\"{it}\""));
+        match after {
+            Some(after) => assert!(end.contains(&after), "{end}"),
+            None => assert!(!end.contains("after="), "{end}"),
+        }
+    }
 }

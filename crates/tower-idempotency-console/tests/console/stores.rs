@@ -161,6 +161,9 @@ async fn settle_each_kind(store: AnyStore) {
                 listed.contains(&id) && listed.contains("host-1:4711"),
                 "{listed}"
             );
+        } else {
+            let absent = format!("\"{}\":null", state.name());
+            assert!(summary.contains(&absent), "{state}: {summary}");
         }
     }
 

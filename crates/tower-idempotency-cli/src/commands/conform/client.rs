@@ -27,7 +27,7 @@ pub(super) type Call = Request<Full<Bytes>>;
 
 /// A response, read to its end.
 #[derive(Clone, Debug)]
-pub(super) struct Answer {
+pub(super) struct ServerResponse {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) body: Bytes,
@@ -76,7 +76,7 @@ impl Client {
     }
 
     /// Sends a request on a new connection, and reads the response to its end.
-    pub(super) async fn send(&self, call: Call) -> Result<Answer, String> {
+    pub(super) async fn send(&self, call: Call) -> Result<ServerResponse, String> {
         let connection = self.connect().await?;
         self.send_on(connection, call).await
     }
@@ -101,7 +101,7 @@ impl Client {
         &self,
         connection: Connection,
         call: Call,
-    ) -> Result<Answer, String> {
+    ) -> Result<ServerResponse, String> {
         let exchanged = timeout(self.timeout, exchange(connection, call)).await;
         exchanged.map_err(|_| "no response within --timeout".to_owned())?
     }
@@ -157,7 +157,7 @@ fn tls(host: &str) -> Result<(TlsConnector, ServerName<'static>), Failure> {
     Ok((TlsConnector::from(Arc::new(config)), name))
 }
 
-async fn exchange(connection: Connection, call: Call) -> Result<Answer, String> {
+async fn exchange(connection: Connection, call: Call) -> Result<ServerResponse, String> {
     let broken = |error: hyper::Error| format!("no response: {error}");
     let io = TokioIo::new(connection.0);
     let (mut sender, connection) = hyper::client::conn::http1::handshake(io)
@@ -169,7 +169,7 @@ async fn exchange(connection: Connection, call: Call) -> Result<Answer, String> 
     let body = Limited::new(body, BODY_LIMIT).collect().await;
     let body = body.map_err(|error| format!("the response broke off: {error}"))?;
     driver.abort();
-    Ok(Answer {
+    Ok(ServerResponse {
         status: head.status,
         headers: head.headers,
         body: body.to_bytes(),

@@ -7,7 +7,7 @@ use http::{HeaderValue, StatusCode, header};
 use tokio::time::{Duration, Instant, sleep};
 
 use super::{
-    client::{Answer, Client, to_bytes},
+    client::{Client, ServerResponse, to_bytes},
     plan::{MANY, Plan, Shape, fresh_key, spell},
     row::Verdict,
 };
@@ -36,7 +36,7 @@ pub(super) struct Judge<'a> {
     timeout: Duration,
     /// The key of the first request, and its response.
     key: String,
-    first: Answer,
+    first: ServerResponse,
     /// Two executions have different bodies.
     has_distinct_bodies: bool,
     /// Two executions differ in a header, and a replay does not change the headers.
@@ -45,7 +45,7 @@ pub(super) struct Judge<'a> {
     /// The status with which another body was refused.
     mismatch: Option<StatusCode>,
     /// Error responses of the idempotency itself.
-    refusals: Vec<Answer>,
+    refusals: Vec<ServerResponse>,
     /// The statuses of refused duplicates.
     duplicates: Vec<StatusCode>,
     verdicts: Verdicts,
@@ -97,7 +97,7 @@ impl Judge<'_> {
         self.verdicts.insert(row, verdict);
     }
 
-    async fn send(&self, row: &str, shape: &Shape, key: &str) -> Result<Answer, String> {
+    async fn send(&self, row: &str, shape: &Shape, key: &str) -> Result<ServerResponse, String> {
         let call = shape.call(row, Some(self.plan.header(key)));
         self.client.send(call).await
     }
@@ -156,7 +156,7 @@ impl Judge<'_> {
     }
 
     /// Returns how two responses differ. The headers count only if two executions have equal bodies, and a replay keeps them.
-    fn difference(&self, first: &Answer, other: &Answer) -> Option<String> {
+    fn difference(&self, first: &ServerResponse, other: &ServerResponse) -> Option<String> {
         body_difference(first, other).or_else(|| {
             let do_headers_count = self.has_distinct_headers && !self.has_distinct_bodies;
             let name = header_difference(first, other).filter(|_| do_headers_count)?;
@@ -243,7 +243,7 @@ impl Judge<'_> {
     }
 
     /// Judges that the first key, in another spelling or of another caller, is another key. The request had the other body.
-    fn separate(&self, answer: &Answer) -> Result<Verdict, String> {
+    fn separate(&self, answer: &ServerResponse) -> Result<Verdict, String> {
         let status = answer.status.as_u16();
         if matches!(status, 401 | 403)
             || !(answer.status.is_success() || answer.status.is_client_error())
@@ -323,7 +323,7 @@ impl Judge<'_> {
         Ok(())
     }
 
-    fn bad_request(&mut self, sent: Result<Answer, String>) -> Result<Verdict, String> {
+    fn bad_request(&mut self, sent: Result<ServerResponse, String>) -> Result<Verdict, String> {
         let answer = sent?;
         if answer.status != StatusCode::BAD_REQUEST {
             return fails(format!("expected 400, got {}", answer.status.as_u16()));
@@ -393,7 +393,7 @@ impl Judge<'_> {
     }
 
     /// Sends a request until it is no longer refused because another one runs.
-    async fn settled(&self, row: &str, key: &str) -> Result<Answer, String> {
+    async fn settled(&self, row: &str, key: &str) -> Result<ServerResponse, String> {
         let began = Instant::now();
         loop {
             let answer = self.send(row, &self.plan.shape, key).await?;
@@ -430,8 +430,8 @@ impl Judge<'_> {
 }
 
 /// Judges the error responses of the idempotency itself.
-fn problem(refusals: &[Answer]) -> Result<Verdict, String> {
-    let describes = |answer: &&Answer| {
+fn problem(refusals: &[ServerResponse]) -> Result<Verdict, String> {
+    let describes = |answer: &&ServerResponse| {
         let contains = |name, text: &str| {
             let mut values = answer.headers.get_all(name).iter();
             values.any(|value| String::from_utf8_lossy(value.as_bytes()).contains(text))
@@ -450,7 +450,7 @@ fn problem(refusals: &[Answer]) -> Result<Verdict, String> {
 }
 
 /// Returns how a response differs in status or body from the first one.
-fn body_difference(first: &Answer, retry: &Answer) -> Option<String> {
+fn body_difference(first: &ServerResponse, retry: &ServerResponse) -> Option<String> {
     if first.status != retry.status {
         let (first, retry) = (first.status.as_u16(), retry.status.as_u16());
         return Some(format!("{first}, then {retry}"));
@@ -459,9 +459,9 @@ fn body_difference(first: &Answer, retry: &Answer) -> Option<String> {
 }
 
 /// Returns the name of a header of the representation that differs.
-fn header_difference(first: &Answer, retry: &Answer) -> Option<&'static str> {
+fn header_difference(first: &ServerResponse, retry: &ServerResponse) -> Option<&'static str> {
     let differs = |name: &&str| {
-        let values = |answer: &Answer| -> Vec<HeaderValue> {
+        let values = |answer: &ServerResponse| -> Vec<HeaderValue> {
             answer.headers.get_all(*name).iter().cloned().collect()
         };
         values(first) != values(retry)
@@ -470,7 +470,7 @@ fn header_difference(first: &Answer, retry: &Answer) -> Option<&'static str> {
 }
 
 /// Returns the name of the header that marks a replay, such as `Idempotent-Replayed: true`.
-fn marker(answer: &Answer) -> Option<&str> {
+fn marker(answer: &ServerResponse) -> Option<&str> {
     let headers = answer.headers.iter();
     let mut markers = headers.filter(|(name, value)| {
         name.as_str().contains("replay") && value.as_bytes().eq_ignore_ascii_case(b"true")
@@ -478,7 +478,7 @@ fn marker(answer: &Answer) -> Option<&str> {
     markers.next().map(|(name, _)| name.as_str())
 }
 
-fn is_marked(answer: &Answer) -> bool {
+fn is_marked(answer: &ServerResponse) -> bool {
     marker(answer).is_some()
 }
 

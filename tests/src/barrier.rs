@@ -67,7 +67,7 @@ impl Barrier {
     }
 
     /// Lets the next `n` callers through, including future ones.
-    pub fn let_through(&self, n: usize) {
+    pub fn release(&self, n: usize) {
         self.0.1.add_permits(n);
     }
 
@@ -175,7 +175,7 @@ mod tests {
 
     impl Wake for Pusher {
         fn wake(self: Arc<Self>) {
-            self.0.let_through(1);
+            self.0.release(1);
             let passed = pin!(self.0.pass()).poll(&mut Context::from_waker(Waker::noop()));
             self.1.store(passed.is_ready(), Ordering::SeqCst);
         }

@@ -26,18 +26,18 @@ pub enum Piece {
     Break,
 }
 
-/// A body that gets its pieces from a closure, and counts the bytes taken from it.
+/// A body that gets its pieces from a closure, and counts the bytes that were read from it.
 #[derive(Debug)]
 pub struct Pieces<F> {
     next: F,
-    taken: Taken,
+    progress: BodyProgress,
 }
 
-/// Counts the bytes taken from a body, and records if the body was dropped.
+/// Counts the bytes that were read from a body.
 #[derive(Clone, Debug, Default)]
-pub struct Taken(Arc<AtomicU64>);
+pub struct BodyProgress(Arc<AtomicU64>);
 
-impl Taken {
+impl BodyProgress {
     /// Returns the number of bytes so far.
     #[must_use]
     pub fn bytes(&self) -> u64 {
@@ -50,13 +50,13 @@ impl<F: FnMut() -> Option<Piece> + Unpin> Pieces<F> {
     pub fn new(next: F) -> Self {
         Self {
             next,
-            taken: Taken::default(),
+            progress: BodyProgress::default(),
         }
     }
 
     /// Returns a counter that stays valid after the body has moved.
-    pub fn taken(&self) -> Taken {
-        self.taken.clone()
+    pub fn progress(&self) -> BodyProgress {
+        self.progress.clone()
     }
 }
 
@@ -71,7 +71,9 @@ impl<F: FnMut() -> Option<Piece> + Unpin> Body for Pieces<F> {
         match (self.next)() {
             None => Poll::Ready(None),
             Some(Piece::Data(data)) => {
-                self.taken.0.fetch_add(data.len() as u64, Ordering::SeqCst);
+                self.progress
+                    .0
+                    .fetch_add(data.len() as u64, Ordering::SeqCst);
                 Poll::Ready(Some(Ok(Frame::data(data))))
             }
             Some(Piece::Wait) => {

@@ -30,7 +30,7 @@ pub struct TestDatabase<S: TestDialect> {
 
 /// An effect, as a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entered {
+pub struct EffectRow {
     /// The key of the request.
     pub key: String,
     /// The id of the process.
@@ -49,7 +49,7 @@ pub trait TestDialect: SqlStore {
     fn open(url: &str, table: &str) -> Self;
 
     /// Returns statements that begin a transaction and complete an entry in it. The id of the entry is in hexadecimal.
-    fn fence_by_hand(table: &str, id: &str) -> String;
+    fn fence_statement(table: &str, id: &str) -> String;
 
     /// Creates the table of the store.
     fn make(&self) -> impl Future<Output = ()> + Send;
@@ -67,7 +67,10 @@ pub trait TestDialect: SqlStore {
     ) -> impl Future<Output = sqlx::Result<u64>> + Send;
 
     /// Returns the rows of a statement that selects a text and two numbers.
-    fn rows(pool: &Pool<Self::Database>, sql: String) -> impl Future<Output = Vec<Entered>> + Send;
+    fn rows(
+        pool: &Pool<Self::Database>,
+        sql: String,
+    ) -> impl Future<Output = Vec<EffectRow>> + Send;
 }
 
 macro_rules! ledgered {
@@ -78,7 +81,7 @@ macro_rules! ledgered {
                 open(url).with_table(table).expect("an identifier")
             }
 
-            fn fence_by_hand(table: &str, id: &str) -> String {
+            fn fence_statement(table: &str, id: &str) -> String {
                 let id = $id.replace("{id}", id);
                 format!(
                     "{}; update {table} set completed = 1, record = fingerprint, \
@@ -104,10 +107,10 @@ macro_rules! ledgered {
                 Self::run(&mut connection, sql).await
             }
 
-            async fn rows(pool: &Pool<$database>, sql: String) -> Vec<Entered> {
+            async fn rows(pool: &Pool<$database>, sql: String) -> Vec<EffectRow> {
                 let rows = raw_sql(AssertSqlSafe(sql)).fetch_all(pool).await;
                 let rows = rows.expect("the table is there");
-                let row = |row: &<$database as sqlx::Database>::Row| Entered {
+                let row = |row: &<$database as sqlx::Database>::Row| EffectRow {
                     key: row.get(0),
                     pid: row.get(1),
                     n: row.get(2),
@@ -179,7 +182,7 @@ impl<S: TestDialect> TestDatabase<S> {
     }
 
     /// Returns all effects.
-    pub async fn effects(&self) -> Vec<Entered> {
+    pub async fn effects(&self) -> Vec<EffectRow> {
         let effects = self.effects_table();
         S::rows(&self.pool, format!("select effect, pid, n from {effects}")).await
     }
@@ -235,7 +238,7 @@ pub async fn on_mariadb(table: &str) -> TestDatabase<MySqlStore> {
 /// # Panics
 ///
 /// Panics if it cannot be written.
-pub async fn in_a_file(scratch: &Scratch, table: &str) -> TestDatabase<SqliteStore> {
+pub async fn sqlite_file_database(scratch: &Scratch, table: &str) -> TestDatabase<SqliteStore> {
     let path = scratch.file("database.db").display().to_string();
     TestDatabase::open(&path, sqlite_pool(&path), table).await
 }
@@ -261,7 +264,10 @@ pub fn pool_options<DB: Database>() -> PoolOptions<DB> {
 /// Limits the time that handlers wait for an unresponsive database. A pool of sqlx pings each returned connection and holds
 /// its permit until the database replies. This pool closes the connection if there is no reply within `patience`.
 #[must_use]
-pub fn patient<DB: Database>(options: PoolOptions<DB>, patience: Duration) -> PoolOptions<DB> {
+pub fn with_timeouts<DB: Database>(
+    options: PoolOptions<DB>,
+    patience: Duration,
+) -> PoolOptions<DB> {
     options
         .acquire_timeout(patience)
         .after_release(move |connection, _| {

@@ -92,7 +92,7 @@ pub struct Call {
     /// The operation, such as `UpdateItem`.
     pub operation: String,
     /// The client's request.
-    pub asked: Value,
+    pub request: Value,
     /// The status that the client received.
     pub status: StatusCode,
     /// The reply of the server, or the reply of the endpoint that replaced it.
@@ -224,10 +224,10 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
     let operation = target.rsplit('.').next().unwrap_or_default().to_owned();
     let (head, body) = req.into_parts();
     let body = body.collect().await.expect("a whole request").to_bytes();
-    let asked: Value = serde_json::from_slice(&body).expect("JSON");
+    let request: Value = serde_json::from_slice(&body).expect("JSON");
     let forward = async || {
         forwarding
-            .forward(head.headers.clone(), asked.clone())
+            .forward(head.headers.clone(), request.clone())
             .await
     };
     let meddling = turn(&forwarding.shared, &operation);
@@ -292,7 +292,7 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
     };
     lock(&forwarding.shared).calls.push(Call {
         operation,
-        asked: asked.clone(),
+        request: request.clone(),
         status,
         response: response.clone(),
     });

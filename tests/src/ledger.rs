@@ -19,10 +19,10 @@ use tower_idempotency::{
 
 use crate::barrier::Barrier;
 
-/// The fate of the next transaction when it is committed.
+/// The fault of the next commit.
 #[derive(Clone, Debug, Default)]
-pub enum Fate {
-    /// The transaction is committed.
+pub enum CommitFault {
+    /// No fault: the transaction is committed.
     #[default]
     Committed,
     /// The commit never reaches the database, and fails.
@@ -45,7 +45,7 @@ pub struct Ledger {
     /// The store of the leases and records.
     pub store: FaultInjector<MemoryStore>,
     rows: Arc<Lock<Vec<String>>>,
-    fate: Arc<Mutex<Fate>>,
+    fault: Arc<Mutex<CommitFault>>,
     /// The largest record.
     limit: Option<usize>,
 }
@@ -65,7 +65,7 @@ impl Ledger {
     pub fn another(&self) -> Self {
         Self {
             store: FaultInjector::new(self.store.inner().clone()),
-            fate: Arc::default(),
+            fault: Arc::default(),
             ..self.clone()
         }
     }
@@ -79,9 +79,9 @@ impl Ledger {
         }
     }
 
-    /// Sets the fate of the next transaction.
-    pub fn next(&self, fate: Fate) {
-        *self.fate.lock().unwrap_or_else(PoisonError::into_inner) = fate;
+    /// Sets the fault of the next commit.
+    pub fn next(&self, fault: CommitFault) {
+        *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = fault;
     }
 
     /// Returns the committed rows.
@@ -166,17 +166,17 @@ impl Transaction {
         retention: Ttl,
     ) -> Result<(), StoreError> {
         let cut = || Err(StoreError::backend("the connection was cut"));
-        let fate = {
-            let mut fate = self.ledger.fate.lock();
-            std::mem::take(&mut **fate.as_mut().unwrap_or_else(|poison| poison.get_mut()))
+        let fault = {
+            let mut fault = self.ledger.fault.lock();
+            std::mem::take(&mut **fault.as_mut().unwrap_or_else(|poison| poison.get_mut()))
         };
-        if let Fate::CallLost = fate {
+        if let CommitFault::CallLost = fault {
             return cut();
         }
-        if let Fate::HangCall = fate {
+        if let CommitFault::HangCall = fault {
             return pending().await;
         }
-        if let Fate::UnderWay(barrier) = fate {
+        if let CommitFault::UnderWay(barrier) = fault {
             let ledger = self.ledger.clone();
             let late = async move {
                 barrier.pass().await;
@@ -196,23 +196,26 @@ impl Transaction {
             record,
             retention,
         );
-        match fate {
-            Fate::Late(barrier) => {
+        match fault {
+            CommitFault::Late(barrier) => {
                 tokio::spawn(async move {
                     barrier.pass().await;
                     let _ = apply.await;
                 });
                 cut()
             }
-            Fate::ReplyLost => {
+            CommitFault::ReplyLost => {
                 apply.await?;
                 cut()
             }
-            Fate::HangReply => {
+            CommitFault::HangReply => {
                 apply.await?;
                 pending().await
             }
-            Fate::Committed | Fate::CallLost | Fate::HangCall | Fate::UnderWay(_) => apply.await,
+            CommitFault::Committed
+            | CommitFault::CallLost
+            | CommitFault::HangCall
+            | CommitFault::UnderWay(_) => apply.await,
         }
     }
 }

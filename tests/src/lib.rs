@@ -24,6 +24,7 @@ mod scripted;
 
 pub use self::scripted::{Broken, Scripted, Step};
 
+pub mod attention;
 pub mod barrier;
 pub mod bodies;
 pub mod conformance;

@@ -202,7 +202,7 @@ impl Playground {
     /// # Panics
     ///
     /// Panics if fewer have begun after [`HANG_GUARD`].
-    pub async fn has_begun(&self, executions: u64) {
+    pub async fn wait_until_begun(&self, executions: u64) {
         let deadline = Instant::now() + HANG_GUARD;
         while self.executions().await < executions {
             assert!(

@@ -11,7 +11,7 @@ use std::{
         mpsc,
     },
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::{
@@ -23,6 +23,7 @@ use tokio::{
 };
 
 pub use self::fault::Fault;
+use crate::HANG_GUARD;
 
 mod connection;
 mod fault;
@@ -38,7 +39,7 @@ pub enum Mode {
     /// Accepts connections and forwards nothing. Buffers the bytes, and forwards them when this mode ends.
     Hold,
     /// Forwards requests and discards the server's replies.
-    LoseReplies(Then),
+    LoseReplies(ConnectionEnd),
     /// Forwards all bytes with this delay, including those of a client that has disconnected meanwhile.
     Delay {
         /// The delay of bytes from clients.
@@ -48,9 +49,9 @@ pub enum Mode {
     },
 }
 
-/// The fate of a connection that has lost bytes.
+/// The end of a connection that has lost bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Then {
+pub enum ConnectionEnd {
     /// The connection is reset. If a reply is lost, the reset follows the server's reply, so the server has executed the
     /// request.
     Cut,
@@ -84,12 +85,14 @@ pub struct Counts {
 struct State {
     upstream: Mutex<SocketAddr>,
     mode: watch::Sender<Mode>,
-    fault: Mutex<Option<(Fault, Then)>>,
+    fault: Mutex<Option<(Fault, ConnectionEnd)>>,
     connections: AtomicU64,
+    received: AtomicU64,
     up: AtomicU64,
     down: AtomicU64,
-    hits: AtomicU64,
+    injected_faults: AtomicU64,
     lost: AtomicU64,
+    resets: AtomicU64,
 }
 
 impl Proxy {
@@ -105,10 +108,12 @@ impl Proxy {
             mode: watch::Sender::new(Mode::Pass),
             fault: Mutex::new(None),
             connections: AtomicU64::new(0),
+            received: AtomicU64::new(0),
             up: AtomicU64::new(0),
             down: AtomicU64::new(0),
-            hits: AtomicU64::new(0),
+            injected_faults: AtomicU64::new(0),
             lost: AtomicU64::new(0),
+            resets: AtomicU64::new(0),
         });
         let (stop, stopped) = oneshot::channel();
         let (bound, address) = mpsc::channel();
@@ -152,15 +157,15 @@ impl Proxy {
     /// # Panics
     ///
     /// Panics if the fault has no point: an empty pattern or the number 0.
-    pub fn once(&self, fault: Fault, then: Then) {
+    pub fn once(&self, fault: Fault, end: ConnectionEnd) {
         assert!(fault.is_possible(), "{fault:?} has no point");
-        *self.state.fault() = Some((fault, then));
+        *self.state.fault() = Some((fault, end));
     }
 
     /// Returns how often a fault of [`once`](Self::once) was injected.
     #[must_use]
-    pub fn hits(&self) -> u64 {
-        self.state.hits.load(Ordering::SeqCst)
+    pub fn injected_faults(&self) -> u64 {
+        self.state.injected_faults.load(Ordering::SeqCst)
     }
 
     /// Returns how many pieces of replies [`Mode::LoseReplies`] has lost.
@@ -169,25 +174,40 @@ impl Proxy {
         self.state.lost.load(Ordering::SeqCst)
     }
 
+    /// Returns how many connections the proxy has reset.
+    #[must_use]
+    pub fn resets(&self) -> u64 {
+        self.state.resets.load(Ordering::SeqCst)
+    }
+
+    /// Returns the number of bytes that clients have sent, including those that were not forwarded.
+    #[must_use]
+    pub fn received(&self) -> u64 {
+        self.state.received.load(Ordering::SeqCst)
+    }
+
     /// Cuts all connections each time that `progress` has increased by `step`, and every third time loses a reply instead. So
-    /// the clients make progress between two cuts, also on a slow machine. Never returns.
+    /// the clients make progress between two cuts, also on a slow machine. Each cut lasts until it has reset a connection. Never
+    /// returns: the caller drops the future when the clients are done.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there is nothing to cut within [`HANG_GUARD`].
     pub async fn cut_at_progress(&self, step: u64, progress: impl Fn() -> u64) -> Infallible {
-        let poll = Duration::from_millis(1);
         let mut cuts = 0_u64;
         loop {
             let next = progress() + step;
             while progress() < next {
-                sleep(poll).await;
+                sleep(Duration::from_millis(1)).await;
             }
             if cuts.is_multiple_of(3) {
                 let lost = self.lost();
-                self.set(Mode::LoseReplies(Then::Cut));
-                while self.lost() == lost {
-                    sleep(poll).await;
-                }
+                self.set(Mode::LoseReplies(ConnectionEnd::Cut));
+                until(|| self.lost() > lost).await;
             } else {
+                let resets = self.resets();
                 self.set(Mode::Cut);
-                sleep(poll).await;
+                until(|| self.resets() > resets).await;
             }
             self.set(Mode::Pass);
             cuts += 1;
@@ -195,7 +215,7 @@ impl Proxy {
     }
 
     /// Forwards new connections to another server from now on. Open connections are not affected.
-    pub fn lead_to(&self, upstream: SocketAddr) {
+    pub fn set_upstream(&self, upstream: SocketAddr) {
         *self.state.upstream() = upstream;
     }
 
@@ -222,8 +242,17 @@ impl State {
         self.upstream.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn fault(&self) -> std::sync::MutexGuard<'_, Option<(Fault, Then)>> {
+    fn fault(&self) -> std::sync::MutexGuard<'_, Option<(Fault, ConnectionEnd)>> {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Waits until the condition holds.
+async fn until(condition: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < HANG_GUARD, "no traffic to cut");
+        sleep(Duration::from_millis(1)).await;
     }
 }
 

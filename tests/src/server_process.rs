@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use crate::{
     HANG_GUARD, TestResponse,
-    servers::{Guard, directory, on_a_free_port, until_ready},
+    servers::{Guard, directory, start_on_free_port, until_ready},
 };
 
 /// A server on a port, across restarts of its process. The process ends when this is dropped, and when the test process
@@ -51,7 +51,7 @@ impl ServerProcess {
         let program = program.as_ref().to_owned();
         let args: Vec<_> = args.iter().map(|&arg| arg.to_owned()).collect();
         let directory = directory("actor");
-        let (port, guard) = on_a_free_port(
+        let (port, guard) = start_on_free_port(
             |port| {
                 fs::create_dir_all(&directory).expect("a directory for throwaway files");
                 Guard::start(&directory, &command(&program, port, &args), "KILL")

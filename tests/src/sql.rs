@@ -175,34 +175,52 @@ async fn caught(future: impl Future<Output = ()>) -> thread::Result<()> {
 
 /// A thread that measures the time during which this process did not run. It ends when this is dropped.
 struct Heartbeat {
-    longest: Arc<AtomicU64>,
+    began: Instant,
+    beats: Arc<Beats>,
     ended: Arc<AtomicBool>,
+}
+
+/// Times in milliseconds.
+#[derive(Default)]
+struct Beats {
+    /// The last beat, since the first one.
+    last: AtomicU64,
+    /// The longest time between two beats.
+    longest: AtomicU64,
 }
 
 impl Heartbeat {
     fn start() -> Self {
+        let began = Instant::now();
         let heartbeat = Self {
-            longest: Arc::default(),
+            began,
+            beats: Arc::default(),
             ended: Arc::default(),
         };
-        let longest = Arc::clone(&heartbeat.longest);
+        let beats = Arc::clone(&heartbeat.beats);
         let ended = Arc::clone(&heartbeat.ended);
         thread::spawn(move || {
-            let mut last = Instant::now();
             while !ended.load(SeqCst) {
                 thread::sleep(Duration::from_millis(5));
-                let now = Instant::now();
-                let apart = u64::try_from((now - last).as_millis()).unwrap_or(u64::MAX);
-                longest.fetch_max(apart, SeqCst);
-                last = now;
+                let (last, now) = (beats.last.load(SeqCst), millis_since(began));
+                // In this order, so that `longest` misses no interruption.
+                beats.longest.fetch_max(now - last, SeqCst);
+                beats.last.store(now, SeqCst);
             }
         });
         heartbeat
     }
 
+    /// Returns the longest interruption, including one after which the thread has not run yet.
     fn longest(&self) -> Duration {
-        Duration::from_millis(self.longest.load(SeqCst))
+        let last = self.beats.last.load(SeqCst);
+        let since_last = millis_since(self.began).saturating_sub(last);
+        Duration::from_millis(self.beats.longest.load(SeqCst).max(since_last))
     }
+}
+
+fn millis_since(began: Instant) -> u64 {
+    u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Drop for Heartbeat {

@@ -1,6 +1,11 @@
 //! Servers on loopback sockets, and clients that can misbehave: HTTP/1 by hand, HTTP/2 by its frames.
 
-use std::{future::Future, net::SocketAddr, time::Duration};
+use std::{
+    future::{Future, poll_fn},
+    net::SocketAddr,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use axum::Router;
 use bytes::{Bytes, BytesMut};
@@ -71,7 +76,7 @@ impl Server {
 
 /// The way in which a client disconnects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leave {
+pub enum Disconnect {
     /// Closes the connection: FIN.
     Close,
     /// Resets the connection: RST.
@@ -125,8 +130,8 @@ impl H1 {
     /// # Panics
     ///
     /// Panics if the socket takes no options.
-    pub fn leave(self, how: Leave) {
-        if how == Leave::Reset {
+    pub fn disconnect(self, how: Disconnect) {
+        if how == Disconnect::Reset {
             self.stream.set_zero_linger().expect("a TCP socket");
         }
     }
@@ -361,6 +366,26 @@ impl Stream {
         sent.expect("an open stream");
     }
 
+    /// Sends bytes of the body as far as the windows of the stream and the connection allow, and counts them.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the stream is closed.
+    pub async fn send_within_windows(&mut self, bytes: usize, sent: &AtomicUsize) {
+        let mut left = bytes;
+        while left > 0 {
+            self.body.reserve_capacity(left.min(64 * 1024));
+            let capacity = poll_fn(|cx| self.body.poll_capacity(cx)).await;
+            let piece = left.min(capacity.expect("an open stream").expect("an open stream"));
+            if piece == 0 {
+                continue;
+            }
+            self.send(vec![0; piece], false);
+            sent.fetch_add(piece, Ordering::Relaxed);
+            left -= piece;
+        }
+    }
+
     /// Sends RST_STREAM.
     pub fn reset(self) {
         self.reset_for(Reason::CANCEL);
@@ -395,7 +420,7 @@ impl Stream {
 
 /// Returns the output of `future`, or `None` if it is still pending after a moment. Use it for events that must not
 /// happen.
-pub async fn soon<T>(future: impl Future<Output = T>) -> Option<T> {
+pub async fn poll_briefly<T>(future: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(Duration::from_millis(100), future)
         .await
         .ok()

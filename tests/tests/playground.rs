@@ -12,7 +12,7 @@ use std::{
 
 use http::{HeaderMap, Method, Request, StatusCode};
 use tests::{
-    TestResponse, metrics_page,
+    HANG_GUARD, TestResponse, metrics_page,
     playground::{Playground, command, run},
     servers::redis::RedisServer,
 };
@@ -275,6 +275,7 @@ async fn failed_execution_follows_flag() {
         let request = || playground.keyed("/panic", "k");
         let panicked = playground.try_send(request(), b"").await;
         assert!(panicked.is_err(), "{flags:?}");
+        let deadline = Instant::now() + HANG_GUARD;
         let refused = loop {
             let retry = playground.try_send(request(), b"").await;
             let refused = retry
@@ -284,6 +285,8 @@ async fn failed_execution_follows_flag() {
             if !matches!(&refused, Some((_, code)) if code == "in-progress") {
                 break refused;
             }
+            assert!(Instant::now() < deadline, "{flags:?}: the lease stays");
+            sleep(Duration::from_millis(5)).await;
         };
         let unknown = (StatusCode::CONFLICT, "outcome-unknown".to_owned());
         assert_eq!(refused, (!retries_execute).then_some(unknown), "{flags:?}");
@@ -725,45 +728,58 @@ async fn effects_of_processes_are_whole_lines() {
 
 // ---- Stopping ----
 
+/// The path of a handler that still runs when the stop signal arrives, and its duration.
+const SLOW: (&str, Duration) = ("/slow/10000", Duration::from_secs(10));
+
 // F-049
 #[tokio::test]
 async fn stop_signal_finishes_started_requests() {
-    let playground = Playground::start(&[]);
-    let mut client = raw(
-        &playground,
-        "POST /slow/700 HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\ncontent-length: 3\r\n\r\ntea",
-    );
-    playground.has_begun(1).await;
-    playground.terminate();
-    let mut response = String::new();
-    client.read_to_string(&mut response).expect("an answer");
-    assert!(response.starts_with("HTTP/1.1 201 "), "{response}");
-    let (status, stdout, stderr) = playground.wait();
-    assert_eq!(status.code(), Some(0), "{stderr}");
-    assert!(
-        stderr.contains("all connections and executions have finished"),
-        "{stderr}"
-    );
-    assert_eq!(stdout, "", "one line on stdout is all");
+    until_occurred(async || {
+        let playground = Playground::start(&[]);
+        let (path, duration) = SLOW;
+        let started = Instant::now();
+        let mut client = post_tea(&playground, path);
+        playground.wait_until_begun(1).await;
+        playground.terminate();
+        let is_stopped_early = started.elapsed() < duration;
+        let mut response = String::new();
+        client.read_to_string(&mut response).expect("an answer");
+        assert!(response.starts_with("HTTP/1.1 201 "), "{response}");
+        let (status, stdout, stderr) = playground.wait();
+        assert_eq!(status.code(), Some(0), "{stderr}");
+        assert!(
+            stderr.contains("all connections and executions have finished"),
+            "{stderr}"
+        );
+        assert_eq!(stdout, "", "one line on stdout is all");
+        is_stopped_early
+    })
+    .await;
 }
 
 // F-049
 #[tokio::test]
 async fn stop_signal_finishes_detached_requests() {
-    let playground = Playground::start(&[]);
-    let started = Instant::now();
-    disconnect_during_execution(&playground, "/slow/1000").await;
-    playground.terminate();
-    let (status, _, stderr) = playground.wait();
-    assert!(
-        started.elapsed() >= Duration::from_secs(1),
-        "the process did not wait for the execution"
-    );
-    assert_eq!(status.code(), Some(0), "{stderr}");
-    assert!(
-        stderr.contains("all connections and executions have finished"),
-        "{stderr}"
-    );
+    until_occurred(async || {
+        let playground = Playground::start(&[]);
+        let (path, duration) = SLOW;
+        let started = Instant::now();
+        disconnect_during_execution(&playground, path).await;
+        playground.terminate();
+        let is_stopped_early = started.elapsed() < duration;
+        let (status, _, stderr) = playground.wait();
+        assert!(
+            started.elapsed() >= duration,
+            "the process did not wait for the execution"
+        );
+        assert_eq!(status.code(), Some(0), "{stderr}");
+        assert!(
+            stderr.contains("all connections and executions have finished"),
+            "{stderr}"
+        );
+        is_stopped_early
+    })
+    .await;
 }
 
 // ---- Helpers ----
@@ -819,26 +835,39 @@ fn read_until(stream: &mut TcpStream, text: &str) -> String {
     seen
 }
 
-/// Posts `tea` to `path` under the key `k`, and hangs up when its execution has begun.
-async fn disconnect_during_execution(playground: &Playground, path: &str) {
+/// Posts `tea` to `path` under the key `k`.
+fn post_tea(playground: &Playground, path: &str) -> TcpStream {
     let head = "host: x\r\nidempotency-key: k\r\ncontent-length: 3";
-    let client = raw(
-        playground,
-        &format!("POST {path} HTTP/1.1\r\n{head}\r\n\r\ntea"),
-    );
-    playground.has_begun(1).await;
+    let req = format!("POST {path} HTTP/1.1\r\n{head}\r\n\r\ntea");
+    raw(playground, &req)
+}
+
+/// Posts `tea` to `path` under the key `k`, and disconnects when its execution has begun.
+async fn disconnect_during_execution(playground: &Playground, path: &str) {
+    let client = post_tea(playground, path);
+    playground.wait_until_begun(1).await;
     drop(client);
 }
 
 /// Repeats a retry while the first request is in progress. Returns the last response.
 async fn eventually(playground: &Playground, path: &str) -> TestResponse {
+    let deadline = Instant::now() + HANG_GUARD;
     loop {
         let req = playground.keyed(path, "k");
         let response = playground.send(req, b"tea").await;
         if response.status != StatusCode::CONFLICT {
             return response;
         }
+        assert!(Instant::now() < deadline, "{path} does not finish");
         sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Repeats a trial until it returns `true`, because its case has occurred.
+async fn until_occurred(trial: impl AsyncFn() -> bool) {
+    let deadline = Instant::now() + HANG_GUARD;
+    while !trial().await {
+        assert!(Instant::now() < deadline, "the case did not occur");
     }
 }
 

@@ -145,7 +145,7 @@ async fn main() -> Result<(), Failure> {
         (true, false) => {
             Err("not all messages were processed in time; see the messages above".into())
         }
-        (false, _) => Err("what had begun has not ended in time".into()),
+        (false, _) => Err("executions did not end in time".into()),
     }
 }
 

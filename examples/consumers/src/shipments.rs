@@ -102,7 +102,9 @@ impl Shipments {
                 Verdict::Delete
             }
             Ok(Outcome::LeaseLost(())) => {
-                tracing::warn!("a parcel was sent whose lease was lost: perhaps another one was");
+                tracing::warn!(
+                    "lease lost after a parcel was sent: another parcel may have been sent"
+                );
                 Verdict::Delete
             }
             Ok(Outcome::NeedsAttention { code }) => Verdict::DeadLetter(code),

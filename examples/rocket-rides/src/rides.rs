@@ -45,7 +45,7 @@ pub fn app(rides: Rides, layer: IdempotencyLayer) -> Router {
     Router::new()
         .route("/rides", post(ride))
         .route_layer(layer)
-        .route("/rides/{id}", get(look))
+        .route("/rides/{id}", get(get_ride))
         .with_state(rides)
 }
 
@@ -230,7 +230,7 @@ async fn commit(
     match tx.commit(answer.into_response()).await {
         Ok(res) => Ok(res.into_response()),
         Err(error) => match error.into_output() {
-            Ok(_rolled_back) => Err("expected an answer that is recorded".into()),
+            Ok(_rolled_back) => Err("expected a recordable response".into()),
             Err(error) => Err(error.into()),
         },
     }
@@ -259,7 +259,7 @@ impl Reached {
     }
 }
 
-async fn look(State(rides): State<Rides>, Path(id): Path<i64>) -> Result<Response, Failure> {
+async fn get_ride(State(rides): State<Rides>, Path(id): Path<i64>) -> Result<Response, Failure> {
     let asking = sqlx::query_as("select destination, state from rides where id = $1")
         .bind(id)
         .fetch_optional(&rides.pool);

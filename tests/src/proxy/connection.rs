@@ -18,7 +18,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{Fault, Mode, State, Then};
+use super::{ConnectionEnd, Fault, Mode, State};
 
 /// Forwards until both sides are done, or the connection is cut.
 pub(super) async fn forward(mut client: TcpStream, state: Arc<State>) {
@@ -29,7 +29,7 @@ pub(super) async fn forward(mut client: TcpStream, state: Arc<State>) {
         let server = server.insert(TcpStream::connect(upstream).await?);
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
-        let lost = Lost::default();
+        let lost = LostDirections::default();
         let (from_client, to_client) = client.split();
         let (from_server, to_server) = server.split();
         let up = Direction::new(Side::Up, &state, &lost);
@@ -50,6 +50,7 @@ pub(super) async fn forward(mut client: TcpStream, state: Arc<State>) {
     }
     let _ = client.set_zero_linger();
     drop(client);
+    state.resets.fetch_add(1, Ordering::SeqCst);
     // A reset here could overtake the last request. So the proxy shuts down its sending side, and reads the server's replies
     // to their end.
     if let Some(mut server) = server {
@@ -62,7 +63,7 @@ pub(super) async fn forward(mut client: TcpStream, state: Arc<State>) {
 
 /// The directions in which a connection has lost bytes. Nothing is forwarded in them any more.
 #[derive(Debug, Default)]
-struct Lost {
+struct LostDirections {
     /// No more bytes go to the server.
     requests: Cell<bool>,
     /// No more bytes go to the client.
@@ -81,13 +82,13 @@ enum Side {
 struct Direction<'a> {
     side: Side,
     state: &'a State,
-    lost: &'a Lost,
-    /// The last bytes seen, as [`Fault::happens`] needs them.
+    lost: &'a LostDirections,
+    /// The last bytes seen, as [`Fault::matches`] needs them.
     before: Vec<u8>,
 }
 
 impl<'a> Direction<'a> {
-    fn new(side: Side, state: &'a State, lost: &'a Lost) -> Self {
+    fn new(side: Side, state: &'a State, lost: &'a LostDirections) -> Self {
         Self {
             side,
             state,
@@ -105,7 +106,7 @@ impl<'a> Direction<'a> {
     ) -> io::Result<()> {
         let (queue, mut due) = mpsc::channel::<(Instant, Bytes)>(64);
         let mode = self.state.mode.subscribe();
-        let side = self.side;
+        let (side, received) = (self.side, &self.state.received);
         let read = async move {
             loop {
                 let mut piece = BytesMut::with_capacity(64 * 1024);
@@ -115,6 +116,9 @@ impl<'a> Direction<'a> {
                     (Err(_), Side::Up) => 0,
                     (Err(error), Side::Down) => return Err(error),
                 };
+                if side == Side::Up {
+                    count(received, &piece);
+                }
                 let delay = match (*mode.borrow(), side) {
                     (Mode::Delay { up, .. }, Side::Up) => up,
                     (Mode::Delay { down, .. }, Side::Down) => down,
@@ -155,7 +159,7 @@ impl<'a> Direction<'a> {
         if self.lost.requests.get() {
             return Ok(());
         }
-        let Some((fault, then)) = self.fault(&piece) else {
+        let Some((fault, end)) = self.fault(&piece) else {
             count(&self.state.up, &piece);
             return to.write_all(&piece).await;
         };
@@ -175,12 +179,12 @@ impl<'a> Direction<'a> {
             }
         };
         count(&self.state.up, &forwarded);
-        self.state.hits.fetch_add(1, Ordering::SeqCst);
+        self.state.injected_faults.fetch_add(1, Ordering::SeqCst);
         to.write_all(&forwarded).await?;
-        match then {
-            Then::Hang => Ok(()),
-            Then::Cut if self.lost.requests.get() => Err(cut()),
-            Then::Cut => {
+        match end {
+            ConnectionEnd::Hang => Ok(()),
+            ConnectionEnd::Cut if self.lost.requests.get() => Err(cut()),
+            ConnectionEnd::Cut => {
                 self.lost.cut_at_reply.set(true);
                 Ok(())
             }
@@ -188,13 +192,13 @@ impl<'a> Direction<'a> {
     }
 
     /// Takes the fault if it happens in this piece.
-    fn fault(&mut self, piece: &[u8]) -> Option<(Fault, Then)> {
+    fn fault(&mut self, piece: &[u8]) -> Option<(Fault, ConnectionEnd)> {
         let mut armed = self.state.fault();
         let (fault, _) = armed.as_mut()?;
         if fault.is_in_reply() != (self.side == Side::Down) {
             return None;
         }
-        if fault.happens(&mut self.before, piece) {
+        if fault.matches(&mut self.before, piece) {
             armed.take()
         } else {
             None
@@ -203,17 +207,17 @@ impl<'a> Direction<'a> {
 
     async fn down(&mut self, piece: &[u8], to: &mut tcp::WriteHalf<'_>) -> io::Result<()> {
         let mode = *self.state.mode.borrow();
-        if let Mode::LoseReplies(then) = mode {
+        if let Mode::LoseReplies(end) = mode {
             self.lost.replies.set(true);
-            if then == Then::Cut {
+            if end == ConnectionEnd::Cut {
                 self.lost.cut_at_reply.set(true);
             }
             self.state.lost.fetch_add(1, Ordering::SeqCst);
         }
-        if let Some((_, then)) = self.fault(piece) {
+        if let Some((_, end)) = self.fault(piece) {
             self.lost.replies.set(true);
-            self.lost.cut_at_reply.set(then == Then::Cut);
-            self.state.hits.fetch_add(1, Ordering::SeqCst);
+            self.lost.cut_at_reply.set(end == ConnectionEnd::Cut);
+            self.state.injected_faults.fetch_add(1, Ordering::SeqCst);
         }
         if self.lost.cut_at_reply.get() {
             return Err(cut());

@@ -72,7 +72,7 @@ impl Fault {
 
     /// Returns `true` if the fault happens in this piece, and otherwise updates the remaining wait. `before`
     /// holds the last bytes of the connection, for a pattern that arrives in two pieces.
-    pub(super) fn happens(&mut self, before: &mut Vec<u8>, piece: &[u8]) -> bool {
+    pub(super) fn matches(&mut self, before: &mut Vec<u8>, piece: &[u8]) -> bool {
         match self {
             Self::AfterBytes(left) if *left > piece.len() as u64 => {
                 *left -= piece.len() as u64;
@@ -88,9 +88,9 @@ impl Fault {
                 before.extend_from_slice(piece);
                 let seen = before.windows(needle.len()).filter(|it| it == needle);
                 let seen = u32::try_from(seen.count()).unwrap_or(u32::MAX);
-                let happens = seen >= *nth;
+                let is_match = seen >= *nth;
                 *nth = nth.saturating_sub(seen);
-                happens
+                is_match
             }
         }
     }
@@ -109,7 +109,7 @@ mod tests {
             let mut before = Vec::new();
             let at = pieces
                 .iter()
-                .position(|piece| fault.happens(&mut before, piece));
+                .position(|piece| fault.matches(&mut before, piece));
             assert_eq!(at, Some(expected), "occurrence {nth}");
         }
     }
@@ -118,8 +118,8 @@ mod tests {
     fn byte_fault_happens_at_exact_count() {
         let mut fault = Fault::AfterBytes(5);
         let mut before = Vec::new();
-        assert!(!fault.happens(&mut before, b"abcd"));
+        assert!(!fault.matches(&mut before, b"abcd"));
         assert_eq!(fault, Fault::AfterBytes(1));
-        assert!(fault.happens(&mut before, b"ef"));
+        assert!(fault.matches(&mut before, b"ef"));
     }
 }

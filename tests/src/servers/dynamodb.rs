@@ -22,7 +22,7 @@ use tower_idempotency_dynamodb::{
     },
 };
 
-use super::{Guard, READY_WITHIN, directory, on_a_free_port};
+use super::{Guard, READY_WITHIN, directory, start_on_free_port};
 use crate::playground::run;
 
 /// The kind of stand-in.
@@ -69,7 +69,7 @@ impl DynamoDbServer {
     pub fn start(stand_in: StandIn) -> Self {
         let program = installed(stand_in);
         let directory = directory("dynamodb");
-        let (port, guard) = on_a_free_port(
+        let (port, guard) = start_on_free_port(
             |port| {
                 std::fs::create_dir_all(&directory).expect("a directory for throwaway files");
                 Guard::start(&directory, &command(stand_in, &program, port), "KILL")

@@ -10,7 +10,7 @@ use std::{
     sync::OnceLock,
 };
 
-use super::{Guard, as_user, directory, give, on_a_free_port, tool, until_ready};
+use super::{Guard, as_user, directory, set_owner, start_on_free_port, tool, until_ready};
 use crate::playground::run;
 
 /// Returns the server that the tests of one binary share. It is empty at first, and ends with the process.
@@ -60,7 +60,7 @@ impl MariaDbServer {
     pub fn start(settings: &[&str]) -> Self {
         let settings: Vec<_> = settings.iter().map(|it| (*it).to_owned()).collect();
         let directory = directory("mariadb");
-        let (port, guard) = on_a_free_port(
+        let (port, guard) = start_on_free_port(
             |port| {
                 fs::create_dir_all(&directory).expect("a directory for throwaway files");
                 initialize(&directory);
@@ -163,7 +163,7 @@ fn initialize(directory: &Path) {
     fs::write(directory.join("users.sql"), users).expect("a throwaway file");
     // A server that starts deletes all temporary tables in its temporary directory, also those of other servers.
     fs::create_dir_all(directory.join(TEMPORARY)).expect("a throwaway directory");
-    give(directory, USER);
+    set_owner(directory, USER);
     let mut install = if let Some(mysqld) = mysqld() {
         let mut install = as_user(USER, &mysqld);
         install.args(["--no-defaults", "--initialize-insecure"]);

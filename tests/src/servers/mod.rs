@@ -134,7 +134,7 @@ impl Guard {
         let sent = run("kill", [&format!("-{signal}"), &self.pid.to_string()]);
         assert!(sent.is_ok(), "{sent:?}");
         if signal == "STOP" {
-            self.has_stopped();
+            self.wait_until_stopped();
         }
     }
 
@@ -169,7 +169,7 @@ impl Guard {
     }
 
     /// Waits until the signal has arrived, if the system shows that: the signal may still be pending when `kill` ends.
-    fn has_stopped(&self) {
+    fn wait_until_stopped(&self) {
         let stat = format!("/proc/{}/stat", self.pid);
         let deadline = Instant::now() + Duration::from_secs(60);
         while let Ok(text) = fs::read_to_string(&stat) {
@@ -233,7 +233,7 @@ pub fn tool(name: &str, package: &str, others: &[PathBuf]) -> PathBuf {
 /// # Panics
 ///
 /// Panics if it is not ready within three minutes, or ends on each of several ports: the message contains its output.
-pub fn on_a_free_port(
+pub fn start_on_free_port(
     mut start: impl FnMut(u16) -> Guard,
     ready: impl Fn(u16, &Guard) -> bool,
 ) -> (u16, Guard) {
@@ -320,7 +320,7 @@ pub fn as_user(user: &str, program: &Path) -> Command {
 /// # Panics
 ///
 /// Panics if there is no such user.
-pub fn give(directory: &Path, user: &str) {
+pub fn set_owner(directory: &Path, user: &str) {
     if is_root() {
         let owner = format!("{user}:");
         let given = run(

@@ -7,7 +7,9 @@ use std::{
     process::Command,
 };
 
-use super::{Guard, as_user, directory, give, on_a_free_port, postgres::PostgresServer, tool};
+use super::{
+    Guard, as_user, directory, postgres::PostgresServer, set_owner, start_on_free_port, tool,
+};
 
 /// A running PgBouncer in transaction mode: it lends a server connection for one transaction at a time. It is killed
 /// when it is dropped.
@@ -26,14 +28,14 @@ impl PgBouncer {
     #[must_use]
     pub fn start(server: &PostgresServer, connections: u32) -> Self {
         let directory = directory("pgbouncer");
-        let (port, guard) = on_a_free_port(
+        let (port, guard) = start_on_free_port(
             |port| {
                 fs::create_dir_all(&directory).expect("a directory for throwaway files");
                 let configured = configuration(server.address(), port, connections);
                 let file = directory.join("pgbouncer.ini");
                 fs::write(&file, configured).expect("a throwaway file");
                 fs::write(directory.join("users"), "\"app\" \"\"\n").expect("a throwaway file");
-                give(&directory, USER);
+                set_owner(&directory, USER);
                 Guard::start(&directory, &command(), "KILL")
             },
             |_, guard| guard.log().contains("process up"),

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Guard, as_user, directory, give, on_a_free_port, tool, until_ready};
+use super::{Guard, as_user, directory, set_owner, start_on_free_port, tool, until_ready};
 use crate::playground::run;
 
 /// Returns the server that the tests of one binary share. It is empty at first, and ends with the process.
@@ -42,7 +42,7 @@ impl PostgresServer {
     pub fn start(settings: &[&str]) -> Self {
         let settings: Vec<_> = settings.iter().map(|it| (*it).to_owned()).collect();
         let directory = directory("postgres");
-        let (port, guard) = on_a_free_port(
+        let (port, guard) = start_on_free_port(
             |port| {
                 fs::create_dir_all(&directory).expect("a directory for throwaway files");
                 initialize(&directory);
@@ -99,6 +99,10 @@ impl PostgresServer {
     ///
     /// Panics if the guard's shell has ended.
     pub fn kill(&mut self) {
+        // A stopped server starts no more backends.
+        if !self.guard.has_ended() {
+            self.guard.signal("STOP");
+        }
         let backends = self.backends();
         self.guard.kill();
         // Backends serve their clients for a while after the postmaster has ended, so they are killed too.
@@ -145,7 +149,7 @@ fn is_running(pid: &str) -> bool {
 }
 
 fn initialize(directory: &Path) {
-    give(directory, USER);
+    set_owner(directory, USER);
     let data = directory.join("data");
     if data.exists() {
         return;
@@ -157,6 +161,11 @@ fn initialize(directory: &Path) {
     let program = initdb.get_program().to_str().expect("a path in UTF-8");
     let initialized = run(program, initdb.get_args());
     assert!(initialized.is_ok(), "{initialized:?}");
+    // The first line that matches counts. Writing keeps the owner of the file.
+    let rules = directory.join("data/pg_hba.conf");
+    let trusting = fs::read_to_string(&rules).expect("initdb writes it");
+    let locked = "host all locked 127.0.0.1/32 scram-sha-256\n";
+    fs::write(&rules, locked.to_owned() + &trusting).expect("a writable file");
 }
 
 fn command(directory: &Path, port: u16, settings: &[String]) -> Command {

@@ -16,13 +16,13 @@ use tower_idempotency_redis::{ConnectError, RedisOptions, RedisStore};
 
 use self::resp::{Connection, Reply};
 use super::{
-    Guard, READY_WITHIN, certificates::Certificates, directory, free_port, on_a_free_port, tool,
-    until_ready,
+    Guard, READY_WITHIN, certificates::Certificates, directory, free_port, start_on_free_port,
+    tool, until_ready,
 };
 
 pub use self::{
     cluster::RedisCluster,
-    monitor::{Asked, Monitor},
+    monitor::{Monitor, ReceivedCommand},
     sentinel::Sentinel,
 };
 
@@ -115,7 +115,7 @@ impl RedisServer {
     /// Launches a server. Each attempt has its own directory, because its guard deletes the directory.
     fn launch(mut args: impl FnMut(&Path) -> Vec<String>) -> Self {
         let tried = RefCell::new(Vec::new());
-        let (port, guard) = on_a_free_port(
+        let (port, guard) = start_on_free_port(
             |port| {
                 let directory = directory("redis");
                 let args = args(&directory);
@@ -140,12 +140,12 @@ impl RedisServer {
         let mut tls = None;
         let mut server = Self::launch(|directory| {
             let (port, made) = (free_port(), certificates(directory));
-            let shown = |path: &Path| path.display().to_string();
+            let display = |path: &Path| path.display().to_string();
             let mut args = owned(&[
                 ["--tls-port", &port.to_string()],
-                ["--tls-ca-cert-file", &shown(made.ca())],
-                ["--tls-cert-file", &shown(made.certificate())],
-                ["--tls-key-file", &shown(made.key())],
+                ["--tls-ca-cert-file", &display(made.ca())],
+                ["--tls-cert-file", &display(made.certificate())],
+                ["--tls-key-file", &display(made.key())],
                 ["--tls-auth-clients", "no"],
             ]);
             args.extend(more());
@@ -262,7 +262,7 @@ impl RedisServer {
     /// Panics if the reply is an error, or does not arrive within 10 seconds.
     pub fn command<A: AsRef<[u8]>>(&self, args: &[A]) -> String {
         let response = self.try_command(args).expect("a reply from Redis");
-        response.unwrap_or_else(|error| panic!("Redis refuses {}: {error}", shown(args)))
+        response.unwrap_or_else(|error| panic!("Redis refuses {}: {error}", display_args(args)))
     }
 
     /// Like [`command`](Self::command), on a separate connection, but returns failures: of the connection, or an error
@@ -407,7 +407,7 @@ fn fields(text: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-fn shown<A: AsRef<[u8]>>(args: &[A]) -> String {
+fn display_args<A: AsRef<[u8]>>(args: &[A]) -> String {
     let args = args.iter().map(|arg| String::from_utf8_lossy(arg.as_ref()));
     args.collect::<Vec<_>>().join(" ")
 }

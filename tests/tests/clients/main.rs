@@ -28,7 +28,7 @@ use axum::{
 use http::StatusCode;
 use tests::{
     playground::run,
-    proxy::{Fault, Mode, Proxy, Then},
+    proxy::{ConnectionEnd, Fault, Mode, Proxy},
 };
 use tokio::{
     net::TcpListener,
@@ -99,7 +99,7 @@ async fn run_with(server: &Server, app: Router, mut command: Command) -> Vec<(u6
     tokio::spawn(async move { axum::serve(listener, app).await });
     let proxy = Proxy::start(address);
     // The response to the second order. With HTTP/2 an earlier reply does not show that the order was executed.
-    proxy.once(Fault::reply("pi_2"), Then::Cut);
+    proxy.once(Fault::reply("pi_2"), ConnectionEnd::Cut);
     command
         .arg(format!("http://{}", proxy.address()))
         .env("no_proxy", "*")
@@ -132,7 +132,11 @@ async fn run_with(server: &Server, app: Router, mut command: Command) -> Vec<(u6
         String::from_utf8_lossy(&output.stderr).into_owned(),
     );
     assert!(output.status.success(), "{stdout}{stderr}");
-    assert_eq!(proxy.hits(), 1, "the response was lost\n{stdout}{stderr}");
+    assert_eq!(
+        proxy.injected_faults(),
+        1,
+        "the response was lost\n{stdout}{stderr}"
+    );
     let lines = stdout.lines().map(|line| {
         let line: serde_json::Value = serde_json::from_str(line).expect("a line of JSON");
         let text = |name: &str| line[name].as_str().map(str::to_owned);

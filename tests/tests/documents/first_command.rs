@@ -54,11 +54,11 @@ fn missing_store_feature_is_named() {
     ] {
         let mut command = first_command(&["--store", store, "--listen", "127.0.0.1:0"]);
         let output = command.output().expect("cargo starts");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        let error = said.lines().last().unwrap_or_default();
-        assert!(error.starts_with("error: "), "{said}");
-        assert!(error.ends_with(feature), "{said}");
-        assert!(!error.contains("hush"), "{said}");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        let error = message.lines().last().unwrap_or_default();
+        assert!(error.starts_with("error: "), "{message}");
+        assert!(error.ends_with(feature), "{message}");
+        assert!(!error.contains("hush"), "{message}");
     }
 }

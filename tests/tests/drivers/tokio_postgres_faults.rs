@@ -7,7 +7,7 @@ use http::StatusCode;
 use tests::{
     barrier::within,
     few_or, post,
-    proxy::{Fault, Proxy, Then},
+    proxy::{ConnectionEnd, Fault, Proxy},
     send,
     servers::postgres,
 };
@@ -31,9 +31,9 @@ const COMMIT: &str = "COMMIT\0";
 async fn lost_commit_reply_is_looked_up() {
     let (bank, proxy) = behind_proxy("pg_lost_reply").await;
     let (app, executions) = bank.serve(charge);
-    proxy.once(Fault::reply_to(COMMIT), Then::Cut);
+    proxy.once(Fault::reply_to(COMMIT), ConnectionEnd::Cut);
     let first = send(&app, order()).await;
-    assert_eq!(proxy.hits(), 1);
+    assert_eq!(proxy.injected_faults(), 1);
     assert_charged_once(&bank, &app, &first).await;
     assert_eq!(executions.count(), 1);
 }
@@ -47,7 +47,7 @@ async fn dropped_commit_is_looked_up() {
         let proxy = Arc::clone(&lost);
         async move {
             let hit = async {
-                while proxy.hits() == 0 {
+                while proxy.injected_faults() == 0 {
                     sleep(Duration::from_millis(5)).await;
                 }
             };
@@ -57,7 +57,7 @@ async fn dropped_commit_is_looked_up() {
             }
         }
     });
-    proxy.once(Fault::reply_to(COMMIT), Then::Hang);
+    proxy.once(Fault::reply_to(COMMIT), ConnectionEnd::Hang);
     let first = within(Duration::from_secs(120), send(&app, order())).await;
     assert_charged_once(&bank, &app, &first).await;
     assert_eq!(executions.count(), 1);
@@ -71,9 +71,13 @@ async fn lost_commit_commits_nothing() {
         let table = format!("pg_lost_commit_{}", kind.to_lowercase());
         let (bank, proxy) = behind_proxy(&table).await;
         let (app, executions) = bank.serve(charge);
-        proxy.once(Fault::request(needle), Then::Cut);
+        proxy.once(Fault::request(needle), ConnectionEnd::Cut);
         let first = send(&app, order()).await;
-        assert_eq!((first.text(), proxy.hits()), (kind, 1), "{first:?}");
+        assert_eq!(
+            (first.text(), proxy.injected_faults()),
+            (kind, 1),
+            "{first:?}"
+        );
         assert_eq!(bank.count().await, 0, "{needle}");
         let retry = send(&app, order()).await;
         assert_charged_once(&bank, &app, &retry).await;
@@ -92,15 +96,15 @@ async fn cut_at_any_byte_has_one_effect() {
     let bytes = usize::try_from(proxy.counts().up - before).expect("few");
     let (mut keys, mut refused) = (1, 0);
     for cut in (1..=bytes).step_by(few_or(31, 1)) {
-        // Each trial begins with a new connection.
+        // Each trial has a proxy of its own, whose count includes no bytes of earlier trials.
+        let proxy = Proxy::start(postgres::shared().address());
         let url = format!("postgres://app@{}/postgres", proxy.address());
         let bank = Bank {
             database: bank.database.clone(),
             pool: pool(&url, 1),
         };
         let (app, _) = bank.serve(charge);
-        let hits = proxy.hits();
-        proxy.once(Fault::AfterBytes(cut as u64), Then::Cut);
+        proxy.once(Fault::AfterBytes(cut as u64), ConnectionEnd::Cut);
         let request = || post("/orders", &format!("cut-{cut}"), "tea");
         let first = within(Duration::from_secs(60), async {
             loop {
@@ -112,7 +116,7 @@ async fn cut_at_any_byte_has_one_effect() {
             }
         })
         .await;
-        assert_eq!(proxy.hits(), hits + 1, "the connection was cut at {cut}");
+        assert_eq!(proxy.injected_faults(), 1, "cut at {cut}");
         let retry = send(&app, request()).await;
         assert!(retry.is_replay() && retry.body == first.body, "{retry:?}");
         keys += 1;

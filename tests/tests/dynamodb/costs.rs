@@ -13,9 +13,7 @@ use tests::{
     barrier::{Barrier, within},
     creating,
     dynamodb::{Call, Endpoint, ManualClock},
-    post,
-    random::Random,
-    send,
+    noise, post, send,
     servers::dynamodb::{StandIn, client, shared},
 };
 use tokio::time::{Instant, sleep};
@@ -255,13 +253,13 @@ async fn renewal_is_one_call() {
     let running = tokio::spawn(async move { send(&app, post("/slow", "k", "tea")).await });
     let mut calls = Vec::new();
     // Waits for one acquire and three more.
-    let asked = async {
+    let four_calls = async {
         while calls.len() < 4 {
             calls.extend(endpoint.calls());
             sleep(Duration::from_millis(20)).await;
         }
     };
-    within(Duration::from_secs(60), asked).await;
+    within(Duration::from_secs(60), four_calls).await;
     barrier.open_for_good();
     assert_eq!(running.await.expect("an answer").status, StatusCode::OK);
     calls.extend(endpoint.calls());
@@ -307,12 +305,6 @@ async fn record_of_1_kib_costs_one_unit() {
     }
     let retry = send(&app, post("/orders", "k", "tea")).await;
     assert_eq!((retry.is_replay(), &retry.body), (true, &first.body));
-}
-
-/// Returns a response whose record does not compress: this number of bytes, and a head.
-fn noise(bytes: usize) -> Vec<u8> {
-    let mut random = Random(7);
-    (0..bytes).map(|_| random.below(256) as u8).collect()
 }
 
 #[tokio::test]

@@ -327,7 +327,7 @@ async fn refusal_without_item_triggers_read() {
     let operations: Vec<_> = calls.iter().map(|it| it.operation.as_str()).collect();
     assert_eq!(operations, ["UpdateItem", "GetItem"]);
     // A copy that lags behind would show a lease or a record that no longer exists.
-    assert_eq!(calls[1].asked["ConsistentRead"], true);
+    assert_eq!(calls[1].request["ConsistentRead"], true);
     let other = send(&app, post("/orders", "k", "coffee")).await;
     assert_eq!(other.status, StatusCode::UNPROCESSABLE_ENTITY);
     assert_eq!(effects.count(), 1);
@@ -416,8 +416,8 @@ async fn table_created_despite_delayed_visibility() {
     let held = held().await;
     held.endpoint.set(EndpointFault::HideTables(2));
     held.store.create_table().await.expect("the table exists");
-    let asked = held.endpoint.operations();
-    let times = |name: &str| asked.iter().filter(|it| *it == name).count();
+    let operations = held.endpoint.operations();
+    let times = |name: &str| operations.iter().filter(|it| *it == name).count();
     // If the table was deleted meanwhile, the store does not wait for it.
     assert_eq!((times("DescribeTable"), times("CreateTable")), (3, 3));
 }
@@ -447,7 +447,7 @@ async fn updating_table_is_usable() {
 async fn listing_waits_for_index_creation() {
     let server = shared(StandIn::Dynoxide);
     let endpoint = Endpoint::start(server.address());
-    for (shards, asked) in [(1, 4), (0, 1)] {
+    for (shards, expected) in [(1, 4), (0, 1)] {
         let options = DynamoDbOptions::new().with_index_shards(shards);
         let store = options.store(&client(endpoint.address()), server.new_table());
         endpoint.calls();
@@ -455,7 +455,7 @@ async fn listing_waits_for_index_creation() {
         store.create_table().await.expect("usable");
         let described = endpoint.operations().into_iter();
         let described = described.filter(|it| it == "DescribeTable").count();
-        assert_eq!(described, asked, "{shards} shards");
+        assert_eq!(described, expected, "{shards} shards");
     }
 }
 
@@ -647,13 +647,13 @@ async fn errors_contain_no_keys_or_records() {
     }
     let hidden = format!("{:?}", Blob::new(*b"hush"));
     for error in errors {
-        let said = format!("{error} {error:?}");
+        let message = format!("{error} {error:?}");
         for secret in ["hush", "68757368", "aHVza", &hidden] {
-            assert!(!said.contains(secret), "{said}");
+            assert!(!message.contains(secret), "{message}");
         }
         assert!(
-            said.contains("Exception") || said.contains("Error"),
-            "{said}"
+            message.contains("Exception") || message.contains("Error"),
+            "{message}"
         );
     }
 }

@@ -2,20 +2,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
     time::{Duration, SystemTime},
 };
 
-use axum::{Extension, Router, response::IntoResponse};
 use bytes::Bytes;
 use http::StatusCode;
 use tests::{
-    Effects, TestResponse, app,
+    attention::AttentionService,
     barrier::Barrier,
-    created,
     dynamodb::{Endpoint, EndpointFault, ManualClock},
     post, send,
     servers::dynamodb::{StandIn, client, shared},
@@ -220,67 +214,14 @@ async fn index_partitions_are_spread_on_moto() {
 
 const REFUND_FAILED: NeedsAttention = NeedsAttention::new("refund-failed");
 
-/// A service that returns `NeedsAttention` while `gives_up` is set, and counts its executions.
-struct Service {
-    app: Router,
-    layer: IdempotencyLayer,
-    effects: Effects,
-    gives_up: Arc<AtomicBool>,
-    /// The takeover flag of each execution.
-    takeovers: Arc<Mutex<Vec<bool>>>,
-}
-
-impl Service {
-    fn new(layer: IdempotencyLayer) -> Self {
-        let layer = layer.with_store_timeout(PATIENCE);
-        let gives_up = Arc::new(AtomicBool::new(true));
-        let takeovers = Arc::<Mutex<Vec<bool>>>::default();
-        let (flag, flags) = (Arc::clone(&gives_up), Arc::clone(&takeovers));
-        let (app, effects) = app(layer.clone(), move |n, req| {
-            let lease = req.extensions().get::<Lease>().expect("a lease").clone();
-            flags.lock().expect("no panic").push(lease.is_takeover());
-            let gives_up = flag.load(Ordering::SeqCst);
-            async move {
-                if gives_up {
-                    let attention = REFUND_FAILED.with_reason(format!("refund {n}"));
-                    return (StatusCode::BAD_GATEWAY, Extension(attention)).into_response();
-                }
-                created(n)
-            }
-        });
-        Self {
-            app,
-            layer,
-            effects,
-            gives_up,
-            takeovers,
-        }
-    }
-
-    fn recover(&self) {
-        self.gives_up.store(false, Ordering::SeqCst);
-    }
-
-    async fn send_request(&self, key: &str) -> TestResponse {
-        send(&self.app, post("/cancel", key, "{}")).await
-    }
-
-    async fn is_refused(&self, key: &str) {
-        let refused = self.send_request(key).await;
-        assert_eq!(refused.status, StatusCode::CONFLICT, "{refused:?}");
-        assert!(refused.text().contains(r#""reason":"refund-failed""#));
-        assert!(!refused.text().contains("refund 1"), "{}", refused.text());
-    }
-
-    fn takeovers(&self) -> Vec<bool> {
-        self.takeovers.lock().expect("no panic").clone()
-    }
+fn serve(layer: IdempotencyLayer) -> AttentionService {
+    AttentionService::new(layer.with_store_timeout(PATIENCE))
 }
 
 async fn attention_is_listed_until_resolved(stand_in: StandIn) {
     let (endpoint, _, store) = listed(stand_in).await;
     let layer = IdempotencyLayer::new(store.clone()).with_lease_ttl(Ttl::from_secs(600));
-    let service = Service::new(layer);
+    let service = serve(layer);
     let before = SystemTime::now();
     for n in 0..12 {
         let first = service.send_request(&format!("k{n}")).await;
@@ -310,8 +251,8 @@ async fn attention_is_listed_until_resolved(stand_in: StandIn) {
     assert_eq!(leased.len(), 1);
     assert_eq!(leased[0].attention_code, None);
 
-    service.recover();
-    service.is_refused("k0").await;
+    service.set_needs_attention(false);
+    service.assert_refused("k0").await;
     for entry in &found {
         assert!(resolved(&store, entry, Resolution::Free).await);
         assert!(!resolved(&store, entry, Resolution::Free).await, "twice");
@@ -352,7 +293,7 @@ async fn only(store: &DynamoDbStore, state: State) -> Entry {
 /// The first execution may have had its effect: the next one is flagged as a takeover, and no other request gets the key.
 async fn retry_resolution_is_takeover(stand_in: StandIn) {
     let (_endpoint, _, store) = listed(stand_in).await;
-    let service = Service::new(IdempotencyLayer::new(store.clone()));
+    let service = serve(IdempotencyLayer::new(store.clone()));
     service.send_request("k").await;
     let first = the_only(&store).await;
     assert!(resolved(&store, &first, Resolution::Retry).await);
@@ -377,7 +318,7 @@ async fn retry_resolution_is_takeover(stand_in: StandIn) {
     assert_eq!((second.id(), second.generation()), (first.id(), 2));
     assert!(!resolved(&store, &first, Resolution::Free).await);
     assert!(resolved(&store, &second, Resolution::Retry).await);
-    service.recover();
+    service.set_needs_attention(false);
     assert_eq!(service.send_request("k").await.status, StatusCode::CREATED);
     assert!(service.send_request("k").await.is_replay());
     assert_eq!(service.takeovers(), [false, true, true]);
@@ -404,7 +345,7 @@ async fn retry_resolution_is_takeover_on_moto() {
 async fn allowed_retry_executes_once_under_refuse() {
     let (_endpoint, _, store) = listed(StandIn::Dynoxide).await;
     let layer = IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
-    let service = Service::new(layer);
+    let service = serve(layer);
     service.send_request("k").await;
     assert!(resolved(&store, &the_only(&store).await, Resolution::Retry).await);
     assert_eq!(
@@ -413,16 +354,16 @@ async fn allowed_retry_executes_once_under_refuse() {
     );
     assert_eq!(service.effects.count(), 2);
     // The second execution failed again, and needs another decision.
-    service.is_refused("k").await;
+    service.assert_refused("k").await;
     assert!(resolved(&store, &the_only(&store).await, Resolution::Retry).await);
-    service.recover();
+    service.set_needs_attention(false);
     assert_eq!(service.send_request("k").await.status, StatusCode::CREATED);
     assert_eq!(service.takeovers(), [false, true, true]);
 }
 
 async fn settled_attention_is_replayed(stand_in: StandIn) {
     let (_endpoint, _, store) = listed(stand_in).await;
-    let service = Service::new(IdempotencyLayer::new(store.clone()));
+    let service = serve(IdempotencyLayer::new(store.clone()));
     service.send_request("k").await;
     let entry = the_only(&store).await;
     let mut response = http::Response::new(Bytes::from_static(b"refunded by hand"));
@@ -480,7 +421,7 @@ async fn work_attention_is_settled_with_value() {
 #[tokio::test]
 async fn attention_is_resolved_after_entry_loss() {
     let (_endpoint, table, store) = listed(StandIn::Dynoxide).await;
-    let service = Service::new(IdempotencyLayer::new(store.clone()));
+    let service = serve(IdempotencyLayer::new(store.clone()));
     service.send_request("k").await;
     let entry = the_only(&store).await;
     let claim = Claim::new(*entry.id(), Fingerprint::from_bytes([1; 32])).expect("randomness");
@@ -519,8 +460,8 @@ async fn attention_is_resolved_after_entry_loss() {
     let entry = the_only(&later).await;
     let age = entry.age.as_secs();
     assert!(age > 49 * 365 * 24 * 60 * 60, "{age}");
-    let service = Service::new(IdempotencyLayer::new(later));
-    service.is_refused("other").await;
+    let service = serve(IdempotencyLayer::new(later));
+    service.assert_refused("other").await;
     assert_eq!(service.effects.count(), 0);
 }
 
@@ -529,9 +470,9 @@ async fn attention_is_refused_without_listing() {
     let (_endpoint, table, listing) = listed(StandIn::Dynoxide).await;
     let store = options().with_index_shards(0);
     let store = store.store(&client(shared(StandIn::Dynoxide).address()), table.as_str());
-    let service = Service::new(IdempotencyLayer::new(store));
+    let service = serve(IdempotencyLayer::new(store));
     service.send_request("k").await;
-    service.is_refused("k").await;
+    service.assert_refused("k").await;
     assert_eq!(unresolved(&listing).await, []);
     assert_eq!(service.effects.count(), 1);
 }
@@ -700,7 +641,7 @@ async fn fast_clock_frees_no_live_lease() {
 #[tokio::test]
 async fn resolution_with_lost_reply_is_applied() {
     let (endpoint, _, store) = listed(StandIn::Dynoxide).await;
-    let service = Service::new(IdempotencyLayer::new(store.clone()));
+    let service = serve(IdempotencyLayer::new(store.clone()));
     service.send_request("k").await;
     let entry = the_only(&store).await;
     endpoint.calls();
@@ -716,7 +657,7 @@ async fn resolution_with_lost_reply_is_applied() {
 #[tokio::test]
 async fn deletion_with_lost_reply_is_unknown() {
     let (endpoint, _, store) = listed(StandIn::Dynoxide).await;
-    let service = Service::new(IdempotencyLayer::new(store.clone()));
+    let service = serve(IdempotencyLayer::new(store.clone()));
     service.send_request("k").await;
     let attention = the_only(&store).await;
     let completed = claim(1);

@@ -168,7 +168,7 @@ impl Process {
 
 /// The test renews the lease of the holder and advances the time that both processes know by most of a lease, in turns. The
 /// other process sends a request each time.
-async fn is_executed_once(holder: ClockOffset, other: ClockOffset) {
+async fn assert_executed_once(holder: ClockOffset, other: ClockOffset) {
     let (address, table, time) = table().await;
     let effects = Effects::default();
     let on = |off| store(address, &table, &time, off);
@@ -207,7 +207,7 @@ async fn skew_within_allowance_executes_once() {
         (ClockOffset::Behind(SKEW / 2), ClockOffset::Ahead(SKEW / 2)),
         (ClockOffset::Ahead(SKEW / 2), ClockOffset::Behind(SKEW / 2)),
     ] {
-        is_executed_once(holder, other).await;
+        assert_executed_once(holder, other).await;
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use tests::{
-    proxy::{Counts, Fault, Mode, Proxy, Then},
+    proxy::{ConnectionEnd, Counts, Fault, Mode, Proxy},
     servers::redis::RedisServer,
 };
 
@@ -76,6 +76,7 @@ fn cut_closes_old_and_new_connections() {
     let _ = client.write_all(b"SET k v\r\n");
     assert_eq!(receive(&mut client, PATIENCE), Received::End);
     assert_eq!(proxy.counts().connections, 2);
+    eventually("both are counted", || proxy.resets() == 2);
     proxy.set(Mode::Pass);
     assert_eq!(send_line(&mut connect(&proxy), "GET k"), "$-1\r\n");
 }
@@ -101,11 +102,14 @@ fn held_bytes_pass_later() {
 
 #[test]
 fn request_passes_while_replies_are_lost() {
-    for (then, timeout) in [(Then::Cut, PATIENCE), (Then::Hang, MOMENT)] {
+    for (end, timeout) in [
+        (ConnectionEnd::Cut, PATIENCE),
+        (ConnectionEnd::Hang, MOMENT),
+    ] {
         let (server, proxy) = proxied();
         let mut client = connect(&proxy);
         assert_eq!(send_line(&mut client, "PING"), "+PONG\r\n");
-        proxy.set(Mode::LoseReplies(then));
+        proxy.set(Mode::LoseReplies(end));
         client.write_all(b"INCR n\r\n").unwrap();
         let received = receive(&mut client, timeout);
         eventually("the command is executed", || {
@@ -114,9 +118,9 @@ fn request_passes_while_replies_are_lost() {
         // The proxy would forward a reply that reaches it later.
         eventually("the reply is lost", || proxy.lost() == 1);
         proxy.set(Mode::Pass);
-        match then {
-            Then::Cut => assert_eq!(received, Received::End),
-            Then::Hang => {
+        match end {
+            ConnectionEnd::Cut => assert_eq!(received, Received::End),
+            ConnectionEnd::Hang => {
                 assert_eq!(received, Received::Nothing);
                 // The client would take this reply for the lost one.
                 client.write_all(b"INCR n\r\n").unwrap();
@@ -168,37 +172,45 @@ fn delayed_bytes_arrive_after_client_left() {
     let up = Duration::from_secs(2);
     let down = Duration::ZERO;
     proxy.set(Mode::Delay { up, down });
-    let mut client = connect(&proxy);
-    let sent = Instant::now();
-    client.write_all(b"INCR n\r\n").unwrap();
-    drop(client);
-    let early = server.command(&["GET", "n"]);
-    if sent.elapsed() < up {
-        assert_eq!(early, "");
-    } else {
-        println!("inconclusive: a check was late");
+    let deadline = Instant::now() + PATIENCE;
+    // Repeated until the check is earlier than the delayed bytes.
+    for n in 0.. {
+        let mut client = connect(&proxy);
+        let sent = Instant::now();
+        client.write_all(b"INCR n\r\n").unwrap();
+        drop(client);
+        let early = server.command(&["GET", "n"]);
+        let is_conclusive = sent.elapsed() < up;
+        eventually("it arrives", || {
+            server.command(&["GET", "n"]) == (n + 1).to_string()
+        });
+        if is_conclusive {
+            let before = if n == 0 { String::new() } else { n.to_string() };
+            assert_eq!(early, before);
+            return;
+        }
+        assert!(Instant::now() < deadline, "each check was late");
     }
-    eventually("it arrives", || server.command(&["GET", "n"]) == "1");
 }
 
 #[test]
 fn lost_reply_leaves_request_executed() {
     let needle = b"INCR".to_vec();
     for fault in [Fault::ReplyTo { needle, nth: 2 }, Fault::reply(":2")] {
-        for (then, received, timeout) in [
-            (Then::Cut, Received::End, PATIENCE),
-            (Then::Hang, Received::Nothing, MOMENT),
+        for (end, received, timeout) in [
+            (ConnectionEnd::Cut, Received::End, PATIENCE),
+            (ConnectionEnd::Hang, Received::Nothing, MOMENT),
         ] {
             let (server, proxy) = proxied();
             let mut client = connect(&proxy);
             let mut other = connect(&proxy);
-            proxy.once(fault.clone(), then);
+            proxy.once(fault.clone(), end);
             assert_eq!(send_line(&mut client, "PING"), "+PONG\r\n");
             assert_eq!(send_line(&mut client, "INCR n"), ":1\r\n");
-            assert_eq!(proxy.hits(), 0);
+            assert_eq!(proxy.injected_faults(), 0);
             client.write_all(b"INCR n\r\n").unwrap();
             assert_eq!(receive(&mut client, timeout), received);
-            eventually("the fault happens", || proxy.hits() == 1);
+            eventually("the fault happens", || proxy.injected_faults() == 1);
             eventually("the command is executed", || {
                 server.command(&["GET", "n"]) == "2"
             });
@@ -210,18 +222,18 @@ fn lost_reply_leaves_request_executed() {
 
 #[test]
 fn lost_request_is_not_executed() {
-    for (then, received, timeout) in [
-        (Then::Cut, Received::End, PATIENCE),
-        (Then::Hang, Received::Nothing, MOMENT),
+    for (end, received, timeout) in [
+        (ConnectionEnd::Cut, Received::End, PATIENCE),
+        (ConnectionEnd::Hang, Received::Nothing, MOMENT),
     ] {
         let (server, proxy) = proxied();
         let mut client = connect(&proxy);
-        proxy.once(Fault::request("INCR"), then);
+        proxy.once(Fault::request("INCR"), end);
         assert_eq!(send_line(&mut client, "PING"), "+PONG\r\n");
         client.write_all(b"INCR n\r\n").unwrap();
         assert_eq!(receive(&mut client, timeout), received);
         // Waits, because otherwise the request of the next client would be lost.
-        eventually("the fault happens", || proxy.hits() == 1);
+        eventually("the fault happens", || proxy.injected_faults() == 1);
         assert_eq!(send_line(&mut connect(&proxy), "INCR n"), ":1\r\n");
         drop(client);
         assert_eq!(server.command(&["GET", "n"]), "1");
@@ -236,7 +248,7 @@ fn proxy_stops_after_byte_limit() {
         server.command(&["DEL", "n"]);
         let mut client = connect(&proxy);
         let up = proxy.counts().up;
-        proxy.once(Fault::AfterBytes(bytes), Then::Cut);
+        proxy.once(Fault::AfterBytes(bytes), ConnectionEnd::Cut);
         client.write_all(b"INCR n\r\nINCR n\r\nINCR n\r\n").unwrap();
         assert_eq!(receive(&mut client, PATIENCE), Received::End);
         assert_eq!(proxy.counts().up - up, bytes);
@@ -244,7 +256,7 @@ fn proxy_stops_after_byte_limit() {
             server.command(&["GET", "n"]) == done
         });
     }
-    assert_eq!(proxy.hits(), 3);
+    assert_eq!(proxy.injected_faults(), 3);
 }
 
 #[tokio::test(start_paused = true)]

@@ -593,8 +593,8 @@ async fn chunked_upload_over_limit_skips_handler() {
 async fn aborted_stream_frees_its_budget() {
     // If the client disconnects, the layer drops the rest of a streamed body.
     let dropped = Arc::new(Mutex::new(false));
-    struct Noticed(Arc<Mutex<bool>>);
-    impl Drop for Noticed {
+    struct DropFlag(Arc<Mutex<bool>>);
+    impl Drop for DropFlag {
         fn drop(&mut self) {
             *self.0.lock().expect("no panic") = true;
         }
@@ -602,10 +602,10 @@ async fn aborted_stream_frees_its_budget() {
     let (app, effects) = {
         let dropped = Arc::clone(&dropped);
         app(layer(), move |_, _| {
-            let noticed = Noticed(Arc::clone(&dropped));
+            let drop_flag = DropFlag(Arc::clone(&dropped));
             let body = Scripted::new(["data: 1\n\n".into(), Step::Wait(Duration::MAX / 4)]);
             let body = body.map_frame(move |frame| {
-                let _ = &noticed;
+                let _ = &drop_flag;
                 frame
             });
             let headers = [("content-type", "text/event-stream")];

@@ -15,7 +15,7 @@ use http_body_util::BodyExt;
 use tests::{
     Scripted, Step,
     barrier::{bounded, eventually, within},
-    bodies::{Piece, Pieces, Taken, pieces},
+    bodies::{BodyProgress, Piece, Pieces, pieces},
     send,
 };
 use tokio::time::{Instant, Interval, interval};
@@ -27,14 +27,14 @@ use crate::world::World;
 const CHUNK: usize = 64 * 1024;
 
 /// Returns an endless body and a counter of its bytes. Each chunk is filled with the number of earlier chunks.
-fn endless() -> (Body, Taken) {
+fn endless() -> (Body, BodyProgress) {
     let mut n = 0;
     let body = Pieces::new(move || {
         n += 1;
         Some(Piece::Data(Bytes::from(vec![(n - 1) as u8; CHUNK])))
     });
-    let taken = body.taken();
-    (Body::new(body), taken)
+    let progress = body.progress();
+    (Body::new(body), progress)
 }
 
 impl World {
@@ -62,14 +62,14 @@ async fn upload_of_10_gb_is_refused_at_limit() {
             left = left.checked_sub(1)?;
             Some(Piece::Data(chunk.clone()))
         });
-        let taken = body.taken();
+        let progress = body.progress();
         let refused = world.post("k", Body::new(body)).await;
         assert_eq!(refused.status, StatusCode::PAYLOAD_TOO_LARGE);
         assert_eq!(refused.code(), "body-too-large");
         assert!(
-            taken.bytes() <= (2 * 1024 * 1024 + CHUNK) as u64,
+            progress.bytes() <= (2 * 1024 * 1024 + CHUNK) as u64,
             "{} bytes",
-            taken.bytes()
+            progress.bytes()
         );
         world.assert_untouched();
     })
@@ -167,14 +167,14 @@ async fn endless_response_streams_after_limit() {
         let limit = 4 * 1024 * 1024;
         for unrecordable in [Unrecordable::Tombstone, Unrecordable::Release] {
             let world = World::new(|layer| layer.with_unrecordable(unrecordable));
-            let (body, taken) = endless();
+            let (body, progress) = endless();
             world.enqueue_response(Response::new(body));
             let res = world.app.clone().oneshot(tests::post("/", "k", "")).await;
             let Ok(res) = res;
             assert!(
-                taken.bytes() <= (limit + CHUNK) as u64,
+                progress.bytes() <= (limit + CHUNK) as u64,
                 "{} bytes",
-                taken.bytes()
+                progress.bytes()
             );
             let data = read_some(res, 2 * limit).await;
             for (n, chunk) in data.chunks(CHUNK).enumerate() {
@@ -201,13 +201,13 @@ async fn announced_oversized_response_is_not_buffered() {
             let world = World::new(|layer| layer.with_response_limit(1_000));
             let mut chunks = (0..length).map(|_| Piece::Data("x".into()));
             let body = Pieces::new(move || chunks.next());
-            let taken = body.taken();
+            let progress = body.progress();
             let mut res = Response::new(Body::new(body));
             let announced = HeaderValue::from(length);
             res.headers_mut().insert(header::CONTENT_LENGTH, announced);
             world.enqueue_response(res);
             let Ok(res) = world.app.clone().oneshot(tests::post("/", "k", "")).await;
-            assert_eq!(taken.bytes(), if kept { length } else { 0 });
+            assert_eq!(progress.bytes(), if kept { length } else { 0 });
             assert_eq!(tests::read(res).await.body.len() as u64, length);
             assert_eq!(world.post("k", "").await.is_replay(), kept);
             assert_eq!(world.effects.count(), 1);

@@ -46,7 +46,7 @@ impl BarrierService {
     }
 
     async fn finish(&self, task: JoinHandle<TestResponse>) -> TestResponse {
-        self.barrier.let_through(1);
+        self.barrier.release(1);
         task.await.expect("no panic")
     }
 }
@@ -193,8 +193,8 @@ async fn duplicate_during_completion_gets_record() {
 
 /// Returns the body `order`, which is sent once the channel receives a message.
 fn async_body(signal: tokio::sync::oneshot::Receiver<()>) -> Body {
-    struct Late(Option<tokio::sync::oneshot::Receiver<()>>);
-    impl http_body::Body for Late {
+    struct DelayedBody(Option<tokio::sync::oneshot::Receiver<()>>);
+    impl http_body::Body for DelayedBody {
         type Data = bytes::Bytes;
         type Error = std::convert::Infallible;
 
@@ -212,7 +212,7 @@ fn async_body(signal: tokio::sync::oneshot::Receiver<()>) -> Body {
             std::task::Poll::Ready(Some(Ok(http_body::Frame::data(order))))
         }
     }
-    Body::new(Late(Some(signal)))
+    Body::new(DelayedBody(Some(signal)))
 }
 
 // S-131
@@ -231,7 +231,7 @@ async fn key_freed_under_duplicate_is_leased_again() {
             created(n)
         }
     });
-    barrier.let_through(1);
+    barrier.release(1);
     assert_eq!(send(&app, order()).await.status, StatusCode::BAD_GATEWAY);
     barrier.arrival().await;
     let second = tokio::spawn({
@@ -241,7 +241,7 @@ async fn key_freed_under_duplicate_is_leased_again() {
     barrier.arrival().await;
     assert_eq!(store.len(), 1, "under a lease of its own");
     assert_eq!(send(&app, order()).await.code(), "in-progress");
-    barrier.let_through(1);
+    barrier.release(1);
     assert_eq!(second.await.expect("no panic").status, StatusCode::CREATED);
     assert_eq!(effects.count(), 2);
 }

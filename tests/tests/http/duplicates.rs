@@ -8,7 +8,7 @@ use tests::{
     TestResponse,
     barrier::{bounded, eventually, within},
     send,
-    wire::soon,
+    wire::poll_briefly,
 };
 use tokio::{
     task::{JoinHandle, JoinSet},
@@ -219,28 +219,31 @@ async fn one_waiter_executes_after_release() {
         }
         eventually("9 queries", || world.store.calls(Operation::Acquire) >= 9).await;
 
-        world.barrier.let_through(1);
+        world.barrier.release(1);
         assert_eq!(joined(first).await.status, failed);
         world.barrier.arrival().await;
         assert!(
-            soon(world.barrier.arrival()).await.is_none(),
+            poll_briefly(world.barrier.arrival()).await.is_none(),
             "only one executes"
         );
-        assert!(soon(waiters.join_next()).await.is_none(), "the others wait");
+        assert!(
+            poll_briefly(waiters.join_next()).await.is_none(),
+            "the others wait"
+        );
         assert_eq!(world.effects.count(), 2);
 
-        world.barrier.let_through(1);
+        world.barrier.release(1);
         let second = waiters.join_next().await.expect("a waiter");
         let second = second.expect("no panic");
         assert_eq!((second.status, second.text()), (failed, "execution 2"));
         world.barrier.arrival().await;
         assert!(
-            soon(world.barrier.arrival()).await.is_none(),
+            poll_briefly(world.barrier.arrival()).await.is_none(),
             "only one executes"
         );
         assert_eq!(world.effects.count(), 3);
 
-        world.barrier.let_through(1);
+        world.barrier.release(1);
         let responses = waiters.join_all().await;
         assert_eq!(responses.len(), 7);
         for response in &responses {
@@ -302,7 +305,7 @@ async fn waiters_are_bounded_per_key_and_in_total() {
         }
         let waits = async |key| {
             let mut waiter = world.spawn(key, "{}");
-            soon(&mut waiter).await.is_none().then_some(waiter)
+            poll_briefly(&mut waiter).await.is_none().then_some(waiter)
         };
         let one = waits("k").await.expect("a permit");
         let two = waits("k").await.expect("a permit");

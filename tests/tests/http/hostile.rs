@@ -3,9 +3,26 @@
 //! Each attack is bounded. A caller with a credential makes it once, and a caller without one makes it once. The tests
 //! only print the times of the honest caller, because they depend on the machine.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    future::pending,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
-use axum::{Router, extract::Request, http::StatusCode};
+use axum::{
+    Router,
+    body::Body,
+    extract::{Request, State},
+    http::StatusCode,
+    middleware::{Next, from_fn_with_state},
+    response::Response,
+};
+use bytes::Bytes;
+use http_body_util::BodyExt;
 use tests::{
     Effects, TestResponse, app,
     barrier::{Barrier, eventually},
@@ -14,7 +31,7 @@ use tests::{
 use tokio::{
     io::AsyncWriteExt,
     net::TcpStream,
-    sync::watch,
+    sync::{Mutex, MutexGuard, watch},
     time::{Instant, timeout},
 };
 use tower_idempotency::{ConcurrentRequests, IdempotencyLayer, MemoryStore};
@@ -28,9 +45,29 @@ const ATTACKERS: [Option<&str>; 2] = [Some("Bearer mallory"), None];
 struct AttackedServer {
     layer: IdempotencyLayer,
     slow: Effects,
+    counters: Arc<Counters>,
+    honest: Arc<HonestCaller>,
     barrier: Barrier,
     addr: SocketAddr,
     _server: Arc<Server>,
+}
+
+/// Counters outside the layer.
+#[derive(Default)]
+struct Counters {
+    /// Bytes of request bodies that the layer has read.
+    received: AtomicUsize,
+    /// Responses that are errors.
+    refused: AtomicU64,
+}
+
+/// The progress of the honest caller.
+#[derive(Default)]
+struct HonestCaller {
+    /// Pairs of a fresh request and its retry.
+    pairs: AtomicU64,
+    /// Locked while a pair is sent.
+    sending: Mutex<()>,
 }
 
 impl AttackedServer {
@@ -47,20 +84,30 @@ impl AttackedServer {
                 StatusCode::CREATED
             }
         });
+        let counters = Arc::<Counters>::default();
+        let app = app.layer(from_fn_with_state(Arc::clone(&counters), count));
         let server = Server::start(app).await;
         Self {
             layer,
             slow,
+            counters,
+            honest: Arc::default(),
             barrier,
             addr: server.addr(),
             _server: Arc::new(server),
         }
     }
 
+    /// Returns the number of responses that were errors.
+    fn refused(&self) -> u64 {
+        self.counters.refused.load(Ordering::SeqCst)
+    }
+
     /// Runs `attack` while an honest caller sends fresh requests and retries, all of which must succeed.
     async fn attack<T>(&self, name: &str, attack: impl Future<Output = T>) -> T {
         let (stop, stopped) = watch::channel(false);
-        let honest = tokio::spawn(honest_caller(self.addr, stopped));
+        let honest = Arc::clone(&self.honest);
+        let honest = tokio::spawn(send_honest_pairs(self.addr, honest, stopped));
         let result = attack.await;
         stop.send_replace(true);
         let mut times = honest.await.expect("no panic");
@@ -74,17 +121,51 @@ impl AttackedServer {
         result
     }
 
+    /// Waits until the honest caller has sent 20 more pairs. An attack calls this while it uses all of its share.
+    async fn wait_for_honest_pairs(&self) {
+        let pairs = || self.honest.pairs.load(Ordering::SeqCst);
+        let expected = pairs() + 20;
+        eventually("the honest caller is served", || pairs() >= expected).await;
+    }
+
+    /// Pauses the honest caller between two pairs until the guard is dropped. The requests in flight are then those of the
+    /// test.
+    async fn pause_honest_caller(&self) -> MutexGuard<'_, ()> {
+        self.honest.sending.lock().await
+    }
+
     async fn finish(&self) {
         self.barrier.open_for_good();
         eventually("all executions end", || self.layer.in_flight() == 0).await;
     }
 }
 
-/// Sends fresh requests and a retry of each until it is stopped, at least 20 pairs. Returns the time of each request.
-async fn honest_caller(addr: SocketAddr, stopped: watch::Receiver<bool>) -> Vec<Duration> {
+async fn count(State(counters): State<Arc<Counters>>, req: Request, next: Next) -> Response {
+    let counted = Arc::clone(&counters);
+    let req = req.map(|body| {
+        Body::new(body.map_frame(move |frame| {
+            let bytes = frame.data_ref().map_or(0, Bytes::len);
+            counted.received.fetch_add(bytes, Ordering::SeqCst);
+            frame
+        }))
+    });
+    let response = next.run(req).await;
+    if !response.status().is_success() {
+        counters.refused.fetch_add(1, Ordering::SeqCst);
+    }
+    response
+}
+
+/// Sends fresh requests and a retry of each until it is stopped. Returns the time of each request.
+async fn send_honest_pairs(
+    addr: SocketAddr,
+    progress: Arc<HonestCaller>,
+    stopped: watch::Receiver<bool>,
+) -> Vec<Duration> {
     let mut times = Vec::new();
     let mut n = 0;
-    while n < 20 || !*stopped.borrow() {
+    while !*stopped.borrow() {
+        let sending = progress.sending.lock().await;
         for replay in [false, true] {
             let started = Instant::now();
             let response = post(addr, "/fast", &format!("honest-{n}"), Some("Bearer bob")).await;
@@ -92,6 +173,8 @@ async fn honest_caller(addr: SocketAddr, stopped: watch::Receiver<bool>) -> Vec<
             assert_eq!(response.status, StatusCode::CREATED, "{}", response.text());
             assert_eq!(response.is_replay(), replay);
         }
+        drop(sending);
+        progress.pairs.fetch_add(1, Ordering::SeqCst);
         n += 1;
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -111,8 +194,9 @@ async fn post(addr: SocketAddr, path: &str, key: &str, caller: Option<&str>) -> 
     client.response().await.expect("a response")
 }
 
+/// Returns a layer whose timeouts do not end an attack.
 fn layer() -> IdempotencyLayer {
-    IdempotencyLayer::new(MemoryStore::new())
+    IdempotencyLayer::new(MemoryStore::new()).with_body_timeout(HANGS * 2)
 }
 
 // F-950
@@ -121,29 +205,29 @@ async fn reset_requests_leave_permits_to_other_callers() {
     for attacker in ATTACKERS {
         let server = AttackedServer::start(layer()).await;
         let attack = async {
+            let decided = || server.slow.count() + server.refused();
             for connection in 0..120 {
                 let client = H2::connect(server.addr).await;
-                let before = server.slow.count();
+                let expected = decided() + 100;
                 let mut streams = Vec::new();
                 for n in 0..100 {
                     let key = format!("{connection}-{n}");
                     streams.push(client.post_by(attacker, "/slow", &key, "").await);
                 }
-                // The server receives the requests before it sees their reset, unless it rejects them.
-                let seen = async {
-                    while server.slow.count() < before + 100 {
-                        tokio::time::sleep(Duration::from_millis(1)).await;
-                    }
-                };
-                let _ = timeout(Duration::from_millis(50), seen).await;
+                // A request that is reset earlier may not reach the layer.
+                let all_decided = || decided() == expected;
+                eventually("each request is executed or refused", all_decided).await;
                 streams.into_iter().for_each(Stream::reset);
                 client.lose().await;
             }
+            server.wait_for_honest_pairs().await;
         };
         let attacked = server.attack("12,000 reset requests", attack);
         timeout(HANGS, attacked).await.expect("an end");
-        let executed = server.slow.count();
-        assert!(executed > 0 && executed <= 7_500, "{executed} executions");
+        // A caller whose disconnected clients use more than 5,000 permits gets no new ones.
+        let (executed, refused) = (server.slow.count(), server.refused());
+        assert_eq!(executed + refused, 12_000);
+        assert!((5_001..=7_500).contains(&executed), "{executed} executions");
         server.finish().await;
     }
 }
@@ -165,13 +249,17 @@ async fn missing_bodies_leave_permits_to_other_callers() {
                 held.push(client.start_by(attacker, "/slow", "last", Some(10)).await);
                 server.assert_arriving();
             }
-            // The honest caller sends some requests while the attacker uses all of its permits.
-            tokio::time::sleep(Duration::from_millis(200)).await;
+            eventually("the attacker uses its share", || {
+                server.layer.in_flight() >= 7_000 && server.refused() > 0
+            })
+            .await;
+            server.wait_for_honest_pairs().await;
             held
         };
-        let attacked = server.attack("10,200 bodies that never arrive", attack);
+        let attacked = server.attack("10,302 bodies that never arrive", attack);
         let held = timeout(HANGS, attacked).await.expect("an end");
-        assert!(server.layer.in_flight() >= 7_000, "the attack is in place");
+        server.assert_arriving();
+        assert!(server.layer.in_flight() >= 7_000, "the attack has ended");
         assert_eq!(server.slow.count(), 0);
         drop(held);
         server.finish().await;
@@ -189,19 +277,44 @@ impl AttackedServer {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unfinished_uploads_leave_bytes_to_other_callers() {
     const LENGTH: usize = 2 * 1024 * 1024;
+    const UPLOADS: u64 = 140;
+    // Three quarters of 128 MiB.
+    const HELD: u64 = 48;
     for attacker in ATTACKERS {
         let server = AttackedServer::start(layer()).await;
         let data = vec![b'x'; LENGTH - 1];
         let attack = async {
             let mut held = Vec::new();
-            for n in 0..140 {
+            for n in 0..UPLOADS {
+                let refused = server.refused();
+                let received = &server.counters.received;
+                received.store(0, Ordering::SeqCst);
                 let mut stream = TcpStream::connect(server.addr).await.expect("a server");
                 let head = head("/slow", &n.to_string(), attacker, LENGTH);
                 stream.write_all(head.as_bytes()).await.expect("a server");
-                // The server may reject the request and close the connection before it has read the whole body.
-                let _ = timeout(Duration::from_secs(5), stream.write_all(&data)).await;
+                let upload = async {
+                    // The server may reject the request and close the connection before it has read the whole body.
+                    let _ = stream.write_all(&data).await;
+                    pending::<()>().await;
+                };
+                let decided = eventually("the upload is held or refused", || {
+                    let received = received.load(Ordering::SeqCst);
+                    received == LENGTH - 1 || server.refused() > refused
+                });
+                tokio::select! {
+                    () = upload => {}
+                    () = decided => {}
+                }
                 held.push(stream);
             }
+            assert_eq!(server.refused(), UPLOADS - HELD);
+            server.wait_for_honest_pairs().await;
+            let paused = server.pause_honest_caller().await;
+            eventually("only the uploads are in flight", || {
+                server.layer.in_flight() as u64 == HELD
+            })
+            .await;
+            drop(paused);
             let upload = head("/fast", "upload", Some("Bearer bob"), LENGTH);
             let mut client = H1::connect(server.addr).await;
             client.send(upload).await;
@@ -222,12 +335,15 @@ async fn unfinished_uploads_leave_bytes_to_other_callers() {
 // F-953
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waits_leave_permits_to_other_callers() {
+    const KEYS: u64 = 32;
+    // Three quarters of 1,024.
+    const WAITERS: u64 = 768;
     for attacker in ATTACKERS {
-        let wait = ConcurrentRequests::Wait(Duration::from_secs(120));
+        let wait = ConcurrentRequests::Wait(HANGS * 2);
         let server = AttackedServer::start(layer().with_concurrent_requests(wait)).await;
         let attack = async {
             let mut held = Vec::new();
-            for key in 0..32 {
+            for key in 0..KEYS {
                 let client = H2::connect(server.addr).await;
                 for _ in 0..=64 {
                     let key = key.to_string();
@@ -235,21 +351,27 @@ async fn waits_leave_permits_to_other_callers() {
                 }
                 eventually("it executes", || server.slow.count() == key + 1).await;
             }
-            let addr = server.addr;
-            let first = || post(addr, "/slow", "honest", Some("Bearer bob"));
-            let executed = tokio::spawn(first());
-            eventually("it executes", || server.slow.count() == 33).await;
-            let waiting = tokio::spawn(first());
-            tokio::time::sleep(Duration::from_millis(200)).await;
-            assert!(!waiting.is_finished(), "the duplicate waits");
+            let refused = KEYS * 64 - WAITERS;
+            eventually("the other duplicates wait", || server.refused() == refused).await;
+            server.wait_for_honest_pairs().await;
+            let paused = server.pause_honest_caller().await;
+            let in_flight = || server.layer.in_flight() as u64;
+            let send = || tokio::spawn(post(server.addr, "/slow", "honest", Some("Bearer bob")));
+            let executed = send();
+            eventually("it executes", || server.slow.count() == KEYS + 1).await;
+            let executing = KEYS + WAITERS + 1;
+            eventually("only these are in flight", || in_flight() == executing).await;
+            let waiting = send();
+            eventually("the duplicate waits", || in_flight() == executing + 1).await;
             server.barrier.open_for_good();
             assert!(!executed.await.expect("no panic").is_replay());
             assert!(waiting.await.expect("no panic").is_replay());
-            drop(held);
+            drop((held, paused));
+            refused
         };
         let attacked = server.attack("2,048 waiting requests", attack);
-        timeout(HANGS, attacked).await.expect("an end");
-        assert_eq!(server.slow.count(), 33);
+        let refused = timeout(HANGS, attacked).await.expect("an end");
+        assert_eq!((server.slow.count(), server.refused()), (KEYS + 1, refused));
         server.finish().await;
     }
 }

@@ -3,7 +3,10 @@
 use std::{
     collections::BTreeMap,
     future::ready,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -135,7 +138,7 @@ fn concurrent_duplicate_would_conflict() {
             run_background_tasks().await;
             let second = tokio::spawn(app.clone().oneshot(keyed("/", "k", "")));
             barrier.arrival().await;
-            barrier.let_through(2);
+            barrier.release(2);
             for task in [first, second] {
                 let Ok(res) = task.await.unwrap();
                 assert_eq!(tests::read(res).await.status, StatusCode::OK);
@@ -755,7 +758,7 @@ fn execution_ends_under_its_enforcement() {
         switch.set(Observe);
         // The request is no longer protected: it executes concurrently with the first one.
         assert_eq!(send(&app, order()).await.text(), "2");
-        barrier.let_through(1);
+        barrier.release(1);
         let Ok(res) = first.await.unwrap();
         assert_eq!(tests::read(res).await.text(), "1");
         for mode in [Off, Observe, Enforce] {
@@ -889,11 +892,14 @@ type Executions = Arc<Mutex<BTreeMap<String, [u32; 2]>>>;
 /// is replayed afterwards, and no other one is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn switch_under_load_loses_nothing() {
-    const KEYS: u32 = 2000;
+    const SENDERS: u64 = 8;
+    const KEYS_PER_SENDER: u64 = 250;
     let executions = Executions::default();
+    // The total numbers of executions under a lease and without one.
+    let totals = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
     let switch = EnforcementSwitch::new(Enforce);
     let layer = IdempotencyLayer::new(MemoryStore::new()).with_enforcement(&switch);
-    let counts = Arc::clone(&executions);
+    let (counts, counted) = (Arc::clone(&executions), Arc::clone(&totals));
     let (app, effects) = app(layer, move |n, req: Request<Body>| {
         let key = req.headers()["idempotency-key"]
             .to_str()
@@ -901,6 +907,7 @@ async fn switch_under_load_loses_nothing() {
             .to_owned();
         let is_leased = req.extensions().get::<Lease>().is_some();
         counts.lock().unwrap().entry(key).or_default()[usize::from(!is_leased)] += 1;
+        counted[usize::from(!is_leased)].fetch_add(1, Ordering::SeqCst);
         async move {
             tokio::task::yield_now().await;
             format!("{n}")
@@ -919,32 +926,40 @@ async fn switch_under_load_loses_nothing() {
             }
         }
     });
-    let senders = (0..8).map(|sender| {
-        let app = app.clone();
+    // The senders continue until both kinds of execution have occurred.
+    let began = Instant::now();
+    let senders = (0..SENDERS).map(|sender| {
+        let (app, totals) = (app.clone(), Arc::clone(&totals));
         tokio::spawn(async move {
-            for key in (0..KEYS).filter(|key| key % 8 == sender) {
+            let is_done = |sent: u64| {
+                let mut totals = totals.iter().map(|total| total.load(Ordering::SeqCst));
+                sent >= KEYS_PER_SENDER
+                    && (totals.all(|total| total > 0) || began.elapsed() > Duration::from_secs(60))
+            };
+            let mut sent = 0;
+            while !is_done(sent) {
+                let key = sent * SENDERS + sender;
                 let res = send(&app, keyed("/", &format!("{key}"), "body")).await;
                 assert_eq!(res.status, StatusCode::OK);
                 assert!(!res.is_replay());
+                sent += 1;
             }
+            sent
         })
     });
+    let mut keys = 0;
     for sender in senders.collect::<Vec<_>>() {
-        sender.await.unwrap();
+        keys += sender.await.unwrap();
     }
     flipping.abort();
     assert!(flipping.await.unwrap_err().is_cancelled());
-    assert_eq!(
-        effects.count(),
-        u64::from(KEYS),
-        "each request executed once"
-    );
+    assert_eq!(effects.count(), keys, "each request executed once");
 
     switch.set(Enforce);
     let before = executions.lock().unwrap().clone();
-    let leased = before.values().filter(|count| **count == [1, 0]).count();
-    let unleased = before.values().filter(|count| **count == [0, 1]).count();
-    assert_eq!(leased + unleased, KEYS as usize);
+    let leased = before.values().filter(|count| **count == [1, 0]).count() as u64;
+    let unleased = before.values().filter(|count| **count == [0, 1]).count() as u64;
+    assert_eq!(leased + unleased, keys);
     assert!(
         leased > 0 && unleased > 0,
         "both occurred: {leased}, {unleased}"
@@ -953,5 +968,5 @@ async fn switch_under_load_loses_nothing() {
         let retry = send(&app, keyed("/", key, "body")).await;
         assert_eq!(retry.is_replay(), count[0] == 1, "{key}");
     }
-    assert_eq!(effects.count(), u64::from(KEYS) + unleased as u64);
+    assert_eq!(effects.count(), keys + unleased);
 }

@@ -15,7 +15,7 @@ use http_body_util::BodyExt;
 use tests::{
     Effects, Scripted, Step, app,
     barrier::{bounded, eventually},
-    wire::{H1, Leave, Server, post_bytes},
+    wire::{Disconnect, H1, Server, post_bytes},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -385,7 +385,7 @@ async fn client_that_leaves_cancels_its_handler() {
         client.send(post_bytes("/", "k", "abc")).await;
         bounded(running.recv()).await.unwrap();
         assert_eq!(Arc::strong_count(&handlers), 2, "{name}");
-        client.leave(Leave::Reset);
+        client.disconnect(Disconnect::Reset);
         eventually("the handler is cancelled", || {
             Arc::strong_count(&handlers) == 1
         })

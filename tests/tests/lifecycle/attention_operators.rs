@@ -1,22 +1,17 @@
 //! Operators find and resolve entries that need attention with the statements of the documentation.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicBool, Ordering},
-};
-
-use axum::{Extension, Router, response::IntoResponse};
 use bytes::Bytes;
 use http::StatusCode;
 use tests::{
-    Effects, TestResponse, app, created, post,
+    attention::AttentionService,
+    post,
     scratch::Scratch,
     send,
     servers::{mariadb, postgres, redis},
     sql,
 };
 use tower_idempotency::{
-    IdempotencyLayer, Lease, NeedsAttention, Store,
+    NeedsAttention, Store,
     store::{Acquired, Claim, Fingerprint, KeyId},
 };
 use tower_idempotency_sqlx::sqlx::{
@@ -24,65 +19,6 @@ use tower_idempotency_sqlx::sqlx::{
 };
 
 const TABLE: &str = "attention_operators";
-
-/// A service that returns `NeedsAttention` while `gives_up` is set, and counts its executions.
-struct Service {
-    app: Router,
-    layer: IdempotencyLayer,
-    effects: Effects,
-    gives_up: Arc<AtomicBool>,
-    takeovers: Arc<Mutex<Vec<bool>>>,
-}
-
-impl Service {
-    fn new(store: impl Store) -> Self {
-        let layer = sql::layer(store);
-        let gives_up = Arc::new(AtomicBool::new(true));
-        let takeovers = Arc::<Mutex<Vec<bool>>>::default();
-        let (flag, flags) = (Arc::clone(&gives_up), Arc::clone(&takeovers));
-        let (app, effects) = app(layer.clone(), move |n, req| {
-            let lease = req.extensions().get::<Lease>().expect("a lease").clone();
-            flags.lock().expect("no panic").push(lease.is_takeover());
-            let gives_up = flag.load(Ordering::SeqCst);
-            async move {
-                if gives_up {
-                    let attention = NeedsAttention::new("refund-failed");
-                    let attention = attention.with_reason(format!("refund re_{n}"));
-                    return (StatusCode::BAD_GATEWAY, Extension(attention)).into_response();
-                }
-                created(n)
-            }
-        });
-        Self {
-            app,
-            layer,
-            effects,
-            gives_up,
-            takeovers,
-        }
-    }
-
-    async fn send_request(&self, key: &str) -> TestResponse {
-        send(&self.app, post("/cancel", key, "{}")).await
-    }
-
-    async fn is_refused(&self, key: &str) {
-        let refused = self.send_request(key).await;
-        assert_eq!(refused.status, StatusCode::CONFLICT, "{refused:?}");
-        assert!(refused.text().contains(r#""reason":"refund-failed""#));
-    }
-
-    /// Asserts that the request is executed, with this total number of executions. The last one must be a takeover if
-    /// `takeover` is set.
-    async fn is_executed(&self, key: &str, effects: u64, takeover: bool) {
-        let response = self.send_request(key).await;
-        assert_eq!(response.status, StatusCode::CREATED, "{response:?}");
-        assert_eq!(self.effects.count(), effects);
-        let takeovers = self.takeovers.lock().expect("no panic").clone();
-        assert_eq!(takeovers.last(), Some(&takeover));
-        assert!(self.send_request(key).await.is_replay());
-    }
-}
 
 fn response() -> http::Response<Bytes> {
     http::Response::new(Bytes::from_static(b"refunded by hand"))
@@ -131,18 +67,18 @@ async fn operators_resolve<S: Store + Clone>(
     find: impl AsyncFn(String) -> Vec<Seen>,
     run: impl AsyncFn(String) -> u64,
 ) {
-    let service = Service::new(store);
+    let service = AttentionService::new(sql::layer(store));
     let list = async || find(statement(&format!("Find: {database}"))).await;
     for key in ["freed", "retried", "settled"] {
         assert_eq!(
             service.send_request(key).await.status,
             StatusCode::BAD_GATEWAY
         );
-        service.is_refused(key).await;
+        service.assert_refused(key).await;
     }
     // Entries in progress and entries with a response are not listed.
-    service.gives_up.store(false, Ordering::SeqCst);
-    service.is_executed("fine", 4, false).await;
+    service.set_needs_attention(false);
+    service.assert_executed("fine", 4, false).await;
 
     let mut seen = list().await;
     seen.sort_by_key(|it| it.reason.clone());
@@ -165,19 +101,19 @@ async fn operators_resolve<S: Store + Clone>(
     let delete = fill(statement(&format!("Free: {free}")), &seen[0]);
     assert_eq!(run(delete.clone()).await, 1);
     assert_eq!(run(delete).await, 0, "twice");
-    service.is_executed("freed", 5, false).await;
+    service.assert_executed("freed", 5, false).await;
 
     let update = fill(statement(&format!("Retry: {database}")), &seen[1]);
     assert_eq!(run(update.clone()).await, 1);
     assert_eq!(run(update.clone()).await, 0, "twice");
     let other = send(&service.app, post("/cancel", "retried", "another")).await;
     assert_eq!(other.code(), "key-reused");
-    service.gives_up.store(true, Ordering::SeqCst);
+    service.set_needs_attention(true);
     assert_eq!(
         service.send_request("retried").await.status,
         StatusCode::BAD_GATEWAY
     );
-    service.is_refused("retried").await;
+    service.assert_refused("retried").await;
     assert_eq!(
         run(update).await,
         0,
@@ -187,10 +123,10 @@ async fn operators_resolve<S: Store + Clone>(
     let again = again.iter().find(|it| it.id == seen[1].id);
     let again = again.expect("listed again");
     assert_eq!(again.generation, 2);
-    service.gives_up.store(false, Ordering::SeqCst);
+    service.set_needs_attention(false);
     let update = fill(statement(&format!("Retry: {database}")), again);
     assert_eq!(run(update).await, 1);
-    service.is_executed("retried", 7, true).await;
+    service.assert_executed("retried", 7, true).await;
 
     let record = service
         .layer
@@ -296,13 +232,13 @@ async fn operators_resolve_attention_in_sqlite() {
 async fn operators_resolve_attention_in_redis() {
     let server = redis::RedisServer::start(&[]);
     let store = server.store().await;
-    let service = Service::new(store.clone());
+    let service = AttentionService::new(sql::layer(store.clone()));
     for key in ["a", "b", "c"] {
         service.send_request(key).await;
-        service.is_refused(key).await;
+        service.assert_refused(key).await;
     }
-    service.gives_up.store(false, Ordering::SeqCst);
-    service.is_executed("fine", 4, false).await;
+    service.set_needs_attention(false);
+    service.assert_executed("fine", 4, false).await;
     let leased = Claim::new(KeyId::from_bytes([7; 32]), Fingerprint::from_bytes([7; 32]));
     let leased = store.acquire(&leased.expect("randomness")).await;
     assert!(matches!(leased, Ok(Acquired::Granted { .. })));
@@ -322,14 +258,14 @@ async fn operators_resolve_attention_in_redis() {
     assert_eq!(record(found[0]).reason(), "refund re_1");
 
     assert_eq!(eval(&free, found[0]), "1");
-    service.is_executed("a", 5, false).await;
+    service.assert_executed("a", 5, false).await;
 
     assert_eq!(eval(&retry, found[1]), "1");
     assert_eq!(eval(&retry, found[1]), "0", "twice");
     assert_eq!(eval(&free, found[1]), "0", "after a retry");
     let other = send(&service.app, post("/cancel", "b", "another")).await;
     assert_eq!(other.code(), "key-reused");
-    service.is_executed("b", 6, true).await;
+    service.assert_executed("b", 6, true).await;
 
     let id = found[2].strip_prefix("idempotency:").expect("the prefix");
     let settled = service

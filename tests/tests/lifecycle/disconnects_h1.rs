@@ -9,7 +9,7 @@ use tests::{
     barrier::eventually,
     held_server::{HeldServer, PHASES, Phase},
     on_both_runtimes,
-    wire::{H1, Leave, post_bytes, soon},
+    wire::{Disconnect, H1, poll_briefly, post_bytes},
 };
 use tower_idempotency::{FingerprintBy, IdempotencyLayer, MemoryStore};
 
@@ -48,26 +48,26 @@ on_both_runtimes! {
     unread_body_is_not_requested,
 }
 
-async fn leaves(path: &'static str, leave: Leave) {
+async fn leaves(path: &'static str, leave: Disconnect) {
     for phase in PHASES {
         let held = HeldServer::hold_in(phase).await;
         let mut client = H1::connect(held.server.addr()).await;
         client.send(post_bytes(path, "k", "{}")).await;
         held.arrival(phase).await;
-        client.leave(leave);
+        client.disconnect(leave);
         held.wait_for_departure().await;
         held.assert_executed_once(path, "k", "{}").await;
     }
 }
 
 async fn closed_connection_executes_once() {
-    leaves("/orders", Leave::Close).await;
-    leaves("/read", Leave::Close).await;
+    leaves("/orders", Disconnect::Close).await;
+    leaves("/read", Disconnect::Close).await;
 }
 
 async fn reset_connection_executes_once() {
-    leaves("/orders", Leave::Reset).await;
-    leaves("/read", Leave::Reset).await;
+    leaves("/orders", Disconnect::Reset).await;
+    leaves("/read", Disconnect::Reset).await;
 }
 
 async fn half_closed_connection_executes_once() {
@@ -89,17 +89,17 @@ async fn half_closed_connection_executes_once() {
 
 // The work is in a task that the handler spawned.
 async fn spawned_work_executes_once_after_disconnect() {
-    leaves("/spawned", Leave::Close).await;
-    leaves("/spawned", Leave::Reset).await;
+    leaves("/spawned", Disconnect::Close).await;
+    leaves("/spawned", Disconnect::Reset).await;
 }
 
 async fn disconnect_with_unread_response_executes_once() {
-    for leave in [Leave::Close, Leave::Reset] {
+    for leave in [Disconnect::Close, Disconnect::Reset] {
         let held = HeldServer::open().await;
         let mut client = H1::connect(held.server.addr()).await;
         client.send(post_bytes("/orders", "k", "{}")).await;
         eventually("it executes", || held.finished.count() == 1).await;
-        client.leave(leave);
+        client.disconnect(leave);
         held.assert_executed_once("/orders", "k", "{}").await;
     }
 }
@@ -107,14 +107,14 @@ async fn disconnect_with_unread_response_executes_once() {
 // The server cannot detect that this client disconnected.
 async fn trailing_bytes_change_nothing() {
     for phase in PHASES {
-        for leave in [Leave::Close, Leave::Reset] {
+        for leave in [Disconnect::Close, Disconnect::Reset] {
             let held = HeldServer::hold_in(phase).await;
             let mut client = H1::connect(held.server.addr()).await;
             let mut bytes = post_bytes("/orders", "k", "{}");
             bytes.extend_from_slice(b"POST /orders HTTP/1.1\r\nhost: te");
             client.send(bytes).await;
             held.arrival(phase).await;
-            client.leave(leave);
+            client.disconnect(leave);
             held.assert_executed_once("/orders", "k", "{}").await;
         }
     }
@@ -139,7 +139,7 @@ async fn outer_timeout_executes_once() {
         let mut client = H1::connect(held.server.addr()).await;
         client.send(post_bytes("/orders", "k", "{}")).await;
         held.arrival(phase).await;
-        deadline.let_through(1);
+        deadline.release(1);
         let response = client.response().await.unwrap();
         assert_eq!(response.status, StatusCode::REQUEST_TIMEOUT);
         held.assert_executed_once("/orders", "k", "{}").await;
@@ -178,13 +178,13 @@ const PARTIAL_CHUNKED: &str = "POST /orders HTTP/1.1\r\nhost: test\r\nidempotenc
 
 async fn aborted_body_has_no_effect() {
     for partial in [PARTIAL, PARTIAL_CHUNKED] {
-        for leave in [Some(Leave::Close), Some(Leave::Reset), None] {
+        for leave in [Some(Disconnect::Close), Some(Disconnect::Reset), None] {
             let held = HeldServer::open().await;
             let mut client = H1::connect(held.server.addr()).await;
             client.send(partial).await;
             eventually("the body is read", || held.layer.in_flight() == 1).await;
             if let Some(leave) = leave {
-                client.leave(leave);
+                client.disconnect(leave);
             } else {
                 client.half_close().await;
             }
@@ -244,7 +244,7 @@ async fn oversized_length_is_refused_before_body() {
 }
 
 async fn unsent_body_has_no_effect() {
-    for leave in [Leave::Close, Leave::Reset] {
+    for leave in [Disconnect::Close, Disconnect::Reset] {
         let held = HeldServer::open().await;
         let mut client = H1::connect(held.server.addr()).await;
         client.send(expecting(10)).await;
@@ -252,20 +252,20 @@ async fn unsent_body_has_no_effect() {
             client.response().await.unwrap().status,
             StatusCode::CONTINUE
         );
-        client.leave(leave);
+        client.disconnect(leave);
         held.assert_untouched("/orders", "k", "0123456789").await;
     }
 }
 
 // The layer does not read this body, so a retry must not receive the handler's response to an incomplete body.
 async fn body_aborted_in_handler_is_not_recorded() {
-    for leave in [Leave::Close, Leave::Reset] {
+    for leave in [Disconnect::Close, Disconnect::Reset] {
         let layer = IdempotencyLayer::new(MemoryStore::new());
         let held = HeldServer::with_layer(layer.with_fingerprint(FingerprintBy::head_only())).await;
         let mut client = H1::connect(held.server.addr()).await;
         client.send(PARTIAL.replace("/orders", "/read")).await;
         eventually("the body is read", || held.layer.in_flight() == 1).await;
-        client.leave(leave);
+        client.disconnect(leave);
         held.assert_untouched("/read", "k", "0123456789").await;
     }
 }
@@ -282,14 +282,14 @@ async fn unread_aborted_body_executes_once() {
     for path in ["/orders", "/holds", "/spawned"] {
         for partial in [PARTIAL, PARTIAL_CHUNKED] {
             for phase in PHASES {
-                for leave in [Leave::Close, Leave::Reset] {
+                for leave in [Disconnect::Close, Disconnect::Reset] {
                     let held = unread(phase).await;
                     let mut client = H1::connect(held.server.addr()).await;
                     client.send(partial.replace("/orders", path)).await;
                     held.arrival(phase).await;
-                    client.leave(leave);
+                    client.disconnect(leave);
                     assert!(
-                        soon(held.wait_for_departure()).await.is_none(),
+                        poll_briefly(held.wait_for_departure()).await.is_none(),
                         "the disconnect is noticed"
                     );
                     held.assert_executed_once(path, "k", "0123456789").await;
@@ -302,15 +302,19 @@ async fn unread_aborted_body_executes_once() {
 async fn unread_body_is_not_requested() {
     for path in ["/orders", "/holds"] {
         for phase in PHASES {
-            for leave in [None, Some(Leave::Close), Some(Leave::Reset)] {
+            for leave in [None, Some(Disconnect::Close), Some(Disconnect::Reset)] {
                 let held = unread(phase).await;
                 let mut client = H1::connect(held.server.addr()).await;
                 client.send(expecting(10).replace("/orders", path)).await;
                 held.arrival(phase).await;
                 if let Some(leave) = leave {
-                    client.leave(leave);
+                    client.disconnect(leave);
                 } else {
-                    assert_eq!(soon(client.response()).await, None, "no client asks for it");
+                    assert_eq!(
+                        poll_briefly(client.response()).await,
+                        None,
+                        "no client asks for it"
+                    );
                     held.open_barriers();
                     let response = client.response().await.unwrap();
                     assert_eq!(response.status, StatusCode::CREATED, "and not 100");

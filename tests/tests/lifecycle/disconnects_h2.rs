@@ -118,7 +118,7 @@ async fn outer_timeout_executes_once() {
         let client = H2::connect(held.server.addr()).await;
         let stream = client.post("/orders", "k", "{}").await;
         held.arrival(phase).await;
-        deadline.let_through(1);
+        deadline.release(1);
         let response = stream.response().await;
         assert_eq!(response.unwrap().status, StatusCode::REQUEST_TIMEOUT);
         held.assert_executed_once("/orders", "k", "{}").await;

@@ -29,15 +29,15 @@ const FAILURES: [Failure; 3] = [Failure::Panic, Failure::Error, Failure::BrokenB
 
 /// The client's view of a response.
 #[derive(Debug)]
-enum Seen {
-    TestResponse(TestResponse),
+enum ClientView {
+    Response(TestResponse),
     Failed(Failure),
 }
 
-impl Seen {
+impl ClientView {
     fn response(self) -> TestResponse {
         match self {
-            Self::TestResponse(response) => response,
+            Self::Response(response) => response,
             Self::Failed(failure) => panic!("expected a response, found {failure:?}"),
         }
     }
@@ -75,7 +75,7 @@ impl Failing {
         }
     }
 
-    async fn order(&self) -> Seen {
+    async fn order(&self) -> ClientView {
         let Self {
             layer,
             failure,
@@ -107,17 +107,17 @@ impl Failing {
         let request = tokio::spawn(service.oneshot(post("/orders", "k", "order")));
         let res = match request.await {
             Ok(Ok(res)) => res,
-            Ok(Err(_)) => return Seen::Failed(Failure::Error),
-            Err(_) => return Seen::Failed(Failure::Panic),
+            Ok(Err(_)) => return ClientView::Failed(Failure::Error),
+            Err(_) => return ClientView::Failed(Failure::Panic),
         };
         let (head, body) = res.into_parts();
         match body.collect().await {
-            Ok(body) => Seen::TestResponse(TestResponse {
+            Ok(body) => ClientView::Response(TestResponse {
                 status: head.status,
                 headers: head.headers,
                 body: body.to_bytes(),
             }),
-            Err(_) => Seen::Failed(Failure::BrokenBody),
+            Err(_) => ClientView::Failed(Failure::BrokenBody),
         }
     }
 }

@@ -11,7 +11,7 @@ use http::{Request, StatusCode};
 use tests::{
     Effects, Scripted, Step, TestResponse, app,
     barrier::{Barrier, bounded},
-    ledger::{Fate, Ledger},
+    ledger::{CommitFault, Ledger},
     playground::Playground,
     post,
     scratch::Scratch,
@@ -47,13 +47,13 @@ fn order() -> Request<Body> {
 }
 
 /// Returns the handler's response, with a status that is never recorded.
-fn gave_up(n: u64) -> Response {
+fn attention_response(n: u64) -> Response {
     let text = format!("execution {n}: we will be in touch");
     (StatusCode::BAD_GATEWAY, Extension(attention()), text).into_response()
 }
 
-fn giving_up(layer: IdempotencyLayer) -> (Router, Effects) {
-    app(layer, async |n, _| gave_up(n))
+fn attention_app(layer: IdempotencyLayer) -> (Router, Effects) {
+    app(layer, async |n, _| attention_response(n))
 }
 
 fn assert_unresolved(retry: &TestResponse) {
@@ -67,7 +67,7 @@ fn assert_unresolved(retry: &TestResponse) {
     assert_eq!(retry.header("retry-after"), None);
 }
 
-fn assert_gave_up(first: &TestResponse, n: u64) {
+fn assert_needs_attention(first: &TestResponse, n: u64) {
     assert_eq!(first.status, StatusCode::BAD_GATEWAY, "{first:?}");
     assert_eq!(first.text(), format!("execution {n}: we will be in touch"));
 }
@@ -77,9 +77,9 @@ fn assert_gave_up(first: &TestResponse, n: u64) {
 /// The first client receives the handler's response. After that no process executes the request, at any later time.
 async fn refuses_retries_until_resolved(store: impl Store + Clone) {
     let layer = |store| IdempotencyLayer::new(store).with_store_timeout(UNHURRIED);
-    let (one, effects) = giving_up(layer(store.clone()));
-    let (other, others) = giving_up(layer(store));
-    assert_gave_up(&send(&one, order()).await, 1);
+    let (one, effects) = attention_app(layer(store.clone()));
+    let (other, others) = attention_app(layer(store));
+    assert_needs_attention(&send(&one, order()).await, 1);
     for app in [&one, &other, &one] {
         assert_unresolved(&send(app, order()).await);
         let another = send(app, post("/cancel", "k", "another request")).await;
@@ -106,15 +106,15 @@ async fn refuses_retries_until_resolved(store: impl Store + Clone) {
             }
         }));
     }
-    let mut gave_up = 0;
+    let mut failed = 0;
     for response in racers.join_all().await {
         match response.status {
-            StatusCode::BAD_GATEWAY => gave_up += 1,
+            StatusCode::BAD_GATEWAY => failed += 1,
             _ if response.code() == "in-progress" => {}
             _ => assert_unresolved(&response),
         }
     }
-    assert_eq!(gave_up, 1);
+    assert_eq!(failed, 1);
     assert_eq!(effects.count() + others.count(), 2);
     assert_unresolved(&send(&one, post("/cancel", "raced", "{}")).await);
 }
@@ -190,7 +190,7 @@ async fn attention_ignores_retention_and_maximum() {
     let layer = IdempotencyLayer::new(MemoryStore::new())
         .with_retention(Ttl::from_secs(1))
         .with_max_retention(Ttl::from_secs(2));
-    let (app, effects) = giving_up(layer);
+    let (app, effects) = attention_app(layer);
     send(&app, order()).await;
     advance(Duration::from_secs(99 * 365 * 24 * 60 * 60)).await;
     assert_unresolved(&send(&app, order()).await);
@@ -248,10 +248,10 @@ async fn attention_is_recorded_after_aborted_request() {
     let (app, effects) = app(layer, async |n, req: Request<Body>| {
         let body = http_body_util::BodyExt::collect(req.into_body()).await;
         assert!(n > 1 || body.is_err());
-        gave_up(n)
+        attention_response(n)
     });
     let half = Body::new(Scripted::new([Step::from("half"), Step::Fail]));
-    assert_gave_up(&send(&app, post("/cancel", "k", half)).await, 1);
+    assert_needs_attention(&send(&app, post("/cancel", "k", half)).await, 1);
     assert_unresolved(&send(&app, order()).await);
     assert_eq!(effects.count(), 1);
 }
@@ -265,7 +265,7 @@ async fn attention_is_stored_before_first_byte() {
         Operation::Complete,
         [Fault::HoldCall(barrier.clone().into())],
     );
-    let (app, effects) = giving_up(IdempotencyLayer::new(store));
+    let (app, effects) = attention_app(IdempotencyLayer::new(store));
     let first = tokio::spawn({
         let app = app.clone();
         async move { send(&app, order()).await }
@@ -274,7 +274,7 @@ async fn attention_is_stored_before_first_byte() {
     assert!(!first.is_finished());
     assert_eq!(send(&app, order()).await.code(), "in-progress");
     barrier.open_for_good();
-    assert_gave_up(&bounded(first).await.expect("no panic"), 1);
+    assert_needs_attention(&bounded(first).await.expect("no panic"), 1);
     assert_unresolved(&send(&app, order()).await);
     assert_eq!(effects.count(), 1);
 }
@@ -286,21 +286,21 @@ async fn waiter_is_refused_with_attention_code() {
     let layer = IdempotencyLayer::new(MemoryStore::new()).with_concurrent_requests(wait);
     let (app, effects) = app(layer, async |n, _| {
         sleep(Duration::from_secs(5)).await;
-        gave_up(n)
+        attention_response(n)
     });
     let mut waiters = tokio::task::JoinSet::new();
     for _ in 0..8 {
         let app = app.clone();
         waiters.spawn(async move { send(&app, order()).await });
     }
-    let mut gave_up = 0;
+    let mut failed = 0;
     for response in waiters.join_all().await {
         match response.status {
-            StatusCode::BAD_GATEWAY => gave_up += 1,
+            StatusCode::BAD_GATEWAY => failed += 1,
             _ => assert_unresolved(&response),
         }
     }
-    assert_eq!((gave_up, effects.count()), (1, 1));
+    assert_eq!((failed, effects.count()), (1, 1));
 }
 
 // S-224
@@ -321,8 +321,8 @@ async fn attention_refusal_has_preset_format() {
         ),
     ] {
         let layer = IdempotencyLayer::with_preset(MemoryStore::new(), preset);
-        let (app, effects) = giving_up(layer);
-        assert_gave_up(&send(&app, quoted()).await, 1);
+        let (app, effects) = attention_app(layer);
+        assert_needs_attention(&send(&app, quoted()).await, 1);
         let retry = send(&app, quoted()).await;
         assert_eq!(retry.status, StatusCode::CONFLICT, "{preset:?}");
         assert!(retry.text().contains(shape), "{}", retry.text());
@@ -335,7 +335,7 @@ async fn attention_refusal_has_preset_format() {
         *res.status_mut() = StatusCode::IM_A_TEAPOT;
         res
     });
-    let (app, _) = giving_up(layer);
+    let (app, _) = attention_app(layer);
     send(&app, order()).await;
     let retry = send(&app, order()).await;
     assert_eq!(retry.status, StatusCode::IM_A_TEAPOT);
@@ -351,8 +351,8 @@ async fn attention_refusal_has_preset_format() {
 async fn attention_survives_lost_complete_reply() {
     let store = FaultInjector::new(MemoryStore::new());
     store.enqueue(Operation::Complete, [Fault::ReplyLost]);
-    let (app, effects) = giving_up(IdempotencyLayer::new(store));
-    assert_gave_up(&send(&app, order()).await, 1);
+    let (app, effects) = attention_app(IdempotencyLayer::new(store));
+    assert_needs_attention(&send(&app, order()).await, 1);
     assert_unresolved(&send(&app, order()).await);
     assert_eq!(effects.count(), 1);
 }
@@ -362,8 +362,8 @@ async fn attention_survives_lost_complete_reply() {
 async fn unstored_attention_holds_key_until_stored() {
     let store = FaultInjector::new(MemoryStore::new());
     store.set_fault(Operation::Complete, Fault::CallLost);
-    let (app, effects) = giving_up(IdempotencyLayer::new(store.clone()));
-    assert_gave_up(&send(&app, order()).await, 1);
+    let (app, effects) = attention_app(IdempotencyLayer::new(store.clone()));
+    assert_needs_attention(&send(&app, order()).await, 1);
     assert_eq!(send(&app, order()).await.code(), "in-progress");
     store.clear_faults();
     sleep(Duration::from_secs(5)).await;
@@ -378,11 +378,11 @@ async fn attention_unstored_at_lease_end_is_stored_later() {
     let store = FaultInjector::new(MemoryStore::new());
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), async |n, _| {
         sleep(Duration::from_secs(30)).await;
-        gave_up(n)
+        attention_response(n)
     });
     store.set_fault(Operation::Renew, Fault::CallLost);
     store.set_fault(Operation::Complete, Fault::CallLost);
-    assert_gave_up(&send(&app, order()).await, 1);
+    assert_needs_attention(&send(&app, order()).await, 1);
     sleep(Duration::from_secs(1)).await;
     store.clear_faults();
     sleep(Duration::from_secs(2)).await;
@@ -398,8 +398,8 @@ async fn attention_reason_too_large_is_dropped() {
         let store = FaultInjector::new(MemoryStore::new());
         store.enqueue(Operation::Complete, [Fault::RecordTooLarge(200)]);
         let layer = IdempotencyLayer::new(store.clone()).with_unrecordable(unrecordable);
-        let (app, effects) = giving_up(layer.clone());
-        assert_gave_up(&send(&app, order()).await, 1);
+        let (app, effects) = attention_app(layer.clone());
+        assert_needs_attention(&send(&app, order()).await, 1);
         assert_unresolved(&send(&app, order()).await);
 
         store.enqueue(Operation::Complete, [Fault::RecordTooLarge(200)]);
@@ -411,7 +411,7 @@ async fn attention_reason_too_large_is_dropped() {
     }
     let ledger = Ledger::default().with_limit(70);
     let (app, _) = committing(&ledger);
-    assert_gave_up(&send(&app, order()).await, 1);
+    assert_needs_attention(&send(&app, order()).await, 1);
     assert_unresolved(&send(&app, order()).await);
     assert_eq!(ledger.rows().await, ["seat 1 given away"]);
 }
@@ -427,8 +427,8 @@ async fn late_attention_reason_too_large_is_dropped() {
             _ => Fault::None,
         });
         let layer = IdempotencyLayer::new(store.clone()).with_unrecordable(unrecordable);
-        let (app, effects) = giving_up(layer);
-        assert_gave_up(&send(&app, order()).await, 1);
+        let (app, effects) = attention_app(layer);
+        assert_needs_attention(&send(&app, order()).await, 1);
         sleep(Duration::from_secs(20)).await;
         assert_unresolved(&send(&app, order()).await);
         assert_eq!(effects.count(), 1);
@@ -452,7 +452,7 @@ async fn attention_after_lost_lease_keeps_stored_record() {
             async move {
                 sleep(Duration::from_secs(16)).await;
                 assert_eq!(send(&rival, order()).await.text(), "refunded");
-                gave_up(n)
+                attention_response(n)
             }
         })
     };
@@ -484,10 +484,14 @@ fn bank(ledger: &Ledger, late: fn(u64) -> Response) -> (Router, Effects) {
 #[tokio::test(start_paused = true)]
 async fn committed_response_overrides_later_attention() {
     // The commit is acknowledged, or its reply is lost.
-    for fate in [Fate::Committed, Fate::ReplyLost, Fate::HangReply] {
+    for fault in [
+        CommitFault::Committed,
+        CommitFault::ReplyLost,
+        CommitFault::HangReply,
+    ] {
         let ledger = Ledger::default();
-        ledger.next(fate);
-        let (app, effects) = bank(&ledger, gave_up);
+        ledger.next(fault);
+        let (app, effects) = bank(&ledger, attention_response);
         let first = send(&app, order()).await;
         assert_eq!(first.text(), "refunded");
         assert!(send(&app, order()).await.is_replay());
@@ -498,11 +502,11 @@ async fn committed_response_overrides_later_attention() {
 // S-233
 #[tokio::test(start_paused = true)]
 async fn attention_after_failed_commit_is_recorded() {
-    for fate in [Fate::CallLost, Fate::HangCall] {
+    for fault in [CommitFault::CallLost, CommitFault::HangCall] {
         let ledger = Ledger::default();
-        ledger.next(fate);
-        let (app, effects) = bank(&ledger, gave_up);
-        assert_gave_up(&send(&app, order()).await, 1);
+        ledger.next(fault);
+        let (app, effects) = bank(&ledger, attention_response);
+        assert_needs_attention(&send(&app, order()).await, 1);
         assert_unresolved(&send(&app, order()).await);
         assert_eq!((ledger.rows().await.len(), effects.count()), (0, 1));
     }
@@ -517,7 +521,7 @@ fn committing(ledger: &Ledger) -> (Router, Effects) {
         async move {
             let mut tx = ledger.begin();
             tx.insert(format!("seat {n} given away"));
-            match tx.commit(&lease, gave_up(n)).await {
+            match tx.commit(&lease, attention_response(n)).await {
                 Ok(res) => res.into_response(),
                 Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
             }
@@ -530,7 +534,7 @@ fn committing(ledger: &Ledger) -> (Router, Effects) {
 async fn attention_can_be_committed_with_effect() {
     let ledger = Ledger::default();
     let (app, effects) = committing(&ledger);
-    assert_gave_up(&send(&app, order()).await, 1);
+    assert_needs_attention(&send(&app, order()).await, 1);
     assert_eq!(
         ledger.calls(Operation::Complete),
         0,
@@ -556,7 +560,7 @@ async fn takeover_with_attention_is_final() {
     advance(Duration::from_secs(16)).await;
     let finish = async |lease: Lease| {
         assert!(lease.is_takeover());
-        Ok::<_, Infallible>(gave_up(2))
+        Ok::<_, Infallible>(attention_response(2))
     };
     let taken = layer.take_over(claim(), finish).await.expect("a lease");
     let TakeOverOutcome::Executed(res) = taken else {
@@ -637,9 +641,13 @@ async fn work_attention_holds_key_until_stored() {
 // S-238
 #[tokio::test(start_paused = true)]
 async fn committed_value_overrides_later_attention() {
-    for fate in [Fate::Committed, Fate::ReplyLost, Fate::HangReply] {
+    for fault in [
+        CommitFault::Committed,
+        CommitFault::ReplyLost,
+        CommitFault::HangReply,
+    ] {
         let ledger = Ledger::default();
-        ledger.next(fate);
+        ledger.next(fault);
         let layer = IdempotencyLayer::new(ledger.clone());
         let database = ledger.clone();
         let work = async move |lease: Lease| {

@@ -161,7 +161,7 @@ async fn broken_lease_lets_retry_execute() {
         .await;
 
     let retry = service.stuck().await;
-    service.barrier.let_through(1);
+    service.barrier.release(1);
     // The first handler ends while the retry runs. Its response is not recorded.
     let first = bounded(stuck).await.expect("no panic");
     assert_eq!(first.code(), "outcome-unknown", "{}", first.text());

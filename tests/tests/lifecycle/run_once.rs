@@ -16,7 +16,7 @@ use tests::{
     Effects,
     barrier::Barrier,
     creating,
-    ledger::{Fate, Ledger},
+    ledger::{CommitFault, Ledger},
     post, send,
 };
 use tokio::time::{Instant, advance, sleep};
@@ -60,7 +60,7 @@ where
     layer.run_once(key, fingerprint, work).await
 }
 
-async fn is_replayed<T>(value: T, other: T)
+async fn assert_replayed<T>(value: T, other: T)
 where
     T: Serialize + DeserializeOwned + Clone + PartialEq + Debug + Send + 'static,
 {
@@ -121,20 +121,20 @@ fn invoice(number: u64) -> Invoice {
 // S-346
 #[tokio::test(start_paused = true)]
 async fn any_value_is_replayed() {
-    is_replayed((), ()).await;
-    is_replayed(None, Some(7)).await;
-    is_replayed(Some(0), None).await;
-    is_replayed(String::new(), "x".to_owned()).await;
-    is_replayed(0_u64, 1).await;
-    is_replayed(i64::MIN, 1).await;
-    is_replayed(false, true).await;
-    is_replayed(Vec::<u8>::new(), vec![1]).await;
-    is_replayed(vec![(1_u8, 'x')], Vec::new()).await;
-    is_replayed(State::Pending, State::Paid { at: 1 }).await;
-    is_replayed(State::Paid { at: u64::MAX }, State::Pending).await;
-    is_replayed(Ok::<u8, String>(1), Err("no".to_owned())).await;
-    is_replayed(invoice(1), invoice(2)).await;
-    is_replayed("x".repeat(100_000), String::new()).await;
+    assert_replayed((), ()).await;
+    assert_replayed(None, Some(7)).await;
+    assert_replayed(Some(0), None).await;
+    assert_replayed(String::new(), "x".to_owned()).await;
+    assert_replayed(0_u64, 1).await;
+    assert_replayed(i64::MIN, 1).await;
+    assert_replayed(false, true).await;
+    assert_replayed(Vec::<u8>::new(), vec![1]).await;
+    assert_replayed(vec![(1_u8, 'x')], Vec::new()).await;
+    assert_replayed(State::Pending, State::Paid { at: 1 }).await;
+    assert_replayed(State::Paid { at: u64::MAX }, State::Pending).await;
+    assert_replayed(Ok::<u8, String>(1), Err("no".to_owned())).await;
+    assert_replayed(invoice(1), invoice(2)).await;
+    assert_replayed("x".repeat(100_000), String::new()).await;
 }
 
 // S-347
@@ -399,7 +399,7 @@ async fn lost_lease_returns_value_during_outage() {
 #[tokio::test(start_paused = true)]
 async fn value_after_unacknowledged_commit_is_unknown() {
     let ledger = Ledger::default();
-    ledger.next(Fate::HangReply);
+    ledger.next(CommitFault::HangReply);
     ledger.store.set_fault(Operation::Complete, Fault::CallLost);
     let layer = IdempotencyLayer::new(ledger.clone());
     let database = ledger.clone();
@@ -797,9 +797,9 @@ async fn assert_paid_once(ledger: &Ledger) {
 #[tokio::test(start_paused = true)]
 async fn committed_value_needs_no_completion() {
     let paid = || Outcome::Executed("paid".to_owned());
-    for fate in [Fate::Committed, Fate::ReplyLost] {
+    for fault in [CommitFault::Committed, CommitFault::ReplyLost] {
         let ledger = Ledger::default();
-        ledger.next(fate);
+        ledger.next(fault);
         assert_eq!(pay(&ledger, committed).await.expect("executed"), paid());
         assert_paid_once(&ledger).await;
     }
@@ -839,7 +839,7 @@ async fn panic_after_commit_keeps_value() {
 #[tokio::test(start_paused = true)]
 async fn work_runs_again_after_failed_commit() {
     let ledger = Ledger::default();
-    ledger.next(Fate::CallLost);
+    ledger.next(CommitFault::CallLost);
     let failed = pay(&ledger, committed).await.expect("an outcome");
     assert_eq!(failed, Outcome::Failed("not committed"));
     assert!(ledger.rows().await.is_empty());
@@ -851,14 +851,14 @@ async fn work_runs_again_after_failed_commit() {
 // S-367
 #[tokio::test(start_paused = true)]
 async fn unacknowledged_commit_returns_stored_value() {
-    for (fate, rows) in [(Fate::HangReply, 1), (Fate::HangCall, 0)] {
+    for (fault, rows) in [(CommitFault::HangReply, 1), (CommitFault::HangCall, 0)] {
         for end in [
             Err(WorkError::Release("timed out")),
             Err(WorkError::Orphan("timed out")),
             Ok("timed out".to_owned()),
         ] {
             let ledger = Ledger::default();
-            ledger.next(fate.clone());
+            ledger.next(fault.clone());
             let layer = IdempotencyLayer::new(ledger.clone());
             let (database, ends) = (ledger.clone(), end.clone());
             let work = async move |lease: Lease| {
@@ -900,12 +900,12 @@ async fn unacknowledged_commit_returns_stored_value() {
 async fn unverifiable_work_commit_is_outcome_unknown() {
     type End = fn(&'static str) -> WorkError<&'static str>;
     let ends: [End; 2] = [WorkError::Release, WorkError::Orphan];
-    for (fate, end) in [Fate::HangReply, Fate::HangCall]
+    for (fault, end) in [CommitFault::HangReply, CommitFault::HangCall]
         .into_iter()
-        .flat_map(|fate| ends.map(|end| (fate.clone(), end)))
+        .flat_map(|fault| ends.map(|end| (fault.clone(), end)))
     {
         let ledger = Ledger::default();
-        ledger.next(fate);
+        ledger.next(fault);
         let layer = IdempotencyLayer::new(ledger.clone());
         let database = ledger.clone();
         let work = async move |lease: Lease| {
@@ -929,7 +929,7 @@ async fn unverifiable_work_commit_is_outcome_unknown() {
 #[tokio::test(start_paused = true)]
 async fn oversized_value_with_lost_commit_is_returned() {
     let ledger = Ledger::default();
-    ledger.next(Fate::ReplyLost);
+    ledger.next(CommitFault::ReplyLost);
     let layer = IdempotencyLayer::new(ledger.clone()).with_response_limit(10);
     let database = ledger.clone();
     let work = async move |lease: Lease| {

@@ -3,7 +3,7 @@
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use http::{Request, StatusCode};
@@ -12,7 +12,7 @@ use tests::{
     barrier::{bounded, eventually},
     held_server::{HeldServer, PHASES, Phase},
     on_both_runtimes, send,
-    wire::{H1, H2, Leave, post_bytes, soon},
+    wire::{Disconnect, H1, H2, poll_briefly, post_bytes},
 };
 use tokio::runtime;
 use tower::{Layer, Service, service_fn};
@@ -60,7 +60,11 @@ async fn shutdown_and_drain_wait_for_all_work() {
         held.wait_for_departure().await;
         leaves.lose().await;
 
-        assert_eq!(soon(held.server.shut_down()).await, None, "a client waits");
+        assert_eq!(
+            poll_briefly(held.server.shut_down()).await,
+            None,
+            "a client waits"
+        );
         assert!(!held.layer.drain(Duration::from_millis(20)).await);
         held.open_barriers();
         let response = stays.response().await.expect("the server finishes");
@@ -80,16 +84,20 @@ async fn shutdown_and_drain_wait_for_all_work() {
 // The server does not wait for this handler, because its client has disconnected.
 async fn drain_waits_for_handler_of_disconnected_client() {
     for phase in PHASES {
-        for leave in [Leave::Close, Leave::Reset] {
+        for leave in [Disconnect::Close, Disconnect::Reset] {
             let store = MemoryStore::new();
             let held = HeldServer::start(layer_on(&store), &[phase], |app| app).await;
             let mut client = H1::connect(held.server.addr()).await;
             client.send(post_bytes("/orders", "k", "{}")).await;
             held.arrival(phase).await;
-            client.leave(leave);
+            client.disconnect(leave);
             held.wait_for_departure().await;
             held.server.shut_down().await;
-            assert_eq!(soon(held.layer.drain(LONG)).await, None, "the handler runs");
+            assert_eq!(
+                poll_briefly(held.layer.drain(LONG)).await,
+                None,
+                "the handler runs"
+            );
             held.open_barriers();
             assert!(held.layer.drain(LONG).await);
             assert_eq!(held.finished.count(), 1);
@@ -106,7 +114,7 @@ async fn drain_timeout_leaves_lease() {
     let mut client = H1::connect(held.server.addr()).await;
     client.send(post_bytes("/orders", "k", "{}")).await;
     held.arrival(Phase::DuringTheEffect).await;
-    client.leave(Leave::Close);
+    client.disconnect(Disconnect::Close);
     held.wait_for_departure().await;
     assert!(!held.layer.drain(Duration::from_millis(20)).await);
     let (retry, effects) = next_process(&store, "k").await;
@@ -183,7 +191,22 @@ async fn drain_waits_for_background_release() {
 // A request is rejected, or drain waits for it.
 #[test]
 fn drain_admits_no_later_request() {
-    const ROUNDS: usize = 5_000;
+    const EACH: usize = 50;
+    let deadline = Instant::now() + LONG;
+    let (mut admitted, mut refused) = (0, 0);
+    while admitted < EACH || refused < EACH {
+        let late = Instant::now() >= deadline;
+        assert!(!late, "{admitted} admitted, {refused} refused");
+        let of_race = race_requests_with_drains();
+        admitted += of_race.0;
+        refused += of_race.1;
+    }
+}
+
+/// Sends one request to each of many layers while another thread drains the layer. Asserts that no drain has ended before
+/// a request was admitted. Returns the numbers of requests that were admitted and refused.
+fn race_requests_with_drains() -> (usize, usize) {
+    const ROUNDS: usize = 1_000;
     let store = MemoryStore::new();
     let layers: Vec<_> = (0..ROUNDS).map(|_| layer_on(&store)).collect();
     let together = AtomicUsize::new(0);
@@ -200,10 +223,10 @@ fn drain_admits_no_later_request() {
             std::hint::spin_loop();
         }
     };
+    let mut responses = Vec::new();
     let slipped_in = std::thread::scope(|scope| {
         let draining = scope.spawn(|| {
-            let runtime = runtime::Builder::new_current_thread().enable_time().build();
-            let runtime = runtime.expect("a runtime");
+            let runtime = new_runtime();
             let drained = layers.iter().enumerate().map(|(round, layer)| {
                 meet(round * 2);
                 let drained = runtime.block_on(layer.drain(Duration::ZERO));
@@ -212,20 +235,40 @@ fn drain_admits_no_later_request() {
             });
             drained.filter(|slipped_in| *slipped_in).count()
         });
-        let mut held = Vec::new();
         for (round, layer) in layers.iter().enumerate() {
             let mut app = layer.layer(service_fn(async |_| {
                 Ok::<_, ()>(http::Response::new(axum::body::Body::empty()))
             }));
             let request = tests::post("/", "k", "");
             meet(round * 2);
-            let admitted = app.call(request);
+            // Each request is a little later than the one before, until it is certainly after the drain.
+            let delay = round % 100;
+            for _ in 0..delay * delay / 5 {
+                std::hint::spin_loop();
+            }
+            // Not polled: an admitted request is in flight until both threads have met again.
+            let response = app.call(request);
             meet(round * 2 + 1);
-            held.push(admitted);
+            responses.push(response);
         }
         draining.join().expect("no panic")
     });
     assert_eq!(slipped_in, 0, "requests admitted after the drain had ended");
+    let runtime = new_runtime();
+    let statuses = responses.into_iter().map(|response| {
+        let response = runtime.block_on(response);
+        response.expect("the service does not fail").status()
+    });
+    let (admitted, refused): (Vec<_>, Vec<_>) = statuses.partition(StatusCode::is_success);
+    for status in &refused {
+        assert_eq!(*status, StatusCode::SERVICE_UNAVAILABLE);
+    }
+    (admitted.len(), refused.len())
+}
+
+fn new_runtime() -> runtime::Runtime {
+    let runtime = runtime::Builder::new_current_thread().enable_time().build();
+    runtime.expect("a runtime")
 }
 
 #[tokio::test]
@@ -235,7 +278,7 @@ async fn cancelled_drain_keeps_layer_closed() {
         let mut client = H1::connect(held.server.addr()).await;
         client.send(post_bytes("/orders", "k", "{}")).await;
         held.arrival(Phase::DuringTheEffect).await;
-        assert_eq!(soon(held.layer.drain(LONG)).await, None);
+        assert_eq!(poll_briefly(held.layer.drain(LONG)).await, None);
         let refused = send(&held.app, tests::post("/orders", "other", "{}")).await;
         assert_eq!(refused.code(), "draining");
         held.open_barriers();

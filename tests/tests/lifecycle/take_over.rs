@@ -12,7 +12,7 @@ use tests::{
     Effects, TestResponse, app,
     barrier::{Barrier, eventually, within},
     created,
-    ledger::{Fate, Ledger},
+    ledger::{CommitFault, Ledger},
     post, send,
 };
 use tokio::time::sleep;
@@ -354,10 +354,10 @@ async fn failed_takeover_leaves_orphan() {
 #[tokio::test(start_paused = true)]
 async fn takeover_resolves_unacknowledged_commit() {
     within(LONG, async {
-        for (fate, rows) in [(Fate::ReplyLost, 1), (Fate::CallLost, 0)] {
+        for (fault, rows) in [(CommitFault::ReplyLost, 1), (CommitFault::CallLost, 0)] {
             let orphan = Orphan::new(OrphanPolicy::TakeOver).await;
             orphan.ledger.store.clear_faults();
-            orphan.ledger.next(fate);
+            orphan.ledger.next(fault);
             let ledger = orphan.ledger.clone();
             let taken: TakeOverResponse = orphan
                 .layer

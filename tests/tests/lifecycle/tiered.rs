@@ -6,7 +6,7 @@ use axum::{Extension, Router, body::Body, response::IntoResponse};
 use http::{Request, StatusCode};
 use tests::{
     Effects, app, created, creating,
-    ledger::{Fate, Ledger},
+    ledger::{CommitFault, Ledger},
     post, send,
 };
 use tokio::time::{advance, sleep};
@@ -150,7 +150,7 @@ async fn response_after_lost_lease_is_that_of_store() {
 #[tokio::test(start_paused = true)]
 async fn committed_record_goes_before_completion() {
     let ledger = Ledger::default();
-    ledger.next(Fate::HangReply);
+    ledger.next(CommitFault::HangReply);
     let handled = ledger.clone();
     let layer = IdempotencyLayer::new(Tiered::new(ledger.clone()));
     let (app, effects) = app(layer, move |n, req: Request<Body>| {

@@ -13,7 +13,7 @@ use tests::{
     barrier::Barrier,
     creating, noise, post, send,
     servers::redis::{
-        Asked, RedisServer,
+        ReceivedCommand, RedisServer,
         scripts::{ACQUIRE, LOOK, RENEW},
         until_connected,
     },
@@ -37,11 +37,11 @@ async fn count_calls(
 ) -> BTreeMap<String, u64> {
     let monitor = server.monitor();
     work.await;
-    let mut asked = BTreeMap::new();
-    for command in monitor.asked() {
-        *asked.entry(command.name).or_default() += 1;
+    let mut calls = BTreeMap::new();
+    for command in monitor.into_commands() {
+        *calls.entry(command.name).or_default() += 1;
     }
-    asked
+    calls
 }
 
 fn calls(n: u64) -> BTreeMap<String, u64> {
@@ -130,10 +130,10 @@ async fn unrecorded_request_makes_two_calls() {
         StatusCode::INTERNAL_SERVER_ERROR
     });
     send(&app, post("/orders", "before", "tea")).await;
-    let asked = count_calls(&server, async {
+    let counts = count_calls(&server, async {
         send(&app, post("/orders", "k", "tea")).await;
     });
-    assert_eq!(asked.await, calls(2));
+    assert_eq!(counts.await, calls(2));
     assert_eq!(server.command(&["DBSIZE"]), "0", "the server is empty");
 }
 
@@ -143,24 +143,24 @@ async fn no_script_is_sent_twice() {
     let server = RedisServer::start(&[]);
     let layer = layer(&server).await;
     let (app, _) = creating(layer.clone());
-    let asked = count_calls(&server, async {
+    let counts = count_calls(&server, async {
         for key in ["a", "b"] {
             send(&app, post("/orders", key, "tea")).await;
         }
     });
-    assert_eq!(asked.await.get("eval"), None);
+    assert_eq!(counts.await.get("eval"), None);
 }
 
 /// Returns the number of calls of a script.
-fn called(asked: &[Asked], script: &str) -> usize {
+fn called(commands: &[ReceivedCommand], script: &str) -> usize {
     let sha = Script::new(script).get_hash().to_owned();
-    asked.iter().filter(|it| it.first == sha).count()
+    commands.iter().filter(|it| it.first == sha).count()
 }
 
 /// Returns the number of the store's calls. Leaves out the identification of a new connection, the subscriptions of a
 /// listener, and the calls of the test itself.
-fn calls_of_the_store(asked: &[Asked]) -> usize {
-    let calls = asked.iter().filter(|it| it.first != "commandstats");
+fn calls_of_the_store(commands: &[ReceivedCommand]) -> usize {
+    let calls = commands.iter().filter(|it| it.first != "commandstats");
     calls
         .map(|it| &*it.name)
         .filter(|name| !["client", "subscribe", "unsubscribe"].contains(name))
@@ -188,15 +188,15 @@ async fn renewal_is_one_call_per_third_of_lease() {
     barrier.open_for_good();
     first.await.expect("an answer");
     let thirds = began.elapsed().as_millis() / THIRD.as_millis();
-    let asked = monitor.asked();
-    let renewals = called(&asked, RENEW);
+    let commands = monitor.into_commands();
+    let renewals = called(&commands, RENEW);
     println!("{renewals} renewals in {thirds} thirds of a lease");
     assert!(
         (3..=thirds).contains(&(renewals as u128)),
         "{renewals} in {thirds}"
     );
     // The only other calls are an acquire and a completion.
-    assert_eq!(calls_of_the_store(&asked), renewals + 2, "{asked:?}");
+    assert_eq!(calls_of_the_store(&commands), renewals + 2, "{commands:?}");
 }
 
 #[tokio::test]
@@ -221,23 +221,23 @@ async fn waiter_makes_two_calls_with_backoff() {
     barrier.open_for_good();
     first.await.expect("an answer");
     assert!(waiter.await.expect("an answer").is_replay());
-    let (asked, took) = (monitor.asked(), began.elapsed());
+    let (commands, took) = (monitor.into_commands(), began.elapsed());
 
     let (mut most, mut pause, mut next) = (1, 25.0, 25.0);
     while next < took.as_secs_f64() * 1000.0 {
         (most, pause) = (most + 1, f64::min(pause * 1.6, 1000.0));
         next += pause;
     }
-    let (looks, acquires) = (called(&asked, LOOK), called(&asked, ACQUIRE));
+    let (looks, acquires) = (called(&commands, LOOK), called(&commands, ACQUIRE));
     println!("{looks} queries and {acquires} acquires in {took:?}, at most {most}");
     // One acquire precedes the first delay. If a delay ends before the waiter listens, the waiter does not query.
     assert!((9..=most + 1).contains(&acquires), "{acquires} in {took:?}");
     assert!((1..acquires).contains(&looks), "{looks}");
     // One more call completes the first request.
     assert_eq!(
-        calls_of_the_store(&asked),
+        calls_of_the_store(&commands),
         looks + acquires + 1,
-        "{asked:?}"
+        "{commands:?}"
     );
 }
 

@@ -3,12 +3,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::OnceLock,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tests::{
+    Effects,
+    barrier::within,
     conformance::run_all_inspect_cases,
-    proxy::{Fault, Proxy, Then},
+    proxy::{ConnectionEnd, Fault, Proxy},
     servers::redis::{RedisCluster, RedisServer, UNHURRIED, shared, until_connected},
     sql,
 };
@@ -126,25 +128,41 @@ async fn renewed_lease_is_listed_and_counted_once() {
         store.acquire(&claim).await.expect("the server runs");
         leases.push(claim.lease_ref(1));
     }
+    let renewals = Effects::default();
     let renewing = {
-        let store = store.clone();
+        let (store, renewals) = (store.clone(), renewals.clone());
         tokio::spawn(async move {
             for lease in leases.iter().cycle() {
                 let renewed = store.renew(lease, Ttl::from_secs(600)).await;
                 renewed.expect("the lease is held");
+                renewals.happen();
             }
         })
     };
-    for _ in 0..30 {
+    let (began, mut conclusive) = (Instant::now(), 0);
+    while conclusive < 30 {
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "{conclusive} listings during renewals"
+        );
+        assert!(!renewing.is_finished(), "the renewals continue");
+        // One page, which the store reads in several calls.
         let query = Query::new(State::InProgress).with_limit(1000);
+        let before = renewals.count();
         let page = store.list(&query).await.expect("the server runs");
+        let during_list = renewals.count() - before;
         let ids: BTreeSet<_> = page.entries.iter().map(|entry| *entry.id()).collect();
         assert_eq!((page.entries.len(), ids.len()), (LEASES, LEASES));
+        let before = renewals.count();
         let summary = store.summary(1000).await.expect("the server runs");
+        let during_count = renewals.count() - before;
         let count = summary.count(State::InProgress).expect("it is listed");
         assert_eq!((count.value, count.is_exact), (LEASES as u64, true));
+        // The second of two renewals began and ended during the calls.
+        if during_list >= 2 && during_count >= 2 {
+            conclusive += 1;
+        }
     }
-    assert!(!renewing.is_finished());
     renewing.abort();
 }
 
@@ -177,8 +195,8 @@ async fn operations_scan_no_keys() {
     store.summary(1_000).await.expect("the server runs");
     store.purge(10).await.expect("the server runs");
     let mut names: BTreeMap<String, usize> = BTreeMap::new();
-    for asked in monitor.asked() {
-        *names.entry(asked.name).or_default() += 1;
+    for command in monitor.into_commands() {
+        *names.entry(command.name).or_default() += 1;
     }
     println!("{names:?}");
     for name in names.keys() {
@@ -202,8 +220,8 @@ async fn page_takes_two_calls() {
         let monitor = server.monitor();
         let page = store.list(&query).await.expect("the server runs");
         assert_eq!((page.entries.len(), page.next.is_some()), (50, true));
-        let asked = monitor.asked();
-        let names: Vec<_> = asked.iter().map(|it| &*it.name).collect();
+        let commands = monitor.into_commands();
+        let names: Vec<_> = commands.iter().map(|it| &*it.name).collect();
         assert_eq!(names, ["evalsha", "evalsha"], "{state}");
     }
 }
@@ -226,8 +244,8 @@ async fn page_among_equal_scores_takes_two_calls() {
     }
     let monitor = server.monitor();
     let mut found = listed(&store, Query::new(State::InProgress).with_limit(3)).await;
-    let asked = monitor.asked();
-    assert_eq!(asked.len(), 2 * 4, "{asked:?}");
+    let commands = monitor.into_commands();
+    assert_eq!(commands.len(), 2 * 4, "{commands:?}");
     assert!(found.is_sorted_by_key(|entry| *entry.id()));
     found.dedup();
     assert_eq!(found.len(), 12);
@@ -247,10 +265,13 @@ async fn cluster_listing_examines_slots_together() {
     let monitors = [0, 1, 2].map(|node| cluster.node(node).monitor());
     let found = listed(&store, Query::new(State::InProgress)).await;
     assert_eq!(found.len(), claims.len());
-    let asked: Vec<_> = monitors.into_iter().flat_map(|it| it.asked()).collect();
-    let count = |name| asked.iter().filter(|it| it.name == name).count();
-    assert_eq!(count("exists"), 0, "{asked:?}");
-    assert!((64..90).contains(&count("evalsha")), "{asked:?}");
+    let commands: Vec<_> = monitors
+        .into_iter()
+        .flat_map(|it| it.into_commands())
+        .collect();
+    let count = |name| commands.iter().filter(|it| it.name == name).count();
+    assert_eq!(count("exists"), 0, "{commands:?}");
+    assert!((64..90).contains(&count("evalsha")), "{commands:?}");
 }
 
 /// More of the indexes that are examined together exist than are read together. A count passes over all of them, and a page
@@ -441,18 +462,21 @@ async fn assert_lost_deletion_is_unknown(store: RedisStore, proxy: Proxy) {
     let [first, second] = [new().await, new().await];
     let freed = store.resolve(first.seen(), &Resolution::Free).await;
     assert!(freed.expect("the server runs").is_applied());
-    proxy.once(Fault::reply_to(b"\r\ndelete\r\n"), Then::Cut);
+    proxy.once(Fault::reply_to(b"\r\ndelete\r\n"), ConnectionEnd::Cut);
     let unknown = store.resolve(second.seen(), &Resolution::Free).await;
     let error = unknown.expect_err("the reply is lost");
     assert_eq!(error.kind(), InspectErrorKind::Backend);
-    assert_eq!(proxy.hits(), 1);
-    let found = loop {
-        // The connection is being replaced.
-        if let Ok(found) = store.get(second.id()).await {
-            break found;
+    assert_eq!(proxy.injected_faults(), 1);
+    let found = within(Duration::from_secs(60), async {
+        loop {
+            // The connection is being replaced.
+            if let Ok(found) = store.get(second.id()).await {
+                return found;
+            }
+            sleep(Duration::from_millis(10)).await;
         }
-        sleep(Duration::from_millis(10)).await;
-    };
+    })
+    .await;
     assert_eq!(found, None);
 }
 

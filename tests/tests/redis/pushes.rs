@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tests::servers::redis::{
-    Asked, RedisServer,
+    ReceivedCommand, RedisServer,
     scripts::{ACQUIRE, COMPLETE, LOOK},
 };
 use tower_idempotency_redis::redis::Script;
@@ -17,7 +17,7 @@ use tower_idempotency_redis::redis::Script;
 /// # Panics
 ///
 /// Panics if fewer than three waiters were woken within two minutes and ten trials.
-pub(crate) async fn until_pushes_have_woken(trial: impl AsyncFn(usize) -> Vec<Asked>) {
+pub(crate) async fn until_pushes_have_woken(trial: impl AsyncFn(usize) -> Vec<ReceivedCommand>) {
     let began = Instant::now();
     let mut woken = 0;
     for n in 0.. {
@@ -40,16 +40,16 @@ pub(crate) async fn until_delays_are_long(server: &RedisServer, before: u64) {
 
 /// Returns `true` if a push woke the waiter. Its last acquire then came before its delay had ended, and the entry was
 /// completed while the waiter listened.
-fn was_woken(asked: &[Asked]) -> bool {
+fn was_woken(commands: &[ReceivedCommand]) -> bool {
     let places = |script: &str| -> Vec<usize> {
         let sha = Script::new(script).get_hash().to_owned();
-        let is_call = |n: &usize| asked[*n].first == sha;
-        (0..asked.len()).filter(is_call).collect()
+        let is_call = |n: &usize| commands[*n].first == sha;
+        (0..commands.len()).filter(is_call).collect()
     };
     let (acquires, looks) = (places(ACQUIRE), places(LOOK));
     let completed = places(COMPLETE)[0];
     let Some(last) = acquires.iter().position(|it| *it > completed) else {
-        panic!("expected an acquire after the completion: {asked:?}");
+        panic!("expected an acquire after the completion: {commands:?}");
     };
     let Some(before) = last.checked_sub(1).map(|it| acquires[it]) else {
         return false;
@@ -57,7 +57,9 @@ fn was_woken(asked: &[Asked]) -> bool {
     let listened = looks.iter().any(|it| (before..completed).contains(it));
     // The first delay is the one between the first two acquires.
     let delay = (1..last).fold(25.0, |delay, _| f64::min(delay * 1.6, 1000.0));
-    let apart = asked[acquires[last]].at.saturating_sub(asked[before].at);
+    let apart = commands[acquires[last]]
+        .at
+        .saturating_sub(commands[before].at);
     println!("an acquire {apart:?} after the previous one; polling has a delay of {delay} ms");
     listened && apart.as_secs_f64() * 1000.0 < delay * 0.95
 }

@@ -48,9 +48,9 @@ fn sent(app: &Router, key: &str) -> JoinHandle<TestResponse> {
 }
 
 /// Waits until clients listen to this number of channels.
-async fn listened_to(server: &RedisServer, channels: usize) {
-    let listened_to = || server.list(&["PUBSUB", "CHANNELS"]).len() == channels;
-    eventually("clients listen to the channels", listened_to).await;
+async fn wait_for_channels(server: &RedisServer, channels: usize) {
+    let is_subscribed = || server.list(&["PUBSUB", "CHANNELS"]).len() == channels;
+    eventually("clients listen to the channels", is_subscribed).await;
 }
 
 /// Returns the ids of the connections that listen.
@@ -73,12 +73,12 @@ async fn remote_completion_wakes_waiter() {
         let before = server.commandstats()["evalsha"];
         let waiter = sent(&second, &key);
         until_delays_are_long(&server, before).await;
-        barrier.let_through(1);
+        barrier.release(1);
         let response = running.await.expect("the first response");
         let replay = waiter.await.expect("the waiter's response");
         assert_eq!(replay.body, response.body);
         assert!(replay.is_replay());
-        monitor.asked()
+        monitor.into_commands()
     })
     .await;
 }
@@ -106,13 +106,13 @@ async fn completion_in_other_process_wakes_waiter() {
             })
         };
         let running = post(&first);
-        first.has_begun(n as u64 + 1).await;
+        first.wait_until_begun(n as u64 + 1).await;
         let monitor = server.monitor();
         let waiting = post(&second);
         let response = running.await.expect("an answer");
         let replay = waiting.await.expect("an answer");
         assert_eq!((replay.is_replay(), &replay.body), (true, &response.body));
-        monitor.asked()
+        monitor.into_commands()
     })
     .await;
     assert_eq!(second.executions().await, 0);
@@ -128,7 +128,7 @@ async fn subscription_recovers_after_connection_loss() {
         let running = sent(&first, "k");
         barrier.arrival().await;
         let waiter = sent(&second, "k");
-        listened_to(&server, 1).await;
+        wait_for_channels(&server, 1).await;
         let former = listeners(&server);
         server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
         eventually("another connection listens", || {
@@ -136,8 +136,8 @@ async fn subscription_recovers_after_connection_loss() {
             !now.is_empty() && now.iter().all(|it| !former.contains(it))
         })
         .await;
-        listened_to(&server, 1).await;
-        barrier.let_through(1);
+        wait_for_channels(&server, 1).await;
+        barrier.release(1);
         let response = running.await.expect("the first response");
         let replay = waiter.await.expect("the waiter's response");
         assert_eq!((replay.is_replay(), &replay.body), (true, &response.body));
@@ -165,8 +165,8 @@ async fn remote_release_lets_waiter_execute() {
         let running = sent(&first, "k");
         barrier.arrival().await;
         let waiters: Vec<_> = (0..5).map(|_| sent(&second, "k")).collect();
-        listened_to(&server, 1).await;
-        barrier.let_through(1);
+        wait_for_channels(&server, 1).await;
+        barrier.release(1);
         running.await.expect("an answer");
         for waiter in waiters {
             let response = waiter.await.expect("an answer");
@@ -190,12 +190,12 @@ async fn channels_are_left_after_last_waiter() {
             barrier.arrival().await;
             all.push(sent(&second, key));
         }
-        listened_to(&server, 3).await;
+        wait_for_channels(&server, 3).await;
         barrier.open_for_good();
         for response in all {
             response.await.expect("an answer");
         }
-        listened_to(&server, 0).await;
+        wait_for_channels(&server, 0).await;
     })
     .await;
 }

@@ -1,7 +1,10 @@
 //! Takeovers of orphans by a completer, on each database.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
     time::Duration,
 };
 
@@ -13,7 +16,7 @@ use axum::{
 use http::{Request, StatusCode};
 use tests::{
     Effects, app,
-    barrier::{Barrier, bounded, within},
+    barrier::{Barrier, bounded, eventually, within},
     created,
     database::{self, TestDatabase, TestDialect},
     post,
@@ -242,10 +245,10 @@ async fn failed_execution_is_retried_after_delay<S: TestDialect>(database: TestD
 /// The completer reports the operation unchanged after any number of takeovers.
 async fn operation_is_reported_unchanged<S: TestDialect>(database: TestDatabase<S>) {
     let path = "/\\a\\134b/ä/€/\u{1}\u{7f}";
-    let asked = format!("POST {path}");
-    orphan(&database, &asked).await;
+    let requested = format!("POST {path}");
+    orphan(&database, &requested).await;
     let seen = Arc::new(Mutex::new(Vec::new()));
-    let (operations, expected) = (Arc::clone(&seen), vec![asked; 3]);
+    let (operations, expected) = (Arc::clone(&seen), vec![requested; 3]);
     let completer = working(&database, Duration::ZERO, move |orphan: Orphan| {
         let operation = orphan.operation().to_owned();
         let mut seen = operations.lock().unwrap_or_else(PoisonError::into_inner);
@@ -359,26 +362,21 @@ async fn error_leaves_orphan_for_retry<S: TestDialect>(database: TestDatabase<S>
 }
 
 async fn background_completer_runs_until_dropped<S: TestDialect>(database: TestDatabase<S>) {
-    let done = Effects::default();
-    let counted = done.clone();
+    let done = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&done);
     let completer = working(&database, OLDER, move |_| {
-        counted.happen();
+        counted.fetch_add(1, SeqCst);
         async { Ok(created(1)) }
     });
     let completing = completer.spawn(Duration::from_millis(30));
     for n in 1..=2 {
         orphan(&database, "POST /rides").await;
-        within(Duration::from_secs(60), async {
-            while done.count() != n {
-                sleep(Duration::from_millis(5)).await;
-            }
-        })
-        .await;
+        eventually("the orphan is executed", || done.load(SeqCst) == n).await;
     }
+    assert!(Arc::strong_count(&done) > 1, "the task owns the work");
     drop(completing);
-    orphan(&database, "POST /rides").await;
-    sleep(Duration::from_millis(200)).await;
-    assert_eq!(done.count(), 2);
+    eventually("the task ends", || Arc::strong_count(&done) == 1).await;
+    assert_eq!(done.load(SeqCst), 2);
 }
 
 /// An execution in progress continues, and drain waits for it. No other entry is taken over.
@@ -441,7 +439,7 @@ macro_rules! each {
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $case() {
                     let scratch = super::Scratch::new();
-                    super::$case(super::database::in_a_file(&scratch, "keys").await).await;
+                    super::$case(super::database::sqlite_file_database(&scratch, "keys").await).await;
                 }
             )*
         }

@@ -13,7 +13,7 @@ use axum::body::Body;
 use http::{Request, StatusCode};
 use tests::{
     Effects, app,
-    barrier::{bounded, within},
+    barrier::{bounded, eventually, within},
     created, creating, post,
     proxy::{Mode, Proxy},
     scratch::Scratch,
@@ -30,6 +30,7 @@ use tokio::{
 };
 use tower_idempotency::{
     IdempotencyLayer, Lease, OrphanPolicy,
+    conformance::{Fault, FaultInjector, Hold, Operation},
     store::{Store, Ttl},
 };
 use tower_idempotency_sqlx::{
@@ -158,14 +159,14 @@ async fn check_flood_costs_no_lease<S: Store, T: Store>(flooded: S, other: T) {
     sleep(Duration::from_secs(9)).await;
     let retry = bounded(send(&idle, long_request())).await;
     let first = bounded(first).await.expect("no panic");
-    let (asked, served) = bounded(flood).await.expect("no panic");
+    let (sent, served) = bounded(flood).await.expect("no panic");
     assert_eq!((long.count(), held.load(SeqCst)), (1, true));
     assert_eq!(retry.status, StatusCode::CONFLICT);
     assert_eq!(first.status, StatusCode::CREATED);
     let retry = send(&idle, long_request()).await;
     assert!(retry.is_replay(), "{retry:?}");
-    assert!(served > 0, "{served} of {asked} requests were served");
-    assert!(served < asked, "the database served all requests");
+    assert!(served > 0, "{served} of {sent} requests were served");
+    assert!(served < sent, "the database served all requests");
 }
 
 async fn check_flood_in_postgres(connections: usize) {
@@ -287,7 +288,7 @@ async fn read_only_server_is_left_in_postgres() {
         let mut admin = PgConnection::connect(&demoted.url()).await.unwrap();
         set(&mut admin, "default_transaction_read_only = on").await;
     };
-    let lead_on = || proxy.lead_to(postgres::shared().address());
+    let lead_on = || proxy.set_upstream(postgres::shared().address());
     check_failover_is_followed(postgres_by(&proxy, "failover"), &proxy, demote, lead_on).await;
 }
 
@@ -309,7 +310,7 @@ async fn read_only_server_is_left_in_mariadb() {
         let mut admin = MySqlConnection::connect(&demoted.url()).await.unwrap();
         admin.execute("set global read_only = 1").await.unwrap();
     };
-    let lead_on = || proxy.lead_to(mariadb::shared().address());
+    let lead_on = || proxy.set_upstream(mariadb::shared().address());
     let options = MySqlConnectOptions::new()
         .host("127.0.0.1")
         .port(proxy.address().port())
@@ -335,7 +336,7 @@ async fn unresponsive_connections_are_closed_together<S: Store + Clone>(
     warm(&store, proxy, connections).await;
     let (app, effects) = creating(IdempotencyLayer::new(store));
     old.set(Mode::Hold);
-    proxy.lead_to(server);
+    proxy.set_upstream(server);
     // All trials share the table.
     let ask = async |name: &str| {
         let key = format!("{name}-{}", proxy.address());
@@ -394,44 +395,58 @@ async fn two_stalled_connections_are_closed_in_mariadb() {
     closed_together_in_mariadb(2, 1).await;
 }
 
-/// After a second without a reply the server counts as down, so the next call is not delayed.
-async fn server_exit_is_not_stall<S: Store + Clone>(open: impl Fn() -> S, proxy: &Proxy) {
-    for _ in 0..20 {
-        // A new store has no idle connection of an earlier trial.
-        let store = open();
-        warm(&store, proxy, 1).await;
+/// A call without a reply for more than a second would count as a stall when it is dropped. But its connection breaks, so
+/// the next call is not delayed.
+async fn server_exit_is_not_stall<S: Store + Clone>(
+    open: impl Fn(&Proxy) -> S,
+    server: SocketAddr,
+) {
+    let (began, mut undelayed) = (Instant::now(), 0);
+    while undelayed < 3 {
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "the next call is delayed"
+        );
+        // Only the connection of the first call leads through this proxy.
+        let proxy = Proxy::start(server);
+        let store = open(&proxy);
+        warm(&store, &proxy, 1).await;
         proxy.set(Mode::Hold);
-        let (asking, began) = (store.clone(), Instant::now());
-        let asking = tokio::spawn(async move { asking.acquire(&claim()).await });
+        let (caller, received) = (store.clone(), proxy.received());
+        let call = tokio::spawn(async move { caller.acquire(&claim()).await });
+        within(Duration::from_secs(60), async {
+            while proxy.received() == received {
+                sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
         sleep(Duration::from_millis(1_100)).await;
-        assert!(began.elapsed() >= Duration::from_millis(1_000));
+        // A stall would delay the next call until 1.5 s after the cut.
+        let cut = Instant::now();
         proxy.set(Mode::Cut);
-        assert!(bounded(asking).await.expect("no panic").is_err());
+        assert!(bounded(call).await.expect("no panic").is_err());
         proxy.set(Mode::Pass);
-        let began = Instant::now();
         bounded(store.acquire(&claim())).await.expect("it runs");
-        // If the store delayed the call, it would do so in each trial.
-        if began.elapsed() < Duration::from_secs(1) {
-            return;
+        if cut.elapsed() < Duration::from_secs(1) {
+            undelayed += 1;
         }
     }
-    panic!("the next call is delayed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn server_exit_is_not_stall_in_postgres() {
-    sql::postgres(postgres::shared(), "goes").await;
-    let proxy = Proxy::start(postgres::shared().address());
-    let open = || postgres_by(&proxy, "goes").with_connections(2);
-    server_exit_is_not_stall(open, &proxy).await;
+    let server = postgres::shared();
+    sql::postgres(server, "goes").await;
+    let open = |proxy: &Proxy| postgres_by(proxy, "goes").with_connections(2);
+    server_exit_is_not_stall(open, server.address()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn server_exit_is_not_stall_in_mariadb() {
-    sql::mariadb(mariadb::shared(), "goes").await;
-    let proxy = Proxy::start(mariadb::shared().address());
-    let open = || mariadb_by(&proxy, "goes").with_connections(2);
-    server_exit_is_not_stall(open, &proxy).await;
+    let server = mariadb::shared();
+    sql::mariadb(server, "goes").await;
+    let open = |proxy: &Proxy| mariadb_by(proxy, "goes").with_connections(2);
+    server_exit_is_not_stall(open, server.address()).await;
 }
 
 // F-166
@@ -583,8 +598,19 @@ async fn permit_commits(admin: &mut PgConnection) {
 #[tokio::test(flavor = "multi_thread")]
 async fn late_committed_lease_is_released() {
     let server = PostgresServer::start(&[]);
-    let store = sql::postgres(&server, "late").await;
-    let layer = IdempotencyLayer::new(store)
+    sql::postgres(&server, "late").await;
+    let options: PgConnectOptions = server.url().parse().expect("an URL");
+    let store = PostgresStore::new(options.application_name("late_store"));
+    let store = FaultInjector::new(store.with_table("late").expect("an identifier"));
+    // Counts the releases that have returned, and delays none of them.
+    let returned = Effects::default();
+    let counted = returned.clone();
+    let counting = Hold::new(move || {
+        counted.happen();
+        async {}
+    });
+    store.set_fault(Operation::Release, Fault::HoldReply(counting));
+    let layer = IdempotencyLayer::new(store.clone())
         .with_orphan_policy(OrphanPolicy::Refuse)
         .with_lease_ttl(Ttl::from_secs(600));
     let (app, effects) = creating(layer);
@@ -592,17 +618,32 @@ async fn late_committed_lease_is_released() {
     stall(&server, &mut admin).await;
     let refused = bounded(send(&app, post("/orders", "k", "tea"))).await;
     assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
-    // The first release found no lease.
-    sleep(Duration::from_millis(1_500)).await;
+    // The server has executed an acquire, and waits with its commit.
+    let waiting = "select count(*) from pg_stat_activity
+        where wait_event = 'SyncRep' and application_name = 'late_store'";
+    within(Duration::from_secs(60), async {
+        while query_scalar::<_, i64>(waiting)
+            .fetch_one(&mut admin)
+            .await
+            .expect(SERVES)
+            == 0
+        {
+            sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    eventually("a release returns", || returned.count() > 0).await;
+    // This release found no lease, because the acquire is not committed.
     permit_commits(&mut admin).await;
     // The key is free long before the lease would expire.
-    let given_back = async {
+    let released = async {
         while send(&app, post("/orders", "k", "tea")).await.status != StatusCode::CREATED {
             sleep(Duration::from_millis(250)).await;
         }
     };
-    within(Duration::from_secs(240), given_back).await;
+    within(Duration::from_secs(240), released).await;
     assert_eq!(effects.count(), 1);
+    assert!(store.calls(Operation::Release) >= 2);
 }
 
 // F-168
@@ -627,12 +668,12 @@ async fn stall_leaves_only_few_backends(server: &PostgresServer, trial: u64) {
     let (app, effects) = creating(IdempotencyLayer::new(store));
     let mut admin = PgConnection::connect(&server.url()).await.expect(SERVES);
     stall(server, &mut admin).await;
-    let (mut asking, began) = (JoinSet::new(), Instant::now());
+    let (mut requests, began) = (JoinSet::new(), Instant::now());
     let mut most = 0;
     for n in 0..20 {
         let key = format!("{name}-{n}");
         let (app, req) = (app.clone(), post("/orders", &key, "tea"));
-        asking.spawn(async move { send(&app, req).await.status });
+        requests.spawn(async move { send(&app, req).await.status });
         sleep(Duration::from_millis(750)).await;
         let count = "select count(*) from pg_stat_activity where application_name = $1";
         let count = query_scalar(count).bind(&name);
@@ -642,7 +683,7 @@ async fn stall_leaves_only_few_backends(server: &PostgresServer, trial: u64) {
     // One connection each time that the permit is free: after the layer's timeout and the linger time.
     let turns = i64::try_from(began.elapsed().as_millis() / 3_500).expect("few") + 1;
     permit_commits(&mut admin).await;
-    let refused = bounded(asking.join_all()).await;
+    let refused = bounded(requests.join_all()).await;
     assert!(
         refused.iter().any(StatusCode::is_server_error),
         "the server did not stall"
@@ -664,11 +705,11 @@ async fn stall_leaves_only_few_backends(server: &PostgresServer, trial: u64) {
 async fn handshakes_that_hang_are_few<S: Store>(store: S, proxy: &Proxy) {
     proxy.set(Mode::Hold);
     let (app, effects) = creating(IdempotencyLayer::new(store));
-    let (mut asking, began) = (JoinSet::new(), Instant::now());
+    let (mut requests, began) = (JoinSet::new(), Instant::now());
     for n in 0..20 {
         let key = format!("k{n}-{}", proxy.address());
         let (app, req) = (app.clone(), post("/orders", &key, "tea"));
-        asking.spawn(async move { send(&app, req).await.status });
+        requests.spawn(async move { send(&app, req).await.status });
         sleep(Duration::from_millis(750)).await;
     }
     // The store tries one connection each time that the permit is free. A caller has the permit for its remaining
@@ -676,7 +717,7 @@ async fn handshakes_that_hang_are_few<S: Store>(store: S, proxy: &Proxy) {
     let turns = began.elapsed().as_millis() / 2_750 + 1;
     let tried = proxy.counts().connections;
     proxy.set(Mode::Pass);
-    let refused = bounded(asking.join_all()).await;
+    let refused = bounded(requests.join_all()).await;
     assert!(
         refused.iter().any(StatusCode::is_server_error),
         "the server did not stall"

@@ -36,7 +36,7 @@ async fn on_mariadb() -> (MySqlStore, RoundTrips) {
     (store, trips)
 }
 
-async fn is_created(app: &Router, key: &str, body: &'static str) {
+async fn assert_created(app: &Router, key: &str, body: &'static str) {
     let response = send(app, post("/orders", key, body)).await;
     assert_eq!(response.status, StatusCode::CREATED);
 }
@@ -44,9 +44,9 @@ async fn is_created(app: &Router, key: &str, body: &'static str) {
 /// The tests of this binary share a table, so each has its own key.
 async fn costs_two_when_fresh_and_one_when_replayed<S: Store>(store: S, trips: RoundTrips) {
     let (app, effects) = creating(layer(store));
-    is_created(&app, "cost-before", "tea").await;
+    assert_created(&app, "cost-before", "tea").await;
     let _ = trips.taken();
-    is_created(&app, "cost", "tea").await;
+    assert_created(&app, "cost", "tea").await;
     assert_eq!(trips.taken(), 2, "a fresh request");
     assert!(send(&app, post("/orders", "cost", "tea")).await.is_replay());
     assert_eq!(trips.taken(), 1, "a replay");
@@ -147,10 +147,10 @@ async fn costs_of_a_transaction<S: TestDialect>(
             tx.commit(created(n)).await.expect("a commit")
         }
     });
-    is_created(&app, "tx-before", "tea").await;
+    assert_created(&app, "tx-before", "tea").await;
     wait_until_idle(&database).await;
     let _ = trips.each_ref().map(RoundTrips::taken);
-    is_created(&app, "tx", "tea").await;
+    assert_created(&app, "tx", "tea").await;
     wait_until_idle(&database).await;
     let [store, handler] = trips.each_ref().map(RoundTrips::taken);
     assert_eq!(store, 1, "to acquire");
@@ -233,5 +233,5 @@ async fn mariadb_checkpoint_prepares_nothing() {
             created(n)
         }
     });
-    is_created(&app, "prepares", "tea").await;
+    assert_created(&app, "prepares", "tea").await;
 }

@@ -2,6 +2,7 @@
 //! effect.
 
 use std::{
+    fmt::Debug,
     future::{Future, poll_fn},
     pin::pin,
     sync::Arc,
@@ -22,7 +23,7 @@ use tests::{
     created,
     database::{self, TestDatabase, TestDialect},
     post,
-    proxy::{Fault, Mode, Proxy, Then},
+    proxy::{ConnectionEnd, Fault, Mode, Proxy},
     scratch::Scratch,
     send,
     servers::{
@@ -31,7 +32,7 @@ use tests::{
     },
     sql,
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tower_idempotency::Lease;
 use tower_idempotency_sqlx::{
     FencedTransaction, MySqlStore, PostgresStore, SqliteStore, TransactionError,
@@ -126,7 +127,7 @@ async fn of_one<S: TestDialect>(
         ..direct.clone()
     };
     database.count().await;
-    is_idle(&database).await;
+    wait_until_idle(&database).await;
     ProxiedPool {
         database,
         direct,
@@ -134,13 +135,30 @@ async fn of_one<S: TestDialect>(
     }
 }
 
-async fn is_idle<S: TestDialect>(database: &TestDatabase<S>) {
+async fn wait_until_idle<S: TestDialect>(database: &TestDatabase<S>) {
     within(Duration::from_secs(60), async {
         while database.pool.num_idle() == 0 {
             sleep(Duration::from_millis(5)).await;
         }
     })
     .await;
+}
+
+/// Drops a call when its first bytes have reached the proxy, which holds them. All earlier calls through the proxy must have
+/// ended.
+async fn drop_in_flight<T: Debug>(proxy: &Proxy, call: impl Future<Output = T>) {
+    proxy.set(Mode::Hold);
+    let received = proxy.received();
+    let is_held = async {
+        while proxy.received() == received {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        result = call => panic!("the proxy holds the call: {result:?}"),
+        () = is_held => {}
+    }
 }
 
 // ---- Transactions without a caller ----
@@ -151,10 +169,10 @@ async fn cut_off_begin_leaves_no_transaction<S: TestDialect>(proxied: ProxiedPoo
     let (app, _) = bank(&proxied.database, move |lease, n| {
         let proxied = at.clone();
         async move {
-            is_idle(&proxied.database).await;
-            proxied.proxy.set(Mode::Hold);
-            let begun = timeout(CUT, proxied.database.begin(&lease)).await;
-            assert!(begun.is_err(), "{begun:?}");
+            wait_until_idle(&proxied.database).await;
+            drop_in_flight(&proxied.proxy, proxied.database.begin(&lease)).await;
+            // If the begin were dropped with its caller, it would be dropped before its reply.
+            sleep(Duration::from_millis(50)).await;
             proxied.proxy.set(Mode::Pass);
             let plain = S::run_alone(
                 &proxied.database.pool,
@@ -176,7 +194,7 @@ async fn cut_off_begin_leaves_no_transaction<S: TestDialect>(proxied: ProxiedPoo
 async fn hanging_begin_returns_pool_permit<S: TestDialect>(proxied: ProxiedPool<S>) {
     let connect = proxied.database.pool.connect_options();
     for patience in database::PATIENCE {
-        let pool = database::patient(pool_options(), patience).max_connections(1);
+        let pool = database::with_timeouts(pool_options(), patience).max_connections(1);
         let database = TestDatabase {
             pool: pool.connect_lazy_with((*connect).clone()),
             ..proxied.database.clone()
@@ -194,7 +212,7 @@ async fn hanging_begin_returns_pool_permit<S: TestDialect>(proxied: ProxiedPool<
                 };
                 // If a handler stopped waiting before the reply was lost, its begin would lose the reply later.
                 let gives_up = async {
-                    while proxy.hits() == 0 {
+                    while proxy.injected_faults() == 0 {
                         sleep(Duration::from_millis(5)).await;
                     }
                     sleep(patience).await;
@@ -211,10 +229,10 @@ async fn hanging_begin_returns_pool_permit<S: TestDialect>(proxied: ProxiedPool<
         });
         proxied
             .proxy
-            .once(Fault::reply_to("read write"), Then::Hang);
+            .once(Fault::reply_to("read write"), ConnectionEnd::Hang);
         let first = within(Duration::from_secs(120), send(&app, order())).await;
         assert_eq!(first.status, StatusCode::SERVICE_UNAVAILABLE);
-        if proxied.proxy.hits() == 0 {
+        if proxied.proxy.injected_faults() == 0 {
             continue;
         }
         within(Duration::from_secs(120), async {
@@ -285,9 +303,7 @@ fn ended(error: &TransactionError) -> Response {
 /// while the savepoint is in flight.
 async fn cut_off_savepoint<S: TestDialect>(tx: &mut FencedTransaction<S>, proxy: Option<&Proxy>) {
     if let Some(proxy) = proxy {
-        proxy.set(Mode::Hold);
-        let begun = timeout(CUT, Connection::begin(&mut **tx)).await;
-        assert!(begun.is_err(), "{begun:?}");
+        drop_in_flight(proxy, Connection::begin(&mut **tx)).await;
         proxy.set(Mode::Pass);
         return;
     }
@@ -341,7 +357,7 @@ async fn cut_off_savepoint_prevents_commit_on_mariadb() {
 #[tokio::test(flavor = "multi_thread")]
 async fn cut_off_savepoint_prevents_commit_on_sqlite() {
     let scratch = Scratch::new();
-    check_cut_off_savepoint(database::in_a_file(&scratch, "keys").await, None).await;
+    check_cut_off_savepoint(database::sqlite_file_database(&scratch, "keys").await, None).await;
 }
 
 /// Statements that the handler committed itself are stored, and the handler receives the error that they were not
@@ -392,7 +408,7 @@ async fn handler_end_prevents_commit_on_mariadb() {
 #[tokio::test(flavor = "multi_thread")]
 async fn handler_end_prevents_commit_on_sqlite() {
     let scratch = Scratch::new();
-    let database = database::in_a_file(&scratch, "own_commit").await;
+    let database = database::sqlite_file_database(&scratch, "own_commit").await;
     for statements in [&["commit"][..], &["commit", "begin"]] {
         check_handler_ends_transaction(database.clone(), statements).await;
     }
@@ -406,7 +422,7 @@ async fn sqlite_rollback_leaves_connection_usable() {
     let refuse = "begin select raise(rollback, 'full'); end";
     for (end, column) in [(End::Commit, "completed"), (End::Checkpoint, "checkpoint")] {
         let scratch = Scratch::new();
-        let database = database::in_a_file(&scratch, "keys").await;
+        let database = database::sqlite_file_database(&scratch, "keys").await;
         let pool = pool_options().max_connections(1);
         let pool = pool.connect_lazy_with((*database.pool.connect_options()).clone());
         let database = TestDatabase { pool, ..database };
@@ -439,7 +455,7 @@ async fn sqlite_rollback_leaves_connection_usable() {
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_sqlite_commit_leaves_connection_usable() {
     let scratch = Scratch::new();
-    let database = database::in_a_file(&scratch, "keys").await;
+    let database = database::sqlite_file_database(&scratch, "keys").await;
     let pool = pool_options().max_connections(1);
     let pool = pool.connect_lazy_with((*database.pool.connect_options()).clone());
     let database = TestDatabase { pool, ..database };
@@ -490,9 +506,7 @@ async fn cut_off_savepoint_release_keeps_transaction() {
                 return committed(tx, n).await;
             }
             let savepoint = Connection::begin(&mut *tx).await.expect("a savepoint");
-            proxy.set(Mode::Hold);
-            let released = timeout(CUT, savepoint.commit()).await;
-            assert!(released.is_err(), "{released:?}");
+            drop_in_flight(&proxy, savepoint.commit()).await;
             proxy.set(Mode::Pass);
             ended(&End::Commit.refused(tx, n).await)
         }
@@ -532,7 +546,11 @@ async fn swallowed_deadlock_prevents_commit_on_mariadb() {
             update(&mut tx, 1).await.expect("no transaction holds it");
             let circle = tokio::spawn(deadlock(url.clone()));
             let mut watch = MySqlConnection::connect(&url).await.expect("it runs");
-            within(Duration::from_secs(60), is_waited_for(&mut watch)).await;
+            within(
+                Duration::from_secs(60),
+                wait_until_transaction_waits(&mut watch),
+            )
+            .await;
             let swallowed = update(&mut tx, 2).await.expect_err("a deadlock");
             assert!(swallowed.to_string().contains("1213"), "{swallowed}");
             circle.await.expect("the other transaction continues");
@@ -570,7 +588,7 @@ async fn deadlock(url: String) {
     }
 }
 
-async fn is_waited_for(watch: &mut MySqlConnection) {
+async fn wait_until_transaction_waits(watch: &mut MySqlConnection) {
     let waiting =
         "select count(*) from information_schema.innodb_trx where trx_state = 'LOCK WAIT'";
     let began = Instant::now();
@@ -617,6 +635,3 @@ by_a_way! {
     // F-148
     hanging_begin_returns_pool_permit
 }
-
-/// The time after which the handler drops a call that a proxy holds.
-const CUT: Duration = Duration::from_millis(300);

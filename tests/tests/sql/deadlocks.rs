@@ -31,7 +31,7 @@ fn completing<S: Store + Clone>(store: &S, claim: &Claim) -> JoinHandle<Result<(
     tokio::spawn(async move { store.complete(&lease, "answer".into(), keep).await })
 }
 
-async fn is_completed<S: Store>(store: &S, claim: &Claim) {
+async fn assert_completed<S: Store>(store: &S, claim: &Claim) {
     let acquired = store.acquire(&duplicate(claim)).await.expect("an answer");
     let record = match acquired {
         Acquired::Completed { record, .. } => record,
@@ -140,7 +140,7 @@ async fn completion_is_retried_in_postgres(deadlock_timeout: &str, reported: &st
     }
     let noted = query_scalar::<_, i32>("select n from audit").fetch_one(&mut watch);
     assert_eq!(noted.await.unwrap(), 11, "the update happened once");
-    is_completed(&store, &claim).await;
+    assert_completed(&store, &claim).await;
     Trial::Seen
 }
 
@@ -167,7 +167,7 @@ async fn completion_retries_after_serialization_failure() {
         .expect("made again");
     let tries = query_scalar::<_, i64>("select last_value from tries").fetch_one(&mut admin);
     assert_eq!(tries.await.unwrap(), 3);
-    is_completed(&store, &claim).await;
+    assert_completed(&store, &claim).await;
 }
 
 // F-158
@@ -192,7 +192,7 @@ async fn completion_retries_after_certification_failure() {
         .await
         .unwrap()
         .expect("made again");
-    is_completed(&store, &claim).await;
+    assert_completed(&store, &claim).await;
 }
 
 // F-143
@@ -215,7 +215,7 @@ async fn mariadb_completion_type_is_irrelevant() {
             admin.execute(raw_sql(setup)).await.unwrap();
         }
         completing(&store, &claim).await.unwrap().expect(completion);
-        is_completed(&store, &claim).await;
+        assert_completed(&store, &claim).await;
     }
 }
 
@@ -285,7 +285,7 @@ async fn retries_after_deadlock_in_mariadb() -> Trial {
     // The other transaction's update counts too.
     let noted = query_scalar::<_, i32>("select n from audit").fetch_one(&mut watch);
     assert_eq!(noted.await.unwrap(), 12, "the update happened once");
-    is_completed(&store, &claim).await;
+    assert_completed(&store, &claim).await;
     Trial::Seen
 }
 
@@ -322,7 +322,7 @@ async fn completion_waits_for_row_once_in_mariadb() {
     other.execute(raw_sql("commit")).await.unwrap();
     completing(&store, &claim).await.unwrap().unwrap();
     assert_eq!(proxy.counts().connections, 1);
-    is_completed(&store, &claim).await;
+    assert_completed(&store, &claim).await;
 }
 
 // F-158
@@ -356,7 +356,7 @@ async fn completion_waits_for_row_in_postgres() {
             return Trial::TooLate;
         }
         completed.expect("made again");
-        is_completed(&store, &claim).await;
+        assert_completed(&store, &claim).await;
         Trial::Seen
     })
     .await;

@@ -1,8 +1,9 @@
 //! The tables of the SQL stores: created at each start, by every replica at once, without blocking other statements.
 
-use std::time::Duration;
+use std::{fs, path::Path, time::Duration};
 
 use tests::{
+    barrier::eventually,
     scratch::Scratch,
     servers::{mariadb, postgres},
     sql::{self, claim},
@@ -80,22 +81,37 @@ async fn processes_on_one_sqlite_file_migrate_at_once() {
 /// WAL at once.
 #[tokio::test]
 async fn migration_waits_for_sqlite_writer() {
-    let scratch = Scratch::new();
-    let file = scratch.file("application.db");
-    let options = SqliteConnectOptions::new()
-        .filename(&file)
-        .create_if_missing(true);
-    let mut application = options.connect().await.unwrap();
-    let writing = "begin immediate; create table payments (id integer)";
-    application.execute(writing).await.unwrap();
+    // If the migration does not try the change during a short write, it does during a longer one.
+    for millis in [100, 300, 900] {
+        let scratch = Scratch::new();
+        let file = scratch.file("application.db");
+        let options = SqliteConnectOptions::new()
+            .filename(&file)
+            .create_if_missing(true);
+        let mut application = options.connect().await.unwrap();
+        let writing = "begin immediate; create table payments (id integer)";
+        application.execute(writing).await.unwrap();
 
-    let store = SqliteStore::new(&file);
-    let (migrated, ()) = tokio::join!(store.migrate(), async {
-        sleep(Duration::from_millis(200)).await;
-        application.execute("commit").await.unwrap();
-    });
-    migrated.unwrap();
-    holds_a_lease(&store, || store.migrate()).await;
+        let before = open_descriptors(&file);
+        let store = SqliteStore::new(&file);
+        let (migrated, ()) = tokio::join!(store.migrate(), async {
+            let is_opened = || open_descriptors(&file) > before;
+            eventually("the migration opens the file", is_opened).await;
+            sleep(Duration::from_millis(millis)).await;
+            application.execute("commit").await.unwrap();
+        });
+        migrated.unwrap();
+        holds_a_lease(&store, || store.migrate()).await;
+    }
+}
+
+/// Returns the number of descriptors of this process for the file. SQLite closes none of them while a connection of the
+/// process has locked the file.
+fn open_descriptors(file: &Path) -> usize {
+    let file = file.canonicalize().expect("the file exists");
+    let descriptors = fs::read_dir("/proc/self/fd").expect("a system with procfs");
+    let files = descriptors.filter_map(|it| fs::read_link(it.ok()?.path()).ok());
+    files.filter(|it| *it == file).count()
 }
 
 /// The name of the table or of its schema begins like the default name, which the migrations contain.

@@ -8,8 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tests::sql::{self, duplicate, retried};
-use tokio::{task::JoinSet, time::sleep};
+use tests::{
+    barrier::eventually,
+    sql::{self, duplicate, retried},
+};
+use tokio::{runtime::Handle, task::JoinSet, time::sleep};
 use tower_idempotency::store::{Acquired, Claim, Store, StoreError, Ttl};
 use tower_idempotency_sqlx::{MySqlStore, PostgresStore, Purger, SqlError, SqliteStore};
 
@@ -41,7 +44,7 @@ fn claim(lease: Ttl, keep: Ttl) -> Claim {
     claim
 }
 
-async fn is_granted<S: Store>(store: &S, claim: &Claim) {
+async fn assert_granted<S: Store>(store: &S, claim: &Claim) {
     let acquired = retried(|| store.acquire(claim)).await;
     let acquired = acquired.expect(WORKS);
     let first = Acquired::Granted {
@@ -89,13 +92,13 @@ async fn purge_keeps_live_entries<S: Purged>(store: S) {
                     && (seen.load(SeqCst) < 50 || deleted.load(SeqCst) <= 20)
             {
                 let claim = claim(SHORT, SHORT);
-                let asked = Instant::now();
-                is_granted(&store, &claim).await;
+                let sent = Instant::now();
+                assert_granted(&store, &claim).await;
                 let lease = claim.lease_ref(1);
                 let (began, held) = (Instant::now(), LONG.as_duration());
                 match retried(|| store.renew(&lease, LONG)).await {
                     // The renewal was too late, so this round proves nothing.
-                    Err(StoreError::LeaseLost) if asked.elapsed() >= BOTH => continue,
+                    Err(StoreError::LeaseLost) if sent.elapsed() >= BOTH => continue,
                     renewed => renewed.expect(WORKS),
                 }
                 // Sleeps for longer than the entry would have lived without the renewal.
@@ -114,7 +117,7 @@ async fn purge_keeps_live_entries<S: Purged>(store: S) {
                 sleep(Duration::from_millis(40)).await;
                 // The record has expired, and may be deleted. The key is free, and gets another record at once.
                 let next = duplicate(&claim);
-                is_granted(&store, &next).await;
+                assert_granted(&store, &next).await;
                 let lease = next.lease_ref(1);
                 retried(|| store.complete(&lease, "next".into(), LONG))
                     .await
@@ -129,7 +132,7 @@ async fn purge_keeps_live_entries<S: Purged>(store: S) {
                 seen.fetch_add(1, SeqCst);
                 // Creates an entry to delete.
                 let forgotten = super_short();
-                is_granted(&store, &forgotten).await;
+                assert_granted(&store, &forgotten).await;
             }
         });
     }
@@ -151,7 +154,7 @@ fn super_short() -> Claim {
 async fn expired_entry_is_absent_before_purge<S: Purged>(store: S) {
     let claims = [claim(SHORT, SHORT), claim(LONG, LONG)];
     for claim in &claims {
-        is_granted(&store, claim).await;
+        assert_granted(&store, claim).await;
     }
     let lease = claims[1].lease_ref(1);
     store
@@ -162,7 +165,7 @@ async fn expired_entry_is_absent_before_purge<S: Purged>(store: S) {
     for claim in &claims {
         let mut next = duplicate(claim);
         (next.lease, next.orphan_retention) = (LONG, LONG);
-        is_granted(&store, &next).await;
+        assert_granted(&store, &next).await;
     }
     assert_eq!(store.purge(100).await.expect(WORKS), 0, "nothing was left");
 }
@@ -170,10 +173,10 @@ async fn expired_entry_is_absent_before_purge<S: Purged>(store: S) {
 /// A call deletes at most one batch of this size, and returns the number of deleted entries.
 async fn purge_returns_number_of_deleted_entries<S: Purged>(store: S) {
     for _ in 0..10 {
-        is_granted(&store, &super_short()).await;
+        assert_granted(&store, &super_short()).await;
     }
     let living = claim(LONG, LONG);
-    is_granted(&store, &living).await;
+    assert_granted(&store, &living).await;
     sleep(Duration::from_millis(20)).await;
     let mut purged = Vec::new();
     for _ in 0..4 {
@@ -185,11 +188,14 @@ async fn purge_returns_number_of_deleted_entries<S: Purged>(store: S) {
 
 /// A purger runs until it is dropped. It purges more than one batch at a time, on several replicas at once.
 async fn background_purger_runs_until_dropped<S: Purged>(store: S) {
+    let tasks = || Handle::current().metrics().num_alive_tasks();
+    let before = tasks();
     let purgers = [(); 3].map(|()| store.purger(Duration::from_millis(20)));
+    assert!(tasks() > before, "each purger is a task");
     let deadline = Instant::now() + LONGEST;
     loop {
         for _ in 0..5 {
-            is_granted(&store, &super_short()).await;
+            assert_granted(&store, &super_short()).await;
         }
         sleep(Duration::from_millis(100)).await;
         // Deletes the entries that the purgers have not reached.
@@ -199,16 +205,7 @@ async fn background_purger_runs_until_dropped<S: Purged>(store: S) {
         assert!(Instant::now() < deadline, "no process purges");
     }
     drop(purgers);
-    for _ in 0..5 {
-        sleep(Duration::from_millis(50)).await;
-        is_granted(&store, &super_short()).await;
-        sleep(Duration::from_millis(150)).await;
-        // A statement that was in flight when the purgers were dropped may take effect this late.
-        if store.purge(100).await.expect(WORKS) == 1 {
-            return;
-        }
-    }
-    panic!("a process still purges");
+    eventually("the purgers end", || tasks() <= before).await;
 }
 
 macro_rules! each {

@@ -13,7 +13,7 @@ use tests::{
     created,
     database::{self, TestDatabase, TestDialect},
     post,
-    proxy::{Fault, Proxy, Then},
+    proxy::{ConnectionEnd, Fault, Proxy},
     send,
     servers::{mariadb, postgres},
     sql::{self, claim},
@@ -68,11 +68,11 @@ async fn run_with_lost_reply<T: Send + 'static>(
     needle: &str,
     call: impl Future<Output = T> + Send + 'static,
 ) -> T {
-    let hits = proxy.hits();
-    proxy.once(Fault::reply_to(needle), Then::Hang);
+    let hits = proxy.injected_faults();
+    proxy.once(Fault::reply_to(needle), ConnectionEnd::Hang);
     let call = tokio::spawn(call);
     within(Duration::from_secs(60), async {
-        while proxy.hits() == hits {
+        while proxy.injected_faults() == hits {
             sleep(Duration::from_millis(5)).await;
         }
     })

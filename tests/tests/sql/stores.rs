@@ -266,7 +266,7 @@ const WORKS: &str = "the database works";
 
 /// A handler's transaction may lock the row for as long as the handler runs. Its duplicates do not wait: they
 /// get the record or 409 at once.
-async fn is_notified_at_once<S: Store>(store: &S, claim: &Claim) {
+async fn assert_notified_at_once<S: Store>(store: &S, claim: &Claim) {
     // A statement that waits for the row is rejected after a while.
     let acquired = store
         .acquire(&duplicate(claim))
@@ -280,7 +280,7 @@ async fn is_notified_at_once<S: Store>(store: &S, claim: &Claim) {
 
 /// Checks that an orphan in such a transaction is not taken over. The database stops waiting for its row with this
 /// code.
-async fn is_not_taken_over<S: Store>(store: &S, claim: &Claim, code: &str) {
+async fn assert_not_taken_over<S: Store>(store: &S, claim: &Claim, code: &str) {
     let claim = duplicate(claim);
     let refused = within(Duration::from_secs(60), store.acquire(&claim)).await;
     let error = refused.expect_err("the row is locked");
@@ -301,9 +301,9 @@ async fn duplicates_do_not_wait_for_row_in_postgres() {
     store.acquire(&short).await.unwrap();
     let lock = "begin; select * from rows_held for update";
     handler.execute(lock).await.unwrap();
-    is_notified_at_once(&store, &held).await;
+    assert_notified_at_once(&store, &held).await;
     tokio::time::sleep(Duration::from_millis(60)).await;
-    is_not_taken_over(&store, &short, "55P03").await;
+    assert_not_taken_over(&store, &short, "55P03").await;
     handler.execute("commit").await.unwrap();
     let taken = store.acquire(&duplicate(&short)).await.unwrap();
     assert!(matches!(taken, Acquired::Granted { generation: 2, .. }));
@@ -324,9 +324,9 @@ async fn duplicates_do_not_wait_for_row_in_mariadb() {
     handler.execute("begin").await.unwrap();
     let lock = "select * from rows_held for update";
     handler.execute(lock).await.unwrap();
-    is_notified_at_once(&store, &held).await;
+    assert_notified_at_once(&store, &held).await;
     tokio::time::sleep(Duration::from_millis(60)).await;
-    is_not_taken_over(&store, &short, "1205").await;
+    assert_not_taken_over(&store, &short, "1205").await;
     handler.execute("commit").await.unwrap();
     let taken = store.acquire(&duplicate(&short)).await.unwrap();
     assert!(matches!(taken, Acquired::Granted { generation: 2, .. }));
@@ -401,9 +401,9 @@ async fn release_after_checkpoint_leaves_orphan() {
         if releasing.await.unwrap().is_err() {
             continue;
         }
-        let mut asks = duplicate(&held);
-        asks.orphans = OrphanPolicy::Refuse;
-        let found = store.acquire(&asks).await.unwrap();
+        let mut query = duplicate(&held);
+        query.orphans = OrphanPolicy::Refuse;
+        let found = store.acquire(&query).await.unwrap();
         assert!(matches!(found, Acquired::Orphaned { .. }), "{found:?}");
         return;
     }
@@ -430,17 +430,17 @@ async fn one_connection_is_enough<S: Store>(store: S) {
             created(n)
         }
     });
-    let mut asking = JoinSet::new();
-    let mut ask = |key: u64| {
+    let mut requests = JoinSet::new();
+    let mut spawn_request = |key: u64| {
         let (shop, req) = (shop.clone(), post("/held", &format!("held-{key}"), "tea"));
-        asking.spawn(async move { send(&shop, req).await });
+        requests.spawn(async move { send(&shop, req).await });
     };
     for key in 0..HELD {
-        ask(key);
+        spawn_request(key);
         bounded(barrier.arrival()).await;
     }
     for key in 0..HELD / 2 {
-        ask(key);
+        spawn_request(key);
     }
     // Waits for longer than a lease. All leases are renewed.
     tokio::time::sleep(Duration::from_secs(9)).await;
@@ -450,7 +450,7 @@ async fn one_connection_is_enough<S: Store>(store: S) {
         assert_eq!(fresh.status, StatusCode::CREATED);
     }
     barrier.open_for_good();
-    for response in bounded(asking.join_all()).await {
+    for response in bounded(requests.join_all()).await {
         assert_eq!(response.status, StatusCode::CREATED, "{response:?}");
     }
     assert_eq!(effects.count(), HELD + FRESH);
@@ -487,11 +487,11 @@ async fn error_shows_no_stored_data() {
     let Err(StoreError::Backend(error)) = store.acquire(&claim).await else {
         panic!("the trigger refuses");
     };
-    let said = format!("{error} {error:?}");
-    assert!(said.contains("P0001"), "{said}");
+    let message = format!("{error} {error:?}");
+    assert!(message.contains("P0001"), "{message}");
     assert!(
-        !said.contains("hush") && !said.contains("refusing"),
-        "{said}"
+        !message.contains("hush") && !message.contains("refusing"),
+        "{message}"
     );
 }
 

@@ -6,7 +6,7 @@ use std::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::{
@@ -17,7 +17,7 @@ use axum::{
 use http::{Request, StatusCode};
 use tests::{
     Effects, app,
-    barrier::within,
+    barrier::{Barrier, bounded, within},
     created,
     database::{self, TestDatabase, TestDialect, pool_options},
     post,
@@ -37,8 +37,8 @@ use tower_idempotency_sqlx::{
     Checkpoint, FencedTransaction, MySqlStore, PostgresStore, SqliteStore, TransactionError,
     TransactionErrorKind as Kind,
     sqlx::{
-        AssertSqlSafe, PgConnection, Postgres, postgres::PgListener, query,
-        sqlite::SqliteConnectOptions,
+        AssertSqlSafe, Connection as _, PgConnection, Postgres, Transaction, postgres::PgListener,
+        query, sqlite::SqliteConnectOptions,
     },
 };
 
@@ -138,15 +138,77 @@ async fn effect_and_record_are_committed_together<S: TestDialect>(database: Test
     assert_eq!(executions.count(), 1);
 }
 
-/// The transaction takes longer than its lease, which is renewed meanwhile on other connections.
+/// The transaction takes longer than its lease, which is renewed meanwhile on other connections. A duplicate cannot acquire
+/// the lease after its original expiry.
 async fn transaction_outlasts_lease<S: TestDialect>(database: TestDatabase<S>) {
-    let layer = sql::layer(database.store.clone()).with_lease_ttl(Ttl::from_millis(150));
+    // A stall of two seconds does not cost this lease.
+    const LEASE: Duration = Duration::from_secs(6);
+    let layer = sql::layer(database.store.clone());
+    let layer = layer.with_lease_ttl(LEASE.try_into().expect("a valid lease"));
+    let barrier = Barrier::closed();
+    let held = barrier.clone();
+    let (app, executions) = behind(layer, &database, move |database, lease, n| {
+        let barrier = held.clone();
+        async move {
+            let tx = charged(&database, &lease, n).await.expect("a transaction");
+            barrier.pass().await;
+            committed(tx, created(n)).await
+        }
+    });
+    let first = tokio::spawn({
+        let app = app.clone();
+        async move { send(&app, order()).await }
+    });
+    bounded(barrier.arrival()).await;
+    let began = Instant::now();
+    let expiry = async || {
+        let expiry = format!(
+            "select 'expiry', lease_ends, generation from {}",
+            database.table
+        );
+        S::rows(&database.pool, expiry).await[0].pid
+    };
+    let (mut last, mut renewals) = (expiry().await, 0);
+    within(Duration::from_secs(60), async {
+        while renewals < 2 || began.elapsed() < LEASE {
+            sleep(Duration::from_millis(20)).await;
+            let now = expiry().await;
+            renewals += u32::from(now > last);
+            last = now;
+        }
+    })
+    .await;
+    let duplicate = bounded(send(&app, order())).await;
+    assert_eq!(duplicate.status, StatusCode::CONFLICT, "{duplicate:?}");
+    assert_eq!(duplicate.code(), "in-progress");
+    barrier.open_for_good();
+    let first = bounded(first).await.expect("no panic");
+    assert_charged_once(&database, &app, &first).await;
+    assert_eq!(executions.count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn transaction_outlasts_lease_on_postgres() {
+    transaction_outlasts_lease(database::on_postgres("outlasts").await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn transaction_outlasts_lease_on_mariadb() {
+    transaction_outlasts_lease(database::on_mariadb("outlasts").await).await;
+}
+
+/// During the transaction, SQLite permits no write on other connections: neither a renewal nor a takeover.
+#[tokio::test(flavor = "multi_thread")]
+async fn transaction_outlasts_lease_on_sqlite() {
+    const LEASE: Duration = Duration::from_millis(150);
+    let scratch = Scratch::new();
+    let database = database::sqlite_file_database(&scratch, "keys").await;
+    let layer = sql::layer(database.store.clone());
+    let layer = layer.with_lease_ttl(LEASE.try_into().expect("a valid lease"));
     let (app, executions) = behind(layer, &database, async |database, lease, n| {
-        let tx = match charged(&database, &lease, n).await {
-            Ok(tx) => tx,
-            Err(error) => return failed(&error),
-        };
-        sleep(Duration::from_millis(500)).await;
+        let tx = charged(&database, &lease, n).await.expect("a transaction");
+        // The last renewal was before the transaction, so the lease expires.
+        sleep(2 * LEASE).await;
         committed(tx, created(n)).await
     });
     let first = send(&app, order()).await;
@@ -480,7 +542,7 @@ async fn lost_lease_begins_nothing<S: TestDialect>(database: TestDatabase<S>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn table_in_attached_file_is_no_entry() {
     let scratch = Scratch::new();
-    let database = database::in_a_file(&scratch, "attached").await;
+    let database = database::sqlite_file_database(&scratch, "attached").await;
     let attach = format!(
         "attach '{}' as store",
         scratch.file("database.db").display()
@@ -819,14 +881,14 @@ const HUSH: &str = "zythop";
 // F-184
 #[tokio::test]
 async fn sqlx_log_shows_no_data_on_postgres() {
-    let database = database::on_postgres("logged_transactions").await;
+    let database = database::on_postgres("logged_on_postgres").await;
     sqlx_logs_show_no_transaction_content(database).await;
 }
 
 // F-184
 #[tokio::test]
 async fn sqlx_log_shows_no_data_on_mariadb() {
-    let database = database::on_mariadb("logged_transactions").await;
+    let database = database::on_mariadb("logged_on_mariadb").await;
     sqlx_logs_show_no_transaction_content(database).await;
 }
 
@@ -922,7 +984,7 @@ macro_rules! each {
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $case() {
                     let scratch = super::Scratch::new();
-                    let database = super::database::in_a_file(&scratch, "keys").await;
+                    let database = super::database::sqlite_file_database(&scratch, "keys").await;
                     super::$case(super::limited(database, |store| store.with_record_limit(1 << 20))).await;
                 }
             )*
@@ -932,7 +994,6 @@ macro_rules! each {
 
 each! {
     effect_and_record_are_committed_together
-    transaction_outlasts_lease
     value_is_committed_with_effect
     uncommitted_work_has_no_effect
     forgotten_commit_is_no_success
@@ -966,7 +1027,7 @@ without_the_guard! {
 
 without_the_guard! {
     the_documented_statement_on_sqlite, SqliteStore,
-    async |scratch: &Scratch| database::in_a_file(scratch, "documented").await,
+    async |scratch: &Scratch| database::sqlite_file_database(scratch, "documented").await,
     "SQLite", "begin immediate",
     |query, id, token, record, retention| query.bind(id).bind(token).bind(record).bind(retention)
 }
@@ -984,4 +1045,28 @@ fn limited<S: TestDialect>(
         store: limit(database.store.clone()),
         ..database
     }
+}
+
+/// Functions of an application take the driver's own transaction.
+#[tokio::test(flavor = "multi_thread")]
+async fn helpers_keep_their_signatures() {
+    async fn nested(tx: &mut Transaction<'_, Postgres>, sql: &str) {
+        for is_released in [true, false] {
+            let mut savepoint = tx.begin().await.expect("a savepoint");
+            let effect = PostgresStore::run(&mut savepoint, sql.to_owned()).await;
+            effect.expect("the effect");
+            if is_released {
+                savepoint.commit().await.expect("released");
+            }
+        }
+    }
+    let database = database::on_postgres("helpers").await;
+    let (app, _) = bank(&database, async |database, lease, n| {
+        let mut tx = charged(&database, &lease, n).await.expect("a transaction");
+        nested(tx.as_transaction_mut(), &database.effect("charge", 1, n)).await;
+        committed(tx, created(n)).await
+    });
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    // The savepoint that was dropped is rolled back.
+    assert_eq!(database.count().await, 2);
 }

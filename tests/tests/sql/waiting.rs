@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_secs(600);
 const SOON: Duration = Duration::from_secs(90);
 
 /// Waits until a waiter has requested a notification.
-async fn is_awaited(admin: &mut PgConnection, table: &str) {
+async fn wait_until_awaited(admin: &mut PgConnection, table: &str) {
     let awaited = format!("select 1 from {table} where awaited");
     within(SOON, async {
         loop {
@@ -42,8 +42,8 @@ async fn postgres_notifies_only_awaited_keys() {
     let store = || async { sql::postgres(postgres::shared(), "notified").await };
     // The two stores act like two processes.
     let (holding, waiting) = (store().await, store().await);
-    let mut ear = PgListener::connect(&url).await.unwrap();
-    ear.listen("notified").await.unwrap();
+    let mut listener = PgListener::connect(&url).await.unwrap();
+    listener.listen("notified").await.unwrap();
     let (alone, awaited) = (claim(), claim());
     for claim in [&alone, &awaited] {
         holding.acquire(claim).await.unwrap();
@@ -53,7 +53,7 @@ async fn postgres_notifies_only_awaited_keys() {
         waiting.wait_for_change(&id, LONG).await;
     });
     let mut admin = PgConnection::connect(&url).await.unwrap();
-    is_awaited(&mut admin, "notified").await;
+    wait_until_awaited(&mut admin, "notified").await;
     for claim in [&alone, &awaited] {
         let lease = claim.lease_ref(1);
         holding
@@ -62,12 +62,12 @@ async fn postgres_notifies_only_awaited_keys() {
             .unwrap();
     }
     within(SOON, waiter).await.unwrap();
-    let notification = within(SOON, ear.recv()).await.unwrap();
+    let notification = within(SOON, listener.recv()).await.unwrap();
     assert!(
         notification.payload().starts_with(&awaited.id.to_string()),
         "{notification:?}"
     );
-    let more = tokio::time::timeout(Duration::from_millis(200), ear.recv()).await;
+    let more = tokio::time::timeout(Duration::from_millis(200), listener.recv()).await;
     assert!(more.is_err(), "{more:?}");
 }
 
@@ -110,7 +110,7 @@ async fn waiter_wakes_after_listener_stall() {
     let old = Proxy::start(server.address());
     let proxy = Proxy::start(old.address());
     let url = format!("postgres://app@{}/postgres", proxy.address());
-    let store = sql::postgres(server, "silent_ear").await;
+    let store = sql::postgres(server, "stalled_listener").await;
     let store = store.with_listener(url.parse().unwrap());
     // No process holds this key, so the call returns when the store listens to the channel.
     let nobodys = sql::claim().id;
@@ -118,7 +118,7 @@ async fn waiter_wakes_after_listener_stall() {
         .wait_for_change(&nobodys, Duration::from_secs(60))
         .await;
     old.set(Mode::Hold);
-    proxy.lead_to(server.address());
+    proxy.set_upstream(server.address());
     // Each advance of the clock cuts off calls in flight. Each round therefore leaves more time for a new connection.
     let mut time = Duration::from_millis(100);
     while proxy.counts().connections < 2 && time < Duration::from_secs(20) {
@@ -145,7 +145,7 @@ async fn waiter_wakes_after_listener_stall() {
         waiting.wait_for_change(&id, LONG).await;
     });
     let mut admin = PgConnection::connect(&server.url()).await.unwrap();
-    is_awaited(&mut admin, "silent_ear").await;
+    wait_until_awaited(&mut admin, "stalled_listener").await;
     assert!(!waiter.is_finished(), "the request is in progress");
     let lease = claim.lease_ref(1);
     store

@@ -16,7 +16,7 @@ use metrics_util::debugging::DebuggingRecorder;
 use tests::{
     Effects, Scripted, Step, app,
     barrier::{Barrier, eventually},
-    ledger::{Fate, Ledger},
+    ledger::{CommitFault, Ledger},
     observed::{self, Metrics, paused, read},
     send,
 };
@@ -130,10 +130,10 @@ pub(crate) const FLOWS: [(&str, StartFlow); 49] = [
         Box::pin(committed_then_failed())
     }),
     ("needs attention, commit in doubt", || {
-        Box::pin(attention_after_unknown_commit(Fate::HangCall, 0))
+        Box::pin(attention_after_unknown_commit(CommitFault::HangCall, 0))
     }),
     ("needs attention beside a commit, later", || {
-        Box::pin(attention_after_unknown_commit(Fate::HangReply, 3))
+        Box::pin(attention_after_unknown_commit(CommitFault::HangReply, 3))
     }),
     ("never recorded, and no reply", || {
         Box::pin(neither_recorded_nor_reported())
@@ -453,7 +453,7 @@ enum Cut {
 /// Commits a record that needs attention, and drops the commit before its acknowledgement.
 async fn cut_off(cut: Cut) -> u64 {
     let ledger = Ledger::default();
-    ledger.next(Fate::HangReply);
+    ledger.next(CommitFault::HangReply);
     let effects = Effects::default();
     let (database, counting) = (ledger.clone(), effects.clone());
     let service = tower::service_fn(move |req: Request<tower_idempotency::Body<Body>>| {
@@ -461,7 +461,7 @@ async fn cut_off(cut: Cut) -> u64 {
         async move {
             counting.happen();
             let lease = req.extensions().get::<Lease>().expect("a lease").clone();
-            let commit = tx.commit(&lease, gave_up());
+            let commit = tx.commit(&lease, attention_response());
             let cut_off = tokio::time::timeout(Duration::from_secs(1), commit).await;
             assert!(cut_off.is_err());
             match cut {
@@ -483,7 +483,7 @@ async fn cut_off(cut: Cut) -> u64 {
     effects.count()
 }
 
-fn gave_up() -> Response {
+fn attention_response() -> Response {
     let attention = GAVE_UP.with_reason(ANSWER);
     (StatusCode::BAD_GATEWAY, Extension(attention)).into_response()
 }
@@ -513,9 +513,9 @@ async fn committed_then_failed() -> u64 {
 
 /// Reports that the entry needs attention after an unacknowledged commit. The first queries for that commit fail, and
 /// so do `completions` completions.
-async fn attention_after_unknown_commit(fate: Fate, completions: usize) -> u64 {
+async fn attention_after_unknown_commit(fault: CommitFault, completions: usize) -> u64 {
     let ledger = Ledger::default();
-    ledger.next(fate);
+    ledger.next(fault);
     let store = ledger.store.clone();
     let (app, effects) = app(IdempotencyLayer::new(ledger.clone()), move |_, req| {
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
@@ -528,7 +528,7 @@ async fn attention_after_unknown_commit(fate: Fate, completions: usize) -> u64 {
                 store.enqueue(Operation::Acquire, vec![Fault::CallLost; 3]);
             }
             store.enqueue(Operation::Complete, vec![Fault::CallLost; completions]);
-            gave_up()
+            attention_response()
         }
     });
     assert_eq!(send(&app, order()).await.code(), "outcome-unknown");

@@ -26,7 +26,7 @@ use tokio::sync::{Notify, Semaphore};
 use tower::{Layer, ServiceExt};
 use tower_idempotency_client::{IdempotencyKeyLayer, Operation, Outcome, Protocol, RetryLayer};
 
-use crate::sockets::{Cut, relay, serve};
+use crate::sockets::{CutPoint, relay, serve};
 
 /// Server with the dialect of one protocol.
 struct StandIn {
@@ -193,7 +193,7 @@ const DIALECTS: [Protocol; 2] = [Protocol::Stripe, Protocol::Ietf];
 async fn lost_response_is_replayed_by_each_dialect() {
     for protocol in DIALECTS {
         let server = StandIn::new(protocol, 10, 0);
-        let cut = relay(server.serve().await, Cut::Response(0)).await;
+        let cut = relay(server.serve().await, CutPoint::Response(0)).await;
         let operation = Operation::new();
         let res = send(cut, protocol, &operation, "amount=7").await;
         assert_eq!(res, (200, "charge 1".to_owned()), "{protocol:?}");
@@ -206,7 +206,7 @@ async fn lost_response_is_replayed_by_each_dialect() {
 async fn outstanding_request_is_awaited_in_each_dialect() {
     for protocol in DIALECTS {
         let server = StandIn::new(protocol, 0, 0);
-        let cut = Cut::Executing(server.begun.clone());
+        let cut = CutPoint::Executing(server.begun.clone());
         let cut = relay(server.serve().await, cut).await;
         let operation = Operation::new();
         let res = send(cut, protocol, &operation, "amount=7").await;

@@ -259,9 +259,9 @@ async fn key_layer_outside_retries_counts_no_attempt() {
 
 /// Policy that sends each request a second time after a failure, with its extensions.
 #[derive(Clone)]
-struct Twice(bool);
+struct RetryOnce(bool);
 
-impl<R, E> tower::retry::Policy<Request<Full<Bytes>>, http::Response<R>, E> for Twice {
+impl<R, E> tower::retry::Policy<Request<Full<Bytes>>, http::Response<R>, E> for RetryOnce {
     type Future = std::future::Ready<()>;
 
     fn retry(
@@ -299,7 +299,7 @@ async fn send_twice(server: Server, is_hanging_last: bool) -> Operation {
     });
     let client = ServiceBuilder::new()
         .layer(IdempotencyKeyLayer::new())
-        .layer(tower::retry::RetryLayer::new(Twice(true)))
+        .layer(tower::retry::RetryLayer::new(RetryOnce(true)))
         .layer(RetryLayer::new().with_max_attempts(1))
         .service(shared);
     let mut req = post("one espresso");

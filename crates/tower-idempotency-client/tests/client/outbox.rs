@@ -545,7 +545,7 @@ async fn dropped_call_leaves_entry_and_unknown_outcome() {
     assert_eq!(operation.outcome(), Outcome::Unknown);
     // A call that waits to retry after a rejection.
     outbox.hangs.store(0, Ordering::Relaxed);
-    let server = Server::new([status(429)]);
+    let server = Server::new([reply(429, &[("retry-after", "5")], "")]);
     let client = with(&outbox, RetryLayer::new(), &server);
     let operation = Operation::new();
     let call = client.oneshot(order(&operation));

@@ -225,9 +225,10 @@ async fn refused_connection_is_not_executed() {
     assert_eq!(error(&res.unwrap_err()).outcome(), Outcome::NotExecuted);
     assert_eq!(operation.attempts(), 3);
 
-    // After a redirect the server may have executed the request. This one accepts no second connection.
-    let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let origin = server.local_addr().unwrap();
+    // After a redirect the server may have executed the request. This one accepts no second connection, and its port stays
+    // free.
+    let origin = SocketAddr::from(([127, 0, 0, 1], tests::servers::free_port()));
+    let server = TcpListener::bind(origin).await.unwrap();
     let served = tokio::spawn(async move {
         let (mut connection, _) = server.accept().await.unwrap();
         drop(server);

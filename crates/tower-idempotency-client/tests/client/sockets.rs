@@ -91,9 +91,9 @@ async fn serve_orders(handler: &Handler) -> SocketAddr {
     serve(app).await
 }
 
-/// Time at which a relay cuts its first connection.
+/// Point at which a relay cuts its first connection.
 #[derive(Clone)]
-pub(crate) enum Cut {
+pub(crate) enum CutPoint {
     /// The server has sent so many bytes of the response, none of which reaches the client if it is 0.
     Response(usize),
     /// The handler has begun.
@@ -101,7 +101,7 @@ pub(crate) enum Cut {
 }
 
 /// Relays connections to the server. Returns the address of the relay.
-pub(crate) async fn relay(server: SocketAddr, cut: Cut) -> SocketAddr {
+pub(crate) async fn relay(server: SocketAddr, cut: CutPoint) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -112,11 +112,11 @@ pub(crate) async fn relay(server: SocketAddr, cut: Cut) -> SocketAddr {
             tokio::spawn(async move {
                 match cut {
                     None => drop(tokio::io::copy_bidirectional(&mut client, &mut server).await),
-                    Some(Cut::Executing(begun)) => tokio::select! {
+                    Some(CutPoint::Executing(begun)) => tokio::select! {
                         _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
                         () = begun.notified() => {}
                     },
-                    Some(Cut::Response(count)) => cut_response(client, server, count).await,
+                    Some(CutPoint::Response(count)) => cut_response(client, server, count).await,
                 }
             });
         }
@@ -168,7 +168,7 @@ fn assert_replay(res: &Response<String>) {
 #[tokio::test]
 async fn connection_cut_after_effect_gets_replay() {
     let handler = Handler::new(true);
-    let relay = relay(serve_orders(&handler).await, Cut::Response(0)).await;
+    let relay = relay(serve_orders(&handler).await, CutPoint::Response(0)).await;
     let operation = Operation::new();
     assert_replay(&order_from(relay, &operation).await);
     assert_eq!(
@@ -182,7 +182,7 @@ async fn connection_cut_after_effect_gets_replay() {
 #[tokio::test]
 async fn connection_cut_while_executing_gets_replay() {
     let handler = Handler::new(false);
-    let cut = Cut::Executing(handler.begun.clone());
+    let cut = CutPoint::Executing(handler.begun.clone());
     let relay = relay(serve_orders(&handler).await, cut).await;
     let operation = Operation::new();
     assert_replay(&order_from(relay, &operation).await);
@@ -195,7 +195,7 @@ async fn connection_cut_while_executing_gets_replay() {
 #[tokio::test]
 async fn connection_cut_in_body_is_response_lost() {
     let handler = Handler::new(true);
-    let relay = relay(serve_orders(&handler).await, Cut::Response(1000)).await;
+    let relay = relay(serve_orders(&handler).await, CutPoint::Response(1000)).await;
     let operation = Operation::new();
     let res = order_from(relay, &operation).await;
     assert_eq!(
@@ -212,7 +212,7 @@ async fn connection_cut_in_body_is_response_lost() {
 #[tokio::test]
 async fn retry_under_new_key_executes_twice() {
     let handler = Handler::new(true);
-    let relay = relay(serve_orders(&handler).await, Cut::Response(0)).await;
+    let relay = relay(serve_orders(&handler).await, CutPoint::Response(0)).await;
     let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
     for key in ["first", "second"] {
         let req = Request::post(format!("http://{relay}/orders"))

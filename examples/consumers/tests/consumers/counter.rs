@@ -2,6 +2,7 @@
 
 use std::{
     io::Read,
+    net::SocketAddr,
     process::{Command, Stdio},
     sync::Arc,
     thread,
@@ -11,8 +12,11 @@ use std::{
 use consumers::{Applied, Counter, Tally, Unadded};
 use tests::{
     few_or,
-    proxy::{Fault, Mode, Proxy, Then},
-    servers::dynamodb::{StandIn, client, shared},
+    proxy::{ConnectionEnd, Fault, Mode, Proxy},
+    servers::{
+        dynamodb::{StandIn, client, shared},
+        free_port,
+    },
 };
 use tokio::{
     sync::Barrier,
@@ -87,7 +91,7 @@ async fn sdk_adds_twice_without_token() {
     let fixture = CounterFixture::new().await;
     let proxy = Proxy::start(shared(StandIn::Dynoxide).address());
     let sdk = client(proxy.address());
-    proxy.once(Fault::reply_to("UpdateItem"), Then::Cut);
+    proxy.once(Fault::reply_to("UpdateItem"), ConnectionEnd::Cut);
     let adding = sdk
         .update_item()
         .table_name(fixture.tally_table())
@@ -95,7 +99,7 @@ async fn sdk_adds_twice_without_token() {
         .update_expression("ADD amount :ten")
         .expression_attribute_values(":ten", AttributeValue::N("10".into()));
     adding.send().await.expect("a reply");
-    assert_eq!(proxy.hits(), 1, "no reply was lost");
+    assert_eq!(proxy.injected_faults(), 1, "no reply was lost");
     assert_eq!(fixture.sum().await, 20);
 }
 
@@ -151,10 +155,8 @@ async fn addition_ends_in_time_if_server_is_unresponsive() {
 
 #[tokio::test]
 async fn unsent_or_rejected_addition_is_certain() {
-    // The port no longer has a listener.
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let address = listener.local_addr().expect("a bound socket");
-    drop(listener);
+    // The port has no listener.
+    let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let unreachable = Tally::new(&client(address), "visits");
     let unadded = unreachable.add_unchecked("visits", 10).await;
     assert!(matches!(unadded, Err(Unadded::Not(_))), "{unadded:?}");

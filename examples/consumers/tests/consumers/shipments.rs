@@ -3,17 +3,21 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use consumers::{Queue, Shipments, Tally, Verdict};
 use tests::{
+    HANG_GUARD,
     dynamodb::{Endpoint, EndpointFault},
     few_or,
-    proxy::{Mode, Proxy, Then},
+    proxy::{ConnectionEnd, Mode, Proxy},
     servers::dynamodb::{StandIn, client, shared},
 };
-use tokio::{task::JoinSet, time::sleep};
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 use tower_idempotency::{IdempotencyLayer, Ttl};
 use tower_idempotency_dynamodb::{DynamoDbOptions, DynamoDbStore, aws_sdk_dynamodb::Client};
 
@@ -87,7 +91,8 @@ async fn drain(queue: Queue, packing: Duration, at_least: usize) -> Drained {
             }
         });
     }
-    consuming.join_all().await;
+    let drained = timeout(HANG_GUARD, consuming.join_all()).await;
+    drained.expect("the queue becomes empty");
     for n in 0..MESSAGES {
         assert_eq!(fixture.parcels(&order(n)).await, 1, "message {n}");
     }
@@ -270,7 +275,7 @@ async fn possibly_sent_parcel_becomes_dead_letter() {
     let parcels = Tally::new(&client(proxy.address()), &*fixture.tally);
     let shipments = Shipments::new(fixture.layer(Duration::ZERO), parcels);
     // The parcel is sent, and the reply to the consumer is lost.
-    proxy.set(Mode::LoseReplies(Then::Cut));
+    proxy.set(Mode::LoseReplies(ConnectionEnd::Cut));
     assert_eq!(shipments.receive(&order(7)).await, Verdict::Leave);
     proxy.set(Mode::Pass);
     assert_eq!(fixture.parcels(&order(7)).await, 1);
@@ -292,7 +297,9 @@ async fn orphaned_message_is_refused_for_queue_retention() {
         .expect("a runtime");
     let endless = fixture.shipments(Duration::ZERO).with_work(Duration::MAX);
     dead.spawn(async move { endless.receive(&order(7)).await });
+    let began = Instant::now();
     while fixture.parcels(&order(7)).await == 0 {
+        assert!(began.elapsed() < HANG_GUARD, "no parcel is sent");
         sleep(Duration::from_millis(10)).await;
     }
     dead.shutdown_background();

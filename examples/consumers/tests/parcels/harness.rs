@@ -8,7 +8,7 @@ use consumers::{
     retry_queue::{Message, Move, PostgresQueue, RedisQueue, RetryQueue, State},
 };
 use tests::{
-    proxy::{Proxy, Then},
+    proxy::{ConnectionEnd, Proxy},
     scratch::Scratch,
     servers::{
         postgres,
@@ -313,10 +313,12 @@ impl<Q: RetryQueue> Harness<Q> {
     }
 
     async fn kill_at(&self, point: Point, id: &str, start: impl FnOnce() -> Process) {
-        let (hits, entries) = (self.proxy.hits(), self.entries().await);
-        self.proxy.once(self.kind().fault(point), Then::Hang);
-        let is_reached =
-            async || self.proxy.hits() > hits && self.is_executed(point, id, &entries).await;
+        let (hits, entries) = (self.proxy.injected_faults(), self.entries().await);
+        self.proxy
+            .once(self.kind().fault(point), ConnectionEnd::Hang);
+        let is_reached = async || {
+            self.proxy.injected_faults() > hits && self.is_executed(point, id, &entries).await
+        };
         start().kill_when(is_reached).await;
     }
 

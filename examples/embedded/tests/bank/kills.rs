@@ -28,11 +28,12 @@ use tokio::{
 use crate::totals::Totals;
 
 // F-032
-/// The kills may hit any moment, so this test checks the result and not the moments.
+/// The kills may hit any moment, but some of them interrupt deposits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_bank_makes_each_deposit_once() {
     let played = play().await;
     println!("{played:?}");
+    assert!(played.interrupted > 0, "{played:?}");
     assert_eq!(played.deposits, played.keys, "{played:?}");
     assert_eq!(played.doubles, 0, "{played:?}");
 }
@@ -85,6 +86,7 @@ async fn retry_after_kill(stopping: &[&str], then: &[&str]) -> Retried {
             bank: Arc::new(bank),
             random: Random(1),
             retries: 0,
+            interrupted: Arc::default(),
         }
     };
     let deposits = async || {
@@ -96,7 +98,7 @@ async fn retry_after_kill(stopping: &[&str], then: &[&str]) -> Retried {
     let bank = Arc::clone(&stopped.bank);
     tokio::select! {
         response = stopped.deposit(0) => panic!("expected a bank that stops, found {response:?}"),
-        () = has_stopped(&bank) => {}
+        () = wait_until_stopped(&bank) => {}
     }
     drop((stopped, bank));
     let deposits_when_killed = deposits().await;
@@ -108,7 +110,7 @@ async fn retry_after_kill(stopping: &[&str], then: &[&str]) -> Retried {
     }
 }
 
-async fn has_stopped(bank: &ServerProcess) {
+async fn wait_until_stopped(bank: &ServerProcess) {
     let deadline = Instant::now() + HANG_GUARD;
     while !bank.log().lines().any(|line| line == "stopped") {
         assert!(Instant::now() < deadline, "{}", bank.log());
@@ -123,14 +125,16 @@ struct Played {
     keys: usize,
     /// The number of retries before a client got its response.
     retries: usize,
+    /// The number of deposits that began in a process that was killed, and that were retried.
+    interrupted: usize,
     deposits: usize,
     /// Keys with more than one deposit.
     doubles: usize,
     took: Duration,
 }
 
-/// Clients deposit under one key after the other while the bank is killed. Then each client retries all its keys once, and
-/// has to get the same responses.
+/// Clients deposit under one key after the other while the bank is killed, at least until a kill has interrupted a deposit.
+/// Then each client retries all its keys once, and has to get the same responses.
 async fn play() -> Played {
     let (kills, seed) = (number("KILLS", few_or(30, 300)), number("SEED", 1));
     let began = Instant::now();
@@ -141,14 +145,20 @@ async fn play() -> Played {
     let bank = Arc::new(ServerProcess::start(env!("CARGO_BIN_EXE_embedded"), &args));
 
     let over = Arc::<AtomicBool>::default();
+    let interrupted = Arc::<AtomicUsize>::default();
     let killing = {
         let (bank, over, mut random) = (Arc::clone(&bank), Arc::clone(&over), Random(seed));
+        let interrupted = Arc::clone(&interrupted);
         spawn_blocking(move || {
-            for _ in 0..kills {
+            let deadline = began + HANG_GUARD;
+            let mut killed = 0;
+            while killed < kills || (interrupted.load(SeqCst) == 0 && Instant::now() < deadline) {
                 thread::sleep(random.around(Duration::from_millis(150)));
                 bank.kill();
+                killed += 1;
             }
             over.store(true, SeqCst);
+            killed
         })
     };
     let next = Arc::new(AtomicUsize::new(0));
@@ -159,6 +169,7 @@ async fn play() -> Played {
             bank,
             random: Random(seed ^ (n as u64 + 1) << 32),
             retries: 0,
+            interrupted: Arc::clone(&interrupted),
         };
         clients.spawn(async move {
             let mut responses = Vec::new();
@@ -175,7 +186,7 @@ async fn play() -> Played {
         });
     }
     let retries = clients.join_all().await.into_iter().sum();
-    killing.await.expect("the bank comes back");
+    let kills = killing.await.expect("the bank comes back");
 
     let totals = Totals::open(&file).await;
     assert_eq!(totals.balances, totals.sums, "a balance is its deposits");
@@ -183,6 +194,7 @@ async fn play() -> Played {
         kills,
         keys: next.load(SeqCst),
         retries,
+        interrupted: interrupted.load(SeqCst),
         deposits: totals.deposits.values().sum::<i64>().unsigned_abs() as usize,
         doubles: totals.deposits.values().filter(|count| **count > 1).count(),
         took: began.elapsed(),
@@ -193,25 +205,34 @@ struct Client {
     bank: Arc<ServerProcess>,
     random: Random,
     retries: usize,
+    interrupted: Arc<AtomicUsize>,
 }
 
 impl Client {
     /// Retries until the bank responds. Each key has a separate account.
     async fn deposit(&mut self, key: usize) -> TestResponse {
         let deadline = Instant::now() + HANG_GUARD;
+        let (mut is_broken, mut is_interrupted) = (false, false);
         loop {
             let req = Request::post(self.bank.url("/deposits"))
                 .header("idempotency-key", format!("key-{key}"))
                 .header("content-type", "application/json");
             let body = format!(r#"{{"account":"account-{key}","cents":5}}"#);
             match send_http(req, body).await {
-                Some(response) if response.status == StatusCode::CREATED => return response,
+                Some(response) if response.status == StatusCode::CREATED => {
+                    is_interrupted |= is_broken && response.is_replay();
+                    self.interrupted
+                        .fetch_add(usize::from(is_interrupted), SeqCst);
+                    return response;
+                }
                 Some(response) => {
                     let again = [StatusCode::CONFLICT, StatusCode::SERVICE_UNAVAILABLE];
                     assert!(again.contains(&response.status), "key {key}: {response:?}");
+                    // The lease of an attempt without a response: no other client uses the key.
+                    is_interrupted |= is_broken && response.status == StatusCode::CONFLICT;
                 }
                 // The bank does not run, or has not responded.
-                None => {}
+                None => is_broken = true,
             }
             assert!(Instant::now() < deadline, "key {key} has no response");
             self.retries += 1;

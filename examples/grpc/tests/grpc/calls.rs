@@ -1,17 +1,25 @@
 //! Calls of the protected method: replays, rejections and deadlines.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use payments_grpc::{
     client::{connect, pay, with_key},
     payments::payments_server::PaymentsServer,
 };
+use tests::barrier::{Barrier, eventually};
 use tokio::{net::TcpListener, sync::Semaphore, time::sleep};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Code, Request, Response, Status, codec::CompressionEncoding, transport::Server};
 use tonic_types::StatusExt;
+use tower::util::MapResponseLayer;
 use tower_idempotency::{
-    ExecutionFailure, GrpcMethods, IdempotencyLayer, Lease, MemoryStore, NeedsAttention,
+    Body, ExecutionFailure, GrpcMethods, IdempotencyLayer, Lease, MemoryStore, NeedsAttention,
     OrphanPolicy,
 };
 
@@ -141,14 +149,25 @@ async fn duplicate_in_progress_is_unavailable() {
             }))
         }
     });
-    let layer = layer().with_retry_after(Duration::from_millis(30));
-    let (_, client) = start(layer, &service).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let addr = listener.local_addr().expect("a bound socket");
+    let refusals = Arc::<AtomicUsize>::default();
+    let counted = Arc::clone(&refusals);
+    let counting = MapResponseLayer::new(move |res: http::Response<Body<tonic::body::Body>>| {
+        let code = res.headers().get("grpc-status");
+        let is_refusal = code.is_some_and(|code| code == "14");
+        counted.fetch_add(usize::from(is_refusal), Ordering::SeqCst);
+        res
+    });
+    let router = Server::builder()
+        .layer(counting)
+        .layer(layer().with_retry_after(Duration::from_millis(30)))
+        .add_service(PaymentsServer::new(service.clone()));
+    tokio::spawn(router.serve_with_incoming(TcpListenerStream::new(listener)));
+    let mut client = connect(addr).expect("a valid address");
     let mut of_first = client.clone();
     let first = tokio::spawn(async move { of_first.pay(with_key(payment("a"), &key("k"))).await });
-    while service.effects.count() == 0 {
-        sleep(Duration::from_millis(1)).await;
-    }
-    let mut client = client;
+    eventually("the handler has begun", || service.effects.count() == 1).await;
     let status = client.pay(with_key(payment("a"), &key("k"))).await;
     let status = status.expect_err("in progress");
     assert_eq!(status.code(), Code::Unavailable);
@@ -158,7 +177,10 @@ async fn duplicate_in_progress_is_unavailable() {
     let delay = details.retry_info().expect("a RetryInfo").retry_delay;
     assert_eq!(delay, Some(Duration::from_millis(30)));
     let retry = tokio::spawn(async move { pay(&mut client, &key("k"), &payment("a")).await });
-    sleep(Duration::from_millis(50)).await;
+    eventually("the retry is refused", || {
+        refusals.load(Ordering::SeqCst) >= 2
+    })
+    .await;
     running.add_permits(1);
     let first = first.await.expect("no panic").expect("paid");
     let retry = retry.await.expect("no panic").expect("paid");
@@ -166,31 +188,55 @@ async fn duplicate_in_progress_is_unavailable() {
     assert_eq!(service.effects.count(), 1);
 }
 
-/// The handler is slower than the deadline of the client, and faster than the lease.
+/// The handler continues after the deadline of the client.
 // F-888
 #[tokio::test]
 async fn handler_finishes_after_deadline() {
-    let service = Scripted::new(async |id, _| {
-        sleep(Duration::from_millis(300)).await;
-        Ok(Response::new(payments_grpc::messages::Payment {
-            id,
-            amount: 5,
-        }))
-    });
+    let (begun, held) = (Arc::<Mutex<Vec<String>>>::default(), Barrier::closed());
+    let service = {
+        let (begun, held) = (Arc::clone(&begun), held.clone());
+        Scripted::new(move |id, req| {
+            let account = req.into_inner().account;
+            begun.lock().expect("no panic").push(account);
+            let held = held.clone();
+            async move {
+                held.pass().await;
+                Ok(Response::new(payments_grpc::messages::Payment {
+                    id,
+                    amount: 5,
+                }))
+            }
+        })
+    };
     let (_, mut client) = start(layer(), &service).await;
-    let mut req = with_key(payment("a"), &key("k"));
-    req.set_timeout(Duration::from_millis(50));
-    let status = client.pay(req).await.expect_err("the deadline passed");
-    assert!(
-        matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled),
-        "{status}"
-    );
-    let paid = pay(&mut client, &key("k"), &payment("a"))
+    let executions = |name: &str| {
+        let begun = begun.lock().expect("no panic");
+        begun.iter().filter(|account| *account == name).count()
+    };
+    let give_up = Instant::now() + Duration::from_secs(60);
+    let mut deadline = Duration::from_millis(50);
+    // The deadline may pass before the handler begins.
+    let name = loop {
+        let name = format!("{deadline:?}");
+        let mut req = with_key(payment(&name), &key(&name));
+        req.set_timeout(deadline);
+        let status = client.pay(req).await.expect_err("the deadline passed");
+        assert!(
+            matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled),
+            "{status}"
+        );
+        if executions(&name) == 1 {
+            break name;
+        }
+        assert!(Instant::now() < give_up, "no handler has begun");
+        deadline *= 2;
+    };
+    held.open_for_good();
+    let paid = pay(&mut client, &key(&name), &payment(&name))
         .await
         .expect("paid");
-    assert_eq!(paid.get_ref().id, 1);
     assert!(paid.metadata().contains_key("idempotent-replayed"));
-    assert_eq!(service.effects.count(), 1);
+    assert_eq!(executions(&name), 1);
 }
 
 // S-891

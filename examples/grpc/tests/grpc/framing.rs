@@ -1,6 +1,7 @@
 //! Requests that are made to avoid the protection: other frames, methods and media types.
 
 use http::{HeaderValue, Method, header::CONTENT_TYPE};
+use tests::barrier::eventually;
 use tower_idempotency::{FingerprintBy, GrpcMethods, IdempotencyLayer, MemoryStore};
 
 use crate::harness::{PAY, Raw, Scripted, call, frame, layer, send_raw, start};
@@ -179,13 +180,9 @@ async fn aborted_request_executes_nothing() {
         .expect("a stream");
     let data = bytes::Bytes::from_static(b"\0\0\0\0\x02\x10\x05");
     body.send_data(data, false).expect("a stream");
-    while layer.in_flight() == 0 {
-        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-    }
+    eventually("the request is in flight", || layer.in_flight() > 0).await;
     body.send_reset(h2::Reason::NO_ERROR);
-    while layer.in_flight() > 0 {
-        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-    }
+    eventually("the request has ended", || layer.in_flight() == 0).await;
     connection.abort();
     assert_eq!(service.effects.count(), 0);
 }

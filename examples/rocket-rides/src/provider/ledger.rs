@@ -105,13 +105,16 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use std::{env, fs, process};
+    use std::fs;
+
+    use ::tests::scratch::Scratch;
 
     use super::*;
 
     #[test]
     fn key_is_charged_once_across_reopened_ledgers() {
-        let path = env::temp_dir().join(format!("rocket-rides-ledger-{}", process::id()));
+        let scratch = Scratch::new();
+        let path = scratch.file("ledger");
         let ledger = Ledger::open(&path).unwrap();
         let first = ledger.charge("k", "card-1", 5).unwrap().unwrap();
         assert_eq!(ledger.charge("k", "card-1", 6).unwrap(), None);
@@ -132,7 +135,6 @@ mod tests {
         assert_eq!(ledger.charge("k", "card-1", 5).unwrap(), Some(first));
         ledger.charge("m", "card-1", 5).unwrap();
         let ledger = Ledger::open(&path).unwrap();
-        fs::remove_file(&path).unwrap();
         assert_eq!(ledger.charges().len(), 3);
     }
 }

@@ -7,7 +7,7 @@ use rocket_rides::{migrate, provider::Mood};
 use tests::{
     HANG_GUARD,
     barrier::within,
-    proxy::{Fault, Proxy, Then},
+    proxy::{ConnectionEnd, Fault, Proxy},
     servers::postgres,
 };
 use tower_idempotency::Preset;
@@ -81,10 +81,10 @@ async fn rides_recover_after_unresponsive_database() {
     let harness = Harness::with_proxy("silent", (&proxy, Duration::from_secs(1))).await;
     for n in 1..=11 {
         let (key, card) = (format!("k{n}"), format!("card-{n}"));
-        proxy.once(Fault::reply_to("insert into rides"), Then::Hang);
+        proxy.once(Fault::reply_to("insert into rides"), ConnectionEnd::Hang);
         let deadline = Instant::now() + HANG_GUARD;
         // On a busy machine, a ride may reach its timeout before it reaches the proxy.
-        while proxy.hits() < n {
+        while proxy.injected_faults() < n {
             assert!(Instant::now() < deadline, "no connection is free");
             let response = within(HANG_GUARD, harness.ride(&key, &card)).await;
             assert_eq!(

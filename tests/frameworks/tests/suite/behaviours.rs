@@ -1,12 +1,12 @@
 //! The behaviours that a client and a handler see, with their effects counted.
 
 use std::{
+    fs,
     net::SocketAddr,
     sync::{
         LazyLock,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
 };
 
 use frameworks::{
@@ -19,7 +19,7 @@ use tests::{
     TestResponse,
     barrier::eventually,
     observed::{read, total},
-    wire::{H1, Leave, post_bytes, soon},
+    wire::{Disconnect, H1, poll_briefly, post_bytes},
 };
 use tokio::sync::Mutex;
 
@@ -61,6 +61,24 @@ impl Running {
         let is_idle = || self.shop.layer.in_flight() == 0;
         eventually("nothing is in flight", is_idle).await;
     }
+
+    /// Waits until the end of each connection has arrived at the server.
+    async fn wait_until_disconnected(&self) {
+        let is_disconnected = || !has_established_connection(self.addr);
+        eventually("the server is disconnected", is_disconnected).await;
+    }
+}
+
+/// Returns `true` if the system lists an established connection of this server.
+fn has_established_connection(server: SocketAddr) -> bool {
+    const ESTABLISHED: &str = "01";
+    let connections = fs::read_to_string("/proc/net/tcp").expect("a system with procfs");
+    let port = format!(":{:04X}", server.port());
+    connections.lines().any(|line| {
+        // Number, local address, remote address, state.
+        let fields: Vec<_> = line.split_whitespace().take(4).collect();
+        matches!(fields[..], [_, local, _, ESTABLISHED] if local.ends_with(&port))
+    })
 }
 
 /// Returns the headers without those of the connection, of the framing and of the replay.
@@ -178,16 +196,16 @@ fn detached() -> u64 {
 
 pub(crate) async fn execution_continues_after_disconnect<F: Framework>() {
     install_recorder();
-    for how in [Leave::Close, Leave::Reset] {
+    for how in [Disconnect::Close, Disconnect::Reset] {
         let _alone = DISCONNECTS.lock().await;
         let running = Running::start::<F>().await;
         let before = detached();
         let client = running.send(post_bytes("/orders", "k", "hold")).await;
         running.shop.barrier.arrival().await;
-        client.leave(how);
+        client.disconnect(how);
         match F::DROPS_HANDLERS {
             true => eventually("the server noticed", || detached() > before).await,
-            false => tokio::time::sleep(Duration::from_millis(300)).await,
+            false => running.wait_until_disconnected().await,
         }
         assert_eq!(running.effects(), (1, 0));
         running.shop.barrier.open_for_good();
@@ -210,14 +228,14 @@ pub(crate) async fn keyless_handler_after_disconnect<F: Framework>() {
     let running = Running::start::<F>().await;
     let client = running.send(with_headers("/orders", "", "hold")).await;
     running.shop.barrier.arrival().await;
-    client.leave(Leave::Close);
+    client.disconnect(Disconnect::Close);
     let is_dropped = || running.shop.dropped.load(Ordering::SeqCst);
     if F::DROPS_HANDLERS {
         eventually("the handler is dropped", is_dropped).await;
         running.shop.barrier.open_for_good();
         assert_eq!(running.effects(), (1, 0));
     } else {
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        running.wait_until_disconnected().await;
         running.shop.barrier.open_for_good();
         eventually("the handler ends", || running.effects() == (1, 1)).await;
         assert!(!is_dropped());
@@ -227,11 +245,11 @@ pub(crate) async fn keyless_handler_after_disconnect<F: Framework>() {
 pub(crate) async fn incomplete_request_executes_nothing<F: Framework>() {
     let _alone = DISCONNECTS.lock().await;
     let running = Running::start::<F>().await;
-    for how in [Leave::Close, Leave::Reset] {
+    for how in [Disconnect::Close, Disconnect::Reset] {
         let mut request = post_bytes("/orders", "k", "tea");
         request.truncate(request.len() - 1);
         let client = running.send(request).await;
-        client.leave(how);
+        client.disconnect(how);
     }
     // The key is free, whether or not the server has noticed that the clients left.
     let first = running.order("other", "tea").await;
@@ -249,7 +267,7 @@ pub(crate) async fn chunked_request_executes_once<F: Framework>() {
     let head = "POST /orders HTTP/1.1\r\nhost: test\r\nidempotency-key: k\r\ntransfer-encoding: chunked\r\n\r\n";
     let mut client = running.send(head).await;
     client.send("2\r\nte\r\n").await;
-    assert!(soon(client.response()).await.is_none());
+    assert!(poll_briefly(client.response()).await.is_none());
     assert_eq!(running.effects(), (0, 0), "the request is incomplete");
     client.send("1\r\na\r\n0\r\n\r\n").await;
     let first = client.response().await.expect("a response");
@@ -269,7 +287,7 @@ pub(crate) async fn event_stream_is_not_recorded<F: Framework>() {
     let first = client.has_received("data: first of 1");
     match F::STREAMS {
         true => assert!(first.await, "the response broke off"),
-        false => assert!(soon(first).await.is_none(), "the response is live"),
+        false => assert!(poll_briefly(first).await.is_none(), "the response is live"),
     }
     running.shop.barrier.open_for_good();
     let whole = client.response().await.expect("a response");

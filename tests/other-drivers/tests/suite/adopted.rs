@@ -7,7 +7,7 @@ use other_drivers::{Diesel, Handlers, SeaOrm, Sqlx08, adopted};
 use tests::{
     TestResponse,
     database::TestDialect,
-    proxy::{Fault, Proxy, Then},
+    proxy::{ConnectionEnd, Fault, Proxy},
     servers::postgres,
     wire::H1,
 };
@@ -256,18 +256,20 @@ async fn lost_commit_reply_is_no_second_effect<A: App>() {
     let running = Running::start::<A>(Step::ExactlyOnce, "lost_reply").await;
     running
         .proxy
-        .once(Fault::reply_to(A::Driver::COMMIT), Then::Cut);
+        .once(Fault::reply_to(A::Driver::COMMIT), ConnectionEnd::Cut);
     let first = running.create(Some("k")).await;
-    assert_eq!(running.proxy.hits(), 1, "the commit was seen");
+    assert_eq!(running.proxy.injected_faults(), 1, "the commit was seen");
     running.assert_replayed(&first).await;
 }
 
 /// The layer alone cannot know that the commit of the handler succeeded.
 async fn lost_reply_with_layer_alone_repeats<A: App>() {
     let running = Running::start::<A>(Step::Layer, "repeats").await;
-    running.proxy.once(Fault::reply_to("COMMIT\0"), Then::Cut);
+    running
+        .proxy
+        .once(Fault::reply_to("COMMIT\0"), ConnectionEnd::Cut);
     let lost = running.create(Some("k")).await;
-    assert_eq!(running.proxy.hits(), 1, "the commit was seen");
+    assert_eq!(running.proxy.injected_faults(), 1, "the commit was seen");
     assert!(lost.status.is_server_error(), "{lost:?}");
     assert_eq!(running.create(Some("k")).await.status, StatusCode::CREATED);
     assert_eq!(running.rows().await, [2, 2]);
@@ -278,9 +280,9 @@ async fn lost_commit_is_no_success<A: App>() {
     let running = Running::start::<A>(Step::ExactlyOnce, "lost").await;
     running
         .proxy
-        .once(Fault::request(A::Driver::COMMIT), Then::Cut);
+        .once(Fault::request(A::Driver::COMMIT), ConnectionEnd::Cut);
     let refused = running.create(Some("k")).await;
-    assert_eq!(running.proxy.hits(), 1, "the commit was seen");
+    assert_eq!(running.proxy.injected_faults(), 1, "the commit was seen");
     assert!(refused.status.is_server_error(), "{refused:?}");
     assert_eq!(running.rows().await, [0, 0]);
     let first = running.create(Some("k")).await;

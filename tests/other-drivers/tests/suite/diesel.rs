@@ -21,7 +21,7 @@ use tests::{
     Effects,
     barrier::within,
     created,
-    proxy::{Fault, Proxy, Then},
+    proxy::{ConnectionEnd, Fault, Proxy},
     send,
     servers::postgres,
 };
@@ -151,7 +151,7 @@ async fn connection_of_cancelled_end_is_replaced() {
                 let mut tx = begun.expect("begun");
                 let effect = bank.database.effect("charge", 1, n);
                 assert!(Diesel::run(&mut *tx, &effect).await);
-                proxy.once(Fault::reply_to(end), Then::Hang);
+                proxy.once(Fault::reply_to(end), ConnectionEnd::Hang);
                 let ended = async {
                     match end {
                         Diesel::COMMIT => tx.commit(created(n)).await.is_ok(),
@@ -159,7 +159,7 @@ async fn connection_of_cancelled_end_is_replaced() {
                     }
                 };
                 let is_sent = async {
-                    while proxy.hits() == 0 {
+                    while proxy.injected_faults() == 0 {
                         sleep(Duration::from_millis(5)).await;
                     }
                 };

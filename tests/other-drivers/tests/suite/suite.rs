@@ -1,6 +1,6 @@
 //! The tests of every driver.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
 use axum::{
     Router,
@@ -239,12 +239,7 @@ pub(crate) async fn uncommitted_work_has_no_effect<D: Handlers>() {
     let bank = Bank::with_pool("uncommitted", pool).await;
     let (app, executions) = bank.serve(async |bank: Bank<D>, lease, n| {
         if n == 4 {
-            // The begin is dropped after its first statement was sent.
-            tokio::select! {
-                biased;
-                _ = bank.pool.begin(&bank.database.store, &lease) => {}
-                () = tokio::task::yield_now() => {}
-            }
+            drop_begins(&bank, &lease).await;
         }
         let tx = bank.charged(&lease, n).await.expect("begun");
         match n {
@@ -262,17 +257,52 @@ pub(crate) async fn uncommitted_work_has_no_effect<D: Handlers>() {
             Ok(response) => assert_eq!(response.status, StatusCode::INTERNAL_SERVER_ERROR),
             Err(error) => assert!(error.is_panic() && n == 3),
         }
-        // A statement of the next user of the connection is not in the old transaction.
-        let alone = bank.database.effect("alone", 1, n);
-        assert!(bank.pool.run_alone(&alone).await);
-        let count = usize::try_from(n).expect("few");
-        assert_eq!(bank.count().await, count);
+        assert_no_open_transaction(&bank).await;
     }
-    let delete = format!("delete from {}", bank.database.effects_table());
-    bank.database.admin(&delete).await;
     let first = send(&app, order()).await;
     assert_charged_once(&bank, &app, &first).await;
     assert_eq!(executions.count(), 4);
+}
+
+/// Drops a begin after each number of polls, until a begin completes before its drop.
+async fn drop_begins<D: Handlers>(bank: &Bank<D>, lease: &Lease) {
+    for polls in 1.. {
+        let begin = bank.pool.begin(&bank.database.store, lease);
+        let begun = dropped_after(polls, begin).await;
+        let is_complete = begun.is_some();
+        if let Some(begun) = begun {
+            assert!(polls > 1, "the begin is never in flight");
+            drop(begun.expect("begun"));
+        }
+        assert_no_open_transaction(bank).await;
+        if is_complete {
+            return;
+        }
+    }
+}
+
+/// Asserts that a statement of the next user of the connection is not in an earlier transaction.
+async fn assert_no_open_transaction<D: Handlers>(bank: &Bank<D>) {
+    let alone = bank.database.effect("alone", 1, 1);
+    assert!(bank.pool.run_alone(&alone).await);
+    assert_eq!(bank.count().await, 1);
+    let delete = format!("delete from {}", bank.database.effects_table());
+    bank.database.admin(&delete).await;
+}
+
+/// Returns the output of the future. Drops the future if it is still pending after this number of polls.
+async fn dropped_after<F: Future>(polls: usize, future: F) -> Option<F::Output> {
+    let mut future = Box::pin(future);
+    let mut left = polls;
+    poll_fn(move |cx| {
+        left -= 1;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if left == 0 => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
 }
 
 /// The database replies to the commit of an aborted transaction with a rollback and no error.

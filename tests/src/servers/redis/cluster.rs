@@ -338,7 +338,7 @@ impl RedisServer {
     pub fn start_cluster_behind(proxy: &Proxy) -> Self {
         let port = proxy.address().port().to_string();
         let server = Self::launch(|_| node_args(&["--cluster-announce-port", &port]));
-        proxy.lead_to(server.address());
+        proxy.set_upstream(server.address());
         server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
         let cluster = RedisCluster {
             nodes: vec![server],

@@ -7,7 +7,7 @@ use std::{
 
 use super::{RedisServer, resp::Connection};
 
-/// All commands of clients to a server, from its start until [`asked`](Self::asked).
+/// All commands of clients to a server, from its start until [`into_commands`](Self::into_commands).
 #[derive(Debug)]
 pub struct Monitor<'a> {
     server: &'a RedisServer,
@@ -16,7 +16,7 @@ pub struct Monitor<'a> {
 
 /// A command: its name in lower case, and its first argument, if there is one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct ReceivedCommand {
     /// The time of the server, since its epoch.
     pub at: Duration,
     /// The address of the client.
@@ -43,7 +43,7 @@ impl<'a> Monitor<'a> {
     ///
     /// Panics if the server does not send them.
     #[must_use]
-    pub fn asked(self) -> Vec<Asked> {
+    pub fn into_commands(self) -> Vec<ReceivedCommand> {
         self.server.command(&["ECHO", THE_END]);
         let connection = self.connection.into_inner();
         let patience = Some(Duration::from_secs(60));
@@ -52,12 +52,14 @@ impl<'a> Monitor<'a> {
         let lines = connection.lines();
         let lines = lines.map(|line| line.expect("a line of the monitor"));
         let commands = lines.filter(|line| !line.contains(" lua] "));
-        let asked = commands.map(|line| Asked::parse(&line).expect("a line of the monitor"));
-        asked.take_while(|asked| asked.first != THE_END).collect()
+        let commands =
+            commands.map(|line| ReceivedCommand::parse(&line).expect("a line of the monitor"));
+        let commands = commands.take_while(|command| command.first != THE_END);
+        commands.collect()
     }
 }
 
-impl Asked {
+impl ReceivedCommand {
     /// Reads a line such as `+1339518083.107412 [0 127.0.0.1:60866] "keys" "*"`.
     fn parse(line: &str) -> Option<Self> {
         let (origin, command) = line.split_once("] ")?;
@@ -74,4 +76,4 @@ impl Asked {
     }
 }
 
-const THE_END: &str = "the-end-of-what-was-asked";
+const THE_END: &str = "end-of-commands";

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{RedisServer, password, query, responses};
-use crate::servers::{Guard, READY_WITHIN, directory, on_a_free_port, tool};
+use crate::servers::{Guard, READY_WITHIN, directory, start_on_free_port, tool};
 
 /// A single sentinel; killed when it is dropped. It calls the primary [`NAME`](Self::NAME), and decides without
 /// other sentinels.
@@ -50,7 +50,7 @@ impl Sentinel {
             command.arg(file).arg("--sentinel");
             Guard::start(&directory, &command, "KILL")
         };
-        let (port, guard) = on_a_free_port(start, |port, guard| responses(port, None, guard));
+        let (port, guard) = start_on_free_port(start, |port, guard| responses(port, None, guard));
         let sentinel = Self { guard, port };
         sentinel.wait("the sentinel finds the replicas", || {
             let found = sentinel.command(&["SENTINEL", "REPLICAS", name]);

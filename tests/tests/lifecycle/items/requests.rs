@@ -294,9 +294,9 @@ async fn lost_request_lease_repeats_no_item() {
 }
 
 /// A body whose only frame comes from a future.
-struct Later(Option<Pin<Box<dyn Future<Output = Bytes> + Send>>>);
+struct FutureBody(Option<Pin<Box<dyn Future<Output = Bytes> + Send>>>);
 
-impl http_body::Body for Later {
+impl http_body::Body for FutureBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -324,7 +324,7 @@ async fn batch_in_response_body_is_not_recorded_unfinished() {
             let statuses: Vec<_> = results.iter().map(|it| it.status().to_string()).collect();
             Bytes::from(statuses.join(","))
         };
-        Body::new(Later(Some(Box::pin(run))))
+        Body::new(FutureBody(Some(Box::pin(run))))
     };
     let app: Router = Router::new()
         .route("/batch", post(handler))

@@ -17,7 +17,7 @@ use tests::{
     Scripted, Step, app,
     barrier::{bounded, eventually},
     created,
-    ledger::{Fate, Ledger},
+    ledger::{CommitFault, Ledger},
     send,
 };
 use tokio::time::sleep;
@@ -45,7 +45,7 @@ async fn committed_response_is_sent_without_completion() {
 }
 
 /// Returns a response with headers of every kind: replayed or not, repeated, of the connection, of the layer.
-fn rich(body: Body) -> Response {
+fn full_response(body: Body) -> Response {
     let mut res = Response::new(body);
     *res.status_mut() = StatusCode::ACCEPTED;
     for (name, value) in [
@@ -85,11 +85,11 @@ async fn committed_and_recorded_responses_are_equal() {
     for kind in kinds {
         let committing = Ledger::default();
         let (committing, _) = bank(&committing, async move |ledger, lease, n| {
-            commit(&ledger, &lease, n, rich(kind())).await
+            commit(&ledger, &lease, n, full_response(kind())).await
         });
         let (plain, _) = app(
             IdempotencyLayer::new(Ledger::default()),
-            move |_, _| async move { rich(kind()) },
+            move |_, _| async move { full_response(kind()) },
         );
         for attempt in ["first", "retry"] {
             let committed = committing
@@ -279,10 +279,10 @@ async fn dropped_after<F: Future>(polls: usize, future: F) -> Option<F::Output> 
 async fn disconnect_around_commit_leaves_one_effect() {
     bounded(async {
         let mut dropped = 0;
-        for fate in [Fate::Committed, Fate::ReplyLost] {
+        for fault in [CommitFault::Committed, CommitFault::ReplyLost] {
             for polls in 0..100 {
                 let ledger = Ledger::default();
-                ledger.next(fate.clone());
+                ledger.next(fault.clone());
                 ledger.store.set_script(|_, _| Fault::Yield);
                 let layer = IdempotencyLayer::new(ledger.clone());
                 let (app, executions) = behind(layer.clone(), &ledger, async |ledger, lease, n| {

@@ -9,7 +9,7 @@ use tests::{
     app,
     barrier::{Barrier, eventually, within},
     created,
-    ledger::{Fate, Ledger},
+    ledger::{CommitFault, Ledger},
     send,
 };
 use tokio::time::sleep;
@@ -28,7 +28,7 @@ use super::{
 #[tokio::test(start_paused = true)]
 async fn failed_commit_is_resolved_and_retry_executes() {
     let ledger = Ledger::default();
-    ledger.next(Fate::CallLost);
+    ledger.next(CommitFault::CallLost);
     let (app, executions) = bank(&ledger, charge);
     let first = send(&app, order()).await;
     assert_eq!(first.status, StatusCode::INTERNAL_SERVER_ERROR);
@@ -60,7 +60,7 @@ async fn failed_commit_is_resolved_while_rival_holds_key() {
                     }
                     _ => Fault::None,
                 });
-                ledger.next(Fate::CallLost);
+                ledger.next(CommitFault::CallLost);
                 charge(ledger, lease, n).await
             });
             if generation == 2 {
@@ -99,9 +99,9 @@ async fn failed_commit_is_resolved_while_rival_holds_key() {
 #[tokio::test(start_paused = true)]
 async fn commit_with_unreleasable_lease_is_outcome_unknown() {
     within(LONG, async {
-        for (fate, executed) in [(Fate::ReplyLost, 1), (Fate::CallLost, 2)] {
+        for (fault, executed) in [(CommitFault::ReplyLost, 1), (CommitFault::CallLost, 2)] {
             let ledger = Ledger::default();
-            ledger.next(fate.clone());
+            ledger.next(fault.clone());
             let (app, executions) = bank(&ledger, async move |ledger: Ledger, lease, n| {
                 if n > 1 {
                     return charge(ledger, lease, n).await;
@@ -241,7 +241,7 @@ async fn lease_possibly_taken_by_query_is_released() {
             (Operation::Release, Fault::CallLost),
         ] {
             let ledger = Ledger::default();
-            ledger.next(Fate::CallLost);
+            ledger.next(CommitFault::CallLost);
             let (app, executions) = bank(&ledger, {
                 let lost = lost.clone();
                 move |ledger: Ledger, lease: Lease, n| {
@@ -282,13 +282,13 @@ async fn lease_possibly_taken_by_query_is_released() {
 #[tokio::test(start_paused = true)]
 async fn unverifiable_commit_is_outcome_unknown() {
     within(LONG, async {
-        for (fate, executed, row) in [
-            (Fate::ReplyLost, 1, "charge 1"),
-            (Fate::CallLost, 2, "charge 2"),
+        for (fault, executed, row) in [
+            (CommitFault::ReplyLost, 1, "charge 1"),
+            (CommitFault::CallLost, 2, "charge 2"),
         ] {
             for status in [StatusCode::OK, StatusCode::BAD_GATEWAY] {
                 let ledger = Ledger::default();
-                ledger.next(fate.clone());
+                ledger.next(fault.clone());
                 let (app, executions) = bank(&ledger, async move |ledger: Ledger, lease, n| {
                     if n > 1 {
                         return charge(ledger, lease, n).await;
@@ -325,10 +325,13 @@ async fn unverifiable_commit_is_outcome_unknown() {
 #[tokio::test(start_paused = true)]
 async fn timeout_during_commit_returns_its_outcome() {
     within(LONG, async {
-        for (fate, committed) in [(Fate::HangReply, true), (Fate::HangCall, false)] {
+        for (fault, committed) in [
+            (CommitFault::HangReply, true),
+            (CommitFault::HangCall, false),
+        ] {
             for status in [StatusCode::REQUEST_TIMEOUT, StatusCode::CONFLICT] {
                 let ledger = Ledger::default();
-                ledger.next(fate.clone());
+                ledger.next(fault.clone());
                 let database = ledger.clone();
                 let handler = async move |lease: Lease| charge(database, lease, 1).await;
                 let app = Router::new()
@@ -362,9 +365,9 @@ async fn timeout_during_commit_returns_its_outcome() {
 // S-199
 #[tokio::test(start_paused = true)]
 async fn panic_during_commit_keeps_its_outcome() {
-    for (fate, rows) in [(Fate::HangReply, 1), (Fate::HangCall, 0)] {
+    for (fault, rows) in [(CommitFault::HangReply, 1), (CommitFault::HangCall, 0)] {
         let ledger = Ledger::default();
-        ledger.next(fate);
+        ledger.next(fault);
         let (app, executions) = bank(&ledger, async |ledger, lease, n| {
             if n > 1 {
                 return charge(ledger, lease, 1).await;
@@ -389,7 +392,7 @@ async fn pending_commit_is_awaited() {
     within(LONG, async {
         for status in [StatusCode::OK, StatusCode::BAD_GATEWAY] {
             let (ledger, barrier) = (Ledger::default(), Barrier::closed());
-            ledger.next(Fate::Late(barrier.clone()));
+            ledger.next(CommitFault::Late(barrier.clone()));
             let (app, executions) = bank(&ledger, async move |ledger, lease, n| {
                 charge(ledger, lease, n).await;
                 (status, "the connection was cut").into_response()

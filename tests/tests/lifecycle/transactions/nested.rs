@@ -6,7 +6,7 @@ use axum::{Extension, Router, response::IntoResponse};
 use http::StatusCode;
 use tests::{
     barrier::bounded,
-    ledger::{Fate, Ledger},
+    ledger::{CommitFault, Ledger},
     send,
 };
 use tokio::time::sleep;
@@ -70,11 +70,11 @@ async fn commit_leaves_instructions_to_outer_layer() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_of_many_commits_takes_effect() {
     bounded(async {
-        for (round, fate) in [
-            Fate::Committed,
-            Fate::ReplyLost,
-            Fate::CallLost,
-            Fate::Committed,
+        for (round, fault) in [
+            CommitFault::Committed,
+            CommitFault::ReplyLost,
+            CommitFault::CallLost,
+            CommitFault::Committed,
         ]
         .into_iter()
         .cycle()
@@ -82,7 +82,7 @@ async fn one_of_many_commits_takes_effect() {
         .enumerate()
         {
             let ledger = Ledger::default();
-            ledger.next(fate.clone());
+            ledger.next(fault.clone());
             let (app, _) = bank(&ledger, async |ledger, lease, _| {
                 charge(ledger, lease, 1).await
             });

@@ -12,7 +12,7 @@ use tests::{
     Scripted, Step, TestResponse,
     barrier::{Barrier, within},
     created,
-    ledger::{Fate, Ledger},
+    ledger::{CommitFault, Ledger},
     post, send,
 };
 use tokio::time::sleep;
@@ -79,7 +79,7 @@ async fn layer_records_handler_without_commit() {
 #[tokio::test(start_paused = true)]
 async fn failed_transaction_can_be_retried() {
     let ledger = Ledger::default();
-    ledger.next(Fate::CallLost);
+    ledger.next(CommitFault::CallLost);
     let (app, executions) = bank(&ledger, async |ledger, lease: Lease, n| {
         let failed = charge(ledger.clone(), lease.clone(), n).await;
         assert_eq!(failed.status(), StatusCode::INTERNAL_SERVER_ERROR);
@@ -95,7 +95,7 @@ async fn failed_transaction_can_be_retried() {
 }
 
 /// A node whose handler runs under a lost lease, and another node that executes the same request.
-struct Overtaken {
+struct LostLeaseFixture {
     ledger: Ledger,
     request: tokio::task::JoinHandle<TestResponse>,
     first: Barrier,
@@ -103,10 +103,10 @@ struct Overtaken {
     other: Router,
 }
 
-impl Overtaken {
-    async fn new(responses: StatusCode, fate: Fate) -> Self {
+impl LostLeaseFixture {
+    async fn new(responses: StatusCode, fault: CommitFault) -> Self {
         let ledger = Ledger::default();
-        ledger.next(fate);
+        ledger.next(fault);
         let (first, second) = (Barrier::closed(), Barrier::closed());
         let paused = ledger.clone();
         // The node cannot renew its lease, like a paused process.
@@ -139,11 +139,11 @@ impl Overtaken {
 }
 
 /// The status that the handler returns, and the result of its commit. The database rejects the commit if it arrives.
-const ENDS: [(StatusCode, Fate); 4] = [
-    (StatusCode::INTERNAL_SERVER_ERROR, Fate::Committed),
-    (StatusCode::INTERNAL_SERVER_ERROR, Fate::CallLost),
-    (StatusCode::CONFLICT, Fate::Committed),
-    (StatusCode::CONFLICT, Fate::CallLost),
+const ENDS: [(StatusCode, CommitFault); 4] = [
+    (StatusCode::INTERNAL_SERVER_ERROR, CommitFault::Committed),
+    (StatusCode::INTERNAL_SERVER_ERROR, CommitFault::CallLost),
+    (StatusCode::CONFLICT, CommitFault::Committed),
+    (StatusCode::CONFLICT, CommitFault::CallLost),
 ];
 
 trait Text {
@@ -160,16 +160,16 @@ impl Text for Response {
 #[tokio::test(start_paused = true)]
 async fn commit_after_lost_lease_has_no_effect() {
     within(LONG, async {
-        for (responses, fate) in ENDS {
-            let overtaken = Overtaken::new(responses, fate).await;
-            overtaken.second.open_for_good();
-            let other = send(&overtaken.other, order()).await;
+        for (responses, fault) in ENDS {
+            let fixture = LostLeaseFixture::new(responses, fault).await;
+            fixture.second.open_for_good();
+            let other = send(&fixture.other, order()).await;
             assert_eq!(other.text(), "of the other");
-            overtaken.first.open_for_good();
-            let response = overtaken.request.await.expect("no panic");
+            fixture.first.open_for_good();
+            let response = fixture.request.await.expect("no panic");
             assert_eq!(response.text(), "of the other", "{responses}");
             assert!(response.is_replay());
-            assert_eq!(overtaken.ledger.rows().await, ["charge 2"]);
+            assert_eq!(fixture.ledger.rows().await, ["charge 2"]);
         }
     })
     .await;
@@ -179,19 +179,19 @@ async fn commit_after_lost_lease_has_no_effect() {
 #[tokio::test(start_paused = true)]
 async fn commit_after_lost_lease_is_unknown_if_rival_runs() {
     within(LONG, async {
-        for (responses, fate) in ENDS {
-            let overtaken = Overtaken::new(responses, fate).await;
-            let app = overtaken.other.clone();
+        for (responses, fault) in ENDS {
+            let fixture = LostLeaseFixture::new(responses, fault).await;
+            let app = fixture.other.clone();
             let other = tokio::spawn(async move { send(&app, order()).await });
-            overtaken.second.arrival().await;
-            overtaken.first.open_for_good();
-            let response = overtaken.request.await.expect("no panic");
+            fixture.second.arrival().await;
+            fixture.first.open_for_good();
+            let response = fixture.request.await.expect("no panic");
             assert_eq!(response.status, StatusCode::CONFLICT, "{responses}");
             assert_unknown(&response, true);
-            assert!(overtaken.ledger.rows().await.is_empty());
-            overtaken.second.open_for_good();
+            assert!(fixture.ledger.rows().await.is_empty());
+            fixture.second.open_for_good();
             assert_eq!(other.await.expect("no panic").text(), "of the other");
-            assert_eq!(overtaken.ledger.rows().await, ["charge 2"]);
+            assert_eq!(fixture.ledger.rows().await, ["charge 2"]);
         }
     })
     .await;
@@ -204,27 +204,27 @@ async fn refused_commit_returns_response_of_rival() {
     within(LONG, async {
         for status in [StatusCode::INTERNAL_SERVER_ERROR, StatusCode::CONFLICT] {
             for has_responded in [true, false] {
-                let overtaken = Overtaken::new(status, Fate::Committed).await;
-                let app = overtaken.other.clone();
+                let fixture = LostLeaseFixture::new(status, CommitFault::Committed).await;
+                let app = fixture.other.clone();
                 let other = tokio::spawn(async move { send(&app, order()).await });
-                overtaken.second.arrival().await;
+                fixture.second.arrival().await;
                 if has_responded {
-                    overtaken.second.open_for_good();
+                    fixture.second.open_for_good();
                 }
-                overtaken.ledger.store.clear_faults();
+                fixture.ledger.store.clear_faults();
                 sleep(Duration::from_secs(10)).await;
                 assert_eq!(other.is_finished(), has_responded);
-                overtaken.first.open_for_good();
-                let response = overtaken.request.await.expect("no panic");
+                fixture.first.open_for_good();
+                let response = fixture.request.await.expect("no panic");
                 if has_responded {
                     assert_eq!(response.text(), "of the other", "{status}");
                     assert!(response.is_replay());
                 } else {
                     assert_unknown(&response, true);
                 }
-                overtaken.second.open_for_good();
+                fixture.second.open_for_good();
                 assert_eq!(other.await.expect("no panic").text(), "of the other");
-                assert_eq!(overtaken.ledger.rows().await, ["charge 2"]);
+                assert_eq!(fixture.ledger.rows().await, ["charge 2"]);
             }
         }
     })
@@ -284,7 +284,7 @@ async fn client_error_after_known_loss_is_not_recorded() {
 #[tokio::test(start_paused = true)]
 async fn renewal_during_commit_reports_no_loss() {
     let ledger = Ledger::default();
-    ledger.next(Fate::HangReply);
+    ledger.next(CommitFault::HangReply);
     let (app, _) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
         let commit = charge(ledger.clone(), lease.clone(), n);
         let hung = tokio::time::timeout(Duration::from_secs(6), commit).await;

@@ -11,7 +11,7 @@ use http::{Request, StatusCode};
 use http_body::Frame;
 use tests::{
     Broken, Effects, Scripted, Step, app, created,
-    ledger::{Fate, Ledger},
+    ledger::{CommitFault, Ledger},
     post, send,
 };
 use tower_idempotency::{
@@ -28,7 +28,7 @@ use super::{assert_charged_once, bank, behind, charge, first_of, order};
 async fn client_error_after_failed_commit_is_not_recorded() {
     for status in [StatusCode::CONFLICT, StatusCode::UNPROCESSABLE_ENTITY] {
         let ledger = Ledger::default();
-        ledger.next(Fate::CallLost);
+        ledger.next(CommitFault::CallLost);
         let (app, effects) = bank(&ledger, async move |ledger, lease, n| {
             let res = charge(ledger, lease, n).await;
             match res.status() {
@@ -49,7 +49,7 @@ async fn client_error_after_failed_commit_is_not_recorded() {
 /// The way in which a handler reports that the database refused the transaction of a closure.
 #[derive(Clone, Copy, Debug)]
 enum Refused {
-    TestResponse(StatusCode),
+    Status(StatusCode),
     Panic,
 }
 
@@ -71,8 +71,8 @@ async fn refused(lease: &Lease, n: u64, is_begun: bool) {
 async fn refused_commit_of_closure_is_not_reported() {
     for is_begun in [false, true] {
         for refusal in [
-            Refused::TestResponse(StatusCode::INTERNAL_SERVER_ERROR),
-            Refused::TestResponse(StatusCode::CONFLICT),
+            Refused::Status(StatusCode::INTERNAL_SERVER_ERROR),
+            Refused::Status(StatusCode::CONFLICT),
             Refused::Panic,
         ] {
             let ledger = Ledger::default();
@@ -82,7 +82,7 @@ async fn refused_commit_of_closure_is_not_reported() {
                 }
                 refused(&lease, n, is_begun).await;
                 match refusal {
-                    Refused::TestResponse(status) => (status, "refused").into_response(),
+                    Refused::Status(status) => (status, "refused").into_response(),
                     Refused::Panic => panic!("refused"),
                 }
             });
@@ -91,7 +91,7 @@ async fn refused_commit_of_closure_is_not_reported() {
                 tokio::spawn(async move { send(&app, order()).await }).await
             };
             match (first, refusal) {
-                (Ok(first), Refused::TestResponse(status)) => {
+                (Ok(first), Refused::Status(status)) => {
                     assert_eq!((first.status, first.text()), (status, "refused"));
                 }
                 (Err(error), Refused::Panic) => assert!(error.is_panic()),

@@ -8,7 +8,7 @@ use metrics_util::debugging::DebuggingRecorder;
 use tests::{
     barrier::{Barrier, bounded, eventually, within},
     created,
-    ledger::{Fate, Ledger},
+    ledger::{CommitFault, Ledger},
     send,
 };
 use tokio::time::sleep;
@@ -28,7 +28,7 @@ use super::{
 #[tokio::test(start_paused = true)]
 async fn lost_commit_reply_is_resolved() {
     let ledger = Ledger::default();
-    ledger.next(Fate::ReplyLost);
+    ledger.next(CommitFault::ReplyLost);
     let (app, executions) = bank(&ledger, async |ledger, lease, n| {
         let res = charge(ledger, lease, n).await;
         assert_eq!(res.status(), StatusCode::CREATED, "the handler sees it too");
@@ -89,7 +89,7 @@ async fn own_unacknowledged_commit_is_no_lease_loss() {
     let recorder = DebuggingRecorder::new();
     let _recorded = metrics::set_default_local_recorder(&recorder);
     let ledger = Ledger::default();
-    ledger.next(Fate::ReplyLost);
+    ledger.next(CommitFault::ReplyLost);
     let (app, _) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
         ledger
             .store
@@ -113,7 +113,7 @@ async fn retried_successful_commit_reports_no_loss() {
     let recorder = DebuggingRecorder::new();
     let _recorded = metrics::set_default_local_recorder(&recorder);
     let ledger = Ledger::default();
-    ledger.next(Fate::ReplyLost);
+    ledger.next(CommitFault::ReplyLost);
     let (app, _) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
         ledger
             .store
@@ -130,7 +130,7 @@ async fn retried_successful_commit_reports_no_loss() {
 #[tokio::test(start_paused = true)]
 async fn cut_off_commit_leaves_renewals_effective() {
     let ledger = Ledger::default();
-    ledger.next(Fate::HangReply);
+    ledger.next(CommitFault::HangReply);
     let (app, _) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
         let commit = charge(ledger.clone(), lease.clone(), n);
         let cut = tokio::time::timeout(Duration::from_secs(1), commit).await;
@@ -150,7 +150,7 @@ async fn lease_loss_after_failed_commit_is_reported_once() {
     let recorder = DebuggingRecorder::new();
     let _recorded = metrics::set_default_local_recorder(&recorder);
     let ledger = Ledger::default();
-    ledger.next(Fate::CallLost);
+    ledger.next(CommitFault::CallLost);
     let (app, _) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
         let failed = charge(ledger.clone(), lease.clone(), n).await;
         let (mine, store) = (lease.lease_ref(), ledger.store.inner());
@@ -172,7 +172,7 @@ async fn late_commit_fails_after_reconciliation() {
     within(LONG, async {
         let ledger = Ledger::default();
         let (way, looked) = (Barrier::closed(), Barrier::closed());
-        ledger.next(Fate::UnderWay(way.clone()));
+        ledger.next(CommitFault::UnderWay(way.clone()));
         let held = looked.clone();
         ledger.store.set_script(move |op, n| match (op, n) {
             (Operation::Acquire, 2) => Fault::HoldReply(held.clone().into()),
@@ -208,7 +208,7 @@ async fn late_commit_fails_after_reconciliation() {
 async fn reconciliation_after_expiry_leaves_no_lease() {
     within(LONG, async {
         let ledger = Ledger::default();
-        ledger.next(Fate::HangReply);
+        ledger.next(CommitFault::HangReply);
         ledger.store.set_script(|op, n| match (op, n) {
             (Operation::Acquire, 2) => {
                 Fault::HoldCall(Hold::new(|| sleep(Duration::from_millis(1_500))))
@@ -237,7 +237,7 @@ async fn response_discarded_if_committed_record_expired() {
         // The record expires before the layer queries the store, during the query, or in the background.
         for (charging, completing, fails) in [(2_000, 0, 0), (500, 1_000, 0), (500, 0, 20)] {
             let ledger = Ledger::default();
-            ledger.next(Fate::HangReply);
+            ledger.next(CommitFault::HangReply);
             ledger.store.set_script(move |op, nth| match (op, nth) {
                 (Operation::Complete, nth) if nth <= fails => Fault::CallLost,
                 (Operation::Complete, _) => {

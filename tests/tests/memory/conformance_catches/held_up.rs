@@ -64,6 +64,20 @@ held_up! {
     replay_does_not_extend_retention in Complete after 0, once 2, always 6;
 }
 
+/// Waiters that subscribe after the change return at once. Such a trial shows nothing about notifications.
+#[test]
+fn late_waiters_do_not_hide_missing_notifications() {
+    for (flaw, fails) in [(Flaw::Nothing, false), (Flaw::WaitingSubscribesNever, true)] {
+        let store = Arc::new(FaultInjector::new(Mutant::new(flaw)));
+        store.enqueue(Operation::WaitForChange, vec![HELD_UP; 9]);
+        let subject = Subject::new(Arc::clone(&store));
+        let check = AssertUnwindSafe(|| run(PAUSED, case("release_wakes_waiters").check(subject)));
+        assert_eq!(catch_unwind(check).is_err(), fails, "{flaw:?}");
+        let calls = store.calls(Operation::WaitForChange);
+        assert_eq!(calls, 18, "a trial, and another");
+    }
+}
+
 /// A server that reports for this time that it is unavailable.
 struct TemporarilyUnavailable {
     store: Mutant,

@@ -143,6 +143,8 @@ caught! {
     ReleasedWakesNobody by takeover_release_wakes_waiters;
     NobodyIsWoken by completion_wakes_waiters release_wakes_waiters
         wait_returns_at_once_if_not_in_progress;
+    WaitingSubscribesNever by completion_wakes_waiters release_wakes_waiters takeover_release_wakes_waiters;
+    WaitingSubscribesLate by completion_wakes_waiters release_wakes_waiters takeover_release_wakes_waiters;
     WaitingNeverEnds by wait_ends_at_timeout;
     WaitingIsBlind by wait_returns_at_once_if_not_in_progress;
 }

@@ -98,6 +98,8 @@ pub(crate) enum Flaw {
     ReleasedRefusesAnswers,
     ReleasedWakesNobody,
     NobodyIsWoken,
+    WaitingSubscribesNever,
+    WaitingSubscribesLate,
     WaitingNeverEnds,
     WaitingIsBlind,
 }
@@ -144,6 +146,15 @@ impl Mutant {
 
     fn has(&self, flaw: Flaw) -> bool {
         self.flaw == flaw
+    }
+
+    fn is_in_progress(&self, id: KeyId) -> bool {
+        self.step(id, |found, now| {
+            found.as_ref().is_some_and(|entry| match entry.state {
+                State::Leased { ends, .. } => now < ends,
+                State::Completed { .. } => false,
+            })
+        })
     }
 
     fn id(&self, id: KeyId) -> KeyId {
@@ -472,10 +483,10 @@ impl Mutant {
                 forgotten,
                 keep,
             } => {
-                let asked = now + ttl.as_duration();
+                let requested = now + ttl.as_duration();
                 *ends = match self.flaw {
-                    Flaw::RenewOnlyExtends => asked.max(*ends),
-                    _ => asked,
+                    Flaw::RenewOnlyExtends => requested.max(*ends),
+                    _ => requested,
                 };
                 if !self.has(Flaw::RenewForgetsSooner) {
                     *forgotten = *ends + keep.as_duration();
@@ -616,18 +627,22 @@ impl Store for Mutant {
         match self.flaw {
             Flaw::NobodyIsWoken => return sleep(within).await,
             Flaw::WaitingNeverEnds => return pending().await,
+            Flaw::WaitingSubscribesNever if self.is_in_progress(*id) => {
+                return sleep(within).await;
+            }
+            // A change between the query and the subscription is missed.
+            Flaw::WaitingSubscribesLate if self.is_in_progress(*id) => {
+                sleep(Duration::from_secs(1)).await;
+                timeout(within, self.changed.notified()).await.ok();
+                return;
+            }
             _ => {}
         }
         let deadline = Instant::now() + within;
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            let in_progress = self.step(*id, |found, now| {
-                found.as_ref().is_some_and(|entry| match entry.state {
-                    State::Leased { ends, .. } => now < ends,
-                    State::Completed { .. } => false,
-                })
-            });
+            let in_progress = self.is_in_progress(*id);
             let blind = self.has(Flaw::WaitingIsBlind);
             let left = deadline.saturating_duration_since(Instant::now());
             if !(in_progress || blind) || timeout(left, changed).await.is_err() {

@@ -13,7 +13,7 @@ use tower_idempotency_redis::{
 };
 
 use crate::{
-    faults::node::{BOUND, Node, connect, options, unhurried, until_connected},
+    faults::node::{BOUND, Node, connect, options, options_with_long_timeout, until_connected},
     pools::pool_to,
 };
 
@@ -46,20 +46,20 @@ async fn refused_by(url: &str) -> Vec<ConnectError> {
 
 /// Returns the error's message, with all its causes.
 fn error_text(error: &ConnectError) -> String {
-    let mut said = format!("{error} {error:?}");
+    let mut message = format!("{error} {error:?}");
     let mut source = error.source();
     while let Some(error) = source {
-        said += &format!(" {error} {error:?}");
+        message += &format!(" {error} {error:?}");
         source = error.source();
     }
-    said
+    message
 }
 
 fn assert_all(kind: ConnectErrorKind, errors: &[ConnectError]) {
     for error in errors {
         assert_eq!(error.kind(), kind, "{error:?}");
-        let said = error_text(error);
-        assert!(!said.contains(SECRET), "{said}");
+        let message = error_text(error);
+        assert!(!message.contains(SECRET), "{message}");
     }
 }
 
@@ -69,8 +69,11 @@ async fn replica_is_refused() {
     let primary = RedisServer::start(&["--requirepass", SECRET]);
     let replica = RedisServer::replica_of(&primary);
     let refused = [
-        unhurried().connect(&replica.url()).await.unwrap_err(),
-        unhurried()
+        options_with_long_timeout()
+            .connect(&replica.url())
+            .await
+            .unwrap_err(),
+        options_with_long_timeout()
             .connect_pool(pool_to(4, &replica.url()))
             .await
             .unwrap_err(),
@@ -86,8 +89,11 @@ async fn server_without_scripts_is_refused() {
     let server = RedisServer::start(&["--requirepass", SECRET]);
     server.command(&["ACL", "SETUSER", "default", "-@scripting"]);
     let refused = [
-        unhurried().connect(&server.url()).await.unwrap_err(),
-        unhurried()
+        options_with_long_timeout()
+            .connect(&server.url())
+            .await
+            .unwrap_err(),
+        options_with_long_timeout()
             .connect_pool(pool_to(4, &server.url()))
             .await
             .unwrap_err(),

@@ -9,10 +9,12 @@ use tests::servers::redis::{RedisCluster, RedisServer, UNHURRIED};
 use tokio::task;
 use tower_idempotency_redis::{RedisOptions, RedisStore};
 
-use crate::faults::node::{EffectsByKey, Node, options, patient, unhurried, until_connected};
+use crate::faults::node::{
+    EffectsByKey, Node, options, options_with_long_timeout, patient, until_connected,
+};
 
-/// Connects with a timeout of more than 8 s (4 x a stall of 2 s), because a node has a quarter of it to accept a connection.
-/// The store would connect to a skipped node later, and the test would count that connection.
+/// Connects with a timeout of more than 8 s (4 x a stall of 2 s). A node has a quarter of the timeout to accept a
+/// connection. The store would connect to a skipped node later, and the test would count that connection.
 async fn connect(cluster: &RedisCluster, prefix: &str) -> RedisStore {
     let options = RedisOptions::new()
         .with_timeout(UNHURRIED)
@@ -24,7 +26,7 @@ async fn connect(cluster: &RedisCluster, prefix: &str) -> RedisStore {
 // A node that does not know its own name redirects to "the same host, on this port".
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redirection_without_host_stays_on_host() {
-    let cluster = nameless();
+    let cluster = cluster_without_hostnames();
     let node = Node::new(connect(&cluster, "{nameless}:").await);
     let other = Node::with(
         connect(&cluster, "{nameless}:").await,
@@ -38,7 +40,7 @@ async fn redirection_without_host_stays_on_host() {
 // The store does not guess an unknown host: another cluster may listen on the same port of another host.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ambiguous_redirection_is_refused_until_moved() {
-    let cluster = nameless();
+    let cluster = cluster_without_hostnames();
     let mut urls = cluster.urls();
     urls[1] = urls[1].replace("127.0.0.1", "localhost");
     let prefixed = options().with_prefix("{nameless}:");
@@ -77,7 +79,7 @@ async fn cluster_tls_client_process() {
         return;
     };
     let urls: Vec<_> = urls.split(' ').collect();
-    let prefixed = unhurried().with_prefix("{tls}:");
+    let prefixed = options_with_long_timeout().with_prefix("{tls}:");
     let store = until_connected(|| prefixed.clone().connect_cluster(&urls)).await;
     let node = Node::with(store, &EffectsByKey::default(), patient);
     let response = node.post("/orders", "asked").await;
@@ -115,14 +117,14 @@ async fn assert_is_sent_on(cluster: &RedisCluster, tag: &str, node: &Node, other
         assert_eq!(response.text(), "effect 1 of before");
     }
     cluster.begin_move(slot, to);
-    let asked = node.post("/orders", "asked").await;
-    assert_eq!(asked.text(), "effect 1 of asked");
+    let first = node.post("/orders", "asked").await;
+    assert_eq!(first.text(), "effect 1 of asked");
     assert_eq!(cluster.node(to).command(&["DBSIZE"]), "1");
     cluster.move_keys(slot, to);
     cluster.end_move(slot, to);
 
     let connected = connections(cluster);
-    other.assert_replays("/orders", "asked", &asked).await;
+    other.assert_replays("/orders", "asked", &first).await;
     let fresh = other.post("/orders", "moved").await;
     assert_eq!(fresh.text(), "effect 1 of moved");
     // Three connections are those that count, and two are for acquires and completions on the new node.
@@ -132,7 +134,7 @@ async fn assert_is_sent_on(cluster: &RedisCluster, tag: &str, node: &Node, other
 }
 
 /// Starts a cluster whose nodes do not know their own names.
-fn nameless() -> RedisCluster {
+fn cluster_without_hostnames() -> RedisCluster {
     let unknown = ["--cluster-preferred-endpoint-type", "unknown-endpoint"];
     RedisCluster::start_with(&unknown)
 }

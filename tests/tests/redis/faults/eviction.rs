@@ -2,22 +2,50 @@
 
 use std::{
     io,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
 use http::StatusCode;
-use tests::servers::redis::RedisServer;
+use tests::{barrier::within, servers::redis::RedisServer};
+use tokio::time::sleep;
 use tower_idempotency::store::{Claim, Fingerprint, KeyId, Store, Ttl};
 use tower_idempotency_redis::{ConnectErrorKind, Eviction, RedisStore};
 
 use crate::{
-    events::eventually,
-    faults::node::{Node, connect, connect_unhurried, unhurried},
+    events::{HANG, eventually},
+    faults::node::{Node, connect, connect_with_long_timeout, options_with_long_timeout},
 };
 
+/// The log of this process. It also contains the events of parallel tests, whose servers have other memory limits.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    /// Returns the log, which the first call installs.
+    fn shared() -> &'static Self {
+        static LOG: OnceLock<Log> = OnceLock::new();
+        LOG.get_or_init(|| {
+            let log = Self::default();
+            let writer = log.clone();
+            let subscriber = tracing_subscriber::fmt()
+                .with_max_level(tracing::Level::WARN)
+                .with_ansi(false)
+                .with_writer(move || writer.clone());
+            subscriber.init();
+            log
+        })
+    }
+
+    /// Returns the lines so far that contain each of the texts.
+    fn lines(&self, texts: &[&str]) -> Vec<String> {
+        let log = String::from_utf8(self.0.lock().expect("no poison").clone());
+        let log = log.expect("a log of text");
+        let lines = log.lines();
+        let lines = lines.filter(|line| texts.iter().all(|text| line.contains(*text)));
+        lines.map(str::to_owned).collect()
+    }
+}
 
 impl io::Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -33,31 +61,26 @@ impl io::Write for Log {
 // F-128
 #[tokio::test]
 async fn evicting_server_is_warned_about_or_refused() {
-    // The process has one log: it also contains the events of parallel tests, which have another limit.
     const LIMIT: &str = "123456789";
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::WARN)
-        .with_ansi(false)
-        .with_writer(move || writer.clone());
-    subscriber.init();
+    let log = Log::shared();
     let server = RedisServer::start(&["--maxmemory", LIMIT]);
     for policy in ["allkeys-lru", "volatile-lru", "volatile-ttl", "noeviction"] {
         server.command(&["CONFIG", "SET", "maxmemory-policy", policy]);
-        log.0.lock().unwrap().clear();
-        let _store: RedisStore = connect_unhurried(&server.url()).await;
-        let said = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-        let said = said.lines().find(|line| line.contains(LIMIT));
-        let refusing = unhurried().with_eviction(Eviction::Refuse);
+        let before = log.lines(&[LIMIT]).len();
+        let _store: RedisStore = connect_with_long_timeout(&server.url()).await;
+        let warnings = log.lines(&[LIMIT]).split_off(before);
+        let refusing = options_with_long_timeout().with_eviction(Eviction::Refuse);
         let refused = refusing.connect(&server.url()).await;
         if policy == "noeviction" {
-            assert_eq!(said, None);
+            assert!(warnings.is_empty(), "{warnings:?}");
             assert!(refused.is_ok());
         } else {
-            let said = said.expect("a warning");
-            assert!(said.contains("WARN") && said.contains(policy), "{said}");
-            assert!(said.contains("execute twice"), "{said}");
+            let warning = warnings.first().expect("a warning");
+            assert!(
+                warning.contains("WARN") && warning.contains(policy),
+                "{warning}"
+            );
+            assert!(warning.contains("execute twice"), "{warning}");
             let error = refused.unwrap_err();
             assert_eq!(error.kind(), ConnectErrorKind::EvictionPolicy);
             assert!(error.to_string().contains(policy), "{error}");
@@ -101,8 +124,10 @@ async fn evicted_lease_runs_twice_with_one_record() {
 // F-941
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn policy_changed_later_is_refused_until_changed_back() {
-    let server = RedisServer::start(&[]);
-    let watching = || unhurried().with_eviction_check(Duration::from_millis(20));
+    const LIMIT: &str = "234567891";
+    let log = Log::shared();
+    let server = RedisServer::start(&["--maxmemory", LIMIT]);
+    let watching = || options_with_long_timeout().with_eviction_check(Duration::from_millis(20));
     let refusing = watching().with_eviction(Eviction::Refuse);
     let refusing = refusing.connect(&server.url()).await.expect("noeviction");
     let warning = watching().connect(&server.url()).await.expect("connected");
@@ -114,27 +139,37 @@ async fn policy_changed_later_is_refused_until_changed_back() {
     refusing.acquire(&held).await.expect("the policy is safe");
     for (policy, is_refused) in [("volatile-lru", true), ("noeviction", false)] {
         server.command(&["CONFIG", "SET", "maxmemory-policy", policy]);
-        let mut changed = false;
-        for _ in 0..500 {
-            // Each acquire may start a check, and does not wait for it.
-            changed = refusing.acquire(&claim(2)).await.is_err() == is_refused;
-            if changed {
-                break;
+        // Each acquire may start a check, and does not wait for it.
+        within(HANG, async {
+            while refusing.acquire(&claim(2)).await.is_err() != is_refused {
+                sleep(Duration::from_millis(20)).await;
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        assert!(changed, "{policy}");
+        })
+        .await;
+        // Both stores report the policy that evicts, and one of them does nothing else.
+        let reports = || log.lines(&[LIMIT, policy]).len();
+        within(HANG, async {
+            while is_refused && reports() < 2 {
+                warning.acquire(&claim(3)).await.expect("only a report");
+                sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
         warning.acquire(&claim(3)).await.expect("only a report");
         let renewed = refusing.renew(&held.lease_ref(1), Ttl::from_secs(60)).await;
         renewed.expect("the execution continues");
     }
     server.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
-    let mut error = None;
-    while error.is_none() {
-        error = refusing.acquire(&claim(2)).await.err();
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    let source = std::error::Error::source(error.as_ref().expect("refused"));
+    let error = within(HANG, async {
+        loop {
+            if let Err(error) = refusing.acquire(&claim(2)).await {
+                return error;
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    let source = std::error::Error::source(&error);
     let source = source.expect("a source").to_string();
     assert!(source.contains("noeviction"), "{source}");
     let lease = held.lease_ref(1);

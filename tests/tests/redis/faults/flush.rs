@@ -6,7 +6,7 @@ use tower_idempotency::Ttl;
 
 use crate::{
     events::eventually,
-    faults::node::{EffectsByKey, Node, connect_unhurried, patient},
+    faults::node::{EffectsByKey, Node, connect_with_long_timeout, patient},
 };
 
 /// Returns the number of script calls by hash and by code since the last call.
@@ -21,7 +21,7 @@ fn calls(server: &RedisServer) -> (u64, u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flushed_script_is_sent_once() {
     let server = RedisServer::start(&[]);
-    let store = connect_unhurried(&server.url()).await;
+    let store = connect_with_long_timeout(&server.url()).await;
     let node = Node::with(store.clone(), &EffectsByKey::default(), |layer| {
         patient(layer).with_lease_ttl(Ttl::from_secs(600))
     });

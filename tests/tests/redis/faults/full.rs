@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use tests::{
-    proxy::{Fault, Proxy, Then},
+    proxy::{ConnectionEnd, Fault, Proxy},
     servers::redis::RedisServer,
 };
 use tokio::time::Instant;
@@ -12,7 +12,7 @@ use tower_idempotency::Ttl;
 
 use crate::{
     events::{eventually, until_renewed},
-    faults::node::{EffectsByKey, Node, connect_unhurried, patient},
+    faults::node::{EffectsByKey, Node, connect_with_long_timeout, patient},
 };
 
 /// Fills the memory of a server.
@@ -30,7 +30,7 @@ async fn full_server_refuses_new_keys() {
     let server = RedisServer::start(&["--maxmemory-policy", "noeviction"]);
     let proxy = Proxy::start(server.address());
     let url = format!("redis://{}/0", proxy.address());
-    let store = connect_unhurried(&url).await;
+    let store = connect_with_long_timeout(&url).await;
     let node = Node::with(store, &EffectsByKey::default(), |layer| {
         patient(layer).with_lease_ttl(LEASE.try_into().unwrap())
     });
@@ -88,18 +88,18 @@ async fn lost_completion_is_retried_on_full_server() {
     let server = RedisServer::start(&["--maxmemory-policy", "noeviction"]);
     let proxy = Proxy::start(server.address());
     let url = format!("redis://{}/0", proxy.address());
-    let store = connect_unhurried(&url).await;
+    let store = connect_with_long_timeout(&url).await;
     let node = Node::with(store, &EffectsByKey::default(), |layer| {
         patient(layer).with_lease_ttl(Ttl::from_secs(600))
     });
     let (request, _) = node.running("running").await;
     fill(&server);
     let refused = out_of_memory(&server);
-    proxy.once(Fault::reply_to("effect 1 of running"), Then::Cut);
+    proxy.once(Fault::reply_to("effect 1 of running"), ConnectionEnd::Cut);
     node.barrier.open_for_good();
     let response = request.await.unwrap();
     assert_eq!(response.status, StatusCode::CREATED);
-    assert_eq!(proxy.hits(), 1);
+    assert_eq!(proxy.injected_faults(), 1);
     eventually("no background attempts are left", || {
         node.layer.in_flight() == 0
     })

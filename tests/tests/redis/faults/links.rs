@@ -42,11 +42,11 @@ async fn assert_serves(store: RedisStore, server: &RedisServer, pushes: bool) {
         if pushes {
             until_delays_are_long(server, before).await;
         }
-        plain.barrier.let_through(1);
+        plain.barrier.release(1);
         let waited = waiter.await.expect("no panic");
         assert_eq!(waited.body, request.await.expect("no panic").body);
         assert_eq!(database.of(&key), 1);
-        monitor.asked()
+        monitor.into_commands()
     };
     if pushes {
         until_pushes_have_woken(trial).await;

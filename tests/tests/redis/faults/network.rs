@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use tests::{
-    proxy::{Fault, Mode, Proxy, Then},
+    proxy::{ConnectionEnd, Fault, Mode, Proxy},
     servers::redis::{
         RedisServer,
         scripts::{RELEASE, RENEW},
@@ -17,7 +17,8 @@ use tower_idempotency_redis::{RedisOptions, RedisStore};
 use crate::{
     events::{HANG, eventually, until_renewed},
     faults::node::{
-        BOUND, EffectsByKey, Node, connect, connect_unhurried, options, patient, until_connected,
+        BOUND, EffectsByKey, Node, connect, connect_with_long_timeout, options, patient,
+        until_connected,
     },
 };
 
@@ -25,7 +26,7 @@ use crate::{
 const ACQUIRE: &str = "POST /orders";
 const COMPLETE: &str = "effect 1 of";
 
-const THEN: [Then; 2] = [Then::Cut, Then::Hang];
+const THEN: [ConnectionEnd; 2] = [ConnectionEnd::Cut, ConnectionEnd::Hang];
 
 /// A lease that is long enough for a hanging renewal. The first renewal is due after 6 s, the next one 4.5 s later (the
 /// store timeout and a twelfth of the lease).
@@ -41,8 +42,8 @@ fn sha(code: &str) -> String {
     script.get_hash().to_owned()
 }
 
-/// Loses the request or the reply of one command, cuts the connection or lets it hang, and asserts that the key has one effect
-/// and one response.
+/// Loses the request or the reply of one command, cuts the connection or lets it hang. Asserts that the key has one effect and
+/// one response.
 async fn assert_retried(command: &str) {
     for then in THEN {
         for fault in [Fault::request(command), Fault::reply_to(command)] {
@@ -54,7 +55,7 @@ async fn assert_retried(command: &str) {
             let response = node.post("/orders", "k").await;
             assert_eq!(response.text(), "effect 1 of k", "{fault:?} {then:?}");
             assert!(began.elapsed() < BOUND, "{:?}", began.elapsed());
-            assert_eq!(proxy.hits(), 1);
+            assert_eq!(proxy.injected_faults(), 1);
             node.assert_replays("/orders", "k", &response).await;
             assert_eq!(node.database.of("k"), 1);
         }
@@ -84,7 +85,7 @@ async fn lost_release_frees_key() {
             proxy.once(fault.clone(), then);
             let failed = node.post("/orders-fails", "k").await;
             assert_eq!(failed.status, StatusCode::BAD_GATEWAY);
-            assert_eq!(proxy.hits(), 1, "{fault:?} {then:?}");
+            assert_eq!(proxy.injected_faults(), 1, "{fault:?} {then:?}");
             let is_empty = || server.command(&["DBSIZE"]) == "0";
             eventually("the key is released", is_empty).await;
             let again = node.post("/orders", "k").await;
@@ -105,11 +106,11 @@ async fn lost_renewal_is_retried_before_expiry() {
         let node = Node::with(store, &EffectsByKey::default(), |layer| {
             layer.with_lease_ttl(lease)
         });
-        let plain = connect_unhurried(&server.url()).await;
+        let plain = connect_with_long_timeout(&server.url()).await;
         let other = Node::with(plain, &node.database, patient);
         proxy.once(Fault::request(&*renew), then);
         let (request, held) = node.running("k").await;
-        eventually("a renewal is lost", || proxy.hits() == 1).await;
+        eventually("a renewal is lost", || proxy.injected_faults() == 1).await;
         until_renewed(&server, std::slice::from_ref(&held)).await;
         assert_eq!(other.post("/held", "k").await.code(), "in-progress");
         node.barrier.open_for_good();
@@ -133,9 +134,9 @@ async fn lost_renewal_is_retried_despite_replica_waits() {
     let node = Node::with(store, &EffectsByKey::default(), |layer| {
         layer.with_lease_ttl(LEASE)
     });
-    proxy.once(Fault::request(&*renew), Then::Hang);
+    proxy.once(Fault::request(&*renew), ConnectionEnd::Hang);
     let (request, held) = node.running("k").await;
-    eventually("a renewal is lost", || proxy.hits() == 1).await;
+    eventually("a renewal is lost", || proxy.injected_faults() == 1).await;
     until_renewed(&server, &[held]).await;
     node.barrier.open_for_good();
     let response = request.await.unwrap();
@@ -181,7 +182,7 @@ async fn store_recovers_after_network_cut() {
 // A middlebox that lost the state of the connection drops all packets, without a reset.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unresponsive_connection_is_replaced() {
-    for silence in [Mode::LoseReplies(Then::Hang), Mode::Hold] {
+    for silence in [Mode::LoseReplies(ConnectionEnd::Hang), Mode::Hold] {
         let server = RedisServer::start(&[]);
         let proxy = Proxy::start(server.address());
         let node = Node::new(connect_by(&proxy).await);
@@ -221,13 +222,13 @@ async fn unresponsive_connection_replaced_if_callers_leave() {
     let before = node.post("/orders", "before").await;
     let (running, _) = node.running("running").await;
     // The connection for acquires is lost, and then the one for completions.
-    proxy.once(Fault::request(ACQUIRE), Then::Hang);
+    proxy.once(Fault::request(ACQUIRE), ConnectionEnd::Hang);
     node.assert_unavailable("/orders", "fresh").await;
     node.until_served("/orders", "fresh").await;
-    proxy.once(Fault::request("effect 1 of running"), Then::Hang);
+    proxy.once(Fault::request("effect 1 of running"), ConnectionEnd::Hang);
     node.barrier.open_for_good();
     let response = running.await.unwrap();
-    assert_eq!(proxy.hits(), 2);
+    assert_eq!(proxy.injected_faults(), 2);
     let replay = node.until_served("/held", "running").await;
     assert!(replay.is_replay() && replay.body == response.body);
     node.assert_replays("/orders", "before", &before).await;
@@ -246,10 +247,10 @@ async fn waiters_succeed_without_notifications() {
         let waiting = Node::with(connect_by(&proxy).await, &node.database, |layer| {
             layer.with_concurrent_requests(ConcurrentRequests::Wait(HANG))
         });
-        proxy.once(fault, Then::Hang);
+        proxy.once(fault, ConnectionEnd::Hang);
         let (request, _) = node.running("k").await;
         let waiter = waiting.spawn("/held", "k");
-        eventually("its subscriptions fail", || proxy.hits() == 1).await;
+        eventually("its subscriptions fail", || proxy.injected_faults() == 1).await;
         node.barrier.open_for_good();
         let response = request.await.unwrap();
         let waited = waiter.await.unwrap();

@@ -256,11 +256,11 @@ pub(crate) fn options() -> RedisOptions {
 
 /// Returns options with a long timeout for a busy machine, for tests that do not test timeouts. The layer must be
 /// [patient].
-pub(crate) fn unhurried() -> RedisOptions {
+pub(crate) fn options_with_long_timeout() -> RedisOptions {
     RedisOptions::new().with_timeout(UNHURRIED)
 }
 
-/// Sets a store timeout on the layer that is long enough for [`unhurried`] stores.
+/// Sets a store timeout on the layer that is long enough for [`options_with_long_timeout`] stores.
 pub(crate) fn patient(layer: IdempotencyLayer) -> IdempotencyLayer {
     layer.with_store_timeout(UNHURRIED * 2)
 }
@@ -270,9 +270,9 @@ pub(crate) async fn connect(url: &str) -> RedisStore {
     until_connected(|| options().connect(url)).await
 }
 
-/// Like [`connect`], with the options of [`unhurried`].
-pub(crate) async fn connect_unhurried(url: &str) -> RedisStore {
-    until_connected(|| unhurried().connect(url)).await
+/// Like [`connect`], with the options of [`options_with_long_timeout`].
+pub(crate) async fn connect_with_long_timeout(url: &str) -> RedisStore {
+    until_connected(|| options_with_long_timeout().connect(url)).await
 }
 
 /// The timeout of a store. The layer allows twice that for a call, and four times that for all attempts.

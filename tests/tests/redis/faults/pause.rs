@@ -11,7 +11,9 @@ use tokio::{
 
 use crate::{
     events::{HANG, eventually},
-    faults::node::{BOUND, EffectsByKey, Node, connect, connect_unhurried, keyless, patient},
+    faults::node::{
+        BOUND, EffectsByKey, Node, connect, connect_with_long_timeout, keyless, patient,
+    },
 };
 
 /// Sends requests without a key, one after the other. If each of them waited for the store, all would take minutes.
@@ -85,7 +87,7 @@ async fn unresponsive_server_loses_no_effect() {
 async fn late_acquire_finds_own_lease() {
     let server = RedisServer::start(&[]);
     let proxy = Proxy::start(server.address());
-    let store = connect_unhurried(&format!("redis://{}/0", proxy.address())).await;
+    let store = connect_with_long_timeout(&format!("redis://{}/0", proxy.address())).await;
     let node = Node::with(store, &EffectsByKey::default(), patient);
     node.post("/orders", "before").await;
     server.pause();
@@ -113,7 +115,7 @@ async fn late_acquire_finds_own_lease() {
 async fn late_completion_counts() {
     let server = RedisServer::start(&[]);
     let proxy = Proxy::start(server.address());
-    let store = connect_unhurried(&format!("redis://{}/0", proxy.address())).await;
+    let store = connect_with_long_timeout(&format!("redis://{}/0", proxy.address())).await;
     let node = Node::with(store, &EffectsByKey::default(), patient);
     let (request, _) = node.running("k").await;
     server.pause();

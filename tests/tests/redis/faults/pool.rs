@@ -12,7 +12,7 @@ use tower_idempotency_redis::RedisStore;
 use crate::{
     events::{HANG, eventually, until_renewed},
     faults::{
-        node::{EffectsByKey, Node, options, patient, unhurried, until_connected},
+        node::{EffectsByKey, Node, options, options_with_long_timeout, patient, until_connected},
         sentinel::caught_up,
     },
     pools::pool_to,
@@ -81,7 +81,7 @@ async fn exhausted_pool_does_not_block_renewals() {
 async fn pool_of_one_serves_100_requests() {
     let database = EffectsByKey::default();
     let pool = pool_to(1, &shared().url());
-    let store = until_connected(|| unhurried().connect_pool(pool.clone())).await;
+    let store = until_connected(|| options_with_long_timeout().connect_pool(pool.clone())).await;
     let node = Node::with(store, &database, |layer| {
         patient(layer).with_namespace(format!("{:?}", std::process::id()))
     });
@@ -118,7 +118,7 @@ async fn connections_to_demoted_primary_leave_pool() {
     caught_up(&former, &next).await;
     next.promote();
     former.command(&["REPLICAOF", "127.0.0.1", &port(&next)]);
-    proxy.lead_to(next.address());
+    proxy.set_upstream(next.address());
 
     node.until_served("/orders", "fresh").await;
     for i in 0..8 {

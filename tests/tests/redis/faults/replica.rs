@@ -18,8 +18,8 @@ use crate::{
     events::{HANG, eventually, expiries},
     faults::{
         node::{
-            BOUND, EffectsByKey, Node, assert_unavailable, connect, connect_unhurried, options,
-            patient, until_connected,
+            BOUND, EffectsByKey, Node, assert_unavailable, connect, connect_with_long_timeout,
+            options, patient, until_connected,
         },
         nowhere::ErrorServer,
         sentinel::caught_up,
@@ -94,7 +94,7 @@ async fn failing_replica_waits_do_not_block_others() {
     let entry = leases.find(|key| !others.contains_key(key)).unwrap();
     replica.pause();
     // The handlers continue in the order of their arrival.
-    node.barrier.let_through(keys.len());
+    node.barrier.release(keys.len());
     let granted = expiries(&primary)[&entry];
     let done = Arc::new(AtomicBool::new(false));
     let mut fresh = Vec::new();
@@ -111,7 +111,7 @@ async fn failing_replica_waits_do_not_block_others() {
         }));
     }
     // A request with a response has its record already, before its wait for replicas begins.
-    let plain = connect_unhurried(&primary.url()).await;
+    let plain = connect_with_long_timeout(&primary.url()).await;
     let plain = Node::with(plain, &node.database, patient);
     plain.barrier.open_for_good();
     for (request, key) in completing.into_iter().zip(&keys) {
@@ -168,7 +168,7 @@ async fn replica_wait_rechecks_lease_owner() {
     // The connection for leases still leads to the former primary. The connection for replicas has none to wait for
     // yet.
     node.assert_replays("/orders", "before", &before).await;
-    proxy.lead_to(next.address());
+    proxy.set_upstream(next.address());
 
     let other = Node::with(connect(&next.url()).await, &node.database, |layer| layer);
     let done = other.post("/orders", "done").await;

@@ -49,12 +49,12 @@ async fn key_retaken_after_data_loss_runs_twice() {
     let (earlier, _) = second.running("l").await;
 
     // The process that acquired the key later completes first.
-    second.barrier.let_through(2);
+    second.barrier.release(2);
     let response = early.await.unwrap();
     assert_eq!(response.text(), "effect 2 of k");
     earlier.await.unwrap();
     // The other request receives the stored record, and not the response of its own execution.
-    first.barrier.let_through(2);
+    first.barrier.release(2);
     assert_eq!(late.await.unwrap().body, response.body);
     assert_eq!(later.await.unwrap().text(), "effect 2 of l");
     for node in [&first, &second] {

@@ -12,7 +12,7 @@ use tower_idempotency_redis::RedisStore;
 
 use crate::{
     events::{HANG, eventually},
-    faults::node::{EffectsByKey, Node, connect_unhurried, patient},
+    faults::node::{EffectsByKey, Node, connect_with_long_timeout, patient},
 };
 
 /// The rights listed in `docs/stores/redis.md`, except those for channels.
@@ -25,7 +25,7 @@ async fn connect_as(server: &RedisServer, rights: &str) -> RedisStore {
     user.extend(rights.split_whitespace());
     server.command(&user);
     let url = format!("redis://service:open-sesame@{}/0", server.address());
-    connect_unhurried(&url).await
+    connect_with_long_timeout(&url).await
 }
 
 /// Returns the numbers of script calls and of their failures since the last call.
@@ -47,7 +47,7 @@ fn scripts(server: &RedisServer) -> (u64, u64) {
 }
 
 /// Checks a request, a request without a record, a renewed lease, and a released takeover.
-async fn is_served(store: &RedisStore, database: &EffectsByKey, server: &RedisServer) {
+async fn assert_served(store: &RedisStore, database: &EffectsByKey, server: &RedisServer) {
     let node = Node::with(store.clone(), database, patient);
     let renewing = Node::with(store.clone(), database, |layer| {
         patient(layer).with_lease_ttl(Ttl::from_secs(9))
@@ -64,7 +64,7 @@ async fn is_served(store: &RedisStore, database: &EffectsByKey, server: &RedisSe
     let renewed = || server.commandstats().get("evalsha") >= Some(&3);
     eventually("the lease is renewed", renewed).await;
     assert!(lease.is_held());
-    renewing.barrier.let_through(1);
+    renewing.barrier.release(1);
     let response = running.await.unwrap();
     node.assert_replays("/held", "running", &response).await;
 
@@ -76,7 +76,7 @@ async fn is_served(store: &RedisStore, database: &EffectsByKey, server: &RedisSe
     }
     let taking_over = node.spawn("/held-fails", "orphaned");
     within(HANG, node.barrier.arrival()).await;
-    node.barrier.let_through(2);
+    node.barrier.release(2);
     for request in [orphaned, taking_over] {
         assert_eq!(request.await.unwrap().status, StatusCode::BAD_GATEWAY);
     }
@@ -92,7 +92,7 @@ async fn user_without_channels_polls() {
     let server = RedisServer::start(&[]);
     let store = connect_as(&server, &format!("~idempotency:* {COMMANDS}")).await;
     let database = EffectsByKey::default();
-    is_served(&store, &database, &server).await;
+    assert_served(&store, &database, &server).await;
 
     let held = Node::with(store.clone(), &database, patient);
     let waiting = Node::with(store, &database, |layer| {
@@ -103,13 +103,15 @@ async fn user_without_channels_polls() {
     // At that time the delays between two connections of the listener have grown to a second. Each count
     // makes a connection, too.
     for _ in 0..8 {
-        let refused = denied(&server);
+        let refused = denied(&server, "subscribe");
         eventually("another connection may not listen", || {
-            denied(&server) > refused
+            denied(&server, "subscribe") > refused
         })
         .await;
     }
-    let (before, began) = (connections(&server), Instant::now());
+    // The counts are within the measured time.
+    let began = Instant::now();
+    let before = connections(&server);
     sleep(Duration::from_secs(3)).await;
     let (made, took) = (connections(&server) - before, began.elapsed());
     held.barrier.open_for_good();
@@ -127,7 +129,7 @@ async fn documented_rights_suffice() {
     let rights = format!("~idempotency:* &idempotency:* {COMMANDS}");
     let store = connect_as(&server, &rights).await;
     let database = EffectsByKey::default();
-    is_served(&store, &database, &server).await;
+    assert_served(&store, &database, &server).await;
     let node = Node::with(store.clone(), &database, patient);
     let waiting = Node::with(store, &database, |layer| {
         patient(layer).with_concurrent_requests(ConcurrentRequests::Wait(HANG))
@@ -162,7 +164,7 @@ async fn user_recovers_after_refused_login() {
         user_with_rights.extend(COMMANDS.split_whitespace().chain(["+select"]));
         server.command(&user_with_rights);
         let url = format!("redis://{user}:open-sesame@{}/{path}", server.address());
-        let node = Node::with(connect_unhurried(&url).await, &database, patient);
+        let node = Node::with(connect_with_long_timeout(&url).await, &database, patient);
         assert_eq!(node.post("/orders", user).await.status, StatusCode::CREATED);
         nodes.push(node);
     }
@@ -173,8 +175,12 @@ async fn user_recovers_after_refused_login() {
         server.command(&["CLIENT", "KILL", "USER", user]);
     }
     nodes[1].assert_unavailable("/orders", "refused").await;
-    // Waits for longer than any background retry.
-    sleep(Duration::from_secs(9)).await;
+    // The background release of the unavailable request connects again, until the delay has grown to its maximum.
+    let refused = denied(&server, "select");
+    eventually("more connections are refused", || {
+        denied(&server, "select") >= refused + 6
+    })
+    .await;
     server.command(&["ACL", "SETUSER", "hears", "on"]);
     server.command(&["ACL", "SETUSER", "asks", "+select"]);
     for (n, node) in nodes.iter().enumerate() {
@@ -184,11 +190,12 @@ async fn user_recovers_after_refused_login() {
     }
 }
 
-/// Returns the number of rejected subscriptions.
-fn denied(server: &RedisServer) -> u64 {
+/// Returns how often the server has rejected this command because of missing rights.
+fn denied(server: &RedisServer, command: &str) -> u64 {
     let stats = server.command(&["INFO", "commandstats"]);
+    let prefix = format!("cmdstat_{command}:");
     let mut lines = stats.lines();
-    let line = lines.find(|line| line.starts_with("cmdstat_subscribe:"));
+    let line = lines.find(|line| line.starts_with(&prefix));
     let figure = line.and_then(|line| line.split("rejected_calls=").nth(1));
     let digits = figure.map(|it| it.split(',').next().unwrap_or(it));
     digits.map_or(0, |digits| digits.trim().parse().unwrap())

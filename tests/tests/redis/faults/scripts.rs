@@ -18,7 +18,7 @@ use tower_idempotency_redis::{
 
 use crate::{
     events::{HANG, eventually},
-    faults::node::connect_unhurried,
+    faults::node::connect_with_long_timeout,
 };
 
 /// Another deployment, with the frozen scripts. They have other hashes, even if the current scripts are equal.
@@ -205,13 +205,13 @@ fn lease(claim: &Claim) -> LeaseRef {
 
 async fn both(server: &RedisServer) -> (RedisStore, Other) {
     let client = Client::open(server.url()).expect("an URL");
-    let unhurried = AsyncConnectionConfig::new()
+    let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(UNHURRIED))
         .set_response_timeout(Some(UNHURRIED));
-    let other = client.get_multiplexed_async_connection_with_config(&unhurried);
+    let other = client.get_multiplexed_async_connection_with_config(&config);
     let other = other.await;
     (
-        connect_unhurried(&server.url()).await,
+        connect_with_long_timeout(&server.url()).await,
         Other(other.expect("the server runs")),
     )
 }

@@ -227,13 +227,13 @@ async fn demoted_primary_is_left() {
     let (running, _) = node.running("running").await;
     caught_up(&primary, &replica).await;
 
-    let asked = Client::open(format!("redis://{}/", sentinel.address())).unwrap();
-    let mut asked = asked.get_multiplexed_async_connection().await.unwrap();
+    let client = Client::open(format!("redis://{}/", sentinel.address())).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
     let mut failover = tower_idempotency_redis::redis::cmd("SENTINEL");
     failover.arg("FAILOVER").arg(Sentinel::NAME);
     let began = Instant::now();
     // The sentinel rejects the failover until it knows the state of the replica.
-    while let Err(error) = failover.query_async::<String>(&mut asked).await {
+    while let Err(error) = failover.query_async::<String>(&mut connection).await {
         assert!(began.elapsed() < HANG, "{error}");
         sleep(Duration::from_millis(50)).await;
     }

@@ -13,7 +13,7 @@ use tower_idempotency_redis::RedisStore;
 
 use crate::{
     events::until_renewed,
-    faults::node::{Node, connect, connect_unhurried, patient},
+    faults::node::{Node, connect, connect_with_long_timeout, patient},
 };
 
 /// Returns the key of the only entry.
@@ -27,7 +27,7 @@ fn entry(server: &RedisServer) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn added_fields_are_ignored() {
     let server = RedisServer::start(&[]);
-    let store = connect_unhurried(&server.url()).await;
+    let store = connect_with_long_timeout(&server.url()).await;
     let node = Node::with(store, &<_>::default(), |layer| {
         patient(layer).with_lease_ttl(Ttl::from_secs(12))
     });
@@ -71,7 +71,7 @@ async fn entry_of_later_version_is_preserved() {
     assert_eq!(node.database.of("k"), 1);
 
     let claim = claim(1);
-    let store = connect_unhurried(&server.url()).await;
+    let store = connect_with_long_timeout(&server.url()).await;
     let key = key_of(&claim);
     server.command(&["HSET", &key, "s", "Y", "t", "0123456789abcdef"]);
     let found = contents(&key);
@@ -159,7 +159,7 @@ fn write_leased(server: &RedisServer, key: &str, generation: &str, ends: u64, to
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_progress_entry_of_v1_is_readable() {
     let server = RedisServer::start(&[]);
-    let store = connect_unhurried(&server.url()).await;
+    let store = connect_with_long_timeout(&server.url()).await;
     let claim = claim(1);
     let write = || write_leased(&server, &key_of(&claim), "3", now(&server) + 300_000, true);
     write();
@@ -200,7 +200,7 @@ async fn in_progress_entry_of_v1_is_readable() {
 async fn orphan_of_v1_is_readable() {
     for has_token in [true, false] {
         let server = RedisServer::start(&[]);
-        let store = connect_unhurried(&server.url()).await;
+        let store = connect_with_long_timeout(&server.url()).await;
         let claim = claim(2);
         let write = || {
             write_leased(
@@ -249,7 +249,7 @@ async fn orphan_of_v1_is_readable() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn record_of_v1_is_readable() {
     let server = RedisServer::start(&[]);
-    let store = connect_unhurried(&server.url()).await;
+    let store = connect_with_long_timeout(&server.url()).await;
     let claim = claim(3);
     let key = key_of(&claim);
     let write: [&[u8]; 12] = [
@@ -293,7 +293,7 @@ async fn record_of_v1_is_readable() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn record_without_token_is_replayed() {
     let server = RedisServer::start(&[]);
-    let store = connect_unhurried(&server.url()).await;
+    let store = connect_with_long_timeout(&server.url()).await;
     let claim = claim(4);
     let key = key_of(&claim);
     let write: [&[u8]; 10] = [

@@ -97,9 +97,9 @@ async fn hold_new_key<S: Store>(subject: &Subject<S>) -> Claim {
 /// Asserts that `change` wakes every waiter of an entry in progress, which `enter` creates. Returns the claim on the
 /// last entry that changed.
 ///
-/// A waiter that subscribes after the change finds the key no longer in progress, and returns at once. A store that
-/// never notifies its waiters would pass. A trial therefore counts only if all waiters began well before the change,
-/// and a wait for a free key was quick enough that they have subscribed by then. Other trials are repeated.
+/// A waiter that subscribes after the change finds the key no longer in progress, and returns at once. With such waiters, a
+/// store that never notifies would pass. So a trial counts on two conditions. All waiters began well before the change.
+/// A wait for a free key took less than their head start, so they have subscribed by then. Other trials are repeated.
 pub(in crate::conformance) async fn assert_wakes_waiters<S: Store>(
     subject: &Subject<S>,
     enter: impl AsyncFn() -> Claim,

@@ -48,7 +48,7 @@ pub(crate) struct Shared {
     pub(crate) metrics: Box<dyn Fn() -> String + Send + Sync>,
     layers: Layers,
     tunnels: Tunnels,
-    /// Locked during a reload, so that each one is compared with the configuration that it replaces.
+    /// Routes that were enforced since the start. The lock lets one reload run at a time.
     enforced: Mutex<EnforcedRoutes>,
 }
 

@@ -249,9 +249,10 @@ impl fmt::Display for RouteMatch {
 /// Returns the decoded segments of a path, so that each spelling of a path matches the same routes. Drops the part of a
 /// segment after a semicolon, because some services ignore it.
 ///
-/// Returns `None` for a path that an upstream may read as another one. Such a path has `.` or `..`, a segment of
-/// parameters alone, a backslash, or an incomplete escape. Also for a path that begins with `//`: parsers of URLs read
-/// `//name/path` as a host and a path.
+/// Returns `None` for a path that an upstream may read as another one. Such a path
+///
+/// - begins with `//`, which parsers of URLs read as the start of a host;
+/// - or has `.` or `..`, a segment of parameters alone, an encoded slash, a backslash, a zero byte or an incomplete escape.
 pub(crate) fn segments(path: &PathAndQuery) -> Option<Vec<String>> {
     let path = path.path();
     if path == "*" {

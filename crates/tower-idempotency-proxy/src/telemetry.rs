@@ -1,6 +1,8 @@
 //! Events and metrics of the proxy. They contain no key, no principal, no path and no body.
 
 use std::{
+    collections::HashMap,
+    error::Error,
     fmt::Display,
     sync::{Mutex, PoisonError},
     time::Duration,
@@ -9,8 +11,6 @@ use std::{
 use http::StatusCode;
 use metrics::{Counter, Unit, counter, describe_counter, describe_gauge, gauge};
 use tokio::time::Instant;
-
-use crate::upstream::Cause;
 
 /// Describes the metrics to the recorder.
 pub(crate) fn describe() {
@@ -133,9 +133,14 @@ pub(crate) struct UpstreamWarnings {
 
 impl UpstreamWarnings {
     /// Counts the failure of a request. The message of the cause contains no data of the request.
-    pub(crate) fn failed(&self, upstream: &str, reason: &str, cause: Option<&Cause>) {
-        if let Some(count) = self.failed.count() {
-            let cause = cause.map(|cause| error_chain(&**cause));
+    pub(crate) fn failed(
+        &self,
+        upstream: &str,
+        reason: &str,
+        cause: Option<&(dyn Error + Send + Sync + 'static)>,
+    ) {
+        if let Some(count) = self.failed.count(reason) {
+            let cause = cause.map(|cause| error_chain(cause));
             tracing::warn!(upstream, reason, cause, count, "upstream failed");
         }
         let (upstream, reason) = (upstream.to_owned(), reason.to_owned());
@@ -147,7 +152,7 @@ impl UpstreamWarnings {
         let count = if needs_attention {
             Some(1)
         } else {
-            self.unknown.count()
+            self.unknown.count(reason)
         };
         if let Some(count) = count {
             tracing::error!(
@@ -163,9 +168,9 @@ impl UpstreamWarnings {
     }
 }
 
-/// Limits a warning to one per second, and counts its occurrences.
+/// Limits a warning to one per second for each reason, and counts its occurrences.
 #[derive(Default)]
-struct WarningLimit(Mutex<WarningState>);
+struct WarningLimit(Mutex<HashMap<String, WarningState>>);
 
 #[derive(Default)]
 struct WarningState {
@@ -178,9 +183,13 @@ const WARNING_INTERVAL: Duration = Duration::from_secs(1);
 
 impl WarningLimit {
     /// Counts an occurrence. If a warning is due, returns the number of occurrences since the last one.
-    fn count(&self) -> Option<u64> {
+    fn count(&self, reason: &str) -> Option<u64> {
         let now = Instant::now();
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut states = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !states.contains_key(reason) {
+            states.insert(reason.to_owned(), WarningState::default());
+        }
+        let state = states.get_mut(reason)?;
         state.count += 1;
         if state.last.is_some_and(|last| now - last < WARNING_INTERVAL) {
             return None;
@@ -225,7 +234,7 @@ impl Drop for OpenConnectionGauge {
     }
 }
 
-fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
+fn error_chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -100,7 +100,8 @@ impl Settings {
         enforced.accepts(new)
     }
 
-    /// Checks that each new route that can get a request of the protected route `old` protects it.
+    /// Returns an error if `old` is missing or off in `new`. Returns one too if another route gets requests of `old`, unless
+    /// it enforces them for at least as many callers.
     fn accepts_route(
         &self,
         index: usize,
@@ -173,11 +174,13 @@ impl EnforcedRoutes {
                 continue;
             }
             let (rule, in_front) = (&rules[index], &rules[..index]);
+            // A route that gets no requests has no records.
+            if in_front.iter().any(|earlier| earlier.covers(rule)) {
+                continue;
+            }
             let known = self.0.iter_mut().find(|known| known.rule == *rule);
             if let Some(known) = known {
-                let is_in_front =
-                    |earlier: &RouteMatch| in_front.iter().any(|rule| rule.covers(earlier));
-                known.earlier.retain(is_in_front);
+                known.earlier = in_both(&known.earlier, in_front);
             } else {
                 self.0.push(EnforcedRoute {
                     rule: rule.clone(),
@@ -213,4 +216,23 @@ impl EnforcedRoutes {
         }
         Ok(())
     }
+}
+
+/// Returns rules that match the requests that both lists match: of each two rules, the narrower one.
+fn in_both(some: &[RouteMatch], others: &[RouteMatch]) -> Vec<RouteMatch> {
+    let narrower = |one: &RouteMatch, other: &RouteMatch| {
+        if one.covers(other) {
+            Some(other.clone())
+        } else if other.covers(one) {
+            Some(one.clone())
+        } else {
+            None
+        }
+    };
+    let pairs = some
+        .iter()
+        .flat_map(|one| others.iter().map(move |other| (one, other)));
+    pairs
+        .filter_map(|(one, other)| narrower(one, other))
+        .collect()
 }

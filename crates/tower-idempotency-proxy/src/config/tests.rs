@@ -464,6 +464,13 @@ fn reload_all(texts: &[String]) -> Result<(), (usize, String)> {
         let accepted = live.0.accepts(&new.0, &enforced);
         accepted.map_err(|error| (index, error.to_string()))?;
         enforced.add(&new.0);
+        // A reload for another reason, such as a new certificate.
+        assert_eq!(
+            new.0
+                .accepts(&new.0, &enforced)
+                .map_err(|error| error.to_string()),
+            Ok(())
+        );
         live = new;
     }
     Ok(())
@@ -567,6 +574,24 @@ fn route_in_front_keeps_identity_after_its_absence() {
     let texts = [observed_front, GOOD.to_owned(), front];
     let (index, error) = reload_all(&texts).unwrap_err();
     assert_eq!(index, 2, "{error}");
+}
+
+#[test]
+fn narrower_route_in_front_may_stay() {
+    let front = with_front(&format!("mode = \"observe\"\n{OTHER}"));
+    let narrow = front.replacen("/v1/{x}", "/v1/charges", 1);
+    assert_eq!(reload_all(&[front, narrow]), Ok(()));
+}
+
+/// A route that gets no requests has no records.
+#[test]
+fn covered_route_may_change() {
+    let covered = |lines: &str| {
+        let front =
+            "[[route]]\npath = \"/v1/**\"\nupstream = \"app\"\nmode = \"observe\"\n[[route]]";
+        with_lines(lines).replacen("[[route]]", front, 1)
+    };
+    assert_eq!(reload_all(&[covered(""), with_lines(OTHER)]), Ok(()));
 }
 
 /// Returns the names of a section that the parser knows. Its error about an unknown name lists them.

@@ -21,7 +21,7 @@ use tower_idempotency::{Lease, NeedsAttention, Retention};
 use tower_service::Service;
 
 pub(crate) use self::{
-    pool::{Cause, Pool, SendError, Stream},
+    pool::{Pool, SendError, Stream},
     tunnel::Tunnels,
 };
 use crate::{
@@ -297,7 +297,9 @@ impl Forwarding {
     ) -> Result<Response<UpstreamBody>, Box<OrphanResponse>> {
         let (problem, attention, cause) = match error {
             SendError::Unsent(cause) => {
-                self.pool.warnings.failed(&self.name, "unsent", Some(cause));
+                self.pool
+                    .warnings
+                    .failed(&self.name, "unsent", Some(&**cause));
                 let mut res = Problem::UpstreamUnreachable.response();
                 res.extensions_mut().insert(Retention::NoStore);
                 return Ok(res);
@@ -306,6 +308,7 @@ impl Forwarding {
             SendError::Timeout => (Problem::UpstreamTimeout, TIMEOUT, None),
         };
         let reason = attention.code().to_owned();
+        let cause = cause.map(|cause| &**cause);
         self.pool.warnings.failed(&self.name, &reason, cause);
         let res = problem.response();
         if has_lease {
@@ -444,6 +447,19 @@ mod tests {
         });
         assert_eq!(counts(&log, "upstream failed"), [1, 20, 20], "{log}");
         assert!(log.contains("cause=\"connection refused\""), "{log}");
+    }
+
+    #[test]
+    fn warnings_of_reasons_are_limited_separately() {
+        let (_, log) = observed("warn", async {
+            let forwarding = forwarding(UnknownOutcome::Orphan);
+            for _ in 0..10 {
+                let unsent = SendError::Unsent("connection refused".into());
+                drop(forwarding.failed(&unsent, true));
+            }
+            drop(forwarding.failed(&SendError::Timeout, true));
+        });
+        assert_eq!(counts(&log, "upstream failed"), [1, 1], "{log}");
     }
 
     #[test]

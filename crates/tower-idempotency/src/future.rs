@@ -41,6 +41,8 @@ pin_project! {
     {
         #[pin]
         state: FutureState<F, B, E>,
+        // `true` if an outer layer records the outcome.
+        nested: bool,
         // The key header of the request, if the response repeats it.
         echo: Option<Box<(HeaderName, HeaderValue)>>,
     }
@@ -54,42 +56,43 @@ pin_project! {
         B: 'static,
         E: 'static,
     {
-        PassThrough { #[pin] inner: F, strip: bool, observed: Option<ObservedCall> },
+        PassThrough { #[pin] inner: F, observed: Option<ObservedCall> },
         Rejected { res: Option<Box<Response<Body<B>>>> },
         Execution { execution: Detachable<Result<Response<Body<B>>, E>> },
     }
 }
 
 impl<F, B: http_body::Body + 'static, E: 'static> ResponseFuture<F, B, E> {
-    /// Returns the future of a request that the inner service handles. If `strip`, removes the control headers.
-    pub(crate) fn pass_through(inner: F, strip: bool) -> Self {
-        Self::observed(inner, strip, None)
+    /// Returns the future of a request that the inner service handles. Unless `nested`, removes the control headers.
+    pub(crate) fn pass_through(inner: F, nested: bool) -> Self {
+        Self::observed(inner, nested, None)
     }
 
     /// Like [`pass_through`](Self::pass_through), with an observer of the call.
-    pub(crate) fn observed(inner: F, strip: bool, observed: Option<ObservedCall>) -> Self {
+    pub(crate) fn observed(inner: F, nested: bool, observed: Option<ObservedCall>) -> Self {
         Self {
-            state: FutureState::PassThrough {
-                inner,
-                strip,
-                observed,
-            },
+            state: FutureState::PassThrough { inner, observed },
+            nested,
             echo: None,
         }
     }
 
-    pub(crate) fn rejected(res: Response<Body<B>>) -> Self {
+    pub(crate) fn rejected(res: Response<Body<B>>, nested: bool) -> Self {
+        let res = Some(Box::new(res));
         Self {
-            state: FutureState::Rejected {
-                res: Some(Box::new(res)),
-            },
+            state: FutureState::Rejected { res },
+            nested,
             echo: None,
         }
     }
 
-    pub(crate) fn execution(execution: Detachable<Result<Response<Body<B>>, E>>) -> Self {
+    pub(crate) fn execution(
+        execution: Detachable<Result<Response<Body<B>>, E>>,
+        nested: bool,
+    ) -> Self {
         Self {
             state: FutureState::Execution { execution },
+            nested,
             echo: None,
         }
     }
@@ -114,11 +117,7 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let mut res = match this.state.project() {
-            StateProj::PassThrough {
-                inner,
-                strip,
-                observed,
-            } => {
+            StateProj::PassThrough { inner, observed } => {
                 let result = ready!(match observed {
                     Some(call) => call.poll(|| inner.poll(cx)),
                     None => inner.poll(cx),
@@ -133,7 +132,7 @@ where
                     }
                 };
                 let watch = observed.take().and_then(|call| call.responded(&res));
-                if *strip {
+                if !*this.nested {
                     strip_control_headers(res.headers_mut());
                 }
                 return Poll::Ready(Ok(res.map(|body| match watch {
@@ -147,7 +146,9 @@ where
             StateProj::Execution { execution } => ready!(Pin::new(execution).poll(cx)),
         };
         if let Ok(res) = &mut res {
-            record_outcome(res);
+            if !*this.nested {
+                record_outcome(res);
+            }
             if let Some(echo) = this.echo.take() {
                 let (name, line) = *echo;
                 res.headers_mut().insert(name, line);

@@ -67,20 +67,20 @@ where
         let is_keyless = is_keyless(&self.context, req.headers());
         if is_keyless && req.method().is_safe() {
             let inner = call_unchanged(&mut self.inner, req);
-            return ResponseFuture::pass_through(inner, !nested);
+            return ResponseFuture::pass_through(inner, nested);
         }
         let (head, body) = req.into_parts();
         let Some(context) = context_of(&self.context, &head) else {
             let req = Request::from_parts(head, body);
             let inner = call_unchanged(&mut self.inner, req);
-            return ResponseFuture::pass_through(inner, !nested);
+            return ResponseFuture::pass_through(inner, nested);
         };
         match enforcement(context, &head) {
             Enforcement::Enforce if is_keyless => {
                 count_keyless(context, &head);
                 let req = Request::from_parts(head, body);
                 let inner = call_unchanged(&mut self.inner, req);
-                return ResponseFuture::pass_through(inner, !nested);
+                return ResponseFuture::pass_through(inner, nested);
             }
             Enforcement::Enforce => {}
             Enforcement::Observe => {
@@ -90,25 +90,25 @@ where
                     Some(watch) => self.inner.call(req.map(|body| Body::watched(body, watch))),
                     None => call_unchanged(&mut self.inner, req),
                 };
-                return ResponseFuture::observed(inner, !nested, call);
+                return ResponseFuture::observed(inner, nested, call);
             }
             Enforcement::Off => {
                 context.shared.registration.at_request();
                 unsafe_request(&head.method, Coverage::Off);
                 let req = Request::from_parts(head, body);
                 let inner = call_unchanged(&mut self.inner, req);
-                return ResponseFuture::pass_through(inner, !nested);
+                return ResponseFuture::pass_through(inner, nested);
             }
         }
         let echo = |headers| echoed_key(&context.config.request, headers);
         match admit(context, &head) {
             Admission::PassThrough => {
                 let req = Request::from_parts(head, body);
-                ResponseFuture::pass_through(call_unchanged(&mut self.inner, req), !nested)
+                ResponseFuture::pass_through(call_unchanged(&mut self.inner, req), nested)
             }
             Admission::Rejected(response) => {
                 let echo = echo(&head.headers);
-                ResponseFuture::rejected(into_response(*response)).with_echo(echo)
+                ResponseFuture::rejected(into_response(*response), nested).with_echo(echo)
             }
             Admission::Execute(arrival) => {
                 // The service that is ready must be the one that is called. The clone becomes ready next time.
@@ -116,8 +116,8 @@ where
                 let clone = self.inner.clone();
                 let inner = std::mem::replace(&mut self.inner, clone);
                 let echo = echo(&head.headers);
-                ResponseFuture::execution(execute_request(context, inner, head, body, arrival))
-                    .with_echo(echo)
+                let execution = execute_request(context, inner, head, body, arrival);
+                ResponseFuture::execution(execution, nested).with_echo(echo)
             }
         }
     }

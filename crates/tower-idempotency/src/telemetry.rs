@@ -60,7 +60,7 @@ pub(crate) use self::observed::{
     Coverage, Key, Observed, enforcement_changed, observed, observed_at, observed_difference,
     unsafe_request,
 };
-pub(crate) use self::outcome::{record_outcome, set_outcome};
+pub(crate) use self::outcome::{record_outcome, set_rejected, set_replayed};
 pub(crate) use self::warnings::Warnings;
 
 /// Registers the metrics when a layer is created, and again at its first request: the recorder may be installed in between.

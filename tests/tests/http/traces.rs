@@ -1,6 +1,7 @@
 //! Traces: the record keeps the `traceparent` of its execution, and replays link to it.
 
 use std::{
+    convert::Infallible,
     io,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -14,14 +15,14 @@ use axum::{
     routing::post as route,
 };
 use bytes::Bytes;
-use http::{HeaderValue, Request, StatusCode};
+use http::{HeaderName, HeaderValue, Request, StatusCode};
 use tests::{
     creating,
     observed::observed,
     post, send,
     wire::{H1, Server},
 };
-use tower::ServiceExt;
+use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_idempotency::{
     ExecutionTrace, IdempotencyLayer, MemoryStore, NeedsAttention,
     conformance::{Fault, FaultInjector},
@@ -244,5 +245,57 @@ fn outcome_is_field_of_span_of_caller() {
             assert!(log.contains(&fields), "{level}: {log}");
         }
         assert!(log.contains("request{expected=\"none\"}"), "{level}: {log}");
+    }
+}
+
+/// Some callers enter their span only when they poll the future.
+// S-968
+#[test]
+fn outcome_is_field_of_span_of_poll() {
+    async fn created<B>(_: Request<B>) -> Result<Response, Infallible> {
+        Ok(StatusCode::CREATED.into_response())
+    }
+    let (_, log) = observed("info", async {
+        let layer = IdempotencyLayer::new(MemoryStore::new());
+        let mut service = layer.layer(service_fn(created));
+        for (outcome, key) in [("executed", "k"), ("malformed-key", "\"")] {
+            let Ok(service) = service.ready().await;
+            let response = service.call(post("/orders", key, "order"));
+            let span = info_span!("request", outcome, idempotency.outcome = Empty);
+            assert!(response.instrument(span).await.is_ok());
+        }
+    });
+    for outcome in ["executed", "malformed-key"] {
+        let fields = format!("outcome=\"{outcome}\" idempotency.outcome=\"{outcome}\"");
+        assert!(log.contains(&fields), "{log}");
+    }
+}
+
+/// The outer layer records the outcome of the inner one.
+// S-968
+#[test]
+fn outcome_of_nested_layer_is_recorded_once() {
+    let inner_key = HeaderName::from_static("x-inner-key");
+    for level in ["info", "debug"] {
+        let (_, log) = observed(level, async {
+            let inner = IdempotencyLayer::new(MemoryStore::new());
+            let (app, _) = creating(inner.with_header(inner_key.clone()));
+            let app = app.layer(IdempotencyLayer::new(MemoryStore::new()));
+            for (outcome, key, inner) in [
+                ("executed", "a", "b"),
+                ("replayed", "a", "b"),
+                ("malformed-key", "c", "\""),
+            ] {
+                let mut req = post("/orders", key, "order");
+                let inner = HeaderValue::from_static(inner);
+                req.headers_mut().insert(&inner_key, inner);
+                let span = info_span!("request", outcome, idempotency.outcome = Empty);
+                send(&app, req).instrument(span).await;
+            }
+        });
+        for outcome in ["executed", "replayed", "malformed-key"] {
+            let fields = format!("outcome=\"{outcome}\" idempotency.outcome=\"{outcome}\"}}");
+            assert!(log.contains(&fields), "{level}: {log}");
+        }
     }
 }

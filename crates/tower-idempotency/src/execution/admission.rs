@@ -146,7 +146,7 @@ pub(crate) fn admit(context: &Context, head: &request::Parts) -> Admission {
         Err(PrincipalError::Ambiguous(error)) => return rejected(&error),
         Err(PrincipalError::Rejected(res)) => {
             let mut res = rejection(*res);
-            telemetry::set_outcome(&mut res, "rejected");
+            telemetry::set_rejected(&mut res, "rejected");
             return Admission::Rejected(Box::new(res));
         }
     };

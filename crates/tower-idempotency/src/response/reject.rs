@@ -23,7 +23,7 @@ pub(crate) fn into_response<R: http_body::Body>(res: CompleteResponse) -> Respon
 pub(crate) fn reject(rules: &Rules, error: &Error) -> CompleteResponse {
     telemetry::refused(error.kind());
     let mut res = rejection(rules.render_error(error));
-    telemetry::set_outcome(&mut res, error.kind().code());
+    telemetry::set_rejected(&mut res, error.kind().code());
     res
 }
 

@@ -212,7 +212,7 @@ fn replayed_response(rules: &Rules, id: &KeyId, stored: StoredResponse) -> Compl
     let trace = stored.traceparent.filter(|_| rules.has_trace_links);
     telemetry::replayed(id, Some(stored.recorded_at), trace.as_ref());
     let mut res = stored_response(rules, stored);
-    telemetry::set_outcome(&mut res, "replayed");
+    telemetry::set_replayed(&mut res);
     if let Some(trace) = trace {
         res.extensions_mut().insert(trace);
     }

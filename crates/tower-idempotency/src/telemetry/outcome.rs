@@ -1,4 +1,4 @@
-//! The outcome of a request, as a field of the span in which the layer was called.
+//! The outcome of a request, as a field of the span in which the future of the layer is polled.
 
 use http::Response;
 use tracing::Span;
@@ -10,11 +10,16 @@ const FIELD: &str = "idempotency.outcome";
 #[derive(Clone, Copy)]
 struct Outcome(&'static str);
 
-/// Sets the outcome of a request that is not executed.
-pub(crate) fn set_outcome<B>(res: &mut Response<B>, outcome: &'static str) {
+/// Sets the outcome of a request that the layer rejects. The span of the caller may be another one than the current one.
+pub(crate) fn set_rejected<B>(res: &mut Response<B>, outcome: &'static str) {
+    res.extensions_mut().insert(Outcome(outcome));
+}
+
+/// Sets the outcome of a request that gets a recorded response.
+pub(crate) fn set_replayed<B>(res: &mut Response<B>) {
     // Without a span, the response needs no memory for extensions.
     if !Span::current().is_disabled() {
-        res.extensions_mut().insert(Outcome(outcome));
+        res.extensions_mut().insert(Outcome("replayed"));
     }
 }
 

@@ -23,8 +23,9 @@ use crate::{
 /// [`RetryLayer`](crate::RetryLayer) includes this layer. Use it alone if another component retries, and give that component
 /// requests that have an [`Operation`] in their extensions. Otherwise each attempt is an operation of its own.
 ///
-/// - A key that the caller has set stays. [`RetryLayer`](crate::RetryLayer) returns an error if the request also has an
-///   [`Operation`] with another key. It also does if the client cannot read the key and the method is not safe.
+/// - A key that the caller has set stays. If the request also has an [`Operation`], [`RetryLayer`](crate::RetryLayer)
+///   compares the keys. It returns an error if they differ. It also returns an error if the client cannot read the key and
+///   the method is not safe.
 /// - Otherwise the key is that of the [`Operation`] in the extensions. Without one, the layer creates an operation and puts
 ///   it there.
 /// - Requests with a safe method get no key: GET, HEAD, OPTIONS, TRACE and QUERY.

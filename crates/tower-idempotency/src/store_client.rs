@@ -3,7 +3,7 @@
 //! | the store is down when the layer | then |
 //! |---|---|
 //! | acquires | The client gets 503. A background task releases the lease, because the store may have granted it. |
-//! | acquires after a wait for another request | As in the first row. The setting below does not apply. |
+//! | acquires after a wait for another request | The same as in the first row happens. The setting below does not apply. |
 //! | renews | The renewer repeats the call. The lease keeps its deadline. After that, `Lease::is_held` returns `false`. |
 //! | completes | The client gets the response. A background task tries to store the record for one lease duration. |
 //! | releases | The client gets the response. A background task tries to release the key for one lease duration. |

@@ -66,12 +66,12 @@ const note = byId("entries-note").textContent;
 // Returns the states that the store lists. The others have no count, and the browser logs an error for each query of them.
 const listedStates = async () => {
   const response = await fetch("console/api/v1/summary", { cache: "no-store" });
-  if (!response.ok) return [];
+  if (!response.ok) throw new Error(`the summary has status ${response.status}`);
   const counts = (await response.json()).states;
   const states = ["in-progress", "orphaned", "needs-attention", "completed"];
-  const unlisted = new Intl.ListFormat("en", { type: "disjunction" }).format(states.filter((state) => !counts[state]));
+  const unlisted = new Intl.ListFormat("en", { type: "disjunction" }).format(states.filter((state) => counts[state] === null));
   byId("entries-note").textContent = unlisted ? `${note} This store lists no ${unlisted} entries.` : note;
-  return states.filter((state) => counts[state]);
+  return states.filter((state) => counts[state] !== null);
 };
 
 const entries = async () => {

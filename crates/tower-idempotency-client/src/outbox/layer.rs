@@ -39,9 +39,9 @@ use crate::{
 /// While a request is stored, the outcome of its operation is not [`NotExecuted`](Outcome::NotExecuted), because a recovery
 /// may send it. A call that is dropped leaves its entry.
 ///
-/// A request under a key that is stored already continues the stored operation. The time of its first attempt, its provider
-/// and the form of its key header count. A different method, URL or body under the key is an error, and nothing is sent. So is
-/// an operation that already has another provider.
+/// A request under a key that is stored already continues the stored operation. The first attempt, the provider and the form
+/// of the key header of the stored operation count. A different method, URL or body under the key is an error, and nothing
+/// is sent. So is an operation that already has another provider.
 ///
 /// ```
 /// use std::sync::Arc;

@@ -12,8 +12,8 @@ pub(super) struct Statements {
     /// ?1 id, ?2 token.
     pub(super) read_entry: SqlStr,
     /// Acquires the lease if possible. An entry that has not expired keeps its fingerprint. ?1 id, ?2 token,
-    /// ?3 fingerprint, ?4 lease, ?5 orphan_retention, ?6 takeover, ?7 owner, ?8 operation. ?9 the beginning of tokens that
-    /// allow a takeover, or null.
+    /// ?3 fingerprint, ?4 lease, ?5 orphan_retention, ?6 takeover, ?7 owner. ?8 is the operation. ?9 is the beginning of
+    /// tokens that allow a takeover, or null.
     pub(super) acquire: SqlStr,
     /// ?1 id, ?2 token, ?3 ttl.
     pub(super) renew: SqlStr,

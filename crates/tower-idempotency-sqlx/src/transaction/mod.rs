@@ -168,8 +168,8 @@ impl<S: SqlStore> FencedTransaction<S> {
 
     /// Returns the transaction of sqlx, for functions that take a `&mut Transaction<'_, DB>`.
     ///
-    /// Such a function may begin a savepoint. It must not replace the transaction by another one: its writes would be rolled
-    /// back, and the record would be committed.
+    /// Such a function may begin a savepoint. It must not replace the transaction by another one: the writes of the replaced
+    /// transaction would be rolled back, and [`commit`](Self::commit) would fail.
     pub fn as_transaction_mut(&mut self) -> &mut Transaction<'static, S::Database> {
         &mut self.transaction
     }

@@ -2,7 +2,8 @@
 //!
 //! [`Attempt::acquire`](acquire::Attempt::acquire) acquires the lease. An [`Execution`] then runs the work under it and
 //! finishes it: [`Execution::run`] for [`run_once`](crate::IdempotencyLayer::run_once), [`handler`] for HTTP requests and
-//! for [`take_over`](crate::IdempotencyLayer::take_over). Both end in [`Execution::conclude`].
+//! for [`take_over`](crate::IdempotencyLayer::take_over). All of them end in [`Execution::conclude`], except an HTTP request
+//! or a takeover whose record [`Execution::complete_now`] stores.
 //!
 //! The caller can drop the future at every await. If [`Detach::continues_for`](detach::Detach::continues_for) then returns
 //! `None`, the drop cancels the request. Otherwise the whole future continues in a background task. While a request waits

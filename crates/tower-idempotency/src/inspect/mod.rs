@@ -112,8 +112,8 @@ use crate::store::KeyId;
 /// 4. **Expiry is checked at every access**, by the clock of the backend, as for [`Store`](crate::Store). An expired entry
 ///    is not listed and not resolved. Ages and times are by the same clock, and never negative.
 /// 5. **`resolve` is one conditional write.** It may read the entry before. The condition covers all parts of [`Seen`]: the
-///    state at this moment, the generation, and the [version](Seen::version). The version was computed from the token and
-///    the lease expiry. If several calls resolve the same [`Seen`], at most one is applied.
+///    state at this moment, the generation, and the [version](Seen::version). The version is computed from the token, and
+///    for an orphan also from the lease expiry. If several calls resolve the same [`Seen`], at most one is applied.
 /// 6. **Each resolution that leaves the entry stores a new token**, which no execution holds: one of
 ///    [`Token::retry_allowed`] for [`Retry`](Resolution::Retry), else one of [`Token::random`]. All rules of the store
 ///    contract then hold unchanged: the former lease holder is replaced, and can neither renew, complete nor release. A

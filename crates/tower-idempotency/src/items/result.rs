@@ -166,8 +166,8 @@ impl<T, E> ItemResult<T, E> {
         }
     }
 
-    /// Returns the status of the item for the body of a 207. It is 200 for a value, that of [`error`](Self::error), or
-    /// 500 for work that failed or panicked.
+    /// Returns the status of the item for the body of a 207. It is 200 for a value, the status of [`error`](Self::error) for
+    /// an error, or 500 for work that failed or panicked.
     ///
     /// The preset and the settings of the layer choose the statuses of errors, as for requests.
     #[must_use]

@@ -45,7 +45,7 @@ pub struct PolicyService(Arc<Published>);
 /// A policy, and its JSON for each share of the callers that the layer can enforce it for.
 struct Published {
     policy: Policy,
-    /// By the percentage. Each is rendered when it is first read.
+    /// JSON documents by enforced percentage. Each is rendered when it is first read.
     documents: [OnceLock<Bytes>; 101],
 }
 

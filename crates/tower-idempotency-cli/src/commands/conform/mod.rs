@@ -35,8 +35,8 @@ const REASON_WIDTH: usize = 40;
 /// draft-ietf-httpapi-idempotency-key-header-07 and of the semantics of this project. The request must succeed, and its
 /// response should differ from execution to execution, as one with a new id does.
 ///
-/// Exit codes: 0 if all rows of the level "must" hold or were not judged, 1 if one of them does not hold. 2 if the
-/// command line is wrong, the server cannot be reached, or the request does not succeed.
+/// The exit code is 0 if all rows of the level "must" hold or were not judged. It is 1 if one of these rows does not hold.
+/// It is 2 if the command line is wrong, the server cannot be reached, or the request does not succeed.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {

@@ -14,7 +14,8 @@ pub(super) struct Slab<T> {
 }
 
 struct SlabPage<T> {
-    /// The slots that had a value; `None` unless the page has a value or is the spare page. Memory for the others is not written.
+    /// The slots that had a value; `None` unless the page has a value or is the spare page. Memory of slots that never had a
+    /// value is not written.
     slots: Option<Vec<Option<T>>>,
     /// A bit for each slot, set if the slot is free.
     free: u32,

@@ -132,12 +132,13 @@ pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let (began, real) = (tokio::time::Instant::now(), std::time::Instant::now());
     while !condition() {
         // Only a paused clock is faster than real time.
+        let waited = began.elapsed();
         let limit = if real.elapsed() < PAUSED {
             PAUSED
         } else {
             REAL
         };
-        assert!(began.elapsed() < limit, "timed out: {what}");
+        assert!(waited < limit, "timed out: {what}");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }

@@ -729,7 +729,7 @@ async fn effects_of_processes_are_whole_lines() {
 // ---- Stopping ----
 
 /// The path of a handler that still runs when the stop signal arrives, and its duration.
-const SLOW: (&str, Duration) = ("/slow/10000", Duration::from_secs(10));
+const SLOW: (&str, Duration) = ("/slow/3000", Duration::from_secs(3));
 
 // F-049
 #[tokio::test]

@@ -192,9 +192,11 @@ async fn drain_waits_for_background_release() {
 #[test]
 fn drain_admits_no_later_request() {
     const EACH: usize = 50;
+    const RACES: u32 = 5;
     let deadline = Instant::now() + LONG;
-    let (mut admitted, mut refused) = (0, 0);
-    while admitted < EACH || refused < EACH {
+    let (mut admitted, mut refused, mut races) = (0, 0, 0);
+    while races < RACES || admitted < EACH || refused < EACH {
+        races += 1;
         let late = Instant::now() >= deadline;
         assert!(!late, "{admitted} admitted, {refused} refused");
         let of_race = race_requests_with_drains();

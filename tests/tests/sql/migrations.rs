@@ -82,7 +82,7 @@ async fn processes_on_one_sqlite_file_migrate_at_once() {
 #[tokio::test]
 async fn migration_waits_for_sqlite_writer() {
     // If the migration does not try the change during a short write, it does during a longer one.
-    for millis in [100, 300, 900] {
+    for millis in [50, 150, 450] {
         let scratch = Scratch::new();
         let file = scratch.file("application.db");
         let options = SqliteConnectOptions::new()

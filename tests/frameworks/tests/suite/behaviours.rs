@@ -66,6 +66,11 @@ impl Running {
     async fn wait_until_disconnected(&self) {
         let is_disconnected = || !has_established_connection(self.addr);
         eventually("the server is disconnected", is_disconnected).await;
+        // The framework has had its turn when it has responded to these requests, which have no effect.
+        for _ in 0..20 {
+            let rejected = self.order("\"", "tea").await;
+            assert_eq!(rejected.status, StatusCode::BAD_REQUEST, "{rejected:?}");
+        }
     }
 }
 

@@ -41,7 +41,7 @@ pub struct HandlerLoad {
     /// The same if their process is stopped.
     pub stopped: (u64, usize),
     /// The behavior of other processes while a process is stopped in its transaction.
-    pub meanwhile: Meanwhile,
+    pub other_processes: OtherProcesses,
 }
 
 impl HandlerLoad {
@@ -49,25 +49,25 @@ impl HandlerLoad {
     pub const ON_SERVER: Self = Self {
         killed: (40, 16),
         stopped: (200, 24),
-        meanwhile: Meanwhile::TheyTakeOver,
+        other_processes: OtherProcesses::TakeOver,
     };
     /// The handlers on a file. SQLite permits one writer at a time, so the transactions are short.
     pub const IN_FILE: Self = Self {
         killed: (4, 8),
         stopped: (4, 8),
-        meanwhile: Meanwhile::TheyWait,
+        other_processes: OtherProcesses::Wait,
     };
 }
 
 /// The behavior of other processes while a process is stopped in its transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "matched by the tests")]
-pub enum Meanwhile {
+pub enum OtherProcesses {
     /// They take over its keys.
-    TheyTakeOver,
+    TakeOver,
     /// They wait: the stopped process has locked the file. No other process can take over before the stopped one continues
     /// and commits.
-    TheyWait,
+    Wait,
 }
 
 /// The sums of a round, and the number of keys that were taken over.
@@ -161,9 +161,9 @@ pub async fn survive_pauses<S: TestDialect>(
     bank: Bank<'_>,
     handlers: HandlerLoad,
 ) {
-    let cases = match handlers.meanwhile {
-        Meanwhile::TheyTakeOver => &[LATE, TAKEN_OVER][..],
-        Meanwhile::TheyWait => &[LATE],
+    let cases = match handlers.other_processes {
+        OtherProcesses::TakeOver => &[LATE, TAKEN_OVER][..],
+        OtherProcesses::Wait => &[LATE],
     };
     until_seen(cases, async |round| {
         let load = pauses(handlers.stopped, 2 + round * 100, few_or(6, 300));
@@ -182,7 +182,7 @@ pub async fn find_second_effects<S: TestDialect>(
     bank: Bank<'_>,
     handlers: HandlerLoad,
 ) {
-    if handlers.meanwhile == Meanwhile::TheyTakeOver {
+    if handlers.other_processes == OtherProcesses::TakeOver {
         until_seen(&[DOUBLE, OUTRUN], async |round| {
             let load = pauses(handlers.stopped, 4 + round * 100, few_or(6, 30));
             let history = run(database, bank, load).await;
@@ -194,7 +194,7 @@ pub async fn find_second_effects<S: TestDialect>(
     until_seen(&[DOUBLE], async |round| {
         let load = kills((40, at_a_time), 3 + round * 100);
         let history = run(database, bank, load).await;
-        none("unexplained", &history.unexplained());
+        none("unexplained", &history.unexplained_effects());
         summed(database, &history).await
     })
     .await;

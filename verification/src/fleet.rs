@@ -22,7 +22,7 @@ use std::{
 
 use tests::{
     playground,
-    servers::{Guard, directory, on_a_free_port, until_ready},
+    servers::{Guard, directory, start_on_free_port, until_ready},
 };
 
 use crate::oracle::{Attempt, Effect, History, Occasion, Strike};
@@ -173,7 +173,7 @@ impl Member {
             let args = own.iter().chain(args).map(|&arg| arg.to_owned());
             args.collect::<Vec<_>>()
         };
-        let (port, guard) = on_a_free_port(
+        let (port, guard) = start_on_free_port(
             |port| {
                 fs::create_dir_all(directory).expect("a directory for throwaway files");
                 Guard::start(directory, &command(program, &args_on(port)), "KILL")

@@ -53,8 +53,8 @@ impl Store for TimedStore {
         Ok(())
     }
 
-    async fn wait_for_change(&self, _id: &KeyId, within: Duration) {
-        sleep(within.min(Duration::from_millis(10))).await;
+    async fn wait_for_change(&self, _id: &KeyId, timeout: Duration) {
+        sleep(timeout.min(Duration::from_millis(10))).await;
     }
 }
 
@@ -87,11 +87,17 @@ fn no_seed_finds_violation() {
         bug: None,
         limit: optional_number("SIMULATION_SECONDS").map(Duration::from_secs),
     };
+    let (seeds, is_limited) = (sweep.seeds.clone(), sweep.limit.is_some());
     let swept = sweep.run();
     println!("{swept}");
     if let Some(report) = &swept.found {
         panic!("{report}\n{swept}");
     }
+    assert!(swept.ran > 0, "no seed was run");
+    assert!(
+        is_limited || swept.ran == seeds.end - seeds.start,
+        "{swept}"
+    );
 }
 
 /// Each seed found a former bug of the layer. The run of a seed changes with the simulation and the layer, so a seed
@@ -208,6 +214,7 @@ fn thousand_seeds_cover_every_event() {
         "Granted(3, true)",
         "reply: Lost",
         "received: Error",
+        "CallFaulted",
         "held: false",
         "memory: true",
         "jobs: true",

@@ -23,7 +23,7 @@ use deadpool_postgres::{Manager, Object, tokio_postgres::NoTls};
 use http::StatusCode;
 use tests::{
     created,
-    database::{TestDatabase, TestDialect, patient, sqlite_pool},
+    database::{TestDatabase, TestDialect, sqlite_pool, with_timeouts},
 };
 use tokio::{
     net::TcpListener,
@@ -54,14 +54,14 @@ async fn main() {
     if args.get("--commit") == "tokio-postgres" {
         serve_with_tokio_postgres(&args, &store).await;
     } else if store.starts_with("postgres:") {
-        let pool = patient(
+        let pool = with_timeouts(
             pool_options::<tower_idempotency_sqlx::sqlx::Postgres>(),
             PATIENCE,
         )
         .max_connections(CONNECTIONS);
         serve::<PostgresStore>(&args, pool.connect_lazy(&store).expect("an URL")).await;
     } else if store.starts_with("mysql:") {
-        let pool = patient(
+        let pool = with_timeouts(
             pool_options::<tower_idempotency_sqlx::sqlx::MySql>(),
             PATIENCE,
         )

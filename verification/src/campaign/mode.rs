@@ -53,10 +53,13 @@ impl Mode {
         found("contradicts itself", history.contradictions());
         match self {
             Self::Refuse => found("executed twice", history.excess_effects()),
-            Self::TakeOver => found("executed too often", history.unexplained()),
+            Self::TakeOver => found("executed too often", history.unexplained_effects()),
             Self::Transaction => {
                 found("charged twice", history.excess_effects());
-                found("responded without a charge", history.uncaused());
+                found(
+                    "responded without a charge",
+                    history.responses_without_effect(),
+                );
             }
         }
         violations

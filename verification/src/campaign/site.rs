@@ -10,7 +10,7 @@ use std::{
 
 use super::{Fault, Kind};
 use tests::{
-    proxy::{Mode, Proxy, Then},
+    proxy::{ConnectionEnd, Mode, Proxy},
     random::Random,
     scratch::Scratch,
     servers::{
@@ -156,7 +156,7 @@ impl Site {
                 self.set_mode_for(Mode::Hold, random.around(Duration::from_millis(900)))
             }
             Fault::Replies => {
-                let then = [Then::Cut, Then::Hang][random.below(2)];
+                let then = [ConnectionEnd::Cut, ConnectionEnd::Hang][random.below(2)];
                 let length = random.around(Duration::from_millis(200));
                 self.set_mode_for(Mode::LoseReplies(then), length)
             }
@@ -272,7 +272,7 @@ impl Site {
         primary.kill();
         next.promote();
         let proxy = self.proxy.as_ref().expect("Redis has one");
-        proxy.lead_to(next.address());
+        proxy.set_upstream(next.address());
         *replica = Some(RedisServer::replica_of(&next));
         *primary = next;
         true

@@ -21,52 +21,52 @@ impl History {
     /// - The grant is made before its process is killed.
     #[must_use]
     pub fn excess_effects(&self) -> Vec<String> {
-        let stories = self.stories();
-        let excess = stories
+        let histories = self.histories();
+        let excess = histories
             .iter()
-            .filter(|(key, story)| !self.is_separable(key, story));
-        excess.map(|(key, story)| story.describe(key)).collect()
+            .filter(|(key, history)| !self.is_separable(key, history));
+        excess.map(|(key, history)| history.describe(key)).collect()
     }
 
-    fn is_separable(&self, key: &str, story: &KeyHistory<'_>) -> bool {
-        if story.effects.len() < 2 {
+    fn is_separable(&self, key: &str, history: &KeyHistory<'_>) -> bool {
+        if history.effects.len() < 2 {
             return true;
         }
         let occasions: Vec<_> = self.occasions_of(key).collect();
-        let places = self.places_of_all(story, &occasions);
-        each_has_a_place(&places, occasions.len() + 1)
+        let places = self.places_of_all(history, &occasions);
+        has_matching(&places, occasions.len() + 1)
     }
 
     /// Returns `true` if two effects are of different requests, and no occasion except takeovers separates them.
-    pub(super) fn is_of_two_requests(&self, key: &str, story: &KeyHistory<'_>) -> bool {
-        let effects = &story.effects;
+    pub(super) fn is_of_two_requests(&self, key: &str, history: &KeyHistory<'_>) -> bool {
+        let effects = &history.effects;
         if effects.iter().all(|it| it.request == effects[0].request) {
             return false;
         }
         let occasions = self.occasions_of(key).filter(|it| !it.takeover);
         let occasions: Vec<_> = occasions.collect();
-        let places = self.places_of_all(story, &occasions);
+        let places = self.places_of_all(history, &occasions);
         let pairs = (0..effects.len()).flat_map(|one| (0..one).map(move |other| (one, other)));
         let mut pairs =
             pairs.filter(|(one, other)| effects[*one].request != effects[*other].request);
         pairs.any(|(one, other)| places[one].len() < 2 && places[one] == places[other])
     }
 
-    fn places_of_all(&self, story: &KeyHistory<'_>, occasions: &[&Occasion]) -> Vec<Vec<usize>> {
-        let effects = story.effects.iter().zip(self.last_moments(story));
-        let places = effects.map(|(effect, last)| self.places(story, effect, last, occasions));
+    fn places_of_all(&self, history: &KeyHistory<'_>, occasions: &[&Occasion]) -> Vec<Vec<usize>> {
+        let effects = history.effects.iter().zip(self.last_moments(history));
+        let places = effects.map(|(effect, last)| self.places(history, effect, last, occasions));
         places.collect()
     }
 
     /// Returns the latest possible moment of the grant of each effect, if that moment is known.
-    fn last_moments(&self, story: &KeyHistory<'_>) -> Vec<Option<Instant>> {
+    fn last_moments(&self, history: &KeyHistory<'_>) -> Vec<Option<Instant>> {
         let mut later = None;
-        let effects = story.effects.iter().enumerate().rev();
+        let effects = history.effects.iter().enumerate().rev();
         let last = effects.map(|(at, effect)| {
             // Two processes may have executions with the same number. The attempts then belong to the first effect
             // only.
-            let is_first = !story.effects[..at].iter().any(|it| it.n == effect.n);
-            let attempts = story.attempts.iter();
+            let is_first = !history.effects[..at].iter().any(|it| it.n == effect.n);
+            let attempts = history.attempts.iter();
             let attempts = attempts.filter(|it| is_first && it.execution() == Some(effect.n));
             later = earliest([attempts.map(|it| it.ended).min(), later]);
 
@@ -82,13 +82,13 @@ impl History {
     /// Returns each possible number of occasions before the grant.
     fn places(
         &self,
-        story: &KeyHistory<'_>,
+        history: &KeyHistory<'_>,
         effect: &Effect,
         last: Option<Instant>,
         occasions: &[&Occasion],
     ) -> Vec<usize> {
         let member = self.processes.get(&effect.pid);
-        let attempts = story.attempts.iter();
+        let attempts = history.attempts.iter();
         let attempts = attempts.filter(|it| member.is_none_or(|member| it.member == *member));
         let mut places = vec![false; occasions.len() + 1];
         for attempt in attempts {
@@ -122,7 +122,7 @@ fn earliest(moments: [Option<Instant>; 2]) -> Option<Instant> {
 }
 
 /// Returns `true` if each effect can have one of its possible places, and no two effects have the same place.
-fn each_has_a_place(possible: &[Vec<usize>], places: usize) -> bool {
+fn has_matching(possible: &[Vec<usize>], places: usize) -> bool {
     let mut taken = vec![None; places];
     (0..possible.len()).all(|effect| {
         let mut tried = vec![false; places];

@@ -22,16 +22,16 @@ impl History {
     /// effect if it killed the executing process, or stopped that process until its lease expired. No client may have had a
     /// response before the strike. A process that was so slow that its lease expired also explains another effect.
     #[must_use]
-    pub fn unexplained(&self) -> Vec<String> {
-        let stories = self.stories();
-        let unexplained = stories.iter().filter(|(_, story)| {
-            let pids: BTreeSet<_> = story.effects.iter().map(|effect| effect.pid).collect();
+    pub fn unexplained_effects(&self) -> Vec<String> {
+        let histories = self.histories();
+        let unexplained = histories.iter().filter(|(_, history)| {
+            let pids: BTreeSet<_> = history.effects.iter().map(|effect| effect.pid).collect();
             let struck: usize = pids
                 .iter()
-                .map(|pid| self.count_explained(story, *pid))
+                .map(|pid| self.count_explained(history, *pid))
                 .sum();
-            let answered = story.responses().map(|(when, _)| when).min();
-            let slow = story.attempts.iter().filter(|attempt| {
+            let answered = history.responses().map(|(when, _)| when).min();
+            let slow = history.attempts.iter().filter(|attempt| {
                 // A client that hung up does not know the duration of the execution.
                 let ended = match attempt.outcome {
                     Outcome::HungUp => answered.unwrap_or(attempt.ended).max(attempt.ended),
@@ -43,14 +43,14 @@ impl History {
                 ended.saturating_duration_since(attempt.began) >= self.lease
             });
             let had_an_effect = |attempt: &&&Attempt| {
-                let mut members = story.effects.iter().map(|it| self.processes.get(&it.pid));
+                let mut members = history.effects.iter().map(|it| self.processes.get(&it.pid));
                 members.any(|member| member.is_none_or(|member| *member == attempt.member))
             };
             let slow = slow.filter(had_an_effect);
-            story.effects.len() > 1 + struck + slow.count()
+            history.effects.len() > 1 + struck + slow.count()
         });
         unexplained
-            .map(|(key, story)| story.describe(key))
+            .map(|(key, history)| history.describe(key))
             .collect()
     }
 
@@ -76,16 +76,17 @@ impl History {
     }
 
     fn contradictions_among(&self, is_compared: impl Fn(&Attempt) -> bool) -> Vec<String> {
-        let stories = self.stories();
-        let contradictions = stories.iter().filter(|(key, story)| {
-            let mut attempts = story.attempts.iter();
-            self.differs_between_occasions(key, story, &is_compared)
-                || self.is_of_two_requests(key, story)
-                || attempts
-                    .any(|attempt| story.is_uncaused(attempt) || self.is_undocumented(attempt))
+        let histories = self.histories();
+        let contradictions = histories.iter().filter(|(key, history)| {
+            let mut attempts = history.attempts.iter();
+            self.differs_between_occasions(key, history, &is_compared)
+                || self.is_of_two_requests(key, history)
+                || attempts.any(|attempt| {
+                    history.is_response_without_effect(attempt) || self.is_undocumented(attempt)
+                })
         });
         contradictions
-            .map(|(key, story)| story.describe(key))
+            .map(|(key, history)| history.describe(key))
             .collect()
     }
 
@@ -96,10 +97,10 @@ impl History {
     /// responses were stored can therefore use this check.
     #[must_use]
     pub fn retracted(&self) -> Vec<String> {
-        let stories = self.stories();
-        let retracted = stories.iter().filter(|(key, story)| {
-            let answered = || story.attempts.iter().filter(|it| it.response().is_some());
-            let mut refused = story.attempts.iter();
+        let histories = self.histories();
+        let retracted = histories.iter().filter(|(key, history)| {
+            let answered = || history.attempts.iter().filter(|it| it.response().is_some());
+            let mut refused = history.attempts.iter();
             refused.any(|late| {
                 late.outcome == Outcome::Refused
                     && answered().any(|one| {
@@ -114,7 +115,9 @@ impl History {
                     })
             })
         });
-        retracted.map(|(key, story)| story.describe(key)).collect()
+        retracted
+            .map(|(key, history)| history.describe(key))
+            .collect()
     }
 
     /// Returns each key with a response to a request that was sent after the record must have expired. The record expires
@@ -124,78 +127,85 @@ impl History {
         let Some(retention) = self.retention else {
             return Vec::new();
         };
-        let stories = self.stories();
-        let stale = stories.iter().filter(|(_, story)| {
-            let answered = || story.attempts.iter().filter(|it| it.response().is_some());
+        let histories = self.histories();
+        let stale = histories.iter().filter(|(_, history)| {
+            let answered = || history.attempts.iter().filter(|it| it.response().is_some());
             answered().any(|one| {
                 let over = one.ended + retention + self.max_reply_age;
                 answered().any(|late| late.began > over && late.outcome == one.outcome)
             })
         });
-        stale.map(|(key, story)| story.describe(key)).collect()
+        stale.map(|(key, history)| history.describe(key)).collect()
     }
 
     /// Returns each key that has a response and no effect.
     #[must_use]
-    pub fn uncaused(&self) -> Vec<String> {
-        let stories = self.stories();
-        let uncaused = stories.iter().filter(|(_, story)| {
-            let mut attempts = story.attempts.iter();
-            story.effects.is_empty() && attempts.any(|attempt| story.is_uncaused(attempt))
+    pub fn responses_without_effect(&self) -> Vec<String> {
+        let histories = self.histories();
+        let without_effect = histories.iter().filter(|(_, history)| {
+            let mut attempts = history.attempts.iter();
+            history.effects.is_empty()
+                && attempts.any(|attempt| history.is_response_without_effect(attempt))
         });
-        uncaused.map(|(key, story)| story.describe(key)).collect()
+        without_effect
+            .map(|(key, history)| history.describe(key))
+            .collect()
     }
 
     /// Returns each key without a response for longer than `limit`, since its first request or the last strike.
     #[must_use]
     pub fn stuck(&self, limit: Duration) -> Vec<String> {
-        let stories = self.stories();
-        let stuck = stories.iter().filter(|(_, story)| self.wait(story) > limit);
-        stuck.map(|(key, story)| story.describe(key)).collect()
+        let histories = self.histories();
+        let stuck = histories
+            .iter()
+            .filter(|(_, history)| self.wait(history) > limit);
+        stuck.map(|(key, history)| history.describe(key)).collect()
     }
 
     /// Returns the number of keys that were taken over in time. The process that had the effect was struck while a
     /// client waited for it. Another execution responded within `limit` after the last strike.
     #[must_use]
     pub fn taken_over_within(&self, limit: Duration) -> usize {
-        let stories = self.stories();
-        let in_time = stories.values().filter(|story| {
-            story.effects.len() > 1 && self.is_struck(story) && self.wait(story) <= limit
+        let histories = self.histories();
+        let in_time = histories.values().filter(|history| {
+            history.effects.len() > 1 && self.is_struck(history) && self.wait(history) <= limit
         });
         in_time.count()
     }
 
     /// Returns `true` if a process that had an effect of the key was struck while a client waited for it.
-    fn is_struck(&self, story: &KeyHistory<'_>) -> bool {
-        let mut attempts = story.attempts.iter();
+    fn is_struck(&self, history: &KeyHistory<'_>) -> bool {
+        let mut attempts = history.attempts.iter();
         attempts.any(|attempt| {
             self.strikes_of(attempt)
-                .any(|strike| story.effects.iter().any(|it| it.pid == strike.pid))
+                .any(|strike| history.effects.iter().any(|it| it.pid == strike.pid))
         })
     }
 
     /// Returns each key that was requested and for which no client received a definite outcome.
     #[must_use]
-    pub fn unanswered(&self) -> Vec<String> {
-        let stories = self.stories();
-        let unanswered = stories.iter().filter(|(_, story)| {
-            let mut attempts = story.attempts.iter();
+    pub fn keys_without_response(&self) -> Vec<String> {
+        let histories = self.histories();
+        let without_response = histories.iter().filter(|(_, history)| {
+            let mut attempts = history.attempts.iter();
             !attempts.any(|attempt| attempt.is_definite())
         });
-        unanswered.map(|(key, story)| story.describe(key)).collect()
+        without_response
+            .map(|(key, history)| history.describe(key))
+            .collect()
     }
 
-    pub(super) fn stories(&self) -> BTreeMap<&str, KeyHistory<'_>> {
-        let mut stories: BTreeMap<&str, KeyHistory<'_>> = BTreeMap::new();
+    pub(super) fn histories(&self) -> BTreeMap<&str, KeyHistory<'_>> {
+        let mut histories: BTreeMap<&str, KeyHistory<'_>> = BTreeMap::new();
         for effect in &self.effects {
-            let story = stories.entry(&effect.key).or_default();
-            story.effects.push(effect);
+            let history = histories.entry(&effect.key).or_default();
+            history.effects.push(effect);
         }
         for attempt in &self.attempts {
-            let story = stories.entry(&attempt.key).or_default();
-            story.attempts.push(attempt);
+            let history = histories.entry(&attempt.key).or_default();
+            history.attempts.push(attempt);
         }
-        stories
+        histories
     }
 
     fn is_prompt(&self, attempt: &Attempt) -> bool {
@@ -213,10 +223,10 @@ impl History {
     fn differs_between_occasions(
         &self,
         key: &str,
-        story: &KeyHistory<'_>,
+        history: &KeyHistory<'_>,
         is_compared: impl Fn(&Attempt) -> bool,
     ) -> bool {
-        let attempts = || story.attempts.iter().filter(|it| is_compared(it));
+        let attempts = || history.attempts.iter().filter(|it| is_compared(it));
         let answered = || attempts().filter(|it| it.response().is_some());
         answered().any(|one| {
             answered().any(|other| {
@@ -253,16 +263,16 @@ impl History {
 
     /// Returns the number of executions of this key by one process that may have been taken over. It is at most the number
     /// of strikes at the process in that time.
-    fn count_explained(&self, story: &KeyHistory<'_>, pid: u32) -> usize {
-        let asked = story.attempts.iter().map(|attempt| attempt.began).min();
-        let answered = story.responses().map(|(when, _)| when).min();
+    fn count_explained(&self, history: &KeyHistory<'_>, pid: u32) -> usize {
+        let asked = history.attempts.iter().map(|attempt| attempt.began).min();
+        let answered = history.responses().map(|(when, _)| when).min();
         let strikes = self.strikes.iter().filter(|strike| {
             strike.pid == pid
                 && strike.loses_leases(self.lease)
                 && asked.is_some_and(|asked| asked <= strike.end())
                 && answered.is_none_or(|answered| strike.ordered <= answered)
         });
-        let executions = story.effects.iter().filter(|effect| effect.pid == pid);
+        let executions = history.effects.iter().filter(|effect| effect.pid == pid);
         strikes.count().min(executions.count())
     }
 
@@ -272,16 +282,16 @@ impl History {
     /// A process that had an effect is known to have held the lease. A struck process with a waiting client may have
     /// held the lease too, but only after the last known lease expired. Because leases are renewed each third, at least
     /// two thirds of that lease are assumed to be left.
-    pub(super) fn wait(&self, story: &KeyHistory<'_>) -> Duration {
-        let definite = story
+    pub(super) fn wait(&self, history: &KeyHistory<'_>) -> Duration {
+        let definite = history
             .attempts
             .iter()
             .filter(|attempt| attempt.is_definite());
-        let asked = story.attempts.iter().map(|attempt| attempt.began).min();
+        let asked = history.attempts.iter().map(|attempt| attempt.began).min();
         let (Some(answered), Some(asked)) = (definite.map(|it| it.ended).min(), asked) else {
             return Duration::MAX;
         };
-        let met = story
+        let met = history
             .attempts
             .iter()
             .flat_map(|attempt| self.strikes_of(attempt));
@@ -289,7 +299,11 @@ impl History {
         met.sort_by_key(|strike| strike.down);
         let (mut since, mut free) = (asked, asked);
         for strike in met {
-            if story.effects.iter().any(|effect| effect.pid == strike.pid) {
+            if history
+                .effects
+                .iter()
+                .any(|effect| effect.pid == strike.pid)
+            {
                 since = strike.down;
                 free = since + self.lease * 2 / 3;
             } else if strike.down >= free {
@@ -308,7 +322,7 @@ impl<'a> KeyHistory<'a> {
     }
 
     /// Returns `true` if the response is not of an execution of this request.
-    fn is_uncaused(&self, attempt: &Attempt) -> bool {
+    fn is_response_without_effect(&self, attempt: &Attempt) -> bool {
         let n = attempt.execution();
         let is_cause = |it: &&Effect| Some(it.n) == n && it.request == attempt.request;
         let response = attempt.response();

@@ -64,27 +64,27 @@ impl History {
             strikes: self.strikes.len(),
             ..Sums::default()
         };
-        for story in self.stories().values() {
-            self.add(story, &mut sums);
+        for history in self.histories().values() {
+            self.add(history, &mut sums);
         }
         sums
     }
 
-    fn add(&self, story: &KeyHistory<'_>, sums: &mut Sums) {
+    fn add(&self, history: &KeyHistory<'_>, sums: &mut Sums) {
         sums.keys += 1;
-        sums.executed_twice += usize::from(story.effects.len() > 1);
-        sums.longest_wait = sums.longest_wait.max(self.wait(story));
-        let refused = story.responses().next().is_none();
-        sums.refused_with_effect += usize::from(refused && !story.effects.is_empty());
-        sums.refused_without_effect += usize::from(refused && story.effects.is_empty());
-        let given = story.responses().next();
+        sums.executed_twice += usize::from(history.effects.len() > 1);
+        sums.longest_wait = sums.longest_wait.max(self.wait(history));
+        let refused = history.responses().next().is_none();
+        sums.refused_with_effect += usize::from(refused && !history.effects.is_empty());
+        sums.refused_without_effect += usize::from(refused && history.effects.is_empty());
+        let given = history.responses().next();
         let given = given.and_then(|(_, response)| response.header("x-execution"));
         let (mut struck, mut lost_reply) = (false, false);
-        for attempt in &story.attempts {
+        for attempt in &history.attempts {
             let mut met = false;
             for strike in self.strikes_of(attempt) {
                 met = true;
-                let effects = story.effects.iter();
+                let effects = history.effects.iter();
                 let mut own = effects.filter(|effect| effect.pid == strike.pid).peekable();
                 let has_own = own.peek().is_some();
                 let is_own = own.any(|own| given == Some(&own.n.to_string()));

@@ -21,7 +21,7 @@ use super::{
     bugs::Bug,
     plan::Plan,
     store::{Entry, SimulatedStore},
-    world::{Done, Op},
+    world::{StoreCall, StoreReply},
 };
 
 pub(super) enum Backend {
@@ -71,11 +71,11 @@ impl Backend {
 
     pub(super) fn step(
         &mut self,
-        op: &Op,
+        op: &StoreCall,
         read: Option<Option<Entry>>,
         now: Millis,
         bug: Option<Bug>,
-    ) -> Done {
+    ) -> StoreReply {
         match self {
             Self::Simulated(store) => step(store, op, read, now, bug),
             Self::Memory(memory) => memory.step(op, now),
@@ -110,29 +110,29 @@ impl Backend {
 
 fn step(
     store: &mut SimulatedStore,
-    op: &Op,
+    op: &StoreCall,
     read: Option<Option<Entry>>,
     now: Millis,
     bug: Option<Bug>,
-) -> Done {
+) -> StoreReply {
     match op {
-        Op::Acquire(claim) => Done::Acquired(match read {
+        StoreCall::Acquire(claim) => StoreReply::Acquired(match read {
             Some(seen) => store.acquire_from(seen.as_ref(), claim, now),
             None => store.acquire(claim, now),
         }),
-        Op::Renew(lease, ttl) if bug != Some(Bug::RenewalsDoNothing) => {
+        StoreCall::Renew(lease, ttl) if bug != Some(Bug::RenewalsDoNothing) => {
             done(&store.renew(lease, *ttl, now))
         }
-        Op::Renew(..) => Done::Ok,
-        Op::Complete(lease, record, retention) => {
+        StoreCall::Renew(..) => StoreReply::Ok,
+        StoreCall::Complete(lease, record, retention) => {
             done(&store.complete(lease, record.clone(), *retention, now))
         }
-        Op::Commit(lease, record, retention, _) => {
+        StoreCall::Commit(lease, record, retention, _) => {
             done(&store.commit(lease, record.clone(), *retention, now))
         }
-        Op::Release(lease) => {
+        StoreCall::Release(lease) => {
             store.release(lease, now);
-            Done::Ok
+            StoreReply::Ok
         }
     }
 }
@@ -169,11 +169,11 @@ impl Memory {
         outcome.is_applied()
     }
 
-    fn step(&mut self, op: &Op, now: Millis) -> Done {
+    fn step(&mut self, op: &StoreCall, now: Millis) -> StoreReply {
         self.advance(now);
         let _entered = self.clock.enter();
         match op {
-            Op::Acquire(claim) => {
+            StoreCall::Acquire(claim) => {
                 let acquired = poll_once(self.store.acquire(claim)).expect("the store is not full");
                 self.in_progress.retain(|id| *id != claim.id);
                 if let tower_idempotency::store::Acquired::Granted { .. }
@@ -181,18 +181,19 @@ impl Memory {
                 {
                     self.in_progress.push(claim.id);
                 }
-                Done::Acquired(acquired)
+                StoreReply::Acquired(acquired)
             }
-            Op::Renew(lease, ttl) => done(&poll_once(self.store.renew(lease, *ttl))),
-            Op::Complete(lease, record, retention) | Op::Commit(lease, record, retention, _) => {
+            StoreCall::Renew(lease, ttl) => done(&poll_once(self.store.renew(lease, *ttl))),
+            StoreCall::Complete(lease, record, retention)
+            | StoreCall::Commit(lease, record, retention, _) => {
                 let call = self.store.complete(lease, record.clone(), *retention);
                 let done = done(&poll_once(call));
-                if let Done::Ok = done {
+                if let StoreReply::Ok = done {
                     self.in_progress.retain(|id| *id != lease.id);
                 }
                 done
             }
-            Op::Release(lease) => {
+            StoreCall::Release(lease) => {
                 self.in_progress.retain(|id| *id != lease.id);
                 done(&poll_once(self.store.release(lease)))
             }
@@ -208,9 +209,9 @@ fn poll_once<T>(call: impl Future<Output = T>) -> T {
     }
 }
 
-fn done(result: &Result<(), StoreError>) -> Done {
+fn done(result: &Result<(), StoreError>) -> StoreReply {
     match result {
-        Ok(()) => Done::Ok,
-        Err(_) => Done::Lost,
+        Ok(()) => StoreReply::Ok,
+        Err(_) => StoreReply::Lost,
     }
 }

@@ -18,7 +18,7 @@ use super::{
     random::Random,
     run_once,
     setup::{layer, retry_all, schedule},
-    world::{Due, Execution, Progress, SimulatedAttempt, World},
+    world::{Execution, Progress, ScheduledEvent, SimulatedAttempt, World},
 };
 
 pub(super) struct Driver {
@@ -127,7 +127,7 @@ impl Driver {
             };
             // The clock of a process that is already ahead was limited by the events that were due when it advanced.
             let clock = if process.clock() <= now {
-                process.look_ahead(next)
+                process.advance_to_next_timer(next)
             } else {
                 process.clock()
             };
@@ -173,41 +173,41 @@ impl Driver {
         }
     }
 
-    fn handle(&mut self, due: Due) {
+    fn handle(&mut self, due: ScheduledEvent) {
         match due {
-            Due::Arrive(call) => {
+            ScheduledEvent::Arrive(call) => {
                 let mut world = self.world.lock();
                 world.calls_in_flight -= 1;
                 let done = world.arrive(call.process, &call.op, call.read);
                 if let Some((reply, back)) = call.reply {
                     let received = (!call.fails).then_some(done);
-                    world.after(back, Due::Reply(reply, received));
+                    world.after(back, ScheduledEvent::Reply(reply, received));
                 }
             }
             // The receiver may already be dropped.
-            Due::Reply(reply, received) => drop(reply.send(received)),
-            Due::Notify(news) => drop(news.send(())),
-            Due::Send(client) => self.send(client),
-            Due::Kill(host) => self.kill(host),
-            Due::Pause(host, pause) => self.pause(host, pause),
-            Due::Resume(number) => self.unpause(number),
-            Due::Drain(host) => self.drain(host),
-            Due::TakeOver(host) => self.take_over(host),
-            Due::Inspect(id, looks) => {
+            ScheduledEvent::Reply(reply, received) => drop(reply.send(received)),
+            ScheduledEvent::Notify(news) => drop(news.send(())),
+            ScheduledEvent::Send(client) => self.send(client),
+            ScheduledEvent::Kill(host) => self.kill(host),
+            ScheduledEvent::Pause(host, pause) => self.pause(host, pause),
+            ScheduledEvent::Resume(number) => self.unpause(number),
+            ScheduledEvent::Drain(host) => self.drain(host),
+            ScheduledEvent::TakeOver(host) => self.take_over(host),
+            ScheduledEvent::Inspect(id, looks) => {
                 let mut served = self.hosts.iter().filter_map(|host| host.served.as_ref());
                 let layer = served.next().map(|served| &served.layer);
                 self.world.lock().inspect(id, looks, layer);
             }
-            Due::Resolve(decision) => self.world.lock().resolve(&decision),
-            Due::Leave(number) => {
+            ScheduledEvent::Resolve(decision) => self.world.lock().resolve(&decision),
+            ScheduledEvent::Leave(number) => {
                 let left = self.hosts.iter();
                 let mut left = left.enumerate().filter(|(_, host)| host.number == number);
                 if let Some((host, _)) = left.next() {
                     self.kill(host);
                 }
             }
-            Due::Start(host) => self.start(host),
-            Due::StepClock(by) => {
+            ScheduledEvent::Start(host) => self.start(host),
+            ScheduledEvent::StepClock(by) => {
                 let mut world = self.world.lock();
                 world.clock_offset += by;
                 world.record_event(EventKind::ClockStepped(by));
@@ -260,7 +260,7 @@ impl Driver {
             if self.phase != Phase::Drain {
                 let pause = [0, 3, self.plan.lease / 2, self.plan.lease * 2];
                 let pause = world.random.pick(&pause);
-                world.after(pause, Due::Start(at));
+                world.after(pause, ScheduledEvent::Start(at));
             }
         }
         host.served = None;
@@ -283,7 +283,7 @@ impl Driver {
         let mut world = self.world.lock();
         world.paused[host.number] = true;
         world.record_event(EventKind::ProcessPaused(host.number));
-        world.after(pause, Due::Resume(host.number));
+        world.after(pause, ScheduledEvent::Resume(host.number));
     }
 
     fn unpause(&mut self, number: usize) {
@@ -324,7 +324,7 @@ impl Driver {
                     "process {number} has drained, with requests in flight"
                 ));
             }
-            world.after(0, Due::Leave(number));
+            world.after(0, ScheduledEvent::Leave(number));
         });
     }
 
@@ -343,7 +343,7 @@ impl Driver {
         if alive.is_empty() {
             // The client finds no live process.
             let pause = self.plan.lease / 4;
-            return world.after(pause, Due::Send(client));
+            return world.after(pause, ScheduledEvent::Send(client));
         }
         let host = &self.hosts[world.random.pick(&alive)];
         let (Some(process), Some(served)) = (&host.process, &host.served) else {

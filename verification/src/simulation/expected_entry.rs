@@ -92,7 +92,7 @@ struct Lease {
     fingerprint: Fingerprint,
     generation: u64,
     ends: Millis,
-    keep: Millis,
+    orphan_retention: Millis,
 }
 
 /// The violation in a reply, if there is one.
@@ -103,7 +103,7 @@ impl ExpectedEntry {
     fn expire(&mut self, now: Millis) {
         let over = match &self.state {
             ExpectedState::Free => false,
-            ExpectedState::Leased(lease) => now >= lease.ends + lease.keep,
+            ExpectedState::Leased(lease) => now >= lease.ends + lease.orphan_retention,
             ExpectedState::Stored { expires, .. } => now >= *expires,
         };
         if over {
@@ -251,7 +251,7 @@ impl ExpectedEntry {
             fingerprint,
             generation: expected,
             ends,
-            keep: claim.orphan_retention.as_millis(),
+            orphan_retention: claim.orphan_retention.as_millis(),
         });
         let life = self.life;
         match self.granted(claim.token) {
@@ -419,15 +419,17 @@ impl ExpectedEntry {
                 false => Ok(()),
             };
         }
-        let (generation, fingerprint, keep) = match &self.state {
-            ExpectedState::Leased(lease) => (lease.generation, lease.fingerprint, lease.keep),
+        let (generation, fingerprint, orphan_retention) = match &self.state {
+            ExpectedState::Leased(lease) => {
+                (lease.generation, lease.fingerprint, lease.orphan_retention)
+            }
             ExpectedState::Stored {
                 generation,
                 fingerprint,
                 ..
             } => {
-                let keep = DEFAULT_ORPHAN_RETENTION.as_millis();
-                (*generation, *fingerprint, keep)
+                let orphan_retention = DEFAULT_ORPHAN_RETENTION.as_millis();
+                (*generation, *fingerprint, orphan_retention)
             }
             ExpectedState::Free => return Err("an operator has seen an entry that is free"),
         };
@@ -452,7 +454,7 @@ impl ExpectedEntry {
                     fingerprint,
                     generation,
                     ends: now,
-                    keep,
+                    orphan_retention,
                 });
             }
             _ => {

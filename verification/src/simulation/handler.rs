@@ -34,12 +34,12 @@ pub(super) struct Handler(pub(super) Link);
 #[derive(Debug)]
 pub(super) struct Failed;
 
-pub(super) type TestResponse = Result<Response<ResponseBody>, Failed>;
+pub(super) type HandlerResult = Result<Response<ResponseBody>, Failed>;
 
 impl Service<Request<Body<PacedBody>>> for Handler {
     type Response = Response<ResponseBody>;
     type Error = Failed;
-    type Future = Pin<Box<dyn Future<Output = TestResponse> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = HandlerResult> + Send>>;
 
     fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), Failed>> {
         Poll::Ready(Ok(()))
@@ -56,7 +56,7 @@ impl Service<Request<Body<PacedBody>>> for Handler {
 }
 
 /// Finishes an orphan for an operator: the work of the handler, without a request.
-pub(super) async fn finish(link: Link, attempt: usize, lease: Lease) -> TestResponse {
+pub(super) async fn finish(link: Link, attempt: usize, lease: Lease) -> HandlerResult {
     Run::start(link, attempt, Some(lease))
         .run_to_end(None)
         .await
@@ -204,7 +204,7 @@ impl Run {
         }
     }
 
-    async fn run_to_end(mut self, body: Option<Body<PacedBody>>) -> TestResponse {
+    async fn run_to_end(mut self, body: Option<Body<PacedBody>>) -> HandlerResult {
         let link = self.link.clone();
         let ended = run_unless_dropped(&link, self.number, self.work(body)).await;
         self.ends(ended).unwrap_or(Err(Failed))
@@ -228,7 +228,7 @@ impl Run {
         world.record_event(EventKind::ExecutionEnded(self.number));
     }
 
-    async fn work(&mut self, body: Option<Body<PacedBody>>) -> TestResponse {
+    async fn work(&mut self, body: Option<Body<PacedBody>>) -> HandlerResult {
         let script = self.script;
         if let Some(body) = body
             && read(body).await.is_err()
@@ -279,7 +279,7 @@ impl Run {
     }
 
     /// Commits effect and record in one transaction, and retries once if the outcome of the commit is unknown.
-    async fn commit(&mut self) -> TestResponse {
+    async fn commit(&mut self) -> HandlerResult {
         let Some(lease) = self.lease.clone() else {
             return Err(Failed);
         };
@@ -322,7 +322,7 @@ impl Run {
         let mut world = self.link.world.lock();
         let recorded = world.plan.records(status) && script.ending != Ending::RespondsNoStore;
         let streams = script.split >= Some(world.plan.collect_timeout);
-        let keep = match script.ending {
+        let recording = match script.ending {
             _ if !recorded => Recording::Forbidden,
             _ if too_much || streams => Recording::Allowed,
             Ending::BreaksBody => Recording::Forbidden,
@@ -333,7 +333,7 @@ impl Run {
             .push(ProducedResponse {
                 status,
                 body: text.clone(),
-                keep,
+                recording,
                 breaks: script.ending == Ending::BreaksBody,
             });
         drop(world);

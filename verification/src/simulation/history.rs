@@ -47,12 +47,18 @@ pub(super) enum EventKind {
     },
     ExecutionEnded(usize),
     ExecutionDropped(usize),
+    /// A call was sent that fails, or whose reply arrives after its caller may have stopped waiting.
+    CallFaulted {
+        process: usize,
+        call: &'static str,
+        token: usize,
+    },
     CallArrived {
         process: usize,
         call: &'static str,
         id: usize,
         token: usize,
-        reply: StoreReply,
+        reply: ReplySummary,
     },
     /// An operator read the entry in this state, or found none.
     EntryRead {
@@ -123,7 +129,7 @@ pub(super) struct Reply {
 
 /// The reply of the store at the arrival of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StoreReply {
+pub(super) enum ReplySummary {
     Granted(u64, bool),
     InProgress(Millis),
     Orphaned(Millis),
@@ -135,7 +141,7 @@ pub(super) enum StoreReply {
 /// The reply as the layer received it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReceivedReply {
-    TestResponse,
+    Reply,
     Error,
 }
 

@@ -13,7 +13,7 @@ use super::{
     Millis,
     bugs::Bug,
     history::{EventKind, ReceivedReply},
-    world::{Call, Done, Due, Op, World, WorldState},
+    world::{PendingCall, ScheduledEvent, StoreCall, StoreReply, World, WorldState},
 };
 
 /// A process's connection to the store.
@@ -23,8 +23,8 @@ pub(super) struct Link {
     pub(super) process: usize,
 }
 
-/// The fate of a call.
-enum Fate {
+/// The delivery of a call and of its reply.
+enum Delivery {
     /// The call receives its reply immediately.
     Immediate,
     /// The call arrives after the first delay, and its reply returns after the second delay.
@@ -39,9 +39,9 @@ enum Fate {
     ReplyLost(Millis),
 }
 
-impl Fate {
-    /// Returns the fate for a commit, which arrives soon or never. By the contract, other calls wait for a transaction
-    /// in progress. A slow transaction would only slow down the other calls, which their own fates do already.
+impl Delivery {
+    /// Returns the delivery of a commit, which arrives soon or never. By the contract, other calls wait for a transaction
+    /// in progress. A slow transaction would only slow down the other calls, which their own deliveries do already.
     fn for_commit(self) -> Self {
         match self {
             Self::Delayed(there, back) => Self::Delayed(there.min(2), back),
@@ -50,47 +50,58 @@ impl Fate {
             Self::Immediate | Self::FailsBefore(_) | Self::Lost => self,
         }
     }
+
+    /// Returns `true` if the caller receives an error, no reply, or a reply after `limit` at the earliest.
+    fn is_faulty(&self, limit: Millis) -> bool {
+        match self {
+            Self::Immediate => false,
+            Self::Delayed(there, back) => there + back >= limit,
+            Self::FailsAfter(..) | Self::FailsBefore(_) | Self::Lost | Self::ReplyLost(_) => true,
+        }
+    }
 }
 
 /// The reply to a call, as its caller receives it.
 enum PendingReply {
-    Later(oneshot::Receiver<Option<Done>>),
-    Now(Option<Done>),
+    Later(oneshot::Receiver<Option<StoreReply>>),
+    Now(Option<StoreReply>),
     ErrorIn(Millis),
     Nothing,
 }
 
 impl WorldState {
-    fn fate(&mut self) -> Fate {
+    fn draw_delivery(&mut self) -> Delivery {
         let (timeout, lease) = (self.plan.store_timeout, self.plan.lease);
         let random = &mut self.random;
         if self.faults_ended || !random.percent(self.plan.faults) {
             return match random.below(10) {
-                0..5 => Fate::Immediate,
-                5..9 => Fate::Delayed(random.below(3), random.below(3)),
-                _ if self.faults_ended => Fate::Delayed(1, 1),
-                _ => Fate::Delayed(random.below(timeout / 3 + 2), random.below(timeout / 3 + 2)),
+                0..5 => Delivery::Immediate,
+                5..9 => Delivery::Delayed(random.below(3), random.below(3)),
+                _ if self.faults_ended => Delivery::Delayed(1, 1),
+                _ => {
+                    Delivery::Delayed(random.below(timeout / 3 + 2), random.below(timeout / 3 + 2))
+                }
             };
         }
         let soon = random.below(3);
         let late = random.pick(&[timeout - 1, timeout, timeout + 1, timeout * 3 / 2]);
         match random.below(8) {
-            0 => Fate::FailsBefore(soon),
-            1 => Fate::FailsAfter(soon, random.below(3)),
-            2 => Fate::Lost,
-            3 => Fate::ReplyLost(soon),
-            4 => Fate::Delayed(soon, late),
-            5 => Fate::Delayed(late, soon),
-            6 => Fate::FailsAfter(late, soon),
+            0 => Delivery::FailsBefore(soon),
+            1 => Delivery::FailsAfter(soon, random.below(3)),
+            2 => Delivery::Lost,
+            3 => Delivery::ReplyLost(soon),
+            4 => Delivery::Delayed(soon, late),
+            5 => Delivery::Delayed(late, soon),
+            6 => Delivery::FailsAfter(late, soon),
             // The caller has stopped waiting before the call arrives.
-            _ => Fate::ReplyLost(random.below(lease * 2)),
+            _ => Delivery::ReplyLost(random.below(lease * 2)),
         }
     }
 }
 
 impl Link {
-    /// Sends a call and applies its fate. The caller cannot see from an error if the call had an effect.
-    async fn call(&self, op: Op) -> Result<Done, StoreError> {
+    /// Sends a call and delivers it. The caller cannot see from an error if the call had an effect.
+    async fn call(&self, op: StoreCall) -> Result<StoreReply, StoreError> {
         let (name, token) = (op.name(), op.token());
         let received = match self.send(op) {
             PendingReply::Later(reply) => match reply.await {
@@ -113,7 +124,7 @@ impl Link {
             call: name,
             token: token_name,
             received: match received {
-                Some(_) => ReceivedReply::TestResponse,
+                Some(_) => ReceivedReply::Reply,
                 None => ReceivedReply::Error,
             },
         });
@@ -124,7 +135,9 @@ impl Link {
         {
             match name {
                 "complete" | "commit" => execution.received = true,
-                "renew" if !execution.completing => execution.lost |= matches!(done, Done::Lost),
+                "renew" if !execution.completing => {
+                    execution.lost |= matches!(done, StoreReply::Lost);
+                }
                 _ => {}
             }
         }
@@ -132,30 +145,41 @@ impl Link {
     }
 
     /// Sends the call.
-    fn send(&self, op: Op) -> PendingReply {
+    fn send(&self, op: StoreCall) -> PendingReply {
         let mut world = self.world.lock();
-        if let Op::Complete(lease, ..) | Op::Commit(lease, ..) = &op
+        if let StoreCall::Complete(lease, ..) | StoreCall::Commit(lease, ..) = &op
             && let Some(execution) = world.execution_under(lease)
         {
             execution.completing = true;
         }
         let read = match &op {
-            Op::Acquire(claim) if world.has(Bug::ReadThenWritten) => {
+            StoreCall::Acquire(claim) if world.has(Bug::ReadThenWritten) => {
                 Some(world.backend.read(claim.id, world.store_now()))
             }
             _ => None,
         };
-        let mut fate = world.fate();
-        if let Op::Commit(..) = op {
-            fate = fate.for_commit();
+        let mut delivery = world.draw_delivery();
+        if let StoreCall::Commit(..) = op {
+            delivery = delivery.for_commit();
         }
         let process = self.process;
-        let (there, reply, fails, pending) = match fate {
-            Fate::Immediate => return PendingReply::Now(Some(world.arrive(process, &op, read))),
-            Fate::FailsBefore(pause) => return PendingReply::ErrorIn(pause),
-            Fate::Lost => return PendingReply::Nothing,
-            Fate::ReplyLost(there) => (there, None, false, PendingReply::Nothing),
-            Fate::Delayed(there, back) => {
+        // The layer rejects a lease that expired before its reply arrived.
+        if delivery.is_faulty(world.plan.store_timeout.min(world.plan.lease)) {
+            let (call, token) = (op.name(), world.name(op.token()));
+            world.record_event(EventKind::CallFaulted {
+                process,
+                call,
+                token,
+            });
+        }
+        let (there, reply, fails, pending) = match delivery {
+            Delivery::Immediate => {
+                return PendingReply::Now(Some(world.arrive(process, &op, read)));
+            }
+            Delivery::FailsBefore(pause) => return PendingReply::ErrorIn(pause),
+            Delivery::Lost => return PendingReply::Nothing,
+            Delivery::ReplyLost(there) => (there, None, false, PendingReply::Nothing),
+            Delivery::Delayed(there, back) => {
                 let (reply, received) = oneshot::channel();
                 (
                     there,
@@ -164,7 +188,7 @@ impl Link {
                     PendingReply::Later(received),
                 )
             }
-            Fate::FailsAfter(there, back) => {
+            Delivery::FailsAfter(there, back) => {
                 let (reply, received) = oneshot::channel();
                 (
                     there,
@@ -174,14 +198,14 @@ impl Link {
                 )
             }
         };
-        let call = Call {
+        let call = PendingCall {
             process,
             op,
             reply,
             fails,
             read,
         };
-        world.after(there, Due::Arrive(Box::new(call)));
+        world.after(there, ScheduledEvent::Arrive(Box::new(call)));
         pending
     }
 
@@ -199,7 +223,7 @@ impl Link {
             world.executions[execution].over.get_or_insert(over);
             world.plan.store_timeout * 3 / 2
         };
-        let op = Op::Commit(lease, record, retention, execution);
+        let op = StoreCall::Commit(lease, record, retention, execution);
         // Like the timeout of a driver: the outcome of the commit is unknown.
         match timeout(
             Duration::from_millis(max_delay),
@@ -212,10 +236,10 @@ impl Link {
         }
     }
 
-    async fn call_without_value(&self, op: Op) -> Result<(), StoreError> {
+    async fn call_without_value(&self, op: StoreCall) -> Result<(), StoreError> {
         match self.call(op).await? {
-            Done::Ok => Ok(()),
-            Done::Lost | Done::Acquired(_) => Err(StoreError::LeaseLost),
+            StoreReply::Ok => Ok(()),
+            StoreReply::Lost | StoreReply::Acquired(_) => Err(StoreError::LeaseLost),
         }
     }
 }
@@ -224,14 +248,14 @@ impl Store for Link {
     const COMPRESS_ABOVE: usize = usize::MAX;
 
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        match self.call(Op::Acquire(claim.clone())).await? {
-            Done::Acquired(acquired) => Ok(acquired),
-            Done::Ok | Done::Lost => Err(StoreError::backend("no reply to an acquire")),
+        match self.call(StoreCall::Acquire(claim.clone())).await? {
+            StoreReply::Acquired(acquired) => Ok(acquired),
+            StoreReply::Ok | StoreReply::Lost => Err(StoreError::backend("no reply to an acquire")),
         }
     }
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
-        self.call_without_value(Op::Renew(*lease, ttl)).await
+        self.call_without_value(StoreCall::Renew(*lease, ttl)).await
     }
 
     async fn complete(
@@ -240,7 +264,7 @@ impl Store for Link {
         record: Bytes,
         retention: Ttl,
     ) -> Result<(), StoreError> {
-        let op = Op::Complete(*lease, record, retention);
+        let op = StoreCall::Complete(*lease, record, retention);
         if self.world.lock().has(Bug::CompletionIsAssumed) {
             drop(self.send(op));
             if let Some(execution) = self.world.lock().execution_under(lease) {
@@ -252,13 +276,13 @@ impl Store for Link {
     }
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
-        self.call_without_value(Op::Release(*lease)).await
+        self.call_without_value(StoreCall::Release(*lease)).await
     }
 
-    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
+    async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
         let news = self.world.lock().watch(*id);
         // A lost notification never arrives.
-        let _ = timeout(within, async {
+        let _ = tokio::time::timeout(timeout, async {
             if news.await.is_err() {
                 pending::<()>().await;
             }

@@ -5,8 +5,9 @@
 //! `tower::Service`. The driver (`driver`) moves all clocks from one due event to the next. The times of store calls,
 //! replies, the ends of pauses and the actions of clients are drawn (`world`, `link`, `client`). A process is killed by
 //! dropping its runtime, and paused by not running the runtime. Each event is judged at once. `expected_entry` judges
-//! the store's replies by the state that follows from the calls alone, and `oracle` judges the rest. At the end, the
-//! run is converted to the history of a fleet, and the oracle of fleets judges it as well (`outside_view`).
+//! the store's replies by the state that follows from the calls alone, `refusals` judges the reasons of refusals, and
+//! `oracle` judges the rest. At the end, the run is converted to the history of a fleet, and the oracle of fleets judges
+//! it as well (`outside_view`).
 //!
 //! In one seed of six there is no HTTP: the processes run work of `run_once` (`run_once`), by the same rules. In one seed
 //! of seven an operator reads entries and resolves them (`operator`).
@@ -29,6 +30,7 @@ mod paced_body;
 mod plan;
 mod process;
 mod random;
+mod refusals;
 mod run_once;
 mod setup;
 mod store;

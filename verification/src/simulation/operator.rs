@@ -18,7 +18,7 @@ use super::{
     link::Link,
     plan::ttl,
     process::Process,
-    world::{Due, SimulatedAttempt, WorldState},
+    world::{ScheduledEvent, SimulatedAttempt, WorldState},
 };
 
 /// A decision about an entry that has not reached the store yet.
@@ -154,7 +154,7 @@ impl WorldState {
         if looks > 0 {
             let lease = self.plan.lease;
             let pause = self.random.pick(&[1, lease / 4, lease, lease * 2]);
-            self.after(pause, Due::Inspect(id, looks));
+            self.after(pause, ScheduledEvent::Inspect(id, looks));
         }
     }
 
@@ -214,7 +214,7 @@ impl WorldState {
         Some((record, response))
     }
 
-    /// Sends a decision after the time that the operator needs for it, and draws its fate.
+    /// Sends a decision after the time that the operator needs for it, and draws how it is delivered.
     fn send_decision(&mut self, decision: Decision) {
         let lease = self.plan.lease;
         let soon = self.random.below(4);
@@ -231,11 +231,11 @@ impl WorldState {
                         looks: 0,
                         ..decision.clone()
                     };
-                    self.after(again, Due::Resolve(Box::new(repeated)));
+                    self.after(again, ScheduledEvent::Resolve(Box::new(repeated)));
                 }
             }
         }
-        self.after(pause, Due::Resolve(Box::new(decision)));
+        self.after(pause, ScheduledEvent::Resolve(Box::new(decision)));
     }
 
     /// Handles the arrival of a decision at the store.

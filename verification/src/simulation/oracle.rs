@@ -6,15 +6,15 @@
 
 use std::collections::BTreeMap;
 
-use http::StatusCode;
 use tower_idempotency::{
-    ConcurrentRequests, ExecutionFailure,
+    ExecutionFailure,
     store::{KeyId, LeaseRef, Token},
 };
 
 use super::{
     expected_entry::ExpectedEntry,
-    history::{AttemptOutcome, EventKind, HeldLease, Reply, StoreReply},
+    history::{AttemptOutcome, HeldLease, Reply},
+    refusals::judge_refusal,
     world::{Execution, Progress, Recording, WorldState},
 };
 
@@ -99,7 +99,10 @@ pub(super) fn judge_release(world: &mut WorldState, lease: &LeaseRef, is_held: b
         return true;
     };
     let execution = &world.executions[number];
-    let produced = execution.responses.last().map(|produced| produced.keep);
+    let produced = execution
+        .responses
+        .last()
+        .map(|produced| produced.recording);
     let runs = execution.state == Progress::Runs && !world.dead[execution.process];
     // A response does not count if the record of an earlier commit may have expired.
     let over = execution.over.is_some_and(|over| world.now >= over);
@@ -170,7 +173,7 @@ fn judge_response(world: &WorldState, attempt: usize, reply: &Reply) -> Result<(
     if !own && world.plan.marks_replays() && !reply.replayed {
         return Err(format!("a replay of execution {number} is not marked"));
     }
-    if produced.keep == Recording::Forbidden {
+    if produced.recording == Recording::Forbidden {
         // If the record was stored, this response is a violation, unless the record expired early by the store's clock, or
         // an operator deleted it.
         let is_deleted = world.clock_offset > 0 || execution.was_freed_by_operator(world);
@@ -186,7 +189,7 @@ fn judge_response(world: &WorldState, attempt: usize, reply: &Reply) -> Result<(
             "a response of execution {number} is replayed that should not be recorded"
         ));
     }
-    let perhaps = own && !reply.replayed && produced.keep == Recording::Allowed;
+    let perhaps = own && !reply.replayed && produced.recording == Recording::Allowed;
     let may_be_alone = perhaps || lacks_reply(world, attempt, reply);
     if !may_be_alone && !execution.is_stored(world) {
         return Err(format!(
@@ -204,90 +207,6 @@ pub(super) fn lacks_reply(world: &WorldState, attempt: usize, reply: &Reply) -> 
     let execution = execution.and_then(|number| world.executions.get(number));
     let reply_missing = |it: &Execution| it.completing && !it.received && !it.lost;
     execution.is_some_and(reply_missing) && !world.plan.transactional
-}
-
-fn judge_refusal(
-    world: &WorldState,
-    attempt: usize,
-    reason: &str,
-    status: StatusCode,
-) -> Result<(), String> {
-    let known = &world.attempts[attempt];
-    let may = match reason {
-        "outcome-unknown" => {
-            // An attempt that executed may be refused too, because it may have lost its lease.
-            let expected = known.execution.is_some()
-                || has_seen_orphan(world, attempt)
-                || needs_attention(world, attempt);
-            return match expected {
-                true => Ok(()),
-                false => Err("outcome-unknown without an orphan or a failure".to_owned()),
-            };
-        }
-        "response-not-retained" => {
-            let mut others = world.executions.iter();
-            return match others.any(|it| it.request == known.request && it.is_unrecordable()) {
-                true => Ok(()),
-                false => Err("response-not-retained, but all responses were recorded".to_owned()),
-            };
-        }
-        "in-progress" | "store-unavailable" => true,
-        "key-reused" => {
-            let another = |it: &super::world::SimulatedAttempt| {
-                it.request.key == known.request.key && it.request.variant != known.request.variant
-            };
-            !world.plan.separates_requests() && world.attempts.iter().any(another)
-        }
-        "overloaded" | "caller-limit" => world.plan.crowded,
-        "draining" => true,
-        "body-timeout" | "body-unreadable" => !known.clean,
-        _ => false,
-    };
-    if !may {
-        return Err(format!("refused for no reason: {reason}, {status}"));
-    }
-    match known.execution {
-        Some(number) => Err(format!(
-            "{reason} is returned to the attempt of execution {number}"
-        )),
-        None => Ok(()),
-    }
-}
-
-/// Returns `true` if a failed execution of the same request left a record that needs attention.
-fn needs_attention(world: &WorldState, attempt: usize) -> bool {
-    let request = world.attempts[attempt].request;
-    let mut executions = world.executions.iter();
-    world.plan.failure() == ExecutionFailure::NeedsAttention
-        && executions.any(|it| it.request == request && it.has_failed() && it.is_stored(world))
-}
-
-/// Returns `true` if the process found an orphan after the attempt was sent. If waiters share replies, an orphan shortly
-/// before that also counts.
-fn has_seen_orphan(world: &WorldState, attempt: usize) -> bool {
-    let process = world.attempts[attempt].process;
-    let max_reply_age = match world.plan.in_flight {
-        ConcurrentRequests::Wait(_) => world.plan.store_timeout,
-        _ => 0,
-    };
-    let mut since = None;
-    for event in world.history.iter().rev() {
-        match &event.kind {
-            EventKind::CallArrived {
-                process: by,
-                reply: StoreReply::Orphaned(_),
-                ..
-            } if *by == process => return true,
-            EventKind::RequestSent { attempt: sent, .. } if *sent == attempt => {
-                since = Some(event.at);
-            }
-            _ => {}
-        }
-        if since.is_some_and(|since| event.at + max_reply_age < since) {
-            return false;
-        }
-    }
-    false
 }
 
 /// Judges the end of the run: no fault is injected any more, and no exchange is in flight.
@@ -332,20 +251,21 @@ impl Execution {
     }
 
     /// Returns `true` if the handler failed, or the body of its last response.
-    fn has_failed(&self) -> bool {
+    pub(super) fn has_failed(&self) -> bool {
         let last = self.responses.last();
         self.state == Progress::Failed
-            || last.is_some_and(|it| it.keep == Recording::Forbidden || it.breaks)
+            || last.is_some_and(|it| it.recording == Recording::Forbidden || it.breaks)
     }
 
-    fn is_unrecordable(&self) -> bool {
+    /// Returns `true` if a tombstone may be stored in place of a response of the execution.
+    pub(super) fn is_unrecordable(&self) -> bool {
         self.responses
             .iter()
-            .any(|produced| produced.keep == Recording::Allowed)
+            .any(|produced| produced.recording == Recording::Allowed)
     }
 
     /// Returns `true` if an operator ended the life of the key in which the execution stored its record, or a later life.
-    fn was_freed_by_operator(&self, world: &WorldState) -> bool {
+    pub(super) fn was_freed_by_operator(&self, world: &WorldState) -> bool {
         self.lease.is_some_and(|lease| {
             let expected = &world.expected[&lease.id];
             let mut leases = expected.leases.iter().filter(|it| it.token == lease.token);
@@ -353,7 +273,7 @@ impl Execution {
         })
     }
 
-    fn is_stored(&self, world: &WorldState) -> bool {
+    pub(super) fn is_stored(&self, world: &WorldState) -> bool {
         self.lease.is_some_and(|lease| {
             let leases = &world.expected[&lease.id].leases;
             leases.iter().any(|it| it.token == lease.token && it.stored)

@@ -33,7 +33,7 @@ pub(super) fn violation(world: &WorldState) -> Option<String> {
             "gets its response, and is then refused",
             history.retracted(),
         ),
-        ("never gets a response", history.unanswered()),
+        ("never gets a response", history.keys_without_response()),
     ];
     let mut found = found.into_iter();
     found.find_map(|(what, keys)| {
@@ -222,7 +222,7 @@ fn is_recorded(world: &WorldState, attempt: usize, reply: &Reply) -> bool {
     let mut produced = execution.iter().flat_map(|it| it.responses.iter().rev());
     let produced = produced.find(|it| it.status == reply.status && it.body == reply.body);
     let known = &world.attempts[attempt];
-    produced.is_none_or(|produced| match produced.keep {
+    produced.is_none_or(|produced| match produced.recording {
         Recording::Expected => !known.reply_missing,
         Recording::Forbidden => false,
         Recording::Allowed => known.execution != number,

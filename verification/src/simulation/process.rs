@@ -148,7 +148,7 @@ impl Process {
 
     /// Lets the clock advance to the next timer, but no further than `limit`. The tasks that the timer wakes have not run
     /// yet. The process must be settled when the world has reached that time.
-    pub(super) fn look_ahead(&mut self, limit: Millis) -> Millis {
+    pub(super) fn advance_to_next_timer(&mut self, limit: Millis) -> Millis {
         // Without tasks there are no timers, and no task reads the clock.
         if self.clock >= limit || self.runtime.metrics().num_alive_tasks() == 0 {
             return limit;
@@ -195,11 +195,11 @@ mod tests {
         });
         let seen = || seen.lock().expect("no panics").clone();
         process.settle(100);
-        assert!(process.look_ahead(150) <= 150);
+        assert!(process.advance_to_next_timer(150) <= 150);
         let mut next = process.clock();
         while next < 170 {
             process.settle(next);
-            next = process.look_ahead(1_000);
+            next = process.advance_to_next_timer(1_000);
         }
         assert_eq!((next, seen()), (170, vec![]), "due, and not run yet");
         process.settle(170);
@@ -207,7 +207,7 @@ mod tests {
         process.settle(900);
         assert_eq!(seen(), [70, 800], "paused past its next timer");
         while seen().len() < 3 {
-            let next = process.look_ahead(2_000);
+            let next = process.advance_to_next_timer(2_000);
             process.settle(next);
         }
         assert_eq!((process.clock(), seen()), (970, vec![70, 800, 870]));

@@ -136,7 +136,7 @@ impl Run {
             status: status(&text),
             body: text.clone().into(),
             breaks: false,
-            keep: if too_much {
+            recording: if too_much {
                 Recording::Allowed
             } else {
                 Recording::Expected

@@ -16,7 +16,7 @@ use super::{
     link::Link,
     plan::{Plan, ttl},
     random::Random,
-    world::{Due, SimulatedClient, WorldState},
+    world::{ScheduledEvent, SimulatedClient, WorldState},
 };
 
 /// Returns the layer of a process, with the settings of the plan.
@@ -39,8 +39,8 @@ pub(super) fn layer(plan: &Plan, link: &Link) -> IdempotencyLayer {
             res.extensions_mut().insert(error.kind());
             res
         });
-    if let Some(keep) = plan.orphan_retention {
-        layer = layer.with_orphan_retention(ttl(keep));
+    if let Some(retention) = plan.orphan_retention {
+        layer = layer.with_orphan_retention(ttl(retention));
     }
     if let Some(failure) = plan.failure {
         layer = layer.with_failure(failure);
@@ -83,13 +83,13 @@ pub(super) fn schedule(world: &mut WorldState, plan: Plan) {
             asks: false,
             waiting: true,
         });
-        world.after(at, Due::Send(client));
+        world.after(at, ScheduledEvent::Send(client));
     }
     let span = plan.rush + plan.lease * 3;
     let strikes = plan.strikes;
     let hosts = plan.processes as u64;
     let lease = plan.lease;
-    let mut strike = |count: u64, due: fn(&mut Random, usize, Millis) -> Due| {
+    let mut strike = |count: u64, due: fn(&mut Random, usize, Millis) -> ScheduledEvent| {
         for _ in 0..count {
             let at = world.random.below(span);
             let host = usize::try_from(world.random.below(hosts)).expect("a few");
@@ -97,19 +97,21 @@ pub(super) fn schedule(world: &mut WorldState, plan: Plan) {
             world.after(at, due);
         }
     };
-    strike(strikes.kills, |_, host, _| Due::Kill(host));
-    strike(strikes.drains, |_, host, _| Due::Drain(host));
-    strike(strikes.takeovers, |_, host, _| Due::TakeOver(host));
+    strike(strikes.kills, |_, host, _| ScheduledEvent::Kill(host));
+    strike(strikes.drains, |_, host, _| ScheduledEvent::Drain(host));
+    strike(strikes.takeovers, |_, host, _| {
+        ScheduledEvent::TakeOver(host)
+    });
     strike(strikes.resolutions, |random, _, _| {
         let looks = random.between(2, 5);
-        Due::Inspect(None, looks)
+        ScheduledEvent::Inspect(None, looks)
     });
     strike(strikes.pauses, |random, host, lease| {
         let pause = [lease / 3, lease, lease + 1, lease * 3];
-        Due::Pause(host, random.pick(&pause))
+        ScheduledEvent::Pause(host, random.pick(&pause))
     });
     strike(strikes.steps, |random, _, lease| {
-        Due::StepClock(random.pick(&[lease / 2, lease * 2, lease * 20]))
+        ScheduledEvent::StepClock(random.pick(&[lease / 2, lease * 2, lease * 20]))
     });
 }
 
@@ -129,7 +131,7 @@ pub(super) fn retry_all(world: &mut WorldState, pause: Millis) -> u64 {
             waiting: true,
         });
         let pause = pause + world.random.below(5);
-        world.after(pause, Due::Send(client));
+        world.after(pause, ScheduledEvent::Send(client));
     }
     retried
 }

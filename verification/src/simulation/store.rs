@@ -36,8 +36,14 @@ pub(super) struct Entry {
 
 #[derive(Clone, Debug)]
 enum EntryState {
-    Leased { ends: Millis, keep: Millis },
-    Completed { record: Bytes, expires: Millis },
+    Leased {
+        ends: Millis,
+        orphan_retention: Millis,
+    },
+    Completed {
+        record: Bytes,
+        expires: Millis,
+    },
 }
 
 impl Entry {
@@ -48,7 +54,7 @@ impl Entry {
             generation,
             state: EntryState::Leased {
                 ends: now + claim.lease.as_millis(),
-                keep: claim.orphan_retention.as_millis(),
+                orphan_retention: claim.orphan_retention.as_millis(),
             },
             broken: None,
             retry_was_allowed: false,
@@ -100,9 +106,12 @@ impl SimulatedStore {
     pub(super) fn seen(&self, id: KeyId, now: Millis) -> Option<Entry> {
         let entry = self.entries.get(&id)?;
         let over = match entry.state {
-            EntryState::Leased { ends, keep } => {
+            EntryState::Leased {
+                ends,
+                orphan_retention,
+            } => {
                 now >= ends
-                    && (now - ends >= keep || self.has(Bug::OrphansAreForgotten))
+                    && (now - ends >= orphan_retention || self.has(Bug::OrphansAreForgotten))
                     && !self.has(Bug::LeasesNeverEnd)
             }
             EntryState::Completed { expires, .. } => {
@@ -352,11 +361,16 @@ impl SimulatedStore {
             let expires = now + retention.as_millis();
             entry.state = EntryState::Completed { record, expires };
         } else if matches!(resolution, Resolution::Retry | Resolution::BreakLease) {
-            let keep = match entry.state {
-                EntryState::Leased { keep, .. } => keep,
+            let orphan_retention = match entry.state {
+                EntryState::Leased {
+                    orphan_retention, ..
+                } => orphan_retention,
                 EntryState::Completed { .. } => DEFAULT_ORPHAN_RETENTION.as_millis(),
             };
-            entry.state = EntryState::Leased { ends: now, keep };
+            entry.state = EntryState::Leased {
+                ends: now,
+                orphan_retention,
+            };
             if matches!(resolution, Resolution::Retry) {
                 entry.token = Some(Token::retry_allowed()?);
                 entry.retry_was_allowed = true;

@@ -15,7 +15,7 @@ use super::{
     backend::Backend,
     bugs::Bug,
     expected_entry::{ExpectedEntry, Verdict},
-    history::{AttemptOutcome, Event, EventKind, Reply, Request, StoreReply},
+    history::{AttemptOutcome, Event, EventKind, Reply, ReplySummary, Request},
     operator::{Decision, OperatorResponse},
     plan::Plan,
     random::Random,
@@ -35,7 +35,7 @@ pub(super) struct WorldState {
     pub(super) random: Random,
     /// `true` if no fault is injected any more.
     pub(super) faults_ended: bool,
-    queue: BTreeMap<(Millis, u64), Due>,
+    queue: BTreeMap<(Millis, u64), ScheduledEvent>,
     queued: u64,
     /// The number of calls that have not reached the store yet.
     pub(super) calls_in_flight: usize,
@@ -66,9 +66,9 @@ pub(super) struct WorldState {
 }
 
 /// An event that is due at its time.
-pub(super) enum Due {
-    Arrive(Box<Call>),
-    Reply(oneshot::Sender<Option<Done>>, Option<Done>),
+pub(super) enum ScheduledEvent {
+    Arrive(Box<PendingCall>),
+    Reply(oneshot::Sender<Option<StoreReply>>, Option<StoreReply>),
     Notify(oneshot::Sender<()>),
     Send(usize),
     Kill(usize),
@@ -88,10 +88,10 @@ pub(super) enum Due {
 }
 
 /// A call that has not reached the store yet, and the receiver of its reply.
-pub(super) struct Call {
+pub(super) struct PendingCall {
     pub(super) process: usize,
-    pub(super) op: Op,
-    pub(super) reply: Option<(oneshot::Sender<Option<Done>>, Millis)>,
+    pub(super) op: StoreCall,
+    pub(super) reply: Option<(oneshot::Sender<Option<StoreReply>>, Millis)>,
     /// The call arrives, and an error returns.
     pub(super) fails: bool,
     /// The entry that was read when the call was sent, if the store has that bug.
@@ -99,7 +99,7 @@ pub(super) struct Call {
 }
 
 #[derive(Clone)]
-pub(super) enum Op {
+pub(super) enum StoreCall {
     Acquire(Claim),
     Renew(LeaseRef, Ttl),
     Complete(LeaseRef, Bytes, Ttl),
@@ -108,7 +108,7 @@ pub(super) enum Op {
     Commit(LeaseRef, Bytes, Ttl, usize),
 }
 
-pub(super) enum Done {
+pub(super) enum StoreReply {
     Acquired(Acquired),
     Ok,
     Lost,
@@ -165,7 +165,7 @@ pub(super) enum Progress {
 pub(super) struct ProducedResponse {
     pub(super) status: StatusCode,
     pub(super) body: Bytes,
-    pub(super) keep: Recording,
+    pub(super) recording: Recording,
     /// `true` if the body breaks off. If it is slow too, the layer may see either first.
     pub(super) breaks: bool,
 }
@@ -242,13 +242,13 @@ impl WorldState {
         }
     }
 
-    // ---- Due events ----
+    // ---- Scheduled events ----
 
-    pub(super) fn after(&mut self, pause: Millis, due: Due) {
+    pub(super) fn after(&mut self, pause: Millis, due: ScheduledEvent) {
         self.queued += 1;
         // Events that are due at one instant happen in any order.
         let order = self.random.next() << 32 | self.queued;
-        if let Due::Arrive(_) = due {
+        if let ScheduledEvent::Arrive(_) = due {
             self.calls_in_flight += 1;
         }
         self.queue.insert((self.now + pause, order), due);
@@ -258,7 +258,7 @@ impl WorldState {
         self.queue.first_key_value().map(|((at, _), _)| *at)
     }
 
-    pub(super) fn pop_due(&mut self) -> Option<Due> {
+    pub(super) fn pop_due(&mut self) -> Option<ScheduledEvent> {
         let entry = self.queue.first_entry()?;
         (entry.key().0 <= self.now).then(|| entry.remove())
     }
@@ -266,7 +266,12 @@ impl WorldState {
     /// Returns `true` if an event is due that is not a reply or a notification.
     pub(super) fn is_eventful(&self) -> bool {
         let mut due = self.queue.values();
-        due.any(|due| !matches!(due, Due::Arrive(_) | Due::Reply(..) | Due::Notify(_)))
+        due.any(|due| {
+            !matches!(
+                due,
+                ScheduledEvent::Arrive(_) | ScheduledEvent::Reply(..) | ScheduledEvent::Notify(_)
+            )
+        })
     }
 
     // ---- Names ----
@@ -289,11 +294,16 @@ impl WorldState {
     }
 
     /// Handles the arrival of a call at the store.
-    pub(super) fn arrive(&mut self, process: usize, op: &Op, read: Option<Option<Entry>>) -> Done {
+    pub(super) fn arrive(
+        &mut self,
+        process: usize,
+        op: &StoreCall,
+        read: Option<Option<Entry>>,
+    ) -> StoreReply {
         let now = self.store_now();
         let (id, token) = (op.id(), op.token());
         let done = self.backend.step(op, read, now, self.bug);
-        if let Done::Acquired(Acquired::Granted { takeover: true, .. }) = done {
+        if let StoreReply::Acquired(Acquired::Granted { takeover: true, .. }) = done {
             self.takeovers += 1;
             super::oracle::judge_takeover(self, id, op.token());
         }
@@ -304,7 +314,7 @@ impl WorldState {
         let (life, takeovers) = (expected.life, expected.takeovers);
         let id_name = self.name_id(id);
         let may = match op {
-            Op::Release(lease) => super::oracle::judge_release(self, lease, is_held),
+            StoreCall::Release(lease) => super::oracle::judge_release(self, lease, is_held),
             _ => true,
         };
         if life > before.0 && may {
@@ -313,8 +323,8 @@ impl WorldState {
         if takeovers > before.1 {
             self.record_event(EventKind::LeaseTakenOver(id_name));
         }
-        if let Op::Commit(.., execution) = op
-            && (matches!(done, Done::Ok) || self.has(Bug::CommitIsTorn))
+        if let StoreCall::Commit(.., execution) = op
+            && (matches!(done, StoreReply::Ok) || self.has(Bug::CommitIsTorn))
         {
             self.executions[*execution].commits.push(life);
             super::oracle::judge_second_commit(self, id, *execution);
@@ -350,7 +360,7 @@ impl WorldState {
             let (_, watcher) = self.watchers.swap_remove(at);
             if self.faults_ended || !self.random.percent(self.plan.lost_notifications) {
                 let pause = self.random.below(3);
-                self.after(pause, Due::Notify(watcher));
+                self.after(pause, ScheduledEvent::Notify(watcher));
             }
         }
     }
@@ -372,7 +382,7 @@ impl WorldState {
     }
 }
 
-impl Op {
+impl StoreCall {
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Acquire(_) => "acquire",
@@ -404,40 +414,47 @@ impl Op {
     }
 }
 
-fn check_reply(expected: &mut ExpectedEntry, op: &Op, done: &Done, now: Millis) -> Verdict {
-    let ok = matches!(done, Done::Ok);
+fn check_reply(
+    expected: &mut ExpectedEntry,
+    op: &StoreCall,
+    done: &StoreReply,
+    now: Millis,
+) -> Verdict {
+    let ok = matches!(done, StoreReply::Ok);
     match (op, done) {
-        (Op::Acquire(claim), Done::Acquired(acquired)) => expected.acquired(claim, now, acquired),
-        (Op::Acquire(_), Done::Ok | Done::Lost) => Err("no reply to an acquire"),
-        (Op::Renew(lease, ttl), _) => expected.renewed(lease, ttl.as_millis(), now, ok),
-        (Op::Complete(lease, record, retention), _) => {
+        (StoreCall::Acquire(claim), StoreReply::Acquired(acquired)) => {
+            expected.acquired(claim, now, acquired)
+        }
+        (StoreCall::Acquire(_), StoreReply::Ok | StoreReply::Lost) => Err("no reply to an acquire"),
+        (StoreCall::Renew(lease, ttl), _) => expected.renewed(lease, ttl.as_millis(), now, ok),
+        (StoreCall::Complete(lease, record, retention), _) => {
             expected.completed(lease, record, retention.as_millis(), now, false, ok)
         }
-        (Op::Commit(lease, record, retention, _), _) => {
+        (StoreCall::Commit(lease, record, retention, _), _) => {
             expected.completed(lease, record, retention.as_millis(), now, true, ok)
         }
-        (Op::Release(lease), _) => {
+        (StoreCall::Release(lease), _) => {
             expected.released(lease, now);
             Ok(())
         }
     }
 }
 
-fn reply_of(done: &Done) -> StoreReply {
+fn reply_of(done: &StoreReply) -> ReplySummary {
     match done {
-        Done::Acquired(Acquired::Granted {
+        StoreReply::Acquired(Acquired::Granted {
             generation,
             takeover,
-        }) => StoreReply::Granted(*generation, *takeover),
-        Done::Acquired(Acquired::InProgress { expires_in, .. }) => {
-            StoreReply::InProgress(Millis::try_from(expires_in.as_millis()).unwrap_or(Millis::MAX))
+        }) => ReplySummary::Granted(*generation, *takeover),
+        StoreReply::Acquired(Acquired::InProgress { expires_in, .. }) => ReplySummary::InProgress(
+            Millis::try_from(expires_in.as_millis()).unwrap_or(Millis::MAX),
+        ),
+        StoreReply::Acquired(Acquired::Orphaned { since, .. }) => {
+            ReplySummary::Orphaned(Millis::try_from(since.as_millis()).unwrap_or(Millis::MAX))
         }
-        Done::Acquired(Acquired::Orphaned { since, .. }) => {
-            StoreReply::Orphaned(Millis::try_from(since.as_millis()).unwrap_or(Millis::MAX))
-        }
-        Done::Acquired(Acquired::Completed { .. }) => StoreReply::Completed,
-        Done::Ok => StoreReply::Done,
-        Done::Lost => StoreReply::Lost,
+        StoreReply::Acquired(Acquired::Completed { .. }) => ReplySummary::Completed,
+        StoreReply::Ok => ReplySummary::Done,
+        StoreReply::Lost => ReplySummary::Lost,
     }
 }
 
@@ -469,7 +486,7 @@ impl WorldState {
             if !definite {
                 state.waiting = true;
                 // The poll interval of a client that retries until it has a definite outcome.
-                self.after(lease / 4, Due::Send(client));
+                self.after(lease / 4, ScheduledEvent::Send(client));
             }
             return;
         }
@@ -479,7 +496,7 @@ impl WorldState {
             state.left -= 1;
             state.waiting = true;
             let pause = self.random.pick(&plan_pause);
-            self.after(pause, Due::Send(client));
+            self.after(pause, ScheduledEvent::Send(client));
         }
     }
 }

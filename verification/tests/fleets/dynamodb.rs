@@ -18,7 +18,7 @@ use verification::{
 };
 
 /// Fleets that run in parallel wait for processors longer than for leases, so they run one after another.
-static TURN: Mutex<()> = Mutex::const_new(());
+static EXCLUSIVE: Mutex<()> = Mutex::const_new(());
 
 const MEMBERS: usize = 3;
 const LEASE: Duration = Duration::from_millis(1500);
@@ -26,12 +26,12 @@ const POLL: Duration = Duration::from_millis(100);
 const HANDLER: Duration = Duration::from_millis(40);
 
 /// A table whose replies are delayed, so that processes are often struck between an effect on the table and its reply.
-struct Late {
+struct DelayedServer {
     _server: DynamoDbServer,
     proxy: Proxy,
 }
 
-impl Late {
+impl DelayedServer {
     fn start() -> Self {
         let server = DynamoDbServer::start(StandIn::Dynoxide);
         let proxy = Proxy::start(server.address());
@@ -75,10 +75,12 @@ fn kills(seed: u64) -> Load {
 // F-031
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_orphans_execute_once_on_dynamodb() {
-    let _turn = TURN.lock().await;
+    let _exclusive = EXCLUSIVE.lock().await;
     let refused: Case<Sums> = ("refused with effect", |sums| sums.refused_with_effect);
     until_seen(&[refused], async |round| {
-        let history = Late::start().run("refuse", kills(1 + round * 100)).await;
+        let history = DelayedServer::start()
+            .run("refuse", kills(1 + round * 100))
+            .await;
         none("excess effects", &history.excess_effects());
         none("contradictions", &history.contradictions());
         history.sums()
@@ -89,13 +91,13 @@ async fn refused_orphans_execute_once_on_dynamodb() {
 // F-030
 #[tokio::test(flavor = "multi_thread")]
 async fn takeovers_repeat_only_killed_work_on_dynamodb() {
-    let _turn = TURN.lock().await;
+    let _exclusive = EXCLUSIVE.lock().await;
     let twice: Case<Sums> = ("executed twice", |sums| sums.executed_twice);
     until_seen(&[twice], async |round| {
         let load = kills(2 + round * 100);
-        let history = Late::start().run("take-over", load).await;
+        let history = DelayedServer::start().run("take-over", load).await;
         let sums = history.sums();
-        none("unexplained", &history.unexplained());
+        none("unexplained", &history.unexplained_effects());
         none(
             "contradictions",
             &history.contradictions_of_prompt_answers(),
@@ -109,7 +111,7 @@ async fn takeovers_repeat_only_killed_work_on_dynamodb() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn paused_process_returns_record_of_dynamodb() {
-    let _turn = TURN.lock().await;
+    let _exclusive = EXCLUSIVE.lock().await;
     let handler = Duration::from_millis(200);
     let lease = Duration::from_millis(800);
     let outrun: Case<Sums> = ("answered by another process", |sums| sums.late_and_outrun);
@@ -123,8 +125,8 @@ async fn paused_process_returns_record_of_dynamodb() {
             at_once: 1,
             ..kills(3 + round * 100)
         };
-        let history = Late::start().run("take-over", pauses).await;
-        none("unexplained", &history.unexplained());
+        let history = DelayedServer::start().run("take-over", pauses).await;
+        none("unexplained", &history.unexplained_effects());
         none(
             "contradictions",
             &history.contradictions_of_prompt_answers(),
@@ -137,7 +139,7 @@ async fn paused_process_returns_record_of_dynamodb() {
 // F-051
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_of_64_clients_execute_once() {
-    let _turn = TURN.lock().await;
+    let _exclusive = EXCLUSIVE.lock().await;
     let keys = few_or(60, 1000);
     let server = DynamoDbServer::start(StandIn::Dynoxide);
     let store = format!("dynamodb://keys?endpoint=http://{}", server.address());

@@ -22,12 +22,12 @@ const POLL: Duration = Duration::from_millis(100);
 const HANDLER: Duration = Duration::from_millis(40);
 
 /// Redis with delayed replies, so that processes are often struck between an effect on the store and its reply.
-struct Late {
+struct DelayedServer {
     _redis: RedisServer,
     proxy: Proxy,
 }
 
-impl Late {
+impl DelayedServer {
     fn start() -> Self {
         let redis = RedisServer::start(&[]);
         let proxy = Proxy::start(redis.address());
@@ -75,7 +75,9 @@ async fn refused_orphans_execute_once_despite_kills() {
         ("lost reply", |sums| sums.lost_replies),
     ];
     until_seen(&cases, async |round| {
-        let history = Late::start().run("refuse", kills(1 + round * 100)).await;
+        let history = DelayedServer::start()
+            .run("refuse", kills(1 + round * 100))
+            .await;
         none("excess effects", &history.excess_effects());
         none("contradictions", &history.contradictions());
         history.sums()
@@ -92,9 +94,9 @@ async fn takeovers_repeat_only_killed_work() {
     ];
     until_seen(&cases, async |round| {
         let load = kills(2 + round * 100);
-        let history = Late::start().run("take-over", load).await;
+        let history = DelayedServer::start().run("take-over", load).await;
         let sums = history.sums();
-        none("unexplained", &history.unexplained());
+        none("unexplained", &history.unexplained_effects());
         none(
             "contradictions",
             &history.contradictions_of_prompt_answers(),
@@ -114,7 +116,7 @@ async fn takeovers_repeat_only_killed_work() {
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_work_is_free_after_one_lease() {
     let lease = Duration::from_secs(2);
-    let in_time: Case<InTime> = ("taken over in time", |it| it.taken_over_in_time);
+    let in_time: Case<TakeoverReport> = ("taken over in time", |it| it.taken_over_in_time);
     until_seen(&[in_time], async |round| {
         let rare = Load {
             lease,
@@ -122,13 +124,13 @@ async fn killed_work_is_free_after_one_lease() {
             strike_interval: Duration::from_millis(1500),
             ..kills(7 + round * 100)
         };
-        let history = Late::start().run("take-over", rare).await;
-        none("unexplained", &history.unexplained());
+        let history = DelayedServer::start().run("take-over", rare).await;
+        none("unexplained", &history.unexplained_effects());
         none(
             "contradictions",
             &history.contradictions_of_prompt_answers(),
         );
-        InTime {
+        TakeoverReport {
             sums: history.sums(),
             // A renewal at a third of the lease would make two leases last longer than this.
             taken_over_in_time: history.taken_over_within(lease * 3 / 2),
@@ -137,12 +139,12 @@ async fn killed_work_is_free_after_one_lease() {
     .await;
 }
 
-struct InTime {
+struct TakeoverReport {
     sums: Sums,
     taken_over_in_time: usize,
 }
 
-impl fmt::Display for InTime {
+impl fmt::Display for TakeoverReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             sums,
@@ -172,9 +174,9 @@ async fn paused_process_returns_stored_record() {
             seed,
             ..pauses.clone()
         };
-        let history = Late::start().run(orphans, load).await;
+        let history = DelayedServer::start().run(orphans, load).await;
         assert_eq!(history.sums().strikes, pauses.strike_count);
-        none("unexplained", &history.unexplained());
+        none("unexplained", &history.unexplained_effects());
         none(
             "contradictions",
             &history.contradictions_of_prompt_answers(),

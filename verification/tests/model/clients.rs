@@ -4,7 +4,7 @@
 //! The model counts neither retries nor time. A client may retry or give up at any moment, so the results hold for all
 //! timeouts.
 
-use crate::store::{Call, Caller, Orphans, TestResponse};
+use crate::store::{Call, Caller, ModelReply, Orphans};
 
 /// A request, from its arrival to its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -25,15 +25,15 @@ pub(crate) struct Client {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Phase {
     /// The request has not arrived yet.
-    Coming,
+    NotArrived,
     /// The request has called acquire, without a reply so far.
-    Asking,
+    Acquiring,
     /// The key is in progress: the request waits, and may query again at any time.
     Waiting,
     /// The request has the lease, and no effect so far.
     Running,
     /// The request has had its effect, and ends with or without a response to record.
-    Ran,
+    Executed,
     /// The request has sent its record, without a reply so far.
     Completing,
     /// The store kept failing, and the request returned its response. Its record is still being sent.
@@ -49,7 +49,7 @@ pub(crate) enum Phase {
     /// The state of a mutant: the request has read that it may take over, and has not written yet.
     Reclaiming,
     /// The request has its response, or its process is dead.
-    Over,
+    Finished,
 }
 
 /// A move of a client that does not involve the store.
@@ -58,14 +58,14 @@ pub(crate) enum Move {
     /// The handler has its effect.
     Effect,
     /// The handler ends without a response to record.
-    NothingToKeep,
+    NothingToRecord,
     /// The client stops retrying or waiting.
     GiveUp,
 }
 
-/// The fate of a call.
+/// The delivery of a call and of its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum Delivery {
     Delivered,
     /// The call never arrived at the store.
     CallLost,
@@ -80,7 +80,7 @@ pub(crate) enum Fate {
 pub(crate) enum Reply {
     Nothing,
     /// The request returns the response of this client.
-    TestResponse(u8),
+    Recorded(u8),
     /// The request is executed.
     Run {
         takeover: bool,
@@ -92,7 +92,7 @@ impl Client {
         Self {
             fingerprint,
             process: 0,
-            phase: Phase::Coming,
+            phase: Phase::NotArrived,
             current: false,
             late: None,
             broken: false,
@@ -105,27 +105,29 @@ impl Client {
         const REFUSE: Call = Call::Acquire(Orphans::Refuse);
         const QUERY: Call = Call::Acquire(Orphans::Never);
         match (self.phase, orphans) {
-            (Phase::Coming | Phase::Asking | Phase::Waiting, Orphans::TakeOver) => &[TAKE_OVER],
-            (Phase::Coming | Phase::Asking | Phase::Waiting, _) => &[REFUSE],
+            (Phase::NotArrived | Phase::Acquiring | Phase::Waiting, Orphans::TakeOver) => {
+                &[TAKE_OVER]
+            }
+            (Phase::NotArrived | Phase::Acquiring | Phase::Waiting, _) => &[REFUSE],
             (Phase::Running, _) if transactional => &[Call::Commit, Call::Renew],
             (Phase::Running, _) => &[Call::Renew],
-            (Phase::Ran | Phase::Completing, _) => &[Call::Complete, Call::Renew],
+            (Phase::Executed | Phase::Completing, _) => &[Call::Complete, Call::Renew],
             (Phase::Late | Phase::Resending, _) => &[Call::Complete],
             // A query must not take over the lease of the client that took over from this one.
             (Phase::Lost, _) => &[QUERY],
             (Phase::Unacknowledged, _) => &[QUERY, Call::Renew],
             (Phase::Releasing, _) => &[Call::Release, Call::Renew],
-            (Phase::Reclaiming | Phase::Over, _) => &[],
+            (Phase::Reclaiming | Phase::Finished, _) => &[],
         }
     }
 
     /// Returns the other moves that the client may make now.
     pub(crate) fn moves(&self, transactional: bool) -> &'static [Move] {
         match self.phase {
-            Phase::Running if transactional => &[Move::NothingToKeep],
-            Phase::Running => &[Move::Effect, Move::NothingToKeep],
-            Phase::Ran => &[Move::NothingToKeep],
-            Phase::Asking
+            Phase::Running if transactional => &[Move::NothingToRecord],
+            Phase::Running => &[Move::Effect, Move::NothingToRecord],
+            Phase::Executed => &[Move::NothingToRecord],
+            Phase::Acquiring
             | Phase::Waiting
             | Phase::Completing
             | Phase::Late
@@ -133,72 +135,72 @@ impl Client {
             | Phase::Resending
             | Phase::Unacknowledged
             | Phase::Releasing => &[Move::GiveUp],
-            Phase::Coming | Phase::Reclaiming | Phase::Over => &[],
+            Phase::NotArrived | Phase::Reclaiming | Phase::Finished => &[],
         }
     }
 
     pub(crate) fn take(&mut self, step: Move) {
         self.phase = match (step, self.phase) {
-            (Move::Effect, _) => Phase::Ran,
-            (Move::NothingToKeep, _) => Phase::Releasing,
+            (Move::Effect, _) => Phase::Executed,
+            (Move::NothingToRecord, _) => Phase::Releasing,
             // The store may have granted the lease nevertheless.
-            (Move::GiveUp, Phase::Asking) => Phase::Releasing,
+            (Move::GiveUp, Phase::Acquiring) => Phase::Releasing,
             (Move::GiveUp, Phase::Completing) => Phase::Late,
-            (Move::GiveUp, _) => Phase::Over,
+            (Move::GiveUp, _) => Phase::Finished,
         };
     }
 
     /// Handles a call without a reply.
     pub(crate) fn miss_reply(&mut self, call: Call) {
         self.phase = match (call, self.phase) {
-            (Call::Acquire(_), Phase::Coming | Phase::Waiting) => Phase::Asking,
-            (Call::Complete, Phase::Ran) => Phase::Completing,
+            (Call::Acquire(_), Phase::NotArrived | Phase::Waiting) => Phase::Acquiring,
+            (Call::Complete, Phase::Executed) => Phase::Completing,
             (Call::Commit, _) => Phase::Unacknowledged,
             (_, phase) => phase,
         };
     }
 
     /// Handles the reply to a call of the caller `who`.
-    pub(crate) fn receive(&mut self, caller: Caller, call: Call, response: TestResponse) -> Reply {
+    pub(crate) fn receive(&mut self, caller: Caller, call: Call, response: ModelReply) -> Reply {
         let (phase, reply) = match (call, self.phase, response) {
             (Call::Renew, phase, _) => (phase, Reply::Nothing),
             // The record is the response for every caller with the same request. Another request must not get it.
             (
                 Call::Acquire(_),
                 _,
-                TestResponse::Completed {
+                ModelReply::Completed {
                     fingerprint,
                     record,
                     ..
                 },
-            ) if fingerprint == caller.fingerprint => (Phase::Over, Reply::TestResponse(record)),
+            ) if fingerprint == caller.fingerprint => (Phase::Finished, Reply::Recorded(record)),
             (
                 Call::Acquire(_),
                 Phase::Lost,
-                TestResponse::Granted { .. } | TestResponse::Orphaned { .. },
+                ModelReply::Granted { .. } | ModelReply::Orphaned { .. },
             ) => (Phase::Resending, Reply::Nothing),
             (
                 Call::Acquire(_),
                 Phase::Lost | Phase::Unacknowledged,
-                TestResponse::InProgress { .. },
-            ) => (Phase::Over, Reply::Nothing),
-            (Call::Acquire(_), _, TestResponse::Granted { takeover, .. }) => {
+                ModelReply::InProgress { .. },
+            ) => (Phase::Finished, Reply::Nothing),
+            (Call::Acquire(_), _, ModelReply::Granted { takeover, .. }) => {
                 (Phase::Running, Reply::Run { takeover })
             }
-            (Call::Acquire(_), _, TestResponse::InProgress { fingerprint, .. })
+            (Call::Acquire(_), _, ModelReply::InProgress { fingerprint, .. })
                 if fingerprint == caller.fingerprint =>
             {
                 (Phase::Waiting, Reply::Nothing)
             }
-            (Call::Acquire(_), _, _) => (Phase::Over, Reply::Nothing),
-            (Call::Complete, Phase::Late, _) => (Phase::Over, Reply::Nothing),
-            (Call::Complete | Call::Commit, _, TestResponse::Done) => {
-                (Phase::Over, Reply::TestResponse(caller.token))
+            (Call::Acquire(_), _, _) => (Phase::Finished, Reply::Nothing),
+            (Call::Complete, Phase::Late, _) => (Phase::Finished, Reply::Nothing),
+            (Call::Complete | Call::Commit, _, ModelReply::Done) => {
+                (Phase::Finished, Reply::Recorded(caller.token))
             }
-            (Call::Complete, Phase::Resending, _) => (Phase::Over, Reply::Nothing),
+            (Call::Complete, Phase::Resending, _) => (Phase::Finished, Reply::Nothing),
             (Call::Complete, _, _) => (Phase::Lost, Reply::Nothing),
             (Call::Commit, _, _) => (Phase::Unacknowledged, Reply::Nothing),
-            (Call::Release, _, _) => (Phase::Over, Reply::Nothing),
+            (Call::Release, _, _) => (Phase::Finished, Reply::Nothing),
         };
         self.phase = phase;
         reply

@@ -25,7 +25,7 @@ pub(crate) fn system(clients: usize) -> System {
         rules: Rules {
             times: Times {
                 lease: 1,
-                keep: 1,
+                orphan_retention: 1,
                 retention: 1,
             },
             mutant: None,

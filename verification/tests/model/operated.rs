@@ -7,7 +7,7 @@ use crate::{
     holds::system,
     mutant::Mutant,
     state::State,
-    store::{Call, Entry, OPERATOR, Orphans, RETRY_ALLOWED, State as EntryState, TestResponse},
+    store::{Call, Entry, ModelReply, OPERATOR, Orphans, RETRY_ALLOWED, State as EntryState},
     system::{Action, System},
 };
 
@@ -18,7 +18,12 @@ enum Decision {
     Free,
     Retry,
     Complete,
+    NeedsAttention,
+    DeleteRecord,
 }
+
+/// The record of an entry that needs attention. No execution makes it.
+const ATTENTION: u8 = 102;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
@@ -70,38 +75,47 @@ impl Operated {
         next.decisions = state.decisions.checked_sub(1)?;
         let rules = &self.system.rules;
         let entry = next.inner.entry.as_mut()?;
-        let EntryState::Leased { left, keep, .. } = &mut entry.state else {
-            return None;
+        let (generation, is_held, is_completed) = match entry.state {
+            EntryState::Leased {
+                generation, left, ..
+            } => (generation, left > 0, false),
+            // The next execution takes the entry over, like that of an orphan.
+            EntryState::Completed { record, .. } => (1, false, record != ATTENTION),
         };
-        let is_held = *left > 0;
+        let is_orphan = matches!(entry.state, EntryState::Leased { .. }) && !is_held;
+        let is_unresolved = !is_held && !is_completed;
+        let orphan = EntryState::Leased {
+            generation,
+            left: 0,
+            orphan_retention: rules.times.orphan_retention,
+        };
+        let completed = |record| EntryState::Completed {
+            record,
+            left: rules.times.retention,
+        };
         match decision {
             Decision::BreakLease if is_held => {
                 let holder = entry.token.map(usize::from);
-                (*left, *keep) = (0, rules.times.keep);
                 entry.token = (!rules.has(Mutant::BreakRemovesToken)).then_some(OPERATOR);
+                entry.state = orphan;
                 if let Some(client) = holder.and_then(|at| next.inner.clients.get_mut(at)) {
                     client.broken = true;
                 }
             }
-            Decision::Free if !is_held || rules.has(Mutant::FreeOfLiveLease) => {
+            Decision::Free if is_unresolved || is_held && rules.has(Mutant::FreeOfLiveLease) => {
                 next.freed_while_held |= is_held;
-                next.inner.entry = None;
-                next.inner.end_of_life();
-                next.ends();
+                next.remove_entry();
             }
-            Decision::Retry if !is_held => {
-                (entry.token, *keep) = (Some(RETRY_ALLOWED), rules.times.keep);
+            Decision::DeleteRecord if is_completed => next.remove_entry(),
+            Decision::Retry if is_unresolved => {
+                (entry.token, entry.state) = (Some(RETRY_ALLOWED), orphan);
                 next.allowed += 1;
             }
-            Decision::Complete if !is_held => {
-                *entry = Entry {
-                    token: Some(OPERATOR),
-                    state: EntryState::Completed {
-                        record: OPERATOR,
-                        left: rules.times.retention,
-                    },
-                    ..*entry
-                };
+            Decision::Complete if is_unresolved => {
+                (entry.token, entry.state) = (Some(OPERATOR), completed(OPERATOR));
+            }
+            Decision::NeedsAttention if is_orphan => {
+                (entry.token, entry.state) = (Some(OPERATOR), completed(ATTENTION));
             }
             _ => return None,
         }
@@ -110,6 +124,13 @@ impl Operated {
 }
 
 impl OperatedState {
+    /// Removes the entry, which ends the life of the key.
+    fn remove_entry(&mut self) {
+        self.inner.entry = None;
+        self.inner.end_of_life();
+        self.ends();
+    }
+
     /// Begins a new life of the key, in which a lease that was broken before is like any other.
     fn ends(&mut self) {
         self.allowed = 0;
@@ -146,6 +167,8 @@ impl Model for Operated {
             Decision::Free,
             Decision::Retry,
             Decision::Complete,
+            Decision::NeedsAttention,
+            Decision::DeleteRecord,
         ];
         if state.decisions > 0 {
             actions.extend(decisions.map(Step::Operator));
@@ -161,14 +184,24 @@ impl Model for Operated {
                 if let Some((caller, call, response)) = exchange {
                     let at = usize::from(caller.token);
                     match (call, response) {
-                        (Call::Complete | Call::Commit, TestResponse::Done) => {
+                        (Call::Complete | Call::Commit, ModelReply::Done) => {
                             next.broken_completed |= inner.clients[at].broken;
                         }
                         // A late call has granted the token another lease. A query never grants one to it.
-                        (Call::Acquire(orphans), TestResponse::Granted { .. })
+                        (Call::Acquire(orphans), ModelReply::Granted { .. })
                             if orphans != Orphans::Never =>
                         {
                             inner.clients[at].broken = false;
+                        }
+                        // The retry is refused, which is not the response of an execution.
+                        (
+                            Call::Acquire(_),
+                            ModelReply::Completed {
+                                record: ATTENTION, ..
+                            },
+                        ) => {
+                            inner.history.answered = state.inner.history.answered;
+                            inner.history.disagreed = state.inner.history.disagreed;
                         }
                         _ => {}
                     }
@@ -190,7 +223,7 @@ impl Model for Operated {
                 next
             }
         };
-        next.inner = next.inner.in_order();
+        next.inner = next.inner.canonical();
         (next != *state).then_some(next)
     }
 
@@ -207,7 +240,7 @@ impl Model for Operated {
                 HELD => |_, state| !state.freed_while_held,
                 SAME => |_, state| !state.inner.history.mixed,
                 OWN => |_, state| !state.inner.history.locked_out,
-                seen => return Property::sometimes(seen, to_see(seen)),
+                seen => return Property::sometimes(seen, reachable(seen)),
             };
             Property::always(name, holds)
         };
@@ -218,19 +251,35 @@ impl Model for Operated {
 const A_LEASE_IS_BROKEN: &str = "a lease is broken";
 const AN_ALLOWED_RETRY_RUNS: &str = "an allowed retry runs";
 const OPERATOR_COMPLETES: &str = "an operator completes the entry";
+const KEY_NEEDS_ATTENTION: &str = "the entry needs attention";
 
-fn to_see(name: &str) -> fn(&Operated, &OperatedState) -> bool {
+fn reachable(name: &str) -> fn(&Operated, &OperatedState) -> bool {
     match name {
         A_LEASE_IS_BROKEN => |_, state| state.inner.clients.iter().any(|client| client.broken),
         AN_ALLOWED_RETRY_RUNS => |_, state| state.inner.history.takeovers > 0 && state.allowed > 0,
         OPERATOR_COMPLETES => |_, state| state.inner.history.answered == Some(OPERATOR),
+        KEY_NEEDS_ATTENTION => |_, state| {
+            let stored = state.inner.entry.map(|entry| entry.state);
+            matches!(
+                stored,
+                Some(EntryState::Completed {
+                    record: ATTENTION,
+                    ..
+                })
+            )
+        },
         _ => panic!("no property is named {name}"),
     }
 }
 
 /// Checks every property in every reachable state. Asserts that there are `states` of them.
 fn holds(system: System, states: usize) {
-    let reachable_states = [A_LEASE_IS_BROKEN, AN_ALLOWED_RETRY_RUNS, OPERATOR_COMPLETES];
+    let reachable_states = [
+        A_LEASE_IS_BROKEN,
+        AN_ALLOWED_RETRY_RUNS,
+        OPERATOR_COMPLETES,
+        KEY_NEEDS_ATTENTION,
+    ];
     let seen = Operated::new(system.clone(), &reachable_states).checker();
     let seen = seen.finish_when(HasDiscoveries::All).spawn_bfs().join();
     seen.assert_properties();
@@ -261,12 +310,12 @@ fn refusing() -> System {
 
 #[test]
 fn operator_and_three_requests_that_take_over() {
-    holds(system(3), 193_619);
+    holds(system(3), 211_057);
 }
 
 #[test]
 fn operator_and_three_requests_that_refuse() {
-    holds(refusing(), 52_132);
+    holds(refusing(), 56_831);
 }
 
 #[test]
@@ -277,7 +326,7 @@ fn operator_and_transactional_requests() {
             transactional,
             ..system(3)
         },
-        33_909,
+        36_583,
     );
 }
 
@@ -289,7 +338,7 @@ fn operator_and_late_calls() {
             late_calls,
             ..system(2)
         },
-        151_920,
+        165_422,
     );
 }
 

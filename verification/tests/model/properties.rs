@@ -5,7 +5,7 @@ use stateright::Property;
 use crate::{
     clients::{Client, Phase},
     state::State,
-    store::{Call, Caller, Orphans, State as EntryState, TestResponse},
+    store::{Call, Caller, ModelReply, Orphans, State as EntryState},
     system::System,
     tiers::TierRecord,
 };
@@ -62,7 +62,7 @@ pub(crate) fn named(name: &'static str) -> Property<System> {
         OTHER => |_, state| !state.history.leaked,
         SAME => |_, state| !state.history.mixed,
         TIER => |_, state| state.tiers.iter().all(|tier| is_stored(state, tier.kept)),
-        _ => return Property::sometimes(name, to_see(name)),
+        _ => return Property::sometimes(name, reachable(name)),
     };
     Property::always(name, must_hold)
 }
@@ -97,23 +97,27 @@ fn is_free_in_time(system: &System, state: &State) -> bool {
         system.rules.apply(&mut asked, next, ask)
     };
     match ask_after(times.lease) {
-        TestResponse::Granted { .. } => true,
-        TestResponse::Completed { .. } => {
-            matches!(ask_after(times.retention), TestResponse::Granted { .. })
+        ModelReply::Granted { .. } => true,
+        ModelReply::Completed { .. } => {
+            matches!(ask_after(times.retention), ModelReply::Granted { .. })
         }
-        TestResponse::Orphaned { .. } => {
+        ModelReply::Orphaned { .. } => {
             system.orphans == Orphans::Refuse
-                && matches!(ask_after(times.keep), TestResponse::Granted { .. })
+                && matches!(
+                    ask_after(times.orphan_retention),
+                    ModelReply::Granted { .. }
+                )
         }
-        TestResponse::InProgress { .. } | TestResponse::Done | TestResponse::LeaseLost => false,
+        ModelReply::InProgress { .. } | ModelReply::Done | ModelReply::LeaseLost => false,
     }
 }
 
-fn to_see(name: &str) -> fn(&System, &State) -> bool {
+fn reachable(name: &str) -> fn(&System, &State) -> bool {
     match name {
         "all get one record" => |_, state| {
             let mut clients = state.clients.iter();
-            state.history.answered.is_some() && clients.all(|client| client.phase == Phase::Over)
+            state.history.answered.is_some()
+                && clients.all(|client| client.phase == Phase::Finished)
         },
         "one waits" => |_, state| is_in(state, Phase::Waiting),
         "a lease has expired" => |_, state| {
@@ -121,7 +125,7 @@ fn to_see(name: &str) -> fn(&System, &State) -> bool {
             matches!(held, Some(EntryState::Leased { left: 0, .. }))
         },
         "two execute at once after a pause" => |_, state| {
-            let executes = |client: &&_| is_one_of(client, &[Phase::Running, Phase::Ran]);
+            let executes = |client: &&_| is_one_of(client, &[Phase::Running, Phase::Executed]);
             state.clients.iter().filter(executes).count() > 1
         },
         "an orphan has no holder" => {

@@ -60,7 +60,7 @@ impl State {
     /// Returns one representative of all equivalent states. The clients are sorted, so that one state stands for up to
     /// 24. A generation is reduced to the first or a later one, because the rules distinguish no more. Unanswered
     /// requests may take over from each other indefinitely.
-    pub(crate) fn in_order(mut self) -> Self {
+    pub(crate) fn canonical(mut self) -> Self {
         let is = |number: Option<u8>, at: usize| number.map(usize::from) == Some(at);
         let token = self.entry.and_then(|held| held.token);
         let record = match self.entry.map(|held| held.state) {

@@ -42,7 +42,7 @@ pub(crate) const RETRY_ALLOWED: u8 = 101;
 
 /// The reply of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TestResponse {
+pub(crate) enum ModelReply {
     Granted {
         generation: u8,
         takeover: bool,
@@ -80,7 +80,7 @@ pub(crate) enum State {
         generation: u8,
         left: u8,
         /// The remaining retention of the orphan.
-        keep: u8,
+        orphan_retention: u8,
     },
     Completed {
         record: u8,
@@ -92,7 +92,7 @@ pub(crate) enum State {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
     pub(crate) lease: u8,
-    pub(crate) keep: u8,
+    pub(crate) orphan_retention: u8,
     pub(crate) retention: u8,
 }
 
@@ -110,7 +110,7 @@ impl Rules {
         entry: &mut Option<Entry>,
         caller: Caller,
         call: Call,
-    ) -> TestResponse {
+    ) -> ModelReply {
         match call {
             Call::Acquire(orphans) => self.acquire(entry, caller, orphans),
             Call::Renew => self.renew(entry, caller),
@@ -124,9 +124,13 @@ impl Rules {
     pub(crate) fn tick(&self, entry: &mut Option<Entry>) {
         let Some(held) = entry else { return };
         let over = match &mut held.state {
-            State::Leased { left: 0, keep, .. } => {
-                *keep = keep.saturating_sub(1);
-                *keep == 0
+            State::Leased {
+                left: 0,
+                orphan_retention,
+                ..
+            } => {
+                *orphan_retention = orphan_retention.saturating_sub(1);
+                *orphan_retention == 0
             }
             State::Leased { left, .. } => {
                 *left -= 1;
@@ -157,15 +161,15 @@ impl Rules {
         self.mutant == Some(mutant)
     }
 
-    fn acquire(&self, entry: &mut Option<Entry>, caller: Caller, orphans: Orphans) -> TestResponse {
+    fn acquire(&self, entry: &mut Option<Entry>, caller: Caller, orphans: Orphans) -> ModelReply {
         let Some(held) = entry else {
             *entry = Some(self.leased(caller, 1));
             return self.granted(1);
         };
         let fingerprint = held.fingerprint;
-        let (generation, left, keep) = match held.state {
+        let (generation, left, orphan_retention) = match held.state {
             State::Completed { record, left } => {
-                return TestResponse::Completed {
+                return ModelReply::Completed {
                     fingerprint,
                     record,
                     left,
@@ -174,15 +178,15 @@ impl Rules {
             State::Leased {
                 generation,
                 left,
-                keep,
-            } => (generation, left, keep),
+                orphan_retention,
+            } => (generation, left, orphan_retention),
         };
         if held.token == Some(caller.token) && !self.has(Mutant::NoOwnToken) {
             held.state = self.leased(caller, generation).state;
             return self.granted(generation);
         }
         if left > 0 || self.has(Mutant::ExpiryBySweeperOnly) {
-            return TestResponse::InProgress { fingerprint, left };
+            return ModelReply::InProgress { fingerprint, left };
         }
         let same = fingerprint == caller.fingerprint || self.has(Mutant::TakeoverOfAnotherRequest);
         let may = match orphans {
@@ -193,45 +197,50 @@ impl Rules {
             Orphans::Never => self.has(Mutant::QueryTakesOver),
         };
         if !(same && may) {
-            let since = self.times.keep - keep;
-            return TestResponse::Orphaned { fingerprint, since };
+            let since = self.times.orphan_retention - orphan_retention;
+            return ModelReply::Orphaned { fingerprint, since };
         }
         *held = self.leased(caller, generation + 1);
         self.granted(generation + 1)
     }
 
-    fn renew(&self, entry: &mut Option<Entry>, caller: Caller) -> TestResponse {
+    fn renew(&self, entry: &mut Option<Entry>, caller: Caller) -> ModelReply {
         match entry {
             Some(Entry {
                 token,
-                state: State::Leased { left, keep, .. },
+                state:
+                    State::Leased {
+                        left,
+                        orphan_retention,
+                        ..
+                    },
                 ..
             }) if *token == Some(caller.token) => {
                 *left = self.lease();
-                *keep = self.times.keep;
-                TestResponse::Done
+                *orphan_retention = self.times.orphan_retention;
+                ModelReply::Done
             }
-            Some(_) | None => TestResponse::LeaseLost,
+            Some(_) | None => ModelReply::LeaseLost,
         }
     }
 
-    fn complete(&self, entry: &mut Option<Entry>, caller: Caller) -> TestResponse {
+    fn complete(&self, entry: &mut Option<Entry>, caller: Caller) -> ModelReply {
         if let Some(held) = entry
             && let Some(token) = held.token
         {
             if token != caller.token {
                 if !self.has(Mutant::UnfencedComplete) {
-                    return TestResponse::LeaseLost;
+                    return ModelReply::LeaseLost;
                 }
             } else if let State::Completed { .. } = held.state {
-                return TestResponse::Done;
+                return ModelReply::Done;
             }
         }
         *entry = Some(self.completed(caller));
-        TestResponse::Done
+        ModelReply::Done
     }
 
-    fn commit(&self, entry: &mut Option<Entry>, caller: Caller) -> TestResponse {
+    fn commit(&self, entry: &mut Option<Entry>, caller: Caller) -> ModelReply {
         match entry {
             Some(Entry {
                 token,
@@ -239,18 +248,18 @@ impl Rules {
                 ..
             }) if *token == Some(caller.token) => {}
             Some(_) if self.has(Mutant::UnfencedCommit) => {}
-            Some(_) | None => return TestResponse::LeaseLost,
+            Some(_) | None => return ModelReply::LeaseLost,
         }
         *entry = Some(self.completed(caller));
-        TestResponse::Done
+        ModelReply::Done
     }
 
-    fn release(&self, entry: &mut Option<Entry>, caller: Caller) -> TestResponse {
+    fn release(&self, entry: &mut Option<Entry>, caller: Caller) -> ModelReply {
         if let Some(held) = entry
             && let State::Leased {
                 generation,
                 left,
-                keep,
+                orphan_retention,
             } = &mut held.state
             && (held.token == Some(caller.token) || self.has(Mutant::ReleaseByAnyone))
         {
@@ -259,14 +268,14 @@ impl Rules {
             } else {
                 held.token = None;
                 *left = 0;
-                *keep = self.times.keep;
+                *orphan_retention = self.times.orphan_retention;
             }
         }
-        TestResponse::Done
+        ModelReply::Done
     }
 
-    fn granted(&self, generation: u8) -> TestResponse {
-        TestResponse::Granted {
+    fn granted(&self, generation: u8) -> ModelReply {
+        ModelReply::Granted {
             generation,
             takeover: generation > 1 && !self.has(Mutant::TakeoverIsHidden),
         }
@@ -279,7 +288,7 @@ impl Rules {
             state: State::Leased {
                 generation,
                 left: self.lease(),
-                keep: self.times.keep,
+                orphan_retention: self.times.orphan_retention,
             },
         }
     }

@@ -18,7 +18,7 @@ pub(crate) const QUERY: Call = Call::Acquire(Orphans::Refuse);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Durations {
     pub(crate) lease: Ttl,
-    pub(crate) keep: Ttl,
+    pub(crate) orphan_retention: Ttl,
     pub(crate) retention: Ttl,
 }
 
@@ -33,7 +33,7 @@ pub(crate) enum StoreReply {
 /// Makes a call of the model on a store, and returns the reply.
 pub(crate) async fn call_store<S: Store>(
     store: &S,
-    lasts: Durations,
+    durations: Durations,
     id: KeyId,
     caller: Caller,
     call: Call,
@@ -41,8 +41,8 @@ pub(crate) async fn call_store<S: Store>(
     let fingerprint = Fingerprint::from_bytes([caller.fingerprint; 32]);
     let mut claim = Claim::new(id, fingerprint)?;
     claim.token = token(caller.token);
-    claim.lease = lasts.lease;
-    claim.orphan_retention = lasts.keep;
+    claim.lease = durations.lease;
+    claim.orphan_retention = durations.orphan_retention;
     // A store does not check the generation that a caller passes.
     let lease = claim.lease_ref(1);
     let done = match call {
@@ -57,7 +57,7 @@ pub(crate) async fn call_store<S: Store>(
         Call::Renew => store.renew(&lease, claim.lease).await,
         Call::Complete => {
             let record = record(caller.token);
-            store.complete(&lease, record, lasts.retention).await
+            store.complete(&lease, record, durations.retention).await
         }
         Call::Release => store.release(&lease).await,
         Call::Commit => panic!("a commit is a call of the handler, not of a store"),

@@ -3,12 +3,12 @@
 use stateright::{Model, Property};
 
 use crate::{
-    clients::{Client, Fate, Move, Phase, Reply},
+    clients::{Client, Delivery, Move, Phase, Reply},
     history::History,
     mutant::Mutant,
     properties,
     state::{CLIENTS, State},
-    store::{Call, Caller, Entry, Orphans, Rules, State as EntryState, TestResponse},
+    store::{Call, Caller, Entry, ModelReply, Orphans, Rules, State as EntryState},
     tiers::{PROCESSES, Tier, TierRules},
 };
 
@@ -35,7 +35,7 @@ pub(crate) struct System {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Tick,
-    Call(usize, Call, Fate),
+    Call(usize, Call, Delivery),
     /// A call arrives at the store after its client has stopped waiting.
     Arrive(usize),
     Move(usize, Move),
@@ -49,7 +49,7 @@ pub(crate) enum Action {
 }
 
 /// A call that reached the store, and the store's reply.
-pub(crate) type Exchange = (Caller, Call, TestResponse);
+pub(crate) type Exchange = (Caller, Call, ModelReply);
 
 impl System {
     pub(crate) fn first(&self) -> State {
@@ -58,7 +58,7 @@ impl System {
             client.fingerprint = u8::from(at < self.others);
             client.process = u8::from(self.tiers.is_some() && at % 2 == 1);
             if at >= self.clients {
-                client.phase = Phase::Over;
+                client.phase = Phase::Finished;
             }
         }
         State {
@@ -91,24 +91,29 @@ impl System {
                 // A commit does not reach the store after its caller stopped waiting: see `transaction`.
                 let late = may_be_late && *call != Call::Commit;
                 let in_tier = state.tiers[usize::from(client.process)].kept.is_some();
-                let fates: &[Fate] = match (call, late) {
+                let deliveries: &[Delivery] = match (call, late) {
                     // A call that does not leave the process.
-                    (Call::Acquire(_), _) if in_tier => &[Fate::Delivered],
+                    (Call::Acquire(_), _) if in_tier => &[Delivery::Delivered],
                     // A lost reply to a renewal makes no difference.
-                    (Call::Renew, false) => &[Fate::Delivered],
-                    (Call::Renew, true) => &[Fate::Delivered, Fate::Late],
-                    (_, false) => &[Fate::Delivered, Fate::CallLost, Fate::ReplyLost],
-                    (_, true) => &[Fate::Delivered, Fate::CallLost, Fate::ReplyLost, Fate::Late],
+                    (Call::Renew, false) => &[Delivery::Delivered],
+                    (Call::Renew, true) => &[Delivery::Delivered, Delivery::Late],
+                    (_, false) => &[Delivery::Delivered, Delivery::CallLost, Delivery::ReplyLost],
+                    (_, true) => &[
+                        Delivery::Delivered,
+                        Delivery::CallLost,
+                        Delivery::ReplyLost,
+                        Delivery::Late,
+                    ],
                 };
-                let call = |fate: &Fate| Action::Call(at, *call, *fate);
-                actions.extend(fates.iter().map(call));
+                let call = |delivery: &Delivery| Action::Call(at, *call, *delivery);
+                actions.extend(deliveries.iter().map(call));
             }
             let moves = client.moves(self.transactional);
             actions.extend(moves.iter().map(|step| Action::Move(at, *step)));
             if client.phase == Phase::Reclaiming {
                 actions.push(Action::Overwrite(at));
             }
-            if !matches!(client.phase, Phase::Coming | Phase::Over) {
+            if !matches!(client.phase, Phase::NotArrived | Phase::Finished) {
                 actions.push(Action::Crash(at));
             }
             if client.late.is_some() {
@@ -144,21 +149,21 @@ impl System {
                 }
                 None
             }
-            Action::Call(at, call, Fate::CallLost) => {
+            Action::Call(at, call, Delivery::CallLost) => {
                 next.clients[at].miss_reply(call);
                 None
             }
-            Action::Call(at, call, Fate::Late) => {
+            Action::Call(at, call, Delivery::Late) => {
                 next.clients[at].miss_reply(call);
                 next.clients[at].late = Some(call);
                 None
             }
-            Action::Call(at, call, Fate::ReplyLost) => {
+            Action::Call(at, call, Delivery::ReplyLost) => {
                 let exchange = self.call_store(&mut next, at, call);
                 next.clients[at].miss_reply(call);
                 exchange
             }
-            Action::Call(at, call, Fate::Delivered) => {
+            Action::Call(at, call, Delivery::Delivered) => {
                 let from_tier = match call {
                     Call::Acquire(_) => next.tier(at).response(),
                     _ => None,
@@ -172,7 +177,7 @@ impl System {
                         && from_tier.is_none()
                     {
                         // Before this reply, nothing else was sent under the token.
-                        let is_first = state.clients[at].phase == Phase::Ran;
+                        let is_first = state.clients[at].phase == Phase::Executed;
                         let kept = self.record_to_store(rules, (caller, call, response), is_first);
                         let tier = next.tier(at);
                         tier.pending = kept.or(tier.pending);
@@ -205,7 +210,7 @@ impl System {
                 None
             }
             Action::Crash(at) => {
-                next.clients[at].phase = Phase::Over;
+                next.clients[at].phase = Phase::Finished;
                 if self.rules.has(Mutant::DropReleases) {
                     let caller = next.caller(at);
                     self.rules.apply(&mut next.entry, caller, Call::Release);
@@ -245,7 +250,7 @@ impl System {
         }
         let response = self.rules.apply(&mut next.entry, caller, call);
         match (call, response) {
-            (Call::Commit, TestResponse::Done) => next.history.effects += 1,
+            (Call::Commit, ModelReply::Done) => next.history.effects += 1,
             // The outcome is definite and not recorded, so the next request is a first execution again.
             (Call::Release, _) if next.entry.is_none() && is_first_of(before, caller) => {
                 next.end_of_life();
@@ -263,31 +268,31 @@ impl System {
         if own
             && matches!(
                 response,
-                TestResponse::InProgress { .. } | TestResponse::Orphaned { .. }
+                ModelReply::InProgress { .. } | ModelReply::Orphaned { .. }
             )
         {
             next.history.locked_out = true;
         }
         let client = &mut next.clients[at];
         let reply = match (call, response) {
-            (Call::Complete, TestResponse::LeaseLost)
+            (Call::Complete, ModelReply::LeaseLost)
                 if self.rules.has(Mutant::OwnResponseAfterLostLease)
                     && client.phase != Phase::Late =>
             {
-                client.phase = Phase::Over;
-                Reply::TestResponse(caller.token)
+                client.phase = Phase::Finished;
+                Reply::Recorded(caller.token)
             }
-            (Call::Acquire(_), TestResponse::Completed { record, .. })
+            (Call::Acquire(_), ModelReply::Completed { record, .. })
                 if self.rules.has(Mutant::ResponseToAnotherRequest) =>
             {
-                client.phase = Phase::Over;
-                Reply::TestResponse(record)
+                client.phase = Phase::Finished;
+                Reply::Recorded(record)
             }
             _ => client.receive(caller, call, response),
         };
         match reply {
             Reply::Nothing => {}
-            Reply::TestResponse(record) => next.answered(at, usize::from(record)),
+            Reply::Recorded(record) => next.answered(at, usize::from(record)),
             Reply::Run { takeover } => next.runs(at, takeover),
         }
     }
@@ -318,7 +323,7 @@ impl Model for System {
 
     fn next_state(&self, state: &State, action: Action) -> Option<State> {
         let (next, _) = self.step(state, action);
-        let next = next.in_order();
+        let next = next.canonical();
         (next != *state).then_some(next)
     }
 

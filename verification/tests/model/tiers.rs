@@ -2,7 +2,7 @@
 
 use crate::{
     mutant::Mutant,
-    store::{Call, Caller, TestResponse, Times},
+    store::{Call, Caller, ModelReply, Times},
     system::System,
 };
 
@@ -38,8 +38,8 @@ pub(crate) struct TierRecord {
 
 impl Tier {
     /// Returns the reply to an acquire, if the tier has a record.
-    pub(crate) fn response(&self) -> Option<TestResponse> {
-        self.kept.map(|kept| TestResponse::Completed {
+    pub(crate) fn response(&self) -> Option<ModelReply> {
+        self.kept.map(|kept| ModelReply::Completed {
             fingerprint: kept.fingerprint,
             record: kept.record,
             left: kept.life,
@@ -74,7 +74,7 @@ impl System {
     pub(crate) fn record_to_store(
         &self,
         rules: TierRules,
-        (caller, call, response): (Caller, Call, TestResponse),
+        (caller, call, response): (Caller, Call, ModelReply),
         is_first: bool,
     ) -> Option<TierRecord> {
         let Times { retention, .. } = self.rules.times;
@@ -82,16 +82,16 @@ impl System {
         let (fingerprint, record, life) = match (call, response) {
             (
                 Call::Acquire(_),
-                TestResponse::Completed {
+                ModelReply::Completed {
                     fingerprint,
                     record,
                     left,
                 },
             ) => (fingerprint, record, left),
-            (Call::Complete, TestResponse::Done) if is_first => {
+            (Call::Complete, ModelReply::Done) if is_first => {
                 (caller.fingerprint, caller.token, retention)
             }
-            (Call::Complete, TestResponse::LeaseLost)
+            (Call::Complete, ModelReply::LeaseLost)
                 if self.rules.has(Mutant::RefusedCompletionIsKept) =>
             {
                 (caller.fingerprint, caller.token, retention)

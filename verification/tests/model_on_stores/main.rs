@@ -41,14 +41,14 @@ use tower_idempotency_dynamodb::DynamoDbOptions;
 use self::{
     mutant::Mutant,
     sequences::{Step, all_steps, sequences},
-    store::{Caller, Entry, Rules, TestResponse, Times},
+    store::{Caller, Entry, ModelReply, Rules, Times},
     store_calls::{Durations, OBSERVER, QUERY, StoreReply, call_store, id, record, token},
 };
 
 const RULES: Rules = Rules {
     times: Times {
         lease: 1,
-        keep: 2,
+        orphan_retention: 2,
         retention: 2,
     },
     mutant: None,
@@ -58,11 +58,11 @@ const RULES: Rules = Rules {
 /// expires after the round has ended. This holds if every round ends within a quarter of its tick. Leases and records
 /// expire half a tick early. Orphans expire a quarter of a tick early, because their time begins at lease expiry or at
 /// a release.
-fn lasts(tick: Duration) -> Durations {
+fn durations(tick: Duration) -> Durations {
     let ttl = |ticks: u8, early: Duration| Ttl::try_from(tick * ticks.into() - early).unwrap();
     Durations {
         lease: ttl(RULES.times.lease, tick / 2),
-        keep: ttl(RULES.times.keep, tick / 4),
+        orphan_retention: ttl(RULES.times.orphan_retention, tick / 4),
         retention: ttl(RULES.times.retention, tick / 2),
     }
 }
@@ -78,16 +78,17 @@ struct Key {
 
 impl Key {
     /// Makes all calls up to the next tick. Returns an error if a reply differs from the model.
-    async fn round<S: Store>(&mut self, store: &S, lasts: Durations) -> Result<(), Failed> {
+    async fn round<S: Store>(&mut self, store: &S, durations: Durations) -> Result<(), Failed> {
         while let Some(Step::Call(caller, call)) = self.sequence.get(self.done) {
             let response = self.rules.apply(&mut self.entry, *caller, *call);
-            self.compare(store, lasts, *caller, *call, response).await?;
+            self.compare(store, durations, *caller, *call, response)
+                .await?;
             self.done += 1;
         }
         // The entry shows the effect of the calls. An absent entry is skipped, because a query would acquire it.
         if self.entry.is_some() {
             let response = self.rules.apply(&mut self.entry.clone(), OBSERVER, QUERY);
-            self.compare(store, lasts, OBSERVER, QUERY, response)
+            self.compare(store, durations, OBSERVER, QUERY, response)
                 .await?;
         }
         Ok(())
@@ -106,15 +107,15 @@ impl Key {
     async fn compare<S: Store>(
         &self,
         store: &S,
-        lasts: Durations,
+        durations: Durations,
         caller: Caller,
         call: store::Call,
-        response: TestResponse,
+        response: ModelReply,
     ) -> Result<(), Failed> {
-        let found = call_store(store, lasts, id(self.number), caller, call).await;
+        let found = call_store(store, durations, id(self.number), caller, call).await;
         let failed = |error| Failed::Call(format!("{call:?} of {caller:?} failed: {error}"));
         let found = found.map_err(failed)?;
-        if is_alike(&response, &found) {
+        if is_equal_reply(&response, &found) {
             return Ok(());
         }
         let Self { sequence, done, .. } = self;
@@ -125,17 +126,16 @@ impl Key {
 }
 
 /// Compares everything but the time, which cannot be predicted exactly.
-fn is_alike(response: &TestResponse, found: &StoreReply) -> bool {
+fn is_equal_reply(response: &ModelReply, found: &StoreReply) -> bool {
     let StoreReply::Acquired(found) = found else {
         return matches!(
             (response, found),
-            (TestResponse::Done, StoreReply::Done)
-                | (TestResponse::LeaseLost, StoreReply::LeaseLost)
+            (ModelReply::Done, StoreReply::Done) | (ModelReply::LeaseLost, StoreReply::LeaseLost)
         );
     };
     match (response, found) {
         (
-            TestResponse::Granted {
+            ModelReply::Granted {
                 generation,
                 takeover,
             },
@@ -145,19 +145,19 @@ fn is_alike(response: &TestResponse, found: &StoreReply) -> bool {
             },
         ) => u64::from(*generation) == *found && takeover == reported,
         (
-            TestResponse::InProgress { fingerprint, .. },
+            ModelReply::InProgress { fingerprint, .. },
             Acquired::InProgress {
                 fingerprint: of, ..
             },
         )
         | (
-            TestResponse::Orphaned { fingerprint, .. },
+            ModelReply::Orphaned { fingerprint, .. },
             Acquired::Orphaned {
                 fingerprint: of, ..
             },
         ) => of.as_bytes() == &[*fingerprint; 32],
         (
-            TestResponse::Completed {
+            ModelReply::Completed {
                 fingerprint,
                 record: by,
                 ..
@@ -225,7 +225,7 @@ async fn every_transition<S: Store>(
         }
     }
     let sequences = keys.len();
-    let lasts = lasts(tick);
+    let durations = durations(tick);
     let mut due = Instant::now();
     while !keys.is_empty() {
         let mut at_work = JoinSet::new();
@@ -235,7 +235,7 @@ async fn every_transition<S: Store>(
             let store = Arc::clone(store);
             at_work.spawn(async move {
                 for key in &mut some {
-                    key.round(&*store, lasts).await?;
+                    key.round(&*store, durations).await?;
                 }
                 Ok(some)
             });

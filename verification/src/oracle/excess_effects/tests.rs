@@ -161,7 +161,7 @@ fn killed_process_gets_no_later_grant() {
 fn effects_move_to_free_places() {
     let place = |possible: &[&[usize]]| {
         let possible: Vec<_> = possible.iter().map(|it| it.to_vec()).collect();
-        each_has_a_place(&possible, 3)
+        has_matching(&possible, 3)
     };
     assert!(place(&[&[0, 1], &[0]]));
     assert!(place(&[&[0, 1], &[0, 2], &[0]]));

@@ -18,7 +18,7 @@ fn kill_explains_second_execution() {
         .attempt(1, 115, 120, response(7))
         .1;
     assert_eq!(history.excess_effects().len(), 1);
-    assert_eq!(history.unexplained().len(), 0);
+    assert_eq!(history.unexplained_effects().len(), 0);
     assert_eq!(history.contradictions().len(), 0);
     let sums = history.sums();
     assert_eq!((sums.keys, sums.struck, sums.executed_twice), (1, 1, 1));
@@ -34,7 +34,7 @@ fn kill_does_not_explain_third_execution() {
         history
             .attempt(1, 115, 120, response(7))
             .1
-            .unexplained()
+            .unexplained_effects()
             .len(),
         1
     );
@@ -61,7 +61,7 @@ fn two_pauses_explain_two_takeovers() {
             history = history.effect(20, 7 + n);
         }
         let history = history.attempt(1, 1000, 1010, response(7)).1;
-        let found = history.unexplained().len();
+        let found = history.unexplained_effects().len();
         assert_eq!(found, unexplained, "{strikes} strikes, {executions}");
     }
 }
@@ -73,7 +73,7 @@ fn second_execution_without_strike_is_unexplained() {
         .attempt(0, 0, 5, response(1))
         .attempt(1, 6, 9, response(7))
         .1;
-    assert_eq!(history.unexplained().len(), 1);
+    assert_eq!(history.unexplained_effects().len(), 1);
     assert_eq!(history.contradictions().len(), 1);
 }
 
@@ -85,7 +85,7 @@ fn slowness_after_hangup_explains_execution() {
             .attempt(member, 0, 20, Outcome::HungUp)
             .effect(20, 7)
             .attempt(1, 30, answered, response(7));
-        let found = history.1.unexplained().len();
+        let found = history.1.unexplained_effects().len();
         assert_eq!(found, unexplained, "{member}, {answered}");
     }
 }
@@ -99,7 +99,7 @@ fn strike_outside_request_explains_nothing() {
             .attempt(0, 5, 11, Outcome::Failed)
             .effect(20, 7)
             .attempt(1, 20, 100, response(7));
-        assert_eq!(history.1.unexplained().len(), unexplained, "{at}");
+        assert_eq!(history.1.unexplained_effects().len(), unexplained, "{at}");
     }
 }
 
@@ -112,7 +112,11 @@ fn pause_explains_only_expired_lease() {
             .strike(0, 10, 10, Some(resumed))
             .effect(20, 7)
             .attempt(1, 20, 30, response(7));
-        assert_eq!(history.1.unexplained().len(), unexplained, "{resumed}");
+        assert_eq!(
+            history.1.unexplained_effects().len(),
+            unexplained,
+            "{resumed}"
+        );
         let late = usize::from(unexplained == 0);
         let sums = history.1.sums();
         assert_eq!((sums.late, sums.late_and_outrun), (late, late));
@@ -120,7 +124,7 @@ fn pause_explains_only_expired_lease() {
 }
 
 #[test]
-fn uncaused_response_or_error_is_contradiction() {
+fn response_without_effect_is_contradiction() {
     for (outcome, contradictions) in [
         (response(1), 0),
         (response(2), 1),
@@ -210,7 +214,11 @@ fn slowness_before_strike_explains_execution() {
             .effect(20, 7)
             .attempt(1, 20, 90, response(7))
             .strike(0, 10, killed, None);
-        assert_eq!(history.1.unexplained().len(), unexplained, "{killed}");
+        assert_eq!(
+            history.1.unexplained_effects().len(),
+            unexplained,
+            "{killed}"
+        );
     }
 }
 
@@ -228,16 +236,16 @@ fn wait_restarts_only_if_lease_holder_is_struck() {
 }
 
 #[test]
-fn response_without_effect_is_uncaused() {
+fn response_without_effect_is_found() {
     let history = HistoryBuilder::new().attempt(0, 0, 5, response(1)).1;
-    assert_eq!(history.uncaused().len(), 1);
+    assert_eq!(history.responses_without_effect().len(), 1);
     let refused = HistoryBuilder::new().attempt(0, 0, 5, Outcome::Refused).1;
-    assert_eq!(refused.uncaused().len(), 0);
+    assert_eq!(refused.responses_without_effect().len(), 0);
     let charged = HistoryBuilder::new()
         .attempt(0, 0, 5, response(1))
         .effect(10, 1)
         .1;
-    assert_eq!(charged.uncaused().len(), 0);
+    assert_eq!(charged.responses_without_effect().len(), 0);
 }
 
 #[test]
@@ -301,7 +309,7 @@ fn response_503_reports_no_effect() {
         response.status = http::StatusCode::from_u16(status).unwrap();
         let history = HistoryBuilder::new().attempt(0, 0, 5, Outcome::Answered(response));
         assert_eq!(history.1.contradictions().len(), contradictions);
-        assert_eq!(history.1.uncaused().len(), contradictions);
+        assert_eq!(history.1.responses_without_effect().len(), contradictions);
     }
 }
 
@@ -327,15 +335,15 @@ fn response_after_record_expiry_is_stale() {
 }
 
 #[test]
-fn key_without_definite_outcome_is_unanswered() {
-    for (outcome, unanswered) in [
+fn key_without_definite_outcome_is_found() {
+    for (outcome, without_response) in [
         (response(1), 0),
         (Outcome::Refused, 0),
         (in_progress(), 1),
         (Outcome::HungUp, 1),
     ] {
         let history = HistoryBuilder::new().attempt(0, 0, 5, outcome).1;
-        assert_eq!(history.unanswered().len(), unanswered);
+        assert_eq!(history.keys_without_response().len(), without_response);
     }
 }
 

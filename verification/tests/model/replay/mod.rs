@@ -14,7 +14,7 @@ use tower_idempotency::{
 };
 
 use crate::{
-    store::{Call, Caller, Entry, Rules, TestResponse, Times},
+    store::{Call, Caller, Entry, ModelReply, Rules, Times},
     store_calls::{Durations, OBSERVER, QUERY, StoreReply, call_store, record, token},
 };
 
@@ -68,10 +68,17 @@ impl Replay<'_> {
         &mut self,
         caller: Caller,
         call: Call,
-        response: TestResponse,
+        response: ModelReply,
         into: Duration,
     ) -> Result<(), Differs> {
-        let found = call_store(self.store, lasts(self.rules.times), self.id, caller, call).await;
+        let found = call_store(
+            self.store,
+            durations(self.rules.times),
+            self.id,
+            caller,
+            call,
+        )
+        .await;
         let found = found.map_err(|error| format!("{call:?} of {caller:?} failed: {error}"))?;
         let expected = to_reply(response, into);
         if found != expected {
@@ -85,43 +92,43 @@ impl Replay<'_> {
 }
 
 /// Converts the times of the model to the clock of the test.
-fn lasts(times: Times) -> Durations {
+fn durations(times: Times) -> Durations {
     let ticks = |ticks: u8| Ttl::try_from(TICK * ticks.into()).unwrap();
     Durations {
         lease: ticks(times.lease),
-        keep: ticks(times.keep),
+        orphan_retention: ticks(times.orphan_retention),
         retention: ticks(times.retention),
     }
 }
 
 /// Converts the model's reply to the store's reply, at this time within a tick.
-fn to_reply(response: TestResponse, into: Duration) -> StoreReply {
+fn to_reply(response: ModelReply, into: Duration) -> StoreReply {
     let fingerprint = |byte| Fingerprint::from_bytes([byte; 32]);
     let acquired = match response {
-        TestResponse::LeaseLost => return StoreReply::LeaseLost,
-        TestResponse::Done => return StoreReply::Done,
-        TestResponse::Granted {
+        ModelReply::LeaseLost => return StoreReply::LeaseLost,
+        ModelReply::Done => return StoreReply::Done,
+        ModelReply::Granted {
             generation,
             takeover,
         } => Acquired::Granted {
             generation: generation.into(),
             takeover,
         },
-        TestResponse::InProgress {
+        ModelReply::InProgress {
             fingerprint: of,
             left,
         } => Acquired::InProgress {
             fingerprint: fingerprint(of),
             expires_in: (TICK * left.into()).saturating_sub(into),
         },
-        TestResponse::Orphaned {
+        ModelReply::Orphaned {
             fingerprint: of,
             since,
         } => Acquired::Orphaned {
             fingerprint: fingerprint(of),
             since: TICK * since.into() + into,
         },
-        TestResponse::Completed {
+        ModelReply::Completed {
             fingerprint: of,
             record: by,
             left,
@@ -135,16 +142,16 @@ fn to_reply(response: TestResponse, into: Duration) -> StoreReply {
     StoreReply::Acquired(acquired)
 }
 
-fn name(response: TestResponse) -> &'static str {
+fn name(response: ModelReply) -> &'static str {
     match response {
-        TestResponse::Granted {
+        ModelReply::Granted {
             takeover: false, ..
         } => "granted",
-        TestResponse::Granted { takeover: true, .. } => "granted as a takeover",
-        TestResponse::InProgress { .. } => "in progress",
-        TestResponse::Orphaned { .. } => "orphaned",
-        TestResponse::Completed { .. } => "completed",
-        TestResponse::Done => "done",
-        TestResponse::LeaseLost => "lease lost",
+        ModelReply::Granted { takeover: true, .. } => "granted as a takeover",
+        ModelReply::InProgress { .. } => "in progress",
+        ModelReply::Orphaned { .. } => "orphaned",
+        ModelReply::Completed { .. } => "completed",
+        ModelReply::Done => "done",
+        ModelReply::LeaseLost => "lease lost",
     }
 }

@@ -11,15 +11,15 @@ use tower_idempotency::{
 };
 
 use super::{
-    Differs, NEARLY, TICK, lasts, to_reply,
+    Differs, NEARLY, TICK, durations, to_reply,
     walks::{below, operation},
 };
 use crate::{
-    clients::Fate,
+    clients::Delivery,
     holds::tiered,
     mutant::Mutant,
     state::State,
-    store::{Call, Caller, Orphans, TestResponse},
+    store::{Call, Caller, ModelReply, Orphans},
     store_calls::{OBSERVER, QUERY, call_store, id, token},
     system::{Action, System},
     tiers::PROCESSES,
@@ -62,15 +62,15 @@ impl<'a> Walk<'a> {
     async fn call(
         &mut self,
         process: u8,
-        (caller, call, response): (Caller, Call, TestResponse),
+        (caller, call, response): (Caller, Call, ModelReply),
         from_tier: bool,
         into: Duration,
     ) -> Result<(), Differs> {
         let process = &self.processes[usize::from(process)];
         let calls = || self.wire.inner().calls(operation(call));
         let before = calls();
-        let lasts = lasts(self.system.rules.times);
-        let found = call_store(process, lasts, self.id, caller, call).await;
+        let durations = durations(self.system.rules.times);
+        let found = call_store(process, durations, self.id, caller, call).await;
         let found = found.map_err(|error| format!("{call:?} of {caller:?} failed: {error}"))?;
         let expected = to_reply(response, into);
         if found != expected {
@@ -105,25 +105,25 @@ impl<'a> Walk<'a> {
                 self.check_entry(state, NEARLY).await?;
                 advance(TICK - NEARLY).await;
             }
-            Action::Call(at, call, fate @ (Fate::CallLost | Fate::ReplyLost)) => {
-                let fault = if fate == Fate::CallLost {
+            Action::Call(at, call, delivery @ (Delivery::CallLost | Delivery::ReplyLost)) => {
+                let fault = if delivery == Delivery::CallLost {
                     Fault::CallLost
                 } else {
                     Fault::ReplyLost
                 };
                 self.store().enqueue(operation(call), [fault]);
                 let process = &self.processes[usize::from(state.clients[at].process)];
-                let lasts = lasts(self.system.rules.times);
-                let called = call_store(process, lasts, self.id, state.caller(at), call).await;
+                let durations = durations(self.system.rules.times);
+                let called = call_store(process, durations, self.id, state.caller(at), call).await;
                 assert!(called.is_err(), "{call:?} must fail");
             }
-            Action::Call(at, call, Fate::Late) => {
+            Action::Call(at, call, Delivery::Late) => {
                 let process = &self.processes[usize::from(state.clients[at].process)];
                 if call == Call::Complete {
                     process.note_completion(token(state.caller(at).token));
                 }
             }
-            Action::Call(at, call, Fate::Delivered) => {
+            Action::Call(at, call, Delivery::Delivered) => {
                 let process = state.clients[at].process;
                 let in_tier = state.tiers[usize::from(process)].kept.is_some();
                 let from_tier = in_tier && matches!(call, Call::Acquire(_));
@@ -133,8 +133,8 @@ impl<'a> Walk<'a> {
             }
             Action::Arrive(_) => {
                 let (caller, call, response) = exchange.expect("a call that comes to the store");
-                let lasts = lasts(self.system.rules.times);
-                let found = call_store(&self.wire, lasts, self.id, caller, call).await;
+                let durations = durations(self.system.rules.times);
+                let found = call_store(&self.wire, durations, self.id, caller, call).await;
                 let found = found.map_err(|error| error.to_string())?;
                 if found != to_reply(response, Duration::ZERO) {
                     return Err(format!("late {call:?} returns {found:?}"));

@@ -30,7 +30,7 @@ async fn every_transition(mutant: Option<Mutant>) -> Result<Seen, Differs> {
     let rules = Rules {
         times: Times {
             lease: 2,
-            keep: 2,
+            orphan_retention: 2,
             retention: 3,
         },
         mutant,

@@ -8,9 +8,9 @@ use tower_idempotency::{
     store::MemoryStore,
 };
 
-use super::{Differs, Replay, Seen, lasts};
+use super::{Differs, Replay, Seen, durations};
 use crate::{
-    clients::Fate,
+    clients::Delivery,
     holds::system,
     mutant::Mutant,
     store::{Call, Orphans},
@@ -44,15 +44,15 @@ async fn walk(system: &System, seed: u64, seen: &mut Seen) -> Result<(), Differs
                 replay.entry = state.entry;
                 replay.tick().await?;
             }
-            Action::Call(at, call, fate @ (Fate::CallLost | Fate::ReplyLost)) => {
-                let fault = match fate {
-                    Fate::CallLost => Fault::CallLost,
-                    Fate::ReplyLost | Fate::Delivered | Fate::Late => Fault::ReplyLost,
+            Action::Call(at, call, delivery @ (Delivery::CallLost | Delivery::ReplyLost)) => {
+                let fault = match delivery {
+                    Delivery::CallLost => Fault::CallLost,
+                    Delivery::ReplyLost | Delivery::Delivered | Delivery::Late => Fault::ReplyLost,
                 };
                 store.enqueue(operation(call), [fault]);
                 let called = call_store(
                     &store,
-                    lasts(system.rules.times),
+                    durations(system.rules.times),
                     replay.id,
                     state.caller(at),
                     call,
@@ -60,13 +60,13 @@ async fn walk(system: &System, seed: u64, seen: &mut Seen) -> Result<(), Differs
                 .await;
                 assert!(called.is_err(), "{call:?} must fail");
             }
-            Action::Call(_, _, Fate::Delivered) | Action::Arrive(_) => {
+            Action::Call(_, _, Delivery::Delivered) | Action::Arrive(_) => {
                 let (caller, call, response) = exchange.expect("a call that comes to the store");
                 replay
                     .compare(caller, call, response, Duration::ZERO)
                     .await?;
             }
-            Action::Call(_, _, Fate::Late) | Action::Move(..) | Action::Crash(_) => {}
+            Action::Call(_, _, Delivery::Late) | Action::Move(..) | Action::Crash(_) => {}
             Action::LoseData | Action::Sweep | Action::Overwrite(_) | Action::Keep(_) => {
                 panic!("a store has no such action")
             }

@@ -186,10 +186,7 @@ impl WarningLimit {
     fn count(&self, reason: &str) -> Option<u64> {
         let now = Instant::now();
         let mut states = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if !states.contains_key(reason) {
-            states.insert(reason.to_owned(), WarningState::default());
-        }
-        let state = states.get_mut(reason)?;
+        let state = states.entry(reason.to_owned()).or_default();
         state.count += 1;
         if state.last.is_some_and(|last| now - last < WARNING_INTERVAL) {
             return None;

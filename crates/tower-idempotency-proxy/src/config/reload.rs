@@ -191,6 +191,12 @@ impl EnforcedRoutes {
         }
     }
 
+    /// Returns the number of the routes that are known to be in front of others.
+    #[cfg(test)]
+    pub(super) fn known_in_front(&self) -> usize {
+        self.0.iter().map(|known| known.earlier.len()).sum()
+    }
+
     /// Checks that each new route that can get a request of an enforced route would find its record. A route that is off
     /// reads no records.
     fn accepts(&self, new: &Settings) -> Result<(), ConfigError> {
@@ -218,21 +224,23 @@ impl EnforcedRoutes {
     }
 }
 
-/// Returns rules that match the requests that both lists match: of each two rules, the narrower one.
+/// Returns rules that match the requests that both lists match: of each two rules, the narrower one. No rule occurs twice, so
+/// the list does not grow with each reload.
 fn in_both(some: &[RouteMatch], others: &[RouteMatch]) -> Vec<RouteMatch> {
-    let narrower = |one: &RouteMatch, other: &RouteMatch| {
-        if one.covers(other) {
-            Some(other.clone())
-        } else if other.covers(one) {
-            Some(one.clone())
-        } else {
-            None
+    let mut both: Vec<RouteMatch> = Vec::new();
+    for one in some {
+        for other in others {
+            let narrower = if one.covers(other) {
+                other
+            } else if other.covers(one) {
+                one
+            } else {
+                continue;
+            };
+            if !both.iter().any(|known| known.covers(narrower)) {
+                both.push(narrower.clone());
+            }
         }
-    };
-    let pairs = some
-        .iter()
-        .flat_map(|one| others.iter().map(move |other| (one, other)));
-    pairs
-        .filter_map(|(one, other)| narrower(one, other))
-        .collect()
+    }
+    both
 }

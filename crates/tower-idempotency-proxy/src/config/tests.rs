@@ -583,6 +583,19 @@ fn narrower_route_in_front_may_stay() {
     assert_eq!(reload_all(&[front, narrow]), Ok(()));
 }
 
+#[test]
+fn known_routes_do_not_grow_with_reloads() {
+    let observed = "mode = \"observe\"";
+    let narrow = "[[route]]\npath = \"/v1/refunds\"\nmethods = [\"POST\"]\nupstream = \"app\"\nmode = \"observe\"\n[[route]]";
+    let nested = with_front(observed).replacen("[[route]]", narrow, 1);
+    let Config(settings) = Config::from_toml(&nested).unwrap();
+    let mut enforced = EnforcedRoutes::new(&settings);
+    for _ in 0..10 {
+        enforced.add(&settings);
+    }
+    assert_eq!(enforced.known_in_front(), 2);
+}
+
 /// A route that gets no requests has no records.
 #[test]
 fn covered_route_may_change() {

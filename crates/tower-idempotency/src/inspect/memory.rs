@@ -44,9 +44,10 @@ impl Inspect for MemoryStore {
         // An entry that is changed meanwhile may move to a later position.
         let mut listed = HashSet::new();
         let mut entries = Vec::new();
-        let mut examined = 0;
+        let (mut examined, mut turn) = (0, Turn::default());
         loop {
             let (snapshots, next) = self.walk(query.state(), position, &moment);
+            turn.after_shard(snapshots.len()).await;
             for snapshot in snapshots {
                 let entry = moment.entry(&snapshot);
                 examined += 1;
@@ -82,7 +83,7 @@ impl Inspect for MemoryStore {
         let mut summary = Summary::default();
         for state in State::ALL {
             if state != State::Unreadable {
-                summary.set(state, self.count(state, limit));
+                summary.set(state, self.count(state, limit).await);
             }
         }
         Ok(summary)
@@ -109,7 +110,21 @@ impl Inspect for MemoryStore {
 
     async fn purge(&self, batch: u32) -> Result<u64, InspectError> {
         let max = usize::try_from(batch).unwrap_or(usize::MAX);
-        Ok(self.delete_expired(max, self.nanos()) as u64)
+        let (now, mut turn) = (self.nanos(), Turn::default());
+        let (mut shard, mut deleted) = (0, 0);
+        while deleted < max {
+            let most = DELETED_PER_LOCK.min(max - deleted);
+            let Some(found) = self.delete_expired(shard, most, now) else {
+                break;
+            };
+            deleted += found;
+            if found < most {
+                shard += 1;
+            }
+            // A deletion takes longer than a look at an entry.
+            turn.after_shard(found * 4).await;
+        }
+        Ok(deleted as u64)
     }
 }
 
@@ -141,13 +156,15 @@ impl MemoryStore {
         self.snapshots(kind, from, moment.now)
     }
 
-    fn count(&self, state: State, limit: u32) -> Count {
+    async fn count(&self, state: State, limit: u32) -> Count {
         let moment = Moment::of(self);
         let (mut value, mut examined, mut position) = (0, 0, FIRST);
+        let mut turn = Turn::default();
         // An entry that is changed meanwhile may move to a later position.
         let mut counted = HashSet::new();
         loop {
             let (snapshots, next) = self.walk(state, position, &moment);
+            turn.after_shard(snapshots.len()).await;
             for snapshot in snapshots {
                 examined += 1;
                 if moment.state(&snapshot) == state && counted.insert(snapshot.id) {
@@ -164,6 +181,21 @@ impl MemoryStore {
                 Some(_) => return Count::new(value, false),
                 None => return Count::new(value, true),
             }
+        }
+    }
+}
+
+/// The work of a call since other tasks could run, in entries. A large store has thousands of shards.
+#[derive(Default)]
+struct Turn(usize);
+
+impl Turn {
+    /// Lets other tasks run if the call has worked for long, with this many entries of another shard.
+    async fn after_shard(&mut self, entries: usize) {
+        self.0 += SHARD_AS_ENTRIES + entries;
+        if self.0 >= ENTRIES_PER_TURN {
+            self.0 = 0;
+            tokio::task::yield_now().await;
         }
     }
 }
@@ -252,19 +284,19 @@ fn change(id: &KeyId, resolution: &Resolution) -> Result<Change, StoreError> {
     })
 }
 
-fn format_position(position: ListPosition) -> [u8; 13] {
-    let mut bytes = [0; 13];
-    bytes[0] = position.shard;
-    bytes[1..9].copy_from_slice(&position.deadline.to_be_bytes());
-    bytes[9..].copy_from_slice(&position.slot.to_be_bytes());
+fn format_position(position: ListPosition) -> [u8; 14] {
+    let mut bytes = [0; 14];
+    bytes[..2].copy_from_slice(&position.shard.to_be_bytes());
+    bytes[2..10].copy_from_slice(&position.deadline.to_be_bytes());
+    bytes[10..].copy_from_slice(&position.slot.to_be_bytes());
     bytes
 }
 
 fn parse_position(bytes: &[u8]) -> Option<ListPosition> {
-    let (shard, rest) = bytes.split_first()?;
+    let (shard, rest) = bytes.split_first_chunk()?;
     let (deadline, rest) = rest.split_first_chunk()?;
     Some(ListPosition {
-        shard: *shard,
+        shard: u16::from_be_bytes(*shard),
         deadline: u64::from_be_bytes(*deadline),
         slot: u32::from_be_bytes(rest.try_into().ok()?),
     })
@@ -275,6 +307,14 @@ const FIRST: ListPosition = ListPosition {
     deadline: 0,
     slot: 0,
 };
+
+/// The maximum number of expired entries that a purge deletes under one lock.
+const DELETED_PER_LOCK: usize = 64;
+
+/// After this many entries, other tasks can run.
+const ENTRIES_PER_TURN: usize = 1024;
+/// A shard without entries takes as long as this many entries.
+const SHARD_AS_ENTRIES: usize = 8;
 
 /// The maximum number of entries that are examined for a page.
 const MAX_EXAMINED: usize = 16 * 1024;

@@ -46,7 +46,7 @@ pub(crate) struct Snapshot {
 /// Position of an entry in the order of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ListPosition {
-    pub(crate) shard: u8,
+    pub(crate) shard: u16,
     pub(crate) deadline: u64,
     pub(crate) slot: u32,
 }
@@ -120,9 +120,10 @@ impl MemoryStore {
         changed
     }
 
-    /// Deletes at most `max` expired entries.
-    pub(crate) fn delete_expired(&self, max: usize, now: u64) -> usize {
-        self.table.delete_expired(max, now)
+    /// Deletes at most `max` expired entries of a shard, under its lock. Returns their number, or `None` if there is no such
+    /// shard.
+    pub(crate) fn delete_expired(&self, shard: usize, max: usize, now: u64) -> Option<usize> {
+        self.table.delete_expired(shard, max, now)
     }
 
     /// Returns a number that differs from that of any other store.
@@ -281,23 +282,24 @@ impl Table {
         }
     }
 
-    fn delete_expired(&self, max: usize, now: u64) -> usize {
-        let mut deleted = 0;
-        for index in 0..self.shards.len() {
-            let mut shard = self.shard_at(index);
-            while deleted < max {
-                let firsts = [shard.first_lease(), shard.first_record()];
-                let expired = firsts.into_iter().flatten().find(|(at, _)| *at <= now);
-                let Some((_, slot)) = expired else { break };
-                shard.remove(&self.shared, slot);
-                deleted += 1;
-            }
+    fn delete_expired(&self, shard: usize, max: usize, now: u64) -> Option<usize> {
+        if shard >= self.shards.len() {
+            return None;
         }
-        deleted
+        let mut shard = self.shard_at(shard);
+        let mut deleted = 0;
+        while deleted < max {
+            let firsts = [shard.first_lease(), shard.first_record()];
+            let expired = firsts.into_iter().flatten().find(|(at, _)| *at <= now);
+            let Some((_, slot)) = expired else { break };
+            shard.remove(&self.shared, slot);
+            deleted += 1;
+        }
+        Some(deleted)
     }
 }
 
-fn snapshot(shard: &Shard, index: u8, slot: u32) -> Snapshot {
+fn snapshot(shard: &Shard, index: u16, slot: u32) -> Snapshot {
     let entry = shard.entry(slot);
     let (lease_expires, record) = match &entry.state {
         EntryState::Leased { lease_expires, .. } => (Some(*lease_expires), None),

@@ -98,7 +98,7 @@ impl MemoryStore {
     /// Creates an empty store of at most 1,000,000 entries and 256 MiB.
     pub fn new() -> Self {
         Self {
-            table: Arc::new(Table::new(SHARDS, MAX_ENTRIES, MAX_BYTES)),
+            table: Arc::new(Table::for_limits(MAX_ENTRIES, MAX_BYTES)),
             epoch: Instant::now(),
         }
     }
@@ -107,10 +107,11 @@ impl MemoryStore {
     ///
     /// If the value is too low, the store evicts records before their retention has passed, and a late retry executes
     /// again. If it is too low for the requests in flight and the orphans of a crash, the store rejects new requests.
-    /// A value higher than the byte limit allows has no effect. Applies to all clones from the next write on.
+    /// A value higher than the byte limit allows has no effect. Applies to all clones from the next write on. Set a limit
+    /// of several million before the first clone and the first key: later, a growing table can delay a call by milliseconds.
     pub fn with_max_entries(self, max: usize) -> Self {
         self.table.budget().set_max_entries(max);
-        self
+        self.divided()
     }
 
     /// Sets the maximum number of bytes. Default: 268,435,456 (256 MiB).
@@ -122,6 +123,14 @@ impl MemoryStore {
     /// to all clones from the next write on.
     pub fn with_max_bytes(self, max: usize) -> Self {
         self.table.budget().set_max_bytes(max);
+        self.divided()
+    }
+
+    /// Divides a store without clones and entries into as many shards as its limits need.
+    fn divided(mut self) -> Self {
+        if let Some(table) = Arc::get_mut(&mut self.table) {
+            table.divide();
+        }
         self
     }
 
@@ -230,7 +239,6 @@ impl fmt::Debug for MemoryStore {
     }
 }
 
-const SHARDS: usize = 64;
 const MAX_ENTRIES: usize = 1_000_000;
 const MAX_BYTES: usize = 256 * 1024 * 1024;
 const FAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);

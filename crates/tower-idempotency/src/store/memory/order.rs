@@ -1,6 +1,8 @@
 //! Slots in the order of their deadlines.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
+
+use super::usage::PrincipalGroup;
 
 /// Entries with equal durations arrive in the order of their deadlines. They go to a queue, where an insertion is one
 /// write at the back. An entry with an earlier deadline than the last of the queue goes to a tree.
@@ -10,12 +12,14 @@ pub(super) struct Order {
     /// The number of removed slots in the queue.
     removed: usize,
     /// Slots that arrived out of order.
-    out_of_order: BTreeSet<(u64, u32)>,
+    out_of_order: BTreeMap<(u64, u32), PrincipalGroup>,
 }
 
 struct QueuedSlot {
     deadline: u64,
     slot: u32,
+    /// Here as well as in the entry, so that a search reads no entries.
+    group: PrincipalGroup,
     removed: bool,
 }
 
@@ -30,12 +34,12 @@ impl Order {
         Self {
             queue: VecDeque::new(),
             removed: 0,
-            out_of_order: BTreeSet::new(),
+            out_of_order: BTreeMap::new(),
         }
     }
 
     /// Adds a slot that is not present under this deadline.
-    pub(super) fn insert(&mut self, deadline: u64, slot: u32) {
+    pub(super) fn insert(&mut self, deadline: u64, slot: u32, group: PrincipalGroup) {
         let is_last = self
             .queue
             .back()
@@ -44,16 +48,17 @@ impl Order {
             self.queue.push_back(QueuedSlot {
                 deadline,
                 slot,
+                group,
                 removed: false,
             });
         } else {
-            self.out_of_order.insert((deadline, slot));
+            self.out_of_order.insert((deadline, slot), group);
         }
     }
 
     /// Removes a slot that is present under this deadline.
     pub(super) fn remove(&mut self, deadline: u64, slot: u32) {
-        if self.out_of_order.remove(&(deadline, slot)) {
+        if self.out_of_order.remove(&(deadline, slot)).is_some() {
             return;
         }
         let is_first = |queued: &QueuedSlot| queued.key() == (deadline, slot);
@@ -72,16 +77,26 @@ impl Order {
     /// Returns the slot with the earliest deadline.
     pub(super) fn first(&self) -> Option<(u64, u32)> {
         let queued = self.queue.front().map(QueuedSlot::key);
-        let unordered = self.out_of_order.first().copied();
+        let unordered = self.out_of_order.keys().next().copied();
         match (queued, unordered) {
             (Some(queued), Some(unordered)) => Some(queued.min(unordered)),
             (queued, unordered) => queued.or(unordered),
         }
     }
 
-    /// Returns the slots in the order of their deadlines.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
-        self.iter_from((0, 0))
+    /// Returns the slot of this group with the earliest deadline. Reads each slot before it, one after another in memory.
+    pub(super) fn first_of(&self, group: PrincipalGroup) -> Option<u32> {
+        let is_of_group = |queued: &&QueuedSlot| !queued.removed && queued.group == group;
+        let queued = self.queue.iter().find(is_of_group).map(QueuedSlot::key);
+        let mut unordered = self.out_of_order.iter();
+        let unordered = unordered
+            .find(|(_, other)| **other == group)
+            .map(|it| *it.0);
+        let first = match (queued, unordered) {
+            (Some(queued), Some(unordered)) => Some(queued.min(unordered)),
+            (queued, unordered) => queued.or(unordered),
+        };
+        first.map(|(_, slot)| slot)
     }
 
     /// Returns the slots from this deadline and slot on, in the order of their deadlines.
@@ -90,7 +105,7 @@ impl Order {
         let queued = self.queue.range(start..).filter(|queued| !queued.removed);
         merge(
             queued.map(QueuedSlot::key),
-            self.out_of_order.range(first..).copied(),
+            self.out_of_order.range(first..).map(|(key, _)| *key),
         )
     }
 
@@ -131,8 +146,16 @@ fn merge(
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::random::Random;
+
+    const GROUP: PrincipalGroup = PrincipalGroup::of(0);
+
+    fn group_of(slot: u32) -> PrincipalGroup {
+        PrincipalGroup::of(u64::from(slot % 3))
+    }
 
     #[test]
     fn order_matches_tree_under_random_changes() {
@@ -142,7 +165,7 @@ mod tests {
             for slot in 0..20_000 {
                 now += random.below(3) as u64;
                 let deadline = now + random.below(spread) as u64;
-                order.insert(deadline, slot);
+                order.insert(deadline, slot, group_of(slot));
                 tree.insert((deadline, slot));
                 // More insertions than removals at first, then more removals than insertions.
                 for _ in 0..random.below(if slot < 10_000 { 3 } else { 4 }) {
@@ -157,8 +180,15 @@ mod tests {
                     }
                 }
                 assert_eq!(order.first(), tree.first().copied());
+                if slot % 100 == 0 {
+                    for group in [0, 1, 2, 3].map(PrincipalGroup::of) {
+                        let mut slots = tree.iter().map(|(_, slot)| *slot);
+                        let first = slots.find(|slot| group_of(*slot) == group);
+                        assert_eq!(order.first_of(group), first);
+                    }
+                }
                 if slot % 1000 == 0 {
-                    assert!(order.iter().eq(tree.iter().copied()));
+                    assert!(order.iter_from((0, 0)).eq(tree.iter().copied()));
                     let first = (now + 1, slot / 2);
                     let rest = tree.range(first..).copied();
                     assert!(order.iter_from(first).eq(rest));
@@ -180,7 +210,7 @@ mod tests {
     fn ascending_deadlines_bypass_tree() {
         let mut order = Order::new();
         for slot in 0..1000 {
-            order.insert(u64::from(slot / 10), slot);
+            order.insert(u64::from(slot / 10), slot, GROUP);
         }
         assert!(order.out_of_order.is_empty());
     }
@@ -190,11 +220,11 @@ mod tests {
         const LEASES: u32 = 1000;
         let mut order = Order::new();
         for slot in 0..LEASES {
-            order.insert(u64::from(slot), slot);
+            order.insert(u64::from(slot), slot, GROUP);
         }
         let counted = allocation_counter::measure(|| {
             for slot in LEASES..100 * LEASES {
-                order.insert(u64::from(slot), slot);
+                order.insert(u64::from(slot), slot, GROUP);
                 let first = slot - LEASES;
                 order.remove(u64::from(first), first);
             }
@@ -206,14 +236,14 @@ mod tests {
     #[test]
     fn removed_slots_free_memory_behind_first_slot() {
         let mut order = Order::new();
-        order.insert(0, 0);
+        order.insert(0, 0, GROUP);
         for slot in 1..100_000 {
-            order.insert(u64::from(slot), slot);
+            order.insert(u64::from(slot), slot, GROUP);
             order.remove(u64::from(slot), slot);
             assert!(order.queue.len() < 10, "{} in the queue", order.queue.len());
         }
         for slot in 100_000..200_000 {
-            order.insert(u64::from(slot), slot);
+            order.insert(u64::from(slot), slot, GROUP);
         }
         for slot in 100_000..200_000 {
             order.remove(u64::from(slot), slot);

@@ -4,7 +4,7 @@
 //! wakes waiters after it has released the lock.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, btree_map},
     hash::BuildHasher,
     sync::Arc,
 };
@@ -26,10 +26,6 @@ use crate::store::{KeyId, ScopeDigest};
 
 /// The number of expired entries of each kind that a write removes: more than a write can add.
 const EXPIRED_PER_WRITE: usize = 2;
-
-/// Maximum number of records that are searched for a record of a group, in the order of expiry. If none is found, the shard
-/// builds an index by group.
-const SEARCHED: usize = 8;
 
 /// State that all shards share.
 pub(super) struct SharedState {
@@ -55,9 +51,8 @@ pub(super) struct Shard {
     entries: Slab<Entry>,
     /// Completed entries by the expiry of their records.
     records: Order,
-    /// Completed entries of each group of principals by the expiry of their records. Built when a large group has none of
-    /// the records that expire next. Maintaining it costs more than maintaining all other orders together.
-    records_by_group: Option<BTreeSet<(PrincipalGroup, u64, u32)>>,
+    /// The number of records of each group that has one. The records are searched only for such a group.
+    records_of_groups: BTreeMap<PrincipalGroup, u32>,
     /// Leases and orphans by the expiry of the orphan.
     leases: Order,
     /// Owner and operation by slot. Empty unless the store has details.
@@ -82,7 +77,7 @@ impl Shard {
             index: HashTable::new(),
             entries: Slab::new(),
             records: Order::new(),
-            records_by_group: None,
+            records_of_groups: BTreeMap::new(),
             leases: Order::new(),
             details: BTreeMap::new(),
             waiters: BTreeMap::new(),
@@ -148,14 +143,12 @@ impl Shard {
         } = *position;
         match position.record {
             None => {
-                self.leases.insert(deadline, slot);
+                self.leases.insert(deadline, slot, group);
                 shared.usage.add_lease(group);
             }
             Some(len) => {
-                self.records.insert(deadline, slot);
-                if let Some(records) = &mut self.records_by_group {
-                    records.insert((group, deadline, slot));
-                }
+                self.records.insert(deadline, slot, group);
+                *self.records_of_groups.entry(group).or_default() += 1;
                 shared.usage.add(group, Cost::entry_with(len));
             }
         }
@@ -173,8 +166,12 @@ impl Shard {
             }
             Some(len) => {
                 self.records.remove(deadline, slot);
-                if let Some(records) = &mut self.records_by_group {
-                    records.remove(&(group, deadline, slot));
+                if let btree_map::Entry::Occupied(mut records) = self.records_of_groups.entry(group)
+                {
+                    *records.get_mut() -= 1;
+                    if *records.get() == 0 {
+                        records.remove();
+                    }
                 }
                 shared.usage.remove(group, Cost::entry_with(len));
             }
@@ -269,12 +266,11 @@ impl Shard {
             return true;
         }
         let slot = match group {
-            None => {
-                // No group was selected: frees the index by group, which is rarely needed again.
-                self.records_by_group = None;
-                self.first_record().map(|(_, slot)| slot)
+            None => self.first_record().map(|(_, slot)| slot),
+            Some(group) if self.records_of_groups.contains_key(&group) => {
+                self.records.first_of(group)
             }
-            Some(group) => self.first_record_of(group),
+            Some(_) => None,
         };
         let Some(slot) = slot else {
             return false;
@@ -283,23 +279,6 @@ impl Shard {
         shared.evictions.add();
         self.remove(shared, slot);
         true
-    }
-
-    /// Returns the record of this group that expires first.
-    fn first_record_of(&mut self, group: PrincipalGroup) -> Option<u32> {
-        if self.records_by_group.is_none() {
-            // A group that is large by its number of records usually has one of the next records.
-            let mut next = self.records.iter().take(SEARCHED).map(|(_, slot)| slot);
-            if let Some(slot) = next.find(|slot| self.entry(*slot).group == group) {
-                return Some(slot);
-            }
-            let records = self.records.iter();
-            let by_group = records.map(|(at, slot)| (self.entry(slot).group, at, slot));
-            self.records_by_group = Some(by_group.collect());
-        }
-        let records = self.records_by_group.as_ref()?;
-        let (first, _, slot) = records.range((group, 0, 0)..).next()?;
-        (*first == group).then_some(*slot)
     }
 
     /// Registers a waiter for the entry.

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use tokio::sync::Semaphore;
 
 use super::{
-    budget::{Budget, Cost, MemoryFull, Reservation},
+    budget::{Budget, Cost, ENTRY_BYTES, MemoryFull, Reservation},
     details::Details,
     entry::{Entry, EntryState, nanos},
     evictions::Evictions,
@@ -23,6 +23,15 @@ use super::{
     usage::Usage,
 };
 use crate::store::{Acquired, Claim, KeyId, LeaseRef, OrphanPolicy, StoreError, Ttl};
+
+/// The number of entries for which a shard is meant. A shard's index, its order and a search for a group of principals take
+/// time in proportion to its entries, under its lock.
+const ENTRIES_PER_SHARD: usize = 4096;
+
+/// Fewer shards would delay concurrent calls.
+const MIN_SHARDS: usize = 64;
+/// A position of a listing has two bytes for the shard.
+const MAX_SHARDS: usize = 1 << 16;
 
 /// The number of records evicted under one lock.
 const EVICTIONS_PER_LOCK: usize = 8;
@@ -33,6 +42,12 @@ pub(super) struct Table {
 }
 
 impl Table {
+    /// Creates an empty table with shards for these limits.
+    pub(super) fn for_limits(max_entries: usize, max_bytes: usize) -> Self {
+        let shards = shards_for((max_entries, max_bytes));
+        Self::new(shards, max_entries, max_bytes)
+    }
+
     /// # Panics
     ///
     /// If `shards` is not a power of two.
@@ -47,6 +62,14 @@ impl Table {
                 has_details: AtomicUsize::new(0),
             },
             shards: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
+        }
+    }
+
+    /// Divides an empty table into as many shards as its limits need.
+    pub(super) fn divide(&mut self) {
+        let shards = shards_for(self.budget().limits());
+        if self.budget().entries() == 0 && shards != self.shards.len() {
+            self.shards = (0..shards).map(|_| Mutex::new(Shard::new())).collect();
         }
     }
 
@@ -359,6 +382,13 @@ impl Table {
     const fn index(&self, hash: u64) -> usize {
         (hash >> 40) as usize & (self.shards.len() - 1)
     }
+}
+
+/// Returns the number of shards for a maximum number of entries and of bytes.
+fn shards_for((max_entries, max_bytes): (usize, usize)) -> usize {
+    let entries = max_entries.min(max_bytes / ENTRY_BYTES);
+    let shards = (entries / ENTRIES_PER_SHARD).clamp(MIN_SHARDS, MAX_SHARDS);
+    shards.next_power_of_two()
 }
 
 /// Registration of a waiter. Dropping it removes the waiter.

@@ -1,7 +1,10 @@
 use std::{future::Future, pin::pin, task::Poll};
 
 use super::{budget::ENTRY_BYTES, details::Details, *};
-use crate::store::{Fingerprint, ScopeDigest, Token};
+use crate::{
+    inspect::{Inspect as _, Query, State},
+    store::{Fingerprint, ScopeDigest, Token},
+};
 
 const HOUR: Ttl = Ttl::from_secs(3600);
 const FINGERPRINT: Fingerprint = Fingerprint::from_bytes([7; 32]);
@@ -242,6 +245,53 @@ mod bounds {
         let _same = store.clone().with_max_entries(10);
         hold(&store, 1000).await;
         assert_eq!(store.len(), 10);
+    }
+
+    /// The work under the lock of a shard takes time in proportion to its entries.
+    #[tokio::test]
+    async fn limits_of_empty_store_decide_number_of_shards() {
+        let shards = |store: &MemoryStore| store.table.shards.len();
+        assert_eq!(shards(&MemoryStore::new()), 256);
+        let large = MemoryStore::new().with_max_entries(10_000_000);
+        assert_eq!(shards(&large), 512, "the bytes limit the entries");
+        let large = large.with_max_bytes(4 << 30);
+        assert_eq!(shards(&large), 4096);
+        assert_eq!(shards(&large.with_max_entries(0)), 64);
+        let unlimited = MemoryStore::new().with_max_entries(usize::MAX);
+        assert_eq!(shards(&unlimited.with_max_bytes(usize::MAX)), 65_536);
+
+        let store = MemoryStore::new();
+        let lease = hold(&store, 1).await;
+        let store = store.with_max_bytes(1 << 20);
+        assert_eq!(shards(&store), 256);
+        store.renew(&lease, HOUR).await.expect("the lease is kept");
+        store.release(&lease).await.unwrap();
+        let clone = store.clone();
+        assert_eq!(shards(&store.with_max_bytes(1 << 20)), shards(&clone));
+    }
+
+    /// Pages continue in each of the shards, whose numbers need two bytes.
+    #[tokio::test]
+    async fn large_store_lists_each_entry_once() {
+        let store = MemoryStore::new().with_max_bytes(4 << 30);
+        let store = store.with_max_entries(10_000_000);
+        for n in 0..1000 {
+            record(&store, n, 10, HOUR).await;
+        }
+        let mut query = Query::new(State::Completed);
+        let mut listed = Vec::new();
+        loop {
+            let page = store.list(&query).await.unwrap();
+            listed.extend(page.entries.iter().map(|entry| *entry.id()));
+            if page.next.is_none() {
+                break;
+            }
+            query = query.with_page(page.next);
+        }
+        assert_eq!(listed.len(), 1000);
+        listed.sort_unstable();
+        listed.dedup();
+        assert_eq!(listed.len(), 1000);
     }
 
     #[tokio::test(start_paused = true)]

@@ -21,8 +21,8 @@ const GROUPS: usize = 8;
 /// cost.
 const LARGE: f32 = 1.0 / 64.0;
 
-/// Share below which the largest group no longer counts as large. The distance to [`LARGE`] prevents repeated sorting of
-/// the records by group for a caller near the limit.
+/// Share below which the largest group no longer counts as large. The distance to [`LARGE`] prevents repeated comparisons of
+/// all groups for a caller near the limit.
 const NO_LONGER_LARGE: f32 = LARGE * 3.0 / 4.0;
 
 /// The groups are compared again once 1/256 of the store was evicted.
@@ -214,7 +214,7 @@ const fn group(index: usize) -> PrincipalGroup {
 mod tests {
     use super::*;
 
-    /// A shard sorts its records by group when fairness begins.
+    /// Each change of the result takes a comparison of all groups.
     #[test]
     fn fairness_does_not_flicker_near_limit() {
         const ENTRIES: usize = 64_000;

@@ -356,25 +356,6 @@ fn main() {
             size(64, 100, 60),
         );
     }
-    if wants("million") {
-        let full = protected(big());
-        runtime.block_on(async {
-            let body = Bytes::from(serde_json::to_vec(&order()).expect("an order"));
-            for n in 0..times(1_000_000) {
-                send(&full, request(&body, Some(&format!("stored-{n}")))).await;
-            }
-        });
-        let mut variants = [
-            Variant::new("fresh key, empty store", protected(big()), Key::Fresh),
-            Variant::new("fresh key, 1,000,000 records", full, Key::Fresh),
-        ];
-        compare(
-            "fresh keys over stored records",
-            &runtime,
-            &mut variants,
-            size(1, 2_000, 30),
-        );
-    }
     if wants("observed") {
         let sizes = size(1, 2_000, 60);
         compare("observed, one task", &runtime, &mut observed(&big), sizes);

@@ -8,6 +8,7 @@ use std::{
 };
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use tokio::runtime::Runtime;
 use tracing::{Dispatch, subscriber::NoSubscriber};
 use tracing_subscriber::{EnvFilter, fmt::format::FmtSpan, util::SubscriberInitExt};
 
@@ -21,6 +22,19 @@ pub type Metrics = BTreeMap<String, f64>;
 ///
 /// Panics if the log is not text.
 pub fn observed(level: &str, run: impl Future<Output = ()>) -> (Metrics, String) {
+    observed_on(paused(), level, run)
+}
+
+/// Runs a future on a runtime of one thread, like [`observed`]. Drops the runtime.
+///
+/// # Panics
+///
+/// Panics if the log is not text.
+pub fn observed_on(
+    runtime: Runtime,
+    level: &str,
+    run: impl Future<Output = ()>,
+) -> (Metrics, String) {
     // If the program has only one subscriber, a thread without a subscriber that reaches an event first disables the
     // event for all threads. This second one prevents that.
     static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
@@ -34,7 +48,11 @@ pub fn observed(level: &str, run: impl Future<Output = ()>) -> (Metrics, String)
         .with_ansi(false)
         .finish();
     let guard = subscriber.set_default();
-    metrics::with_local_recorder(&recorder, || paused().block_on(run));
+    metrics::with_local_recorder(&recorder, || {
+        runtime.block_on(run);
+        // Its tasks may log and count when they are dropped.
+        drop(runtime);
+    });
     drop(guard);
     let bytes = log.lock().clone();
     (read(&recorder), String::from_utf8(bytes).expect("text"))

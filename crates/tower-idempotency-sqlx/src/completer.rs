@@ -14,6 +14,7 @@ use crate::{
     Checkpoint, SqlError, SqlStore,
     backend::{OrphanQuery, OrphanRow},
     timeout::with_timeout,
+    warning::WarningLimit,
 };
 
 /// Finishes abandoned requests: finds orphans and executes each one again, without its client.
@@ -62,6 +63,7 @@ pub struct Completer<S> {
     take_over: Arc<TakeOver>,
     min_age: Duration,
     concurrency: usize,
+    panics: Arc<WarningLimit>,
 }
 
 type TakeOver = dyn Fn(OrphanRow, Claim) -> TakeOverFuture + Send + Sync;
@@ -170,6 +172,7 @@ impl<S: SqlStore> Completer<S> {
             take_over: Arc::new(take_over),
             min_age: Duration::from_secs(60),
             concurrency: 4,
+            panics: Arc::default(),
         }
     }
 
@@ -226,7 +229,9 @@ impl<S: SqlStore> Completer<S> {
             let is_last = orphans.len() < PAGE_SIZE as usize;
             for orphan in orphans {
                 stats.due += 1;
-                if running.len() >= self.concurrency && !stats.add(running.join_next().await) {
+                if running.len() >= self.concurrency
+                    && !stats.add(running.join_next().await, &self.panics)
+                {
                     return Ok(stats);
                 }
                 let (completer, query) = (self.clone(), query.clone());
@@ -236,18 +241,19 @@ impl<S: SqlStore> Completer<S> {
                 break;
             }
         }
-        while !running.is_empty() && stats.add(running.join_next().await) {}
+        while !running.is_empty() && stats.add(running.join_next().await, &self.panics) {}
         Ok(stats)
     }
 
     /// Starts a task that sweeps in intervals of `period`. The drop of the returned value stops it.
     ///
-    /// Failures are logged and retried in the next sweep. Each sweep costs one index search.
+    /// Failures are logged at most once a second, and retried in the next sweep. Each sweep costs one index search.
     ///
     /// # Panics
     ///
     /// Panics outside of a tokio runtime.
     pub fn spawn(self, period: Duration) -> CompleterTask {
+        let (failed_orphans, failed_queries) = (WarningLimit::default(), WarningLimit::default());
         let task = tokio::spawn(async move {
             let mut ticks = interval(period.max(MIN_INTERVAL));
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -255,12 +261,16 @@ impl<S: SqlStore> Completer<S> {
                 ticks.tick().await;
                 match self.sweep().await {
                     Ok(stats) if stats.failed > 0 => {
-                        tracing::warn!(failed = stats.failed, "orphan recovery failed, will retry");
+                        if let Some(count) = failed_orphans.add(stats.failed) {
+                            tracing::warn!(count, "orphan recovery failed, will retry");
+                        }
                     }
                     Ok(_) => {}
                     Err(error) => {
-                        let error = &error as &(dyn std::error::Error + 'static);
-                        tracing::warn!(error, "orphan query failed, will retry");
+                        if let Some(count) = failed_queries.add(1) {
+                            let error = &error as &(dyn std::error::Error + 'static);
+                            tracing::warn!(error, count, "orphan query failed, will retry");
+                        }
                     }
                 }
             }
@@ -288,6 +298,7 @@ impl SweepStats {
     fn add(
         &mut self,
         outcome: Option<Result<Result<OrphanOutcome, Error>, tokio::task::JoinError>>,
+        panics: &WarningLimit,
     ) -> bool {
         match outcome {
             None => {}
@@ -302,7 +313,9 @@ impl SweepStats {
                 );
             }
             Some(Err(_panic)) => {
-                tracing::error!("orphan recovery panicked");
+                if let Some(count) = panics.add(1) {
+                    tracing::error!(count, "orphan recovery panicked");
+                }
                 self.failed += 1;
             }
         }

@@ -89,6 +89,7 @@ mod sqlite;
 pub mod testing;
 mod timeout;
 mod transaction;
+mod warning;
 
 pub use sqlx;
 use tower_idempotency_sql::LeaseStatus;

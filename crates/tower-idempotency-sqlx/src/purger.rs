@@ -5,7 +5,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep},
 };
 
-use crate::{SqlError, timeout::with_timeout};
+use crate::{SqlError, timeout::with_timeout, warning::WarningLimit};
 
 /// A background task that deletes expired entries. Its drop stops the task.
 ///
@@ -26,6 +26,7 @@ impl Purger {
     where
         F: Future<Output = Result<u64, SqlError>> + Send,
     {
+        let failures = WarningLimit::default();
         let task = tokio::spawn(async move {
             let mut ticks = interval(period.max(MIN_INTERVAL));
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -40,10 +41,13 @@ impl Purger {
                         }
                         Ok(_) => break,
                         Err(error) => {
-                            tracing::warn!(
-                                error = &error as &(dyn std::error::Error + 'static),
-                                "purge failed, will retry"
-                            );
+                            if let Some(count) = failures.add(1) {
+                                tracing::warn!(
+                                    error = &error as &(dyn std::error::Error + 'static),
+                                    count,
+                                    "purge failed, will retry"
+                                );
+                            }
                             break;
                         }
                     }

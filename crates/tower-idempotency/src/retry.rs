@@ -3,7 +3,7 @@
 use std::{
     future::{Future, poll_fn},
     pin::{Pin, pin},
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
     time::Duration,
 };
@@ -164,12 +164,27 @@ impl WarningLimit {
     /// Counts an occurrence. If a warning is due, returns the number of occurrences since the last one.
     pub(crate) fn count(&self) -> Option<u64> {
         let now = Instant::now();
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         state.count += 1;
         if state.last.is_some_and(|last| now - last < self.interval) {
             return None;
         }
         state.last = Some(now);
         Some(std::mem::take(&mut state.count))
+    }
+
+    /// Returns the number of occurrences since the last warning, once a warning has been due for an interval.
+    ///
+    /// While occurrences continue, the next warning has their number.
+    pub(crate) fn take_rest(&self) -> Option<u64> {
+        let mut state = self.lock();
+        let has_ended = state
+            .last
+            .is_some_and(|last| last.elapsed() >= self.interval * 2);
+        (has_ended && state.count > 0).then(|| std::mem::take(&mut state.count))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, WarningState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

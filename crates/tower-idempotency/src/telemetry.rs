@@ -61,7 +61,7 @@ pub(crate) use self::observed::{
     unsafe_request,
 };
 pub(crate) use self::outcome::{record_outcome, set_rejected, set_replayed};
-pub(crate) use self::warnings::Warnings;
+pub(crate) use self::warnings::{Warnings, report_rest};
 
 /// Registers the metrics when a layer is created, and again at its first request: the recorder may be installed in between.
 pub(crate) struct Registration {
@@ -86,11 +86,10 @@ impl Registration {
     }
 }
 
-pub(crate) fn granted(id: &KeyId, generation: u64, takeover: bool) {
+pub(crate) fn granted(warnings: &Warnings, id: &KeyId, generation: u64, takeover: bool) {
     count!("idempotency_granted_total");
     if takeover {
-        tracing::warn!(%id, generation, "took over an orphan: earlier execution ended without an outcome");
-        count!("idempotency_takeover_total");
+        warnings.took_over(id, generation);
     } else {
         tracing::debug!(%id, "lease granted");
     }
@@ -214,16 +213,6 @@ pub(crate) fn mismatch(id: &KeyId) {
     count!("idempotency_mismatch_total");
 }
 
-pub(crate) fn lease_lost(id: &KeyId) {
-    tracing::error!(%id, "lease lost while the handler was running");
-    count!("idempotency_lease_lost_total");
-}
-
-pub(crate) fn renew_late(id: &KeyId) {
-    tracing::warn!(%id, "renewal late by more than a third of the lease");
-    count!("idempotency_renew_late_total");
-}
-
 /// Failed calls of one store: a warning at most once a second, with their number.
 pub(crate) struct StoreErrors(WarningLimit);
 
@@ -299,18 +288,6 @@ impl Recorded {
     }
 }
 
-/// Reports an execution that takes longer than the settings allow.
-pub(crate) fn overdue(id: &KeyId, age: Duration) {
-    tracing::warn!(%id, ?age, "execution overdue");
-    count!("idempotency_overdue_total");
-}
-
-/// Reports a response that was sent but not recorded. Its effect has happened, and no retry gets the response.
-pub(crate) fn unrecorded(id: &KeyId) {
-    tracing::error!(%id, "record of a sent response was never stored, a retry may execute again");
-    count!("idempotency_unrecorded_total");
-}
-
 pub(crate) fn tombstone_stored(id: &KeyId, reason: TombstoneReason) {
     tracing::debug!(%id, ?reason, "tombstone created");
     count!("idempotency_tombstones_total", "reason" => match reason {
@@ -325,21 +302,10 @@ pub(crate) fn released(id: &KeyId, reason: &'static str) {
     count!("idempotency_released_total", "reason" => reason);
 }
 
-pub(crate) fn key_held(id: &KeyId) {
-    tracing::warn!(%id, "key held until its lease expires");
-    count!("idempotency_held_total");
-}
-
 /// Reports a success that is not recorded, since a transaction of the handler was neither committed nor rolled back.
 pub(crate) fn transaction_unfinished(id: &KeyId) {
     tracing::error!(%id, "transaction neither committed nor rolled back, its effect is lost, success is not recorded");
     count!("idempotency_unfinished_transactions_total");
-}
-
-/// Reports a failed execution that leaves its key as an orphan.
-pub(crate) fn orphan_left(id: &KeyId, reason: &'static str) {
-    tracing::warn!(%id, reason, "execution failed, its key is an orphan");
-    count!("idempotency_failed_total", "reason" => reason);
 }
 
 pub(crate) fn refused(kind: ErrorKind) {

@@ -5,14 +5,18 @@ use std::time::Duration;
 use axum::{Router, body::Body, routing::post};
 use http::Request;
 use tests::{Effects, send};
-use tokio::time::{Instant, sleep};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, advance, sleep},
+};
 use tower_idempotency::{
-    IdempotencyLayer, MemoryStore, OrphanPolicy, StoreFailure, Ttl,
+    ExecutionFailure, IdempotencyLayer, Lease, MemoryStore, NeedsAttention, OrphanPolicy,
+    StoreFailure, Ttl,
     conformance::{Fault, FaultInjector, Operation},
     run_once::{Outcome, WorkError},
 };
 
-use crate::observability::{Flow, counted, logged};
+use crate::observability::{Flow, StartFlow, counted, logged};
 
 fn order(key: &str) -> Request<Body> {
     tests::post("/", key, "")
@@ -56,7 +60,7 @@ async fn send_during_outage(layer: fn(FaultInjector<MemoryStore>) -> Idempotency
     store.set_fault(Operation::Acquire, Fault::CallLost);
     let (app, effects) = slow(layer(store), 0);
     let started = Instant::now();
-    let mut requests = tokio::task::JoinSet::new();
+    let mut requests = JoinSet::new();
     for n in 0..OUTAGE_SECONDS * 20 {
         let (app, request) = (app.clone(), order(&n.to_string()));
         requests.spawn(async move { drop(send(&app, request).await) });
@@ -202,6 +206,209 @@ fn layers_count_their_store_errors_separately() {
         "{warnings:#?}"
     );
     assert!(warnings.len() >= 2, "{warnings:#?}");
+}
+
+// ---- Events of many leases ----
+
+/// Number of keys that one outage concerns.
+const KEYS: usize = 30;
+
+/// Makes a call for each key, a tenth of a second apart. Returns after the last events.
+async fn for_each_key<F>(call: impl Fn(String) -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let mut calls = JoinSet::new();
+    for n in 0..KEYS {
+        calls.spawn(call(n.to_string()));
+        sleep(Duration::from_millis(100)).await;
+    }
+    calls.join_all().await;
+    sleep(Duration::from_secs(40)).await;
+}
+
+/// Sends a request for each key. The handler takes `seconds`.
+async fn request_each(layer: IdempotencyLayer, seconds: u64) -> u64 {
+    let (app, effects) = slow(layer, seconds);
+    for_each_key(|key| {
+        let app = app.clone();
+        async move { drop(send(&app, order(&key)).await) }
+    })
+    .await;
+    effects.count()
+}
+
+/// Runs work that fails like this, for each key.
+async fn fail_each(layer: IdempotencyLayer, failure: fn() -> WorkError<()>) -> u64 {
+    let effects = Effects::default();
+    for_each_key(|key| {
+        let (layer, effects) = (layer.clone(), effects.clone());
+        async move {
+            let work = move |_: Lease| async move {
+                effects.happen();
+                Err::<(), _>(failure())
+            };
+            // Work that panics ends its task.
+            let run = tokio::spawn(async move { layer.run_once(&key, "", work).await.is_ok() });
+            assert!(run.await.unwrap_or(true), "the store works");
+        }
+    })
+    .await;
+    effects.count()
+}
+
+/// The store has lost its data.
+fn leases_lost() -> Flow {
+    let store = FaultInjector::new(MemoryStore::new());
+    store.set_fault(Operation::Renew, Fault::LeaseLost);
+    Box::pin(request_each(IdempotencyLayer::new(store), 6))
+}
+
+/// The store accepts no record.
+fn never_recorded() -> Flow {
+    let store = FaultInjector::new(MemoryStore::new());
+    store.set_fault(Operation::Complete, Fault::CallLost);
+    Box::pin(request_each(IdempotencyLayer::new(store), 0))
+}
+
+/// A server that all handlers call does not reply.
+fn all_overdue() -> Flow {
+    Box::pin(request_each(IdempotencyLayer::new(MemoryStore::new()), 160))
+}
+
+/// The process is stopped for longer than a third of the lease.
+fn renewed_late() -> Flow {
+    Box::pin(async {
+        let (app, effects) = slow(IdempotencyLayer::new(MemoryStore::new()), 20);
+        let mut calls = JoinSet::new();
+        for n in 0..KEYS {
+            let (app, request) = (app.clone(), order(&n.to_string()));
+            calls.spawn(async move { drop(send(&app, request).await) });
+        }
+        sleep(Duration::from_secs(1)).await;
+        advance(Duration::from_secs(11)).await;
+        calls.join_all().await;
+        sleep(Duration::from_secs(40)).await;
+        effects.count()
+    })
+}
+
+/// Each handler panics.
+fn orphans_left() -> Flow {
+    let layer = IdempotencyLayer::new(MemoryStore::new());
+    let layer = layer.with_failure(ExecutionFailure::Orphan);
+    Box::pin(fail_each(layer, || panic!("the intended panic")))
+}
+
+/// Each execution holds its key, and is taken over once.
+fn taken_over() -> Flow {
+    Box::pin(async {
+        let layer = IdempotencyLayer::new(MemoryStore::new());
+        let first = fail_each(layer.clone(), || WorkError::Orphan(())).await;
+        first + fail_each(layer, || WorkError::Orphan(())).await
+    })
+}
+
+// F-872, S-874
+#[test]
+fn each_event_of_outage_is_limited() {
+    let cases: [(StartFlow, &str, &str, &str, usize); 7] = [
+        (
+            leases_lost,
+            "ERROR",
+            "lease lost while the handler was running",
+            "idempotency_lease_lost_total",
+            KEYS,
+        ),
+        (
+            never_recorded,
+            "ERROR",
+            "record of a sent response was never stored",
+            "idempotency_unrecorded_total",
+            KEYS,
+        ),
+        (
+            all_overdue,
+            "WARN",
+            "execution overdue",
+            "idempotency_overdue_total",
+            KEYS,
+        ),
+        (
+            renewed_late,
+            "WARN",
+            "renewal late by more than a third of the lease",
+            "idempotency_renew_late_total",
+            KEYS,
+        ),
+        (
+            orphans_left,
+            "WARN",
+            "execution failed, its key is an orphan",
+            "idempotency_failed_total{reason=panic}",
+            KEYS,
+        ),
+        (
+            taken_over,
+            "WARN",
+            "took over an orphan",
+            "idempotency_takeover_total",
+            KEYS,
+        ),
+        (
+            taken_over,
+            "WARN",
+            "key held until its lease expires",
+            "idempotency_held_total",
+            2 * KEYS,
+        ),
+    ];
+    for (flow, level, event, counter, expected) in cases {
+        assert_eq!(counted(flow)[counter], expected as f64, "{event}");
+        let log = logged(flow);
+        let rest: Vec<_> = lines(&log, "WARN", "earlier event occurred again")
+            .into_iter()
+            .filter(|line| line.contains(event))
+            .collect();
+        let mut events = lines(&log, level, event);
+        events.retain(|line| !rest.contains(line));
+        let details = lines(&log, "DEBUG", event).len();
+        assert_eq!(events.len() + details, expected, "{event}");
+        assert!(events.len() <= expected / 3, "{events:#?}");
+        assert!(events[0].ends_with(" count=1"), "{}", events[0]);
+        // Each occurrence is in one count, the last ones too.
+        let counts = sum_of_counts(&events) + sum_of_counts(&rest);
+        assert_eq!(counts, expected, "{events:#?} {rest:#?}");
+    }
+}
+
+// S-874
+/// While an outage continues, each second has the event with an entry.
+#[test]
+fn rest_is_reported_after_outage() {
+    let log = logged(leases_lost);
+    let event = "lease lost while the handler was running";
+    let last = *lines(&log, "ERROR", event).last().expect("an event");
+    let (before, after) = log.split_once(last).expect("the last event");
+    let again = "earlier event occurred again";
+    assert_eq!(lines(before, "WARN", again), [""; 0]);
+    let rest = lines(after, "WARN", again);
+    assert_eq!(rest.len(), 1, "{rest:#?}");
+    assert_eq!(sum_of_counts(&rest), lines(after, "DEBUG", event).len());
+}
+
+// S-316, S-874
+/// A person has to resolve each of these entries.
+#[test]
+fn events_about_attention_have_no_limit() {
+    const CODE: NeedsAttention = NeedsAttention::new("stock-below-zero");
+    let flow: fn() -> Flow = || {
+        let layer = IdempotencyLayer::new(MemoryStore::new());
+        Box::pin(fail_each(layer, || WorkError::NeedsAttention(CODE, ())))
+    };
+    let log = logged(flow);
+    let events = lines(&log, "ERROR", "execution needs attention");
+    assert_eq!(events.len(), KEYS, "{events:#?}");
 }
 
 // ---- Overdue ----

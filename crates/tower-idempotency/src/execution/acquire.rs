@@ -419,7 +419,7 @@ impl GrantedAttempt {
             sent,
             may_acquire_late,
         } = self;
-        telemetry::granted(&claim.id, generation, takeover);
+        telemetry::granted(&context.shared.warnings, &claim.id, generation, takeover);
         let renewer = &context.shared.renewer;
         let (lease, renewer_woken) = renewer.register(Grant {
             config: Arc::clone(&context.config),

@@ -25,7 +25,7 @@ use crate::{
         Disposition, encode_oversized_value, strip_reason, tombstone_or_release,
     },
     retry::Backoff,
-    store::{KeyId, LeaseRef, Ttl},
+    store::{LeaseRef, Ttl},
     store_client::{CompleteOutcome, RenewOutcome},
     telemetry,
 };
@@ -98,7 +98,7 @@ impl Execution {
             }
             CommitOutcome::NotAttempted if self.lease.must_leave_orphan() => {
                 // A retry can take the key over at once.
-                self.leave_orphan(|id| telemetry::released(id, reason))
+                self.leave_orphan(|lease| telemetry::released(lease.id(), reason))
                     .await
             }
             CommitOutcome::NotAttempted => {
@@ -178,7 +178,7 @@ impl Execution {
                 }
             }
             EntryStatus::Unknown => {
-                telemetry::key_held(lease.id());
+                lease.warnings().key_held(lease.id());
                 unknown_outcome(&lease)
             }
         }
@@ -228,7 +228,9 @@ impl Execution {
             }
             ExecutionFailure::Release => self.release_without_record(failure.name()).await,
             ExecutionFailure::Orphan => {
-                let report = |id: &KeyId| telemetry::orphan_left(id, failure.name());
+                let report = |lease: &LeaseState| {
+                    lease.warnings().orphan_left(lease.id(), failure.name());
+                };
                 Box::pin(self.leave_orphan(report)).await
             }
             ExecutionFailure::NeedsAttention => {
@@ -239,18 +241,18 @@ impl Execution {
     }
 
     /// Leaves the key as an orphan at once, and reports it. If the store fails, the lease expires by itself.
-    async fn leave_orphan(self, report: impl FnOnce(&KeyId)) -> Finished {
+    async fn leave_orphan(self, report: impl FnOnce(&LeaseState)) -> Finished {
         // No later renewal may extend the lease again.
         self.lease.set_finished();
         let (store, timeout) = (self.lease.store(), self.lease.store_timeout());
         let renewed = store.renew(&self.lease.reference, Ttl::MIN, timeout).await;
         match renewed {
-            RenewOutcome::Renewed => report(self.lease.id()),
+            RenewOutcome::Renewed => report(&self.lease),
             RenewOutcome::LeaseLost if !self.lease.has_unacknowledged_commit() => {
                 self.lease.mark_lost();
             }
             RenewOutcome::LeaseLost => {}
-            RenewOutcome::Failed => telemetry::key_held(self.lease.id()),
+            RenewOutcome::Failed => self.lease.warnings().key_held(self.lease.id()),
         }
         match self.reconcile_commit(renewed).await {
             Reconciled::Finished(finished) => finished,
@@ -270,12 +272,12 @@ impl Execution {
         }
         match self.reconcile_commit(renewed).await {
             Reconciled::Finished(finished @ Finished::Unknown { .. }) => {
-                telemetry::key_held(lease.0.id());
+                lease.0.warnings().key_held(lease.0.id());
                 finished
             }
             Reconciled::Finished(finished) => finished,
             Reconciled::NotCommitted => {
-                telemetry::key_held(lease.0.id());
+                lease.0.warnings().key_held(lease.0.id());
                 Finished::Own
             }
         }
@@ -371,7 +373,7 @@ fn spawn_complete(
         }
         telemetry::attention_not_stored(lease.id(), &pending.record);
         if responded {
-            telemetry::unrecorded(lease.id());
+            lease.warnings().unrecorded(lease.id());
         }
     });
 }

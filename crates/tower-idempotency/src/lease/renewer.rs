@@ -15,7 +15,7 @@ use tokio::{
 use crate::{
     lease::state::{Grant, LeaseGuard, LeaseState},
     store_client::{RenewOutcome, StoreClient},
-    telemetry,
+    telemetry::{Warnings, report_rest},
 };
 
 /// Renews every lease of a layer from a single task, which starts with the first lease.
@@ -23,8 +23,11 @@ use crate::{
 /// A lease is renewed after a third of its duration. A shorter request costs one insertion and one removal, and no renewal.
 /// The task wakes at least every third of the shortest lease, even without leases, so that a new lease need not wake it. A
 /// task that a worker thread wakes waits for that thread, and the handler may block it.
+///
+/// When the task wakes, it also reports the events about leases that no later event would count.
 pub(crate) struct Renewer {
     store: StoreClient,
+    warnings: Arc<Warnings>,
     queue: Mutex<Queue>,
     wake: Arc<Notify>,
 }
@@ -47,9 +50,10 @@ impl Queue {
 }
 
 impl Renewer {
-    pub(crate) fn new(store: StoreClient) -> Arc<Self> {
+    pub(crate) fn new(store: StoreClient, warnings: Arc<Warnings>) -> Arc<Self> {
         Arc::new(Self {
             store,
+            warnings,
             queue: Mutex::new(Queue {
                 leases: BTreeMap::new(),
                 sequence: 0,
@@ -63,6 +67,10 @@ impl Renewer {
 
     pub(super) fn store(&self) -> &StoreClient {
         &self.store
+    }
+
+    pub(super) fn warnings(&self) -> &Warnings {
+        &self.warnings
     }
 
     pub(super) fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -130,7 +138,7 @@ impl Renewer {
         let ttl = lease.claim().lease.as_duration();
         let sent = Instant::now();
         if sent > lease.queue_key().0 + ttl / 3 {
-            telemetry::renew_late(lease.id());
+            self.warnings.renew_late(lease.id());
         }
         lease.report_overdue(sent);
         // At most a third of the lease, so that a call that hangs leaves time for another one.
@@ -212,6 +220,11 @@ async fn run(renewer: Weak<Renewer>, wake: Arc<Notify>) {
                 lease: Some(lease),
             };
             tokio::spawn(renewal.renew());
+        }
+        let rest = renewer.warnings.take_rest();
+        if !rest.is_empty() {
+            // In a task of its own: a subscriber is foreign code, and may panic.
+            tokio::spawn(async move { report_rest(&rest) });
         }
         drop(renewer);
         tokio::select! {

@@ -23,7 +23,7 @@ use crate::{
     request::key::RequestKey,
     store::{Claim, KeyId, LeaseRef, ScopeDigest},
     store_client::StoreClient,
-    telemetry,
+    telemetry::Warnings,
 };
 
 /// A lease that the store granted, and the layer that holds it.
@@ -123,6 +123,11 @@ impl LeaseState {
 
     pub(crate) fn store(&self) -> &StoreClient {
         self.grant.renewer.store()
+    }
+
+    /// Returns the warnings of the layer.
+    pub(crate) fn warnings(&self) -> &Warnings {
+        self.grant.renewer.warnings()
     }
 
     /// Returns an empty buffer for response bodies of this caller.
@@ -268,7 +273,7 @@ impl LeaseState {
     pub(crate) fn mark_lost(&self) {
         self.mark_not_held();
         if !self.loss_reported.swap(true, Ordering::AcqRel) {
-            telemetry::lease_lost(self.id());
+            self.warnings().lease_lost(self.id());
         }
     }
 
@@ -278,7 +283,7 @@ impl LeaseState {
         if age >= self.config().execution.overdue_after()
             && !self.overdue_reported.swap(true, Ordering::AcqRel)
         {
-            telemetry::overdue(self.id(), age);
+            self.warnings().overdue(self.id(), age);
         }
     }
 

@@ -1,0 +1,114 @@
+//! Warnings of background tasks, which an outage repeats. The clock runs, because SQLite has threads of its own.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+use axum::response::Response;
+use tests::{
+    barrier::eventually,
+    created,
+    observed::observed_on,
+    scratch::Scratch,
+    sql::{self, claim},
+};
+use tokio::{runtime::Builder, time::sleep};
+use tower_idempotency::store::{Store, Ttl};
+use tower_idempotency_sqlx::{Completer, Orphan, SqliteStore};
+
+/// Many times a second.
+const OFTEN: Duration = Duration::from_millis(10);
+
+/// Returns the sum of the counts of this event. Asserts that it was logged at most once a second.
+fn count_of(event: &str, run: impl AsyncFnOnce()) -> u64 {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    let began = Instant::now();
+    let (_, log) = observed_on(runtime.expect("a runtime"), "warn", async { run().await });
+    let seconds = began.elapsed().as_secs();
+    let is_event = |line: &&str| line.contains(event);
+    let events: Vec<_> = log.lines().filter(is_event).collect();
+    assert!(!events.is_empty(), "{log}");
+    assert!(events.len() as u64 <= seconds + 1, "{events:#?}");
+    let count = |line: &&str| {
+        let (_, count) = line.rsplit_once("count=").expect("a count");
+        let digits = count.split(|c: char| !c.is_ascii_digit()).next();
+        digits
+            .and_then(|it| it.parse::<u64>().ok())
+            .expect("a number")
+    };
+    events.iter().map(count).sum()
+}
+
+/// Retries an orphan whose work fails like this. Returns the number of attempts.
+async fn retry_orphan(fail: fn() -> Result<Response, &'static str>) -> u64 {
+    let scratch = Scratch::new();
+    let store = sql::sqlite(&scratch).await;
+    let mut orphan = claim();
+    orphan.lease = Ttl::MIN;
+    orphan.operation = "POST /rides".into();
+    let acquired = store.acquire(&orphan).await;
+    acquired.expect("a file that can be written");
+    let attempts = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&attempts);
+    let work = move |_: Orphan| {
+        counted.fetch_add(1, SeqCst);
+        async move { fail() }
+    };
+    let completer = Completer::new(&store, &sql::layer(store.clone()), work);
+    let task = completer.with_min_age(Duration::ZERO).spawn(OFTEN);
+    eventually("the orphan is retried", || attempts.load(SeqCst) >= 20).await;
+    drop(task);
+    attempts.load(SeqCst)
+}
+
+// F-872
+#[test]
+fn failed_recoveries_warn_each_second() {
+    let failures: [(&str, fn() -> Result<Response, &'static str>); 3] = [
+        ("orphan recovery failed", || Err("the intended error")),
+        ("orphan recovery failed", || panic!("the intended panic")),
+        ("orphan recovery panicked", || panic!("the intended panic")),
+    ];
+    for (event, fail) in failures {
+        let mut attempts = 0;
+        let count = count_of(event, async || attempts = retry_orphan(fail).await);
+        assert!(count <= attempts, "{event}: {count} of {attempts}");
+    }
+}
+
+/// A store without its table. Each call fails.
+fn unusable(scratch: &Scratch) -> SqliteStore {
+    SqliteStore::new(scratch.file("keys.db"))
+}
+
+// F-872
+#[test]
+fn failed_purges_warn_each_second() {
+    let scratch = Scratch::new();
+    count_of("purge failed, will retry", async || {
+        let store = unusable(&scratch);
+        let purger = store.spawn_purger(OFTEN);
+        // Nothing counts the purges.
+        sleep(Duration::from_millis(1_500)).await;
+        drop(purger);
+    });
+}
+
+// F-872
+#[test]
+fn failed_orphan_queries_warn_each_second() {
+    let scratch = Scratch::new();
+    count_of("orphan query failed, will retry", async || {
+        let store = unusable(&scratch);
+        let work = async |_: Orphan| Ok::<_, &'static str>(created(1));
+        let completer = Completer::new(&store, &sql::layer(store.clone()), work);
+        let task = completer.spawn(OFTEN);
+        // Nothing counts the queries.
+        sleep(Duration::from_millis(1_500)).await;
+        drop(task);
+    });
+}

@@ -169,7 +169,7 @@ impl AnyStore {
         }
     }
 
-    /// Returns `true` if [`append_audit_line`](Self::append_audit_line) supports the store.
+    /// Returns `true` if the store is a SQL store, which has an audit table.
     #[must_use]
     pub fn has_audit_table(&self) -> bool {
         matches!(self.name(), "postgres" | "mysql" | "sqlite")
@@ -196,6 +196,34 @@ impl AnyStore {
             Backend::Sqlite(store) => Ok(Box::pin(store.append_audit_line(line)).await?),
             _ => {
                 let _ = line;
+                Err(InspectError::new(InspectErrorKind::Unsupported))
+            }
+        }
+    }
+
+    /// Returns at most `limit` of the last lines of the audit table of a SQL store, the last one first. A missing table has
+    /// no lines.
+    ///
+    /// The call reads the primary key of the table from its end. It cuts a line after 65,536 characters.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](InspectErrorKind::Unsupported) if the store has no such table, and
+    /// [`Backend`](InspectErrorKind::Backend) if the database failed.
+    ///
+    /// # Cancellation
+    ///
+    /// If the future is dropped, there are no effects.
+    pub async fn last_audit_lines(&self, limit: u32) -> Result<Vec<String>, InspectError> {
+        match &self.0 {
+            #[cfg(feature = "postgres")]
+            Backend::Postgres(store) => Ok(Box::pin(store.last_audit_lines(limit)).await?),
+            #[cfg(feature = "mysql")]
+            Backend::MySql(store) => Ok(Box::pin(store.last_audit_lines(limit)).await?),
+            #[cfg(feature = "sqlite")]
+            Backend::Sqlite(store) => Ok(Box::pin(store.last_audit_lines(limit)).await?),
+            _ => {
+                let _ = limit;
                 Err(InspectError::new(InspectErrorKind::Unsupported))
             }
         }

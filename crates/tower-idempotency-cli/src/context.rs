@@ -1,13 +1,14 @@
 //! The store and the settings of a call.
 
-use std::{future::Future, time::Duration};
+use std::{future::Future, path::Path, time::Duration};
 
 use tokio::time::timeout;
 use tower_idempotency::{
     Store as _,
-    inspect::{InspectError, Inspector},
+    inspect::{Inspect as _, InspectError, Inspector, State},
 };
 use tower_idempotency_any::{AnyStore, OpenErrorKind, OpenOptions};
+use tower_idempotency_console::audit::AuditLog;
 
 use crate::{
     cli::Global,
@@ -64,12 +65,39 @@ impl Context {
         })
     }
 
+    /// Returns the audit log of `--audit` and `--audit-table`. Returns `None` if neither is set.
+    pub(crate) fn audit_log(
+        &self,
+        file: Option<&Path>,
+        has_table: bool,
+    ) -> Result<Option<AuditLog>, Failure> {
+        if !has_table {
+            return Ok(file.map(AuditLog::new));
+        }
+        let log = AuditLog::in_table(self.any.clone())
+            .map_err(|error| Failure::usage(format!("expected --audit FILE: {error}")))?;
+        let log = log.with_timeout(self.timeout);
+        Ok(Some(match file {
+            Some(file) => log.with_file(file),
+            None => log,
+        }))
+    }
+
     /// Checks the store, within the timeout.
     pub(crate) async fn check(&self) -> Result<(), Failure> {
         match timeout(self.timeout, Box::pin(self.any.check())).await {
             Ok(checked) => checked.map_err(|error| Failure::failed(error.to_string())),
             Err(_) => Err(no_reply(self.timeout)),
         }
+    }
+
+    /// Fails if the store does not list entries in this state.
+    pub(crate) fn expect_listed(&self, state: State) -> Result<(), Failure> {
+        if self.store.abilities().can_list(state) {
+            return Ok(());
+        }
+        let message = format!("the {} store does not list {state} entries", self.name);
+        Err(Failure::new(Exit::NotKept, message))
     }
 
     /// Makes a call, within the timeout.

@@ -2,7 +2,6 @@
 //!
 //! Each command is a module of [`commands`]. To add one, add a variant to [`Command`] and to [`run`](commands::run).
 
-mod audit;
 mod change;
 mod cli;
 mod commands;

@@ -150,7 +150,7 @@ pub(crate) async fn resolve(shared: &Arc<Shared>, request: Request) -> Result<Ac
 }
 
 async fn act(shared: &Shared, request: Request) -> Result<Acted, PageError> {
-    let Some(log) = shared.audit.clone() else {
+    let Some(log) = &shared.audit else {
         return Err(PageError::forbidden(
             "This console has no audit log, so nothing can be resolved.",
         ));
@@ -167,7 +167,7 @@ async fn act(shared: &Shared, request: Request) -> Result<Acted, PageError> {
         }
     };
     let resolution = checked_resolution(shared, &request, &details)?;
-    let change = begin(log, shared.store_name.clone(), &request, &details).await?;
+    let change = begin(log, &shared.store_name, &request, &details).await?;
     let resolved = apply(shared, seen, &resolution).await;
     shared.live.invalidate();
     finish(shared, change, &request, &resolved).await?;
@@ -204,7 +204,7 @@ fn checked_resolution(
     Ok(resolution)
 }
 
-/// Counts and logs the outcome of a resolution, and writes it to the audit log.
+/// Counts the outcome of a resolution, and writes it to the audit log.
 async fn finish(
     shared: &Shared,
     change: AuditedChange,
@@ -226,40 +226,18 @@ async fn finish(
     };
     let decision = request.decision.name();
     shared.counters.count_resolution(decision, &outcome);
-    let id = request.seen.id();
-    tracing::info!(
-        target: "tower_idempotency::audit",
-        actor = &*request.actor,
-        source = request.source,
-        what = decision,
-        why = request.reason,
-        id = id.to_hex(),
-        before = request.seen.state().name(),
-        outcome,
-        after = resolved.as_ref().ok().map(state_after),
-        "change ended"
-    );
-    let written = {
-        let outcome = outcome.clone();
-        tokio::task::spawn_blocking(move || change.finish(&outcome, after)).await
-    };
-    if matches!(written, Ok(Ok(()))) {
-        return Ok(());
-    }
-    tracing::error!(
-        entry = %id,
-        outcome,
-        "outcome of a resolution not written to the audit log"
-    );
-    Err(PageError::unknown(
-        StatusCode::INTERNAL_SERVER_ERROR,
-        format!("The outcome is \"{outcome}\", but the audit log cannot be written."),
-    ))
-}
-
-/// Returns the state of the entry after the change, or `absent`.
-fn state_after(outcome: &ResolveOutcome) -> &'static str {
-    outcome.entry().map_or("absent", |it| it.state().name())
+    change.finish(&outcome, after).await.map_err(|error| {
+        tracing::error!(
+            entry = %request.seen.id(),
+            outcome,
+            %error,
+            "outcome of a resolution not written to the audit log"
+        );
+        PageError {
+            is_unknown: true,
+            ..PageError::of_audit(StatusCode::INTERNAL_SERVER_ERROR, &error)
+        }
+    })
 }
 
 /// Makes the change. An error says whether the store may have made it nevertheless.
@@ -282,54 +260,31 @@ async fn apply(
     Err(error.into_unknown())
 }
 
-/// Writes the intent to the audit log, and logs it.
+/// Writes the intent to the audit log.
 async fn begin(
-    log: AuditLog,
-    store: String,
+    log: &AuditLog,
+    store: &str,
     request: &Request,
     details: &EntryDetails,
 ) -> Result<AuditedChange, PageError> {
-    let (actor, reason) = (request.actor.clone(), request.reason.clone());
-    let (source, decision) = (request.source, request.decision.name());
     let id = request.seen.id().to_hex();
     // The decision may delete the record. Afterwards only the audit log has its reason.
     let before = details_json(details);
-    let begun = tokio::task::spawn_blocking(move || {
-        log.begin(&Intent {
-            change: &change_id(),
-            store: &store,
-            actor: &actor,
-            source,
-            decision,
-            reason: &reason,
-            id: Some(&id),
-            before: &before,
-        })
-    });
-    let failed = |error: String| {
-        tracing::error!(error, "audit log not written, so nothing was resolved");
-        PageError::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!("Cannot write the audit log, so nothing was changed: {error}"),
-        )
+    let change = change_id();
+    let intent = Intent {
+        change: &change,
+        store,
+        actor: &request.actor,
+        source: request.source,
+        decision: request.decision.name(),
+        reason: &request.reason,
+        id: Some(&id),
+        before: &before,
     };
-    match begun.await {
-        Ok(Ok(change)) => {
-            tracing::info!(
-                target: "tower_idempotency::audit",
-                actor = &*request.actor,
-                source,
-                what = decision,
-                why = request.reason,
-                id = request.seen.id().to_hex(),
-                before = details.entry.state().name(),
-                "change begins"
-            );
-            Ok(change)
-        }
-        Ok(Err(error)) => Err(failed(error.to_string())),
-        Err(error) => Err(failed(error.to_string())),
-    }
+    log.begin(&intent).await.map_err(|error| {
+        tracing::error!(%error, "audit log not written, so nothing was resolved");
+        PageError::of_audit(StatusCode::SERVICE_UNAVAILABLE, &error)
+    })
 }
 
 fn response(params: &Params) -> Result<Response<Bytes>, PageError> {

@@ -1,14 +1,15 @@
 //! The audit log: two JSON lines for each change, the intent before it and the outcome after it.
 //!
 //! A program that changes an entry follows one rule: no audit line, no change. [`AuditLog::begin`] writes the intent and
-//! waits until it is on the disk. [`AuditedChange::finish`] writes the outcome. The console and the tool `idempotency` write
-//! the same lines, so they can share a file.
+//! waits until it is on the disk. [`AuditedChange::finish`] writes the outcome. The lines are in a file, in a table of a SQL
+//! store, or in both. The console and the tool `idempotency` write the same lines, so they can share a log.
 //!
 //! ```
 //! use serde_json::json;
 //! use tower_idempotency_console::audit::{AuditLog, Intent, change_id};
 //!
-//! # fn main() -> std::io::Result<()> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let path = std::env::temp_dir().join(format!("audit-example-{}", std::process::id()));
 //! let log = AuditLog::new(&path);
 //! let change = log.begin(&Intent {
@@ -20,15 +21,17 @@
 //!     reason: "ticket 17",
 //!     id: Some("6f1c0a2b"),
 //!     before: &json!({"state": "orphaned"}),
-//! })?;
+//! })
+//! .await?;
 //! // The change is made here.
-//! change.finish("applied", json!({"state": "orphaned", "retry_allowed": true}))?;
+//! change.finish("applied", json!({"state": "orphaned", "retry_allowed": true})).await?;
 //!
-//! let lines = log.recent(10)?;
+//! let lines = log.recent(10).await?;
 //! assert_eq!(lines[0]["outcome"], "applied");
 //! assert_eq!(lines[1]["line"], "intent");
 //! assert_eq!(lines[1]["change"], lines[0]["change"]);
-//! # std::fs::remove_file(&path)
+//! # std::fs::remove_file(&path)?;
+//! # Ok(())
 //! # }
 //! ```
 //!
@@ -49,30 +52,44 @@
 //! | `outcome` | `applied`, `changed`, or a text that begins with `unknown` or `failed`; in the outcome line |
 //! | `after` | the entry after, or `null`; in the outcome line |
 //!
+//! [`begin`](AuditLog::begin) and [`finish`](AuditedChange::finish) also log each change, as the events `change begins` and
+//! `change ended` of the target `tower_idempotency::audit`.
+//!
 //! A line contains no key, no principal and no response. The reason of an entry is text of the service. Characters that a
 //! terminal obeys are escaped.
 
 use std::{
-    fs::{self, File, OpenOptions, TryLockError},
+    error::Error,
+    fmt,
+    future::pending,
     hash::{BuildHasher as _, RandomState},
-    io::{self, Read as _, Seek as _, SeekFrom, Write as _},
-    path::{Path, PathBuf},
-    thread,
+    io,
+    path::PathBuf,
     time::{Duration, SystemTime},
 };
 
 use serde_json::{Value, json};
+use tokio::task::spawn_blocking;
 use tower_idempotency::inspect::{InspectError, InspectErrorKind};
+use tower_idempotency_any::AnyStore;
 
-use crate::describe::{json_text, time};
+use crate::{
+    audit_file::{AuditFile, OpenAuditFile},
+    audit_table::AuditTable,
+    describe::{json_text, time},
+};
 
-/// A file to which audit lines are appended. Its functions block the thread.
+/// A log to which audit lines are appended: a file, a table of a SQL store, or both.
 ///
 /// A missing file is created, readable for the user of the process only. Several processes may append to one file. The file
 /// is opened for each change, so it can be rotated by renaming it.
+///
+/// The name of the table is that of the table of entries and `_audit`. The first line creates the table. Later lines need
+/// only the right to insert, and [`recent`](Self::recent) needs the right to select.
 #[derive(Clone, Debug)]
 pub struct AuditLog {
-    path: PathBuf,
+    file: Option<AuditFile>,
+    table: Option<AuditTable>,
 }
 
 /// The intent to change an entry.
@@ -100,23 +117,19 @@ pub struct Intent<'a> {
     pub before: &'a Value,
 }
 
-impl Intent<'_> {
-    /// Returns the line that comes before the change, for a log that is not a file.
-    #[must_use]
-    pub fn to_line(&self) -> Value {
-        json!({
-            "at": time(SystemTime::now()),
-            "line": "intent",
-            "change": self.change,
-            "store": self.store,
-            "actor": self.actor,
-            "source": self.source,
-            "what": self.decision,
-            "why": self.reason,
-            "id": self.id,
-            "before": self.before,
-        })
-    }
+/// A change whose intent is in the log. Dropping it leaves the intent alone, which readers show as an unknown outcome.
+#[derive(Debug)]
+#[must_use = "the log has no outcome until `finish` is called"]
+pub struct AuditedChange {
+    file: Option<OpenAuditFile>,
+    table: Option<AuditTable>,
+    line: Value,
+}
+
+/// Error of a log that cannot be written or read. The message has the cause, and contains no password.
+#[derive(Debug)]
+pub struct AuditError {
+    message: String,
 }
 
 /// Returns a random ID for the lines of a change: 16 hexadecimal digits.
@@ -141,253 +154,389 @@ pub fn changes_nothing(error: &InspectError) -> bool {
     )
 }
 
-/// Changes the line of an intent into the line that comes after the change.
-pub fn into_outcome(line: &mut Value, outcome: &str, after: Value) {
-    line["at"] = json!(time(SystemTime::now()));
-    line["line"] = json!("outcome");
-    line["outcome"] = json!(outcome);
-    line["after"] = after;
-}
-
-/// A change whose intent is in the log. Dropping it leaves the intent alone, which readers show as an unknown outcome.
-#[derive(Debug)]
-#[must_use = "the log has no outcome until `finish` is called"]
-pub struct AuditedChange {
-    file: File,
-    line: Value,
-}
-
 impl AuditLog {
     /// Creates a log in this file. The first line creates the file if it is missing.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into() }
+        Self {
+            file: Some(AuditFile { path: path.into() }),
+            table: None,
+        }
     }
 
-    /// Returns the path of the file.
+    /// Creates a log in the audit table of a SQL store: an [`AnyStore`], or a store that it can contain.
+    ///
+    /// # Errors
+    ///
+    /// The store has no audit table.
+    pub fn in_table(store: impl Into<AnyStore>) -> Result<Self, AuditError> {
+        let store = store.into();
+        if !store.has_audit_table() {
+            let name = store.name();
+            return Err(AuditError::new(format!(
+                "the {name} store has no audit table"
+            )));
+        }
+        let timeout = Duration::from_secs(10);
+        Ok(Self {
+            file: None,
+            table: Some(AuditTable { store, timeout }),
+        })
+    }
+
+    /// Appends each line to this file too. Readers of the log then read the file. Default: the table alone.
+    ///
+    /// If the file or the table cannot be written, nothing is changed.
     #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
+    pub fn with_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.file = Some(AuditFile { path: path.into() });
+        self
+    }
+
+    /// Sets the longest time of one call for the table. Default: 10 s. A file has no such limit.
+    ///
+    /// A change makes two calls. If the time is too short, each change fails.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        if let Some(table) = &mut self.table {
+            table.timeout = timeout;
+        }
+        self
     }
 
     /// Writes the intent, and waits until it is on the disk. The caller changes nothing if this fails.
     ///
     /// # Errors
     ///
-    /// The file cannot be opened, written or synchronized.
-    pub fn begin(&self, intent: &Intent<'_>) -> io::Result<AuditedChange> {
-        // A log that may be appended to need not be readable.
-        let file = append().read(true).open(&self.path);
-        let file = file.or_else(|_| append().open(&self.path))?;
-        let mut change = AuditedChange {
-            file,
-            line: intent.to_line(),
-        };
-        change.append()?;
-        Ok(change)
+    /// The file cannot be opened, written or synchronized, or the line cannot be appended to the table. The log may have the
+    /// intent nevertheless, and then an outcome that begins with `failed`.
+    ///
+    /// # Panics
+    ///
+    /// If the caller is not in a Tokio runtime.
+    ///
+    /// # Cancellation
+    ///
+    /// If the future is dropped, the log may have the intent alone. The caller changes nothing.
+    pub async fn begin(&self, intent: &Intent<'_>) -> Result<AuditedChange, AuditError> {
+        self.begin_unless(intent, pending()).await
     }
 
-    /// Returns up to `limit` of the last lines, the last one first. Reads at most the last 256 KiB of the file.
-    ///
-    /// A missing file has no lines. A line that is no JSON object is left out, such as one that a full disk cut off.
+    /// Writes the intent like [`begin`](Self::begin), unless the program is interrupted: no call for the table begins or
+    /// continues after `interrupted` has completed. Its output is the cause in the error.
     ///
     /// # Errors
     ///
-    /// The file cannot be read.
-    pub fn recent(&self, limit: usize) -> io::Result<Vec<Value>> {
-        self.tail(limit).map(|(lines, _)| lines)
+    /// Those of [`begin`](Self::begin), and that of the interruption.
+    ///
+    /// # Panics
+    ///
+    /// If the caller is not in a Tokio runtime.
+    ///
+    /// # Cancellation
+    ///
+    /// Like [`begin`](Self::begin).
+    pub async fn begin_unless(
+        &self,
+        intent: &Intent<'_>,
+        interrupted: impl Future<Output = String>,
+    ) -> Result<AuditedChange, AuditError> {
+        let line = intent.to_line();
+        let text = json_text(&line);
+        let file = match &self.file {
+            Some(file) => Some(open(file, text.clone()).await?),
+            None => None,
+        };
+        let change = AuditedChange {
+            file,
+            table: self.table.clone(),
+            line,
+        };
+        if let Some(table) = &self.table {
+            let appended = tokio::select! {
+                biased;
+                cause = interrupted => Err(cause),
+                appended = table.append(&text) => appended,
+            };
+            if let Err(cause) = appended {
+                let error = AuditError::new(format!(
+                    "cannot write the audit table, so nothing was changed: {cause}"
+                ));
+                // The file has the intent, and the table may have it nevertheless.
+                let outcome = format!("failed: {error}");
+                change.write_outcome(&outcome, Value::Null).await.ok();
+                return Err(error);
+            }
+        }
+        tracing::info!(
+            target: "tower_idempotency::audit",
+            actor = intent.actor,
+            source = intent.source,
+            what = intent.decision,
+            why = intent.reason,
+            id = intent.id,
+            before = intent.before["state"].as_str(),
+            "change begins"
+        );
+        Ok(change)
     }
 
-    /// Returns lines like [`recent`](Self::recent), and `true` if these are the lines of the whole file.
-    pub(crate) fn tail(&self, limit: usize) -> io::Result<(Vec<Value>, bool)> {
-        let metadata = match fs::metadata(&self.path) {
-            Ok(metadata) => metadata,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((Vec::new(), true)),
-            Err(error) => return Err(error),
-        };
-        // A device or a pipe cannot be read back. Opening a pipe would wait for a writer.
-        if !metadata.is_file() {
-            return Ok((Vec::new(), false));
+    /// Returns up to `limit` of the last lines, the last one first. Reads at most the last 256 KiB of the file, or the last
+    /// 400 lines of the table if there is no file.
+    ///
+    /// A missing file and a missing table have no lines. A line that is no JSON object is left out, such as one that a full
+    /// disk cut off.
+    ///
+    /// # Errors
+    ///
+    /// The file or the table cannot be read.
+    ///
+    /// # Panics
+    ///
+    /// If the caller is not in a Tokio runtime.
+    ///
+    /// # Cancellation
+    ///
+    /// If the future is dropped, there are no effects.
+    pub async fn recent(&self, limit: usize) -> Result<Vec<Value>, AuditError> {
+        self.tail(limit).await.map(|(lines, _)| lines)
+    }
+
+    /// Returns lines like [`recent`](Self::recent), and `true` if the log has no older ones.
+    pub(crate) async fn tail(&self, limit: usize) -> Result<(Vec<Value>, bool), AuditError> {
+        match (&self.file, &self.table) {
+            (Some(file), _) => {
+                let file = file.clone();
+                let read = run_blocking(move || file.tail(limit)).await;
+                read.map_err(|cause| AuditError::new(format!("cannot read the audit log: {cause}")))
+            }
+            (None, Some(table)) => table
+                .tail(limit)
+                .await
+                .map_err(|cause| AuditError::new(format!("cannot read the audit table: {cause}"))),
+            (None, None) => Ok((Vec::new(), true)),
         }
-        let mut file = File::open(&self.path)?;
-        // Another file, if the log has been rotated meanwhile.
-        let metadata = file.metadata()?;
-        file.seek(SeekFrom::Start(metadata.len().saturating_sub(TAIL)))?;
-        let mut tail = Vec::new();
-        file.take(TAIL).read_to_end(&mut tail)?;
-        let lines = tail.rsplit(|byte| *byte == b'\n');
-        let lines = lines.filter_map(|line| serde_json::from_slice::<Value>(line).ok());
-        let lines = lines.filter(Value::is_object).take(limit).collect();
-        Ok((lines, metadata.len() <= TAIL))
     }
 }
 
 impl AuditedChange {
-    /// Writes the outcome. If this fails, the change may have taken effect, and the log shows the intent alone.
+    /// Writes the outcome. If this fails, the change may have taken effect, and the log may show the intent alone.
     ///
     /// # Errors
     ///
-    /// The file cannot be written or synchronized.
-    pub fn finish(mut self, outcome: &str, after: Value) -> io::Result<()> {
-        into_outcome(&mut self.line, outcome, after);
-        self.append()
+    /// The file cannot be written or synchronized, or the line cannot be appended to the table. Both are written, also if
+    /// one of them fails.
+    ///
+    /// # Panics
+    ///
+    /// If the caller is not in a Tokio runtime.
+    ///
+    /// # Cancellation
+    ///
+    /// If the future is dropped, the log may show the intent alone.
+    pub async fn finish(self, outcome: &str, after: Value) -> Result<(), AuditError> {
+        tracing::info!(
+            target: "tower_idempotency::audit",
+            actor = self.line["actor"].as_str(),
+            source = self.line["source"].as_str(),
+            what = self.line["what"].as_str(),
+            why = self.line["why"].as_str(),
+            id = self.line["id"].as_str(),
+            before = self.line["before"]["state"].as_str(),
+            outcome,
+            after = state_after(outcome, &after),
+            "change ended"
+        );
+        self.write_outcome(outcome, after).await
     }
 
-    /// Appends the line under a lock of the file, so that lines of other processes are not mixed with it.
-    fn append(&mut self) -> io::Result<()> {
-        self.lock()?;
-        let written = self.write();
-        self.file.unlock().ok();
-        written
-    }
-
-    fn write(&mut self) -> io::Result<()> {
-        let is_file = self.file.metadata()?.is_file();
-        let end = if is_file && self.ends_within_line() {
-            "\n"
-        } else {
-            ""
+    async fn write_outcome(self, outcome: &str, after: Value) -> Result<(), AuditError> {
+        let Self {
+            file,
+            table,
+            mut line,
+        } = self;
+        line["at"] = json!(time(SystemTime::now()));
+        line["line"] = json!("outcome");
+        line["outcome"] = json!(outcome);
+        line["after"] = after;
+        let text = json_text(&line);
+        let unwritten = |place: &str, cause: &dyn fmt::Display| {
+            AuditError::new(format!(
+                "the outcome is \"{outcome}\", but the audit {place} cannot be written: {cause}"
+            ))
         };
-        let line = format!("{end}{}\n", json_text(&self.line));
-        self.file.write_all(line.as_bytes())?;
-        // A pipe or a terminal has no disk to wait for.
-        if is_file {
-            self.file.sync_all()?;
-        }
-        Ok(())
-    }
-
-    /// Waits for another process that writes a line, for at most five seconds.
-    fn lock(&self) -> io::Result<()> {
-        for _ in 0..500 {
-            match self.file.try_lock() {
-                Ok(()) => return Ok(()),
-                Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(10)),
-                // A file system without locks.
-                Err(TryLockError::Error(_)) => return Ok(()),
+        // The table is written, also if the file cannot be.
+        let in_file = match file {
+            Some(mut file) => {
+                let text = text.clone();
+                let written = run_blocking(move || file.append(&text)).await;
+                written.map_err(|cause| unwritten("log", &cause))
             }
-        }
-        let message = "another process holds the lock of the audit log";
-        Err(io::Error::new(io::ErrorKind::TimedOut, message))
-    }
-
-    /// Returns `true` if the last line has no end, because the disk was full in the middle of it.
-    fn ends_within_line(&mut self) -> bool {
-        let mut last = [0];
-        let read = self.file.seek(SeekFrom::End(-1));
-        let read = read.and_then(|_| self.file.read_exact(&mut last));
-        read.is_ok() && last != *b"\n"
+            None => Ok(()),
+        };
+        let in_table = match table {
+            Some(table) => {
+                let written = table.append(&text).await;
+                written.map_err(|cause| unwritten("table", &cause))
+            }
+            None => Ok(()),
+        };
+        in_file.and(in_table)
     }
 }
 
-/// Returns the options that append to a file. A new file is readable for its owner only. The reasons in the log are for
-/// operators, and a user who can open the file can hold its lock.
-fn append() -> OpenOptions {
-    let mut options = OpenOptions::new();
-    options.create(true).append(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options
+impl Intent<'_> {
+    fn to_line(self) -> Value {
+        json!({
+            "at": time(SystemTime::now()),
+            "line": "intent",
+            "change": self.change,
+            "store": self.store,
+            "actor": self.actor,
+            "source": self.source,
+            "what": self.decision,
+            "why": self.reason,
+            "id": self.id,
+            "before": self.before,
+        })
+    }
 }
 
-/// Bytes at the end of the file that `recent` reads.
-const TAIL: u64 = 256 * 1024;
+impl AuditError {
+    fn new(message: String) -> Self {
+        Self { message }
+    }
+}
+
+impl fmt::Display for AuditError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Error for AuditError {}
+
+/// Opens the file of a log, and appends the intent.
+async fn open(file: &AuditFile, intent: String) -> Result<OpenAuditFile, AuditError> {
+    let (path, file) = (file.path.display().to_string(), file.clone());
+    let opened = run_blocking(move || file.open(&intent)).await;
+    opened.map_err(|cause| {
+        AuditError::new(format!(
+            "cannot write the audit log {path}, so nothing was changed: {cause}"
+        ))
+    })
+}
+
+/// Makes a call that blocks its thread. A drop of the future does not interrupt the call.
+async fn run_blocking<T: Send + 'static>(
+    call: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    let result = spawn_blocking(call).await;
+    result.unwrap_or_else(|error| Err(io::Error::other(error)))
+}
+
+/// Returns the state of the entry after the change, or `absent`. Returns `None` if the outcome is unknown, or if the change is
+/// not about one entry.
+fn state_after<'a>(outcome: &str, after: &'a Value) -> Option<&'a str> {
+    match after {
+        Value::Null if matches!(outcome, "applied" | "changed") => Some("absent"),
+        after => after["state"].as_str(),
+    }
+}
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use ::tests::scratch::Scratch;
+    use tower_idempotency::MemoryStore;
 
     use super::*;
 
-    fn intent<'a>(reason: &'a str, before: &'a Value) -> Intent<'a> {
-        Intent {
-            change: "0123456789abcdef",
-            store: "memory",
-            actor: "alice",
-            source: "console",
-            decision: "free",
-            reason,
-            id: Some("id"),
-            before,
-        }
+    const INTENT: Intent<'static> = Intent {
+        change: "0123456789abcdef",
+        store: "sqlite",
+        actor: "alice",
+        source: "console",
+        decision: "free",
+        reason: "line\nbreak",
+        id: Some("id"),
+        before: &Value::Null,
+    };
+
+    async fn store(scratch: &Scratch) -> AnyStore {
+        let url = format!("sqlite:{}", scratch.file("keys.db").display());
+        AnyStore::open(&url).await.unwrap()
     }
 
-    #[test]
-    fn line_after_partial_line_is_complete() {
+    fn table(store: &AnyStore) -> AuditLog {
+        AuditLog::in_table(store.clone()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn file_and_table_have_same_lines() {
         let scratch = Scratch::new();
-        let path = scratch.file("log");
-        fs::write(&path, "{\"line\":\"intent\",\"wh").unwrap();
-        let log = AuditLog::new(&path);
-        let change = log.begin(&intent("line\nbreak", &Value::Null)).unwrap();
-        change.finish("applied", Value::Null).unwrap();
-        let lines = log.recent(10).unwrap();
+        let store = store(&scratch).await;
+        let log = table(&store).with_file(scratch.file("log"));
+        let change = log.begin(&INTENT).await.unwrap();
+        change.finish("applied", Value::Null).await.unwrap();
+        let lines = log.recent(10).await.unwrap();
         assert_eq!(lines.len(), 2);
         assert_eq!(lines[0]["outcome"], "applied");
         assert_eq!(lines[1]["why"], "line\nbreak");
-    }
-
-    #[test]
-    fn lines_of_several_writers_never_mix() {
-        let scratch = Scratch::new();
-        let path = scratch.file("log");
-        let log = AuditLog::new(&path);
-        thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| {
-                    for _ in 0..25 {
-                        let before = json!("x".repeat(3_000));
-                        let change = log.begin(&intent("x", &before)).unwrap();
-                        change.finish("applied", Value::Null).unwrap();
-                    }
-                });
-            }
-        });
-        let text = fs::read_to_string(&path).unwrap();
-        let lines = text.lines().map(serde_json::from_str::<Value>);
-        assert_eq!(lines.map(Result::unwrap).count(), 400);
-    }
-
-    #[test]
-    fn recent_reads_only_tail() {
-        let scratch = Scratch::new();
-        let path = scratch.file("log");
-        let line = format!("{{\"n\":\"{}\"}}\n", "x".repeat(1000));
-        fs::write(&path, line.repeat(2000)).unwrap();
-        let lines = AuditLog::new(&path).recent(usize::MAX).unwrap();
-        assert!((200..=262).contains(&lines.len()), "{}", lines.len());
+        assert_eq!(table(&store).recent(10).await.unwrap(), lines);
         assert_ne!(change_id(), change_id());
-        let missing = AuditLog::new("/no/such/file").recent(1).unwrap();
-        assert!(missing.is_empty());
     }
 
-    #[cfg(unix)]
-    #[test]
-    fn log_is_private_and_pipe_has_no_lines() {
-        use std::{os::unix::fs::PermissionsExt as _, process::Command};
-
+    #[tokio::test]
+    async fn interrupted_intent_has_failed_outcome() {
         let scratch = Scratch::new();
-        let (path, pipe) = (scratch.file("log"), scratch.file("pipe"));
-        let change = AuditLog::new(&path).begin(&intent("x", &Value::Null));
-        change.unwrap().finish("applied", Value::Null).unwrap();
-        let mode = fs::metadata(&path).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600);
-        // A pipe without a writer would block.
-        assert!(
-            Command::new("mkfifo")
-                .arg(&pipe)
-                .status()
-                .unwrap()
-                .success()
+        let store = store(&scratch).await;
+        let log = table(&store).with_file(scratch.file("log"));
+        let interrupted = async { "interrupted by SIGINT".to_owned() };
+        let begun = log.begin_unless(&INTENT, interrupted).await;
+        let error = begun.unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "cannot write the audit table, so nothing was changed: interrupted by SIGINT"
         );
-        let lines = AuditLog::new(&pipe).recent(10);
-        assert!(lines.unwrap().is_empty());
+        let in_file = log.recent(10).await.unwrap();
+        let in_table = table(&store).recent(10).await.unwrap();
+        assert_eq!((in_file.len(), in_table.len()), (2, 1));
+        for lines in [in_file, in_table] {
+            assert_eq!(lines[0]["outcome"], format!("failed: {error}"));
+        }
+    }
+
+    #[tokio::test]
+    async fn unwritable_file_leaves_table_empty() {
+        let scratch = Scratch::new();
+        let store = store(&scratch).await;
+        let log = table(&store).with_file("/dev/full");
+        let error = log.begin(&INTENT).await.unwrap_err().to_string();
+        let expected = "cannot write the audit log /dev/full, so nothing was changed: ";
+        assert!(error.starts_with(expected), "{error}");
+        assert!(table(&store).recent(10).await.unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn only_last_lines_of_table_are_read() {
+        let scratch = Scratch::new();
+        let store = store(&scratch).await;
+        for n in 0..401 {
+            let line = json!({ "n": n }).to_string();
+            store.append_audit_line(&line).await.unwrap();
+        }
+        store.append_audit_line("cut of").await.unwrap();
+        let (lines, is_whole) = table(&store).tail(usize::MAX).await.unwrap();
+        assert_eq!((lines.len(), is_whole), (399, false));
+        assert_eq!((&lines[0]["n"], &lines[398]["n"]), (&json!(400), &json!(2)));
+        let lines = table(&store).recent(2).await.unwrap();
+        assert_eq!(lines, [json!({ "n": 400 })]);
     }
 
     #[test]
-    fn full_device_is_error() {
-        let log = AuditLog::new("/dev/full");
-        assert!(log.begin(&intent("x", &Value::Null)).is_err());
+    fn memory_store_has_no_audit_table() {
+        let error = AuditLog::in_table(MemoryStore::new()).unwrap_err();
+        assert_eq!(error.to_string(), "the memory store has no audit table");
     }
 }

@@ -111,7 +111,11 @@ impl Console {
         }
     }
 
-    /// Sets the log to which each change is written, before and after it. Default: none, and nothing can be resolved.
+    /// Sets the log to which each change is written, before and after it: a file, a table of a SQL store, or both. Default:
+    /// none, and nothing can be resolved.
+    ///
+    /// Calls for the table have the [timeout of the log](AuditLog::with_timeout). A timeout that is too short rejects each
+    /// change.
     pub fn with_audit_log(mut self, log: AuditLog) -> Self {
         self.shared.audit = Some(log);
         self

@@ -6,6 +6,8 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use tower_idempotency::inspect::{InspectError, InspectErrorKind};
 
+use crate::audit::AuditError;
+
 /// An error as one sentence for the operator. The guard renders it as a page or as JSON.
 #[derive(Clone, Debug)]
 pub(crate) struct PageError {
@@ -57,6 +59,15 @@ impl PageError {
         Self::new(StatusCode::FORBIDDEN, message)
     }
 
+    /// Creates the error of an audit log that cannot be written or read.
+    pub(crate) fn of_audit(status: StatusCode, error: &AuditError) -> Self {
+        let sentence = error.to_string();
+        let mut characters = sentence.chars();
+        let first = characters.next().into_iter();
+        let first = first.flat_map(char::to_uppercase);
+        Self::new(status, first.chain(characters).collect::<String>())
+    }
+
     pub(crate) fn timeout(timeout: Duration) -> Self {
         let timeout = humantime::format_duration(timeout);
         Self::new(
@@ -73,16 +84,7 @@ impl From<InspectError> for PageError {
             InspectErrorKind::RecordTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             _ => StatusCode::BAD_REQUEST,
         };
-        let mut message = error.to_string();
-        let mut source = error.source();
-        while let Some(error) = source {
-            let cause = error.to_string();
-            if !message.contains(&cause) {
-                message = format!("{message}: {cause}");
-            }
-            source = error.source();
-        }
-        Self::new(status, message)
+        Self::new(status, with_causes(&error))
     }
 }
 
@@ -92,4 +94,18 @@ impl IntoResponse for PageError {
         res.extensions_mut().insert(self);
         res
     }
+}
+
+/// Returns the messages of an error and its sources, each once.
+pub(crate) fn with_causes(error: &dyn Error) -> String {
+    let mut message = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let cause = error.to_string();
+        if !message.contains(&cause) {
+            message = format!("{message}: {cause}");
+        }
+        source = error.source();
+    }
+    message
 }

@@ -55,6 +55,8 @@ mod act;
 mod api;
 mod assets;
 pub mod audit;
+mod audit_file;
+mod audit_table;
 mod chart;
 mod console;
 pub mod describe;

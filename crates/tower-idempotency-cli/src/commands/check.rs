@@ -138,7 +138,7 @@ async fn repair(context: &Context, args: &Args) -> Result<Exit, Failure> {
     if repair.skipped > 0 {
         let skipped = repair.skipped;
         output.line(&format!(
-            "{skipped} entries were left out, because their slots are being moved: repeat the repair afterwards"
+            "entries left out, because their slots are being moved: {skipped}. Repeat the repair afterwards"
         ))?;
     }
     Ok(Exit::Done)

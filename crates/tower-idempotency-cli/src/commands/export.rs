@@ -39,6 +39,9 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     } else {
         args.states.clone()
     };
+    for state in &selected {
+        context.expect_listed(*state)?;
+    }
     let progress = Progress::beside_output("entries exported");
     let mut exported = 0;
     for state in selected {

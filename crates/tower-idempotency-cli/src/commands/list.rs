@@ -69,6 +69,7 @@ impl Filters {
 }
 
 pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    context.expect_listed(args.state)?;
     let query = args.filters.apply(Query::new(args.state));
     let mut query = query.with_limit(args.limit).with_page(args.after.clone());
     let (mut entries, mut listed) = (Vec::new(), HashSet::new());
@@ -116,7 +117,7 @@ fn print(
             output.json(&serde_json::json!({"next": next.to_string()}))?;
         }
     } else if entries.is_empty() {
-        output.line(&format!("no entry is {state}"))?;
+        output.line(&format!("no {state} entry"))?;
     } else {
         print_table(context, entries)?;
         if let Some(next) = next {

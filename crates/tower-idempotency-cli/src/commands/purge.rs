@@ -5,9 +5,10 @@ use tower_idempotency::inspect::Inspect as _;
 
 use crate::{
     change::Change,
-    cli::ChangeArgs,
+    cli::{ChangeArgs, confirm},
     context::Context,
     failure::{Exit, Failure},
+    output::print_note,
     progress::Progress,
 };
 
@@ -33,8 +34,12 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
         return Err(Failure::new(Exit::NotKept, message));
     }
     if !args.change.yes {
-        return Err(Failure::usage("expected --yes"));
+        print_note(format!(
+            "This deletes at most {} expired entries.",
+            args.max
+        ));
     }
+    confirm(args.change.yes)?;
     let before = json!({"max": args.max});
     let mut change = Change::begin(context, &args.change, "purge", None, &before).await?;
     let progress = Progress::new("entries deleted", None);
@@ -67,7 +72,7 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
         let line: Value = json!({"deleted": deleted});
         output.json(&line)?;
     } else {
-        output.line(&format!("{deleted} expired entries deleted"))?;
+        output.line(&format!("expired entries deleted: {deleted}"))?;
     }
     Ok(Exit::Done)
 }

@@ -138,7 +138,7 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     let id = entry.id().to_hex();
     // The decision may delete the record. Afterwards only the audit log has its reason.
     let before = details_json(&details);
-    let mut change = Change::begin(context, &args.change, name, Some(id.clone()), &before).await?;
+    let mut change = Change::begin(context, &args.change, name, Some(&id), &before).await?;
     let resolved = change.call(context.store.resolve(&seen, &resolution)).await;
     let outcome = match resolved {
         Ok(outcome) => outcome,

@@ -60,7 +60,12 @@ fn write_record(details: &EntryDetails, path: &PathBuf) -> Result<(), Failure> {
         // A response may contain personal data.
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
-        options.open(path)?.write_all(record)?;
+        let written = options
+            .open(path)
+            .and_then(|mut file| file.write_all(record));
+        written.map_err(|error| {
+            Failure::failed(format!("cannot write {}: {error}", path.display()))
+        })?;
     }
     Ok(())
 }

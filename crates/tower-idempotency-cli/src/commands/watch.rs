@@ -34,11 +34,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
-    if let Some(state) = args.exit_when_empty
-        && !context.store.abilities().can_list(state)
-    {
-        let message = format!("this store does not list entries that are {state}");
-        return Err(Failure::new(Exit::NotKept, message));
+    if let Some(state) = args.exit_when_empty {
+        context.expect_listed(state)?;
     }
     let mut interrupt = signal(SignalKind::interrupt())
         .map_err(|error| Failure::failed(format!("cannot catch signals: {error}")))?;

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -27,7 +28,7 @@ use tower_idempotency::{
 use tower_idempotency_any::AnyStore;
 use tower_idempotency_sqlx::sqlx::{self, Connection as _, Row as _};
 
-use crate::{run_in, scenario::Keys};
+use crate::{run_in, scenario::Keys, wait_for_end, wait_for_faults};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_resolved_without_audit_line() {
@@ -224,7 +225,7 @@ async fn store_that_dies_leaves_unknown_outcome() {
 }
 
 /// Returns the lines of the audit table.
-async fn table_lines(url: &str) -> Vec<String> {
+pub(crate) async fn table_lines(url: &str) -> Vec<String> {
     let select = "select line from tower_idempotency_audit order by n";
     match url.split(':').next() {
         Some("postgres") => {
@@ -344,6 +345,42 @@ async fn nothing_is_resolved_without_line_in_table() {
             .expect("the server runs")
             .is_some()
     );
+}
+
+/// The database holds the line of the intent. Both logs then say that nothing was changed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn interrupted_intent_changes_nothing() {
+    let server = PostgresServer::start(&[]);
+    let store = crate::open(&server.url()).await.expect("the server runs");
+    let keys = Keys::create(&store).await;
+    let proxy = Proxy::start(server.address());
+    let at = server.address().to_string();
+    let url = server.url().replace(&at, &proxy.address().to_string());
+    let scratch = Scratch::new();
+    proxy.once(
+        Fault::request("tower_idempotency_audit"),
+        ConnectionEnd::Hang,
+    );
+    let mut tool = crate::command(scratch.path(), &url);
+    tool.args(["resolve", "bbbbbbbb", "free", "--reason", "x", "--yes"]);
+    tool.args(["--audit", "log", "--audit-table"]);
+    let tool = tool.stdin(Stdio::null()).stderr(Stdio::null());
+    let mut tool = tool.spawn().expect("the tool starts");
+    wait_for_faults(&proxy, 1, &mut tool);
+    let pid = tool.id().to_string();
+    let sent = Command::new("kill").args(["-INT", &pid]).status();
+    assert!(sent.expect("kill").success());
+    assert_eq!(wait_for_end(&mut tool).code(), Some(130));
+    let log = fs::read_to_string(scratch.file("log")).expect("the log");
+    assert_eq!(log.lines().count(), 2, "{log}");
+    let table = table_lines(&server.url()).await;
+    for line in [log.lines().next_back(), table.last().map(String::as_str)] {
+        let line = line.expect("a line");
+        let outcome = "\"outcome\":\"failed: cannot write the audit table, so nothing was changed: interrupted by SIGINT\"";
+        assert!(line.contains(outcome), "{line}");
+    }
+    let found = store.get(&keys.orphaned.id).await.expect("the server runs");
+    assert_eq!(found.map(|it| it.entry.state()), Some(State::Orphaned));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,17 +6,21 @@ use std::{
     os::unix::net::{UnixDatagram, UnixStream},
     path::Path,
     process::{Child, Command, Stdio},
+    sync::Arc,
 };
 
+use serde_json::{Value, json};
 use tests::{
     proxy::{ConnectionEnd, Fault, Proxy},
     scratch::Scratch,
-    servers::postgres::PostgresServer,
+    servers::{mariadb::MariaDbServer, postgres::PostgresServer, redis::RedisServer},
 };
+use tokio::task::spawn_blocking;
 use tower_idempotency::inspect::{Inspect as _, State};
 use tower_idempotency_any::AnyStore;
+use tower_idempotency_sqlx::sqlx::{self, Connection as _};
 
-use crate::{command, run_in, scenario::Keys, wait_for_end, wait_for_faults};
+use crate::{audit::table_lines, command, run_in, scenario::Keys, wait_for_end, wait_for_faults};
 
 /// A running console. Killed when it is dropped.
 pub(crate) struct Served {
@@ -73,6 +77,16 @@ impl Served {
 
     pub(crate) fn get(&self, path: &str, headers: &str) -> String {
         self.send("GET", path, headers, "")
+    }
+
+    /// Resolves the present entry by the API.
+    fn resolve(&self, id: &str, how: &str) -> String {
+        let entry = self.get(&format!("/api/v1/entries/{id}"), "");
+        let (_, seen) = entry.split_once("\"seen\":\"").expect("a member");
+        let seen = seen.split('"').next().expect("an end");
+        let body = format!("{{\"seen\":\"{seen}\",\"how\":\"{how}\",\"reason\":\"ticket 17\"}}");
+        let path = format!("/api/v1/entries/{id}/resolve");
+        self.send("POST", &path, "content-type: application/json\r\n", &body)
     }
 
     /// Opens the stream of the live view, and waits for the counts of the next query.
@@ -369,7 +383,7 @@ async fn end_console_with_change(signal: &str) {
     let at = server.address().to_string();
     let url = server.url().replace(&at, &proxy.address().to_string());
     let scratch = Scratch::new();
-    let args = ["--audit", "log", "--timeout", "8s"];
+    let args = ["--audit", "log", "--audit-table", "--timeout", "8s"];
     let mut served = Served::start(scratch.path(), &url, &args);
     let id = keys.orphaned.id.to_hex();
     let found = store.get(&keys.orphaned.id).await.expect("it runs");
@@ -394,4 +408,201 @@ async fn end_console_with_change(signal: &str) {
     let lines: Vec<_> = log.lines().collect();
     assert_eq!(lines.len(), 2, "{log}");
     assert!(lines[1].contains("\"outcome\":\"unknown"), "{log}");
+    assert_eq!(table_lines(&server.url()).await, lines);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn audit_table_has_lines_of_console() {
+    let scratch = Scratch::new();
+    let (postgres, mariadb) = (PostgresServer::start(&[]), MariaDbServer::start(&[]));
+    let sqlite = format!("sqlite:{}", scratch.file("keys.db").display());
+    for url in [postgres.url(), mariadb.url(), sqlite] {
+        let store = crate::open(&url).await.expect("it runs");
+        let keys = Keys::create(&store).await;
+        let served = Served::start(scratch.path(), &url, &["--audit-table"]);
+        // The first line creates the table.
+        let empty = served.get("/api/v1/audit", "");
+        assert!(empty.ends_with("{\"lines\":[]}"), "{empty}");
+        let id = keys.attention.id.to_hex();
+        let done = served.resolve(&id, "retry");
+        assert!(done.starts_with("HTTP/1.1 200 "), "{done}");
+        let lines = table_lines(&url).await;
+        let parse = |line: &String| serde_json::from_str::<Value>(line).expect("JSON");
+        let lines: Vec<_> = lines.iter().map(parse).collect();
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        for (line, kind) in lines.iter().zip(["intent", "outcome"]) {
+            for (member, expected) in [
+                ("line", kind),
+                ("actor", "alice"),
+                ("source", "api"),
+                ("what", "retry"),
+                ("why", "ticket 17"),
+                ("id", &*id),
+            ] {
+                assert_eq!(line[member], expected, "{line}");
+            }
+            assert_eq!(line["before"]["state"], "needs-attention", "{line}");
+            assert_eq!(line["before"]["reason"], "refund re_7", "{line}");
+        }
+        assert_eq!(lines[0]["change"], lines[1]["change"]);
+        assert_eq!(lines[1]["outcome"], "applied");
+        assert_eq!(lines[1]["after"]["state"], "orphaned");
+        // The console reads the table, the last line first.
+        let listed = served.get("/api/v1/audit", "");
+        let (_, listed) = listed.split_once("\r\n\r\n").expect("a body");
+        let listed: Value = serde_json::from_str(listed).expect("JSON");
+        assert_eq!(listed, json!({"lines": [lines[1], lines[0]]}));
+        for path in [
+            "/".to_owned(),
+            "/audit".to_owned(),
+            format!("/entries/{id}"),
+        ] {
+            let page = served.get(&path, "");
+            assert!(page.starts_with("HTTP/1.1 200 "), "{path}: {page}");
+            assert!(page.contains("ticket 17"), "{path}: {page}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn file_and_audit_table_have_same_lines() {
+    let scratch = Scratch::new();
+    let (url, store, keys) = store(&scratch).await;
+    let served = Served::start(scratch.path(), &url, &["--audit", "log", "--audit-table"]);
+    let done = served.resolve(&keys.attention.id.to_hex(), "free");
+    assert!(done.starts_with("HTTP/1.1 200 "), "{done}");
+    let log = std::fs::read_to_string(scratch.file("log")).expect("the log");
+    let lines: Vec<_> = log.lines().collect();
+    assert_eq!(lines.len(), 2, "{log}");
+    assert_eq!(table_lines(&url).await, lines);
+    // The table alone is not enough.
+    let args = ["--audit", "/dev/full", "--audit-table"];
+    let served = Served::start(scratch.path(), &url, &args);
+    let refused = served.resolve(&keys.orphaned.id.to_hex(), "free");
+    assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");
+    assert!(refused.contains("nothing was changed"), "{refused}");
+    assert_eq!(table_lines(&url).await, lines);
+    let found = store.get(&keys.orphaned.id).await.expect("a file");
+    assert_eq!(found.map(|it| it.entry.state()), Some(State::Orphaned));
+}
+
+/// Executes statements as the owner of the tables.
+async fn execute(url: &str, sql: &'static str) {
+    let executed = match url.split(':').next() {
+        Some("postgres") => {
+            let mut connection = sqlx::PgConnection::connect(url).await.expect("a server");
+            sqlx::raw_sql(sql).execute(&mut connection).await.map(drop)
+        }
+        Some("mysql") => {
+            let mut connection = sqlx::MySqlConnection::connect(url).await.expect("a server");
+            sqlx::raw_sql(sql).execute(&mut connection).await.map(drop)
+        }
+        _ => {
+            let mut connection = sqlx::SqliteConnection::connect(url).await.expect("a file");
+            sqlx::raw_sql(sql).execute(&mut connection).await.map(drop)
+        }
+    };
+    executed.expect("the statements are valid");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_resolved_without_line_in_table() {
+    let scratch = Scratch::new();
+    let (postgres, mariadb) = (PostgresServer::start(&[]), MariaDbServer::start(&[]));
+    let sqlite = format!("sqlite:{}", scratch.file("keys.db").display());
+    // The user may read the table, and not insert.
+    let rights = "create table tower_idempotency_audit (n int primary key, line text);
+        create role operator login;
+        grant select, update, delete on tower_idempotency to operator;
+        grant select on tower_idempotency_audit to operator";
+    let operator = format!("postgres://operator:hush@{}/postgres", postgres.address());
+    // A table of another program.
+    let shape = "create table tower_idempotency_audit (x int)";
+    for (owner, sql, url, status) in [
+        (postgres.url(), rights, operator, "200"),
+        (mariadb.url(), shape, mariadb.url(), "500"),
+        (sqlite.clone(), shape, sqlite, "500"),
+    ] {
+        let store = crate::open(&owner).await.expect("it runs");
+        let keys = Keys::create(&store).await;
+        execute(&owner, sql).await;
+        let served = Served::start(scratch.path(), &url, &["--audit-table"]);
+        let id = keys.orphaned.id.to_hex();
+        let refused = served.resolve(&id, "free");
+        assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");
+        let sentence = "{\"error\":\"Cannot write the audit table, so nothing was changed: ";
+        assert!(refused.contains(sentence), "{refused}");
+        assert!(refused.contains("the database reported "), "{refused}");
+        let found = store.get(&keys.orphaned.id).await.expect("it runs");
+        assert_eq!(found.map(|it| it.entry.state()), Some(State::Orphaned));
+        // A table that cannot be read hides no entry.
+        let audit = served.get("/audit", "");
+        assert!(audit.starts_with(&format!("HTTP/1.1 {status} ")), "{audit}");
+        let entry = served.get(&format!("/entries/{id}"), "");
+        assert!(entry.starts_with("HTTP/1.1 200 "), "{entry}");
+        let note = "Cannot read the audit table: ";
+        for page in [&audit, &entry] {
+            assert_eq!(page.contains(note), status == "500", "{page}");
+        }
+        for shown in [refused, audit, entry] {
+            let has_password = shown.contains("hush") || shown.contains("app:app");
+            assert!(!has_password, "{shown}");
+        }
+    }
+}
+
+/// Another client locks the table. The change ends after its time limit, and the console serves other requests meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locked_audit_table_holds_only_its_change() {
+    let server = PostgresServer::start(&[]);
+    let store = crate::open(&server.url()).await.expect("it runs");
+    let keys = Keys::create(&store).await;
+    let scratch = Scratch::new();
+    let args = ["--audit-table", "--timeout", "5s"];
+    let served = Arc::new(Served::start(scratch.path(), &server.url(), &args));
+    let done = served.resolve(&keys.attention.id.to_hex(), "retry");
+    assert!(done.starts_with("HTTP/1.1 200 "), "{done}");
+    let locker = sqlx::PgConnection::connect(&server.url()).await;
+    let mut locker = locker.expect("a server");
+    let lock = sqlx::raw_sql("begin; lock table tower_idempotency_audit");
+    lock.execute(&mut locker).await.expect("a lock");
+    let id = keys.orphaned.id.to_hex();
+    let change = {
+        let (served, id) = (Arc::clone(&served), id.clone());
+        spawn_blocking(move || served.resolve(&id, "free"))
+    };
+    let entry = served.get(&format!("/api/v1/entries/{id}"), "");
+    assert!(entry.starts_with("HTTP/1.1 200 "), "{entry}");
+    let page = served.get(&format!("/entries/{id}"), "");
+    assert!(page.starts_with("HTTP/1.1 200 "), "{page}");
+    assert!(page.contains("Cannot read the audit table: "), "{page}");
+    let refused = change.await.expect("a response");
+    assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");
+    let reason = "so nothing was changed: the store did not reply within 5s";
+    assert!(refused.contains(reason), "{refused}");
+    let found = store.get(&keys.orphaned.id).await.expect("it runs");
+    assert_eq!(found.map(|it| it.entry.state()), Some(State::Orphaned));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn audit_table_needs_sql_store() {
+    let scratch = Scratch::new();
+    let redis = RedisServer::start(&[]);
+    let serve = ["serve", "--listen", "127.0.0.1:0"];
+    let ran = run_in(
+        scratch.path(),
+        &redis.url(),
+        &[&serve[..], &["--audit-table"]].concat(),
+    );
+    assert_eq!(ran.code, 2, "{ran:?}");
+    let expected = "expected --audit FILE: the redis store has no audit table";
+    assert!(ran.err.contains(expected), "{ran:?}");
+    // The parser counts a variable as an option, whatever its value.
+    let (url, _, _) = store(&scratch).await;
+    let mut tool = command(scratch.path(), &url);
+    tool.args(serve).env("IDEMPOTENCY_AUDIT_TABLE", "false");
+    let ran = tool.output().expect("the tool runs");
+    let error = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(2), "{error}");
+    assert!(error.contains("--audit-table"), "{error}");
 }

@@ -62,32 +62,23 @@ pub(crate) async fn audit_lines(shared: &Shared, limit: usize) -> Result<Vec<Val
     audit_tail(shared, limit).await.map(|(lines, _)| lines)
 }
 
-/// Returns the last lines of the audit log, and `true` if the whole log was read.
+/// Returns the last lines of the audit log, and `true` if the log has no older ones.
 pub(crate) async fn audit_tail(
     shared: &Shared,
     limit: usize,
 ) -> Result<(Vec<Value>, bool), PageError> {
-    let Some(log) = shared.audit.clone() else {
+    let Some(log) = &shared.audit else {
         return Ok((Vec::new(), true));
     };
-    let read = tokio::task::spawn_blocking(move || log.tail(limit)).await;
-    match read {
-        Ok(Ok(lines)) => Ok(lines),
-        Ok(Err(error)) => Err(PageError::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            format!("Cannot read the audit log: {error}"),
-        )),
-        Err(error) => Err(PageError::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            error.to_string(),
-        )),
-    }
+    log.tail(limit)
+        .await
+        .map_err(|error| PageError::of_audit(StatusCode::INTERNAL_SERVER_ERROR, &error))
 }
 
 /// The last lines of the audit log, for a page that is useful without them.
 pub(crate) struct AuditTail {
     pub(crate) lines: Vec<Value>,
-    /// `true` if the whole log was read.
+    /// `true` if the log has no older lines.
     pub(crate) is_whole: bool,
     /// The reason why the log cannot be read, or empty.
     pub(crate) error: String,

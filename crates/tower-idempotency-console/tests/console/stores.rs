@@ -118,13 +118,17 @@ impl Visited {
     }
 }
 
-/// Lists and settles a key of each kind as an operator in a browser.
+/// Lists and settles a key of each kind as an operator in a browser. A SQL store has the audit lines too.
 async fn settle_each_kind(store: AnyStore) {
     let keys = Keys::create(&store).await;
     // Longer than the clock skew of DynamoDB.
     sleep(Duration::from_millis(300)).await;
     let scratch = Scratch::new();
-    let log = AuditLog::new(scratch.file("audit.jsonl"));
+    let file = scratch.file("audit.jsonl");
+    let log = match AuditLog::in_table(store.clone()) {
+        Ok(log) => log.with_file(&file).with_timeout(Duration::from_secs(120)),
+        Err(_) => AuditLog::new(&file),
+    };
     let console = Console::new(Inspector::new(store.clone()), access)
         .with_store_timeout(Duration::from_secs(120))
         .with_store_name(store.name())
@@ -210,4 +214,9 @@ async fn settle_each_kind(store: AnyStore) {
     let log = fs::read_to_string(visited.scratch.file("audit.jsonl")).expect("the log");
     assert_eq!(log.lines().count(), 12, "{log}");
     assert_eq!(log.matches("\"outcome\":\"applied\"").count(), 6, "{log}");
+    if visited.store.has_audit_table() {
+        let lines = visited.store.last_audit_lines(100).await;
+        let in_file: Vec<_> = log.lines().rev().collect();
+        assert_eq!(lines.expect("the store replies"), in_file);
+    }
 }

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     SqlError,
-    audit::{AuditTable, implement_audit},
+    audit::{AuditTable, MAX_LINE, implement_audit},
     connection::Priority::{Acquire, Maintain},
     inspect::{Dialect, EntryRow, InspectStatements, InspectTable, implement_inspect},
 };
@@ -99,12 +99,25 @@ impl AuditTable for Inner {
         )
     }
 
-    fn is_missing(error: &SqlError) -> bool {
+    fn select_last(&self, limit: u32) -> String {
+        let table = self.settings.table.audit().quoted('`');
+        in_a_transaction(&format!(
+            "\nselect left(line, {MAX_LINE}) from {table} order by n desc limit {limit};"
+        ))
+    }
+
+    async fn is_missing(&self, error: &SqlError) -> bool {
         error.code() == Some("1146")
     }
 
     async fn execute(&self, sql: String) -> Result<(), SqlError> {
         self.query(Maintain, sql).await.map(drop)
+    }
+
+    async fn read(&self, sql: String) -> Result<Vec<String>, SqlError> {
+        let rows = self.query(Acquire, sql).await?;
+        let lines = rows.iter().map(|row| row.try_get::<String, _>(0));
+        Ok(lines.collect::<Result<_, _>>()?)
     }
 }
 

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     SqlError,
-    audit::{AuditTable, implement_audit},
+    audit::{AuditTable, MAX_LINE, implement_audit},
     connection::{Connections, Priority::Acquire},
     hex,
     inspect::{Dialect, EntryRow, InspectStatements, InspectTable, implement_inspect},
@@ -93,13 +93,33 @@ impl AuditTable for Inner {
         )
     }
 
-    /// SQLite has no code of its own for this error.
-    fn is_missing(error: &SqlError) -> bool {
-        error.code() == Some("1")
+    fn select_last(&self, limit: u32) -> String {
+        let table = self.settings.table.audit().quoted('"');
+        format!("select substr(line, 1, {MAX_LINE}) from {table} order by n desc limit {limit}")
+    }
+
+    /// SQLite has no code of its own for this error. A table without the column `line` has the same one.
+    async fn is_missing(&self, error: &SqlError) -> bool {
+        if error.code() != Some("1") {
+            return false;
+        }
+        let table = self.settings.table.audit();
+        let select = format!(
+            "select 1 from sqlite_master where name = '{}'",
+            table.name()
+        );
+        let found = fetch(&self.readers, select, None).await;
+        found.is_ok_and(|rows| rows.is_empty())
     }
 
     async fn execute(&self, sql: String) -> Result<(), SqlError> {
         fetch(&self.writer, sql, None).await.map(drop)
+    }
+
+    async fn read(&self, sql: String) -> Result<Vec<String>, SqlError> {
+        let rows = fetch(&self.readers, sql, None).await?;
+        let lines = rows.iter().map(|row| row.try_get::<String, _>(0));
+        Ok(lines.collect::<Result<_, _>>()?)
     }
 }
 
@@ -191,17 +211,42 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn audit_lines_are_read_by_primary_key() {
+        let name = format!("tower-idempotency-audit-plan-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        fs::create_dir_all(&directory).expect("a directory for throwaway files");
+        let store = SqliteStore::new(directory.join("keys.db"));
+        store.migrate().await.expect("the file can be written");
+        let missing = store.last_audit_lines(2).await;
+        assert!(missing.expect("the file can be read").is_empty());
+        for line in ["a", "b", "c"] {
+            let appended = store.append_audit_line(line).await;
+            appended.expect("the file can be written");
+        }
+        let lines = store.last_audit_lines(2).await;
+        assert_eq!(lines.expect("the file can be read"), ["c", "b"]);
+        let plan = plan(&store, &store.inner.select_last(2)).await;
+        assert_eq!(plan, "SCAN tower_idempotency_audit");
+        fs::remove_dir_all(&directory).ok();
+    }
+
+    #[tokio::test]
     async fn listings_use_indexes() {
         let name = format!("tower-idempotency-plans-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         fs::create_dir_all(&directory).expect("a directory for throwaway files");
         let store = SqliteStore::new(directory.join("keys.db"));
         store.migrate().await.expect("the file can be written");
+        let rows = if std::env::var_os("FULL").is_some() {
+            1_000_000
+        } else {
+            20_000
+        };
         let fill = format!(
             "insert into tower_idempotency
   (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, created, completed, owner, operation, record)
-with recursive n (n) as (select 1 union all select n + 1 from n where n < 20000)
-select randomblob(32), randomblob(16), randomblob(32), 1, {NOW} + (n % 3 - 1) * 100000 + n % 977, 3600000,
+with recursive n (n) as (select 1 union all select n + 1 from n where n < {rows})
+select randomblob(32), randomblob(16), randomblob(32), 1, {NOW} + (n % 3 - 1) * 1000000 + n % 977, 3600000,
   {NOW} + 3000000 + n, {NOW} - 900000, iif(n % 20 > 2, {NOW} - n, null), '', '',
   case when n % 20 = 3 then x'0102000000000161' when n % 20 > 3 then x'0100000000007061' end
 from n"

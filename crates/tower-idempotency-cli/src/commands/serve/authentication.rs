@@ -1,4 +1,4 @@
-//! Access to the console of `serve`: the token, the host of loopback, the peer of a Unix socket.
+//! Access to the console of `serve` and of the proxy: the token, the host of loopback, the peer of a Unix socket.
 
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ use tokio::net::{TcpStream, UnixStream};
 
 /// Name of the operator of an authenticated request.
 #[derive(Clone, Debug)]
-pub(super) struct Operator(pub(super) Box<str>);
+pub(crate) struct Operator(pub(crate) Box<str>);
 
 /// User at the other end of a Unix socket. `None` for TCP, and if the system does not report the user.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Peer(pub(super) Option<u32>);
+pub(crate) struct Peer(pub(crate) Option<u32>);
 
 /// Stream of a connection.
 pub(super) trait PeerStream {
@@ -32,7 +32,7 @@ pub(super) trait PeerStream {
 
 /// The listener of the console, after it was bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ListenerKind {
+pub(crate) enum ListenerKind {
     /// A TCP port of loopback: each user of the machine can connect.
     Loopback,
     /// A TCP port of another address.
@@ -58,7 +58,7 @@ impl PeerStream for UnixStream {
 struct Refusal(StatusCode, &'static str);
 
 /// Decides which requests come from an operator.
-pub(super) struct Authentication {
+pub(crate) struct Authentication {
     /// Digest of the token. Digests are compared, so the time tells nothing about the token.
     token: Option<[u8; 32]>,
     actor: Box<str>,
@@ -66,7 +66,7 @@ pub(super) struct Authentication {
 }
 
 impl Authentication {
-    pub(super) fn new(token: Option<Vec<u8>>, actor: &str, listener: ListenerKind) -> Self {
+    pub(crate) fn new(token: Option<Vec<u8>>, actor: &str, listener: ListenerKind) -> Self {
         Self {
             token: token.map(|token| Sha256::digest(&token).into()),
             actor: actor.into(),
@@ -176,7 +176,7 @@ fn is_loopback_host(headers: &HeaderMap) -> bool {
     })
 }
 
-pub(super) async fn check(
+pub(crate) async fn check(
     State(authentication): State<Arc<Authentication>>,
     ConnectInfo(peer): ConnectInfo<Peer>,
     mut req: Request,

@@ -1,6 +1,6 @@
 //! `idempotency serve`.
 
-mod authentication;
+pub(crate) mod authentication;
 mod server;
 
 use std::{
@@ -14,6 +14,7 @@ use std::{
 };
 
 use axum::{Router, middleware};
+use clap::builder::BoolishValueParser;
 use tokio::{
     net::{TcpListener, UnixListener, UnixStream},
     signal::unix::{SignalKind, signal},
@@ -48,9 +49,14 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
-    /// The file to which the audit lines are appended. Nothing is resolved without it
+    /// The file to which the audit lines are appended. Nothing is resolved without a line
     #[arg(long, env = "IDEMPOTENCY_AUDIT", value_name = "FILE")]
     audit: Option<PathBuf>,
+
+    /// Append the audit lines to a table of the SQL store: its name is that of the entries and `_audit`. With --audit, to
+    /// both
+    #[arg(long, env = "IDEMPOTENCY_AUDIT_TABLE", value_parser = BoolishValueParser::new())]
+    audit_table: bool,
 
     /// Resolve nothing
     #[arg(long)]
@@ -76,14 +82,15 @@ pub(crate) async fn run(context: &Context, args: &Args, global: &Global) -> Resu
             args.listen
         )));
     }
-    if args.audit.is_none() && !args.read_only {
+    let log = context.audit_log(args.audit.as_deref(), args.audit_table)?;
+    if log.is_none() && !args.read_only {
         return Err(Failure::usage(
-            "expected --audit (or IDEMPOTENCY_AUDIT), because nothing is resolved without an audit log, or --read-only",
+            "expected --audit FILE or --audit-table, because nothing is resolved without an audit log, or --read-only",
         ));
     }
     start_log();
     let (stop, stopped) = watch::channel(false);
-    let (console, changes) = console(context, args, global, stopped.clone())?;
+    let (console, changes) = console(context, args, global, log, stopped.clone())?;
     let router = |listener| {
         let authentication = Arc::new(Authentication::new(token, &args.actor, listener));
         console.layer(middleware::from_fn_with_state(
@@ -139,8 +146,11 @@ pub(crate) async fn run(context: &Context, args: &Args, global: &Global) -> Resu
             server::serve(listener, app, stopped).await;
         }
     }
-    // A change whose browser has left continues. Its outcome belongs in the audit log, whose lock may take five seconds.
-    let limit = global.timeout.saturating_add(Duration::from_secs(6));
+    // A change whose browser has left continues. Its outcome belongs in the audit log. The lock of the file may take five
+    // seconds. With the table, the intent and the outcome are calls too.
+    let calls = if args.audit_table { 3 } else { 1 };
+    let limit = global.timeout.saturating_mul(calls);
+    let limit = limit.saturating_add(Duration::from_secs(6));
     timeout(limit, changes.finished()).await.ok();
     Ok(Exit::Done)
 }
@@ -149,6 +159,7 @@ fn console(
     context: &Context,
     args: &Args,
     global: &Global,
+    log: Option<AuditLog>,
     mut stopped: watch::Receiver<bool>,
 ) -> Result<(Router, Changes), Failure> {
     let is_read_only = args.read_only;
@@ -167,8 +178,8 @@ fn console(
         .with_shutdown(async move {
             stopped.wait_for(|stopped| *stopped).await.ok();
         });
-    if let Some(path) = &args.audit {
-        console = console.with_audit_log(AuditLog::new(path));
+    if let Some(log) = log {
+        console = console.with_audit_log(log);
     }
     let changes = console.changes();
     Ok((console.into_router(), changes))

@@ -1,0 +1,212 @@
+//! The file of an audit log. Its functions block the thread.
+
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, Read as _, Seek as _, SeekFrom, Write as _},
+    path::PathBuf,
+    thread,
+    time::Duration,
+};
+
+use serde_json::Value;
+
+/// A file to which audit lines are appended.
+#[derive(Clone, Debug)]
+pub(crate) struct AuditFile {
+    pub(crate) path: PathBuf,
+}
+
+/// The file of a change. Both lines of the change are in this file, also if it is rotated meanwhile.
+#[derive(Debug)]
+pub(crate) struct OpenAuditFile {
+    file: File,
+}
+
+impl AuditFile {
+    /// Opens the file, and appends the first line of a change.
+    pub(crate) fn open(&self, line: &str) -> io::Result<OpenAuditFile> {
+        // A log that may be appended to need not be readable.
+        let file = append_options().read(true).open(&self.path);
+        let file = file.or_else(|_| append_options().open(&self.path))?;
+        let mut opened = OpenAuditFile { file };
+        opened.append(line)?;
+        Ok(opened)
+    }
+
+    /// Returns up to `limit` of the last lines, the last one first, and `true` if the whole file was read. Reads at most the
+    /// last 256 KiB.
+    ///
+    /// A missing file has no lines.
+    pub(crate) fn tail(&self, limit: usize) -> io::Result<(Vec<Value>, bool)> {
+        let metadata = match fs::metadata(&self.path) {
+            Ok(metadata) => metadata,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((Vec::new(), true)),
+            Err(error) => return Err(error),
+        };
+        // A device or a pipe cannot be read back. Opening a pipe would wait for a writer.
+        if !metadata.is_file() {
+            return Ok((Vec::new(), false));
+        }
+        let mut file = File::open(&self.path)?;
+        // Another file, if the log has been rotated meanwhile.
+        let metadata = file.metadata()?;
+        file.seek(SeekFrom::Start(metadata.len().saturating_sub(TAIL)))?;
+        let mut tail = Vec::new();
+        file.take(TAIL).read_to_end(&mut tail)?;
+        let lines = tail.rsplit(|byte| *byte == b'\n');
+        let lines = lines.filter_map(parse_line).take(limit).collect();
+        Ok((lines, metadata.len() <= TAIL))
+    }
+}
+
+impl OpenAuditFile {
+    /// Appends the line under a lock of the file, so that lines of other processes are not mixed with it. Waits until the
+    /// line is on the disk.
+    pub(crate) fn append(&mut self, line: &str) -> io::Result<()> {
+        self.lock()?;
+        let written = self.write(line);
+        self.file.unlock().ok();
+        written
+    }
+
+    fn write(&mut self, line: &str) -> io::Result<()> {
+        let is_file = self.file.metadata()?.is_file();
+        let end = if is_file && self.ends_within_line() {
+            "\n"
+        } else {
+            ""
+        };
+        let line = format!("{end}{line}\n");
+        self.file.write_all(line.as_bytes())?;
+        // A pipe or a terminal has no disk to wait for.
+        if is_file {
+            self.file.sync_all()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for another process that writes a line, for at most five seconds.
+    fn lock(&self) -> io::Result<()> {
+        for _ in 0..500 {
+            match self.file.try_lock() {
+                Ok(()) => return Ok(()),
+                Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(10)),
+                // A file system without locks.
+                Err(TryLockError::Error(_)) => return Ok(()),
+            }
+        }
+        let message = "another process holds the lock of the audit log";
+        Err(io::Error::new(io::ErrorKind::TimedOut, message))
+    }
+
+    /// Returns `true` if the last line has no end, because the disk was full in the middle of it.
+    fn ends_within_line(&mut self) -> bool {
+        let mut last = [0];
+        let read = self.file.seek(SeekFrom::End(-1));
+        let read = read.and_then(|_| self.file.read_exact(&mut last));
+        read.is_ok() && last != *b"\n"
+    }
+}
+
+/// Returns the JSON object of a line. Returns `None` for another text, such as a line that a full disk cut off.
+pub(crate) fn parse_line(line: &[u8]) -> Option<Value> {
+    let line = serde_json::from_slice::<Value>(line).ok();
+    line.filter(Value::is_object)
+}
+
+/// Returns the options that append to a file. A new file is readable for its owner only. The reasons in the log are for
+/// operators, and a user who can open the file can hold its lock.
+fn append_options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.create(true).append(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options
+}
+
+/// Bytes at the end of the file that `tail` reads.
+const TAIL: u64 = 256 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use ::tests::scratch::Scratch;
+
+    use super::*;
+
+    fn file(scratch: &Scratch) -> AuditFile {
+        AuditFile {
+            path: scratch.file("log"),
+        }
+    }
+
+    #[test]
+    fn line_after_partial_line_is_complete() {
+        let scratch = Scratch::new();
+        let file = file(&scratch);
+        fs::write(&file.path, "{\"line\":\"intent\",\"wh").unwrap();
+        let mut opened = file.open("{\"line\":1}").unwrap();
+        opened.append("{\"line\":2}").unwrap();
+        let (lines, is_whole) = file.tail(10).unwrap();
+        assert!(is_whole);
+        let lines: Vec<_> = lines.iter().map(|it| it["line"].clone()).collect();
+        assert_eq!(lines, [2, 1]);
+    }
+
+    #[test]
+    fn lines_of_several_writers_never_mix() {
+        let scratch = Scratch::new();
+        let file = file(&scratch);
+        let line = format!("{{\"line\":\"{}\"}}", "x".repeat(3_000));
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..25 {
+                        let mut opened = file.open(&line).unwrap();
+                        opened.append(&line).unwrap();
+                    }
+                });
+            }
+        });
+        let text = fs::read_to_string(&file.path).unwrap();
+        assert_eq!(text.lines().count(), 400);
+        assert!(text.lines().all(|it| it == line));
+    }
+
+    #[test]
+    fn only_tail_is_read() {
+        let scratch = Scratch::new();
+        let file = file(&scratch);
+        let line = format!("{{\"n\":\"{}\"}}\n", "x".repeat(1000));
+        fs::write(&file.path, line.repeat(2000)).unwrap();
+        let (lines, is_whole) = file.tail(usize::MAX).unwrap();
+        assert!((200..=262).contains(&lines.len()), "{}", lines.len());
+        assert!(!is_whole);
+        let path = "/no/such/file".into();
+        let (lines, is_whole) = AuditFile { path }.tail(1).unwrap();
+        assert!(lines.is_empty() && is_whole);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn log_is_private_and_pipe_has_no_lines() {
+        use std::{os::unix::fs::PermissionsExt as _, process::Command};
+
+        let scratch = Scratch::new();
+        let file = file(&scratch);
+        file.open("{}").unwrap();
+        let mode = fs::metadata(&file.path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        // A pipe without a writer would block.
+        let path = scratch.file("pipe");
+        let made = Command::new("mkfifo").arg(&path).status();
+        assert!(made.unwrap().success());
+        let (lines, _) = AuditFile { path }.tail(10).unwrap();
+        assert!(lines.is_empty());
+    }
+
+    #[test]
+    fn full_device_is_error() {
+        let path = "/dev/full".into();
+        assert!(AuditFile { path }.open("{}").is_err());
+    }
+}

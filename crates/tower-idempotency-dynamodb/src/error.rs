@@ -99,8 +99,11 @@ impl DynamoDbError {
             _ => DynamoDbErrorKind::Refused,
         };
         let message = match message {
-            Some(message) => format!("DynamoDB reports {code}: {message}"),
-            None => format!("DynamoDB reports {code}"),
+            // The message quotes the headers of the call, among them the token of temporary credentials.
+            Some(message) if code != "InvalidSignatureException" => {
+                format!("DynamoDB reports {code}: {message}")
+            }
+            _ => format!("DynamoDB reports {code}"),
         };
         Self::new(kind, message)
     }

@@ -16,7 +16,7 @@ use tests::{
 };
 use tower_idempotency::{
     IdempotencyLayer, Lease, NeedsAttention, OrphanPolicy,
-    inspect::{Entry, Inspect, InspectErrorKind, Query, Resolution, State},
+    inspect::{Entry, Inspect, InspectErrorKind, Query, Resolution, ResolveOutcome, State},
     run_once::{Outcome, WorkError},
     store::{Acquired, CheckErrorKind, Claim, Fingerprint, KeyId, LeaseRef, Store, Ttl},
 };
@@ -372,7 +372,14 @@ async fn settled_attention_is_replayed(stand_in: StandIn) {
         record: service.layer.encode_response_record(entry.id(), &response),
         retention: Ttl::from_secs(60),
     };
-    assert!(resolved(&store, &entry, settled.clone()).await);
+    let outcome = store.resolve(entry.seen(), &settled).await;
+    let ResolveOutcome::Applied(Some(after)) = outcome.expect("the server runs") else {
+        panic!("the entry was as it was seen");
+    };
+    let details = store.get(entry.id()).await.expect("the server runs");
+    let record = details.and_then(|details| details.record);
+    let length = record.map(|record| record.len() as u64);
+    assert_eq!((after.record_bytes, length.is_some()), (length, true));
     assert!(!resolved(&store, &entry, settled).await, "twice");
     let replay = service.send_request("k").await;
     assert_eq!(
@@ -502,6 +509,22 @@ async fn orphan_is_listed_until_expiry() {
     let age = entry.age.as_secs();
     assert!((1780..=1900).contains(&age), "{age}");
     assert_eq!(Some(entry.since), entry.lease_expires);
+}
+
+/// All entries may be in one of the partitions.
+#[tokio::test]
+async fn count_that_equals_limit_is_exact() {
+    let (_endpoint, _, store) = listed(StandIn::Dynoxide).await;
+    for n in 0..4 {
+        let mut claim = claim(n);
+        claim.lease = Ttl::from_secs(600);
+        hold(&store, &claim).await;
+    }
+    for (limit, counted) in [(3, (3, false)), (4, (4, true)), (5, (4, true))] {
+        let summary = store.summary(limit).await.expect("the server runs");
+        let count = summary.count(State::InProgress).expect("it is listed");
+        assert_eq!((count.value, count.is_exact), counted, "{limit}");
+    }
 }
 
 /// The service has not deleted the expired orphans yet. There are more than a count examines.

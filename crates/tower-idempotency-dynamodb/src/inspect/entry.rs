@@ -35,7 +35,6 @@ pub(super) fn details(id: KeyId, mut item: Item, moment: Moment) -> Option<Entry
         Some(AttributeValue::B(record)) => Some(record.into_inner().into()),
         _ => None,
     };
-    details.entry.record_bytes = details.record.as_ref().map(|record| record.len() as u64);
     let fingerprint = bytes(&mut item, "fingerprint").ok();
     details.fingerprint = fingerprint.map(Fingerprint::from_bytes);
     Some(details)
@@ -97,6 +96,10 @@ fn read(
     entry.lease_expires = lease_ends.map(time);
     entry.expires = Some(time(expires));
     entry.retry_allowed = state == State::Orphaned && token.is_some_and(|it| it.allows_retry());
+    // The index has no records.
+    if let Some(AttributeValue::B(record)) = item.get("record") {
+        entry.record_bytes = Some(record.as_ref().len() as u64);
+    }
     if state == State::NeedsAttention {
         entry.attention_code = text(item, "reason").ok().map(Box::from);
     }

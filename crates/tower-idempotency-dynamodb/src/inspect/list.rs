@@ -140,9 +140,6 @@ impl TableClient {
             let max_examined = share.saturating_add(EXAMINED.into());
             let (mut start_key, mut examined) = (None, 0);
             loop {
-                if value >= limit {
-                    return Ok(Count::new(limit, false));
-                }
                 if examined > max_examined {
                     is_exact = false;
                     break;

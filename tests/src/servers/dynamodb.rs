@@ -13,6 +13,9 @@ use std::{
 };
 
 use aws_smithy_http_client::Builder;
+use axum::Router;
+use http::StatusCode;
+use serde_json::json;
 use tower_idempotency::store::{Claim, Fingerprint, KeyId, Store, Ttl};
 use tower_idempotency_dynamodb::{
     DynamoDbOptions, DynamoDbStore,
@@ -23,7 +26,7 @@ use tower_idempotency_dynamodb::{
 };
 
 use super::{Guard, READY_WITHIN, directory, start_on_free_port};
-use crate::playground::run;
+use crate::{playground::run, wire::Server};
 
 /// The kind of stand-in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +161,29 @@ impl DynamoDbServer {
     pub fn resume(&self) {
         self.guard.signal("CONT");
     }
+}
+
+/// Starts an endpoint that refuses each call with this error code and message, in the form of DynamoDB.
+///
+/// A stand-in accepts all credentials.
+///
+/// # Panics
+///
+/// Panics if there is no free port.
+pub async fn start_refusing(code: &str, message: &str) -> Server {
+    let error = json!({
+        "__type": format!("com.amazon.coral.service#{code}"),
+        "message": message,
+    });
+    let body = error.to_string();
+    let headers = [
+        ("content-type", "application/x-amz-json-1.0".to_owned()),
+        ("x-amzn-requestid", "A".repeat(52)),
+        ("x-amz-crc32", crc32fast::hash(body.as_bytes()).to_string()),
+    ];
+    let refusal = (StatusCode::BAD_REQUEST, headers, body);
+    let app = Router::new().fallback(async move || refusal.clone());
+    Server::start(app).await
 }
 
 /// Creates a client for this address, with placeholder credentials.

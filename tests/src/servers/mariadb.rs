@@ -10,8 +10,11 @@ use std::{
     sync::OnceLock,
 };
 
-use super::{Guard, as_user, directory, set_owner, start_on_free_port, tool, until_ready};
-use crate::playground::run;
+use super::{
+    Guard, as_user, certificates::Certificates, directory, set_owner, start_on_free_port, tool,
+    until_ready,
+};
+use crate::{playground::run, scratch::Scratch};
 
 /// Returns the server that the tests of one binary share. It is empty at first, and ends with the process.
 ///
@@ -47,6 +50,8 @@ pub struct MariaDbServer {
     guard: Guard,
     port: u16,
     settings: Vec<String>,
+    /// The certificates of a server with TLS.
+    files: Option<Scratch>,
 }
 
 impl MariaDbServer {
@@ -72,7 +77,26 @@ impl MariaDbServer {
             guard,
             port,
             settings,
+            files: None,
         }
+    }
+
+    /// Like [`start`](Self::start), with TLS. The authority of the certificate is new, so no client knows it.
+    ///
+    /// # Panics
+    ///
+    /// Like [`start`](Self::start), and if there is no `openssl`.
+    #[must_use]
+    pub fn start_with_tls() -> Self {
+        let files = Scratch::new();
+        let made = Certificates::make(files.path());
+        set_owner(files.path(), USER);
+        let certificate = format!("ssl-cert={}", made.certificate().display());
+        let key = format!("ssl-key={}", made.key().display());
+        // The last value of a setting counts. Without these, the server has no TLS.
+        let mut server = Self::start(&["tls-version=TLSv1.2,TLSv1.3", &certificate, &key]);
+        server.files = Some(files);
+        server
     }
 
     /// Returns the URL of its database.
@@ -91,17 +115,6 @@ impl MariaDbServer {
     #[must_use]
     pub fn log(&self) -> String {
         self.guard.log()
-    }
-
-    /// Returns its log of slow statements. The setting `slow-query-log-file=slow.log` writes it.
-    ///
-    /// # Panics
-    ///
-    /// Panics if there is no such log.
-    #[must_use]
-    pub fn slow_log(&self) -> String {
-        let log = fs::read(self.guard.directory().join("data/slow.log"));
-        String::from_utf8_lossy(&log.expect("a log of slow statements")).into_owned()
     }
 
     /// Sends SIGSTOP: the connections stay open, and the server does not reply.
@@ -210,7 +223,7 @@ fn command(directory: &Path, port: u16, settings: &[String]) -> Command {
     if !directory.join("data/app").exists() {
         command.arg(format!("--init-file={}", at("users.sql")));
     }
-    // The tests' proxies inspect the bytes, so there is no TLS.
+    // The tests' proxies inspect the bytes, so there is no TLS unless the settings add it.
     let others: &[&str] = if is_mysql() {
         &[
             "tls-version=",

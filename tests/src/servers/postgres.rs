@@ -10,8 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Guard, as_user, directory, set_owner, start_on_free_port, tool, until_ready};
-use crate::playground::run;
+use super::{
+    Guard, as_user, certificates::Certificates, directory, set_owner, start_on_free_port, tool,
+    until_ready,
+};
+use crate::{playground::run, scratch::Scratch};
 
 /// Returns the server that the tests of one binary share. It is empty at first, and ends with the process.
 ///
@@ -29,6 +32,8 @@ pub struct PostgresServer {
     guard: Guard,
     port: u16,
     settings: Vec<String>,
+    /// The certificates of a server with TLS.
+    files: Option<Scratch>,
 }
 
 impl PostgresServer {
@@ -54,7 +59,25 @@ impl PostgresServer {
             guard,
             port,
             settings,
+            files: None,
         }
+    }
+
+    /// Like [`start`](Self::start), with TLS. The authority of the certificate is new, so no client knows it.
+    ///
+    /// # Panics
+    ///
+    /// Like [`start`](Self::start), and if there is no `openssl`.
+    #[must_use]
+    pub fn start_with_tls() -> Self {
+        let files = Scratch::new();
+        let made = Certificates::make(files.path());
+        set_owner(files.path(), USER);
+        let certificate = format!("ssl_cert_file={}", made.certificate().display());
+        let key = format!("ssl_key_file={}", made.key().display());
+        let mut server = Self::start(&["ssl=on", &certificate, &key]);
+        server.files = Some(files);
+        server
     }
 
     /// Returns the URL of its database.

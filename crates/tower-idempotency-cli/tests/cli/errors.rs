@@ -10,11 +10,11 @@ use std::{
 use tests::{
     scratch::Scratch,
     servers::{
-        dynamodb::{StandIn, shared},
+        dynamodb::{self, StandIn},
         free_port,
-        mariadb::MariaDbServer,
-        postgres::PostgresServer,
-        redis::RedisServer,
+        mariadb::{self, MariaDbServer},
+        postgres::{self, PostgresServer},
+        redis::{self, RedisCluster, RedisServer},
     },
     sql,
 };
@@ -28,8 +28,8 @@ use tower_idempotency_sqlx::sqlx::{self, Connection as _};
 
 use crate::{run, run_in, scenario::Keys};
 
-/// Asserts that the command fails with this code and one sentence.
-fn assert_fails(store: &str, args: &[&str], code: i32, expected: &str) {
+/// Asserts that the command fails with this code and one sentence. Returns the sentence.
+fn assert_fails(store: &str, args: &[&str], code: i32, expected: &str) -> String {
     // The client of Redis connects again until the timeout.
     let ran = run(store, &[args, &["--timeout", "20s"]].concat());
     assert_eq!(ran.code, code, "{store}: {ran:?}");
@@ -37,6 +37,14 @@ fn assert_fails(store: &str, args: &[&str], code: i32, expected: &str) {
     assert!(ran.err.contains(expected), "{ran:?}");
     assert_eq!(ran.err.trim_end().lines().count(), 1, "{ran:?}");
     assert!(!ran.err.contains("hush"), "{ran:?}");
+    ran.err
+}
+
+/// Asserts that the tool cannot use the store, and that its sentence contains the reason.
+fn assert_unusable(url: &str, store: &str, reason: &str) {
+    let sentence = assert_fails(url, &["stats"], 1, reason);
+    let beginning = format!("idempotency: cannot use the {store} store: ");
+    assert!(sentence.starts_with(&beginning), "{sentence}");
 }
 
 #[test]
@@ -52,9 +60,19 @@ fn wrong_urls_are_one_sentence() {
             "expected a URL of the form postgres://",
         ),
         (
+            "mysql://app:hush@localhost:hush/app",
+            "expected a URL of the form mysql://",
+        ),
+        (
             "redis://:hush@:x",
             "expected an address of the form redis://",
         ),
+        (
+            "redis+cluster://:hush@[::hush",
+            "expected an address of the form redis+cluster://",
+        ),
+        ("dynamodb://?endpoint=hush", "expected a table"),
+        ("dynamodb://keys?hush=hush", "expected endpoint=URL"),
         ("sqlite:", "expected a path after sqlite:"),
         ("", "expected a store"),
         (
@@ -69,63 +87,132 @@ fn wrong_urls_are_one_sentence() {
 #[test]
 fn stores_that_are_down_are_one_sentence() {
     let port = free_port();
-    for url in [
-        format!("postgres://app:hush@127.0.0.1:{port}/app"),
-        format!("mysql://app:hush@127.0.0.1:{port}/app"),
-        format!("redis://:hush@127.0.0.1:{port}/0"),
-        format!("redis+cluster://:hush@127.0.0.1:{port}"),
-        "sqlite:/no/such/directory/keys.db".to_owned(),
-        format!("dynamodb://hush?endpoint=http://127.0.0.1:{port}"),
+    for (url, store) in [
+        (
+            format!("postgres://app:hush@127.0.0.1:{port}/app"),
+            "postgres",
+        ),
+        (format!("mysql://app:hush@127.0.0.1:{port}/app"), "mysql"),
+        (format!("redis://:hush@127.0.0.1:{port}/0"), "redis"),
+        (format!("redis+cluster://:hush@127.0.0.1:{port}"), "redis"),
+        ("sqlite:/no/such/directory/keys.db".to_owned(), "sqlite"),
+        (
+            format!("dynamodb://hush?endpoint=http://127.0.0.1:{port}"),
+            "dynamodb",
+        ),
     ] {
-        assert_fails(&url, &["stats"], 1, "cannot use the ");
+        assert_unusable(&url, store, "");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_passwords_are_one_sentence() {
+    let has_password = ["--requirepass", "open-sesame"];
+    let server = RedisServer::start(&has_password);
+    let url = format!("redis://:hush@{}/0", server.address());
+    assert_unusable(&url, "redis", "Password authentication failed");
+    let cluster = RedisCluster::start_with(&has_password);
+    let url = cluster.url().replace("127.0.0.1", ":hush@127.0.0.1");
+    assert_unusable(&url, "redis", "Password authentication failed");
+    let server = postgres::shared();
+    let admin = sqlx::PgConnection::connect(&server.url()).await;
+    let create = sqlx::raw_sql("create role locked login password 'open-sesame'");
+    let created = create.execute(&mut admin.expect("the server runs")).await;
+    created.expect("a role with a password");
+    for (role, code) in [("stranger", "28000"), ("locked", "28P01")] {
+        let url = format!("postgres://{role}:hush@{}/postgres", server.address());
+        assert_unusable(&url, "postgres", code);
+    }
+    // Without TLS, the driver sends no password to MySQL.
+    let server = MariaDbServer::start_with_tls();
+    let url = format!("mysql://app:hush@{}/app", server.address());
+    assert_unusable(&url, "mysql", "1045");
+}
+
+/// The service may quote the request, which has the token of temporary credentials.
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_credentials_are_one_sentence() {
+    for (code, message) in [
+        (
+            "UnrecognizedClientException",
+            "The security token included in the request is invalid.",
+        ),
+        (
+            "InvalidSignatureException",
+            "The request signature we calculated does not match the signature you provided.\n\n\
+             The Canonical String for this request should have been\n'POST\n/\n\nx-amz-security-token:hush\n'",
+        ),
+    ] {
+        let service = dynamodb::start_refusing(code, message).await;
+        let url = format!("dynamodb://keys?endpoint=http://{}", service.addr());
+        let reason = format!("DynamoDB reports {code}");
+        assert_unusable(&url, "dynamodb", &reason);
+        // This call shows the message of the service, unless it quotes the call.
+        let checked = run(&url, &["check"]);
+        assert_eq!(checked.code, 1, "{checked:?}");
+        assert!(checked.err.contains(&reason), "{checked:?}");
+        assert!(!checked.err.contains("hush"), "{checked:?}");
+        assert_eq!(checked.err.lines().count(), 1, "{checked:?}");
     }
 }
 
 #[test]
-fn refused_connections_are_one_sentence() {
-    let redis = RedisServer::start(&["--requirepass", "open-sesame"]);
-    let url = format!("redis://:hush@{}/0", redis.address());
-    assert_fails(&url, &["stats"], 1, "cannot use the redis store");
-    // The server speaks no TLS.
-    let url = format!("rediss://:hush@{}/0", redis.address());
-    assert_fails(&url, &["stats"], 1, "cannot use the redis store");
-    let postgres = PostgresServer::start(&[]);
-    let role = async {
-        let mut admin = sqlx::PgConnection::connect(&postgres.url()).await;
-        let create = sqlx::raw_sql("create role locked login password 'open-sesame'");
-        let created = create.execute(admin.as_mut().expect("a server")).await;
-        created.expect("a role with a password");
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    runtime.expect("a runtime").block_on(role);
-    for role in ["stranger", "locked"] {
-        let url = format!("postgres://{role}:hush@{}/postgres", postgres.address());
-        assert_fails(&url, &["stats"], 1, "cannot use the postgres store");
+fn servers_without_tls_are_one_sentence() {
+    let redis = redis::shared().address();
+    let dynamodb = dynamodb::shared(StandIn::Dynoxide).address();
+    for (url, store, reason) in [
+        (
+            format!("rediss://:hush@{redis}/0"),
+            "redis",
+            "cannot reach the server",
+        ),
+        (
+            format!("rediss+cluster://:hush@{redis}"),
+            "redis",
+            "cannot reach the server",
+        ),
+        (
+            format!("{}?sslmode=require", postgres::shared().url()),
+            "postgres",
+            "server does not support TLS",
+        ),
+        (
+            format!("{}?ssl-mode=REQUIRED", mariadb::shared().url()),
+            "mysql",
+            "server does not support TLS",
+        ),
+        (
+            format!("dynamodb://keys?endpoint=https://{dynamodb}"),
+            "dynamodb",
+            "DynamoDB",
+        ),
+    ] {
+        assert_unusable(&url, store, reason);
     }
-    let url = format!("{}?sslmode=require", postgres.url());
-    assert_fails(&url, &["stats"], 1, "cannot use the postgres store");
-    let mariadb = MariaDbServer::start(&[]);
-    let url = format!("mysql://app:hush@{}/app", mariadb.address());
-    assert_fails(&url, &["stats"], 1, "cannot use the mysql store");
-    let url = format!("{}?ssl-mode=REQUIRED", mariadb.url());
-    assert_fails(&url, &["stats"], 1, "cannot use the mysql store");
 }
 
 #[test]
 fn unknown_certificates_are_one_sentence() {
     let redis = RedisServer::start_with_tls();
-    assert_fails(
-        &redis.tls_url(),
-        &["stats"],
-        1,
-        "cannot use the redis store",
-    );
-    let dynamodb = shared(StandIn::Dynoxide);
-    // The server speaks no TLS.
-    let url = format!("dynamodb://keys?endpoint=https://{}", dynamodb.address());
-    assert_fails(&url, &["stats"], 1, "cannot use the dynamodb store");
+    let postgres = PostgresServer::start_with_tls();
+    let mariadb = MariaDbServer::start_with_tls();
+    let replaced = |scheme: &str| redis.tls_url().replace("rediss://", scheme);
+    for (url, store) in [
+        (redis.tls_url(), "redis"),
+        (replaced("rediss+cluster://"), "redis"),
+        (
+            format!("{}?sslmode=verify-full", postgres.url()),
+            "postgres",
+        ),
+        (
+            format!("{}?ssl-mode=VERIFY_IDENTITY", mariadb.url()),
+            "mysql",
+        ),
+        // The client rejects the certificate before it sends a request, so any server with TLS is an endpoint.
+        (replaced("dynamodb://keys?endpoint=https://"), "dynamodb"),
+    ] {
+        assert_unusable(&url, store, "UnknownIssuer");
+    }
 }
 
 /// The console has the same rule.
@@ -163,7 +250,7 @@ async fn empty_listing_has_own_exit_code() {
     let url = format!("sqlite:{}", scratch.file("keys.db").display());
     AnyStore::open(&url).await.expect("a file");
     let ran = run(&url, &["list", "orphaned", "--fail-if-any"]);
-    assert_eq!((ran.code, &*ran.out), (0, "no entry is orphaned\n"));
+    assert_eq!((ran.code, &*ran.out), (0, "no orphaned entry\n"));
     let ran = run(&url, &["watch", "--exit-when-empty", "attention"]);
     assert_eq!(ran.code, 0, "{ran:?}");
     let ran = run(&url, &["show", "0123456789"]);

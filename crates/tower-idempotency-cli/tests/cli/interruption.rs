@@ -43,7 +43,7 @@ fn interrupt(
 }
 
 /// Sends the signal, and returns the exit code. The code is -1 if the signal itself ended the process.
-fn end(tool: &mut Child, signal: &str) -> i32 {
+pub(crate) fn end(tool: &mut Child, signal: &str) -> i32 {
     let pid = tool.id().to_string();
     let sent = Command::new("kill").args([signal, &pid]).status();
     assert!(sent.expect("kill").success());

@@ -5,9 +5,11 @@ mod calls;
 mod document;
 mod errors;
 mod interruption;
+mod reading;
 mod repair;
 mod scenario;
 mod serve;
+mod session;
 mod stores;
 mod terminal;
 

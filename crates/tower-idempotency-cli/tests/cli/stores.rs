@@ -1,4 +1,4 @@
-//! The same session on every store.
+//! The same sessions on every store.
 
 use std::time::Duration;
 
@@ -16,23 +16,20 @@ use tower_idempotency_any::OpenOptions;
 
 use crate::{
     document::settle_in_three_commands,
+    reading::read_in_each_form,
     run,
-    scenario::{Keys, resolve_changed_entry, resolve_removed_entry, settle_every_kind},
+    scenario::{Keys, resolve_removed_entry, settle_every_kind},
+    session::FILTERS,
 };
 
-/// Runs the session, and compares it with the snapshot. Stores with the same abilities have the same one.
-async fn check(url: &str, snapshot: &str) {
-    let session = settle_every_kind(url).await;
-    let ages = [
-        (r#""age_ms":\d+"#, r#""age_ms":N"#),
-        (r"\(\d+\w+( \d+\w+)? ago\)", "(AGE ago)"),
-    ];
-    insta::with_settings!({filters => ages}, {
+/// Compares a session with the snapshot. Stores with the same abilities have the same one.
+fn check(session: &str, snapshot: &str) {
+    insta::with_settings!({filters => FILTERS}, {
         insta::assert_snapshot!(snapshot, session);
     });
 }
 
-/// The tests of one store: its name, its snapshot, and the URLs of stores without tables. `$start` returns a function that
+/// The tests of one store: its name, its snapshots, and the URLs of stores without tables. `$start` returns a function that
 /// returns such a URL. `$setting` is the option that names the table or the prefix.
 macro_rules! store_tests {
     ($name:ident, $snapshot:literal, $setting:expr, $start:expr) => {
@@ -42,13 +39,14 @@ macro_rules! store_tests {
             #[tokio::test(flavor = "multi_thread")]
             async fn operator_settles_every_kind() {
                 let url = $start;
-                check(&url(), $snapshot).await;
+                check(&settle_every_kind(&url()).await, $snapshot);
             }
 
             #[tokio::test(flavor = "multi_thread")]
-            async fn changed_entry_is_not_resolved() {
+            async fn verbs_print_text_and_json() {
                 let url = $start;
-                resolve_changed_entry(&url()).await;
+                let session = read_in_each_form(&url()).await;
+                check(&session, concat!($snapshot, "_reading"));
             }
 
             #[tokio::test(flavor = "multi_thread")]

@@ -156,6 +156,15 @@ async fn change_asks_on_terminal() {
         assert!(shown.contains("Type yes to go on"), "{shown}");
     }
     assert!(any.get(&keys.orphaned.id).await.expect("a file").is_none());
+    let log = scratch.file("purges");
+    let line = format!("idempotency purge --reason x --audit {}", log.display());
+    for (typed, code) in [("no\n", 2), ("yes\n", 0)] {
+        assert!(!log.exists());
+        let (ended, shown) = on_terminal(100, typed, &[store], &line);
+        assert_eq!(ended, code, "{shown}");
+        assert!(shown.contains("at most 100000 expired"), "{shown}");
+    }
+    assert!(log.exists());
 }
 
 /// The line of a long command is shown on a terminal, and nowhere else.

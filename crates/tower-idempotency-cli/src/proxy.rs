@@ -1,7 +1,10 @@
 //! `idempotency proxy`: runs the proxy of one configuration file.
 
+mod admin_console;
+mod sockets;
+
 use std::{
-    fs,
+    env, fs,
     io::{self, Write as _},
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -16,8 +19,9 @@ use tokio::{
     time::sleep,
 };
 use tower_idempotency::metrics::{RECORD_BYTES_BUCKETS, SECONDS_BUCKETS};
-use tower_idempotency_proxy::{Config, ConfigError, Proxy, ProxyHandle};
+use tower_idempotency_proxy::{Config, ConfigError, Proxy, ProxyHandle, Sockets};
 
+use self::admin_console::AdminConsole;
 use crate::output::print_note;
 
 /// Exit code of a configuration that is rejected.
@@ -32,8 +36,8 @@ pub(crate) struct Args {
     /// The configuration file. SIGHUP reads it again.
     #[arg(long, value_name = "FILE", required = true)]
     config: Option<PathBuf>,
-    /// The address for clients, in place of the one in the file.
-    #[arg(long, value_name = "ADDRESS", env = "IDEMPOTENCY_PROXY_LISTEN")]
+    /// The address for clients, in place of the one in the file and in IDEMPOTENCY_PROXY__LISTEN__ADDRESS.
+    #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
     /// Checks the configuration, prints it with all defaults as JSON, and exits.
     #[arg(long)]
@@ -65,7 +69,8 @@ impl PolicyArgs {
         let named =
             |file: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
         // The policy does not depend on the store, so none is needed.
-        let config = Config::load(&self.config, Some(store.unwrap_or("memory")));
+        let store = store.unwrap_or("memory");
+        let config = Config::load(&self.config, Some(store), env::vars_os());
         let config = config.map_err(|error| named(&self.config, &error))?;
         if let Some(file) = &self.openapi {
             let text = fs::read(file).map_err(|error| named(file, &error))?;
@@ -100,9 +105,10 @@ impl Args {
         self.config.as_deref().unwrap_or(Path::new(""))
     }
 
-    /// Reads the configuration. `store` is the URL of the store, in place of the one in the file.
+    /// Reads the configuration: flags replace variables of the environment, and these replace the file. `store` is the URL of
+    /// the store in the flag, or in its variable `IDEMPOTENCY_STORE`.
     fn load(&self, store: Option<&str>) -> Result<Config, ConfigError> {
-        let config = Config::load(self.config(), store)?;
+        let config = Config::load(self.config(), store, env::vars_os())?;
         Ok(match self.listen {
             Some(address) => config.with_listen_address(address),
             None => config,
@@ -127,12 +133,16 @@ pub(crate) fn main(args: Args, store: Option<String>, is_json: bool) -> ExitCode
     if args.check {
         return print(&format!("{:#}\n", config.to_json()));
     }
+    let sockets = match sockets::take() {
+        Ok(sockets) => sockets,
+        Err(error) => return fail(&error, 1),
+    };
     start_log();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build();
     let ran = match runtime {
-        Ok(runtime) => runtime.block_on(run(args, store, config)),
+        Ok(runtime) => runtime.block_on(run(args, store, config, sockets)),
         Err(error) => Err(format!("cannot start the runtime: {error}")),
     };
     match ran {
@@ -193,12 +203,26 @@ fn install_recorder() -> Result<PrometheusHandle, BuildError> {
 }
 
 /// Serves until a signal. Returns `true` if all requests have finished.
-async fn run(args: Args, store: Option<String>, config: Config) -> Result<bool, String> {
+async fn run(
+    args: Args,
+    store: Option<String>,
+    config: Config,
+    sockets: Sockets,
+) -> Result<bool, String> {
     let recorder = install_recorder().map_err(|error| format!("cannot record metrics: {error}"))?;
-    let proxy = Proxy::bind(config)
+    let console = config.console();
+    let proxy = Proxy::bind_with(config, sockets)
         .await
         .map_err(|error| error.to_string())?;
-    let proxy = proxy.with_metrics(move || recorder.render());
+    let metrics = recorder.clone();
+    let mut proxy = proxy.with_metrics(move || metrics.render());
+    let mut changes = None;
+    if let Some(console) = console {
+        let console = AdminConsole::new(&console, &proxy, recorder)
+            .map_err(|error| format!("cannot serve the console: {error}"))?;
+        changes = Some(console.changes());
+        proxy = proxy.with_console(console.router);
+    }
     let (address, admin) = (proxy.address(), proxy.admin_address());
     let listen = |kind| signal(kind).map_err(|error| format!("cannot handle signals: {error}"));
     let mut stop = [
@@ -225,7 +249,11 @@ async fn run(args: Args, store: Option<String>, config: Config) -> Result<bool, 
             std::process::exit(1);
         });
     };
-    Ok(proxy.serve(shutdown).await)
+    let is_finished = proxy.serve(shutdown).await;
+    if let Some(changes) = changes {
+        changes.await;
+    }
+    Ok(is_finished)
 }
 
 /// Notifies systemd, if it started this process and waits for it.

@@ -1,52 +1,124 @@
-//! The admin port: health, readiness, metrics and policy.
+//! The admin port: health, readiness, metrics, policy, and a console of the program.
 
 use std::{
     convert::Infallible,
+    future::poll_fn,
+    pin::{Pin, pin},
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body_util::Full;
+use http_body::Body;
+use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::{net::TcpListener, time::sleep};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::{sleep, timeout},
+};
+use tokio_util::task::TaskTracker;
+use tower_service::Service;
 
-use crate::proxy::Shared;
+use crate::{body::BodyError, proxy::Shared};
 
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time that open requests have to end after the drain.
+const GRACE: Duration = Duration::from_secs(5);
+/// Path below which the console is.
+const CONSOLE: &str = "/console";
 
-/// Serves the admin port until the task is aborted.
+type AdminResponse = Response<UnsyncBoxBody<Bytes, BodyError>>;
+type AdminFuture = Pin<Box<dyn Future<Output = AdminResponse> + Send>>;
+
+/// A console as a function of its requests.
+pub(crate) type ConsoleService = Box<dyn Fn(Request<Incoming>) -> AdminFuture + Send + Sync>;
+
+/// Converts a service into a function.
+pub(crate) fn console<S, B>(service: S) -> ConsoleService
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>
+        + Clone
+        + Send
+        + Sync
+        + 'static,
+    S::Future: Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BodyError>,
+{
+    Box::new(move |req| {
+        let mut service = service.clone();
+        Box::pin(async move {
+            let ready = poll_fn(|cx| service.poll_ready(cx)).await;
+            ready.unwrap_or_else(|never| match never {});
+            let res = service.call(req).await;
+            let res = res.unwrap_or_else(|never| match never {});
+            res.map(|body| body.map_err(Into::<BodyError>::into).boxed_unsync())
+        })
+    })
+}
+
+/// Serves the admin port until the drain has ended. Open requests then have five seconds to end.
 pub(crate) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
+    let connections = TaskTracker::new();
     loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let accepted = tokio::select! {
+            biased;
+            () = shared.drained.cancelled() => break,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                connections.spawn(serve_connection(stream, Arc::clone(&shared)));
+            }
             Err(error) => {
                 tracing::warn!(%error, "connection to the admin port not accepted");
                 sleep(Duration::from_millis(100)).await;
-                continue;
             }
-        };
-        let shared = Arc::clone(&shared);
-        tokio::spawn(async move {
-            let service = service_fn(move |req| {
-                let res = respond(&shared, &req);
-                async move { Ok::<_, Infallible>(res) }
-            });
-            let mut builder = http1::Builder::new();
-            builder
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEAD_TIMEOUT);
-            // The client closed the connection.
-            let _ = builder
-                .serve_connection(TokioIo::new(stream), service)
-                .await;
-        });
+        }
     }
+    drop(listener);
+    connections.close();
+    let _ = timeout(GRACE, connections.wait()).await;
 }
 
-fn respond(shared: &Shared, req: &Request<Incoming>) -> Response<Full<Bytes>> {
+async fn serve_connection(stream: TcpStream, shared: Arc<Shared>) {
+    let drained = shared.drained.clone();
+    let service = service_fn(move |req| {
+        let shared = Arc::clone(&shared);
+        async move { Ok::<_, Infallible>(respond(&shared, req).await) }
+    });
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT);
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    tokio::select! {
+        // The client closed the connection.
+        _ = connection.as_mut() => return,
+        () = drained.cancelled() => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    let _ = connection.await;
+}
+
+async fn respond(shared: &Shared, req: Request<Incoming>) -> AdminResponse {
+    if let Some(console) = &shared.console
+        && is_of_console(req.uri().path())
+    {
+        return console(req).await;
+    }
+    let res = page(shared, &req);
+    res.map(|body| body.map_err(|never| match never {}).boxed_unsync())
+}
+
+fn is_of_console(path: &str) -> bool {
+    let below = path.strip_prefix(CONSOLE);
+    below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
+}
+
+fn page(shared: &Shared, req: &Request<Incoming>) -> Response<Full<Bytes>> {
     const TEXT: &str = "text/plain; charset=utf-8";
     if req.method() != Method::GET && req.method() != Method::HEAD {
         return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET\n".into());
@@ -66,8 +138,9 @@ fn respond(shared: &Shared, req: &Request<Incoming>) -> Response<Full<Bytes>> {
             response(StatusCode::OK, "application/json", policy.to_string())
         }
         _ => {
-            let pages = "/healthz /readyz /metrics /policy\n";
-            response(StatusCode::NOT_FOUND, TEXT, pages.into())
+            let console = shared.console.as_ref().map_or("", |_| " /console/");
+            let pages = format!("/healthz /readyz /metrics /policy{console}\n");
+            response(StatusCode::NOT_FOUND, TEXT, pages)
         }
     }
 }

@@ -60,11 +60,13 @@ mod proxy;
 mod route;
 mod routes;
 mod service;
+mod sockets;
 mod telemetry;
 mod tls;
 mod upstream;
 
 pub use self::{
-    config::{Config, ConfigError},
+    config::{Config, ConfigError, ConsoleConfig},
     proxy::{BindError, Proxy, ProxyHandle},
+    sockets::Sockets,
 };

@@ -1,6 +1,7 @@
 //! The proxy: its listeners, its configuration in use, and its shutdown.
 
 use std::{
+    convert::Infallible,
     fmt, io,
     net::SocketAddr,
     sync::{
@@ -11,19 +12,27 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,
     time::{Instant, sleep, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tower_idempotency_any::{OpenError, OpenOptions, Purger};
+use tower_idempotency::IdempotencyLayer;
+use tower_idempotency_any::{AnyStore, OpenError, OpenOptions, Purger};
+use tower_service::Service;
 
 use crate::{
-    admin,
+    admin::{self, ConsoleService},
+    body::BodyError,
     config::{Config, ConfigError, EnforcedRoutes},
     connection::{self, OpenConnection},
     routes::{Layers, Live, report_switches},
+    sockets::{self, Sockets},
     telemetry,
     upstream::Tunnels,
 };
@@ -34,6 +43,7 @@ pub struct Proxy {
     shared: Arc<Shared>,
     listener: TcpListener,
     admin: Option<TcpListener>,
+    store: AnyStore,
     _purger: Purger,
 }
 
@@ -46,6 +56,9 @@ pub(crate) struct Shared {
     pub(crate) live: ArcSwap<Live>,
     pub(crate) is_draining: AtomicBool,
     pub(crate) metrics: Box<dyn Fn() -> String + Send + Sync>,
+    pub(crate) console: Option<ConsoleService>,
+    /// Cancelled when the drain has ended.
+    pub(crate) drained: CancellationToken,
     layers: Layers,
     tunnels: Tunnels,
     /// Routes that were enforced since the start. The lock lets one reload run at a time.
@@ -76,7 +89,20 @@ impl Proxy {
     ///
     /// [`BindError`] if the store cannot be opened, if a certificate cannot be read, or if an address cannot be bound.
     pub async fn bind(config: Config) -> Result<Self, BindError> {
+        Self::bind_with(config, Sockets::new()).await
+    }
+
+    /// Opens the store of `config` like [`bind`](Self::bind), and listens on `sockets` in place of the addresses.
+    ///
+    /// # Errors
+    ///
+    /// [`BindError`] like [`bind`](Self::bind), and if there is a socket for the admin port, but no section `[admin]`.
+    pub async fn bind_with(config: Config, sockets: Sockets) -> Result<Self, BindError> {
         let Config(config) = config;
+        if sockets.admin.is_some() && config.admin.is_none() {
+            let message = "expected the section [admin], because there is a socket for it";
+            return Err(BindError::Config(ConfigError::without_line(message)));
+        }
         // Half the timeout of the layer, so that the layer can retry. The default is the minimum, since connecting has the same
         // limit.
         let half = config.store.timeout.get_ref().get() / 2;
@@ -92,13 +118,14 @@ impl Proxy {
             config.admin.as_ref().map(|admin| admin.address),
         );
         let live = Live::new(config, &layers, &tunnels, None).map_err(BindError::Config)?;
-        let bind = async |address| {
-            let bound = TcpListener::bind(address).await;
-            bound.map_err(|error| BindError::Address(address, error))
-        };
-        let listener = bind(address).await?;
+        let failed = |address| move |error| BindError::Address(address, error);
+        let bound = sockets::bind(address, sockets.listen).await;
+        let listener = bound.map_err(failed(address))?;
         let admin = match admin_address {
-            Some(address) => Some(bind(address).await?),
+            Some(address) => {
+                let bound = sockets::bind(address, sockets.admin).await;
+                Some(bound.map_err(failed(address))?)
+            }
             None => None,
         };
         telemetry::describe();
@@ -108,6 +135,8 @@ impl Proxy {
             live: ArcSwap::from_pointee(live),
             is_draining: AtomicBool::new(false),
             metrics: Box::new(String::new),
+            console: None,
+            drained: CancellationToken::new(),
             layers,
             tunnels,
             enforced,
@@ -117,6 +146,7 @@ impl Proxy {
             listener,
             admin,
             _purger: store.spawn_purger(PURGE_PERIOD),
+            store,
         })
     }
 
@@ -129,6 +159,54 @@ impl Proxy {
         let shared = Arc::get_mut(&mut self.shared).expect("with_metrics is called before handle");
         shared.metrics = Box::new(render);
         self
+    }
+
+    /// Sets the service of the paths `/console` and `/console/..` of the admin port, such as an axum router. Default: none,
+    /// and the paths get 404.
+    ///
+    /// The service decides who has access: the admin port has no authentication. [`Config::console`] returns the settings of
+    /// a console.
+    ///
+    /// # Panics
+    ///
+    /// If a [`handle`](Self::handle) was created before.
+    pub fn with_console<S, B>(mut self, console: S) -> Self
+    where
+        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        S::Future: Send + 'static,
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BodyError>,
+    {
+        let shared = Arc::get_mut(&mut self.shared).expect("with_console is called before handle");
+        shared.console = Some(admin::console(console));
+        self
+    }
+
+    /// Returns the store, for a [console](Self::with_console). Clones share it.
+    #[must_use]
+    pub fn store(&self) -> AnyStore {
+        self.store.clone()
+    }
+
+    /// Returns the layer of the protected routes, to find the entry of a key. Returns `None` if there is no such route, or if
+    /// the routes identify requests by different settings.
+    #[must_use]
+    pub fn layer(&self) -> Option<IdempotencyLayer> {
+        self.shared.live.load().common_layer(&self.shared.layers)
+    }
+
+    /// Waits until the drain of [`serve`](Self::serve) has ended. The responses of a [console](Self::with_console) then have
+    /// five seconds to end.
+    ///
+    /// # Cancellation
+    ///
+    /// If the future is dropped, there are no effects.
+    pub fn drained(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.shared.drained.clone().cancelled_owned()
     }
 
     /// Returns the address on which clients connect.
@@ -159,7 +237,8 @@ impl Proxy {
     /// the drain timeout. Tunnels do not count.
     ///
     /// In order: `/readyz` responds with 503. New connections are accepted for the delay of `[drain]`, and their responses
-    /// close them. Then open requests finish, and so do executions of disconnected clients. Tunnels are closed last.
+    /// close them. Then open requests finish, and so do executions of disconnected clients. Tunnels are closed, and last the
+    /// admin port.
     ///
     /// # Cancellation
     ///
@@ -204,8 +283,10 @@ impl Proxy {
         drop(self.listener);
         closing.cancel();
         let is_finished = drain(shared, tasks).await;
+        shared.drained.cancel();
         if let Some(admin) = admin {
-            admin.abort();
+            // It ends with an error only if it panics.
+            let _ = admin.await;
         }
         is_finished
     }

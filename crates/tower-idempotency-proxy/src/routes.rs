@@ -147,6 +147,18 @@ impl Live {
 }
 
 impl Live {
+    /// Returns the layer of the protected routes, if there are any and all of them identify requests by the same settings.
+    pub(crate) fn common_layer(&self, layers: &Layers) -> Option<IdempotencyLayer> {
+        let routes = self.config.route.iter();
+        let mut routes = routes.filter(|route| route.mode() != Mode::Off);
+        let first = routes.next()?;
+        let identity = first.entry_identity();
+        if routes.any(|route| route.entry_identity() != identity) {
+            return None;
+        }
+        layer(layers.get(first.preset), &self.config, first).ok()
+    }
+
     /// Returns the settings, and the policy of each route.
     pub(crate) fn policy(&self) -> serde_json::Value {
         let mut settings = self.config.to_json();

@@ -36,8 +36,13 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn start(config: &Path) -> Self {
+        Self::spawn(command(config), config)
+    }
+
+    /// Starts the proxy with a command for this configuration.
+    pub(crate) fn spawn(mut command: Command, config: &Path) -> Self {
         let log = config.with_extension("log");
-        let mut child = command(config)
+        let mut child = command
             .stdout(Stdio::piped())
             .stderr(
                 fs::File::options()

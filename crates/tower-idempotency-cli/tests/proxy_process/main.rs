@@ -2,7 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
 
+mod admin_console;
 mod crash;
 mod harness;
 mod languages;
 mod process;
+mod sockets;
+mod variables;

@@ -6,13 +6,13 @@ use http::{Method, Uri};
 use toml::Spanned;
 
 use super::{
-    ConfigError, MissingKeyName, Mode, PrincipalName, RouteConfig, Secret, Settings, Upstream,
-    error::suggestion,
+    ConfigError, MissingKeyName, Mode, PrincipalName, RouteConfig, Secret, Settings, Sources,
+    Upstream, error::suggestion,
 };
 
 impl Settings {
-    pub(super) fn check(&mut self, text: &str) -> Result<(), ConfigError> {
-        let check = Check { text };
+    pub(super) fn check(&mut self, sources: &Sources<'_>) -> Result<(), ConfigError> {
+        let check = Check { sources };
         check.positive("idle_timeout", &self.listen.idle_timeout)?;
         check.at_least_one(&self.listen.max_connections)?;
         check.at_least_one(&self.limits.max_in_flight)?;
@@ -24,6 +24,9 @@ impl Settings {
         {
             let message = format!("listen and admin have the same address {}", admin.address);
             return Err(ConfigError::without_line(message));
+        }
+        if let Some(admin) = &mut self.admin {
+            admin.check_console(&check)?;
         }
         if self.upstream.is_empty() {
             return Err(ConfigError::without_line(
@@ -99,8 +102,7 @@ impl Settings {
                 return check.fail(&url.span(), "expected either url or url_file, found both");
             }
             (None, None) => {
-                let message =
-                    "expected url or url_file in [store], or the variable IDEMPOTENCY_STORE";
+                let message = "expected url or url_file in [store], or the variable IDEMPOTENCY_PROXY__STORE__URL";
                 return Err(ConfigError::without_line(message));
             }
         }
@@ -228,14 +230,18 @@ impl RouteConfig {
 /// Methods without effects.
 const SAFE: [&str; 5] = ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY"];
 
-/// The text of the file, from which errors get their lines.
-struct Check<'a> {
-    text: &'a str,
+/// The sources of the settings, from which errors get their lines and variables.
+pub(super) struct Check<'a> {
+    sources: &'a Sources<'a>,
 }
 
 impl Check<'_> {
-    fn fail<T>(&self, span: &Range<usize>, message: impl Into<String>) -> Result<T, ConfigError> {
-        Err(ConfigError::at(self.text, span, message))
+    pub(super) fn fail<T>(
+        &self,
+        span: &Range<usize>,
+        message: impl Into<String>,
+    ) -> Result<T, ConfigError> {
+        Err(ConfigError::at(self.sources, span, message))
     }
 
     fn at_least_one(&self, count: &Spanned<usize>) -> Result<(), ConfigError> {
@@ -257,9 +263,18 @@ impl Check<'_> {
     }
 
     /// Reads a file without the line break at its end.
-    fn read(&self, setting: &str, file: &Spanned<String>) -> Result<String, ConfigError> {
+    pub(super) fn read(
+        &self,
+        setting: &str,
+        file: &Spanned<String>,
+    ) -> Result<String, ConfigError> {
         match fs::read_to_string(file.get_ref()) {
             Ok(content) => Ok(content.trim_end_matches(['\r', '\n']).to_owned()),
+            // A variable may contain the secret itself in place of its file.
+            Err(error) if self.sources.variable(&file.span()).is_some() => {
+                let message = format!("cannot read the file of {setting}: {error}");
+                self.fail(&file.span(), message)
+            }
             Err(error) => {
                 let message = format!("cannot read {setting} {}: {error}", file.get_ref());
                 self.fail(&file.span(), message)

@@ -1,50 +1,88 @@
-//! The error of a configuration, with its line and the nearest known name.
+//! The error of a configuration, with its line or its variable, and the nearest known name.
 
 use std::{fmt, ops::Range};
+
+use super::variables::Sources;
 
 /// The reason why a configuration is rejected, as one sentence for an operator.
 ///
 /// It quotes names of settings and routes, and no secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
-    line: Option<usize>,
+    place: Option<Place>,
     message: String,
+}
+
+/// The place of a wrong value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    /// A line of the file, counted from 1.
+    Line(usize),
+    /// The name of an environment variable.
+    Variable(String),
 }
 
 impl ConfigError {
     pub(crate) fn without_line(message: impl Into<String>) -> Self {
         let message = message.into();
         Self {
-            line: None,
+            place: None,
             message,
         }
     }
 
-    /// Creates the error of the part `span` of `text`. An empty span at the start means that the value is not from the
-    /// file.
-    pub(crate) fn at(text: &str, span: &Range<usize>, message: impl Into<String>) -> Self {
-        let line = (*span != (0..0)).then(|| line_of(text, span.start));
+    /// Creates the error of an environment variable.
+    pub(super) fn of_variable(name: &str, message: impl Into<String>) -> Self {
         let message = message.into();
-        Self { line, message }
+        Self {
+            place: Some(Place::Variable(name.to_owned())),
+            message,
+        }
     }
 
-    pub(super) fn of_toml(text: &str, error: &toml::de::Error) -> Self {
-        let line = error.span().map(|span| line_of(text, span.start));
+    /// Creates the error of the value with this span. An empty span at the start means that the value is neither from the
+    /// file nor from a variable.
+    pub(super) fn at(
+        sources: &Sources<'_>,
+        span: &Range<usize>,
+        message: impl Into<String>,
+    ) -> Self {
+        let place = (*span != (0..0)).then(|| Place::new(sources, span));
+        let message = message.into();
+        Self { place, message }
+    }
+
+    pub(super) fn of_toml(sources: &Sources<'_>, error: &toml::de::Error) -> Self {
+        let place = error.span().map(|span| Place::new(sources, &span));
         let message = in_words(error.message());
-        Self { line, message }
+        Self { place, message }
     }
 
     /// Returns the line of the file, counted from 1, if the error has one.
     #[must_use]
     pub fn line(&self) -> Option<usize> {
-        self.line
+        match self.place {
+            Some(Place::Line(line)) => Some(line),
+            Some(Place::Variable(_)) | None => None,
+        }
+    }
+}
+
+impl Place {
+    fn new(sources: &Sources<'_>, span: &Range<usize>) -> Self {
+        match sources.variable(span) {
+            Some(name) => Self::Variable(name.to_owned()),
+            None => Self::Line(line_of(sources.text, span.start)),
+        }
     }
 }
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(line) = self.line {
-            write!(f, "line {line}: ")?;
+        match &self.place {
+            Some(Place::Line(line)) => write!(f, "line {line}: ")?,
+            Some(Place::Variable(name)) => write!(f, "{name}: ")?,
+            None => {}
         }
         f.write_str(&self.message)
     }

@@ -1,24 +1,27 @@
-//! The configuration: one TOML file, read as a whole or not at all.
+//! The configuration: one TOML file and environment variables, read as a whole or not at all.
 
 mod check;
+mod console;
 mod error;
 mod policy;
 mod reload;
 mod values;
+mod variables;
 
-use std::{collections::BTreeMap, fs, net::SocketAddr, path::Path};
+use std::{collections::BTreeMap, ffi::OsString, fs, net::SocketAddr, path::Path};
 
 use http::Method;
 use serde::{Deserialize, Serialize};
-use toml::Spanned;
+use toml::{Spanned, de::DeTable};
 use tower_idempotency::Policy;
 
-pub use self::error::ConfigError;
+use self::variables::{Sources, Variable};
+pub use self::{console::ConsoleConfig, error::ConfigError};
 pub(crate) use self::{
     policy::{
-        ConcurrentRequests, Encoding, ForwardKey, Forwarded, HostHeader, KeySyntaxName,
-        MissingKeyName, Mode, OrphansName, PresetName, PrincipalName, RequestIdentity,
-        UnknownOutcome,
+        ConcurrentRequests, ConsoleMode, Encoding, ForwardKey, Forwarded, HostHeader,
+        KeySyntaxName, MissingKeyName, Mode, OrphansName, PresetName, PrincipalName,
+        RequestIdentity, UnknownOutcome,
     },
     reload::EnforcedRoutes,
     values::{Duration as HumanDuration, Secret, Size},
@@ -108,6 +111,14 @@ pub(crate) struct Tls {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Admin {
     pub(crate) address: SocketAddr,
+    #[serde(default = "defaults::console")]
+    pub(crate) console: Spanned<ConsoleMode>,
+    pub(crate) token_file: Option<Spanned<String>>,
+    pub(crate) audit_file: Option<Spanned<String>>,
+    pub(crate) audit_table: Option<Spanned<bool>>,
+    /// The content of `token_file`.
+    #[serde(skip)]
+    pub(crate) token: Option<Secret>,
 }
 
 /// The URL of the store, or the file that contains it.
@@ -212,37 +223,48 @@ pub(crate) struct RouteConfig {
 impl Config {
     /// Reads a configuration from TOML.
     ///
-    /// Ignores the environment variable `IDEMPOTENCY_STORE`. To apply it, use [`Config::load`].
+    /// Ignores the environment. To apply its variables, use [`Config::load`].
     ///
     /// # Errors
     ///
     /// [`ConfigError`] with the line, if the text is no valid configuration or if a file that it names cannot be read.
     pub fn from_toml(text: &str) -> Result<Self, ConfigError> {
-        Self::read(text, None)
+        Self::read(text, None, &[])
     }
 
-    /// Reads a configuration from a file.
+    /// Reads a configuration from a file and from variables.
     ///
-    /// `store`, such as the value of the variable `IDEMPOTENCY_STORE`, replaces the URL of the store in the file.
+    /// `variables` are those of the environment, such as [`std::env::vars_os`]. A name
+    /// `IDEMPOTENCY_PROXY__TABLE__SETTING` replaces a setting of the file. Names with another start are ignored.
+    ///
+    /// `store`, such as the value of a flag, replaces the URL of the store in the file and in the variables.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if the file cannot be read, and with the line if it is no valid configuration.
-    pub fn load(path: &Path, store: Option<&str>) -> Result<Self, ConfigError> {
+    /// [`ConfigError`] if the file cannot be read. If the configuration is not valid, the error has the line or the variable.
+    pub fn load(
+        path: &Path,
+        store: Option<&str>,
+        variables: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<Self, ConfigError> {
         let text = fs::read_to_string(path).map_err(|error| {
             ConfigError::without_line(format!("cannot read {}: {error}", path.display()))
         })?;
-        Self::read(&text, store)
+        Self::read(&text, store, &Variable::select(variables)?)
     }
 
-    fn read(text: &str, store: Option<&str>) -> Result<Self, ConfigError> {
-        let parsed = toml::from_str(text);
-        let mut settings: Settings = parsed.map_err(|error| ConfigError::of_toml(text, &error))?;
+    fn read(text: &str, store: Option<&str>, variables: &[Variable]) -> Result<Self, ConfigError> {
+        let sources = Sources { text, variables };
+        let of_toml = |error: toml::de::Error| ConfigError::of_toml(&sources, &error);
+        let mut file = DeTable::parse(text).map_err(of_toml)?;
+        sources.replace_settings(file.get_mut())?;
+        let settings = Settings::deserialize(toml::Deserializer::from(file));
+        let mut settings = settings.map_err(of_toml)?;
         if let Some(store) = store {
             settings.store.url = Some(Spanned::new(0..0, Secret::from(store.to_owned())));
             settings.store.url_file = None;
         }
-        settings.check(text)?;
+        settings.check(&sources)?;
         Ok(Self(settings))
     }
 
@@ -393,7 +415,11 @@ impl Default for Drain {
 }
 
 mod defaults {
-    use super::{HumanDuration, Spanned};
+    use super::{ConsoleMode, HumanDuration, Spanned};
+
+    pub(super) fn console() -> Spanned<ConsoleMode> {
+        Spanned::new(0..0, ConsoleMode::Off)
+    }
 
     pub(super) fn idle_timeout() -> Spanned<HumanDuration> {
         Spanned::new(0..0, HumanDuration::from_secs(60))

@@ -23,6 +23,17 @@ pub(crate) enum Mode {
     Off,
 }
 
+/// The console on the admin port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum ConsoleMode {
+    Off,
+    /// Operators see the entries and the recorded responses.
+    ReadOnly,
+    /// Operators also resolve entries.
+    Resolve,
+}
+
 /// A preset of the layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]

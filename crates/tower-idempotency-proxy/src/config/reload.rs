@@ -42,7 +42,7 @@ impl RouteConfig {
 
     /// Returns the settings that identify the entry of a request. If one of them changes, the proxy no longer finds the
     /// record.
-    fn entry_identity(&self) -> Value {
+    pub(crate) fn entry_identity(&self) -> Value {
         json!({
             "preset": self.preset,
             "principal": self.principal,
@@ -59,6 +59,7 @@ impl Settings {
     /// `enforced` are the routes that it has enforced since its start.
     pub(crate) fn accepts(&self, new: &Self, enforced: &EnforcedRoutes) -> Result<(), ConfigError> {
         let fail = |message: String| Err(ConfigError::without_line(message));
+        let token = |settings: &Self| settings.admin.as_ref().map(|admin| admin.token.clone());
         for (name, is_changed) in [
             (
                 "the address of [listen]",
@@ -69,6 +70,7 @@ impl Settings {
                 self.listen.tls.is_some() != new.listen.tls.is_some(),
             ),
             ("[admin]", json!(self.admin) != json!(new.admin)),
+            ("the token of [admin]", token(self) != token(new)),
             (
                 "max_connections",
                 self.listen.max_connections.get_ref() != new.listen.max_connections.get_ref(),
@@ -136,6 +138,12 @@ impl Settings {
             }
             if other == rule {
                 return Ok(());
+            }
+            // Later routes get none of its requests, so they are not the cause.
+            if own.is_none() && other.covers(&rule) {
+                return fail(format!(
+                    "the protected route {rule} has changed to {other}, which needs a restart"
+                ));
             }
         }
         fail(format!(

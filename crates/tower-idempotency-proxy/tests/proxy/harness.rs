@@ -36,6 +36,10 @@ impl Served {
         let proxy = Proxy::bind(Config::from_toml(config).unwrap())
             .await
             .unwrap();
+        Self::serve(proxy)
+    }
+
+    pub(crate) fn serve(proxy: Proxy) -> Self {
         let (address, admin, handle) = (proxy.address(), proxy.admin_address(), proxy.handle());
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(proxy.serve(async {

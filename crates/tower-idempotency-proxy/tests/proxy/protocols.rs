@@ -271,9 +271,12 @@ async fn other_upgrades_are_ignored() {
             );
         }
     }
-    let get =
-        "GET /open/x HTTP/1.1\r\nhost: a\r\nconnection: close, upgrade\r\nupgrade: h2c\r\n\r\n";
-    assert_eq!(exchange(proxy.address, get).await.status(), 201);
+    for (method, protocol) in [("GET", "h2c"), ("POST", "websocket")] {
+        let request = format!(
+            "{method} /open/x HTTP/1.1\r\nhost: a\r\nconnection: close, upgrade\r\nupgrade: {protocol}\r\ncontent-length: 0\r\n\r\n"
+        );
+        assert_eq!(exchange(proxy.address, request).await.status(), 201);
+    }
     for request in upstream.requests() {
         assert!(
             !request.to_ascii_lowercase().contains("upgrade"),
@@ -318,6 +321,12 @@ async fn idle_connection_with_http2_is_closed() {
     let (response, mut upload) = sender.send_request(request, false).unwrap();
     let mut body = bounded(response).await.unwrap().into_body();
     tokio::time::sleep(Duration::from_secs(3)).await;
+    // The connection accepts requests as long as one of them is open.
+    let mut other = sender.clone().ready().await.unwrap();
+    let request = http::Request::post("http://a/open/echo").body(()).unwrap();
+    let (response, _) = other.send_request(request, true).unwrap();
+    assert_eq!(bounded(response).await.unwrap().status(), 200);
+    drop(other);
     upload.send_data(Bytes::from_static(b"late"), true).unwrap();
     assert_eq!(bounded(body.data()).await.unwrap().unwrap(), "late");
     while bounded(body.data()).await.is_some() {}

@@ -1,0 +1,46 @@
+//! Sockets that are bound already.
+
+use std::{io, net::SocketAddr};
+
+use tokio::net::TcpListener;
+
+/// Sockets that another process has bound, such as systemd. Each one replaces an address of the configuration.
+#[derive(Debug, Default)]
+#[must_use = "a proxy uses the sockets that `Proxy::bind_with` gets"]
+pub struct Sockets {
+    pub(crate) listen: Option<std::net::TcpListener>,
+    pub(crate) admin: Option<std::net::TcpListener>,
+}
+
+impl Sockets {
+    /// Creates a set without a socket.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the socket for clients. Default: the proxy binds `address` of `[listen]`.
+    pub fn with_listen(mut self, socket: std::net::TcpListener) -> Self {
+        self.listen = Some(socket);
+        self
+    }
+
+    /// Sets the socket of the admin port. Default: the proxy binds `address` of `[admin]`.
+    pub fn with_admin(mut self, socket: std::net::TcpListener) -> Self {
+        self.admin = Some(socket);
+        self
+    }
+}
+
+/// Returns a listener on the socket, or on the address if there is no socket.
+pub(crate) async fn bind(
+    address: SocketAddr,
+    socket: Option<std::net::TcpListener>,
+) -> io::Result<TcpListener> {
+    match socket {
+        Some(socket) => {
+            socket.set_nonblocking(true)?;
+            TcpListener::from_std(socket)
+        }
+        None => TcpListener::bind(address).await,
+    }
+}

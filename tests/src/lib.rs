@@ -42,6 +42,7 @@ pub mod scratch;
 pub mod server_process;
 pub mod servers;
 pub mod sql;
+pub mod versions;
 pub mod wire;
 
 pub mod playground;

@@ -253,3 +253,105 @@ async fn open_dynamodb(url: &str, options: &OpenOptions) -> Result<AnyStore, Ope
 async fn open_dynamodb(_: &str, _: &OpenOptions) -> Result<AnyStore, OpenError> {
     Err(not_built("dynamodb", "dynamodb"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn refusal(options: &OpenOptions, url: &str) -> String {
+        let error = options.open(url).await.expect_err(url);
+        assert_ne!(error.kind(), OpenErrorKind::NotBuilt, "{error}");
+        error.to_string()
+    }
+
+    /// Each URL without a store, and each setting that the store does not have.
+    #[tokio::test]
+    async fn refused_urls_have_these_texts() {
+        let options = OpenOptions::new();
+        let stores = "expected a store of memory, redis, redis+cluster, postgres, mysql, sqlite or dynamodb, found";
+        for (options, url, text) in [
+            (
+                options.clone(),
+                "mongodb://app:hush@host",
+                format!("{stores} mongodb"),
+            ),
+            (
+                options.clone(),
+                "hush",
+                format!("{stores} a text without a scheme"),
+            ),
+            (options.clone(), "hush:", format!("{stores} another text")),
+            (
+                options.clone(),
+                "memory:",
+                "expected memory without a colon".to_owned(),
+            ),
+            (
+                options.clone().with_table("keys"),
+                "memory",
+                "expected a URL whose store has the setting table".to_owned(),
+            ),
+            (
+                options.clone().with_prefix("keys:"),
+                "memory",
+                "expected a URL whose store has the setting prefix".to_owned(),
+            ),
+            (
+                options.with_create_if_missing(false),
+                "memory",
+                "expected a store that other processes can reach, found memory".to_owned(),
+            ),
+        ] {
+            assert_eq!(refusal(&options, url).await, text);
+        }
+    }
+
+    #[cfg(feature = "sqlite")]
+    #[tokio::test]
+    async fn refused_sqlite_urls_have_these_texts() {
+        let options = OpenOptions::new();
+        let text = refusal(&options, "sqlite:").await;
+        assert_eq!(text, "expected a path after sqlite:, as in sqlite:keys.db");
+        let text = refusal(&options, "sqlite:keys.db?hush=1").await;
+        assert_eq!(text, "expected a URL of the form sqlite:PATH");
+        let text = refusal(&options.clone().with_table("a b"), "sqlite:keys.db").await;
+        let start = "expected another name of the table: expected a table name, or a schema";
+        assert!(text.starts_with(start), "{text}");
+        assert!(text.ends_with("found \"a b\""), "{text}");
+        let tool = options.with_create_if_missing(false);
+        let text = refusal(&tool, "sqlite:/absent/keys.db").await;
+        let expected = "cannot use the sqlite store: the file does not exist, and this program creates nothing: \
+                        check the path and the table";
+        assert_eq!(text, expected);
+    }
+
+    #[cfg(all(feature = "mysql", feature = "postgres", feature = "redis"))]
+    #[tokio::test]
+    async fn refused_server_urls_have_these_texts() {
+        let options = OpenOptions::new();
+        for (url, text) in [
+            (
+                "redis://:hush@127.0.0.1:1/hush",
+                "expected an address of the form redis://:PASSWORD@HOST:PORT/DB",
+            ),
+            (
+                "redis+cluster://:hush@[::hush",
+                "expected an address of the form redis+cluster://HOST:PORT,HOST:PORT",
+            ),
+            (
+                "redis+cluster:hush",
+                "expected nodes, as in redis+cluster://HOST:PORT,HOST:PORT",
+            ),
+            (
+                "postgres://app:hush@host:hush/app",
+                "expected a URL of the form postgres://USER:PASSWORD@HOST/DATABASE",
+            ),
+            (
+                "mysql://app:hush@:hush",
+                "expected a URL of the form mysql://USER:PASSWORD@HOST/DATABASE",
+            ),
+        ] {
+            assert_eq!(refusal(&options, url).await, text);
+        }
+    }
+}

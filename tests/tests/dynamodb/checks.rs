@@ -14,7 +14,7 @@ use tower_idempotency_dynamodb::{
     DynamoDbOptions, DynamoDbStore,
     aws_sdk_dynamodb::types::{
         AttributeDefinition, BillingMode, GlobalSecondaryIndex, KeySchemaElement, KeyType,
-        Projection, ProjectionType, ScalarAttributeType,
+        Projection, ProjectionType, ScalarAttributeType, TimeToLiveSpecification,
     },
 };
 
@@ -165,4 +165,59 @@ async fn failed_checks_have_these_texts() {
     endpoint.set_date_behind(Duration::from_secs(3_600));
     note("a fast clock", &skewed, &table).await;
     insta::assert_snapshot!(lines.join("\n"));
+}
+
+/// Sets the TTL of a table.
+async fn set_ttl(address: SocketAddr, table: &str, attribute: &str, is_enabled: bool) {
+    let specification = TimeToLiveSpecification::builder()
+        .attribute_name(attribute)
+        .enabled(is_enabled)
+        .build()
+        .expect("a TTL");
+    let update = client(address).update_time_to_live().table_name(table);
+    let update = update.time_to_live_specification(specification);
+    update.send().await.expect("the server runs");
+}
+
+/// The constructors make no call. `create_table` refuses a table that the store cannot use, and does not change it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_tables_have_these_texts() {
+    let server = shared(StandIn::Dynoxide);
+    let address = server.address();
+    let mut lines = Vec::new();
+    let mut note = async |name: &str, store: &DynamoDbStore| {
+        let error = store.create_table().await.expect_err(name);
+        lines.push(format!("{:?}, {name}: {error}", error.kind()));
+    };
+    let port = free_port();
+    let unused = store(SocketAddr::from(([127, 0, 0, 1], port)), "keys");
+    note("no server", &unused).await;
+    let (text, bytes) = (ScalarAttributeType::S, ScalarAttributeType::B);
+    let keys = ["listed", "since"];
+    for (name, kind, index) in [
+        ("another key", text, None),
+        ("no index", bytes.clone(), None),
+        (
+            "no range key",
+            bytes.clone(),
+            Some(index(&keys[..1], ProjectionType::All, &[])),
+        ),
+        (
+            "an index of keys",
+            bytes,
+            Some(index(&keys, ProjectionType::KeysOnly, &[])),
+        ),
+    ] {
+        let table = server.new_table();
+        create_other_table(address, &table, kind, index).await;
+        note(name, &store(address, &table)).await;
+    }
+    let table = server.new_table();
+    let other_ttl = store(address, &table);
+    other_ttl.create_table().await.expect("the server runs");
+    set_ttl(address, &table, "ttl", false).await;
+    set_ttl(address, &table, "expires_at", true).await;
+    note("another TTL", &other_ttl).await;
+    let lines = lines.join("\n").replace(&port.to_string(), "PORT");
+    insta::assert_snapshot!(lines);
 }

@@ -8,3 +8,4 @@ mod faults;
 mod held_request;
 mod listing;
 mod skew;
+mod versions;

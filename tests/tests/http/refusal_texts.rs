@@ -1,6 +1,6 @@
 //! The sentence of each refusal, in one list. A client reads it, so a change of a text shows in this file.
 
-use std::num::NonZeroU32;
+use std::{num::NonZeroU32, time::Duration};
 
 use axum::{
     body::{Body, Bytes},
@@ -11,8 +11,11 @@ use serde_json::Value;
 use tests::{Scripted, Step, TestResponse, app, created, creating, post, send};
 use tower_idempotency::{
     ConfigError, Enforcement, ErrorKind, GrpcMethods, IdempotencyLayer, JsonFingerprint, KeyReuse,
-    KeyScope, KeySyntax, Lease, MemoryStore, MissingKey, NeedsAttention, Principal, Rollout,
-    conformance::FaultInjector, transaction::LeaseExt,
+    KeyScope, KeySyntax, Lease, MemoryStore, MissingKey, NeedsAttention, Principal, Rollout, Ttl,
+    conformance::FaultInjector,
+    inspect::{IdPrefix, PageToken, Seen, State},
+    store::KeyId,
+    transaction::LeaseExt,
 };
 
 use super::errors::{KINDS, refusal};
@@ -239,5 +242,20 @@ fn setters_have_these_texts() {
         Rollout::new(101, Enforcement::Enforce, Enforcement::Off).expect_err("a share"),
     ];
     let lines = errors.map(|error| error.to_string());
+    insta::assert_snapshot!(lines.join("\n"));
+}
+
+/// Each type that is parsed names the value that it expects. None quotes a text.
+#[test]
+fn parsed_values_have_these_texts() {
+    let lines = [
+        Ttl::try_from(Duration::ZERO).unwrap_err().to_string(),
+        Ttl::try_from(Duration::MAX).unwrap_err().to_string(),
+        "key".parse::<KeyId>().unwrap_err().to_string(),
+        "key".parse::<IdPrefix>().unwrap_err().to_string(),
+        "key".parse::<State>().unwrap_err().to_string(),
+        "key".parse::<Seen>().unwrap_err().to_string(),
+        "key".parse::<PageToken>().unwrap_err().to_string(),
+    ];
     insta::assert_snapshot!(lines.join("\n"));
 }

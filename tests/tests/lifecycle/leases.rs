@@ -342,6 +342,22 @@ async fn lost_renewal_notifies_handler_immediately() {
     .await;
 }
 
+/// Another process may hold the key, so the response of this one is not the valid one.
+#[tokio::test(start_paused = true)]
+async fn unstored_record_after_lost_lease_is_unknown() {
+    bounded(async {
+        let node = Node::new();
+        let (first, lease) = node.start().await;
+        node.fail(&[Operation::Renew], Fault::LeaseLost);
+        lease.lost().await;
+        node.fail(&[Operation::Complete], Fault::CallLost);
+        node.barrier.open_for_good();
+        let first = joined(first).await;
+        assert_eq!(first.code(), "outcome-unknown", "{first:?}");
+    })
+    .await;
+}
+
 // F-042
 #[tokio::test(start_paused = true)]
 async fn renewal_during_finish_is_last() {

@@ -9,7 +9,7 @@ use tests::{
 };
 use tower_idempotency::store::{CheckErrorKind, Store};
 use tower_idempotency_sqlx::{
-    MySqlStore, PostgresStore, SqlError, SqliteStore,
+    MySqlStore, PostgresFence, PostgresStore, SqlError, SqliteStore,
     sqlx::{
         self, mysql::MySqlConnectOptions, postgres::PgConnectOptions, sqlite::SqliteConnectOptions,
     },
@@ -184,6 +184,25 @@ async fn sqlite_check_names_missing_parts() {
     let read_only = SqliteStore::with_options(options.read_only(true));
     let refused = format!("the database accepts no writes: {WRITABLE}");
     assert_eq!(problem(&read_only).await, (refused, Unsafe));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sqlite_check_names_unusable_file() {
+    let remedy = "check the path, the rights of the process on the file and its directory, and that no writer holds the file";
+    let scratch = Scratch::new();
+    let text = scratch.file("text");
+    std::fs::write(&text, "no database".repeat(100)).unwrap();
+    for (path, cause) in [
+        (
+            scratch.file("absent/keys.db"),
+            "14: unable to open database file",
+        ),
+        (text, "26: file is not a database"),
+    ] {
+        let found = problem(&SqliteStore::new(&path)).await;
+        let expected = format!("the database reported {cause}: {remedy}");
+        assert_eq!(found, (expected, CheckErrorKind::Unreachable), "{path:?}");
+    }
 }
 
 /// Each connection would have a separate database, and execute the same request once.
@@ -361,4 +380,22 @@ async fn refused_constructors_have_these_texts() {
         lines.push(format!("the table {name:?}: {error}"));
     }
     insta::assert_snapshot!(lines.join("\n"));
+}
+
+/// All stores and the statements for other drivers refuse the same names, in the same words.
+#[tokio::test]
+async fn refused_table_names_have_one_text() {
+    let postgres = PostgresStore::from_url("postgres://app@host/app").unwrap();
+    let mysql = MySqlStore::from_url("mysql://app@host/app").unwrap();
+    for name in ["", "a b", "a.b.c", "Keys", "1a"] {
+        let expected = SqliteStore::new("keys.db").with_table(name).unwrap_err();
+        let errors = [
+            postgres.clone().with_table(name).unwrap_err(),
+            mysql.clone().with_table(name).unwrap_err(),
+            PostgresFence::new(name).unwrap_err(),
+        ];
+        for error in errors {
+            assert_eq!(error.to_string(), expected.to_string());
+        }
+    }
 }

@@ -21,7 +21,7 @@ use tower_idempotency::{
 use tower_idempotency_sqlx::{
     MySqlStore, PostgresStore,
     sqlx::{
-        self, AssertSqlSafe, Connection, MySqlConnection, PgConnection, SqliteConnection,
+        self, AssertSqlSafe, Connection, MySqlConnection, PgConnection, Row, SqliteConnection,
         postgres::PgConnectOptions,
     },
 };
@@ -67,7 +67,7 @@ fn sqlite_passes_every_case() {
 
 // ---- Plans ----
 
-/// Returns the number of rows of each table whose plans are examined: 20,000, or 1,000,000 with `FULL=1`. 16 of 20 are
+/// Returns the number of rows of each table whose listings are read: 20,000, or 1,000,000 with `FULL=1`. 16 of 20 are
 /// completed. One of 20 is in progress, one an orphan, one needs attention, and one is an orphan that has expired.
 fn rows() -> usize {
     few_or(20_000, 1_000_000)
@@ -221,13 +221,7 @@ select unhex(sha2(n, 256)), left(unhex(sha2(n, 256)), 16), unhex(sha2('fingerpri
   {now} - 1000 - n, 3600000, if(n > {ORPHANS}, {now} + 86400000, {now} + 3000000), {now} - 90000,
   if(n > {ORPHANS}, {now}, null), '', '', if(n > {ORPHANS}, x'0100000000007061', null) from n"
     );
-    // Both stop a recursion after 1,000 steps.
-    let unlimited = if mariadb::is_mysql() {
-        "set session cte_max_recursion_depth = 1000000"
-    } else {
-        "set session max_recursive_iterations = 1000000"
-    };
-    sqlx::raw_sql(unlimited).execute(&mut admin).await.unwrap();
+    permit_recursion(&mut admin).await;
     let filled = sqlx::raw_sql(AssertSqlSafe(fill)).execute(&mut admin).await;
     filled.unwrap();
     first_page_is_full(&store).await;
@@ -356,18 +350,76 @@ analyze planned"
     }
 }
 
+/// Permits recursive queries with a million steps. MariaDB and MySQL stop after 1,000 steps by default.
+async fn permit_recursion(admin: &mut MySqlConnection) {
+    let permit = if mariadb::is_mysql() {
+        "set session cte_max_recursion_depth = 1000000"
+    } else {
+        "set session max_recursive_iterations = 1000000"
+    };
+    let permitted = sqlx::raw_sql(permit).execute(&mut *admin).await;
+    permitted.expect("the server runs");
+}
+
+/// Returns the statements in the server's general log that read the table `planned`.
+///
+/// The store sends several statements in one message. MariaDB logs the whole message, and MySQL logs each statement.
+async fn logged_listings(admin: &mut MySqlConnection) -> Vec<String> {
+    let log = "select argument from mysql.general_log where command_type = 'Query'";
+    let logged = sqlx::raw_sql(log)
+        .fetch_all(&mut *admin)
+        .await
+        .expect("the server runs");
+    let mut listings = Vec::new();
+    for row in logged {
+        let message: String = row.get(0);
+        // No value contains a semicolon.
+        for statement in message.split(';').map(str::trim) {
+            if statement.starts_with("select ") && statement.contains("from `planned`") {
+                listings.push(statement.to_owned());
+            }
+        }
+    }
+    listings
+}
+
+/// The plan for the rows of the table `planned`, from the columns of `explain`.
+#[derive(Debug)]
+struct Plan {
+    access: String,
+    index: String,
+    extra: String,
+}
+
+/// Returns the plan of a listing.
+async fn explain(admin: &mut MySqlConnection, listing: &str) -> Plan {
+    // MySQL 9 has another default format.
+    let explain = format!("explain format=traditional {listing}");
+    let explain = sqlx::raw_sql(AssertSqlSafe(explain));
+    let rows = explain
+        .fetch_all(&mut *admin)
+        .await
+        .expect("the server runs");
+    let mut plans = Vec::new();
+    for row in &rows {
+        let column = |name: &str| row.get::<Option<String>, _>(name).unwrap_or_default();
+        // A count has a second row, for its result.
+        if column("table") == "planned" {
+            plans.push(Plan {
+                access: column("type"),
+                index: column("key"),
+                extra: column("Extra"),
+            });
+        }
+    }
+    assert_eq!(plans.len(), 1, "{plans:?}: {listing}");
+    plans.remove(0)
+}
+
+/// Explains the statements of the store, because MySQL logs no plans.
 #[tokio::test]
 async fn listings_of_mariadb_use_indexes() {
-    // MySQL has no plans in its log of slow statements.
-    if mariadb::is_mysql() {
-        return;
-    }
-    let server = MariaDbServer::start(&[
-        "slow-query-log=1",
-        "long-query-time=0",
-        "log-slow-verbosity=query_plan,explain",
-        "slow-query-log-file=slow.log",
-    ]);
+    let server = MariaDbServer::start(&["general-log=1", "log-output=TABLE"]);
     let store = sql::mariadb(&server, "planned").await;
     let mut admin = MySqlConnection::connect(&server.url()).await.unwrap();
     let now = "(timestampdiff(microsecond, '1970-01-01', utc_timestamp(3)) div 1000)";
@@ -375,32 +427,60 @@ async fn listings_of_mariadb_use_indexes() {
     let fill = format!(
         "insert into planned
   (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, created, completed, owner, operation, record)
-select unhex(sha2(seq, 256)), left(unhex(sha2(seq, 256)), 16), unhex(sha2('fingerprint', 256)), 1,
-  if(seq % 20 = 0, {now} + 600000 + seq, {now} - 600000 - seq), 3600000,
-  case seq % 20 when 0 then {now} + 4200000 + seq when 1 then {now} + 3000000 - seq when 2 then {now} - 1000 - seq
-    else {now} + 86400000 + seq end,
-  {now} - 900000, if(seq % 20 > 2, {now} - seq, null), 'host-1:4711', concat('POST /orders/', seq),
-  case when seq % 20 = 3 then x'0102000000000161' when seq % 20 > 3 then x'0100000000007061' end
-from seq_1_to_{rows};
+with recursive n (n) as (select 1 union all select n + 1 from n where n < {rows})
+select unhex(sha2(n, 256)), left(unhex(sha2(n, 256)), 16), unhex(sha2('fingerprint', 256)), 1,
+  if(n % 20 = 0, {now} + 600000 + n, {now} - 600000 - n), 3600000,
+  case n % 20 when 0 then {now} + 4200000 + n when 1 then {now} + 3000000 - n when 2 then {now} - 1000 - n
+    else {now} + 86400000 + n end,
+  {now} - 900000, if(n % 20 > 2, {now} - n, null), 'host-1:4711', concat('POST /orders/', n),
+  case when n % 20 = 3 then x'0102000000000161' when n % 20 > 3 then x'0100000000007061' end
+from n;
 analyze table planned"
     );
+    permit_recursion(&mut admin).await;
     sqlx::raw_sql(AssertSqlSafe(fill))
         .execute(&mut admin)
         .await
         .unwrap();
     read_every_listing(&store).await;
-    let log = server.slow_log();
-    let explained = log.lines().filter(|line| line.starts_with("# explain:"));
-    let plans: Vec<_> = explained
-        .map(|line| line.split('\t').collect::<Vec<_>>())
-        .filter(|plan| plan.get(2) == Some(&"planned"))
-        .collect();
+    let mut plans = Vec::new();
+    for listing in logged_listings(&mut admin).await {
+        let plan = explain(&mut admin, &listing).await;
+        let sorts = ["filesort", "temporary"].map(|it| plan.extra.contains(it));
+        assert_eq!(
+            (&*plan.access, sorts),
+            ("range", [false; 2]),
+            "{plan:?}: {listing}"
+        );
+        plans.push(plan);
+    }
     for index in ["orphans", "attention", "completed", "PRIMARY"] {
-        let used = plans.iter().filter(|plan| plan[5] == index).count();
-        assert!(used >= 4, "{index} is used {used} times:\n{log}");
+        let used = plans.iter().filter(|plan| plan.index == index).count();
+        assert!(used >= 4, "{index} is used {used} times: {plans:?}");
     }
-    for plan in plans {
-        assert_eq!(plan[3], "range", "{plan:?}");
-        assert!(!plan[plan.len() - 1].contains("filesort"), "{plan:?}");
-    }
+}
+
+/// The plans are tested in the crate, because a SQLite file has no log of statements.
+#[tokio::test]
+async fn listings_of_sqlite_are_exact() {
+    let scratch = Scratch::new();
+    let store = sql::sqlite(&scratch).await;
+    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    let mut admin = SqliteConnection::connect(&url).await.unwrap();
+    let rows = rows();
+    let fill = format!(
+        "with recursive n (n, now) as (
+  select 1, cast(unixepoch('subsec') * 1000 as integer) union all select n + 1, now from n where n < {rows})
+insert into tower_idempotency
+  (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, created, completed, owner, operation, record)
+select randomblob(32), randomblob(16), randomblob(32), 1, iif(n % 20 = 0, now + 600000 + n, now - 600000 - n), 3600000,
+  case n % 20 when 0 then now + 4200000 + n when 1 then now + 3000000 - n when 2 then now - 1000 - n
+    else now + 86400000 + n end,
+  now - 900000, iif(n % 20 > 2, now - n, null), 'host-1:4711', 'POST /orders/' || n,
+  case when n % 20 = 3 then x'0102000000000161' when n % 20 > 3 then x'0100000000007061' end
+from n"
+    );
+    let filled = sqlx::raw_sql(AssertSqlSafe(fill)).execute(&mut admin).await;
+    filled.unwrap();
+    read_every_listing(&store).await;
 }

@@ -18,4 +18,6 @@ mod silence;
 mod stores;
 mod transaction_faults;
 mod transactions;
+mod versions;
 mod waiting;
+mod warnings;

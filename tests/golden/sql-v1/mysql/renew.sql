@@ -1,0 +1,3 @@
+set transaction isolation level read committed; start transaction;
+update `tower_idempotency` set lease_ends = (timestampdiff(microsecond, '1970-01-01', utc_timestamp(3)) div 1000) + {lease}, expires = (timestampdiff(microsecond, '1970-01-01', utc_timestamp(3)) div 1000) + {lease} + orphan_retention where id = x'{id}' and token = x'{token}' and completed is null and expires > (timestampdiff(microsecond, '1970-01-01', utc_timestamp(3)) div 1000);
+select true from `tower_idempotency` where id = x'{id}' and token = x'{token}' and completed is null and expires > (timestampdiff(microsecond, '1970-01-01', utc_timestamp(3)) div 1000); commit and no chain no release;

@@ -1,0 +1,1 @@
+update "tower_idempotency" set lease_ends = cast(unixepoch('subsec') * 1000 as integer) + ?3, expires = cast(unixepoch('subsec') * 1000 as integer) + ?3 + orphan_retention where id = ?1 and token = ?2 and completed is null and expires > cast(unixepoch('subsec') * 1000 as integer) returning 1

@@ -12,8 +12,8 @@ use tests::{
     servers::{mariadb::MariaDbServer, postgres::PostgresServer},
     versions::{EarlierVersion, FINGERPRINT, RECORD, Reply, claims, share_entries, take_over},
 };
-use tokio::time::sleep;
-use tower_idempotency::store::{Acquired, Claim, Store, Ttl};
+use tokio::{task::JoinHandle, time::sleep};
+use tower_idempotency::store::{Acquired, Claim, KeyId, Store, Ttl};
 use tower_idempotency_sqlx::{
     MySqlStore, PostgresStore, SqliteStore,
     sqlx::{
@@ -324,24 +324,37 @@ async fn expire() {
 
 const SOON: Duration = Duration::from_secs(60);
 
+/// Returns a call that waits for a change of the entry, when the entry has the mark of a waiter.
+///
+/// A call returns early if the connection that listens was lost before.
+async fn wait_in_entry(
+    store: &PostgresStore,
+    other: &mut PostgresOne,
+    id: KeyId,
+) -> JoinHandle<()> {
+    loop {
+        let unmark = "update tower_idempotency set awaited = false where completed is null";
+        let unmarked = sqlx::query(unmark).execute(&mut other.0).await;
+        unmarked.expect(WORKS);
+        let waiting = store.clone();
+        let waiter = tokio::spawn(async move { waiting.wait_for_change(&id, SOON * 10).await });
+        while !waiter.is_finished() {
+            let is_awaited =
+                "select bool_or(awaited) from tower_idempotency where completed is null";
+            let row = sqlx::query(is_awaited).fetch_one(&mut other.0).await;
+            if row.expect(WORKS).get(0) {
+                return waiter;
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
 /// Asserts that each version notifies waiters of the other one.
 async fn notify_waiters(server: &PostgresServer, store: &PostgresStore, other: &mut PostgresOne) {
     let (claim, _) = claims(200);
     assert_eq!(other.acquire(&claim).await, Reply::Granted(1));
-    let (waiting, id) = (store.clone(), claim.id);
-    let waiter = tokio::spawn(async move { waiting.wait_for_change(&id, SOON * 10).await });
-    let is_awaited = "select awaited from tower_idempotency where completed is null";
-    let marked = async {
-        loop {
-            let row = sqlx::query(is_awaited).fetch_one(&mut other.0).await;
-            if row.expect(WORKS).get(0) {
-                return;
-            }
-            sleep(Duration::from_millis(5)).await;
-        }
-    };
-    within(SOON, marked).await;
-    assert!(!waiter.is_finished());
+    let waiter = within(SOON, wait_in_entry(store, other, claim.id)).await;
     assert!(other.complete(&claim).await);
     within(SOON, waiter).await.expect("no panic");
 

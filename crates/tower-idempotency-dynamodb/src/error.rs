@@ -156,3 +156,19 @@ impl fmt::Display for DynamoDbError {
 }
 
 impl Error for DynamoDbError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn message_that_quotes_call_is_omitted() {
+        let text = |code| DynamoDbError::from_code(Some(code), Some("x-amz-security-token:hush"));
+        let error = text("InvalidSignatureException");
+        assert_eq!(
+            error.to_string(),
+            "DynamoDB reports InvalidSignatureException"
+        );
+        assert!(text("AccessDeniedException").to_string().contains("hush"));
+    }
+}

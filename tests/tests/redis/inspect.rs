@@ -299,6 +299,10 @@ async fn cluster_count_includes_leases_of_all_slots() {
     let counted = summary.in_progress.expect("a listed state");
     assert_eq!(counted.value, LEASES as u64);
     assert!(counted.is_exact);
+    // Each index is examined, and none has an orphan.
+    let summary = store.summary(1).await.expect("the cluster runs");
+    let counted = summary.orphaned.expect("a listed state");
+    assert_eq!((counted.value, counted.is_exact), (0, true));
     let query = Query::new(State::InProgress).with_limit(1_000);
     let found = listed(&store, query).await;
     assert_eq!(found.len(), LEASES, "each lease once");

@@ -30,8 +30,10 @@ use tower_idempotency::{
 const LEN: usize = 256;
 const PRINCIPALS: u64 = 10_000;
 const DAY: Ttl = Ttl::from_secs(24 * 60 * 60);
+/// The length of a large record in bytes: that of the largest response by default.
+const LARGE: usize = 4 << 20;
 /// The number of large records that small ones are evicted for.
-const LARGE_FIRST: u64 = 32;
+const LARGE_FIRST: u64 = 64;
 /// The number of whole requests in a round.
 const ROUND: usize = 2_000;
 
@@ -68,7 +70,7 @@ impl Calls {
 
     fn print(&self, name: &str) {
         println!(
-            "{name:34} {:9} polls, longest {:6.0} us, {} over 1 ms",
+            "{name:36} {:9} polls, longest {:6.0} us, {} over 1 ms",
             self.polls,
             self.longest.as_secs_f64() * 1e6,
             self.longer_than_ms
@@ -186,17 +188,18 @@ async fn run(records: u64, rounds: usize) {
     }
     calls.print("evicts of the largest principal");
 
-    // Few records are more than 1/64 of the store.
-    let (large, mut calls) = (bytes / 512, Calls::default());
-    for _ in 0..256 {
-        let record = Bytes::from(vec![1; large].into_boxed_slice());
-        execute(&store, &mut calls, step(), PRINCIPALS + 1, record);
-        if calls.polls == 2 * LARGE_FIRST {
-            calls.print("evicts small records for large ones");
-            calls = Calls::default();
+    // The first ones evict records of any principal, until they are more than 1/64 of the store.
+    for (name, large) in [
+        ("evicts small records for large ones", LARGE_FIRST),
+        ("evicts few large records", 256),
+    ] {
+        let mut calls = Calls::default();
+        for _ in 0..large {
+            let record = Bytes::from(vec![1; LARGE].into_boxed_slice());
+            execute(&store, &mut calls, step(), PRINCIPALS + 1, record);
         }
+        calls.print(name);
     }
-    calls.print("evicts few large records");
 
     let mut calls = Calls::default();
     for state in [State::InProgress, State::Orphaned, State::Completed] {

@@ -27,13 +27,16 @@ pub struct Console {
     shutdown: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
+/// Returns the layer of the service.
+type LayerSource = Box<dyn Fn() -> Option<IdempotencyLayer> + Send + Sync>;
+
 /// State of the console, which all requests share.
 pub(crate) struct Shared {
     pub(crate) inspector: Inspector,
     pub(crate) access: Hook,
     pub(crate) audit: Option<AuditLog>,
     /// The layer of the service, which finds entries by their keys.
-    pub(crate) layer: Option<IdempotencyLayer>,
+    pub(crate) layer: Option<LayerSource>,
     pub(crate) title: String,
     pub(crate) store_name: String,
     pub(crate) refresh: Duration,
@@ -125,8 +128,17 @@ impl Console {
     /// their ids.
     ///
     /// With the settings of another service, each key seems to have no entry.
-    pub fn with_layer(mut self, layer: IdempotencyLayer) -> Self {
-        self.shared.layer = Some(layer);
+    pub fn with_layer(self, layer: IdempotencyLayer) -> Self {
+        self.with_current_layer(move || Some(layer.clone()))
+    }
+
+    /// Sets a function that returns the layer of the service, for a service whose settings change. See
+    /// [`with_layer`](Self::with_layer). While it returns `None`, entries are found by their ids.
+    pub fn with_current_layer(
+        mut self,
+        layer: impl Fn() -> Option<IdempotencyLayer> + Send + Sync + 'static,
+    ) -> Self {
+        self.shared.layer = Some(Box::new(layer));
         self
     }
 
@@ -241,10 +253,15 @@ impl Shared {
         }
     }
 
+    /// Returns the layer of the service, if it is known.
+    pub(crate) fn layer(&self) -> Option<IdempotencyLayer> {
+        self.layer.as_ref().and_then(|layer| layer())
+    }
+
     /// Returns the layer that encodes responses.
     pub(crate) fn encoder(&self) -> IdempotencyLayer {
-        let layer = self.layer.clone();
-        layer.unwrap_or_else(|| IdempotencyLayer::new(MemoryStore::new()))
+        self.layer()
+            .unwrap_or_else(|| IdempotencyLayer::new(MemoryStore::new()))
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{
     convert::Infallible,
     future::poll_fn,
+    io,
     pin::{Pin, pin},
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -16,6 +17,7 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     net::{TcpListener, TcpStream},
+    sync::Semaphore,
     time::{sleep, timeout},
 };
 use tokio_util::task::TaskTracker;
@@ -24,6 +26,12 @@ use tower_service::Service;
 use crate::{body::BodyError, proxy::Shared};
 
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// Largest number of open connections. A further client waits until one of them is closed.
+const MAX_CONNECTIONS: usize = 500;
+/// Time after which a connection accepts no further request.
+const MAX_AGE: Duration = Duration::from_secs(600);
+/// Longest time of the last response of a connection. An event stream takes five minutes.
+const LAST_RESPONSE: Duration = Duration::from_secs(360);
 /// Time that open requests have to end after the drain.
 const GRACE: Duration = Duration::from_secs(5);
 /// Path below which the console is.
@@ -62,15 +70,25 @@ where
 /// Serves the admin port until the drain has ended. Open requests then have five seconds to end.
 pub(crate) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
     let connections = TaskTracker::new();
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        let accepted = tokio::select! {
+        let accepted = async {
+            let permit = Arc::clone(&permits).acquire_owned().await;
+            let permit = permit.expect("the semaphore is never closed");
+            Ok((permit, listener.accept().await?))
+        };
+        let accepted: io::Result<_> = tokio::select! {
             biased;
             () = shared.drained.cancelled() => break,
-            accepted = listener.accept() => accepted,
+            accepted = accepted => accepted,
         };
         match accepted {
-            Ok((stream, _)) => {
-                connections.spawn(serve_connection(stream, Arc::clone(&shared)));
+            Ok((permit, (stream, _))) => {
+                let connection = serve_connection(stream, Arc::clone(&shared));
+                connections.spawn(async move {
+                    connection.await;
+                    drop(permit);
+                });
             }
             Err(error) => {
                 tracing::warn!(%error, "connection to the admin port not accepted");
@@ -98,9 +116,10 @@ async fn serve_connection(stream: TcpStream, shared: Arc<Shared>) {
         // The client closed the connection.
         _ = connection.as_mut() => return,
         () = drained.cancelled() => {}
+        () = sleep(MAX_AGE) => {}
     }
     connection.as_mut().graceful_shutdown();
-    let _ = connection.await;
+    let _ = timeout(LAST_RESPONSE, connection).await;
 }
 
 async fn respond(shared: &Shared, req: Request<Incoming>) -> AdminResponse {

@@ -53,13 +53,13 @@ pub struct ProxyHandle(Arc<Shared>);
 
 /// State of a proxy that all connections share.
 pub(crate) struct Shared {
-    pub(crate) live: ArcSwap<Live>,
+    pub(crate) live: Arc<ArcSwap<Live>>,
     pub(crate) is_draining: AtomicBool,
     pub(crate) metrics: Box<dyn Fn() -> String + Send + Sync>,
     pub(crate) console: Option<ConsoleService>,
     /// Cancelled when the drain has ended.
     pub(crate) drained: CancellationToken,
-    layers: Layers,
+    layers: Arc<Layers>,
     tunnels: Tunnels,
     /// Routes that were enforced since the start. The lock lets one reload run at a time.
     enforced: Mutex<EnforcedRoutes>,
@@ -132,12 +132,12 @@ impl Proxy {
         tower_idempotency::metrics::register();
         let enforced = Mutex::new(EnforcedRoutes::new(&live.config));
         let shared = Shared {
-            live: ArcSwap::from_pointee(live),
+            live: Arc::new(ArcSwap::from_pointee(live)),
             is_draining: AtomicBool::new(false),
             metrics: Box::new(String::new),
             console: None,
             drained: CancellationToken::new(),
-            layers,
+            layers: Arc::new(layers),
             tunnels,
             enforced,
         };
@@ -192,11 +192,17 @@ impl Proxy {
         self.store.clone()
     }
 
-    /// Returns the layer of the protected routes, to find the entry of a key. Returns `None` if there is no such route, or if
-    /// the routes identify requests by different settings.
-    #[must_use]
-    pub fn layer(&self) -> Option<IdempotencyLayer> {
-        self.shared.live.load().common_layer(&self.shared.layers)
+    /// Returns a function that returns the layer of the protected routes in use, to find the entry of a key. A reload may
+    /// change it.
+    ///
+    /// The function returns `None` if there is no such route, or if the routes identify requests by different settings. It
+    /// also returns `None` if a route has `host_in_scope`: a key alone then identifies no entry.
+    pub fn current_layer(&self) -> impl Fn() -> Option<IdempotencyLayer> + Send + Sync + use<> {
+        let (live, layers) = (
+            Arc::clone(&self.shared.live),
+            Arc::clone(&self.shared.layers),
+        );
+        move || live.load().common_layer(&layers)
     }
 
     /// Waits until the drain of [`serve`](Self::serve) has ended. The responses of a [console](Self::with_console) then have

@@ -148,12 +148,13 @@ impl Live {
 
 impl Live {
     /// Returns the layer of the protected routes, if there are any and all of them identify requests by the same settings.
+    /// Returns `None` too if the host of the request is one of them, because a key alone then identifies no entry.
     pub(crate) fn common_layer(&self, layers: &Layers) -> Option<IdempotencyLayer> {
         let routes = self.config.route.iter();
         let mut routes = routes.filter(|route| route.mode() != Mode::Off);
         let first = routes.next()?;
         let identity = first.entry_identity();
-        if routes.any(|route| route.entry_identity() != identity) {
+        if first.host_in_scope || routes.any(|route| route.entry_identity() != identity) {
             return None;
         }
         layer(layers.get(first.preset), &self.config, first).ok()

@@ -38,14 +38,12 @@ impl AdminConsole {
             }
         });
         let mut console = console
+            .with_current_layer(proxy.current_layer())
             .with_title(config.title())
             .with_store_name(store.name())
             .with_store_timeout(STORE_TIMEOUT)
             .with_metrics(move || recorder.render())
             .with_shutdown(proxy.drained());
-        if let Some(layer) = proxy.layer() {
-            console = console.with_layer(layer);
-        }
         let log = match (config.has_audit_table(), config.audit_file()) {
             (true, None) => Some(AuditLog::in_table(store)?.with_timeout(STORE_TIMEOUT)),
             (true, Some(file)) => {
@@ -87,7 +85,8 @@ impl AdminConsole {
     }
 }
 
-/// Longest time of one call of the store, as in `idempotency serve`.
+/// Longest time of one call of the store.
 const STORE_TIMEOUT: Duration = Duration::from_secs(10);
-/// 3 x the timeout of the store, because the audit table gets two lines. The lock of the audit file takes five seconds at most.
-const CHANGE_LIMIT: Duration = Duration::from_secs(36);
+/// A change makes two calls of the store, and two of the audit table. It takes the lock of the audit file twice, for at most five
+/// seconds each.
+const CHANGE_LIMIT: Duration = Duration::from_secs(51);

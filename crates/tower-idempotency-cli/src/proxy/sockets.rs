@@ -5,11 +5,13 @@ use std::env;
 use listenfd::ListenFd;
 use tower_idempotency_proxy::Sockets;
 
-/// Name of the socket of `[admin]`: `FileDescriptorName` of its unit. A socket with any other name is that of `[listen]`.
+/// Name of the socket of `[admin]`: `FileDescriptorName` of its unit.
 const ADMIN: &str = "admin";
+/// Names of the socket of `[listen]`. By default it has the name of its unit. systemd uses `unknown` for a socket without a name.
+const LISTEN: [&str; 4] = ["listen", "idempotency-proxy.socket", "unknown", ""];
 
-/// Takes the sockets that systemd hands over to this process. Call it before the first thread starts: it removes the
-/// variables, so that no other process takes the sockets too.
+/// Takes the sockets that systemd hands over to this process. Call it before the first thread starts: it removes `LISTEN_PID`
+/// and `LISTEN_FDS`, so that no other process takes the sockets too.
 pub(super) fn take() -> Result<Sockets, String> {
     let names = env::var("LISTEN_FDNAMES").unwrap_or_default();
     let mut names = names.split(':');
@@ -18,7 +20,13 @@ pub(super) fn take() -> Result<Sockets, String> {
     for index in 0..descriptors.len() {
         let (slot, table) = match names.next() {
             Some(ADMIN) => (&mut admin, "admin"),
-            Some(_) | None => (&mut listen, "listen"),
+            None => (&mut listen, "listen"),
+            Some(name) if LISTEN.contains(&name) => (&mut listen, "listen"),
+            Some(name) => {
+                return Err(format!(
+                    "a socket of systemd has the name {name:?}, expected FileDescriptorName=listen or admin, and Accept=no"
+                ));
+            }
         };
         let taken = descriptors.take_tcp_listener(index);
         let taken = taken.map_err(|error| format!("cannot use a socket of systemd: {error}"))?;

@@ -30,7 +30,7 @@ for number, descriptor in enumerate(sockets):
     os.close(descriptor)
 os.environ["LISTEN_PID"] = str(os.getpid())
 os.environ["LISTEN_FDS"] = str(len(names))
-os.environ["LISTEN_FDNAMES"] = sys.argv[1]
+os.environ["LISTEN_FDNAMES"] = sys.argv[1].replace("unix", "listen")
 os.execv(sys.argv[2], sys.argv[2:])
 "#;
 
@@ -103,7 +103,7 @@ fn unusable_sockets_are_rejected() {
     for (text, names, expected) in [
         (
             &text,
-            "a:b",
+            "listen:unknown",
             "expected one socket of systemd for [listen], found two",
         ),
         (
@@ -112,6 +112,9 @@ fn unusable_sockets_are_rejected() {
             "expected one socket of systemd for [admin], found two",
         ),
         (&text, "unix", "cannot use a socket of systemd"),
+        // systemd names a connection so, with Accept=yes.
+        (&text, "connection", "has the name \"connection\""),
+        (&text, "Admin", "has the name \"Admin\""),
         (
             &without_admin,
             "listen:admin",

@@ -48,7 +48,7 @@ pub(crate) async fn form(
     let params = Params::parse(query.unwrap_or_default().as_bytes());
     let mut page = FindPage {
         visit,
-        finds_keys: shared.layer.is_some(),
+        finds_keys: shared.layer().is_some(),
         id: params.get("id").unwrap_or_default().trim().to_owned(),
         rows: Vec::new(),
         message: String::new(),
@@ -125,7 +125,7 @@ pub(crate) async fn find(
     body: Bytes,
 ) -> Result<Response, PageError> {
     let params = Params::parse(&body);
-    let Some(layer) = &shared.layer else {
+    let Some(layer) = shared.layer() else {
         return Err(PageError::not_found(
             "This console does not know the settings of the service, and finds entries by their ids only.",
         ));
@@ -135,7 +135,7 @@ pub(crate) async fn find(
     };
     let principal: Vec<&[u8]> = params.all("principal").map(str::as_bytes).collect();
     let mut rows = Vec::new();
-    let ids = ids_of_key(layer, key, &principal);
+    let ids = ids_of_key(&layer, key, &principal);
     let ids = ids.map_err(|error| PageError::bad_request(error.to_string()))?;
     for id in &ids {
         let found = shared.call(shared.inspector.get(id)).await?;
@@ -149,6 +149,8 @@ pub(crate) async fn find(
         rows,
         message: if is_found {
             String::new()
+        } else if ids.is_empty() {
+            "This service does not identify an entry by its key and principal alone. Search for its id.".to_owned()
         } else {
             "The store has no entry of this key and this principal.".to_owned()
         },

@@ -28,6 +28,10 @@ impl Settings {
         if let Some(admin) = &mut self.admin {
             admin.check_console(&check)?;
         }
+        if let Some(tls) = &self.listen.tls {
+            check.file("certificate", &tls.certificate)?;
+            check.file("key", &tls.key)?;
+        }
         if self.upstream.is_empty() {
             return Err(ConfigError::without_line(
                 "expected at least one [upstream.NAME]",
@@ -140,6 +144,9 @@ impl Upstream {
         }
         if self.ca_file.is_some() && parsed.scheme_str() != Some("https") {
             return check.fail(&self.url.span(), "ca_file needs an URL of https");
+        }
+        if let Some(file) = &self.ca_file {
+            check.file("ca_file", file)?;
         }
         check.positive("connect_timeout", &self.connect_timeout)?;
         check.positive("timeout", &self.timeout)
@@ -263,6 +270,18 @@ impl Check<'_> {
     }
 
     /// Reads a file without the line break at its end.
+    /// Fails if a variable names a file that does not exist. It may contain the key itself in place of its file, which a later
+    /// error would quote.
+    fn file(&self, setting: &str, file: &Spanned<String>) -> Result<(), ConfigError> {
+        match fs::metadata(file.get_ref()) {
+            Err(error) if self.sources.variable(&file.span()).is_some() => {
+                let message = format!("cannot read the file of {setting}: {error}");
+                self.fail(&file.span(), message)
+            }
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
     pub(super) fn read(
         &self,
         setting: &str,

@@ -25,7 +25,7 @@ impl ConsoleConfig {
         self.can_resolve
     }
 
-    /// Returns the token of the operators. Without a token, the address of the configuration is one of loopback.
+    /// Returns the token of the operators. If there is no token, the configured address is a loopback address.
     #[must_use]
     pub fn token(&self) -> Option<&str> {
         self.token.as_ref().map(Secret::expose)
@@ -104,7 +104,7 @@ impl Admin {
         }
         let has_audit_log = self.audit_file.is_some() || self.has_audit_table();
         if mode == ConsoleMode::Resolve && !has_audit_log {
-            let message = "console = \"resolve\" needs audit_file or audit_table: each change is in the audit log";
+            let message = "console = \"resolve\" needs audit_file or audit_table, because each change needs an audit line";
             return check.fail(&self.console.span(), message);
         }
         match &self.token_file {

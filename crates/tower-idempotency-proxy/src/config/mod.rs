@@ -235,7 +235,7 @@ impl Config {
     /// Reads a configuration from a file and from variables.
     ///
     /// `variables` are those of the environment, such as [`std::env::vars_os`]. A name
-    /// `IDEMPOTENCY_PROXY__TABLE__SETTING` replaces a setting of the file. Names with another start are ignored.
+    /// `IDEMPOTENCY_PROXY__TABLE__SETTING` replaces a setting of the file. Variables without this prefix are ignored.
     ///
     /// `store`, such as the value of a flag, replaces the URL of the store in the file and in the variables.
     ///

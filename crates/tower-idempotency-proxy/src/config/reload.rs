@@ -140,7 +140,8 @@ impl Settings {
                 return Ok(());
             }
             // Later routes get none of its requests, so they are not the cause.
-            if own.is_none() && other.covers(&rule) {
+            let is_new = self.route.iter().all(|old| old.rule() != other);
+            if own.is_none() && is_new && other.covers(&rule) {
                 return fail(format!(
                     "the protected route {rule} has changed to {other}, which needs a restart"
                 ));

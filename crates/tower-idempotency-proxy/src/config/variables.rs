@@ -21,8 +21,8 @@ pub(super) struct Variable {
 
 /// The sources of settings: the text of the file and the variables.
 ///
-/// Each value has a span. That of a variable is empty and behind the text: it begins at the length of the text + 1 + the index
-/// of the variable.
+/// Each value has a span. The span of a variable is empty. It begins after the text, at the length of the text + 1 + the index of
+/// the variable.
 pub(super) struct Sources<'a> {
     pub(super) text: &'a str,
     pub(super) variables: &'a [Variable],
@@ -42,7 +42,7 @@ impl Variable {
             let Ok(value) = value.into_string() else {
                 return Err(ConfigError::of_variable(&name, "the value is not UTF-8"));
             };
-            // A private key in place of its file, for example, whose error would quote it.
+            // The value may be a private key in place of its file. An error about the file would quote it.
             if value.contains(['\n', '\r']) {
                 return Err(ConfigError::of_variable(
                     &name,
@@ -156,8 +156,8 @@ impl<'a> Sources<'a> {
     }
 }
 
-/// Returns the upstream of the file with this name. A variable has capital letters, digits and underscores only, so a letter case
-/// and other characters do not count.
+/// Returns the upstream of the file with this name. A variable has capital letters, digits and underscores only. So the comparison
+/// ignores the letter case, and treats other characters as underscores.
 fn upstream_name(file: &DeTable<'_>, name: &str) -> Result<String, String> {
     let upstreams = file.get("upstream").map(Spanned::get_ref);
     let upstreams = upstreams.and_then(DeValue::as_table);

@@ -118,7 +118,7 @@ async fn common_layer_finds_entry_of_key() {
     let upstream = Upstream::start(|_| Script::create()).await;
     let text = config(upstream.address, "", "");
     let proxy = bind(&text).await;
-    let (layer, store) = (proxy.layer().unwrap(), proxy.store());
+    let (layer, store) = (proxy.current_layer()().unwrap(), proxy.store());
     let proxy = Served::serve(proxy);
     let reply = exchange(proxy.address, crate::harness::post("/pay", "k", "1")).await;
     assert_eq!(reply.status(), 201);
@@ -130,8 +130,14 @@ async fn common_layer_finds_entry_of_key() {
     assert_eq!(states, [State::Completed]);
     // Another route identifies callers in another way.
     let other = "[[route]]\npath = \"/x\"\nupstream = \"app\"\nprincipal = \"authorization\"";
-    let proxy = bind(&config(upstream.address, "", other)).await;
-    assert!(proxy.layer().is_none());
+    let other_principal = config(upstream.address, "", other);
+    // The host of the request is not known.
+    let with_host = text.replace("path = \"/pay\"", "path = \"/pay\"\nhost_in_scope = true");
+    assert_ne!(with_host, text);
+    for text in [other_principal, with_host] {
+        let proxy = bind(&text).await;
+        assert!(proxy.current_layer()().is_none());
+    }
 }
 
 #[tokio::test]

@@ -146,11 +146,11 @@ pub(crate) async fn run(context: &Context, args: &Args, global: &Global) -> Resu
             server::serve(listener, app, stopped).await;
         }
     }
-    // A change whose browser has left continues. Its outcome belongs in the audit log. The lock of the file may take five
-    // seconds. With the table, the intent and the outcome are calls too.
-    let calls = if args.audit_table { 3 } else { 1 };
+    // A change whose browser has left continues. Its outcome belongs in the audit log. It makes two calls of the store, and takes
+    // the lock of the file twice, for at most five seconds each. With the table, the intent and the outcome are calls too.
+    let calls = if args.audit_table { 4 } else { 2 };
     let limit = global.timeout.saturating_mul(calls);
-    let limit = limit.saturating_add(Duration::from_secs(6));
+    let limit = limit.saturating_add(Duration::from_secs(11));
     timeout(limit, changes.finished()).await.ok();
     Ok(Exit::Done)
 }

@@ -95,7 +95,7 @@ fn unsafe_console_is_rejected() {
         (
             loopback,
             format!("{token}\nconsole = \"resolve\"\naudit_table = false"),
-            "line 17: console = \"resolve\" needs audit_file or audit_table: each change is in the audit log",
+            "line 17: console = \"resolve\" needs audit_file or audit_table, because each change needs an audit line",
         ),
         (
             loopback,

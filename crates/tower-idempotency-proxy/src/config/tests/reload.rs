@@ -266,6 +266,17 @@ fn changed_letter_case_is_named_as_cause() {
             assert_eq!(error, expected);
         }
     }
+    // A route that was there before does not replace the one that is removed.
+    let last = "[[route]]\npath = \"/**\"\nupstream = \"app\"\nmode = \"off\"\n";
+    let wider = "[[route]]\npath = \"/v1/**\"\nupstream = \"app\"\n";
+    let old = GOOD.replacen(last, wider, 1);
+    assert_ne!(old, GOOD);
+    let removed = old.replacen("path = \"/v1/charges\"", "path = \"/other\"", 1);
+    let (_, error) = reload_all(&[old, removed]).unwrap_err();
+    assert!(
+        error.starts_with("the protected route /v1/charges is missing"),
+        "{error}"
+    );
     // The last route gets requests that the changed route does not match.
     let narrower = GOOD.replacen("/v1/charges", "/V1/Charges/{id}", 1);
     let (_, error) = reload_all(&[GOOD.to_owned(), narrower]).unwrap_err();

@@ -24,8 +24,8 @@ fn each_setting_has_variable() {
     let file = file.to_str().unwrap();
     let settings = [
         ("LISTEN__ADDRESS", "127.0.0.2:1", json!("127.0.0.2:1")),
-        ("LISTEN__TLS__CERTIFICATE", "chain.pem", json!("chain.pem")),
-        ("LISTEN__TLS__KEY", "key.pem", json!("key.pem")),
+        ("LISTEN__TLS__CERTIFICATE", file, json!(file)),
+        ("LISTEN__TLS__KEY", file, json!(file)),
         ("LISTEN__FORWARDED", "append", json!("append")),
         ("LISTEN__IDLE_TIMEOUT", "7s", json!("7s")),
         ("LISTEN__MAX_CONNECTIONS", "11", json!(11)),
@@ -52,7 +52,7 @@ fn each_setting_has_variable() {
         ),
         ("UPSTREAM__APP__HTTP2", "true", json!(true)),
         ("UPSTREAM__APP__HOST", "upstream", json!("upstream")),
-        ("UPSTREAM__APP__CA_FILE", "ca.pem", json!("ca.pem")),
+        ("UPSTREAM__APP__CA_FILE", file, json!(file)),
         ("UPSTREAM__APP__CONNECT_TIMEOUT", "8s", json!("8s")),
         ("UPSTREAM__APP__TIMEOUT", "9s", json!("9s")),
         ("UPSTREAM__APP__KEEP_ALIVE", "10s", json!("10s")),
@@ -159,6 +159,23 @@ fn variable_has_name_of_upstream() {
     let without_url = GOOD.replacen("url = \"http://127.0.0.1:3000\"\n", "", 1);
     let url = [("UPSTREAM__APP__URL", "http://127.0.0.1:3000")];
     assert!(read(&without_url, &url).is_ok());
+}
+
+/// An error about the file would quote the key.
+#[test]
+fn wrong_variable_is_named_without_key() {
+    let tls = "[listen]\ntls = { certificate = \"chain.pem\", key = \"key.pem\" }\n";
+    let text = GOOD.replacen("[listen]\n", tls, 1);
+    assert_ne!(text, GOOD);
+    assert!(read(&text, &[]).is_ok());
+    let error = read(&text, &[("LISTEN__TLS__KEY", "MIIhush")]).unwrap_err();
+    let error = error.to_string();
+    assert!(
+        error.contains("IDEMPOTENCY_PROXY__LISTEN__TLS__KEY"),
+        "{error}"
+    );
+    assert!(error.contains("cannot read the file of key"), "{error}");
+    assert!(!error.contains("hush"), "{error}");
 }
 
 #[test]

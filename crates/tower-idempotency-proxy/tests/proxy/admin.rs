@@ -132,7 +132,7 @@ async fn common_layer_finds_entry_of_key() {
     let other = "[[route]]\npath = \"/x\"\nupstream = \"app\"\nprincipal = \"authorization\"";
     let other_principal = config(upstream.address, "", other);
     // The host of the request is not known.
-    let with_host = text.replace("path = \"/pay\"", "path = \"/pay\"\nhost_in_scope = true");
+    let with_host = text.replace("path = \"/**\"", "path = \"/**\"\nhost_in_scope = true");
     assert_ne!(with_host, text);
     for text in [other_principal, with_host] {
         let proxy = bind(&text).await;

@@ -56,7 +56,7 @@ impl Scripts {
             is_in_progress: Script::new(include_str!("scripts/look.lua")),
             operators: OperatorScripts {
                 page: Script::new(with_index!("scripts/page.lua")),
-                present: Script::new(include_str!("scripts/present.lua")),
+                present: Script::new(with_index!("scripts/present.lua")),
                 read: Script::new(include_str!("scripts/read.lua")),
                 // A script that has deleted an entry finds none when it runs again. It would report that it changed nothing.
                 resolve: Script::new(with_index!("scripts/resolve.lua"))

@@ -187,7 +187,7 @@ impl<'a> Walk<'a> {
             ..Position::FIRST
         });
         for (members, is_last) in members {
-            self.examined += members.len().max(1);
+            self.examined += members.len();
             let end = members.last().copied();
             let matching = members.into_iter().filter(|member| {
                 let id = KeyId::from_bytes(member.id);
@@ -204,7 +204,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Returns the numbers of the indexes that exist. Most slots of a cluster have none.
+    /// Returns the numbers of the indexes that have members of the state. Most slots of a cluster have none.
     async fn present(&self, numbers: Range<u16>) -> Result<Vec<u16>, StoreError> {
         if self.indexes.len() == 1 {
             return Ok(numbers.collect());
@@ -217,9 +217,9 @@ impl<'a> Walk<'a> {
         Ok(try_join_all(present).await?.concat())
     }
 
-    /// Returns the numbers of those indexes that exist. A script on the node of the first index examines all indexes of this
-    /// node. The next script does the same for the first index that is left. An index that a script cannot examine gets an
-    /// `EXISTS`.
+    /// Returns the numbers of those indexes that have members of the state. A script on the node of the first index examines all
+    /// indexes of this node. The next script does the same for the first index that is left. An index that a script cannot
+    /// examine gets an `EXISTS`, and may have other members only.
     async fn present_of(&self, mut keys: Vec<&(u16, String)>) -> Result<Vec<u16>, StoreError> {
         let mut present = Vec::new();
         while !keys.is_empty() {
@@ -247,12 +247,15 @@ impl<'a> Walk<'a> {
         Ok(present)
     }
 
-    /// Returns `true` for each index that exists, and `None` for one that the node of the first index does not have.
+    /// Returns `true` for each index that has members of the state, and `None` for one that the node of the first index does not
+    /// have.
     async fn examine(&self, keys: &[&(u16, String)]) -> Result<Vec<Option<bool>>, StoreError> {
         let keys: Vec<_> = keys.iter().map(|(_, key)| key.as_str()).collect();
         let script = &self.inner.scripts.operators.present;
         let (link, deadline) = (&self.inner.acquire_link, self.inner.deadline());
-        let reply = run_by_hash(link, deadline, script, &keys[..1], &keys).await;
+        let (leases, margin) = self.leases();
+        let arguments = (leases, margin, &keys);
+        let reply = run_by_hash(link, deadline, script, &keys[..1], &arguments).await;
         match reply.map_err(StoreError::backend)? {
             Value::Array(found) if found.len() == keys.len() => {
                 let exists = |found| match found {
@@ -283,12 +286,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Reads members of an index after a position. The second value is `true` if there are no more.
-    async fn members(
-        &self,
-        after: Position,
-        batch: usize,
-    ) -> Result<(Vec<Position>, bool), StoreError> {
+    /// Returns the kind of leases that the scripts read, and the milliseconds on either side of the present time.
+    fn leases(&self) -> (&'static str, u64) {
         let leases = match self.state {
             State::InProgress => "live",
             State::Orphaned => "expired",
@@ -300,6 +299,16 @@ impl<'a> Walk<'a> {
         } else {
             0
         };
+        (leases, margin)
+    }
+
+    /// Reads members of an index after a position. The second value is `true` if there are no more.
+    async fn members(
+        &self,
+        after: Position,
+        batch: usize,
+    ) -> Result<(Vec<Position>, bool), StoreError> {
+        let (leases, margin) = self.leases();
         let (key, script) = (self.key_of(after.index), &self.inner.scripts.operators.page);
         let (link, deadline) = (&self.inner.acquire_link, self.inner.deadline());
         let (mut id, mut score) = (after.id.to_vec(), after.score);

@@ -1,8 +1,30 @@
--- Finds the indexes that exist, and writes nothing. KEYS: the first index, whose node runs the script. ARGV: indexes.
--- Returns a number for each: 1 if it exists, 0 if not, and 2 if it is on another node.
+-- Finds the indexes that have members of a kind, and writes nothing. KEYS: the first index, whose node runs the script.
+-- ARGV: the leases to find, and the milliseconds that are added to either side of the present time, as in page.lua; indexes.
+-- Returns a number for each: 1 if it has such a member, 0 if not, and 2 if it is on another node.
+local time = redis.call('TIME')
+local now, margin = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[2])
+local function has_member(index)
+  for number = 0, band(math.huge) do
+    local min, max = number * BAND, (number + 1) * BAND - 1
+    if ARGV[1] == 'live' then
+      min = min + math.max(now - margin, 0)
+    elseif ARGV[1] == 'expired' then
+      max = min + now + margin
+    end
+    if redis.call('ZCOUNT', index, string.format('%.0f', min), string.format('%.0f', max)) > 0 then
+      return 1
+    end
+  end
+  return 0
+end
 local found = {}
-for number, index in ipairs(ARGV) do
-  local reply = redis.pcall('EXISTS', index)
-  found[number] = type(reply) == 'number' and reply or 2
+for place = 3, #ARGV do
+  local reply = redis.pcall('EXISTS', ARGV[place])
+  if type(reply) ~= 'number' then
+    reply = 2
+  elseif reply == 1 then
+    reply = has_member(ARGV[place])
+  end
+  found[place - 2] = reply
 end
 return found

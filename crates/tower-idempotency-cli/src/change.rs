@@ -82,7 +82,7 @@ impl<'a> Change<'a> {
         self.signals.interrupt(async { Ok(call.await?) }).await
     }
 
-    /// Records the outcome. If this fails, the change may have taken effect, and the log may show the intent alone.
+    /// Records the outcome. If this fails, the change may have taken effect, and the log may show only the intent.
     pub(crate) async fn finish(self, outcome: &str, after: Value) -> Result<(), Failure> {
         let finished = self.audited.finish(outcome, after).await;
         finished.map_err(|error| Failure::failed(error.to_string()))

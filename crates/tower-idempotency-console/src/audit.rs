@@ -117,7 +117,7 @@ pub struct Intent<'a> {
     pub before: &'a Value,
 }
 
-/// A change whose intent is in the log. Dropping it leaves the intent alone, which readers show as an unknown outcome.
+/// A change whose intent is in the log. Dropping it leaves only the intent, which readers show as an unknown outcome.
 #[derive(Debug)]
 #[must_use = "the log has no outcome until `finish` is called"]
 pub struct AuditedChange {
@@ -217,17 +217,18 @@ impl AuditLog {
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped, the log may have the intent alone. The caller changes nothing.
+    /// If the future is dropped, the log may have only the intent. The caller changes nothing.
     pub async fn begin(&self, intent: &Intent<'_>) -> Result<AuditedChange, AuditError> {
         self.begin_unless(intent, pending()).await
     }
 
-    /// Writes the intent like [`begin`](Self::begin), unless the program is interrupted: no call for the table begins or
-    /// continues after `interrupted` has completed. Its output is the cause in the error.
+    /// Writes the intent like [`begin`](Self::begin), unless the program is interrupted. When `interrupted` completes, the call
+    /// that appends the intent to the table ends. If it had begun, the outcome `failed` is appended within the timeout.
     ///
     /// # Errors
     ///
-    /// Those of [`begin`](Self::begin), and that of the interruption.
+    /// The errors of [`begin`](Self::begin), and an error if the program is interrupted. It has the output of `interrupted` as its
+    /// cause.
     ///
     /// # Panics
     ///
@@ -247,18 +248,26 @@ impl AuditLog {
             Some(file) => Some(open(file, text.clone()).await?),
             None => None,
         };
-        let change = AuditedChange {
+        let mut change = AuditedChange {
             file,
             table: self.table.clone(),
             line,
         };
         if let Some(table) = &self.table {
+            let mut is_sent = false;
+            let append = async {
+                is_sent = true;
+                table.append(&text).await
+            };
             let appended = tokio::select! {
                 biased;
                 cause = interrupted => Err(cause),
-                appended = table.append(&text) => appended,
+                appended = append => appended,
             };
             if let Err(cause) = appended {
+                if !is_sent {
+                    change.table = None;
+                }
                 let error = AuditError::new(format!(
                     "cannot write the audit table, so nothing was changed: {cause}"
                 ));
@@ -320,7 +329,7 @@ impl AuditLog {
 }
 
 impl AuditedChange {
-    /// Writes the outcome. If this fails, the change may have taken effect, and the log may show the intent alone.
+    /// Writes the outcome. If this fails, the change may have taken effect, and the log may show only the intent.
     ///
     /// # Errors
     ///
@@ -333,7 +342,7 @@ impl AuditedChange {
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped, the log may show the intent alone.
+    /// If the future is dropped, the log may show only the intent.
     pub async fn finish(self, outcome: &str, after: Value) -> Result<(), AuditError> {
         tracing::info!(
             target: "tower_idempotency::audit",
@@ -382,7 +391,10 @@ impl AuditedChange {
             }
             None => Ok(()),
         };
-        in_file.and(in_table)
+        match (in_file, in_table) {
+            (Err(file), Err(table)) => Err(AuditError::new(format!("{file}; {table}"))),
+            (in_file, in_table) => in_file.and(in_table),
+        }
     }
 }
 
@@ -501,10 +513,8 @@ mod tests {
         );
         let in_file = log.recent(10).await.unwrap();
         let in_table = table(&store).recent(10).await.unwrap();
-        assert_eq!((in_file.len(), in_table.len()), (2, 1));
-        for lines in [in_file, in_table] {
-            assert_eq!(lines[0]["outcome"], format!("failed: {error}"));
-        }
+        assert_eq!((in_file.len(), in_table.len()), (2, 0));
+        assert_eq!(in_file[0]["outcome"], format!("failed: {error}"));
     }
 
     #[tokio::test]

@@ -144,8 +144,8 @@ impl TableClient {
                     is_exact = false;
                     break;
                 }
-                // One item above the limit shows that the count is not complete.
-                let rest = (limit - value).min(max_examined) + 1;
+                // One item above the limit shows that the count is not complete. Others may not match the filter.
+                let rest = (limit - value).max(EXAMINED.into()).min(max_examined) + 1;
                 let rest = i32::try_from(rest).unwrap_or(i32::MAX);
                 let mut request = self
                     .admin_client

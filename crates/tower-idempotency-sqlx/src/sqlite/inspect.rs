@@ -105,7 +105,7 @@ impl AuditTable for Inner {
         }
         let table = self.settings.table.audit();
         let select = format!(
-            "select 1 from sqlite_master where name = '{}'",
+            "select 1 from sqlite_master where name = '{}' collate nocase",
             table.name()
         );
         let found = fetch(&self.readers, select, None).await;

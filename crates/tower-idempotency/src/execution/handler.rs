@@ -245,6 +245,10 @@ fn begin_recording<R: http_body::Body, E>(
     {
         return Err(Box::new(lost_effect(lease)));
     }
+    if lease.has_unfinished_batch() {
+        // Before the instructions are copied: an outer layer must not record the response either.
+        res.extensions_mut().insert(Retention::NoStore);
+    }
     // An outer layer follows the same instructions of the handler.
     let is_nested = lease.grant.is_nested;
     let directives = is_nested.then(|| Box::new(Directives::of(&res)));

@@ -121,7 +121,7 @@ impl Inspect for MemoryStore {
             if found < most {
                 shard += 1;
             }
-            // A deletion takes longer than a look at an entry.
+            // A deletion takes longer than reading an entry.
             turn.after_shard(found * 4).await;
         }
         Ok(deleted as u64)
@@ -311,7 +311,7 @@ const FIRST: ListPosition = ListPosition {
 /// The maximum number of expired entries that a purge deletes under one lock.
 const DELETED_PER_LOCK: usize = 64;
 
-/// After this many entries, other tasks can run.
+/// The number of entries after which other tasks can run.
 const ENTRIES_PER_TURN: usize = 1024;
 /// A shard without entries takes as long as this many entries.
 const SHARD_AS_ENTRIES: usize = 8;

@@ -180,6 +180,31 @@ async fn outer_layer_does_not_record_unfinished_batch() {
     assert!(last.is_replay());
 }
 
+/// The inner layer records no 503. The outer layer records each status, but not that of an unfinished batch.
+#[tokio::test(start_paused = true)]
+async fn outer_layer_records_no_error_of_unfinished_batch() {
+    let inner = layer().with_key_from(KeyScope::EachCaller, |_| Some("entity-7".to_owned()));
+    let service = Service::new(inner).with_failing(&["b"]);
+    let handler = {
+        let service = service.clone();
+        async move |head: request::Parts, body: String| {
+            let results = service.results(&head, &body).await;
+            match service.effects.count("batch") {
+                1 => (StatusCode::SERVICE_UNAVAILABLE, body_of(&results)),
+                _ => (StatusCode::OK, body_of(&results)),
+            }
+        }
+    };
+    let app = Router::new()
+        .route("/batch", post(handler))
+        .layer(service.layer.clone())
+        .layer(layer().with_recorded_statuses(|_| true));
+    let (first, _) = send_batch(&app, Some("batch-1"), "a b").await;
+    let (retry, body) = send_batch(&app, Some("batch-1"), "a b").await;
+    assert_eq!((first.status.as_u16(), retry.status.as_u16()), (503, 200));
+    assert_eq!((retry.is_replay(), &*body), (false, "[200,200]"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn abandoned_batch_is_not_recorded() {
     let service = Service {

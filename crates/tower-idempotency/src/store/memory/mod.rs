@@ -58,8 +58,8 @@ mod tests;
 ///
 /// # Cancellation
 ///
-/// Every call except [`wait_for_change`](Store::wait_for_change) takes effect when it is first polled, or never. A
-/// dropped `wait_for_change` leaves no state.
+/// Every call of [`Store`] except [`wait_for_change`](Store::wait_for_change) takes effect when it is first polled, or never. A
+/// dropped `wait_for_change` leaves no state. A dropped purge may have deleted some entries.
 ///
 /// # Examples
 ///

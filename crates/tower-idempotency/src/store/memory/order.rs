@@ -18,7 +18,7 @@ pub(super) struct Order {
 struct QueuedSlot {
     deadline: u64,
     slot: u32,
-    /// Here as well as in the entry, so that a search reads no entries.
+    /// Copy of the entry's group, so that a search reads no entries.
     group: PrincipalGroup,
     removed: bool,
 }

@@ -27,6 +27,9 @@ use crate::store::{Acquired, Claim, KeyId, LeaseRef, OrphanPolicy, StoreError, T
 /// The number of entries for which a shard is meant. A shard's index, its order and a search for a group of principals take
 /// time in proportion to its entries, under its lock.
 const ENTRIES_PER_SHARD: usize = 4096;
+/// The number of bytes for which a shard is meant. A shard evicts its own records in the order of their expiry, so it needs room
+/// for more than one large record.
+const BYTES_PER_SHARD: usize = 4 << 20;
 
 /// Fewer shards would delay concurrent calls.
 const MIN_SHARDS: usize = 64;
@@ -340,7 +343,7 @@ impl Table {
         let budget = &self.shared.budget;
         let mut is_limited_to_largest = true;
         loop {
-            let mut evicted = false;
+            let (mut evicted, mut was_limited) = (false, false);
             for distance in 0..self.shards.len() {
                 // Checked at each step, so that a limit lowered meanwhile ends the loop.
                 while budget.can_hold(cost) {
@@ -351,13 +354,14 @@ impl Table {
                     // The group may change with each eviction. Its records may be in shards that were visited before.
                     let largest = self.shared.usage.largest(budget);
                     let group = largest.filter(|_| is_limited_to_largest);
+                    was_limited |= group.is_some();
                     if !shard.evict(&self.shared, group, now) {
                         break;
                     }
                     evicted = true;
                 }
             }
-            if !evicted && !is_limited_to_largest {
+            if !evicted && !was_limited {
                 return budget.reserve(cost).ok_or_else(|| budget.full_error());
             }
             // If no shard had such a record, the next round evicts records of any group. Other calls may have evicted or moved the
@@ -387,8 +391,8 @@ impl Table {
 /// Returns the number of shards for a maximum number of entries and of bytes.
 fn shards_for((max_entries, max_bytes): (usize, usize)) -> usize {
     let entries = max_entries.min(max_bytes / ENTRY_BYTES);
-    let shards = (entries / ENTRIES_PER_SHARD).clamp(MIN_SHARDS, MAX_SHARDS);
-    shards.next_power_of_two()
+    let shards = (entries / ENTRIES_PER_SHARD).min(max_bytes / BYTES_PER_SHARD);
+    shards.clamp(MIN_SHARDS, MAX_SHARDS).next_power_of_two()
 }
 
 /// Registration of a waiter. Dropping it removes the waiter.

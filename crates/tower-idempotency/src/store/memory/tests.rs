@@ -251,29 +251,32 @@ mod bounds {
     #[tokio::test]
     async fn limits_of_empty_store_decide_number_of_shards() {
         let shards = |store: &MemoryStore| store.table.shards.len();
-        assert_eq!(shards(&MemoryStore::new()), 256);
+        assert_eq!(shards(&MemoryStore::new()), 64);
         let large = MemoryStore::new().with_max_entries(10_000_000);
-        assert_eq!(shards(&large), 512, "the bytes limit the entries");
+        assert_eq!(shards(&large), 64, "records may be large");
         let large = large.with_max_bytes(4 << 30);
-        assert_eq!(shards(&large), 4096);
+        assert_eq!(shards(&large), 1024);
+        assert_eq!(shards(&large.clone().with_max_entries(1)), 1024);
+        let large = large.with_max_bytes(64 << 30);
+        assert_eq!(shards(&large), 4096, "a shard for 4,096 entries");
         assert_eq!(shards(&large.with_max_entries(0)), 64);
         let unlimited = MemoryStore::new().with_max_entries(usize::MAX);
         assert_eq!(shards(&unlimited.with_max_bytes(usize::MAX)), 65_536);
 
         let store = MemoryStore::new();
         let lease = hold(&store, 1).await;
-        let store = store.with_max_bytes(1 << 20);
-        assert_eq!(shards(&store), 256);
+        let store = store.with_max_bytes(4 << 30);
+        assert_eq!(shards(&store), 64);
         store.renew(&lease, HOUR).await.expect("the lease is kept");
         store.release(&lease).await.unwrap();
         let clone = store.clone();
-        assert_eq!(shards(&store.with_max_bytes(1 << 20)), shards(&clone));
+        assert_eq!(shards(&store.with_max_bytes(8 << 30)), shards(&clone));
     }
 
     /// Pages continue in each of the shards, whose numbers need two bytes.
     #[tokio::test]
     async fn large_store_lists_each_entry_once() {
-        let store = MemoryStore::new().with_max_bytes(4 << 30);
+        let store = MemoryStore::new().with_max_bytes(64 << 30);
         let store = store.with_max_entries(10_000_000);
         for n in 0..1000 {
             record(&store, n, 10, HOUR).await;

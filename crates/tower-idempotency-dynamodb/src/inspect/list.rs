@@ -145,7 +145,10 @@ impl TableClient {
                     break;
                 }
                 // One item above the limit shows that the count is not complete. Others may not match the filter.
-                let rest = (limit - value).max(EXAMINED.into()).min(max_examined) + 1;
+                let rest = (limit - value)
+                    .max(EXAMINED.into())
+                    .min(max_examined - examined)
+                    + 1;
                 let rest = i32::try_from(rest).unwrap_or(i32::MAX);
                 let mut request = self
                     .admin_client

@@ -256,7 +256,6 @@ mod bounds {
         assert_eq!(shards(&large), 64, "records may be large");
         let large = large.with_max_bytes(4 << 30);
         assert_eq!(shards(&large), 1024);
-        assert_eq!(shards(&large.clone().with_max_entries(1)), 1024);
         let large = large.with_max_bytes(64 << 30);
         assert_eq!(shards(&large), 4096, "a shard for 4,096 entries");
         assert_eq!(shards(&large.with_max_entries(0)), 64);

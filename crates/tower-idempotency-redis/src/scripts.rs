@@ -46,6 +46,17 @@ macro_rules! with_index {
     };
 }
 
+/// Includes a script that uses the functions of `index.lua` and `ranges.lua`.
+macro_rules! with_ranges {
+    ($path:literal) => {
+        concat!(
+            include_str!("scripts/index.lua"),
+            include_str!("scripts/ranges.lua"),
+            include_str!($path)
+        )
+    };
+}
+
 impl Scripts {
     pub(crate) fn new() -> Self {
         Self {
@@ -55,8 +66,8 @@ impl Scripts {
             release: Script::new(with_index!("scripts/release.lua")),
             is_in_progress: Script::new(include_str!("scripts/look.lua")),
             operators: OperatorScripts {
-                page: Script::new(with_index!("scripts/page.lua")),
-                present: Script::new(with_index!("scripts/present.lua")),
+                page: Script::new(with_ranges!("scripts/page.lua")),
+                present: Script::new(with_ranges!("scripts/present.lua")),
                 read: Script::new(include_str!("scripts/read.lua")),
                 // A script that has deleted an entry finds none when it runs again. It would report that it changed nothing.
                 resolve: Script::new(with_index!("scripts/resolve.lua"))

@@ -19,12 +19,7 @@ local function is_after(member)
   return #member > #id
 end
 for number = 0, band(math.huge) do
-  local min, max = number * BAND, (number + 1) * BAND - 1
-  if ARGV[1] == 'live' then
-    min = min + math.max(now - margin, 0)
-  elseif ARGV[1] == 'expired' then
-    max = min + now + margin
-  end
+  local min, max = range(number, ARGV[1], now, margin)
   local offset, is_last = 0, max < from
   min = math.max(min, from)
   while not is_last and #found < 2 * count do

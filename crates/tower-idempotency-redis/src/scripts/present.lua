@@ -5,12 +5,7 @@ local time = redis.call('TIME')
 local now, margin = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[2])
 local function has_member(index)
   for number = 0, band(math.huge) do
-    local min, max = number * BAND, (number + 1) * BAND - 1
-    if ARGV[1] == 'live' then
-      min = min + math.max(now - margin, 0)
-    elseif ARGV[1] == 'expired' then
-      max = min + now + margin
-    end
+    local min, max = range(number, ARGV[1], now, margin)
     if redis.call('ZCOUNT', index, string.format('%.0f', min), string.format('%.0f', max)) > 0 then
       return 1
     end

@@ -132,19 +132,6 @@ async fn unfinished_batch_is_not_recorded() {
     assert_eq!(counts, [2, 1, 2, 1]);
 }
 
-/// A tombstone of a response above the limit would end the batch.
-#[tokio::test(start_paused = true)]
-async fn unfinished_batch_above_limit_leaves_no_tombstone() {
-    let service = Service::new(layer().with_response_limit(4)).with_failing(&["b"]);
-    let app = service.router();
-    let (_, first) = send_batch(&app, Some("batch-1"), "a b c").await;
-    let (retry, body) = send_batch(&app, Some("batch-1"), "a b c").await;
-    assert_eq!((&*first, &*body), ("[200,500,200]", "[200,200,200]"));
-    assert!(!retry.is_replay());
-    let counts = ["batch", "a", "b", "c"].map(|key| service.effects.count(key));
-    assert_eq!(counts, [2, 1, 2, 1]);
-}
-
 /// The handler returns the record's retention with each response.
 #[tokio::test(start_paused = true)]
 async fn retention_does_not_record_unfinished_batch() {

@@ -21,6 +21,7 @@ mod slab;
 mod sync;
 mod table;
 mod usage;
+mod waiters;
 
 #[cfg(test)]
 #[cfg(not(shuttle))]

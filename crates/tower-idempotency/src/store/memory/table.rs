@@ -22,7 +22,7 @@ use super::{
     sync::{AtomicUsize, HashBuilder, Mutex, MutexGuard},
     usage::Usage,
 };
-use crate::store::{Acquired, Claim, KeyId, LeaseRef, OrphanPolicy, StoreError, Ttl};
+use crate::store::{Acquired, Claim, LeaseRef, OrphanPolicy, StoreError, Ttl};
 
 /// The number of entries for which a shard is meant. A shard's index, its order and a search for a group of principals take
 /// time in proportion to its entries, under its lock.
@@ -270,25 +270,6 @@ impl Table {
         wake(waiters);
     }
 
-    /// Registers a waiter in the same step as the query of the entry. Returns `None` unless the entry is in progress.
-    pub(super) fn watch(&self, id: &KeyId, now: u64) -> Option<WaiterRegistration<'_>> {
-        let hash = self.shared.hasher.hash_one(id);
-        let mut shard = self.shard(hash);
-        let slot = shard.find(&self.shared, hash, id, now)?;
-        match shard.entry(slot).state {
-            EntryState::Leased { lease_expires, .. } if lease_expires > now => {
-                Some(WaiterRegistration {
-                    table: self,
-                    hash,
-                    slot,
-                    event: shard.add_waiter(slot),
-                    lease_expires,
-                })
-            }
-            EntryState::Leased { .. } | EntryState::Completed { .. } => None,
-        }
-    }
-
     /// Returns the reservation made by an earlier eviction, or reserves capacity, evicting a few records of this shard
     /// if needed. Returns `None` if other shards must evict records.
     ///
@@ -393,41 +374,6 @@ fn shards_for((max_entries, max_bytes): (usize, usize)) -> usize {
     let entries = max_entries.min(max_bytes / ENTRY_BYTES);
     let shards = (entries / ENTRIES_PER_SHARD).min(max_bytes / BYTES_PER_SHARD);
     shards.clamp(MIN_SHARDS, MAX_SHARDS).next_power_of_two()
-}
-
-/// Registration of a waiter. Dropping it removes the waiter.
-pub(super) struct WaiterRegistration<'a> {
-    table: &'a Table,
-    hash: u64,
-    slot: u32,
-    event: Arc<Semaphore>,
-    lease_expires: u64,
-}
-
-impl WaiterRegistration<'_> {
-    /// Waits until the entry is completed or released.
-    pub(super) async fn changed(&self) {
-        // The semaphore has no permits, so the wait ends only when it is closed.
-        let _closed = self.event.acquire().await;
-    }
-
-    #[cfg(all(test, shuttle))]
-    pub(super) fn is_changed(&self) -> bool {
-        self.event.is_closed()
-    }
-
-    /// Returns the time at which the lease expires unless it is renewed.
-    pub(super) const fn lease_expires(&self) -> u64 {
-        self.lease_expires
-    }
-}
-
-impl Drop for WaiterRegistration<'_> {
-    fn drop(&mut self) {
-        self.table
-            .shard(self.hash)
-            .remove_waiter(self.slot, &self.event);
-    }
 }
 
 fn acquire_present(

@@ -54,8 +54,9 @@ impl AuditFile {
         let mut tail = Vec::new();
         file.take(TAIL).read_to_end(&mut tail)?;
         let lines = tail.rsplit(|byte| *byte == b'\n');
-        let lines = lines.filter_map(parse_line).take(limit).collect();
-        Ok((lines, metadata.len() <= TAIL))
+        let mut lines = lines.filter_map(parse_line);
+        let last = lines.by_ref().take(limit).collect();
+        Ok((last, metadata.len() <= TAIL && lines.next().is_none()))
     }
 }
 

@@ -26,8 +26,9 @@ use tower_service::Service;
 use crate::{body::BodyError, proxy::Shared};
 
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// Largest number of open connections. A further client waits until one of them is closed.
-const MAX_CONNECTIONS: usize = 500;
+/// Largest number of open connections. A further client waits until one of them is closed. Health checks are among them, so silent
+/// clients must not use up the number easily.
+const MAX_CONNECTIONS: usize = 5_000;
 /// Time after which a connection accepts no further request.
 const MAX_AGE: Duration = Duration::from_secs(600);
 /// Longest time of the last response of a connection. An event stream takes five minutes.

@@ -13,6 +13,7 @@ use crate::{
     connection::{Connections, Priority::Acquire},
     hex,
     inspect::{Dialect, EntryRow, InspectStatements, InspectTable, implement_inspect},
+    timeout::with_timeout,
 };
 
 implement_inspect!(SqliteStore);
@@ -108,7 +109,7 @@ impl AuditTable for Inner {
             "select 1 from sqlite_master where name = '{}' collate nocase",
             table.name()
         );
-        let found = fetch(&self.readers, select, None).await;
+        let found = with_timeout(fetch(&self.readers, select, None)).await;
         found.is_ok_and(|rows| rows.is_empty())
     }
 

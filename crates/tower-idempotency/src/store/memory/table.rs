@@ -33,8 +33,8 @@ const BYTES_PER_SHARD: usize = 4 << 20;
 
 /// Fewer shards would delay concurrent calls.
 const MIN_SHARDS: usize = 64;
-/// A position of a listing has two bytes for the shard.
-const MAX_SHARDS: usize = 1 << 16;
+/// An empty store of unlimited size takes some 6 MB for its shards. A position of a listing has two bytes for the shard.
+const MAX_SHARDS: usize = 1 << 14;
 
 /// The number of records evicted under one lock.
 const EVICTIONS_PER_LOCK: usize = 8;
@@ -451,7 +451,7 @@ impl Table {
     }
 
     #[cfg(shuttle)]
-    pub(super) fn shard_of(&self, id: &KeyId) -> usize {
+    pub(super) fn shard_of(&self, id: &crate::store::KeyId) -> usize {
         self.index(self.shared.hasher.hash_one(id))
     }
 

@@ -198,7 +198,7 @@ async fn limits_of_empty_store_decide_number_of_shards() {
     assert_eq!(shards(&large), 4096, "a shard for 4,096 entries");
     assert_eq!(shards(&large.with_max_entries(0)), 64);
     let unlimited = MemoryStore::new().with_max_entries(usize::MAX);
-    assert_eq!(shards(&unlimited.with_max_bytes(usize::MAX)), 65_536);
+    assert_eq!(shards(&unlimited.with_max_bytes(usize::MAX)), 16_384);
 
     let store = MemoryStore::new();
     let lease = hold(&store, 1).await;

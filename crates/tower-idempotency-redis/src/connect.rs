@@ -291,9 +291,10 @@ impl RedisOptions {
         let scripts = Scripts::new();
         let deadline = Instant::now() + connect_timeout;
         let is_evicting = check_server(&lease_link, deadline, &scripts, self.eviction).await?;
-        let indexes = self
-            .has_indexes
-            .then(|| Indexes::new(&self.prefix, acquire_link.is_cluster()));
+        let indexes = self.has_indexes.then(|| {
+            let is_cluster = acquire_link.is_cluster();
+            Indexes::new(&self.prefix, is_cluster, self.has_completed_index)
+        });
         Ok(RedisStore::from_inner(Inner {
             indexes,
             can_publish: acquire_link.can_publish(),

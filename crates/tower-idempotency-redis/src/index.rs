@@ -8,36 +8,72 @@ use std::sync::LazyLock;
 /// The keys of a script: an entry and its indexes.
 pub(crate) struct Keys {
     pub(crate) entry: String,
-    /// Index of leases, and index of records that need attention.
-    pub(crate) indexes: Option<[String; 2]>,
+    pub(crate) indexes: Option<IndexKeys>,
+}
+
+/// The keys of the indexes of an entry.
+#[derive(Clone, Debug)]
+pub(crate) struct IndexKeys {
+    pub(crate) leases: String,
+    /// Index of records that need attention.
+    pub(crate) attention: String,
+    /// Index of other records, if the options add it.
+    pub(crate) completed: Option<String>,
 }
 
 /// The keys of all indexes.
 #[derive(Clone, Debug)]
 pub(crate) enum Indexes {
     /// A single index of each kind.
-    One([String; 2]),
-    /// An index of each kind for each slot of a cluster, with this prefix.
-    OfSlots(String),
+    One(IndexKeys),
+    /// An index of each kind for each slot of a cluster.
+    OfSlots { prefix: String, has_completed: bool },
 }
 
 impl Keys {
+    /// Returns the keys in the order in which the scripts expect them.
     pub(crate) fn all(&self) -> Vec<&str> {
-        let indexes = self.indexes.iter().flatten();
-        let indexes = indexes.map(String::as_str);
+        let indexes = self.indexes.iter().flat_map(IndexKeys::iter);
         std::iter::once(self.entry.as_str())
             .chain(indexes)
             .collect()
     }
 }
 
+impl IndexKeys {
+    fn new(has_completed: bool, key: impl Fn(&str) -> String) -> Self {
+        Self {
+            leases: key(LEASES),
+            attention: key(ATTENTION),
+            completed: has_completed.then(|| key(COMPLETED)),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &str> {
+        let keys = [&self.leases, &self.attention].into_iter();
+        keys.chain(&self.completed).map(String::as_str)
+    }
+}
+
 impl Indexes {
-    pub(crate) fn new(prefix: &str, is_cluster: bool) -> Self {
+    pub(crate) fn new(prefix: &str, is_cluster: bool, has_completed: bool) -> Self {
         // A prefix with a hash tag moves all keys to one slot.
         if is_cluster && hash_tag(prefix).is_none() {
-            Self::OfSlots(prefix.to_owned())
+            Self::OfSlots {
+                prefix: prefix.to_owned(),
+                has_completed,
+            }
         } else {
-            Self::One([LEASES, ATTENTION].map(|suffix| format!("{prefix}{suffix}")))
+            let key = |suffix: &str| format!("{prefix}{suffix}");
+            Self::One(IndexKeys::new(has_completed, key))
+        }
+    }
+
+    /// Returns `true` if there is an index of completed entries.
+    pub(crate) fn has_completed(&self) -> bool {
+        match self {
+            Self::One(keys) => keys.completed.is_some(),
+            Self::OfSlots { has_completed, .. } => *has_completed,
         }
     }
 
@@ -52,17 +88,21 @@ impl Indexes {
     pub(crate) fn len(&self) -> u16 {
         match self {
             Self::One(_) => 1,
-            Self::OfSlots(_) => SLOTS,
+            Self::OfSlots { .. } => SLOTS,
         }
     }
 
     /// Returns the keys of this number.
-    pub(crate) fn at(&self, n: u16) -> [String; 2] {
+    pub(crate) fn at(&self, n: u16) -> IndexKeys {
         match self {
             Self::One(keys) => keys.clone(),
-            Self::OfSlots(prefix) => {
+            Self::OfSlots {
+                prefix,
+                has_completed,
+            } => {
                 let tag = &TAGS[usize::from(n)];
-                [LEASES, ATTENTION].map(|suffix| format!("{prefix}{{{tag}}}{suffix}"))
+                let key = |suffix: &str| format!("{prefix}{{{tag}}}{suffix}");
+                IndexKeys::new(*has_completed, key)
             }
         }
     }
@@ -71,7 +111,7 @@ impl Indexes {
     pub(crate) fn find(&self, key: &str) -> Option<u16> {
         let number = match self {
             Self::One(_) => 0,
-            Self::OfSlots(_) => slot(key),
+            Self::OfSlots { .. } => slot(key),
         };
         self.at(number).iter().any(|it| it == key).then_some(number)
     }
@@ -80,12 +120,12 @@ impl Indexes {
     pub(crate) fn number_of(&self, entry: &str) -> u16 {
         match self {
             Self::One(_) => 0,
-            Self::OfSlots(_) => slot(entry),
+            Self::OfSlots { .. } => slot(entry),
         }
     }
 
     /// Returns the keys of the indexes that have this entry.
-    pub(crate) fn of(&self, entry: &str) -> [String; 2] {
+    pub(crate) fn of(&self, entry: &str) -> IndexKeys {
         self.at(self.number_of(entry))
     }
 }
@@ -149,6 +189,7 @@ const SLOTS: u16 = 16_384;
 /// No entry has such a key: the last part of its key is hexadecimal.
 const LEASES: &str = "~leases";
 const ATTENTION: &str = "~attention";
+const COMPLETED: &str = "~completed";
 
 #[cfg(test)]
 mod tests {
@@ -165,18 +206,20 @@ mod tests {
 
     #[test]
     fn indexes_are_in_slot_of_their_entries() {
-        let indexes = Indexes::new("idempotency:", true);
+        let indexes = Indexes::new("idempotency:", true, true);
         assert_eq!(indexes.len(), SLOTS);
         for n in 0..SLOTS {
-            for key in indexes.at(n) {
-                assert_eq!(slot(&key), n, "{key}");
+            let keys = indexes.at(n);
+            assert_eq!(keys.iter().count(), 3);
+            for key in keys.iter() {
+                assert_eq!(slot(key), n, "{key}");
                 assert!(key.len() < 40, "{key}");
-                assert_eq!(indexes.find(&key), Some(n));
+                assert_eq!(indexes.find(key), Some(n));
             }
         }
         let entry = format!("idempotency:{}", "6f".repeat(32));
-        for key in indexes.of(&entry) {
-            assert_eq!(slot(&key), slot(&entry));
+        for key in indexes.of(&entry).iter() {
+            assert_eq!(slot(key), slot(&entry));
         }
         for other in [
             "idempotency:~leases",
@@ -204,9 +247,29 @@ mod tests {
     #[test]
     fn prefix_with_hash_tag_has_one_index() {
         for (prefix, is_cluster) in [("{payments}:", true), ("payments:", false)] {
-            let indexes = Indexes::new(prefix, is_cluster);
+            let indexes = Indexes::new(prefix, is_cluster, true);
             assert_eq!(indexes.len(), 1);
-            assert_eq!(indexes.of("any")[0], format!("{prefix}~leases"));
+            let keys = indexes.of("any");
+            let expected = ["leases", "attention", "completed"];
+            let expected = expected.map(|it| format!("{prefix}~{it}"));
+            assert!(keys.iter().eq(&expected), "{keys:?}");
+        }
+    }
+
+    #[test]
+    fn index_of_completed_entries_is_optional() {
+        for (has_completed, count) in [(false, 3), (true, 4)] {
+            for is_cluster in [false, true] {
+                let indexes = Indexes::new("idempotency:", is_cluster, has_completed);
+                assert_eq!(indexes.has_completed(), has_completed);
+                let keys = Keys {
+                    entry: "idempotency:6f".to_owned(),
+                    indexes: Some(indexes.of("idempotency:6f")),
+                };
+                assert_eq!(keys.all().len(), count);
+                let found = indexes.find("idempotency:{0}~completed").is_some();
+                assert_eq!(found, is_cluster && has_completed);
+            }
         }
     }
 }

@@ -31,6 +31,7 @@ pub struct RedisOptions {
     pub(crate) eviction_check: Duration,
     pub(crate) replica_wait: Option<ReplicaWait>,
     pub(crate) has_indexes: bool,
+    pub(crate) has_completed_index: bool,
 }
 
 /// The reaction to a server that may evict entries: its `maxmemory-policy` is not `noeviction`, or it does not report one.
@@ -66,6 +67,7 @@ impl RedisOptions {
             eviction_check: Duration::from_secs(120),
             replica_wait: None,
             has_indexes: true,
+            has_completed_index: false,
         }
     }
 
@@ -125,6 +127,30 @@ impl RedisOptions {
     /// processes that share a prefix need the same value. Otherwise listings miss entries.
     pub fn with_indexes(mut self, has_indexes: bool) -> Self {
         self.has_indexes = has_indexes;
+        self
+    }
+
+    /// Sets whether the store also has an index of completed entries, so that [operators](tower_idempotency::inspect) can
+    /// list and count them. Default: `false`. It has no effect without [indexes](Self::with_indexes).
+    ///
+    /// The index is one more sorted set, or one for each slot of a cluster that is in use. A completion adds a member without
+    /// a round trip, and removes at most four members whose records have expired.
+    ///
+    /// Each stored record has a member of about 145 bytes: 145 MB for a million records. Clients choose the number of
+    /// records, and so the size. A server whose memory is sized for the records alone rejects new keys earlier.
+    ///
+    /// The user needs the right to run `zrangebyscore`. Without this right, records are stored and listed, but no completion
+    /// removes expired members, and the index grows.
+    ///
+    /// Processes with and without this setting can share a prefix: a listing then misses the records of the processes without
+    /// it. Records from before the setting, and those that were stored while their slot moved to another node, are listed
+    /// after a [repair](crate::RedisStore::repair_indexes).
+    ///
+    /// After the last process has stopped using it, the index expires within twice the longest retention of its records. The
+    /// server then deletes it in one step. An index with millions of members delays other clients; `UNLINK` deletes it in
+    /// the background.
+    pub fn with_completed_index(mut self, has_completed_index: bool) -> Self {
+        self.has_completed_index = has_completed_index;
         self
     }
 

@@ -46,6 +46,24 @@ macro_rules! with_index {
     };
 }
 
+/// Includes a script that uses the functions of `completed.lua`.
+macro_rules! with_completed {
+    ($path:literal) => {
+        concat!(include_str!("scripts/completed.lua"), include_str!($path))
+    };
+}
+
+/// Includes a script that uses the functions of `index.lua` and `completed.lua`.
+macro_rules! with_all_indexes {
+    ($path:literal) => {
+        concat!(
+            include_str!("scripts/index.lua"),
+            include_str!("scripts/completed.lua"),
+            include_str!($path)
+        )
+    };
+}
+
 /// Includes a script that uses the functions of `index.lua` and `ranges.lua`.
 macro_rules! with_ranges {
     ($path:literal) => {
@@ -62,7 +80,7 @@ impl Scripts {
         Self {
             acquire: Script::new(with_index!("scripts/acquire.lua")),
             renew: Script::new(with_index!("scripts/renew.lua")),
-            complete: Script::new(include_str!("scripts/complete.lua")),
+            complete: Script::new(with_completed!("scripts/complete.lua")),
             release: Script::new(with_index!("scripts/release.lua")),
             is_in_progress: Script::new(include_str!("scripts/look.lua")),
             operators: OperatorScripts {
@@ -70,9 +88,9 @@ impl Scripts {
                 present: Script::new(with_ranges!("scripts/present.lua")),
                 read: Script::new(include_str!("scripts/read.lua")),
                 // A script that has deleted an entry finds none when it runs again. It would report that it changed nothing.
-                resolve: Script::new(with_index!("scripts/resolve.lua"))
+                resolve: Script::new(with_all_indexes!("scripts/resolve.lua"))
                     .with_delivery(Delivery::AtMostOnce),
-                reindex: Script::new(with_index!("scripts/reindex.lua")),
+                reindex: Script::new(with_all_indexes!("scripts/reindex.lua")),
             },
         }
     }

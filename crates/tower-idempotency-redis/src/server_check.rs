@@ -296,14 +296,20 @@ mod tests {
         for (info, expected) in [
             (
                 "redis_version:4.0.14\r\nrole:master\r\n",
-                "found version \"4.0.14\"",
+                "expected Redis 5 or later, found version \"4.0.14\"",
             ),
-            ("server:something else\r\n", "found version \"\""),
-            ("redis_version:7.0.15\r\nrole:slave\r\n", "found a slave"),
+            (
+                "server:something else\r\n",
+                "expected Redis 5 or later, found version \"\"",
+            ),
+            (
+                "redis_version:7.0.15\r\nrole:slave\r\n",
+                "expected a primary, found a slave",
+            ),
         ] {
             let error = check_version_and_role(info).expect_err(info);
             assert_eq!(error.kind(), ConnectErrorKind::Unusable);
-            assert!(error.to_string().ends_with(expected), "{error}");
+            assert_eq!(error.to_string(), expected);
         }
     }
 
@@ -338,10 +344,19 @@ mod tests {
             let info = format!("maxmemory:0\r\nmaxmemory_policy:{policy}\r\n");
             let error = check_eviction_policy(&info, Eviction::Refuse).expect_err(policy);
             assert_eq!(error.kind(), ConnectErrorKind::EvictionPolicy);
-            assert!(error.to_string().ends_with(policy), "{error}");
+            let expected = format!("expected maxmemory-policy noeviction, found {policy}");
+            assert_eq!(error.to_string(), expected);
         }
         let info = "maxmemory_policy:noeviction\r\n";
         assert!(check_eviction_policy(info, Eviction::Refuse).is_ok());
+    }
+
+    #[test]
+    fn change_of_policy_has_this_text() {
+        assert_eq!(
+            evicting_error().to_string(),
+            "expected maxmemory-policy noeviction, found another one since the store connected"
+        );
     }
 
     #[test]

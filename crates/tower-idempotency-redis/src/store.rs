@@ -40,7 +40,8 @@ pub(crate) struct Inner {
     /// Link for calls that wait for replicas. The server replies to no other call on it meanwhile.
     pub(crate) replica_link: Option<Link>,
     pub(crate) scripts: Scripts,
-    /// Indexes of leases and of records that need attention, unless the options disable them.
+    /// Indexes of leases, of records that need attention, and of other records if the options add it. `None` if the options
+    /// disable them.
     pub(crate) indexes: Option<Indexes>,
     /// Notifications of completions and releases. Waiters poll if there are none.
     pub(crate) notifications: Option<Notifications>,
@@ -455,3 +456,6 @@ const ORPHANED: i64 = 3;
 const COMPLETED: i64 = 4;
 /// Arguments of a script without arguments.
 const NO_ARGUMENTS: &[&str; 0] = &[];
+
+#[cfg(test)]
+mod tests;

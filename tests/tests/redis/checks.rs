@@ -3,7 +3,7 @@
 use std::{error::Error, time::Duration};
 
 use tests::servers::{free_port, redis::RedisServer};
-use tower_idempotency::store::{CheckErrorKind, Store};
+use tower_idempotency::store::{CheckErrorKind, Claim, Fingerprint, KeyId, Store};
 use tower_idempotency_redis::{ConnectError, Eviction, RedisOptions, RedisStore};
 
 const SECRET: &str = "open-sesame";
@@ -132,9 +132,30 @@ async fn refused_constructors_have_these_texts() {
     let waiting = options().with_wait(1, Duration::from_secs(1));
     let error = waiting.connect_cluster([server.url()]).await.unwrap_err();
     lines.push(format!("a cluster with a wait: {}", messages(&error, port)));
+    let prefixed = options().with_prefix("{a");
+    let error = prefixed.connect_cluster([server.url()]).await.unwrap_err();
+    lines.push(format!(
+        "a cluster with this prefix: {}",
+        messages(&error, port)
+    ));
     server.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
     let refusing = options().with_eviction(Eviction::Refuse);
     let error = refusing.connect(&server.url()).await.unwrap_err();
     lines.push(format!("eviction: {}", messages(&error, port)));
     insta::assert_snapshot!(lines.join("\n"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn write_without_replica_has_this_text() {
+    let server = RedisServer::start(&[]);
+    let options = RedisOptions::new()
+        .with_timeout(Duration::from_secs(20))
+        .with_wait(1, Duration::from_millis(1));
+    let store = options.connect(&server.url()).await.unwrap();
+    let id = KeyId::from_bytes([1; 32]);
+    let claim = Claim::new(id, Fingerprint::from_bytes([2; 32])).unwrap();
+    let error = store.acquire(&claim).await.unwrap_err();
+    let source = error.source().map(ToString::to_string);
+    let expected = "expected the write on 1 replicas, found it on 0";
+    assert_eq!(source.as_deref(), Some(expected));
 }

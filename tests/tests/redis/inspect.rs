@@ -23,7 +23,7 @@ use tower_idempotency::{
 };
 use tower_idempotency_redis::{RedisOptions, RedisStore};
 
-fn cluster() -> &'static RedisCluster {
+pub(crate) fn cluster() -> &'static RedisCluster {
     static SHARED: OnceLock<RedisCluster> = OnceLock::new();
     // No node is marked as failed on a machine that stalls: there is no replica to replace it.
     SHARED.get_or_init(|| RedisCluster::start_with(&["--cluster-node-timeout", "20000"]))
@@ -103,7 +103,7 @@ async fn with_entries(server: &RedisServer, count: usize) -> RedisStore {
 const LISTED: [State; 3] = [State::InProgress, State::Orphaned, State::NeedsAttention];
 
 /// Lists all entries in a state, page by page.
-async fn listed(store: &RedisStore, mut query: Query) -> Vec<Entry> {
+pub(crate) async fn listed(store: &RedisStore, mut query: Query) -> Vec<Entry> {
     let mut entries = Vec::new();
     loop {
         let page = store.list(&query).await.expect("the server runs");

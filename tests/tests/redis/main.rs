@@ -1,6 +1,7 @@
 //! The Redis store on real servers.
 
 mod checks;
+mod completed;
 mod conformance;
 mod conformance_cluster;
 mod conformance_links;

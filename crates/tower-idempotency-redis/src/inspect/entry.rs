@@ -103,14 +103,8 @@ impl RawEntry {
                     (State::Orphaned, lease_ends, Some(lease_ends))
                 }
             }
-            Some(b"D") => {
-                let state = self
-                    .record
-                    .as_deref()
-                    .map_or(State::Unreadable, State::of_record);
-                // A version before this one stored no time.
-                (state, since.unwrap_or(self.now), None)
-            }
+            // A version before this one stored no time.
+            Some(b"D") => (self.record_state(), since.unwrap_or(self.now), None),
             _ => return Err("another version wrote it"),
         };
         let token = self.token()?;
@@ -146,10 +140,11 @@ impl RawEntry {
         Ok(entry)
     }
 
-    /// Returns `true` if the index of leases, or that of records that need attention, should have the entry.
+    /// Returns `true` if the index from which entries of this state are listed should have the entry.
     pub(super) fn is_in_index(&self, state: State) -> bool {
         match self.field(STATE) {
-            Some(b"L") => state != State::NeedsAttention,
+            Some(b"L") => matches!(state, State::InProgress | State::Orphaned),
+            Some(b"D") if state == State::Completed => self.record_state() != State::NeedsAttention,
             Some(b"D") => {
                 let record = self.record.as_deref().unwrap_or_default();
                 state == State::NeedsAttention && record.starts_with(&ATTENTION)
@@ -183,6 +178,11 @@ impl RawEntry {
         self.field(FINGERPRINT)?.try_into().ok()
     }
 
+    fn record_state(&self) -> State {
+        let record = self.record.as_deref();
+        record.map_or(State::Unreadable, State::of_record)
+    }
+
     fn token(&self) -> Result<Option<Token>, &'static str> {
         let token = self.field(TOKEN).map(TryInto::try_into).transpose();
         let token = token.map_err(|_| "its token is damaged")?;
@@ -213,3 +213,6 @@ fn time(millis: u64) -> SystemTime {
 
 /// The first two bytes of a record that needs attention, as in the scripts.
 const ATTENTION: [u8; 2] = [1, 2];
+
+#[cfg(test)]
+mod tests;

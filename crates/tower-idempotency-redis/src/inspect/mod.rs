@@ -30,10 +30,12 @@ use crate::{
 };
 
 /// Lists entries in progress, orphans and entries that need attention, unless the store has [no
-/// indexes](crate::RedisOptions::with_indexes). Completed entries are not listed, but `get` returns them.
+/// indexes](crate::RedisOptions::with_indexes). Completed entries are listed if the store has [an index of
+/// them](crate::RedisOptions::with_completed_index); `get` always returns them.
 ///
 /// A listing uses no `SCAN` and no `KEYS`. Leases with similar orphan retentions are listed together, in the order of their
-/// expiry. Records that need attention are listed in the order of their time.
+/// expiry. Records that need attention are listed in the order of their time, and completed entries in the order of their
+/// expiry.
 ///
 /// In a cluster, each of the 16,384 slots has its own indexes. A listing examines 256 of them with one call, and is
 /// ordered only within a slot. An entry may be acquired while its slot moves to another node. A listing then has it after
@@ -46,16 +48,19 @@ use crate::{
 /// [`purge`](Inspect::purge) deletes none.
 impl Inspect for RedisStore {
     fn abilities(&self) -> Abilities {
-        let abilities = Abilities::all()
-            .without_purge()
-            .without_list(State::Completed);
-        if self.inner.indexes.is_some() {
-            return abilities;
+        let mut abilities = Abilities::all().without_purge();
+        let indexes = self.inner.indexes.as_ref();
+        if !indexes.is_some_and(Indexes::has_completed) {
+            let setting = "RedisOptions::with_completed_index(true)";
+            abilities = abilities.without_list_unless(State::Completed, setting);
+        }
+        if indexes.is_none() {
+            for state in [State::InProgress, State::Orphaned, State::NeedsAttention] {
+                let setting = "RedisOptions::with_indexes(true)";
+                abilities = abilities.without_list_unless(state, setting);
+            }
         }
         abilities
-            .without_list(State::InProgress)
-            .without_list(State::Orphaned)
-            .without_list(State::NeedsAttention)
     }
 
     async fn list(&self, query: &Query) -> Result<Page, InspectError> {
@@ -78,7 +83,11 @@ impl Inspect for RedisStore {
     async fn summary(&self, limit: u32) -> Result<Summary, InspectError> {
         let mut summary = Summary::default();
         if let Some(indexes) = &self.inner.indexes {
-            for state in [State::InProgress, State::Orphaned, State::NeedsAttention] {
+            let abilities = self.abilities();
+            for state in State::ALL {
+                if !abilities.can_list(state) {
+                    continue;
+                }
                 let count = Box::pin(self.inner.count(indexes, state, limit)).await?;
                 summary.set(state, count);
             }
@@ -215,7 +224,7 @@ impl Inner {
         Ok(raw.map(|raw| raw.entry(*id)))
     }
 
-    /// Puts an entry in the index of its state alone. A user without rights to do so may still list.
+    /// Puts an entry in the indexes of its state alone. A user without rights to do so may still list.
     async fn reindex(&self, id: &KeyId) {
         let (keys, script) = (self.keys(id), &self.scripts.operators.reindex);
         if keys.indexes.is_some() {

@@ -35,6 +35,9 @@ impl RedisStore {
     ///
     /// Entries are missing if they were written without rights on the indexes, with
     /// [`with_indexes(false)`](crate::RedisOptions::with_indexes), while their slot was moved, or before an index was lost.
+    /// Completed entries are also missing if they were written without
+    /// [`with_completed_index`](crate::RedisOptions::with_completed_index). A store without this setting does not change
+    /// their index.
     ///
     /// This reads **all keys of all masters** with `SCAN`: seconds for a million of them, during which the servers serve
     /// other clients more slowly. No other method of the store does so. Entries are not changed. Calls `progress` after each

@@ -253,8 +253,8 @@ impl<'a> Walk<'a> {
         let keys: Vec<_> = keys.iter().map(|(_, key)| key.as_str()).collect();
         let script = &self.inner.scripts.operators.present;
         let (link, deadline) = (&self.inner.acquire_link, self.inner.deadline());
-        let (leases, margin) = self.leases();
-        let arguments = (leases, margin, &keys);
+        let (kind, margin) = self.members_to_read();
+        let arguments = (kind, margin, &keys);
         let reply = run_by_hash(link, deadline, script, &keys[..1], &arguments).await;
         match reply.map_err(StoreError::backend)? {
             Value::Array(found) if found.len() == keys.len() => {
@@ -279,17 +279,20 @@ impl<'a> Walk<'a> {
 
     /// Returns the key of an index of this number, for the state of the walk.
     fn key_of(&self, index: u16) -> String {
-        let [leases, attention] = self.indexes.at(index);
+        let keys = self.indexes.at(index);
         match self.state {
-            State::NeedsAttention => attention,
-            _ => leases,
+            State::NeedsAttention => keys.attention,
+            State::Completed => keys
+                .completed
+                .expect("the abilities of the store contain completed entries"),
+            _ => keys.leases,
         }
     }
 
-    /// Returns the kind of leases that the scripts read, and the milliseconds on either side of the present time.
-    fn leases(&self) -> (&'static str, u64) {
-        let leases = match self.state {
-            State::InProgress => "live",
+    /// Returns the kind of members that the scripts read, and the milliseconds on either side of the present time.
+    fn members_to_read(&self) -> (&'static str, u64) {
+        let kind = match self.state {
+            State::InProgress | State::Completed => "live",
             State::Orphaned => "expired",
             _ => "any",
         };
@@ -299,7 +302,7 @@ impl<'a> Walk<'a> {
         } else {
             0
         };
-        (leases, margin)
+        (kind, margin)
     }
 
     /// Reads members of an index after a position. The second value is `true` if there are no more.
@@ -308,12 +311,12 @@ impl<'a> Walk<'a> {
         after: Position,
         batch: usize,
     ) -> Result<(Vec<Position>, bool), StoreError> {
-        let (leases, margin) = self.leases();
+        let (kind, margin) = self.members_to_read();
         let (key, script) = (self.key_of(after.index), &self.inner.scripts.operators.page);
         let (link, deadline) = (&self.inner.acquire_link, self.inner.deadline());
         let (mut id, mut score) = (after.id.to_vec(), after.score);
         loop {
-            let arguments = (leases, margin, score, &*id, batch);
+            let arguments = (kind, margin, score, &*id, batch);
             let reply = run_by_hash(link, deadline, script, &[&key], &arguments).await;
             let found = parse_members(reply.map_err(StoreError::backend)?)?;
             let is_last = found.len() < batch;

@@ -1,5 +1,6 @@
 -- Stores the record and ends the lease. KEYS: entry, and indexes of leases and of records that need attention unless there
--- are none. ARGV: token, fingerprint, generation, record, retention in ms, 1 to publish, id.
+-- are none, and of completed entries if there is one. ARGV: token, fingerprint, generation, record, retention in ms, 1 to
+-- publish, id.
 -- Returns 1, or 0 if another token holds or completed the entry, or -1 if a newer version wrote the entry.
 local entry = redis.call('HMGET', KEYS[1], 's', 't')
 local state, token = entry[1], entry[2]
@@ -38,6 +39,9 @@ if KEYS[2] then
   redis.pcall('ZREM', KEYS[2], ARGV[7])
   if string.sub(ARGV[4], 1, 2) == '\1\2' then
     redis.pcall('ZADD', KEYS[3], now, ARGV[7])
+  end
+  if KEYS[4] and is_completed(ARGV[4]) then
+    add_completed(KEYS[4], now, ARGV[5], ARGV[7])
   end
 end
 if ARGV[6] == '1' then

@@ -1,6 +1,6 @@
 -- Reads members of an index from a position on, and writes nothing. KEYS: index.
--- ARGV: the leases to read: 'live', 'expired', or 'any' for records that need attention; milliseconds that are added to either side
--- of the present time; score and id of the position; largest number of members.
+-- ARGV: the kind of members to read, as in ranges.lua; milliseconds that are added to either side of the present time; score and
+-- id of the position; largest number of members.
 -- Returns the members after the position and their scores, alternating. There are no more if it returns fewer than requested.
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return {}

@@ -1,5 +1,6 @@
 -- Finds the indexes that have members of a kind, and writes nothing. KEYS: the first index, whose node runs the script.
--- ARGV: the leases to find, and the milliseconds that are added to either side of the present time, as in page.lua; indexes.
+-- ARGV: the kind of members to find, and the milliseconds that are added to either side of the present time, as in ranges.lua;
+-- indexes.
 -- Returns a number for each: 1 if it has such a member, 0 if not, and 2 if it is on another node.
 local time = redis.call('TIME')
 local now, margin = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[2])

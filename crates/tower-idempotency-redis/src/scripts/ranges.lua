@@ -1,5 +1,6 @@
--- Returns the lowest and the highest score in a band of an index, for a kind of members: 'live' or 'expired' leases, or 'any' for
--- records that need attention. The margin is the number of milliseconds on either side of the present time.
+-- Returns the lowest and the highest score in a band of an index, for a kind of members: 'live' or 'expired' leases, 'live' for
+-- completed entries, or 'any' for records that need attention. The margin is the number of milliseconds on either side of the
+-- present time.
 local function range(number, kind, now, margin)
   local min, max = number * BAND, (number + 1) * BAND - 1
   if kind == 'live' then

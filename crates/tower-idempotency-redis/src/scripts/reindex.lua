@@ -1,26 +1,44 @@
--- Puts an entry in the index of its state, and removes it from the other. KEYS: entry, index of leases, index of records that
--- need attention. ARGV: id. An entry that a newer version wrote stays where it is.
+-- Puts an entry in the index of its state, and removes it from the others. KEYS: entry, index of leases, index of records that
+-- need attention, and index of completed entries if there is one. ARGV: id. An entry that a newer version wrote stays where it is.
 -- Returns {added, removed, skipped}: the members that an index did not have, those that it should not have had, and 1 if the
 -- script got no indexes, as while a slot is moved.
 if not KEYS[2] then
   return {0, 0, 1}
 end
+local id = ARGV[1]
+local function remove(...)
+  local removed = 0
+  for _, index in ipairs({...}) do
+    removed = removed + redis.call('ZREM', index, id)
+  end
+  return removed
+end
 local kind = redis.call('TYPE', KEYS[1]).ok
 local entry = kind == 'hash' and redis.call('HMGET', KEYS[1], 's', 'l', 'c', 'b', 'k') or {}
-local added, removed = 0, 0
 if entry[1] == 'L' then
   -- A damaged time is the first.
-  added = redis.call('ZADD', KEYS[2], score(tonumber(entry[2] or 0) or 0, entry[5]), ARGV[1])
-  return {added, redis.call('ZREM', KEYS[3], ARGV[1]), 0}
+  local added = redis.call('ZADD', KEYS[2], score(tonumber(entry[2] or 0) or 0, entry[5]), id)
+  return {added, remove(KEYS[3], KEYS[4]), 0}
 end
-local needs_attention = entry[1] == 'D' and string.sub(entry[4] or '', 1, 2) == '\1\2'
 if kind ~= 'none' and entry[1] ~= 'D' then
   return {0, 0, 0}
 end
-removed = redis.call('ZREM', KEYS[2], ARGV[1])
-if needs_attention then
-  added = redis.call('ZADD', KEYS[3], tonumber(entry[3] or 0) and entry[3] or 0, ARGV[1])
+local added, removed = 0, remove(KEYS[2])
+if entry[1] == 'D' and string.sub(entry[4] or '', 1, 2) == '\1\2' then
+  added = redis.call('ZADD', KEYS[3], tonumber(entry[3] or 0) and entry[3] or 0, id)
 else
-  removed = removed + redis.call('ZREM', KEYS[3], ARGV[1])
+  removed = removed + remove(KEYS[3])
+end
+if KEYS[4] and entry[1] == 'D' and is_completed(entry[4] or '') then
+  local time, left = redis.call('TIME'), redis.call('PTTL', KEYS[1])
+  -- An operator removed the expiry: the longest one.
+  local retention = left < 0 and 3153600000000 or left
+  local found = add_completed(KEYS[4], time[1] * 1000 + math.floor(time[2] / 1000), retention, id)
+  if type(found) ~= 'number' then
+    return found
+  end
+  added = added + found
+else
+  removed = removed + remove(KEYS[4])
 end
 return {added, removed, 0}

@@ -1,5 +1,6 @@
 -- Applies a decision of an operator to an entry that has not changed since it was read.
--- KEYS: entry, and indexes of leases and of records that need attention unless there are none.
+-- KEYS: entry, and indexes of leases and of records that need attention unless there are none, and of completed entries if
+-- there is one.
 -- ARGV: the fields s, t, g, l, c as they were read, each with a leading '=' or empty if it was absent; the state: 'live',
 -- 'orphan', 'record', or 'type' for a key of another type; the decision: 'orphan', 'complete' or 'delete'; the new token, the
 -- orphan retention of an entry that has none or the retention in ms, the record, 1 to publish, id.
@@ -37,6 +38,9 @@ if decision == 'delete' then
   if KEYS[2] then
     redis.pcall('ZREM', KEYS[2], id)
     redis.pcall('ZREM', KEYS[3], id)
+    if KEYS[4] then
+      redis.pcall('ZREM', KEYS[4], id)
+    end
   end
 elseif decision == 'orphan' then
   local keep = entry[6] or ARGV[9]
@@ -57,6 +61,9 @@ else
       redis.pcall('ZADD', KEYS[3], at, id)
     else
       redis.pcall('ZREM', KEYS[3], id)
+    end
+    if KEYS[4] and is_completed(ARGV[10]) then
+      add_completed(KEYS[4], now, ARGV[9], id)
     end
   end
 end

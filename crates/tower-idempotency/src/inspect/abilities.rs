@@ -8,6 +8,8 @@ pub struct Abilities {
     unlisted: u8,
     details: bool,
     purge: bool,
+    /// Settings with which the store would list a state, by [`State::code`].
+    settings: [Option<&'static str>; State::ALL.len()],
 }
 
 impl Abilities {
@@ -18,6 +20,7 @@ impl Abilities {
             unlisted: 0,
             details: true,
             purge: true,
+            settings: [None; State::ALL.len()],
         }
     }
 
@@ -27,6 +30,18 @@ impl Abilities {
         Self {
             unlisted: self.unlisted | state.bit(),
             ..self
+        }
+    }
+
+    /// Removes the ability to list this state, which the store has with a setting, such as
+    /// `RedisOptions::with_completed_index(true)`. The error of [`check`](Self::check) names the setting.
+    #[must_use]
+    pub const fn without_list_unless(self, state: State, setting: &'static str) -> Self {
+        let mut settings = self.settings;
+        settings[state.code() as usize] = Some(setting);
+        Self {
+            settings,
+            ..self.without_list(state)
         }
     }
 
@@ -54,6 +69,13 @@ impl Abilities {
         !matches!(state, State::Unreadable) && self.unlisted & state.bit() == 0
     }
 
+    /// Returns the setting with which the store would list the entries of this state. Returns `None` if it lists them, or if no
+    /// setting changes that.
+    #[must_use]
+    pub const fn setting_to_list(self, state: State) -> Option<&'static str> {
+        self.settings[state.code() as usize]
+    }
+
     /// Returns `true` if the store stores the owner and the operation of an entry.
     #[must_use]
     pub const fn has_details(self) -> bool {
@@ -70,12 +92,16 @@ impl Abilities {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](InspectErrorKind::Unsupported).
+    /// [`Unsupported`](InspectErrorKind::Unsupported). If the store lists the state with a setting, the source of the error
+    /// names the setting.
     pub fn check(self, query: &Query) -> Result<(), InspectError> {
-        if self.can_list(query.state()) {
-            Ok(())
-        } else {
-            Err(InspectError::new(InspectErrorKind::Unsupported))
+        let state = query.state();
+        if self.can_list(state) {
+            return Ok(());
         }
+        Err(match self.setting_to_list(state) {
+            Some(setting) => InspectError::unsupported_without(setting),
+            None => InspectError::new(InspectErrorKind::Unsupported),
+        })
     }
 }

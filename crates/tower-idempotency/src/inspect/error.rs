@@ -55,6 +55,14 @@ impl InspectError {
         }
     }
 
+    /// Creates an error of the kind [`Unsupported`](InspectErrorKind::Unsupported) whose source names this setting.
+    pub(super) fn unsupported_without(setting: &str) -> Self {
+        Self {
+            kind: InspectErrorKind::Unsupported,
+            source: Some(format!("set `{setting}` in each process to list them").into()),
+        }
+    }
+
     /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> InspectErrorKind {

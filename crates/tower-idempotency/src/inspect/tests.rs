@@ -172,6 +172,27 @@ fn page_token_belongs_to_store_and_filters() {
 }
 
 #[test]
+fn unlisted_state_names_its_setting() {
+    let abilities = Abilities::all()
+        .without_list(State::Orphaned)
+        .without_list_unless(State::Completed, "with_list(true)");
+    let check = |state| abilities.check(&Query::new(state));
+    for (state, setting) in [
+        (State::Orphaned, None),
+        (State::Completed, Some("with_list(true)")),
+    ] {
+        assert_eq!(abilities.setting_to_list(state), setting);
+        let error = check(state).expect_err("the state is not listed");
+        assert_eq!(error.kind(), InspectErrorKind::Unsupported);
+        let source = std::error::Error::source(&error).map(ToString::to_string);
+        let expected = setting.map(|it| format!("set `{it}` in each process to list them"));
+        assert_eq!(source, expected);
+    }
+    assert_eq!(abilities.setting_to_list(State::InProgress), None);
+    assert!(check(State::InProgress).is_ok());
+}
+
+#[test]
 fn filters_apply_together() {
     let mut entry = Entry::new(Seen::new(id(0x6f), State::InProgress, 1, 1));
     entry.owner = "host:1".into();

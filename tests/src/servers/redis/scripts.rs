@@ -15,7 +15,7 @@ pub const ACQUIRE: &str = concat!(script!("index.lua"), script!("acquire.lua"));
 /// Extends a lease.
 pub const RENEW: &str = concat!(script!("index.lua"), script!("renew.lua"));
 /// Stores a record.
-pub const COMPLETE: &str = script!("complete.lua");
+pub const COMPLETE: &str = concat!(script!("completed.lua"), script!("complete.lua"));
 /// Ends a lease without a record.
 pub const RELEASE: &str = concat!(script!("index.lua"), script!("release.lua"));
 /// Returns `1` if an entry is in progress.

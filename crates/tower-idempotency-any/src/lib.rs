@@ -35,6 +35,9 @@
 //! default sources of the AWS SDK. A plain HTTP endpoint is not AWS: placeholders then replace missing ones. `skew` and
 //! `shards` are the clock skew and the index shards of the service. A program with fewer shards does not list all entries.
 //!
+//! `completed-index=true` after the `?` of a URL of Redis or DynamoDB is
+//! [`with_completed_index`](OpenOptions::with_completed_index): the store then lists completed entries too.
+//!
 //! [`OpenOptions`] sets the table or the prefix of keys, and opens a store without creating anything.
 //!
 //! # Secrets
@@ -48,8 +51,6 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-#[cfg(feature = "dynamodb")]
-mod dynamodb;
 mod error;
 mod open;
 mod options;

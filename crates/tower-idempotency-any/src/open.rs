@@ -79,7 +79,8 @@ fn is_scheme(text: &str) -> bool {
 
 #[cfg(feature = "redis")]
 async fn open_redis(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
-    let connected = redis_options(options).connect(url).await;
+    let (url, redis) = redis_options(url, options)?;
+    let connected = redis.connect(&url).await;
     let form = "redis://:PASSWORD@HOST:PORT/DB";
     Ok(connected.map_err(|error| redis_error(&error, form))?.into())
 }
@@ -91,27 +92,49 @@ async fn open_redis_cluster(
     scheme: &str,
     options: &OpenOptions,
 ) -> Result<AnyStore, OpenError> {
+    let (url, redis) = redis_options(url, options)?;
     let Some((_, nodes)) = url.split_once("://") else {
         return Err(OpenError::url(
             "nodes, as in redis+cluster://HOST:PORT,HOST:PORT",
         ));
     };
     let nodes = nodes.split(',').map(|node| format!("{scheme}://{node}"));
-    let connected = redis_options(options).connect_cluster(nodes).await;
+    let connected = redis.connect_cluster(nodes).await;
     let form = "redis+cluster://HOST:PORT,HOST:PORT";
     Ok(connected.map_err(|error| redis_error(&error, form))?.into())
 }
 
+/// Returns the URL for the driver, without the parameter of this crate, and the options of the store.
 #[cfg(feature = "redis")]
-fn redis_options(options: &OpenOptions) -> tower_idempotency_redis::RedisOptions {
-    let mut redis = tower_idempotency_redis::RedisOptions::new();
+fn redis_options(
+    url: &str,
+    options: &OpenOptions,
+) -> Result<(String, tower_idempotency_redis::RedisOptions), OpenError> {
+    let mut redis = tower_idempotency_redis::RedisOptions::new()
+        .with_completed_index(options.has_completed_index);
     if let Some(timeout) = options.timeout {
         redis = redis.with_timeout(timeout);
     }
     if let Some(prefix) = &options.prefix {
         redis = redis.with_prefix(prefix);
     }
-    redis
+    let (address, query) = url.split_once('?').unwrap_or((url, ""));
+    let mut of_driver = Vec::new();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let Some(value) = pair.strip_prefix("completed-index=") else {
+            of_driver.push(pair);
+            continue;
+        };
+        let expected = "true or false after completed-index=";
+        let has_index = value.parse().map_err(|_| OpenError::url(expected))?;
+        redis = redis.with_completed_index(has_index);
+    }
+    let mut url = address.to_owned();
+    if !of_driver.is_empty() {
+        url.push('?');
+        url.push_str(&of_driver.join("&"));
+    }
+    Ok((url, redis))
 }
 
 /// Returns the error of a store that did not connect. The source of an invalid address may quote the address.
@@ -191,7 +214,7 @@ async fn open_sqlite(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenE
         .parse()
         .map_err(|_| OpenError::url("a URL of the form sqlite:PATH"))?;
     let file = file.synchronous(SqliteSynchronous::Full);
-    let mut store = SqliteStore::with_options(file.clone().create_if_missing(options.creates));
+    let mut store = SqliteStore::new(file.clone().create_if_missing(options.creates));
     if let Some(table) = &options.table {
         store = store
             .with_table(table)
@@ -244,9 +267,21 @@ async fn open_sqlite(_: &str, _: &OpenOptions) -> Result<AnyStore, OpenError> {
 
 #[cfg(feature = "dynamodb")]
 async fn open_dynamodb(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
-    crate::dynamodb::open(url, options)
-        .await
-        .map(AnyStore::from)
+    use tower_idempotency_dynamodb::{DynamoDbErrorKind, DynamoDbOptions};
+
+    let mut dynamodb = DynamoDbOptions::new().with_completed_index(options.has_completed_index);
+    if let Some(timeout) = options.timeout {
+        dynamodb = dynamodb.with_timeout(timeout);
+    }
+    let opened = match options.creates {
+        true => dynamodb.connect(url).await,
+        false => dynamodb.store_from_url(url).await,
+    };
+    let store = opened.map_err(|error| match error.kind() {
+        DynamoDbErrorKind::Address => OpenError::new(OpenErrorKind::Url, error.to_string()),
+        _ => OpenError::unusable("dynamodb", &error),
+    })?;
+    Ok(store.into())
 }
 
 #[cfg(not(feature = "dynamodb"))]
@@ -323,6 +358,86 @@ mod tests {
         let expected = "cannot use the sqlite store: the file does not exist, and this program creates nothing: \
                         check the path and the table";
         assert_eq!(text, expected);
+    }
+
+    #[cfg(feature = "dynamodb")]
+    #[tokio::test]
+    async fn refused_dynamodb_urls_have_these_texts() {
+        let options = OpenOptions::new();
+        let parameters =
+            "expected endpoint=URL, skew=DURATION, shards=N or completed-index=BOOL after the ?";
+        for (url, text) in [
+            (
+                "dynamodb://?endpoint=hush",
+                "expected a table, as in dynamodb://TABLE?endpoint=URL",
+            ),
+            ("dynamodb://keys?hush=hush", parameters),
+            (
+                "dynamodb://keys?endpoint=https://hush@host",
+                "expected an HTTP or HTTPS URL without credentials after endpoint=",
+            ),
+            (
+                "dynamodb://keys?completed-index=hush",
+                "expected true or false after completed-index=",
+            ),
+        ] {
+            let error = options.open(url).await.expect_err(url);
+            assert_eq!(error.kind(), OpenErrorKind::Url);
+            assert_eq!(error.to_string(), text);
+        }
+    }
+
+    /// The driver gets the other parameters. The URL takes precedence.
+    #[cfg(feature = "redis")]
+    #[test]
+    fn redis_url_sets_completed_index() {
+        let with_index = OpenOptions::new().with_completed_index(true);
+        for (options, url, for_driver, has_index) in [
+            (
+                OpenOptions::new(),
+                "redis://host/0",
+                "redis://host/0",
+                false,
+            ),
+            (
+                OpenOptions::new(),
+                "redis://host/0?completed-index=true",
+                "redis://host/0",
+                true,
+            ),
+            (
+                OpenOptions::new(),
+                "redis://host/0?a=1&completed-index=true&b=2",
+                "redis://host/0?a=1&b=2",
+                true,
+            ),
+            (
+                with_index.clone(),
+                "redis+cluster://host:1,host:2",
+                "redis+cluster://host:1,host:2",
+                true,
+            ),
+            (
+                with_index,
+                "redis+cluster://host:1,host:2?completed-index=false",
+                "redis+cluster://host:1,host:2",
+                false,
+            ),
+        ] {
+            let (driver_url, redis) = redis_options(url, &options).ok().unwrap();
+            assert_eq!(driver_url, for_driver);
+            let debug = format!("{redis:?}");
+            let expected = format!("has_completed_index: {has_index}");
+            assert!(debug.contains(&expected), "{url}: {debug}");
+        }
+        let error = redis_options(
+            "redis://:hush@host?completed-index=hush",
+            &OpenOptions::new(),
+        );
+        let error = error.err().unwrap();
+        assert_eq!(error.kind(), OpenErrorKind::Url);
+        let text = "expected true or false after completed-index=";
+        assert_eq!(error.to_string(), text);
     }
 
     #[cfg(all(feature = "mysql", feature = "postgres", feature = "redis"))]

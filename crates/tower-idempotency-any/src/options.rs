@@ -30,6 +30,7 @@ pub struct OpenOptions {
     pub(crate) creates: bool,
     pub(crate) table: Option<Box<str>>,
     pub(crate) prefix: Option<Box<str>>,
+    pub(crate) has_completed_index: bool,
 }
 
 impl Default for OpenOptions {
@@ -47,6 +48,7 @@ impl OpenOptions {
             creates: true,
             table: None,
             prefix: None,
+            has_completed_index: false,
         }
     }
 
@@ -90,6 +92,21 @@ impl OpenOptions {
     #[must_use]
     pub fn with_prefix(mut self, prefix: impl Into<Box<str>>) -> Self {
         self.prefix = Some(prefix.into());
+        self
+    }
+
+    /// Sets if a Redis or DynamoDB store also lists completed entries. Default: `false`. The other stores always list them, and
+    /// ignore this setting.
+    ///
+    /// With `true`, the store adds each completed entry to an index. `RedisOptions::with_completed_index` and
+    /// `DynamoDbOptions::with_completed_index` document the costs. A parameter `completed-index` of the URL replaces this
+    /// setting.
+    ///
+    /// Set it in the service and in the programs of operators. If the service does not set it, a program lists none of the
+    /// entries that the service completes.
+    #[must_use]
+    pub fn with_completed_index(mut self, has_completed_index: bool) -> Self {
+        self.has_completed_index = has_completed_index;
         self
     }
 

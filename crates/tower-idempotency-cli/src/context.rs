@@ -96,7 +96,11 @@ impl Context {
         if self.store.abilities().can_list(state) {
             return Ok(());
         }
-        let message = format!("the {} store does not list {state} entries", self.name);
+        let mut message = format!("the {} store does not list {state} entries", self.name);
+        // Each store lists them, two of them only with this setting.
+        if state == State::Completed {
+            message.push_str(": set completed-index=true in its URL, and in the service");
+        }
         Err(Failure::new(Exit::NotKept, message))
     }
 

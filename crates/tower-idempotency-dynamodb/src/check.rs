@@ -78,3 +78,6 @@ const RIGHTS: &str = "check the credentials and the clock, and permit GetItem, P
                       DescribeTable and DescribeTimeToLive";
 const SYNCHRONIZE: &str = "synchronize the clock of this machine";
 const REACHABLE: &str = "check the endpoint, the region and the network";
+
+#[cfg(test)]
+mod tests;

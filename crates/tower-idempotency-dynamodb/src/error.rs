@@ -19,6 +19,8 @@ pub struct DynamoDbError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DynamoDbErrorKind {
+    /// The URL is invalid. The message contains no part of it.
+    Address,
     /// The service throttled the call, also after retries.
     Throttled,
     /// The service did not reply in time or at all. The call may have taken effect.
@@ -159,6 +161,8 @@ impl Error for DynamoDbError {}
 
 #[cfg(test)]
 mod tests {
+    use aws_sdk_dynamodb::operation::get_item::GetItemError;
+
     use super::*;
 
     #[test]
@@ -170,5 +174,44 @@ mod tests {
             "DynamoDB reports InvalidSignatureException"
         );
         assert!(text("AccessDeniedException").to_string().contains("hush"));
+    }
+
+    #[test]
+    fn errors_have_these_texts() {
+        type CallError = SdkError<GetItemError, ()>;
+
+        let of_call = |error: CallError| DynamoDbError::from_item_call(&error).to_string();
+        for (text, expected) in [
+            (
+                DynamoDbError::unusable("a table").to_string(),
+                "expected a table, found something else",
+            ),
+            (
+                DynamoDbError::contended().to_string(),
+                "the entry changed after each read",
+            ),
+            (
+                DynamoDbError::from_code(Some("ThrottlingException"), None).to_string(),
+                "DynamoDB reports ThrottlingException",
+            ),
+            (
+                DynamoDbError::from_code(None, Some("a message")).to_string(),
+                "DynamoDB reports an error without a code: a message",
+            ),
+            (
+                of_call(CallError::timeout_error("hush")),
+                "DynamoDB did not reply in time",
+            ),
+            (
+                of_call(CallError::response_error("hush", ())),
+                "DynamoDB sent no valid reply",
+            ),
+            (
+                of_call(CallError::construction_failure("no region")),
+                "cannot reach DynamoDB: no region",
+            ),
+        ] {
+            assert_eq!(text, expected);
+        }
     }
 }

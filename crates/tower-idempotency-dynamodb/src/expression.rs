@@ -13,21 +13,22 @@ use crate::item::n;
 /// The entry is absent, has an expired record, is held by this token for the same request, or is an orphan of the same
 /// request.
 ///
-/// Expired orphans are covered by [`ABSENT_OR_EXPIRED`], because their generation starts again at 1. An entry that this token
-/// holds for another request is covered by [`IS_HOLDER`], because it keeps its fingerprint.
+/// Expired orphans are covered by [`ABSENT_OR_EXPIRED`], because their generation starts again at 1. So are expired records in
+/// the index: [`ACQUIRE`] would take their `since` as the beginning of the execution. An entry that this token holds for
+/// another request is covered by [`IS_HOLDER`], because it keeps its fingerprint.
 pub(crate) const CAN_ACQUIRE: &str = "attribute_not_exists(#id) \
-    OR (#status <> :in_progress AND #expires <= :passed) \
+    OR (#status <> :in_progress AND #expires <= :passed AND attribute_not_exists(#since)) \
     OR (#status = :in_progress AND #expires > :passed AND #fingerprint = :fingerprint \
         AND (#token = :token OR #lease_ends <= :passed))";
 
 /// Like [`CAN_ACQUIRE`], but without orphans.
 pub(crate) const CAN_ACQUIRE_EXCEPT_ORPHANS: &str = "attribute_not_exists(#id) \
-    OR (#status <> :in_progress AND #expires <= :passed) \
+    OR (#status <> :in_progress AND #expires <= :passed AND attribute_not_exists(#since)) \
     OR (#status = :in_progress AND #expires > :passed AND #fingerprint = :fingerprint AND #token = :token)";
 
 /// Like [`CAN_ACQUIRE_EXCEPT_ORPHANS`], but includes orphans of the same request whose retry an operator has allowed.
 pub(crate) const CAN_ACQUIRE_ALLOWED_RETRIES: &str = "attribute_not_exists(#id) \
-    OR (#status <> :in_progress AND #expires <= :passed) \
+    OR (#status <> :in_progress AND #expires <= :passed AND attribute_not_exists(#since)) \
     OR (#status = :in_progress AND #expires > :passed AND #fingerprint = :fingerprint \
         AND (#token = :token OR (begins_with(#token, :retry) AND #lease_ends <= :passed)))";
 
@@ -81,11 +82,22 @@ pub(crate) const RELEASE_AS_ORPHAN: &str = "SET #lease_ends = :passed, #expires 
 pub(crate) const CAN_COMPLETE: &str = "attribute_not_exists(#id) OR #expires <= :passed \
     OR (#status = :in_progress AND (#token = :token OR attribute_not_exists(#token)))";
 
-/// Stores the record and ends the lease.
+/// Stores the record and ends the lease. [`LIST_COMPLETED`] or [`LEAVE_INDEX`] follows.
 pub(crate) const COMPLETE: &str = "SET #status = :completed, #token = :token, #fingerprint = :fingerprint, \
     #generation = if_not_exists(#grants, :generation), #created = if_not_exists(#since, :now), #completed = :now, \
-    #expires = :expires, #ttl = :ttl, #record = :record \
-    REMOVE #listed, #since, #grants, #granted, #orphan_retention, #orphan_retention_seconds";
+    #expires = :expires, #ttl = :ttl, #record = :record";
+
+/// Lists a completed entry by its expiry, and removes the attributes of the lease. Follows [`COMPLETE`] and
+/// [`RESOLVE_AS_COMPLETED`].
+///
+/// The index has neither the record nor `completed`. The beginning of the record shows if a version can read it.
+pub(crate) const LIST_COMPLETED: &str = ", #listed = :listed, #since = :expires, #lease_ends = :now, #reason = :beginning \
+    REMOVE #grants, #granted, #orphan_retention, #orphan_retention_seconds";
+
+/// Removes a completed entry from the index, and the attributes of the lease. Follows [`COMPLETE`] and
+/// [`RESOLVE_AS_COMPLETED`].
+pub(crate) const LEAVE_INDEX: &str = " REMOVE #listed, #since, #reason, #grants, #granted, \
+    #orphan_retention, #orphan_retention_seconds";
 
 /// Like [`COMPLETE`], but for a record that needs an operator's attention.
 ///
@@ -109,10 +121,9 @@ pub(crate) const RESOLVE_AS_ORPHAN: &str = "SET #status = :in_progress, #token =
 /// Removes the record and the last grant. Follows [`RESOLVE_AS_ORPHAN`].
 pub(crate) const REMOVE_OUTCOME: &str = " REMOVE #record, #completed, #reason, #granted";
 
-/// Stores the record of an operator.
+/// Stores the record of an operator. [`LIST_COMPLETED`] or [`LEAVE_INDEX`] follows.
 pub(crate) const RESOLVE_AS_COMPLETED: &str = "SET #status = :completed, #token = :new_token, #completed = :now, \
-    #expires = :expires, #ttl = :ttl, #record = :record \
-    REMOVE #listed, #since, #reason, #orphan_retention, #orphan_retention_seconds, #grants, #granted";
+    #expires = :expires, #ttl = :ttl, #record = :record";
 
 /// Stores a record that needs attention, and retains the attributes that an operator needs for the next decision.
 pub(crate) const RESOLVE_AS_NEEDS_ATTENTION: &str = "SET #status = :needs_attention, #token = :new_token, #completed = :now, \

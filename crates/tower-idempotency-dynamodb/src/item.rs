@@ -121,8 +121,17 @@ pub(crate) fn index_partition(status: &str, shard: u16) -> String {
     format!("{status}#{shard}")
 }
 
+/// Returns the value of `reason` of a completed entry in the index: the first bytes of its record. They show if a version can
+/// read the record.
+pub(crate) fn beginning(record: &[u8]) -> AttributeValue {
+    binary(&record[..record.len().min(BEGINNING)])
+}
+
 /// Name of the index.
 pub(crate) const INDEX: &str = "listed";
+
+/// Length of the version, the kind and the checksum of a record.
+const BEGINNING: usize = 6;
 
 #[cfg(test)]
 mod tests {
@@ -190,7 +199,15 @@ mod tests {
     fn read_error_names_expected_value_and_hides_data() {
         let mut short = item(COMPLETED, 20_000);
         short.insert("token".to_owned(), binary(*b"hush"));
+        let without = |name: &str| {
+            let mut item = item(COMPLETED, 20_000);
+            item.remove(name);
+            item
+        };
         for (item, expected) in [
+            (without("fingerprint"), "bytes in fingerprint"),
+            (without("status"), "a text in status"),
+            (without("record"), "bytes in record"),
             (
                 item("of a later version", 20_000),
                 "an item of this version",

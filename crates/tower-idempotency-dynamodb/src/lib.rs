@@ -18,7 +18,8 @@
 //! table.
 //!
 //! A sparse index lists entries that are in progress, orphaned or in need of an operator's attention, for
-//! [`inspect`](tower_idempotency::inspect).
+//! [`inspect`](tower_idempotency::inspect). It lists completed entries too if
+//! [`with_completed_index`](DynamoDbOptions::with_completed_index) is set.
 //!
 //! # Guarantees and limits
 //!
@@ -42,12 +43,15 @@
 //!
 //! | feature | adds |
 //! |---|---|
+//! | `connect` | `DynamoDbStore::connect`, a URL with the region and credentials of the AWS CLI; enables `tls` |
 //! | `tls` | `https_client`: HTTPS through rustls and *ring*, for a client of an SDK that was built without TLS |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod check;
 mod clock;
+#[cfg(feature = "connect")]
+mod connect;
 mod error;
 mod expression;
 #[cfg(feature = "tls")]

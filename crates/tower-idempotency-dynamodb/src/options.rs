@@ -9,7 +9,7 @@ use tower_idempotency::store::MIN_RECORD_LIMIT;
 
 use crate::clock::Clock;
 
-/// Settings of a [`DynamoDbStore`](crate::DynamoDbStore).
+/// Settings of a [`DynamoDbStore`](crate::DynamoDbStore), and the ways to create one.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -28,6 +28,7 @@ pub struct DynamoDbOptions {
     pub(crate) clock: Clock,
     pub(crate) record_limit: usize,
     pub(crate) shards: u16,
+    pub(crate) has_completed_index: bool,
     pub(crate) timeout: Duration,
     pub(crate) attempts: u32,
 }
@@ -43,6 +44,7 @@ impl DynamoDbOptions {
             },
             record_limit: 350 * 1024,
             shards: 8,
+            has_completed_index: false,
             timeout: Duration::from_secs(1),
             attempts: 3,
         }
@@ -82,7 +84,8 @@ impl DynamoDbOptions {
         self
     }
 
-    /// Sets the number of index partitions for entries in progress. Entries that need attention get as many. Default: 8.
+    /// Sets the number of index partitions for entries in progress. Entries that need attention get as many, and so do
+    /// completed entries if the index [has them](Self::with_completed_index). Default: 8.
     ///
     /// A partition accepts 1,000 writes per second, and a new request makes two. Eight partitions support about 4,000 new
     /// requests per second.
@@ -92,6 +95,21 @@ impl DynamoDbOptions {
     /// shards as the processes that write them.
     pub fn with_index_shards(mut self, shards: u16) -> Self {
         self.shards = shards;
+        self
+    }
+
+    /// Sets if the index also has completed entries, so that operators can [list](tower_idempotency::inspect::Inspect::list)
+    /// and count them. Default: `false`. [`Inspect::get`](tower_idempotency::inspect::Inspect::get) reads them in either case.
+    ///
+    /// With `true`, each completion costs one more write unit of the index. Each record takes about 300 bytes of the index until
+    /// the service deletes its item, so the clients determine the size of the index. The partitions of completed entries are
+    /// `completed#0` to `completed#7` by default. Each gets half as many writes as a partition of entries in progress.
+    ///
+    /// Set it in each process of the service, and in the programs of operators. Processes with and without it may share a
+    /// table. Listings omit the entries that a process without it completes, and those that were completed earlier. Without an
+    /// index, this setting has no effect: see [`with_index_shards`](Self::with_index_shards).
+    pub fn with_completed_index(mut self, has_completed_index: bool) -> Self {
+        self.has_completed_index = has_completed_index;
         self
     }
 

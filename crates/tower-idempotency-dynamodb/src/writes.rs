@@ -24,7 +24,10 @@ use crate::{
     clock::{Moment, ceil_seconds},
     error::DynamoDbError,
     expression::{self, attribute_names},
-    item::{COMPLETED, IN_PROGRESS, Item, NEEDS_ATTENTION, binary, index_partition, key, n, s},
+    item::{
+        COMPLETED, IN_PROGRESS, Item, NEEDS_ATTENTION, beginning, binary, index_partition, key, n,
+        s,
+    },
     table_client::TableClient,
 };
 
@@ -224,6 +227,14 @@ impl TableClient {
             None => {
                 update.push_str(expression::COMPLETE);
                 values.push((":completed", s(COMPLETED)));
+                match self.completed_partition(&lease.id) {
+                    Some(listed) => {
+                        update.push_str(expression::LIST_COMPLETED);
+                        values.push((":listed", s(listed)));
+                        values.push((":beginning", beginning(record)));
+                    }
+                    None => update.push_str(expression::LEAVE_INDEX),
+                }
             }
             // The status is for operators only. For clients this is a record like any other.
             Some(attention) => {
@@ -364,6 +375,12 @@ impl TableClient {
         let [a, b, ..] = id.as_bytes();
         let shard = u16::from_be_bytes([*a, *b]).checked_rem(self.options.shards)?;
         Some(index_partition(status, shard))
+    }
+
+    /// Returns the index partition that lists the completed entry, or `None` if the index has no completed entries.
+    pub(crate) fn completed_partition(&self, id: &KeyId) -> Option<String> {
+        let partition = self.index_partition(COMPLETED, id)?;
+        self.options.has_completed_index.then_some(partition)
     }
 }
 

@@ -12,9 +12,13 @@ use tower_idempotency_dynamodb::{DynamoDbOptions, DynamoDbStore};
 const UNIT: Duration = Duration::from_millis(50);
 
 async fn with_skew(skew: Duration) -> Subject<DynamoDbStore> {
+    with_options(DynamoDbOptions::new(), skew).await
+}
+
+async fn with_options(options: DynamoDbOptions, skew: Duration) -> Subject<DynamoDbStore> {
     let clock = ManualClock::new();
     let time = clock.clone();
-    let options = DynamoDbOptions::new()
+    let options = options
         .with_clock(move || time.now())
         .with_clock_skew(skew)
         .with_timeout(Duration::from_secs(30));
@@ -32,6 +36,11 @@ async fn exact() -> Subject<DynamoDbStore> {
 /// Returns a subject with an allowance for skew, which only delays expiry.
 async fn allowing_for_skew() -> Subject<DynamoDbStore> {
     with_skew(UNIT / 2).await
+}
+
+/// Returns a subject whose index has completed entries too.
+async fn with_completed_index(skew: Duration) -> Subject<DynamoDbStore> {
+    with_options(DynamoDbOptions::new().with_completed_index(true), skew).await
 }
 
 #[test]
@@ -77,6 +86,32 @@ fn dynoxide_operators() {
 #[test]
 fn dynoxide_allowing_for_skew_operators() {
     run_all_inspect_cases(async || allowing_for_skew().await.with_inspector());
+}
+
+#[test]
+fn dynoxide_completed_index_direct() {
+    every_case(
+        async || with_completed_index(Duration::ZERO).await,
+        |_| None,
+    );
+}
+
+#[test]
+fn dynoxide_completed_index_alternating() {
+    let subject = async || with_completed_index(Duration::ZERO).await;
+    every_case(subject, |pause| Some(Plan::Alternating(pause)));
+}
+
+#[test]
+fn dynoxide_completed_index_operators() {
+    let skew = Duration::ZERO;
+    run_all_inspect_cases(async || with_completed_index(skew).await.with_inspector());
+}
+
+#[test]
+fn dynoxide_completed_index_with_skew_operators() {
+    let skew = UNIT / 2;
+    run_all_inspect_cases(async || with_completed_index(skew).await.with_inspector());
 }
 
 /// Checks the cases that detect best if a resolution is not one conditional write under a new token.

@@ -115,6 +115,29 @@ async fn fresh_request_without_index_costs_half() {
 }
 
 #[tokio::test]
+async fn completed_index_costs_one_more_unit() {
+    let options = DynamoDbOptions::new().with_completed_index(true);
+    let (endpoint, direct, table, store) = counted(options).await;
+    let (app, effects) = creating(layer_on(store));
+    send(&app, post("/orders", "k", "tea")).await;
+    let calls = endpoint.calls();
+    assert_eq!(names(&calls), ["UpdateItem", "UpdateItem"]);
+    let (item, bytes) = only_item(&direct, &table).await;
+    println!(
+        "completed index: {:?} units for an item of {bytes} bytes",
+        units(&calls)
+    );
+    // One unit removes the item from its partition of the index, and one adds it to another.
+    assert_eq!(units(&calls), (2.0, 3.0));
+    let listed = item["listed"].as_s().expect("a text");
+    assert!(listed.starts_with("completed#"), "{listed}");
+    let replay = send(&app, post("/orders", "k", "tea")).await;
+    assert!(replay.is_replay());
+    assert_eq!(endpoint.operations(), ["UpdateItem"]);
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test]
 async fn duplicates_make_one_call() {
     let (endpoint, _, _, layer) = layer().await;
     let barrier = Barrier::closed();

@@ -40,7 +40,7 @@ async fn listed(stand_in: StandIn) -> (Endpoint, String, DynamoDbStore) {
     (endpoint, table, store)
 }
 
-fn claim(n: u32) -> Claim {
+pub(crate) fn claim(n: u32) -> Claim {
     // Spreads the ids over the shards, like digests.
     let mut id = [7; 32];
     id[..4].copy_from_slice(&n.wrapping_mul(0x9e37_79b9).to_be_bytes());
@@ -51,7 +51,7 @@ fn claim(n: u32) -> Claim {
     claim
 }
 
-async fn hold(store: &DynamoDbStore, claim: &Claim) -> LeaseRef {
+pub(crate) async fn hold(store: &DynamoDbStore, claim: &Claim) -> LeaseRef {
     match store.acquire(claim).await.expect("the server runs") {
         Acquired::Granted { generation, .. } => claim.lease_ref(generation),
         refused => panic!("expected a lease, found {refused:?}"),
@@ -62,7 +62,7 @@ async fn unresolved(store: &DynamoDbStore) -> Vec<Entry> {
     pages(store, State::NeedsAttention, 10).await.concat()
 }
 
-async fn pages(store: &DynamoDbStore, state: State, limit: u16) -> Vec<Vec<Entry>> {
+pub(crate) async fn pages(store: &DynamoDbStore, state: State, limit: u16) -> Vec<Vec<Entry>> {
     let mut query = Query::new(state).with_limit(limit);
     let mut pages = Vec::new();
     loop {

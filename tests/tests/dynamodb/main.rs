@@ -1,7 +1,9 @@
 //! The DynamoDB store on dynoxide.
 
 mod checks;
+mod completed;
 mod conformance;
+mod connect;
 mod costs;
 mod faults;
 #[path = "../sql/held_request.rs"]

@@ -50,6 +50,41 @@ async fn missing_store_error_names_feature() {
     assert_eq!(error.to_string(), expected);
 }
 
+/// The setting is in the URL or in the options. The stores on disk and in memory need none.
+#[cfg(all(feature = "dynamodb", feature = "redis"))]
+#[tokio::test]
+async fn completed_index_is_setting_of_url_or_options() {
+    use tests::servers::{
+        dynamodb::{StandIn, shared},
+        redis,
+    };
+    use tower_idempotency::inspect::{Inspect as _, State};
+
+    let server = shared(StandIn::Dynoxide);
+    let (table, address) = (server.new_table(), server.address());
+    let redis = redis::shared().address();
+    for (url, sign) in [
+        (format!("dynamodb://{table}?endpoint=http://{address}"), '&'),
+        (format!("redis://{redis}/0"), '?'),
+    ] {
+        let with_index = OpenOptions::new().with_completed_index(true);
+        let in_url = |is_set: bool| format!("{url}{sign}completed-index={is_set}");
+        for (options, url, is_listed) in [
+            (OpenOptions::new(), url.clone(), false),
+            (with_index.clone(), url.clone(), true),
+            (OpenOptions::new(), in_url(true), true),
+            (with_index, in_url(false), false),
+        ] {
+            let options = options.with_timeout(std::time::Duration::from_secs(20));
+            let store = options.open(&url).await.expect("the server runs");
+            let lists = store.abilities().can_list(State::Completed);
+            assert_eq!(lists, is_listed, "{url}");
+        }
+    }
+    let memory = AnyStore::open("memory").await.expect("memory");
+    assert!(memory.abilities().can_list(State::Completed));
+}
+
 /// No server listens on port 1, so the error of each URL comes from its store.
 #[cfg(all(
     feature = "mysql",

@@ -79,7 +79,11 @@ fn read(
             }
         }
         NEEDS_ATTENTION => (State::NeedsAttention, number(item, "since")?, None),
-        COMPLETED => (record_state(item), number(item, "completed")?, None),
+        COMPLETED => {
+            // The index has no attribute `completed`. A listed record has the same time in `lease_ends`.
+            let completed = number(item, "completed").or_else(|_| number(item, "lease_ends"))?;
+            (record_state(item), completed, None)
+        }
         _ => return Err(DynamoDbError::unusable("an item of this version")),
     };
     let token = token(item)?;
@@ -109,9 +113,9 @@ fn read(
     Ok(Some(entry))
 }
 
-/// Returns the state of a completed item. The index lists none.
+/// Returns the state of a completed item of the table, by its record, or of the index, by the beginning of the record.
 fn record_state(item: &Item) -> State {
-    match item.get("record") {
+    match item.get("record").or_else(|| item.get("reason")) {
         Some(AttributeValue::B(record)) => State::of_record(record.as_ref()),
         _ => State::Unreadable,
     }

@@ -52,7 +52,7 @@ impl TableClient {
                 return Ok(Page::new(entries, Some(next)));
             }
             calls += 1;
-            let (items, next) = self.query_index(status, position, query).await?;
+            let (items, next) = self.query_index(position, query).await?;
             let moment = self.options.clock.read();
             let mut rest = None;
             for (at, item) in items.iter().enumerate() {
@@ -78,13 +78,16 @@ impl TableClient {
     }
 
     /// Returns items of a partition, and the position after them if there may be more.
+    ///
+    /// The range key of completed items is their expiry. Expired items are not read, although the service deletes them up to days
+    /// late.
     async fn query_index(
         &self,
-        status: &str,
         position: Position,
         query: &Query,
     ) -> Result<(Vec<Item>, Option<Position>), InspectError> {
-        let partition = index_partition(status, position.shard);
+        let partition = index_partition(status_of(query.state()), position.shard);
+        let earliest = self.earliest_expiry(position, query.state());
         // Examines more items than fit in the page only if the filter may reject some.
         let is_filtered = query.state() == State::Orphaned
             || query.older_than().is_some()
@@ -96,16 +99,24 @@ impl TableClient {
         } else {
             query.limit()
         };
-        let request = self
+        let mut request = self
             .admin_client
             .query()
             .table_name(&self.table)
             .index_name(INDEX)
-            .key_condition_expression("#listed = :listed")
+            .key_condition_expression(match earliest {
+                Some(_) => "#listed = :listed AND #since >= :earliest",
+                None => "#listed = :listed",
+            })
             .expression_attribute_names("#listed", "listed")
             .expression_attribute_values(":listed", s(&partition))
             .limit(i32::from(examined))
             .set_exclusive_start_key(position.start_key(&partition));
+        if let Some(earliest) = earliest {
+            request = request
+                .expression_attribute_names("#since", "since")
+                .expression_attribute_values(":earliest", n(earliest));
+        }
         let page = Box::pin(request.send()).await;
         let page = page.map_err(|error| {
             let error = DynamoDbError::from_item_call(&error);
@@ -122,6 +133,17 @@ impl TableClient {
         Ok((page.items.unwrap_or_default(), next))
     }
 
+    /// Returns the earliest expiry of the items to read, or `None` unless they are completed.
+    fn earliest_expiry(&self, position: Position, state: State) -> Option<u64> {
+        if state != State::Completed {
+            return None;
+        }
+        let earliest = self.options.clock.read().passed.saturating_add(1);
+        // The service rejects a position before this time. Its entry may have expired since.
+        let after = position.after.map_or(earliest, |(since, _)| since);
+        Some(after.min(earliest))
+    }
+
     /// Counts the entries in a state, up to `limit`. No item is returned.
     ///
     /// Each partition begins with the newest items: orphans that have expired are among the oldest. The service deletes them
@@ -133,6 +155,10 @@ impl TableClient {
             State::InProgress => "#expires > :passed AND #lease_ends > :passed",
             State::Orphaned => "#expires > :passed AND #lease_ends <= :passed",
             _ => "#expires > :passed",
+        };
+        let key_condition = match state {
+            State::Completed => "#listed = :listed AND #since > :passed",
+            _ => "#listed = :listed",
         };
         for shard in 0..self.options.shards {
             let partition = index_partition(status_of(state), shard);
@@ -157,7 +183,7 @@ impl TableClient {
                     .index_name(INDEX)
                     .select(Select::Count)
                     .scan_index_forward(false)
-                    .key_condition_expression("#listed = :listed")
+                    .key_condition_expression(key_condition)
                     .filter_expression(filter)
                     .expression_attribute_names("#listed", "listed")
                     .expression_attribute_names("#expires", "expires")
@@ -165,8 +191,11 @@ impl TableClient {
                     .expression_attribute_values(":passed", n(moment.passed))
                     .limit(rest)
                     .set_exclusive_start_key(start_key);
-                if filter.contains("#lease_ends") {
-                    request = request.expression_attribute_names("#lease_ends", "lease_ends");
+                for name in ["lease_ends", "since"] {
+                    let placeholder = format!("#{name}");
+                    if filter.contains(&placeholder) || key_condition.contains(&placeholder) {
+                        request = request.expression_attribute_names(placeholder, name);
+                    }
                 }
                 let page = Box::pin(request.send()).await;
                 let page = page.map_err(|error| DynamoDbError::from_item_call(&error))?;

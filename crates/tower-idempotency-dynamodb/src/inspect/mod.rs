@@ -22,8 +22,11 @@ use crate::{
 };
 
 /// Lists entries in progress, orphans and entries that need attention, unless the table has [no
-/// index](crate::DynamoDbOptions::with_index_shards). The index lags slightly behind the table. Completed entries are not
-/// listed. A page takes one `Query` for each partition of the index, or a few, and never a `Scan`.
+/// index](crate::DynamoDbOptions::with_index_shards). The index lags slightly behind the table. A page takes one `Query` for
+/// each partition of the index, or a few, and never a `Scan`.
+///
+/// Completed entries are listed only if [the index has them](crate::DynamoDbOptions::with_completed_index), in the order of
+/// their expiry in each partition. `get` reads each entry.
 ///
 /// A lease counts as expired when it has expired on every clock within the allowed skew. A resolution fails if the clock of
 /// the process differs from that of the service by more: see [`with_clock_skew`](crate::DynamoDbOptions::with_clock_skew).
@@ -31,16 +34,23 @@ use crate::{
 /// The service deletes expired items itself, so [`purge`](Inspect::purge) deletes none.
 impl Inspect for DynamoDbStore {
     fn abilities(&self) -> Abilities {
-        let abilities = Abilities::all()
-            .without_purge()
-            .without_list(State::Completed);
-        if self.inner.options.shards > 0 {
-            return abilities;
+        let mut abilities = Abilities::all().without_purge();
+        if self.inner.options.shards == 0 {
+            let setting = "DynamoDbOptions::with_index_shards(8)";
+            for state in [
+                State::InProgress,
+                State::Orphaned,
+                State::NeedsAttention,
+                State::Completed,
+            ] {
+                abilities = abilities.without_list_unless(state, setting);
+            }
+        }
+        if !self.inner.options.has_completed_index {
+            let setting = "DynamoDbOptions::with_completed_index(true)";
+            abilities = abilities.without_list_unless(State::Completed, setting);
         }
         abilities
-            .without_list(State::InProgress)
-            .without_list(State::Orphaned)
-            .without_list(State::NeedsAttention)
     }
 
     async fn list(&self, query: &Query) -> Result<Page, InspectError> {
@@ -57,7 +67,7 @@ impl Inspect for DynamoDbStore {
 
     async fn summary(&self, limit: u32) -> Result<Summary, InspectError> {
         let mut summary = Summary::default();
-        for state in [State::InProgress, State::Orphaned, State::NeedsAttention] {
+        for state in State::ALL {
             if self.abilities().can_list(state) {
                 summary.set(state, self.inner.count(state, limit).await?);
             }

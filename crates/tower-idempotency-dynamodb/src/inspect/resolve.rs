@@ -14,7 +14,9 @@ use super::entry::{VERSIONED, entry_from_item};
 use crate::{
     clock::{Moment, ceil_seconds},
     expression,
-    item::{COMPLETED, IN_PROGRESS, Item, NEEDS_ATTENTION, binary, index_partition, n, s},
+    item::{
+        COMPLETED, IN_PROGRESS, Item, NEEDS_ATTENTION, beginning, binary, index_partition, n, s,
+    },
     table_client::TableClient,
     writes::{Attempts, RETURN_ALL_NEW, WriteOutcome},
 };
@@ -111,6 +113,7 @@ impl TableClient {
         }
         let expires = moment.now.saturating_add(retention.as_millis());
         let attention = NeedsAttention::in_record(&record);
+        let beginning = beginning(&record);
         values.extend([
             (":expires", n(expires)),
             (":ttl", n(ceil_seconds(expires))),
@@ -128,13 +131,24 @@ impl TableClient {
             }
             None => {
                 values.push((":completed", s(COMPLETED)));
-                expression::RESOLVE_AS_COMPLETED.to_owned()
+                let listed = match self.options.has_completed_index {
+                    true => self.partition_of(COMPLETED, id, item),
+                    false => None,
+                };
+                let index = match listed {
+                    Some(listed) => {
+                        values.extend([(":listed", s(listed)), (":beginning", beginning)]);
+                        expression::LIST_COMPLETED
+                    }
+                    None => expression::LEAVE_INDEX,
+                };
+                [expression::RESOLVE_AS_COMPLETED, index].concat()
             }
         })
     }
 
-    /// Adds the value of the index partition for this status, and returns the expression that lists the item there. The
-    /// number of the partition stays the same. Returns an empty expression if there is no index.
+    /// Adds the value of the index partition for this status, and returns the expression that lists the item there. Returns an
+    /// empty expression if there is no index.
     fn add_listing(
         &self,
         status: &str,
@@ -142,19 +156,26 @@ impl TableClient {
         item: &Item,
         values: &mut Values,
     ) -> &'static str {
+        let Some(listed) = self.partition_of(status, id, item) else {
+            return "";
+        };
+        values.push((":listed", s(listed)));
+        expression::SET_LISTED
+    }
+
+    /// Returns the index partition for this status, with the same number as the present partition of the item. Returns `None`
+    /// if there is no index.
+    fn partition_of(&self, status: &str, id: &KeyId, item: &Item) -> Option<String> {
         let shard = match item.get("listed") {
             Some(AttributeValue::S(listed)) => {
                 listed.split_once('#').and_then(|it| it.1.parse().ok())
             }
             _ => None,
         };
-        let listed = match shard {
+        match shard {
             Some(shard) => Some(index_partition(status, shard)),
             None => self.index_partition(status, id),
-        };
-        let Some(listed) = listed else { return "" };
-        values.push((":listed", s(listed)));
-        expression::SET_LISTED
+        }
     }
 }
 

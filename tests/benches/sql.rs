@@ -412,7 +412,7 @@ impl Bare for File {
 
 async fn on_sqlite(scratch: &Scratch) -> Both<File> {
     let path = scratch.file("keys.db");
-    let store = SqliteStore::new(&path);
+    let store = SqliteStore::in_file(&path);
     store.migrate().await.expect("a file that can be written");
     send_order(&app(store.clone()), &order(), "replayed", false).await;
     let options = SqliteConnectOptions::new()

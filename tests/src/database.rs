@@ -124,7 +124,7 @@ macro_rules! ledgered {
 ledgered! {
     PostgresStore, Postgres, |url| Self::from_url(url).expect("an URL"), "begin", "'\\x{id}'::bytea";
     MySqlStore, MySql, |url| Self::from_url(url).expect("an URL"), "begin", "x'{id}'";
-    SqliteStore, Sqlite, |path| Self::new(path), "begin immediate", "x'{id}'";
+    SqliteStore, Sqlite, |path| Self::in_file(path), "begin immediate", "x'{id}'";
 }
 
 impl<S: TestDialect> Clone for TestDatabase<S> {

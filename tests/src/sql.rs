@@ -56,7 +56,7 @@ pub async fn mariadb(server: &MariaDbServer, table: &str) -> MySqlStore {
 ///
 /// Panics if the file cannot be written.
 pub async fn sqlite(scratch: &Scratch) -> SqliteStore {
-    let store = SqliteStore::new(scratch.file("keys.db"));
+    let store = SqliteStore::in_file(scratch.file("keys.db"));
     store.migrate().await.expect("a file that can be written");
     store
 }

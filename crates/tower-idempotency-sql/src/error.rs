@@ -212,3 +212,6 @@ fn is_safe_to_show(code: &str) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests;

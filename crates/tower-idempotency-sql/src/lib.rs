@@ -5,7 +5,9 @@
 //!
 //! # A crate for another driver
 //!
-//! Implement [`Driver`] for an open transaction of the driver. [`FencedTransaction`] then executes the protocol:
+//! Implement [`Driver`] for an open transaction of the driver. [`FencedTransaction`] then executes the protocol. The
+//! documentation of [`MySqlFence`] and of [`SqliteFence`] has an example for each of these databases. The example for
+//! PostgreSQL is:
 //!
 //! ```
 //! use tower_idempotency::{Lease, store::LeaseRef};
@@ -90,7 +92,7 @@ mod transaction;
 
 pub use self::{
     error::SqlError,
-    fence::{Fence, PostgresFence, RecordWrite},
+    fence::{Fence, MySqlFence, PostgresFence, RecordWrite, SqliteFence},
     table::{Table, TableNameError},
     task::begin_in_task,
     transaction::{

@@ -108,3 +108,6 @@ impl CompleteRow {
 
 /// Maximum number of attempts of one call, if the entry changes or the database reports a transient error.
 pub(crate) const MAX_ATTEMPTS: u32 = 3;
+
+#[cfg(test)]
+mod tests;

@@ -93,8 +93,12 @@ mod warning;
 
 pub use sqlx;
 use tower_idempotency_sql::LeaseStatus;
+#[cfg(feature = "mysql")]
+pub use tower_idempotency_sql::MySqlFence;
 #[cfg(feature = "postgres")]
 pub use tower_idempotency_sql::PostgresFence;
+#[cfg(feature = "sqlite")]
+pub use tower_idempotency_sql::SqliteFence;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 use tower_idempotency_sql::Table;
 pub use tower_idempotency_sql::{

@@ -71,7 +71,7 @@ impl TemporarySqlite {
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
             .pragma("synchronous", "off");
-        let store = SqliteStore::with_options(options.clone());
+        let store = SqliteStore::new(options.clone());
         store.migrate().await?;
         let pool = SqlitePoolOptions::new().max_connections(4);
         Ok(Self {

@@ -75,7 +75,7 @@ impl Bank {
             .idle_timeout(None);
         let pool = pool.connect_with(options).await?;
         sqlx::raw_sql(TABLES).execute(&pool).await?;
-        let store = SqliteStore::new(path);
+        let store = SqliteStore::in_file(path);
         store.migrate().await?;
         let stop_at = None;
         Ok(Self {

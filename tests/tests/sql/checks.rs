@@ -9,7 +9,7 @@ use tests::{
 };
 use tower_idempotency::store::{CheckErrorKind, Store};
 use tower_idempotency_sqlx::{
-    MySqlStore, PostgresFence, PostgresStore, SqlError, SqliteStore,
+    MySqlFence, MySqlStore, PostgresFence, PostgresStore, SqlError, SqliteFence, SqliteStore,
     sqlx::{
         self, mysql::MySqlConnectOptions, postgres::PgConnectOptions, sqlite::SqliteConnectOptions,
     },
@@ -156,7 +156,7 @@ async fn sqlite_check_names_missing_parts() {
 
     let scratch = Scratch::new();
     let path = scratch.file("checks.db");
-    let store = SqliteStore::new(&path);
+    let store = SqliteStore::in_file(&path);
     let table = "the table \"tower_idempotency\"";
     let missing = format!("{table} is missing or not visible to the user: {MIGRATE}");
     assert_eq!(problem(&store).await, (missing, Incomplete));
@@ -181,7 +181,7 @@ async fn sqlite_check_names_missing_parts() {
     run("alter table tower_idempotency add column checkpoint_data blob").await;
     store.check().await.unwrap();
 
-    let read_only = SqliteStore::with_options(options.read_only(true));
+    let read_only = SqliteStore::new(options.read_only(true));
     let refused = format!("the database accepts no writes: {WRITABLE}");
     assert_eq!(problem(&read_only).await, (refused, Unsafe));
 }
@@ -199,7 +199,7 @@ async fn sqlite_check_names_unusable_file() {
         ),
         (text, "26: file is not a database"),
     ] {
-        let found = problem(&SqliteStore::new(&path)).await;
+        let found = problem(&SqliteStore::in_file(&path)).await;
         let expected = format!("the database reported {cause}: {remedy}");
         assert_eq!(found, (expected, CheckErrorKind::Unreachable), "{path:?}");
     }
@@ -221,7 +221,7 @@ async fn sqlite_refuses_databases_in_memory() {
         assert_eq!(error.to_string(), refused, "{url}");
     }
     for path in ["", ":memory:", "file::memory:", "file:keys?mode=memory"] {
-        let store = SqliteStore::new(path);
+        let store = SqliteStore::in_file(path);
         assert_eq!(
             store.migrate().await.expect_err(path).to_string(),
             refused,
@@ -238,6 +238,23 @@ async fn sqlite_refuses_databases_in_memory() {
         !std::path::Path::new("keys").exists()
             && !std::path::Path::new("file:keys?mode=memory").exists()
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sqlite_constructors_open_no_file() {
+    let scratch = Scratch::new();
+    let [by_url, by_path] = ["url.db", "path.db"].map(|name| scratch.file(name));
+    let url = format!("sqlite:{}", by_url.display());
+    let stores = [
+        (SqliteStore::from_url(&url).unwrap(), by_url),
+        (SqliteStore::in_file(&by_path), by_path),
+    ];
+    for (store, path) in stores {
+        assert!(!path.exists(), "{path:?}");
+        store.migrate().await.unwrap();
+        store.check().await.unwrap();
+        assert!(path.exists(), "{path:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -288,9 +305,11 @@ async fn invalid_url_is_not_quoted() {
         MySqlStore::from_url("mysql://app:open-sesame@host:no-port/app").unwrap_err(),
         MySqlStore::connect("open-sesame").await.unwrap_err(),
     ];
-    let of_sqlite = [SqliteStore::connect("sqlite:keys.db?open-sesame=1")
-        .await
-        .unwrap_err()];
+    let url_of_sqlite = "sqlite:keys.db?open-sesame=1";
+    let of_sqlite = [
+        SqliteStore::from_url(url_of_sqlite).unwrap_err(),
+        SqliteStore::connect(url_of_sqlite).await.unwrap_err(),
+    ];
     for (errors, form) in [
         (&of_postgres[..], "postgres://USER:PASSWORD@HOST/DATABASE"),
         (&of_mysql[..], "mysql://USER:PASSWORD@HOST/DATABASE"),
@@ -376,7 +395,9 @@ async fn refused_constructors_have_these_texts() {
         note(name, &SqliteStore::connect(url).await.expect_err(name));
     }
     for name in ["", "a b", "a.b.c"] {
-        let error = SqliteStore::new("keys.db").with_table(name).unwrap_err();
+        let error = SqliteStore::in_file("keys.db")
+            .with_table(name)
+            .unwrap_err();
         lines.push(format!("the table {name:?}: {error}"));
     }
     insta::assert_snapshot!(lines.join("\n"));
@@ -388,11 +409,15 @@ async fn refused_table_names_have_one_text() {
     let postgres = PostgresStore::from_url("postgres://app@host/app").unwrap();
     let mysql = MySqlStore::from_url("mysql://app@host/app").unwrap();
     for name in ["", "a b", "a.b.c", "Keys", "1a"] {
-        let expected = SqliteStore::new("keys.db").with_table(name).unwrap_err();
+        let expected = SqliteStore::in_file("keys.db")
+            .with_table(name)
+            .unwrap_err();
         let errors = [
             postgres.clone().with_table(name).unwrap_err(),
             mysql.clone().with_table(name).unwrap_err(),
             PostgresFence::new(name).unwrap_err(),
+            MySqlFence::new(name).unwrap_err(),
+            SqliteFence::new(name).unwrap_err(),
         ];
         for error in errors {
             assert_eq!(error.to_string(), expected.to_string());

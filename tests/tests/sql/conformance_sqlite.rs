@@ -12,7 +12,7 @@ use tower_idempotency_sqlx::SqliteStore;
 
 async fn on_a_file() -> Subject<SqliteStore> {
     static MIGRATED: OnceCell<()> = OnceCell::const_new();
-    let store = SqliteStore::new(file());
+    let store = SqliteStore::in_file(file());
     let migrate = async || store.migrate().await.expect("a file that can be written");
     MIGRATED.get_or_init(migrate).await;
     Subject::new(store).with_push(false)

@@ -219,7 +219,7 @@ async fn fresh_key_flood_loses_no_lease_in_sqlite() {
 async fn check_flood_in_sqlite() {
     let scratch = Scratch::new();
     let flooded = sql::sqlite(&scratch).await;
-    let other = SqliteStore::new(scratch.file("keys.db"));
+    let other = SqliteStore::in_file(scratch.file("keys.db"));
     let options = SqliteConnectOptions::new().filename(scratch.file("keys.db"));
     let admin = SqliteConnection::connect_with(&options).await;
     let mut admin = admin.expect(SERVES);

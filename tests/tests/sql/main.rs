@@ -9,6 +9,7 @@ mod connections;
 mod costs;
 mod cut_off;
 mod deadlocks;
+mod fences;
 mod golden_rows;
 mod held_request;
 mod inspect;

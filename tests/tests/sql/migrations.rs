@@ -73,7 +73,7 @@ async fn processes_on_one_sqlite_file_migrate_at_once() {
     let scratch = Scratch::new();
     // In some of many files, two stores set WAL mode at the same moment.
     for file in 0..50 {
-        at_once!(|| SqliteStore::new(scratch.file(format!("{file}.db"))));
+        at_once!(|| SqliteStore::in_file(scratch.file(format!("{file}.db"))));
     }
 }
 
@@ -93,7 +93,7 @@ async fn migration_waits_for_sqlite_writer() {
         application.execute(writing).await.unwrap();
 
         let before = open_descriptors(&file);
-        let store = SqliteStore::new(&file);
+        let store = SqliteStore::in_file(&file);
         let (migrated, ()) = tokio::join!(store.migrate(), async {
             let is_opened = || open_descriptors(&file) > before;
             eventually("the migration opens the file", is_opened).await;
@@ -139,7 +139,7 @@ async fn table_with_default_prefix_is_created() {
     }
 
     let scratch = Scratch::new();
-    let store = SqliteStore::new(scratch.file("keys.db"));
+    let store = SqliteStore::in_file(scratch.file("keys.db"));
     let store = store.with_table(name).unwrap();
     store.migrate().await.unwrap();
     holds_a_lease(&store, || store.migrate()).await;
@@ -147,7 +147,7 @@ async fn table_with_default_prefix_is_created() {
 
 #[test]
 fn schema_qualified_sqlite_table_is_refused() {
-    let refused = SqliteStore::new("keys.db").with_table("main.keys");
+    let refused = SqliteStore::in_file("keys.db").with_table("main.keys");
     let refused = refused.unwrap_err().to_string();
     assert!(
         refused.contains("SQLite") && refused.contains("main.keys"),

@@ -91,7 +91,7 @@ async fn nothing_is_executed_while_mariadb_is_down() {
 // F-163
 #[tokio::test]
 async fn missing_sqlite_file_executes_nothing() {
-    let store = SqliteStore::new("/no/such/directory/keys.db");
+    let store = SqliteStore::in_file("/no/such/directory/keys.db");
     let (app, effects) = creating(sql::layer(store));
     let refused = send(&app, post("/orders", "k", "tea")).await;
     assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
@@ -543,7 +543,7 @@ fn hostile_table_names_are_refused_by_every_store() {
         let mysql = MySqlStore::from_url("mysql://127.0.0.1").unwrap();
         assert!(mysql.with_table(name).is_err(), "{name:?}");
         assert!(
-            SqliteStore::new("keys.db").with_table(name).is_err(),
+            SqliteStore::in_file("keys.db").with_table(name).is_err(),
             "{name:?}"
         );
     }

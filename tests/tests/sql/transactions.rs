@@ -43,7 +43,7 @@ use tower_idempotency_sqlx::{
 };
 
 /// Returns a service on the database. The handler gets the database, its lease and the number of its execution.
-fn bank<S, H, F>(database: &TestDatabase<S>, handler: H) -> (Router, Effects)
+pub(crate) fn bank<S, H, F>(database: &TestDatabase<S>, handler: H) -> (Router, Effects)
 where
     S: TestDialect,
     H: Fn(TestDatabase<S>, Lease, u64) -> F + Clone + Send + Sync + 'static,
@@ -106,12 +106,12 @@ fn failed(error: &TransactionError) -> Response {
         .into_response()
 }
 
-fn order() -> Request<Body> {
+pub(crate) fn order() -> Request<Body> {
     post("/orders", "k", "tea")
 }
 
 /// Asserts that the response to `first` is stored, with one effect.
-async fn assert_charged_once<S: TestDialect>(
+pub(crate) async fn assert_charged_once<S: TestDialect>(
     database: &TestDatabase<S>,
     app: &Router,
     first: &tests::TestResponse,

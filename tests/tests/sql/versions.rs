@@ -402,7 +402,7 @@ async fn versions_of_sqlite_store_share_table() {
     let options = SqliteConnectOptions::new().filename(&file);
     let options = options.create_if_missing(true);
     let mut other = SqliteOne::open(options.journal_mode(SqliteJournalMode::Wal)).await;
-    let store = SqliteStore::new(&file);
+    let store = SqliteStore::in_file(&file);
     store.migrate().await.expect(WORKS);
     store.check().await.expect("the table is migrated");
     share_entries(&store, &mut other).await;

@@ -82,7 +82,7 @@ fn failed_recoveries_warn_each_second() {
 
 /// A store without its table. Each call fails.
 fn unusable(scratch: &Scratch) -> SqliteStore {
-    SqliteStore::new(scratch.file("keys.db"))
+    SqliteStore::in_file(scratch.file("keys.db"))
 }
 
 // F-872

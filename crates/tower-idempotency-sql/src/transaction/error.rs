@@ -251,7 +251,41 @@ impl<T> Error for CommitError<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::iter::successors;
+
     use super::*;
+
+    #[test]
+    fn kinds_have_these_texts() {
+        let next = |kind: &TransactionErrorKind| {
+            Some(match kind {
+                TransactionErrorKind::LeaseLost => TransactionErrorKind::NoEntry,
+                TransactionErrorKind::NoEntry => TransactionErrorKind::Checkpoint,
+                TransactionErrorKind::Checkpoint => TransactionErrorKind::Database,
+                TransactionErrorKind::Database => TransactionErrorKind::Ended,
+                TransactionErrorKind::Ended => TransactionErrorKind::Unknown,
+                TransactionErrorKind::Unknown => return None,
+            })
+        };
+        let texts: Vec<_> = successors(Some(TransactionErrorKind::LeaseLost), next)
+            .map(|kind| TransactionError::from(kind).to_string())
+            .collect();
+        let expected = [
+            "the lease is no longer held",
+            "expected the entry of the lease in the pool's database, found none",
+            "the checkpoint has an invalid name, or data that cannot be stored",
+            "the transaction failed, and nothing was written",
+            "the transaction had already ended, and nothing was recorded",
+            "the outcome of the commit is unknown",
+        ];
+        assert_eq!(texts, expected);
+        let output = Mutex::new(());
+        let error = CommitError(Inner::NotRecordable(NotRecordedReason::Status, output));
+        assert_eq!(
+            error.to_string(),
+            "expected an output that the layer records, found another (Status): rolled back"
+        );
+    }
 
     #[test]
     fn display_reveals_only_kind() {

@@ -18,8 +18,6 @@ use tower_idempotency::{
     store::{KeyId, Token},
 };
 
-#[cfg(feature = "mysql")]
-pub(crate) use self::row::needs_attention;
 pub(crate) use self::{
     row::EntryRow,
     statements::{Dialect, InspectStatements},

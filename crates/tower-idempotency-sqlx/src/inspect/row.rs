@@ -163,13 +163,60 @@ fn time(millis: i64) -> SystemTime {
 }
 
 /// Returns `true` if the record needs attention, as in the index of these records.
-pub(crate) fn needs_attention(record: &[u8]) -> bool {
+fn needs_attention(record: &[u8]) -> bool {
     record.get(1) == Some(&2)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn row(id: &[u8], token: &[u8], fingerprint: &[u8], record: &[u8]) -> EntryRow {
+        EntryRow {
+            id: id.to_vec(),
+            token: Some(token.to_vec()),
+            fingerprint: fingerprint.to_vec(),
+            generation: 1,
+            lease_ends: 0,
+            expires: 2000,
+            created: 0,
+            completed: Some(500),
+            owner: String::new(),
+            operation: String::new(),
+            has_checkpoint: false,
+            record: Some(record.to_vec()),
+            record_len: None,
+            now: 1000,
+        }
+    }
+
+    #[test]
+    fn damaged_rows_have_these_texts() {
+        let (id, token, fingerprint) = (&[1; 32], &[2; 16], &[3; 32]);
+        let record = b"a record of another version";
+        for (row, expected) in [
+            (
+                row(id, b"short", fingerprint, record),
+                "its token or its fingerprint is damaged",
+            ),
+            (
+                row(id, token, b"short", record),
+                "its token or its fingerprint is damaged",
+            ),
+            (
+                row(id, token, fingerprint, record),
+                "the record is of another version, or damaged",
+            ),
+        ] {
+            let entry = row.entry().unwrap().unwrap();
+            assert_eq!(entry.state(), State::Unreadable);
+            assert_eq!(entry.problem.as_deref(), Some(expected));
+        }
+        let error = row(b"short", token, fingerprint, record)
+            .entry()
+            .unwrap_err();
+        assert_eq!(error.to_string(), "the database returned no id of 32 bytes");
+    }
 
     #[test]
     fn position_survives_its_byte_form() {

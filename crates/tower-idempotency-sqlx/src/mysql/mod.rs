@@ -15,6 +15,7 @@ use sqlx::{
 use tower_idempotency::store::{
     Acquired, CheckError, Claim, KeyId, LeaseRef, MIN_RECORD_LIMIT, Store, StoreError, Ttl,
 };
+use tower_idempotency_sql::MySqlFence;
 
 use self::statements::{OVERHEAD, Statements};
 use crate::{
@@ -30,6 +31,7 @@ use crate::{
 };
 
 mod check;
+mod fence;
 mod inspect;
 mod statements;
 mod transaction;
@@ -418,12 +420,9 @@ impl Store for MySqlStore {
     }
 }
 
-/// Returns `true` if the server rolled the transaction back in favour of another one.
-///
-/// 1213 is a deadlock, or a failed certification in a Galera cluster at the commit. 3101 is a failed certification in
-/// group replication.
+/// Returns `true` if the server rolled the transaction back in favour of another one, at a statement or at the commit.
 fn is_deadlock(code: &str) -> bool {
-    ["1213", "3101"].contains(&code)
+    MySqlFence::is_commit_rejected(code)
 }
 
 /// Returns `true` if all idle connections should be closed.
@@ -478,5 +477,5 @@ const SETUP: &str =
     "set session autocommit = 1, innodb_lock_wait_timeout = 1; select @@max_allowed_packet;";
 /// Rolls back, and frees the record that a failed completion left in the session.
 const ROLLBACK: &str = "rollback and no chain no release; set @record = null;";
-const MAX_RECORD_BYTES: usize = 128 << 20;
+const MAX_RECORD_BYTES: usize = MySqlFence::MAX_RECORD_BYTES;
 const UNKNOWN: usize = usize::MAX;

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 use tower_idempotency::store::{Claim, LeaseRef, OrphanPolicy, Token, Ttl};
+use tower_idempotency_sql::MySqlFence;
 
 use crate::{
     Table,
@@ -22,14 +23,14 @@ use crate::{
 
 pub(super) struct Statements {
     table: String,
-    /// Reads the status of the lease. Parameters: id, token, id.
+    /// The other statements of a handler's transaction.
+    fence: MySqlFence,
+    /// Reads the status of the lease; see [`MySqlFence::lease_status_sql`].
     ///
     /// This statement and the next three run in a handler's transaction.
     pub(super) lease_status: SqlStr,
-    /// Stores the record if the token holds the entry. Deletes the checkpoint unless the record needs attention.
-    /// Parameters: `true` for such a record, the same again, retention, record, id, token.
+    /// Stores the record if the token holds the entry; see [`MySqlFence::write_record_sql`].
     ///
-    /// No expression reads the new record from its column, because a session of MariaDB may assign all columns at once.
     /// The count of changed rows is reliable here: the entry was not completed before, so every setting counts its row.
     pub(super) write_record: SqlStr,
     /// Returns if the entry has this checkpoint, and locks the row. No row: the token does not hold the entry.
@@ -41,23 +42,15 @@ pub(super) struct Statements {
 
 impl Statements {
     pub(super) fn new(table: &Table) -> Self {
+        let fence = MySqlFence::for_table(table);
         let table = table.quoted('`');
         // Safe: the only inserted text is the name of the table, which is an identifier.
         let statement = |sql: String| AssertSqlSafe(Arc::<str>::from(sql)).into_sql_str();
         let is_held = format!("id = ? and token = ? and completed is null and expires > {NOW}");
         Self {
-            lease_status: statement(format!(
-                "select coalesce({is_held}, false) from {table} where id = ?"
-            )),
-            write_record: statement(format!(
-                "update {table} set
-  checkpoint = if(?, checkpoint, null),
-  checkpoint_data = if(?, checkpoint_data, null),
-  expires = {NOW} + ?,
-  record = ?,
-  completed = {NOW}
-where {is_held}"
-            )),
+            lease_status: statement(fence.lease_status_sql().to_owned()),
+            write_record: statement(fence.write_record_sql().to_owned()),
+            fence,
             has_checkpoint: statement(format!(
                 "select coalesce(checkpoint = ? and checkpoint_data = ?, false) from {table} where {is_held} for update"
             )),
@@ -66,6 +59,10 @@ where {is_held}"
             )),
             table,
         }
+    }
+
+    pub(super) fn fence(&self) -> &MySqlFence {
+        &self.fence
     }
 
     /// Acquires the lease if possible, and reads the entry afterwards. An entry that has not expired keeps its fingerprint.

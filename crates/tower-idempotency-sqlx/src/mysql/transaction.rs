@@ -8,13 +8,13 @@ use tower_idempotency::{
     Lease,
     store::{Fingerprint, KeyId, LeaseRef, Ttl},
 };
+use tower_idempotency_sql::MySqlFence;
 
-use super::{MySqlStore, is_deadlock};
+use super::MySqlStore;
 use crate::{
     Checkpoint, FencedTransaction, LeaseStatus, SqlError, TransactionError,
     backend::{Backend, CheckpointWrite, OrphanQuery, OrphanRow, SqlStore, millis},
     connection::Priority,
-    inspect::needs_attention,
 };
 
 impl MySqlStore {
@@ -67,7 +67,7 @@ impl SqlStore for MySqlStore {
 }
 
 impl Backend<MySql> for MySqlStore {
-    const BEGIN: &'static str = "set transaction isolation level read committed; start transaction read write; savepoint tower_idempotency";
+    const BEGIN: &'static str = MySqlFence::BEGIN;
 
     async fn record_limit(&self) -> Result<usize, SqlError> {
         self.inner.record_limit().await
@@ -111,7 +111,7 @@ impl Backend<MySql> for MySqlStore {
         retention: Ttl,
     ) -> Result<bool, SqlError> {
         release_transaction_savepoint(connection).await?;
-        let needs_attention = needs_attention(record);
+        let needs_attention = MySqlFence::needs_attention(record);
         let write = query(self.inner.statements.write_record.clone())
             .bind(needs_attention)
             .bind(needs_attention)
@@ -180,12 +180,11 @@ impl Backend<MySql> for MySqlStore {
     }
 
     fn is_missing_table(code: &str) -> bool {
-        // No such table, database or column.
-        ["1146", "1049", "1054"].contains(&code)
+        MySqlFence::is_missing_table(code)
     }
 
     fn is_commit_rejected(code: &str) -> bool {
-        is_deadlock(code)
+        MySqlFence::is_commit_rejected(code)
     }
 }
 
@@ -193,11 +192,11 @@ impl Backend<MySql> for MySqlStore {
 /// with it.
 async fn release_transaction_savepoint(connection: &mut MySqlConnection) -> Result<(), SqlError> {
     let mut release = async || {
-        let release = raw_sql("release savepoint tower_idempotency");
+        let release = raw_sql(MySqlFence::RELEASE_MARK);
         let result = release.execute(&mut *connection).await;
         result.map(drop).map_err(SqlError::from)
     };
-    let is_missing = |error: &SqlError| error.code() == Some("1305");
+    let is_missing = |error: &SqlError| error.code() == Some(MySqlFence::NO_MARK);
     match release().await {
         // sqlx first returns replies that are pending, such as that for a savepoint of the handler whose future was
         // dropped. The reply to the second `release` is certainly its own.

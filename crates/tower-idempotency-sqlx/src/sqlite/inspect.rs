@@ -216,7 +216,7 @@ mod tests {
         let name = format!("tower-idempotency-audit-plan-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         fs::create_dir_all(&directory).expect("a directory for throwaway files");
-        let store = SqliteStore::new(directory.join("keys.db"));
+        let store = SqliteStore::in_file(directory.join("keys.db"));
         store.migrate().await.expect("the file can be written");
         let missing = store.last_audit_lines(2).await;
         assert!(missing.expect("the file can be read").is_empty());
@@ -236,7 +236,7 @@ mod tests {
         let name = format!("tower-idempotency-plans-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         fs::create_dir_all(&directory).expect("a directory for throwaway files");
-        let store = SqliteStore::new(directory.join("keys.db"));
+        let store = SqliteStore::in_file(directory.join("keys.db"));
         store.migrate().await.expect("the file can be written");
         let rows = if std::env::var_os("FULL").is_some() {
             1_000_000

@@ -12,6 +12,7 @@ use tower_idempotency::store::{
     Acquired, CheckError, Claim, KeyId, LeaseRef, MIN_RECORD_LIMIT, OrphanPolicy, Store,
     StoreError, Token, Ttl,
 };
+use tower_idempotency_sql::SqliteFence;
 
 use self::statements::Statements;
 use crate::{
@@ -27,6 +28,7 @@ use crate::{
 };
 
 mod check;
+mod fence;
 mod inspect;
 mod statements;
 mod transaction;
@@ -66,9 +68,33 @@ struct Settings {
 }
 
 impl SqliteStore {
+    /// Creates a store in the file of `options`, which is opened with these options and in WAL mode. Does not open the file
+    /// yet. [`migrate`](Self::migrate) creates its table.
+    ///
+    /// `synchronous` below `FULL` is faster, but loses the last leases and records if the machine crashes. A database
+    /// in memory is refused by [`migrate`](Self::migrate), because each connection would have a database of its own. Use
+    /// [`MemoryStore`](tower_idempotency::MemoryStore) instead.
+    ///
+    /// The store has connections of its own. To use the file of an existing pool:
+    ///
+    /// ```
+    /// # use tower_idempotency_sqlx::{SqliteStore, sqlx::SqlitePool};
+    /// # fn same_file(pool: &SqlitePool) -> SqliteStore {
+    /// SqliteStore::new((*pool.connect_options()).clone())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn new(options: SqliteConnectOptions) -> Self {
+        Self::build(Settings {
+            options: options.journal_mode(SqliteJournalMode::Wal),
+            table: Table::default(),
+            record_limit: MAX_RECORD_BYTES,
+        })
+    }
+
     /// Opens the file of a URL such as `sqlite:keys.db`, creates it if it is missing, and creates or migrates the table.
     ///
-    /// The store is then ready. To change settings first, use [`new`](Self::new), the setters and
+    /// The store is then ready. To change settings first, use [`from_url`](Self::from_url), the setters and
     /// [`migrate`](Self::migrate).
     ///
     /// # Errors
@@ -79,41 +105,31 @@ impl SqliteStore {
     ///
     /// Like [`migrate`](Self::migrate).
     pub async fn connect(url: &str) -> Result<Self, SqlError> {
-        let options = url.parse::<SqliteConnectOptions>();
-        // The error of the driver quotes parts of the URL.
-        let options =
-            options.map_err(|_| SqlError::refused("expected a URL of the form sqlite:PATH"))?;
-        let options = options
-            .create_if_missing(true)
-            .synchronous(SqliteSynchronous::Full);
-        let store = Self::with_options(options);
+        let store = Self::from_url(url)?;
         store.migrate().await?;
         Ok(store)
     }
 
-    /// Creates a store in the file at `path`. Does not open the file yet.
+    /// Creates a store from a URL, like [`in_file`](Self::in_file). Does not open the file yet.
     ///
-    /// The file is created if it is missing. [`migrate`](Self::migrate) creates the table.
-    pub fn new(path: impl AsRef<Path>) -> Self {
-        let options = SqliteConnectOptions::new()
-            .filename(path)
-            .create_if_missing(true)
-            .synchronous(SqliteSynchronous::Full);
-        Self::with_options(options)
+    /// # Errors
+    ///
+    /// If the URL is invalid.
+    pub fn from_url(url: &str) -> Result<Self, SqlError> {
+        // The error of the driver quotes parts of the URL.
+        let options = url
+            .parse()
+            .map_err(|_| SqlError::refused("expected a URL of the form sqlite:PATH"))?;
+        Ok(Self::with_defaults(options))
     }
 
-    /// Creates a store in the file of `options`, which is opened with these options and in WAL mode.
+    /// Creates a store in the file at `path`. Does not open the file yet.
     ///
-    /// `synchronous` below `FULL` is faster, but loses the last leases and records if the machine crashes. A database
-    /// in memory is refused by [`migrate`](Self::migrate), because each connection would have a database of its own. Use
-    /// [`MemoryStore`](tower_idempotency::MemoryStore) instead.
+    /// The first use creates the file if it is missing, and [`migrate`](Self::migrate) creates the table. A commit is on the
+    /// disk before a call returns.
     #[must_use]
-    pub fn with_options(options: SqliteConnectOptions) -> Self {
-        Self::build(Settings {
-            options: options.journal_mode(SqliteJournalMode::Wal),
-            table: Table::default(),
-            record_limit: MAX_RECORD_BYTES,
-        })
+    pub fn in_file(path: impl AsRef<Path>) -> Self {
+        Self::with_defaults(SqliteConnectOptions::new().filename(path))
     }
 
     /// Sets the table, without a schema. Default: `tower_idempotency`.
@@ -200,10 +216,16 @@ impl SqliteStore {
         })
     }
 
+    /// Creates the file at the first use, and writes each commit to the disk.
+    fn with_defaults(options: SqliteConnectOptions) -> Self {
+        let options = options.create_if_missing(true);
+        Self::new(options.synchronous(SqliteSynchronous::Full))
+    }
+
     fn build(settings: Settings) -> Self {
         Self {
             inner: Arc::new(Inner {
-                statements: Statements::new(&settings.table),
+                statements: Statements::new(&settings.table, settings.record_limit),
                 inspect_statements: InspectStatements::new(inspect::dialect(), &settings.table),
                 writer: Connections::new(settings.options.clone(), 1, Duration::ZERO),
                 readers: Connections::new(settings.options.clone(), READERS, Duration::ZERO),
@@ -425,5 +447,4 @@ const MIGRATIONS: [&str; 4] = [
     include_str!("../../migrations/sqlite/0004_completed.sql"),
 ];
 const READERS: usize = 4;
-/// Well below SQLite's limit of 1,000,000,000 bytes for a row.
-const MAX_RECORD_BYTES: usize = 128 << 20;
+const MAX_RECORD_BYTES: usize = SqliteFence::MAX_RECORD_BYTES;

@@ -2,6 +2,7 @@
 //! transaction.
 
 use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
+use tower_idempotency_sql::SqliteFence;
 
 use crate::{
     Table,
@@ -28,13 +29,14 @@ pub(super) struct Statements {
     pub(super) release_as_orphan: SqlStr,
     /// ?1 batch.
     pub(super) purge: SqlStr,
-    /// Reads the status of the lease. ?1 id, ?2 token.
+    /// The other statements of a handler's transaction.
+    fence: SqliteFence,
+    /// Reads the status of the lease; see [`SqliteFence::lease_status_sql`].
     ///
     /// This statement and the next three run in a handler's transaction. They find the table only in the main file of the
     /// connection: in WAL mode, a commit is not atomic across attached files.
     pub(super) lease_status: SqlStr,
-    /// Stores the record if the token holds the entry. Deletes the checkpoint unless the record needs attention. ?1 id,
-    /// ?2 token, ?3 retention, ?4 record.
+    /// Stores the record if the token holds the entry; see [`SqliteFence::write_record_sql`].
     pub(super) write_record: SqlStr,
     /// ?1 id, ?2 token, ?3 name, ?4 data.
     pub(super) has_checkpoint: SqlStr,
@@ -52,7 +54,8 @@ pub(super) struct Statements {
 }
 
 impl Statements {
-    pub(super) fn new(table: &Table) -> Self {
+    pub(super) fn new(table: &Table, record_limit: usize) -> Self {
+        let fence = SqliteFence::for_table(table).with_record_limit(record_limit);
         let table = table.quoted('"');
         let main_table = format!("main.{table}");
         // Safe: the only inserted text is the name of the table, which is an identifier.
@@ -69,7 +72,6 @@ impl Statements {
             let needs_attention = needs_attention("excluded.record");
             format!("e.expires > excluded.created and {needs_attention}")
         };
-        let needs_attention = needs_attention("?4");
         Self {
             read_entry: statement(format!(
                 "select completed is not null, token is ?2, expires <= {NOW}, fingerprint, generation,
@@ -141,16 +143,9 @@ where {is_held} and (generation > 1 or checkpoint is not null) returning 1"
   select id from {table} where expires <= {NOW} order by expires limit ?1
 )"
             )),
-            lease_status: statement(format!(
-                "select coalesce(token = ?2 and completed is null and expires > {NOW}, false)
-from {main_table} where id = ?1"
-            )),
-            write_record: statement(format!(
-                "update {main_table} set expires = {NOW} + ?3, completed = {NOW}, record = ?4,
-  checkpoint = case when {needs_attention} then checkpoint end,
-  checkpoint_data = case when {needs_attention} then checkpoint_data end
-where {is_held} returning 1"
-            )),
+            lease_status: statement(fence.lease_status_sql().to_owned()),
+            write_record: statement(fence.write_record_sql().to_owned()),
+            fence,
             has_checkpoint: statement(format!(
                 "select checkpoint is ?3 and checkpoint_data is ?4 from {main_table} where {is_held}"
             )),
@@ -172,6 +167,10 @@ order by lease_ends, id limit ?4"
                 "select 1 from {table} where id = ?2 and generation = ?3 and {is_due}"
             )),
         }
+    }
+
+    pub(super) fn fence(&self) -> &SqliteFence {
+        &self.fence
     }
 }
 

@@ -5,6 +5,7 @@ use tower_idempotency::{
     Lease,
     store::{Fingerprint, KeyId, LeaseRef, Ttl},
 };
+use tower_idempotency_sql::SqliteFence;
 
 use super::{SqliteStore, fetch_row};
 use crate::{
@@ -62,9 +63,9 @@ impl SqlStore for SqliteStore {
 }
 
 impl Backend<Sqlite> for SqliteStore {
-    // Immediate: a transaction that reads before it writes would fail if a renewal wrote in between. The savepoint follows
-    // in `lease_status`. If it failed here, sqlx would return a connection with an open transaction to the pool.
-    const BEGIN: &'static str = "begin immediate";
+    // The savepoint follows in `lease_status`. If it failed here, sqlx would return a connection with an open transaction to
+    // the pool.
+    const BEGIN: &'static str = SqliteFence::BEGIN;
 
     async fn record_limit(&self) -> Result<usize, SqlError> {
         Ok(self.inner.settings.record_limit)
@@ -75,9 +76,7 @@ impl Backend<Sqlite> for SqliteStore {
         connection: &mut SqliteConnection,
         lease: &LeaseRef,
     ) -> Result<LeaseStatus, SqlError> {
-        raw_sql("savepoint tower_idempotency")
-            .execute(&mut *connection)
-            .await?;
+        raw_sql(SqliteFence::MARK).execute(&mut *connection).await?;
         let read = self
             .inner
             .bind_lease(&self.inner.statements.lease_status, lease);
@@ -180,25 +179,23 @@ impl Backend<Sqlite> for SqliteStore {
     }
 
     fn is_missing_table(code: &str) -> bool {
-        // The store's statements are valid, so this error can only be a missing name.
-        code == "1"
+        SqliteFence::is_missing_table(code)
     }
 
-    fn is_commit_rejected(_code: &str) -> bool {
-        // SQLite runs in this process, so its reports are reliable: a failed commit has written nothing.
-        true
+    fn is_commit_rejected(code: &str) -> bool {
+        SqliteFence::is_commit_rejected(code)
     }
 }
 
 /// Releases the savepoint that the transaction began with. Fails if the transaction has ended, because its savepoint ended
 /// with it.
 async fn release_transaction_savepoint(connection: &mut SqliteConnection) -> Result<(), SqlError> {
-    let released = raw_sql("release savepoint tower_idempotency").execute(&mut *connection);
+    let released = raw_sql(SqliteFence::RELEASE_MARK).execute(&mut *connection);
     let Err(error) = released.await.map_err(SqlError::from) else {
         return Ok(());
     };
-    // Code 1: there is no such savepoint. Code 5 would mean that a running statement still uses it.
-    if error.code() != Some("1") {
+    // Another code, 5, would mean that a running statement still uses the savepoint.
+    if error.code() != Some(SqliteFence::NO_MARK) {
         return Err(error);
     }
     // sqlx considers the transaction open and will roll it back. Without a transaction in SQLite that rollback would fail,

@@ -96,6 +96,10 @@ mod tests {
         assert!(!format!("{checkpoint:?}").contains("hush"));
         let error = checkpoint.data::<u64>().unwrap_err();
         assert!(!format!("{error} {error:?}").contains("hush"));
+        assert_eq!(
+            error.to_string(),
+            "the database returned checkpoint data of an unexpected type"
+        );
     }
 
     #[test]

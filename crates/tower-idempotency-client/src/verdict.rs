@@ -313,6 +313,7 @@ fn by_known_code(code: &str, after: Option<Duration>) -> Option<Judgement> {
         | "bad-host"
         | "bad-path"
         | "bad-method"
+        | "bad-length"
         | "idempotency_key_required" => Judgement::REJECTED,
         _ => return None,
     })

@@ -20,7 +20,11 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use crate::{proxy::Shared, service, telemetry};
+use crate::{
+    lengths::{CheckedStream, LengthCheck},
+    proxy::Shared,
+    service, telemetry,
+};
 
 /// Time for the TLS handshake. Also the minimum time for the first request of a connection.
 const FIRST_REQUEST: Duration = Duration::from_secs(30);
@@ -42,6 +46,7 @@ pub(crate) struct Connection {
     pub(crate) address: IpAddr,
     pub(crate) is_tls: bool,
     pub(crate) open: Arc<OpenConnection>,
+    pub(crate) lengths: Arc<LengthCheck>,
     /// Number of requests without a complete response.
     requests: watch::Sender<usize>,
 }
@@ -110,6 +115,7 @@ pub(crate) async fn serve(
         address: peer.ip().to_canonical(),
         is_tls: live.tls.is_some(),
         open: Arc::new(open),
+        lengths: LengthCheck::new(),
         requests: watch::Sender::new(0),
     });
     let tls = live.tls.clone();
@@ -166,6 +172,7 @@ async fn serve_stream(
         .keep_alive_interval(PING_PERIOD)
         .keep_alive_timeout(PING_PERIOD);
     let open = connection.requests.subscribe();
+    let stream = CheckedStream::new(stream, Arc::clone(&connection.lengths));
     let service = {
         let connection = Arc::clone(&connection);
         service_fn(move |req| service::respond(Arc::clone(&shared), Arc::clone(&connection), req))

@@ -55,6 +55,7 @@ mod body;
 mod config;
 mod connection;
 mod headers;
+mod lengths;
 mod problem;
 mod proxy;
 mod route;

@@ -19,6 +19,7 @@ pub(crate) enum Problem {
     BadPath,
     BadHost,
     BadMethod,
+    BadLength,
     Connect,
 }
 
@@ -28,7 +29,9 @@ impl Problem {
             Self::UpstreamUnreachable | Self::UpstreamBroken => StatusCode::BAD_GATEWAY,
             Self::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
             Self::NoRoute => StatusCode::NOT_FOUND,
-            Self::BadPath | Self::BadHost | Self::BadMethod => StatusCode::BAD_REQUEST,
+            Self::BadPath | Self::BadHost | Self::BadMethod | Self::BadLength => {
+                StatusCode::BAD_REQUEST
+            }
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
         }
     }
@@ -42,6 +45,7 @@ impl Problem {
             Self::BadPath => "bad-path",
             Self::BadHost => "bad-host",
             Self::BadMethod => "bad-method",
+            Self::BadLength => "bad-length",
             Self::Connect => "connect-not-supported",
         }
     }
@@ -65,6 +69,7 @@ impl Problem {
             Self::BadMethod => {
                 "the method has a small letter, and some services read it as another method"
             }
+            Self::BadLength => "the request has more than one length, or a length and chunks",
             Self::Connect => "this proxy opens no tunnels",
         }
     }

@@ -117,6 +117,7 @@ impl Live {
                     let layer = layer(layers.get(route.preset), &config, route)?;
                     let policy =
                         (route.mode() == Mode::Enforce).then(|| route_policy(&layer, route));
+                    let layer = name_layer(layer, route)?;
                     (RouteService::Protected(layer.layer(service)), policy)
                 }
             };
@@ -361,6 +362,18 @@ fn layer(
         layer = layer.with_response_limit(limit.bytes());
     }
     Ok(layer)
+}
+
+/// Gives the layer of a route the name of the route, if it has one.
+fn name_layer(
+    layer: IdempotencyLayer,
+    route: &RouteConfig,
+) -> Result<IdempotencyLayer, ConfigError> {
+    let Some(name) = &route.name else {
+        return Ok(layer);
+    };
+    let named = layer.with_name(name.as_str());
+    named.map_err(|error| ConfigError::without_line(error.to_string()))
 }
 
 /// Applies the settings that identify the entry of a request in the store.

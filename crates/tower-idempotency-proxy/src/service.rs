@@ -30,10 +30,16 @@ pub(crate) async fn respond(
 ) -> Result<Response<ResponseBody>, Infallible> {
     let version = req.version();
     let open = connection.begin_request();
+    let is_ambiguous = connection.lengths.is_next_ambiguous();
     let live = shared.live.load_full();
     let mut req = req.map(|body| ReceivedBody::new(body, version));
     remove_other_upgrade(&mut req);
-    let res = match find_route(&live.routes, &req) {
+    let found = if is_ambiguous {
+        Err(Problem::BadLength)
+    } else {
+        find_route(&live.routes, &req)
+    };
+    let res = match found {
         Ok(route) => {
             if let Some(coverage) = route.coverage(&req) {
                 route.counters.unsafe_request(coverage);
@@ -55,8 +61,8 @@ pub(crate) async fn respond(
         }
     };
     let mut res = res.map(|body| body.with_request(open));
-    if version < Version::HTTP_2 && shared.is_draining.load(Ordering::Acquire) && !is_upgrade(&res)
-    {
+    let is_draining = version < Version::HTTP_2 && shared.is_draining.load(Ordering::Acquire);
+    if is_ambiguous || (is_draining && !is_upgrade(&res)) {
         res.headers_mut()
             .insert(header::CONNECTION, HeaderValue::from_static("close"));
     }

@@ -196,6 +196,7 @@ async fn responses_of_tower_idempotency() {
             Stop(Definite),
         ),
         (problem(400, "bad-path", false), Stop(NotExecuted)),
+        (problem(400, "bad-length", false), Stop(NotExecuted)),
         (problem(400, "not-unary", false), Stop(NotExecuted)),
         (problem(413, "body-too-large", false), Stop(NotExecuted)),
         (problem(400, "missing-key", false), Stop(NotExecuted)),

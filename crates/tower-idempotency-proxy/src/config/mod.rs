@@ -184,6 +184,7 @@ pub(crate) struct Upstream {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RouteConfig {
+    pub(crate) name: Option<values::RouteName>,
     pub(crate) path: Spanned<PathPattern>,
     #[serde(default)]
     pub(crate) methods: Vec<values::MethodName>,
@@ -302,7 +303,7 @@ impl Config {
     /// the document. `host` is the host of the requests, for routes that have one.
     ///
     /// The errors of the proxy itself are not added: `upstream-unreachable`, `outcome-unknown` with 502 and 504, `no-route`,
-    /// `bad-path`, `bad-host`, `bad-method` and `connect-not-supported`.
+    /// `bad-path`, `bad-host`, `bad-method`, `bad-length` and `connect-not-supported`.
     ///
     /// ```
     /// use serde_json::json;

@@ -1,3 +1,5 @@
+use tower_idempotency::{IdempotencyLayer, MemoryStore};
+
 use super::*;
 
 mod console;
@@ -27,6 +29,26 @@ fn message(text: &str) -> String {
 fn broken(from: &str, to: &str) -> String {
     assert!(GOOD.contains(from), "{from}");
     message(&GOOD.replacen(from, to, 1))
+}
+
+#[test]
+fn route_has_name_that_layer_accepts() {
+    let (longest, too_long) = ("a".repeat(64), "a".repeat(65));
+    for name in [
+        "",
+        "a",
+        "pay.v1_x-2",
+        "a b",
+        "ä",
+        "a/b",
+        &longest,
+        &too_long,
+    ] {
+        let layer = IdempotencyLayer::new(MemoryStore::new()).with_name(name);
+        let with_name = GOOD.replacen("[[route]]", &format!("[[route]]\nname = \"{name}\""), 1);
+        let config = Config::from_toml(&with_name);
+        assert_eq!(config.is_ok(), layer.is_ok(), "{name:?}");
+    }
 }
 
 #[test]
@@ -136,6 +158,10 @@ fn wrong_files_name_line_and_nearest_name() {
         (
             with_route("share = \"110%\""),
             "line 10: `110%` is no share, expected one from \"0%\" to \"100%\"",
+        ),
+        (
+            with_route("name = \"card payments\""),
+            "line 10: `card payments` is no name of a route, expected 1 to 64 characters of a-z, A-Z, 0-9, _, . and -",
         ),
         (
             with_route("share = 10"),

@@ -176,6 +176,29 @@ impl Serialize for MethodName {
     }
 }
 
+/// The name of a route in the metrics and events of its layer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct RouteName(String);
+
+impl RouteName {
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<'de> Deserialize<'de> for RouteName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+        if text.is_empty() || text.len() > 64 || !text.bytes().all(is_allowed) {
+            return Err(D::Error::custom(format!(
+                "`{text}` is no name of a route, expected 1 to 64 characters of a-z, A-Z, 0-9, _, . and -"
+            )));
+        }
+        Ok(Self(text))
+    }
+}
+
 /// The name of a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Header(pub(crate) HeaderName);

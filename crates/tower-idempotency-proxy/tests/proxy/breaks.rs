@@ -20,7 +20,7 @@ use crate::harness::{
 };
 
 /// Returns `true` if the reply refuses a retry because the first request needs attention. An orphan has no reason.
-fn needs_attention(reply: &Reply) -> bool {
+pub(crate) fn needs_attention(reply: &Reply) -> bool {
     let mut reasons = ["upstream-broken", "body-failed"].into_iter();
     reply.is_problem("outcome-unknown")
         && reasons.any(|reason| reply.0.contains(&format!("\"reason\":\"{reason}\"")))

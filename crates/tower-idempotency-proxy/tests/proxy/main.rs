@@ -4,8 +4,12 @@
 
 mod admin;
 mod breaks;
+mod close_delimited;
+mod expect;
 mod forwarding;
+mod grpc;
 mod harness;
+mod informational;
 mod lifecycle;
 mod observe;
 mod outcomes;
@@ -14,3 +18,4 @@ mod shared_connection;
 mod smuggling;
 mod streams;
 mod tls;
+mod websocket;

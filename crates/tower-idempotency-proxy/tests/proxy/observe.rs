@@ -1,4 +1,4 @@
-//! Observed routes, shares of callers, and the switch by a reload.
+//! Observed routes, shares of callers, the switch by a reload, and the names of routes in metrics.
 
 use std::collections::BTreeMap;
 
@@ -335,5 +335,29 @@ async fn route_in_front_cannot_observe_protected_one() {
         .unwrap_err();
     assert!(error.to_string().contains("no longer protect"), "{error}");
     assert_eq!(effects(&proxy, &upstream, "k", "a").await, 1);
+    assert!(proxy.stop().await.unwrap());
+}
+
+#[tokio::test]
+async fn name_of_route_is_label_of_metrics() {
+    let counters = Counters::default();
+    let _guard = counters.install();
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let text = |name: &str| config(upstream.address, "", &format!("name = \"{name}\""));
+    let proxy = Served::start(&text("cards")).await;
+    let counted = |names: &[&str]| {
+        let counted = names.iter().map(|name| ((*name).to_owned(), 1));
+        counted.collect::<BTreeMap<_, u64>>()
+    };
+    assert_eq!(effects(&proxy, &upstream, "first", "a").await, 1);
+    for metric in ["idempotency_granted_total", "idempotency_replayed_total"] {
+        assert_eq!(counters.of(metric), counted(&["cards"]), "{metric}");
+    }
+
+    let reloaded = proxy.handle.reload(Config::from_toml(&text("payments")));
+    reloaded.unwrap();
+    assert_eq!(effects(&proxy, &upstream, "second", "a").await, 1);
+    let granted = counters.of("idempotency_granted_total");
+    assert_eq!(granted, counted(&["cards", "payments"]));
     assert!(proxy.stop().await.unwrap());
 }

@@ -5,7 +5,10 @@ use std::{cmp::Ordering, fmt::Write as _, time::Duration};
 use tokio::time::Instant;
 use tower_idempotency::inspect::Count;
 
-use crate::live::{POINTS, Sample};
+use crate::{
+    live::{POINTS, Sample},
+    source::MetricsSource,
+};
 
 /// A chart of three lines.
 #[derive(Clone, Debug)]
@@ -15,6 +18,8 @@ pub(crate) struct Chart {
     pub(crate) lines: Vec<Line>,
     /// Reason why there is no data, if there is none.
     pub(crate) no_data: &'static str,
+    /// Sentences about data that is missing.
+    pub(crate) notes: Vec<String>,
     pub(crate) max: f64,
     pub(crate) window: String,
 }
@@ -81,14 +86,18 @@ const TOP: f64 = 8.0;
 
 impl Chart {
     /// Draws the rates of the requests: differences of totals.
-    pub(crate) fn requests(samples: &[Sample], window: Duration, has_source: bool) -> Self {
+    pub(crate) fn requests(
+        samples: &[Sample],
+        window: Duration,
+        source: Option<&MetricsSource>,
+    ) -> Self {
         let period = window.as_secs_f64() / POINTS as f64;
         let points = |at: usize| {
             let pairs = samples.windows(2);
             let points = pairs.map(|pair| {
                 let seconds = (pair[1].taken - pair[0].taken).as_secs_f64();
                 let rate = |from: f64, to: f64| (to - from) / seconds.max(period / 2.0) * 60.0;
-                let value = match (pair[0].totals[at], pair[1].totals[at]) {
+                let value = match (pair[0].totals.values[at], pair[1].totals.values[at]) {
                     (Some(from), Some(to)) if to >= from => Some(Value::exact(rate(from, to))),
                     // A counter that fell was reset.
                     _ => None,
@@ -97,21 +106,24 @@ impl Chart {
             });
             points.collect::<Vec<_>>()
         };
-        let no_data = if has_source {
+        let no_data = if source.is_some() {
             "No data yet: the first point follows after two samples."
         } else {
             "No data: this console has no metrics of a service."
         };
         let names = ["executions", "replays", "refusals"];
         let lines = [points(0), points(1), points(2)];
-        Self::draw(
+        let chart = Self::draw(
             "requests",
             "Requests per minute",
             names,
             &lines,
             window,
             no_data,
-        )
+        );
+        let mut notes = source.map(MetricsSource::notes).unwrap_or_default();
+        notes.extend(partial_points(samples));
+        Self { notes, ..chart }
     }
 
     /// Draws the numbers of unresolved keys.
@@ -163,6 +175,7 @@ impl Chart {
             title,
             lines: drawn.collect(),
             no_data: if has_data { "" } else { no_data },
+            notes: Vec::new(),
             max,
             window: humantime::format_duration(window).to_string(),
         }
@@ -172,6 +185,21 @@ impl Chart {
     pub(crate) fn label(&self, of: f64) -> String {
         number(self.max * of)
     }
+}
+
+/// Returns a sentence if some points are without the requests of an endpoint.
+fn partial_points(samples: &[Sample]) -> Option<String> {
+    let has_value = |pair: &&[Sample]| {
+        let mut values = pair[0].totals.values.iter().zip(&pair[1].totals.values);
+        values.any(|(from, to)| from.is_some() && to.is_some())
+    };
+    let points: Vec<_> = samples.windows(2).filter(has_value).collect();
+    let is_partial = |pair: &&&[Sample]| pair.iter().any(|it| it.totals.is_partial);
+    let partial = points.iter().filter(is_partial).count();
+    let all = points.len();
+    (partial > 0).then(|| {
+        format!("In {partial} of {all} points, the requests of an endpoint are missing: its metrics could not be read.")
+    })
 }
 
 fn none() -> String {
@@ -226,12 +254,16 @@ fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::source::Totals;
 
     fn sample(taken: Instant, total: Option<f64>, keys: Option<u64>) -> Sample {
         Sample {
             taken,
             keys: [keys.map(|keys| Count::new(keys, true)); 3],
-            totals: [total; 3],
+            totals: Totals {
+                values: [total; 3],
+                is_partial: false,
+            },
         }
     }
 
@@ -248,7 +280,8 @@ mod tests {
             sample(minute(2), Some(0.0), Some(3)),
             sample(minute(3), Some(6.0), Some(4)),
         ];
-        let chart = Chart::requests(&samples, hour, true);
+        let source = MetricsSource::Process(Box::new(String::new));
+        let chart = Chart::requests(&samples, hour, Some(&source));
         assert_eq!(chart.lines[0].largest, "30");
         assert_eq!(chart.lines[0].latest, "6");
         assert_eq!(chart.lines[0].path.matches('M').count(), 2);
@@ -293,12 +326,36 @@ mod tests {
     fn missing_data_is_no_zero() {
         let hour = Duration::from_secs(3600);
         let samples = [sample(Instant::now(), None, None)];
-        let chart = Chart::requests(&samples, hour, false);
+        let chart = Chart::requests(&samples, hour, None);
         assert!(chart.no_data.starts_with("No data: "));
         assert_eq!(chart.lines[0].latest, "no data");
         assert!(chart.lines[0].path.is_empty());
         let chart = Chart::keys(&samples, hour);
         assert!(chart.no_data.starts_with("No data yet"));
+    }
+
+    #[test]
+    fn partial_points_are_counted() {
+        let hour = Duration::from_secs(3600);
+        let taken = |total, is_partial| {
+            let mut sample = sample(Instant::now(), total, None);
+            sample.totals.is_partial = is_partial;
+            sample
+        };
+        let mut samples = vec![
+            taken(Some(1.0), false),
+            taken(Some(2.0), false),
+            taken(Some(3.0), true),
+            taken(Some(4.0), false),
+            taken(Some(5.0), false),
+            // Without values there is no point.
+            taken(None, true),
+        ];
+        let chart = Chart::requests(&samples, hour, None);
+        let expected = "In 2 of 4 points, the requests of an endpoint are missing: its metrics could not be read.";
+        assert_eq!(chart.notes, [expected]);
+        samples.drain(..4);
+        assert!(Chart::requests(&samples, hour, None).notes.is_empty());
     }
 
     #[test]

@@ -17,6 +17,8 @@ use crate::{
     live::Live,
     metrics::Counters,
     routes,
+    scrape::ScrapedMetrics,
+    source::MetricsSource,
 };
 
 /// Settings of a console. [`into_router`](Self::into_router) turns them into a router.
@@ -42,7 +44,7 @@ pub(crate) struct Shared {
     pub(crate) refresh: Duration,
     pub(crate) window: Duration,
     pub(crate) timeout: Duration,
-    pub(crate) metrics: Option<Box<dyn Fn() -> String + Send + Sync>>,
+    pub(crate) metrics: Option<MetricsSource>,
     pub(crate) live: Live,
     pub(crate) counters: Counters,
     pub(crate) changes: Changes,
@@ -165,7 +167,9 @@ impl Console {
 
     /// Sets the time that the charts show, from one minute. Default: 1 h.
     ///
-    /// The console takes 60 samples in this time, also while no browser watches.
+    /// The console takes 60 samples in this time, also while no browser watches. With
+    /// [`with_scraped_metrics`](Self::with_scraped_metrics), request the metrics at least once between two samples. With fewer
+    /// requests, the points alternate between zero and a rate that is too high.
     pub fn with_chart_window(mut self, window: Duration) -> Self {
         self.shared.window = window.max(Duration::from_secs(60));
         self
@@ -179,8 +183,20 @@ impl Console {
 
     /// Sets the source of the counters for the chart of requests: the metrics of this process in the text format of
     /// Prometheus. Default: none, and the chart says that there is no data.
+    ///
+    /// A text without these counters, or with a damaged line of them, is a gap in the chart. Replaces
+    /// [`with_scraped_metrics`](Self::with_scraped_metrics).
     pub fn with_metrics(mut self, render: impl Fn() -> String + Send + Sync + 'static) -> Self {
-        self.shared.metrics = Some(Box::new(render));
+        self.shared.metrics = Some(MetricsSource::Process(Box::new(render)));
+        self
+    }
+
+    /// Sets the source of the counters for the chart of requests: the metrics of other processes, such as all replicas of a
+    /// service. Default: none. Replaces [`with_metrics`](Self::with_metrics).
+    ///
+    /// The program requests the metrics. See [`scrape`](crate::scrape).
+    pub fn with_scraped_metrics(mut self, metrics: ScrapedMetrics) -> Self {
+        self.shared.metrics = Some(MetricsSource::Scraped(metrics));
         self
     }
 

@@ -65,11 +65,12 @@ mod filters;
 mod guard;
 mod live;
 mod metrics;
-mod metrics_text;
 mod pages;
 mod params;
 pub mod response;
 mod routes;
+pub mod scrape;
+mod source;
 
 pub use self::{
     access::Access,

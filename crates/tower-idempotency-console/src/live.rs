@@ -15,7 +15,11 @@ use tokio::{
 };
 use tower_idempotency::inspect::{Count, Inspect as _, Query, State, Summary};
 
-use crate::{console::Shared, error::PageError, metrics_text::total};
+use crate::{
+    console::Shared,
+    error::PageError,
+    source::{MetricsSource, Totals},
+};
 
 /// Counts at one moment.
 #[derive(Clone, Debug)]
@@ -48,8 +52,7 @@ pub(crate) struct Sample {
     pub(crate) taken: Instant,
     /// In progress, orphaned and needing attention. `None` if the store failed or does not list the state.
     pub(crate) keys: [Option<Count>; 3],
-    /// Totals of executions, replays and refusals. `None` without a source.
-    pub(crate) totals: [Option<f64>; 3],
+    pub(crate) totals: Totals,
 }
 
 /// States that the overview shows, most urgent first.
@@ -94,8 +97,13 @@ impl Live {
         let period = shared.window / u32::try_from(POINTS).unwrap_or(1);
         tokio::spawn(async move {
             let mut sampled: Option<Instant> = None;
+            let mut is_ready = false;
             while let Some(shared) = weak.upgrade() {
-                let is_due = sampled.is_none_or(|at| at.elapsed() >= period);
+                // The first sample with data need not wait for the next period.
+                let source = shared.metrics.as_ref();
+                let is_first = !is_ready && source.is_some_and(MetricsSource::is_ready);
+                is_ready |= is_first;
+                let is_due = is_first || sampled.is_none_or(|at| at.elapsed() >= period);
                 if is_due {
                     sampled = Some(Instant::now());
                 }
@@ -174,17 +182,11 @@ impl Live {
             let count = states.iter().find(|it| it.state == state)?.count?;
             Some(count).filter(|it| it.is_exact || it.value > 0)
         };
-        let text = shared.metrics.as_ref().map(|render| render());
-        let total = |name: &str| text.as_deref().and_then(|text| total(text, name));
+        let source = shared.metrics.as_ref();
         let sample = Sample {
             taken: Instant::now(),
             keys: [State::InProgress, State::Orphaned, State::NeedsAttention].map(value),
-            totals: [
-                "idempotency_granted_total",
-                "idempotency_replayed_total",
-                "idempotency_refused_total",
-            ]
-            .map(total),
+            totals: source.map(MetricsSource::take_totals).unwrap_or_default(),
         };
         let samples = self.samples.lock();
         let mut samples = samples.unwrap_or_else(PoisonError::into_inner);

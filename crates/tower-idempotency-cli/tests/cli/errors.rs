@@ -229,7 +229,15 @@ fn status_of_response_is_final_and_known() {
 #[test]
 fn unlisted_state_has_its_exit_code() {
     let redis = RedisServer::start(&[]);
-    assert_fails(&redis.url(), &["list", "completed"], 6, "");
+    let setting = "set completed-index=true in its URL";
+    assert_fails(&redis.url(), &["list", "completed"], 6, setting);
+    let with_index = format!("{}?completed-index=true", redis.url());
+    let ran = run(&with_index, &["list", "completed"]);
+    assert_eq!(
+        (ran.code, &*ran.out),
+        (0, "no completed entry\n"),
+        "{ran:?}"
+    );
     assert_fails(
         &redis.url(),
         &["purge", "--reason", "x", "--audit", "log", "--yes"],

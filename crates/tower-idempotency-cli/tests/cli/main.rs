@@ -8,6 +8,7 @@ mod interruption;
 mod reading;
 mod repair;
 mod scenario;
+mod scrape;
 mod serve;
 mod session;
 mod stores;

@@ -30,16 +30,25 @@ pub(crate) struct Served {
 
 impl Served {
     pub(crate) fn start(directory: &Path, store: &str, args: &[&str]) -> Self {
+        Self::start_with(directory, store, args, |_| {})
+    }
+
+    /// Starts a console with a changed command.
+    pub(crate) fn start_with(
+        directory: &Path,
+        store: &str,
+        args: &[&str],
+        change: impl FnOnce(&mut Command),
+    ) -> Self {
         let mut command = command(directory, store);
         command.arg("serve").args(args).env_remove("RUST_LOG");
         if !args.contains(&"--unix-socket") {
             command.args(["--listen", "127.0.0.1:0"]);
         }
         command.stdin(Stdio::null()).stderr(Stdio::null());
-        let mut child = command
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the tool starts");
+        command.stdout(Stdio::piped());
+        change(&mut command);
+        let mut child = command.spawn().expect("the tool starts");
         let mut line = String::new();
         let stdout = child.stdout.take().expect("a pipe");
         BufReader::new(stdout).read_line(&mut line).expect("a line");
@@ -107,7 +116,7 @@ impl Drop for Served {
     }
 }
 
-async fn store(scratch: &Scratch) -> (String, AnyStore, Keys) {
+pub(crate) async fn store(scratch: &Scratch) -> (String, AnyStore, Keys) {
     let url = format!("sqlite:{}", scratch.file("keys.db").display());
     let store = AnyStore::open(&url).await.expect("a file");
     let keys = Keys::create(&store).await;

@@ -51,7 +51,7 @@ impl LivePart {
             error,
             cards: states.iter().map(card).collect(),
             charts: [
-                Chart::requests(&samples, shared.window, shared.metrics.is_some()),
+                Chart::requests(&samples, shared.window, shared.metrics.as_ref()),
                 Chart::keys(&samples, shared.window),
             ],
         }

@@ -16,7 +16,10 @@ use tokio::{
 };
 use tower::ServiceExt as _;
 use tower_idempotency::inspect::Inspector;
-use tower_idempotency_console::Console;
+use tower_idempotency_console::{
+    Console,
+    scrape::{CounterReader, RequestCounters, ScrapedMetrics},
+};
 
 use crate::harness::{Counted, Keys, Server, access};
 
@@ -205,4 +208,92 @@ async fn metrics_are_drawn() {
     assert!(page.contains("replays: latest no data"), "{page}");
     assert!(page.contains("refusals: latest 0"), "{page}");
     assert!(!page.contains("executions: latest no data"), "{page}");
+}
+
+/// Reads the counters of a response.
+fn read(text: &str) -> Result<RequestCounters, String> {
+    let mut reader = CounterReader::new();
+    reader.read(text.as_bytes()).expect("valid text");
+    Ok(reader.finish().expect("counters"))
+}
+
+/// Returns the overview without a socket.
+async fn overview(app: &Router) -> String {
+    let req = Request::get("/").body(Body::empty()).expect("a request");
+    let res = app.clone().oneshot(req).await.expect("a response");
+    let body = res.into_body().collect().await.expect("a body");
+    String::from_utf8_lossy(&body.to_bytes()).into_owned()
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_of_endpoints_are_drawn() {
+    let metrics = ScrapedMetrics::new();
+    let (a, b) = (metrics.add_endpoint("a"), metrics.add_endpoint("b"));
+    let console = Console::new(Inspector::new(Counted::new()), access);
+    let console = console.with_chart_window(Duration::from_secs(60));
+    let app = console.with_scraped_metrics(metrics).into_router();
+    // The console takes a sample each second.
+    sleep(Duration::from_millis(500)).await;
+    let page = overview(&app).await;
+    assert!(page.contains("the first point follows"), "{page}");
+    a.record(read("idempotency_granted_total 100\n"));
+    b.record(read(
+        "idempotency_granted_total 7\nidempotency_refused_total 3\n",
+    ));
+    sleep(Duration::from_secs(1)).await;
+    a.record(read("idempotency_granted_total 101\n"));
+    // This replica has restarted.
+    b.record(read(
+        "idempotency_granted_total 2\nidempotency_refused_total 3\n",
+    ));
+    sleep(Duration::from_secs(1)).await;
+    let page = overview(&app).await;
+    for line in [
+        "executions: latest 180, largest 180. ",
+        "replays: latest no data, largest no data. ",
+        "refusals: latest 0, largest 0. ",
+    ] {
+        assert!(page.contains(line), "{line}: {page}");
+    }
+    assert!(!page.contains("No metrics of"), "{page}");
+    sleep(Duration::from_secs(1)).await;
+    let page = overview(&app).await;
+    let line = "executions: latest 0, largest 180. ";
+    assert!(page.contains(line), "{page}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_endpoint_is_named() {
+    let metrics = ScrapedMetrics::new();
+    let (a, b) = (
+        metrics.add_endpoint("http://a:1"),
+        metrics.add_endpoint("<b>"),
+    );
+    let console = Console::new(Inspector::new(Counted::new()), access);
+    let console = console.with_chart_window(Duration::from_secs(60));
+    let app = console.with_scraped_metrics(metrics).into_router();
+    a.record(read("idempotency_granted_total 100\n"));
+    b.record(Err("<script>alert(1)</script>\u{202e}".to_owned()));
+    sleep(Duration::from_millis(1500)).await;
+    a.record(read("idempotency_granted_total 101\n"));
+    sleep(Duration::from_secs(1)).await;
+    let page = overview(&app).await;
+    // The endpoint that responds is drawn.
+    assert!(page.contains("executions: latest 60, "), "{page}");
+    let note = "No metrics of &#60;b&#62; since 20";
+    assert!(page.contains(note), "{page}");
+    assert!(page.contains("Z: &#60;script&#62;alert(1)"), "{page}");
+    assert!(!page.contains("<script>alert"), "{page}");
+    assert!(!page.contains('\u{202e}'), "{page}");
+    assert!(!page.contains("No metrics of http://a:1"), "{page}");
+    let partial = "In 2 of 2 points, the requests of an endpoint are missing";
+    assert!(page.contains(partial), "{page}");
+    b.record(read("idempotency_granted_total 1\n"));
+    for _ in 0..3 {
+        a.record(Err("no connection".to_owned()));
+    }
+    let page = overview(&app).await;
+    assert!(!page.contains("No metrics of &#60;b"), "{page}");
+    assert!(page.contains("No metrics of http://a:1 since 20"), "{page}");
+    assert!(page.contains("Z: no connection."), "{page}");
 }

@@ -1,6 +1,7 @@
 //! `idempotency serve`.
 
 pub(crate) mod authentication;
+mod scrape;
 mod server;
 
 use std::{
@@ -21,9 +22,14 @@ use tokio::{
     sync::watch,
     time::timeout,
 };
-use tower_idempotency_console::{Access, Changes, Console, audit::AuditLog};
+use tower_idempotency_console::{
+    Access, Changes, Console, audit::AuditLog, scrape::ScrapedMetrics,
+};
 
-use self::authentication::{Authentication, ListenerKind, Operator};
+use self::{
+    authentication::{Authentication, ListenerKind, Operator},
+    scrape::Targets,
+};
 use super::find::Identity;
 use crate::{
     change::{catch_hangup, hangup},
@@ -70,6 +76,22 @@ pub(crate) struct Args {
     #[arg(long, default_value = "Idempotency")]
     title: String,
 
+    /// Draw the chart of requests from the metrics of the service: a page in the text format of Prometheus, http:// or
+    /// https://. Name each replica, at most 32. A name and a password in the URL are sent with the request. In the variable, a
+    /// space separates two URLs
+    #[arg(
+        long,
+        env = "IDEMPOTENCY_METRICS",
+        hide_env_values = true,
+        value_name = "URL",
+        value_delimiter = ' '
+    )]
+    metrics: Vec<String>,
+
+    /// The time that the charts show, from 1m
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = chart_window)]
+    chart_window: Duration,
+
     #[command(flatten)]
     identity: Identity,
 }
@@ -88,9 +110,12 @@ pub(crate) async fn run(context: &Context, args: &Args, global: &Global) -> Resu
             "expected --audit FILE or --audit-table, because nothing is resolved without an audit log, or --read-only",
         ));
     }
+    let targets = Targets::parse(&args.metrics)?;
     start_log();
+    // The tasks end with this function.
+    let (metrics, _scrapes) = targets.start(args.chart_window).unzip();
     let (stop, stopped) = watch::channel(false);
-    let (console, changes) = console(context, args, global, log, stopped.clone())?;
+    let (console, changes) = console(context, args, global, log, metrics, stopped.clone())?;
     let router = |listener| {
         let authentication = Arc::new(Authentication::new(token, &args.actor, listener));
         console.layer(middleware::from_fn_with_state(
@@ -160,6 +185,7 @@ fn console(
     args: &Args,
     global: &Global,
     log: Option<AuditLog>,
+    metrics: Option<ScrapedMetrics>,
     mut stopped: watch::Receiver<bool>,
 ) -> Result<(Router, Changes), Failure> {
     let is_read_only = args.read_only;
@@ -174,6 +200,7 @@ fn console(
         .with_title(&args.title)
         .with_store_name(&context.store_name)
         .with_store_timeout(global.timeout)
+        .with_chart_window(args.chart_window)
         .with_layer(args.identity.layer()?)
         .with_shutdown(async move {
             stopped.wait_for(|stopped| *stopped).await.ok();
@@ -181,8 +208,20 @@ fn console(
     if let Some(log) = log {
         console = console.with_audit_log(log);
     }
+    if let Some(metrics) = metrics {
+        console = console.with_scraped_metrics(metrics);
+    }
     let changes = console.changes();
     Ok((console.into_router(), changes))
+}
+
+/// Parses the time that the charts show.
+fn chart_window(text: &str) -> Result<Duration, String> {
+    let window = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if window < Duration::from_secs(60) {
+        return Err("expected at least 1m".to_owned());
+    }
+    Ok(window)
 }
 
 fn read_token(path: &Path) -> Result<Vec<u8>, Failure> {

@@ -13,6 +13,7 @@ use pin_project_lite::pin_project;
 use crate::{
     body::Body,
     execution::{detach::Detachable, observe::ObservedCall},
+    layer_name::LayerName,
     response::directives::strip_control_headers,
     telemetry::record_outcome,
 };
@@ -43,6 +44,8 @@ pin_project! {
         state: FutureState<F, B, E>,
         // `true` if an outer layer records the outcome.
         nested: bool,
+        // The layer that executes or rejects the request.
+        layer: LayerName,
         // The key header of the request, if the response repeats it.
         echo: Option<Box<(HeaderName, HeaderValue)>>,
     }
@@ -73,15 +76,17 @@ impl<F, B: http_body::Body + 'static, E: 'static> ResponseFuture<F, B, E> {
         Self {
             state: FutureState::PassThrough { inner, observed },
             nested,
+            layer: LayerName::default(),
             echo: None,
         }
     }
 
-    pub(crate) fn rejected(res: Response<Body<B>>, nested: bool) -> Self {
+    pub(crate) fn rejected(res: Response<Body<B>>, nested: bool, layer: LayerName) -> Self {
         let res = Some(Box::new(res));
         Self {
             state: FutureState::Rejected { res },
             nested,
+            layer,
             echo: None,
         }
     }
@@ -89,10 +94,12 @@ impl<F, B: http_body::Body + 'static, E: 'static> ResponseFuture<F, B, E> {
     pub(crate) fn execution(
         execution: Detachable<Result<Response<Body<B>>, E>>,
         nested: bool,
+        layer: LayerName,
     ) -> Self {
         Self {
             state: FutureState::Execution { execution },
             nested,
+            layer,
             echo: None,
         }
     }
@@ -147,7 +154,7 @@ where
         };
         if let Ok(res) = &mut res {
             if !*this.nested {
-                record_outcome(res);
+                record_outcome(this.layer, res);
             }
             if let Some(echo) = this.echo.take() {
                 let (name, line) = *echo;

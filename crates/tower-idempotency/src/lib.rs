@@ -159,6 +159,7 @@ mod grpc;
 pub mod inspect;
 pub mod items;
 mod layer;
+mod layer_name;
 mod lease;
 mod limits;
 #[cfg(feature = "metrics")]

@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 #[cfg(feature = "rate")]
 use crate::{digest::SERVICE_SCOPE, rate::FreshKeyRate};
-use crate::{store::ScopeDigest, telemetry};
+use crate::{layer_name::LayerName, store::ScopeDigest, telemetry};
 #[cfg(feature = "rate")]
 use std::time::Duration;
 
@@ -104,6 +104,8 @@ pub(crate) struct Caller {
 /// task.
 pub(crate) struct InFlightPermit {
     caller: Arc<Caller>,
+    /// The name of the layer that counts the request.
+    layer: LayerName,
     /// [`Resource::Arriving`], or [`Resource::Executing`] from the execution on.
     stage: Resource,
 }
@@ -219,14 +221,19 @@ impl Totals {
 
 impl Caller {
     /// Returns a permit for one request, of at most `max` in the layer.
-    pub(crate) fn admit(self: Arc<Self>, max: usize) -> Result<InFlightPermit, AdmissionError> {
+    pub(crate) fn admit(
+        self: Arc<Self>,
+        max: usize,
+        layer: &LayerName,
+    ) -> Result<InFlightPermit, AdmissionError> {
         let taken = self.take(Resource::Arriving, 1, max);
         // Counted before the flag is read: either the request sees the drain, or the drain waits for the request.
         let is_draining = self.totals.draining.load(Ordering::SeqCst);
         let permit = taken.map(|()| {
-            telemetry::in_flight(1.0);
+            telemetry::in_flight(layer, 1.0);
             InFlightPermit {
                 caller: self,
+                layer: layer.clone(),
                 stage: Resource::Arriving,
             }
         });
@@ -332,9 +339,10 @@ impl InFlightPermit {
     /// Returns a second permit for other background work of the same request, regardless of the limit.
     pub(crate) fn additional(&self) -> Self {
         self.caller.take_unchecked(self.stage, 1);
-        telemetry::in_flight(1.0);
+        telemetry::in_flight(&self.layer, 1.0);
         Self {
             caller: Arc::clone(&self.caller),
+            layer: self.layer.clone(),
             stage: self.stage,
         }
     }
@@ -360,7 +368,7 @@ impl InFlightPermit {
 
 impl Drop for InFlightPermit {
     fn drop(&mut self) {
-        telemetry::in_flight(-1.0);
+        telemetry::in_flight(&self.layer, -1.0);
         self.caller.release(self.stage, 1);
         self.caller.totals.notify_if_idle();
     }

@@ -17,6 +17,16 @@
 //!
 //! A recorder must not remove idle metrics, as `metrics-exporter-prometheus` does with an `idle_timeout`.
 //!
+//! # Names of layers
+//!
+//! A service with several layers can give each a name with [`with_name`](crate::IdempotencyLayer::with_name). All metrics of
+//! such a layer have the label `layer` with its name, also those from the start. The series without the label stay at 0 if
+//! each layer has a name.
+//!
+//! Several layers may share a store, a tier or a switch. Their metrics never have the label:
+//! `idempotency_memory_evicted_total`, `idempotency_tier_replays_total`, `idempotency_tier_dropped_total`,
+//! `idempotency_enforcement_changed_total`, and those of other crates, such as `idempotency_redis_evicting`.
+//!
 //! # Buckets
 //!
 //! `metrics-exporter-prometheus` renders a histogram as a summary, unless its buckets are set. Summaries of several
@@ -46,6 +56,10 @@
 //! ```
 
 use ::metrics::Unit;
+
+mod keys;
+
+pub(crate) use self::keys::LayerKeys;
 
 /// Bounds of buckets for `idempotency_handler_seconds` and `idempotency_store_seconds`, in seconds: 0.5 ms to 60 s.
 ///
@@ -88,6 +102,8 @@ struct Metric {
     label: &'static str,
     /// Empty if the metric has no label, or if handlers choose its values.
     values: &'static [&'static str],
+    /// `false` if a store or a switch counts it, which several layers may share.
+    is_of_layer: bool,
 }
 
 impl Metric {
@@ -98,6 +114,7 @@ impl Metric {
             help,
             label: "",
             values: &[],
+            is_of_layer: true,
         }
     }
 
@@ -109,6 +126,14 @@ impl Metric {
         Self {
             label,
             values,
+            ..self
+        }
+    }
+
+    /// Marks a metric that never has the name of a layer.
+    const fn without_layer(self) -> Self {
+        Self {
+            is_of_layer: false,
             ..self
         }
     }
@@ -233,7 +258,8 @@ const METRICS: &[Metric] = &[
     Metric::counter(
         "idempotency_enforcement_changed_total",
         "Changes of the enforcement at run time.",
-    ),
+    )
+    .without_layer(),
     Metric::counter(
         "idempotency_anonymous_total",
         "Requests with a key and without credentials, which share one scope.",
@@ -338,19 +364,22 @@ const METRICS: &[Metric] = &[
     Metric::counter(
         "idempotency_memory_evicted_total",
         "Records that a full MemoryStore evicted before their expiry.",
-    ),
+    )
+    .without_layer(),
     #[cfg(feature = "tiered")]
     Metric::counter(
         "idempotency_tier_replays_total",
         "Acquires that found a record in the tier of the process or in the store behind it.",
     )
-    .by("source", &["tier", "store"]),
+    .by("source", &["tier", "store"])
+    .without_layer(),
     #[cfg(feature = "tiered")]
     Metric::counter(
         "idempotency_tier_dropped_total",
         "Records that a tier removed before their age had passed, or that are too large for it.",
     )
-    .by("reason", &["full", "size"]),
+    .by("reason", &["full", "size"])
+    .without_layer(),
     Metric::new(
         MetricKind::Gauge,
         "idempotency_in_flight",
@@ -376,9 +405,17 @@ const METRICS: &[Metric] = &[
 
 /// Describes all metrics of this crate to the current recorder, and registers them with value 0.
 ///
-/// Every layer calls this when it is created and at its first request. Call it yourself if you install the recorder after
-/// you create the layers: see the [module documentation](self). A value that a metric already has does not change.
+/// Every layer does this when it is created and at its first request. Call it yourself if you install the recorder after you
+/// create the layers: see the [module documentation](self). A value that a metric already has does not change.
+///
+/// Registers the metrics of each layer that has a [name](crate::IdempotencyLayer::with_name) too.
 pub fn register() {
+    register_unnamed();
+    LayerKeys::register_all();
+}
+
+/// Describes all metrics, and registers those without the name of a layer.
+pub(crate) fn register_unnamed() {
     for metric in METRICS {
         metric.describe();
         if metric.values.is_empty() {

@@ -8,14 +8,24 @@ use std::{
     task::Poll,
 };
 
+use crate::layer_name::LayerName;
+
 /// Returns the result of a closure of the service, or `None` if it panics.
 ///
 /// For closures that run after the handler had its effect: their panic must not release the key.
-pub(crate) fn catch_setting_panic<T>(setting: &'static str, call: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn catch_setting_panic<T>(
+    layer: &LayerName,
+    setting: &'static str,
+    call: impl FnOnce() -> T,
+) -> Option<T> {
     // Unwind safe: a result that was not returned is not used, and the closure is shared by reference.
     let result = catch_unwind(AssertUnwindSafe(call));
     if result.is_err() {
-        tracing::error!(setting, "closure of a setting panicked");
+        tracing::error!(
+            layer = layer.as_str(),
+            setting,
+            "closure of a setting panicked"
+        );
     }
     result.ok()
 }

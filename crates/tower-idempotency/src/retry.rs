@@ -184,6 +184,11 @@ impl WarningLimit {
         (has_ended && state.count > 0).then(|| std::mem::take(&mut state.count))
     }
 
+    /// Returns `true` if there were occurrences since the last warning.
+    pub(crate) fn has_rest(&self) -> bool {
+        self.lock().count > 0
+    }
+
     fn lock(&self) -> MutexGuard<'_, WarningState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -200,16 +200,17 @@ impl IdempotencyLayer {
         E: Send + 'static,
     {
         let context = Context::for_values(&self.config, &self.shared);
-        context.shared.registration.at_request();
         let config = &*context.config;
+        let layer = config.layer();
+        context.shared.registration.at_request(layer);
         let caller = context.shared.limits.caller(SERVICE_SCOPE);
-        let permit = caller.admit(config.limits.max_in_flight);
+        let permit = caller.admit(config.limits.max_in_flight, layer);
         let permit = permit.map_err(|error| admission_error(&config.response, error))?;
         let terms = config.lease_terms(context.shared.owner, true);
         let (key, fingerprint) = (key.as_ref(), fingerprint.as_ref());
         let claim = build_claim(&config.request, terms, key, fingerprint)
             .map_err(|error| store_unavailable(&config.response, error))?;
-        let caller = Arc::clone(permit.caller());
+        let (caller, layer) = (Arc::clone(permit.caller()), layer.clone());
         let attempt = Attempt {
             claim,
             key: None,
@@ -217,7 +218,8 @@ impl IdempotencyLayer {
             is_nested: false,
             permit,
         };
-        let ended = Detachable::armed(execute(context, attempt, work), caller).await?;
+        let run = execute(context, attempt, work);
+        let ended = Detachable::armed(run, caller, layer).await?;
         Ok(ended.outcome)
     }
 
@@ -275,7 +277,7 @@ where
     let rules = &context.config.response;
     let id = attempt.claim.id;
     let outcome = attempt.acquire(&context, None).await;
-    outcome.log(&context.shared.warnings, &id);
+    outcome.log(&context.config.warnings, &id);
     let execution = match outcome {
         AcquireOutcome::Granted(grant) => {
             let begun = grant.begin(&context, None, None).await;
@@ -325,7 +327,7 @@ where
     let lease = &execution.lease;
     let handle = lease.handle();
     let result = {
-        let _timer = telemetry::HandlerTimer::start();
+        let _timer = telemetry::HandlerTimer::start(&rules.layer);
         work(handle).await
     };
     // An error may contradict the commit that the work reported.
@@ -340,7 +342,7 @@ where
     };
     match result {
         Ok(_) if lease.has_open_transaction() => {
-            telemetry::transaction_unfinished(id);
+            telemetry::transaction_unfinished(&rules.layer, id);
             HandlerOutcome::Release(WorkResult::Unfinished, "unfinished_transaction")
         }
         Ok(value) => {

@@ -93,8 +93,9 @@ where
                 return ResponseFuture::observed(inner, nested, call);
             }
             Enforcement::Off => {
-                context.shared.registration.at_request();
-                unsafe_request(&head.method, Coverage::Off);
+                let layer = context.config.layer();
+                context.shared.registration.at_request(layer);
+                unsafe_request(layer, &head.method, Coverage::Off);
                 let req = Request::from_parts(head, body);
                 let inner = call_unchanged(&mut self.inner, req);
                 return ResponseFuture::pass_through(inner, nested);
@@ -108,7 +109,8 @@ where
             }
             Admission::Rejected(response) => {
                 let echo = echo(&head.headers);
-                ResponseFuture::rejected(into_response(*response), nested).with_echo(echo)
+                let layer = context.config.layer().clone();
+                ResponseFuture::rejected(into_response(*response), nested, layer).with_echo(echo)
             }
             Admission::Execute(arrival) => {
                 // The service that is ready must be the one that is called. The clone becomes ready next time.
@@ -117,7 +119,8 @@ where
                 let inner = std::mem::replace(&mut self.inner, clone);
                 let echo = echo(&head.headers);
                 let execution = execute_request(context, inner, head, body, arrival);
-                ResponseFuture::execution(execution, nested).with_echo(echo)
+                let layer = context.config.layer().clone();
+                ResponseFuture::execution(execution, nested, layer).with_echo(echo)
             }
         }
     }

@@ -27,23 +27,23 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout};
 
 use crate::{
+    layer_name::LayerName,
     panics::catch_panic,
     retry::{Backoff, RetryBudget},
     store::{
         Acquired, Claim, KeyId, LeaseRef, MemoryStore, Store, StoreError, Token, Ttl,
         erased::ErasedStore,
     },
-    telemetry::{self, StoreErrors},
+    telemetry::{self, Warnings},
 };
 
 /// Client of the store. Cheap to clone.
 ///
 /// Calls are retried at most twice under one deadline of 2 x `timeout`, where `timeout` limits a single attempt. A panic of
-/// the store counts as a failure.
+/// the store counts as a failure. Failures are reported to the `warnings` of the layer that makes the call.
 #[derive(Clone)]
 pub(crate) struct StoreClient {
     target: Target,
-    errors: Arc<StoreErrors>,
 }
 
 /// The store behind a client.
@@ -118,10 +118,7 @@ impl StoreClient {
             Some(memory) => Target::Memory(memory.clone()),
             None => Target::Other(Arc::new(store)),
         };
-        Self {
-            target,
-            errors: Arc::default(),
-        }
+        Self { target }
     }
 
     /// Returns `true` if the store stores the operations of claims.
@@ -146,7 +143,7 @@ impl StoreClient {
     }
 
     /// Returns the reply of a store that has the record of the entry in the memory of this process.
-    pub(crate) fn find_completed(&self, id: &KeyId) -> Option<AcquireReply> {
+    pub(crate) fn find_completed(&self, id: &KeyId, layer: &LayerName) -> Option<AcquireReply> {
         let Target::Other(store) = &self.target else {
             return None;
         };
@@ -157,7 +154,7 @@ impl StoreClient {
         if !matches!(acquired, Acquired::Completed { .. }) {
             return None;
         }
-        telemetry::store_time("acquire", started);
+        telemetry::store_time(layer, "acquire", started);
         Some(AcquireReply {
             acquired,
             sent,
@@ -166,7 +163,7 @@ impl StoreClient {
     }
 
     /// Acquires a lease from a store that replies at once. Returns `None` if the store must be awaited, or if it failed.
-    pub(crate) fn acquire_now(&self, claim: &Claim) -> Option<AcquireReply> {
+    pub(crate) fn acquire_now(&self, claim: &Claim, layer: &LayerName) -> Option<AcquireReply> {
         let Target::Memory(store) = &self.target else {
             return None;
         };
@@ -174,7 +171,7 @@ impl StoreClient {
         // Unwind safe: a panic leaves the store in the same state as a panic in an awaited call.
         let reply = catch_unwind(AssertUnwindSafe(|| store.acquire_now(claim, sent)));
         let acquired = reply.ok()?.ok()?;
-        telemetry::store_time("acquire", started);
+        telemetry::store_time(layer, "acquire", started);
         Some(AcquireReply {
             acquired,
             sent,
@@ -187,6 +184,7 @@ impl StoreClient {
         &self,
         claim: &Claim,
         timeout: Duration,
+        warnings: &Warnings,
     ) -> Result<AcquireReply, CallError> {
         let mut budget = RetryBudget::new(timeout);
         let mut may_acquire_late = false;
@@ -195,7 +193,7 @@ impl StoreClient {
             let started = telemetry::start();
             let call = catch_store_panic(self.call_acquire(claim));
             let reply = budget.attempt(call).await;
-            telemetry::store_time("acquire", started);
+            telemetry::store_time(warnings.layer(), "acquire", started);
             let error = match reply {
                 // The lease expired before its reply arrived, so another process may hold it. Another attempt with the same
                 // token shows the holder.
@@ -218,8 +216,7 @@ impl StoreClient {
                 None => CallError::TimedOut,
             };
             may_acquire_late = true;
-            self.errors
-                .report("acquire", &claim.id, error.store_error());
+            warnings.store_call_failed("acquire", &claim.id, error.store_error());
             if !budget.backoff().await {
                 return Err(error);
             }
@@ -227,20 +224,26 @@ impl StoreClient {
     }
 
     /// Renews a lease with a single attempt of at most `limit`. The renewer retries.
-    pub(crate) async fn renew(&self, lease: &LeaseRef, ttl: Ttl, limit: Duration) -> RenewOutcome {
+    pub(crate) async fn renew(
+        &self,
+        lease: &LeaseRef,
+        ttl: Ttl,
+        limit: Duration,
+        warnings: &Warnings,
+    ) -> RenewOutcome {
         let started = telemetry::start();
         let call = catch_store_panic(self.call_renew(lease, ttl));
         let reply = timeout(limit, call).await;
-        telemetry::store_time("renew", started);
+        telemetry::store_time(warnings.layer(), "renew", started);
         match reply {
             Ok(Ok(())) => RenewOutcome::Renewed,
             Ok(Err(StoreError::LeaseLost)) => RenewOutcome::LeaseLost,
             Ok(Err(error)) => {
-                self.errors.report("renew", &lease.id, Some(&error));
+                warnings.store_call_failed("renew", &lease.id, Some(&error));
                 RenewOutcome::Failed
             }
             Err(_elapsed) => {
-                self.errors.report("renew", &lease.id, None);
+                warnings.store_call_failed("renew", &lease.id, None);
                 RenewOutcome::Failed
             }
         }
@@ -253,6 +256,7 @@ impl StoreClient {
         lease: &LeaseRef,
         record: &mut Bytes,
         retention: Ttl,
+        layer: &LayerName,
     ) -> bool {
         let Target::Memory(store) = &self.target else {
             return false;
@@ -263,7 +267,7 @@ impl StoreClient {
         }));
         let is_stored = matches!(stored, Ok(Ok(())));
         if is_stored {
-            telemetry::store_time("complete", started);
+            telemetry::store_time(layer, "complete", started);
         }
         is_stored
     }
@@ -277,6 +281,7 @@ impl StoreClient {
         record: &Bytes,
         retention: Ttl,
         timeout: Duration,
+        warnings: &Warnings,
     ) -> CompleteOutcome {
         let mut budget = RetryBudget::new(timeout);
         let mut lease = LeaseRef {
@@ -287,7 +292,7 @@ impl StoreClient {
             let started = telemetry::start();
             let call = catch_store_panic(self.call_complete(&lease, record.clone(), retention));
             let reply = budget.attempt(call).await;
-            telemetry::store_time("complete", started);
+            telemetry::store_time(warnings.layer(), "complete", started);
             let error = match reply {
                 Some(Ok(())) => return CompleteOutcome::Stored,
                 Some(Err(StoreError::LeaseLost)) => return CompleteOutcome::LeaseLost,
@@ -297,8 +302,7 @@ impl StoreClient {
                 Some(Err(error)) => CallError::Store(error),
                 None => CallError::TimedOut,
             };
-            self.errors
-                .report("complete", &lease.id, error.store_error());
+            warnings.store_call_failed("complete", &lease.id, error.store_error());
             if !budget.backoff().await {
                 return CompleteOutcome::Failed;
             }
@@ -309,20 +313,24 @@ impl StoreClient {
 
     /// Releases the key. If the lease took over an orphan, the key becomes an orphan again. Returns `false` if all
     /// attempts failed.
-    pub(crate) async fn release(&self, lease: &LeaseRef, timeout: Duration) -> bool {
+    pub(crate) async fn release(
+        &self,
+        lease: &LeaseRef,
+        timeout: Duration,
+        warnings: &Warnings,
+    ) -> bool {
         let mut budget = RetryBudget::new(timeout);
         loop {
             let started = telemetry::start();
             let call = catch_store_panic(self.call_release(lease));
             let reply = budget.attempt(call).await;
-            telemetry::store_time("release", started);
+            telemetry::store_time(warnings.layer(), "release", started);
             let error = match reply {
                 Some(Ok(()) | Err(StoreError::LeaseLost)) => return true,
                 Some(Err(error)) => CallError::Store(error),
                 None => CallError::TimedOut,
             };
-            self.errors
-                .report("release", &lease.id, error.store_error());
+            warnings.store_call_failed("release", &lease.id, error.store_error());
             if !budget.backoff().await {
                 return false;
             }
@@ -335,10 +343,11 @@ impl StoreClient {
         lease: &LeaseRef,
         deadline: Instant,
         timeout: Duration,
+        warnings: &Warnings,
     ) {
         let mut backoff = Backoff::new();
         while backoff.wait_until(deadline).await {
-            if self.release(lease, timeout).await {
+            if self.release(lease, timeout, warnings).await {
                 return;
             }
         }
@@ -456,7 +465,8 @@ mod tests {
     #[test]
     fn found_entry_is_used_only_if_completed() {
         let find = |reply: fn() -> Acquired| {
-            StoreClient::new(Remembering(reply)).find_completed(&KeyId::from_bytes([1; 32]))
+            let id = KeyId::from_bytes([1; 32]);
+            StoreClient::new(Remembering(reply)).find_completed(&id, &LayerName::default())
         };
         let completed = find(|| Acquired::Completed {
             fingerprint: Fingerprint::from_bytes([2; 32]),

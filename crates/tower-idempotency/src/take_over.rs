@@ -78,14 +78,14 @@ impl IdempotencyLayer {
         E: Send + 'static,
     {
         let context = Context::for_values(&self.config, &self.shared);
-        context.shared.registration.at_request();
         let config = &*context.config;
-        let rules = &config.response;
+        let (rules, layer) = (&config.response, config.layer());
+        context.shared.registration.at_request(layer);
         let caller = context
             .shared
             .limits
             .caller(claim.scope.unwrap_or(SERVICE_SCOPE));
-        let permit = caller.admit(config.limits.max_in_flight);
+        let permit = caller.admit(config.limits.max_in_flight, layer);
         let permit = permit.map_err(|error| admission_error(rules, error))?;
         let terms = config.lease_terms(context.shared.owner, true);
         let claim = Claim {
@@ -98,7 +98,7 @@ impl IdempotencyLayer {
             ..claim
         };
         let id = claim.id;
-        let caller = Arc::clone(permit.caller());
+        let (caller, layer) = (Arc::clone(permit.caller()), layer.clone());
         let run = async move {
             let attempt = Attempt {
                 claim,
@@ -139,6 +139,6 @@ impl IdempotencyLayer {
                 Err(error) => TakeOverOutcome::Failed(error),
             })
         };
-        Detachable::armed(run, caller).await
+        Detachable::armed(run, caller, layer).await
     }
 }

@@ -5,10 +5,7 @@
 
 #[cfg(feature = "metrics")]
 use std::sync::OnceLock;
-use std::{
-    fmt::Display,
-    time::{Duration, SystemTime},
-};
+use std::time::SystemTime;
 
 use http::StatusCode;
 
@@ -16,20 +13,43 @@ use http::StatusCode;
 use crate::grpc::{GrpcMethods, Side};
 use crate::{
     error::ErrorKind,
-    record::{ExecutionTrace, NeedsAttention, TombstoneReason},
+    layer_name::LayerName,
+    record::{ExecutionTrace, NeedsAttention, RecordError, TombstoneReason},
     retry::WarningLimit,
-    store::{KeyId, StoreError},
+    store::KeyId,
 };
 
+// Counts an event of a layer. The last argument is the name of the layer, which becomes the label `layer`.
 macro_rules! count {
-    ($name:literal) => {
+    ($name:literal, $layer:expr) => {{
         #[cfg(feature = "metrics")]
         {
             debug_assert!(crate::metrics::is_registered($name, None), $name);
-            metrics::counter!($name).increment(1);
+            let counter = match $layer.keys() {
+                None => metrics::counter!($name),
+                Some(keys) => keys.counter($name, "", ""),
+            };
+            counter.increment(1);
         }
-    };
-    ($name:literal, $label:literal => $value:expr) => {
+        #[cfg(not(feature = "metrics"))]
+        let _ = &$layer;
+    }};
+    // The counter of a literal allocates nothing.
+    ($name:literal, $label:literal => $value:literal, $layer:expr) => {{
+        #[cfg(feature = "metrics")]
+        {
+            let label = Some(($label, $value));
+            debug_assert!(crate::metrics::is_registered($name, label), "{} {}", $name, $value);
+            let counter = match $layer.keys() {
+                None => metrics::counter!($name, $label => $value),
+                Some(keys) => keys.counter($name, $label, $value),
+            };
+            counter.increment(1);
+        }
+        #[cfg(not(feature = "metrics"))]
+        let _ = &$layer;
+    }};
+    ($name:literal, $label:literal => $value:expr, $layer:expr) => {{
         #[cfg(feature = "metrics")]
         {
             let value = $value;
@@ -38,18 +58,43 @@ macro_rules! count {
                 "{} {value}",
                 $name
             );
-            metrics::counter!($name, $label => value).increment(1);
+            let counter = match $layer.keys() {
+                None => metrics::counter!($name, $label => value),
+                Some(keys) => keys.counter($name, $label, &value),
+            };
+            counter.increment(1);
         }
-    };
+        #[cfg(not(feature = "metrics"))]
+        let _ = &$layer;
+    }};
 }
 
+// Records a sample of a histogram of a layer, with the same labels.
 macro_rules! observe {
-    ($name:literal, $value:expr $(, $label:literal => $label_value:expr)*) => {
+    ($name:literal, $value:expr, $layer:expr) => {{
         #[cfg(feature = "metrics")]
-        metrics::histogram!($name $(, $label => $label_value)*).record($value);
+        {
+            let histogram = match $layer.keys() {
+                None => metrics::histogram!($name),
+                Some(keys) => keys.histogram($name, "", ""),
+            };
+            histogram.record($value);
+        }
         #[cfg(not(feature = "metrics"))]
-        let _ = ($value, $($label_value,)*);
-    };
+        let _ = ($value, &$layer);
+    }};
+    ($name:literal, $value:expr, $label:literal => $label_value:expr, $layer:expr) => {{
+        #[cfg(feature = "metrics")]
+        {
+            let histogram = match $layer.keys() {
+                None => metrics::histogram!($name, $label => $label_value),
+                Some(keys) => keys.histogram($name, $label, $label_value),
+            };
+            histogram.record($value);
+        }
+        #[cfg(not(feature = "metrics"))]
+        let _ = ($value, $label_value, &$layer);
+    }};
 }
 
 mod observed;
@@ -61,7 +106,7 @@ pub(crate) use self::observed::{
     unsafe_request,
 };
 pub(crate) use self::outcome::{record_outcome, set_rejected, set_replayed};
-pub(crate) use self::warnings::{Warnings, report_rest};
+pub(crate) use self::warnings::{UncountedEvents, Warnings, report_rest};
 
 /// Registers the metrics when a layer is created, and again at its first request: the recorder may be installed in between.
 pub(crate) struct Registration {
@@ -72,26 +117,34 @@ pub(crate) struct Registration {
 impl Registration {
     pub(crate) fn new() -> Self {
         #[cfg(feature = "metrics")]
-        crate::metrics::register();
+        crate::metrics::register_unnamed();
         Self {
             #[cfg(feature = "metrics")]
             at_request: OnceLock::new(),
         }
     }
 
-    /// Registers the metrics at the first call. Any other call is one atomic load.
-    pub(crate) fn at_request(&self) {
+    /// Registers the metrics at the first call, and those with this name at the first call with it. Any other call is at most
+    /// two atomic loads.
+    pub(crate) fn at_request(&self, layer: &LayerName) {
         #[cfg(feature = "metrics")]
-        self.at_request.get_or_init(crate::metrics::register);
+        {
+            self.at_request
+                .get_or_init(crate::metrics::register_unnamed);
+            layer.at_request();
+        }
+        #[cfg(not(feature = "metrics"))]
+        let _ = layer;
     }
 }
 
 pub(crate) fn granted(warnings: &Warnings, id: &KeyId, generation: u64, takeover: bool) {
-    count!("idempotency_granted_total");
+    let layer = warnings.layer();
+    count!("idempotency_granted_total", layer);
     if takeover {
         warnings.took_over(id, generation);
     } else {
-        tracing::debug!(%id, "lease granted");
+        tracing::debug!(%id, layer = layer.as_str(), "lease granted");
     }
 }
 
@@ -104,6 +157,7 @@ fn execution_trace_id(trace: Option<&ExecutionTrace>) -> Option<&str> {
 
 /// Reports a replay. `trace` is that of the execution that produced the record.
 pub(crate) fn replayed(
+    layer: &LayerName,
     id: &KeyId,
     recorded_at: Option<SystemTime>,
     trace: Option<&ExecutionTrace>,
@@ -112,13 +166,14 @@ pub(crate) fn replayed(
     // Only subscribers evaluate `age`, so a replay without them saves a reading of the clock.
     tracing::debug!(
         %id,
+        layer = layer.as_str(),
         age = recorded_at
             .and_then(|at| at.elapsed().ok())
             .map(tracing::field::debug),
         execution_trace_id,
         "replayed"
     );
-    count!("idempotency_replayed_total");
+    count!("idempotency_replayed_total", layer);
 }
 
 /// Counts an acquire that found a record: in the `tier` of the process, or in the `store`.
@@ -126,7 +181,7 @@ pub(crate) fn replayed(
 pub(crate) fn tier_replay(source: &'static str) {
     #[cfg(not(feature = "metrics"))]
     let _ = source;
-    count!("idempotency_tier_replays_total", "source" => source);
+    count!("idempotency_tier_replays_total", "source" => source, LayerName::default());
 }
 
 /// Counts records that a tier does not store, or removes before their age has passed.
@@ -139,17 +194,19 @@ pub(crate) fn tier_dropped(reason: &'static str, records: u64) {
 }
 
 pub(crate) fn tombstone(
+    layer: &LayerName,
     id: &KeyId,
     status: StatusCode,
     reason: TombstoneReason,
     trace: Option<&ExecutionTrace>,
 ) {
     let execution_trace_id = execution_trace_id(trace);
-    tracing::debug!(%id, status = status.as_u16(), ?reason, execution_trace_id, "replay impossible: earlier response was not recorded");
-    count!("idempotency_tombstone_replays_total");
+    tracing::debug!(%id, layer = layer.as_str(), status = status.as_u16(), ?reason, execution_trace_id, "replay impossible: earlier response was not recorded");
+    count!("idempotency_tombstone_replays_total", layer);
 }
 
 pub(crate) fn unresolved(
+    layer: &LayerName,
     id: &KeyId,
     status: Option<StatusCode>,
     code: &str,
@@ -157,103 +214,86 @@ pub(crate) fn unresolved(
 ) {
     let execution_trace_id = execution_trace_id(trace);
     let status = status.map(|status| status.as_u16());
-    tracing::debug!(%id, status, code, execution_trace_id, "retry refused: earlier execution needs attention");
-    count!("idempotency_unresolved_total", "reason" => code.to_owned());
+    tracing::debug!(%id, layer = layer.as_str(), status, code, execution_trace_id, "retry refused: earlier execution needs attention");
+    count!("idempotency_unresolved_total", "reason" => code.to_owned(), layer);
 }
 
 /// Reports a request with a key that the layer does not cover.
-pub(crate) fn passed_through(reason: &'static str) {
-    tracing::debug!(reason, "request with a key passed through");
-    count!("idempotency_passed_through_total", "reason" => reason);
+pub(crate) fn passed_through(layer: &LayerName, reason: &'static str) {
+    tracing::debug!(
+        layer = layer.as_str(),
+        reason,
+        "request with a key passed through"
+    );
+    count!("idempotency_passed_through_total", "reason" => reason, layer);
 }
 
 /// Reports a call of a protected gRPC method that is a stream on this side. A stream of requests was rejected. A stream of
 /// responses reached the client, and is not recorded.
 #[cfg(feature = "grpc")]
 pub(crate) fn grpc_stream(methods: &GrpcMethods, side: Side) {
-    let side_name = side.name();
+    let (layer, side_name) = (methods.layer(), side.name());
     if methods.is_first_stream(side) {
         tracing::warn!(
+            layer = layer.as_str(),
             side = side_name,
             "several messages in a protected gRPC call: the method is a stream, or the client is faulty"
         );
     } else {
         tracing::debug!(
+            layer = layer.as_str(),
             side = side_name,
             "several messages in a protected gRPC call"
         );
     }
-    count!("idempotency_grpc_streams_total", "side" => side_name);
+    count!("idempotency_grpc_streams_total", "side" => side_name, layer);
 }
 
 /// Reports a [`NeedsAttention`] that has no effect. This event is its only trace.
-pub(crate) fn attention_ignored(id: &KeyId, code: &str, reason: &'static str) {
-    tracing::warn!(%id, code, reason, "NeedsAttention ignored");
+pub(crate) fn attention_ignored(layer: &LayerName, id: &KeyId, code: &str, reason: &'static str) {
+    tracing::warn!(%id, layer = layer.as_str(), code, reason, "NeedsAttention ignored");
 }
 
 /// Reports a [`NeedsAttention`] in a record that is not stored, or may not be.
-pub(crate) fn attention_not_stored(id: &KeyId, record: &[u8]) {
+pub(crate) fn attention_not_stored(layer: &LayerName, id: &KeyId, record: &[u8]) {
     if let Some(attention) = NeedsAttention::in_record(record) {
-        attention_ignored(id, attention.code(), "record may not be the stored one");
+        let reason = "record may not be the stored one";
+        attention_ignored(layer, id, attention.code(), reason);
     }
 }
 
-pub(crate) fn in_progress(id: &KeyId) {
-    tracing::debug!(%id, "request in progress");
-    count!("idempotency_in_progress_total");
+pub(crate) fn in_progress(layer: &LayerName, id: &KeyId) {
+    tracing::debug!(%id, layer = layer.as_str(), "request in progress");
+    count!("idempotency_in_progress_total", layer);
 }
 
-pub(crate) fn waiting(id: &KeyId) {
-    tracing::debug!(%id, "waiting for the first request");
-    count!("idempotency_waiting_total");
+pub(crate) fn waiting(layer: &LayerName, id: &KeyId) {
+    tracing::debug!(%id, layer = layer.as_str(), "waiting for the first request");
+    count!("idempotency_waiting_total", layer);
 }
 
-pub(crate) fn mismatch(id: &KeyId) {
-    tracing::debug!(%id, "key was used with another request");
-    count!("idempotency_mismatch_total");
-}
-
-/// Failed calls of one store: a warning at most once a second, with their number.
-pub(crate) struct StoreErrors(WarningLimit);
-
-impl Default for StoreErrors {
-    fn default() -> Self {
-        Self(WarningLimit::new(Duration::from_secs(1)))
-    }
-}
-
-impl StoreErrors {
-    /// Reports a failed store call. `error` is `None` if the call timed out.
-    pub(crate) fn report(&self, operation: &'static str, id: &KeyId, error: Option<&StoreError>) {
-        let source = error.and_then(std::error::Error::source);
-        let source = source.map(tracing::field::display);
-        let error: &dyn Display = error.map_or(&"no reply in time", |error| error);
-        match self.0.count() {
-            Some(count) => {
-                tracing::warn!(%id, operation, %error, source, count, "store call failed");
-            }
-            None => tracing::debug!(%id, operation, %error, source, "store call failed"),
-        }
-        count!("idempotency_store_error_total", "operation" => operation);
-    }
+pub(crate) fn mismatch(layer: &LayerName, id: &KeyId) {
+    tracing::debug!(%id, layer = layer.as_str(), "key was used with another request");
+    count!("idempotency_mismatch_total", layer);
 }
 
 /// Reports a record that cannot be read. A client may repeat the request without a limit.
-pub(crate) fn bad_record(limit: &WarningLimit, id: &KeyId, error: &crate::record::RecordError) {
+pub(crate) fn bad_record(layer: &LayerName, limit: &WarningLimit, id: &KeyId, error: &RecordError) {
+    let name = layer.as_str();
     match limit.count() {
         Some(count) => {
-            tracing::error!(%id, %error, count, "record cannot be read, requests with its key get 503 until it expires");
+            tracing::error!(%id, layer = name, %error, count, "record cannot be read, requests with its key get 503 until it expires");
         }
         None => {
-            tracing::debug!(%id, %error, "record cannot be read, requests with its key get 503 until it expires");
+            tracing::debug!(%id, layer = name, %error, "record cannot be read, requests with its key get 503 until it expires");
         }
     }
-    count!("idempotency_bad_record_total");
+    count!("idempotency_bad_record_total", layer);
 }
 
 /// Reports a record that was stored.
-pub(crate) fn recorded(id: &KeyId, record: &[u8]) {
-    Recorded::new(record).report(id);
+pub(crate) fn recorded(layer: &LayerName, id: &KeyId, record: &[u8]) {
+    Recorded::new(record).report(layer, id);
 }
 
 /// The parts of a record that are reported. Created before the record is passed to the store.
@@ -271,77 +311,100 @@ impl Recorded {
     }
 
     /// Reports that the record was stored.
-    pub(crate) fn report(&self, id: &KeyId) {
+    pub(crate) fn report(&self, layer: &LayerName, id: &KeyId) {
         let bytes = self.bytes;
-        tracing::debug!(%id, bytes, "record stored");
+        tracing::debug!(%id, layer = layer.as_str(), bytes, "record stored");
         if let Some(attention) = &self.attention {
             let code = attention.code();
-            tracing::error!(%id, code, "execution needs attention, retries are refused until an operator resolves it");
-            count!("idempotency_needs_attention_total", "reason" => code.to_owned());
+            tracing::error!(%id, layer = layer.as_str(), code, "execution needs attention, retries are refused until an operator resolves it");
+            count!("idempotency_needs_attention_total", "reason" => code.to_owned(), layer);
         }
         #[expect(
             clippy::cast_precision_loss,
             reason = "a record is far smaller than 2^52 bytes"
         )]
         let size = bytes as f64;
-        observe!("idempotency_record_bytes", size);
+        observe!("idempotency_record_bytes", size, layer);
     }
 }
 
-pub(crate) fn tombstone_stored(id: &KeyId, reason: TombstoneReason) {
-    tracing::debug!(%id, ?reason, "tombstone created");
-    count!("idempotency_tombstones_total", "reason" => match reason {
+pub(crate) fn tombstone_stored(layer: &LayerName, id: &KeyId, reason: TombstoneReason) {
+    tracing::debug!(%id, layer = layer.as_str(), ?reason, "tombstone created");
+    let reason_name = match reason {
         TombstoneReason::TooLarge => "too_large",
         TombstoneReason::Streamed => "streamed",
         TombstoneReason::Panicked => "panicked",
-    });
+    };
+    #[cfg(not(feature = "metrics"))]
+    let _ = reason_name;
+    count!("idempotency_tombstones_total", "reason" => reason_name, layer);
 }
 
-pub(crate) fn released(id: &KeyId, reason: &'static str) {
-    tracing::debug!(%id, reason, "key released");
-    count!("idempotency_released_total", "reason" => reason);
+pub(crate) fn released(layer: &LayerName, id: &KeyId, reason: &'static str) {
+    tracing::debug!(%id, layer = layer.as_str(), reason, "key released");
+    count!("idempotency_released_total", "reason" => reason, layer);
 }
 
 /// Reports a success that is not recorded, since a transaction of the handler was neither committed nor rolled back.
-pub(crate) fn transaction_unfinished(id: &KeyId) {
-    tracing::error!(%id, "transaction neither committed nor rolled back, its effect is lost, success is not recorded");
-    count!("idempotency_unfinished_transactions_total");
+pub(crate) fn transaction_unfinished(layer: &LayerName, id: &KeyId) {
+    tracing::error!(%id, layer = layer.as_str(), "transaction neither committed nor rolled back, its effect is lost, success is not recorded");
+    count!("idempotency_unfinished_transactions_total", layer);
 }
 
-pub(crate) fn refused(kind: ErrorKind) {
-    tracing::debug!(code = kind.code(), "request rejected");
-    count!("idempotency_refused_total", "code" => kind.code());
+pub(crate) fn refused(layer: &LayerName, kind: ErrorKind) {
+    tracing::debug!(
+        layer = layer.as_str(),
+        code = kind.code(),
+        "request rejected"
+    );
+    count!("idempotency_refused_total", "code" => kind.code(), layer);
 }
 
-pub(crate) fn detached() {
-    tracing::debug!("client disconnected, execution continues in background");
-    count!("idempotency_detached_total");
+pub(crate) fn detached(layer: &LayerName) {
+    tracing::debug!(
+        layer = layer.as_str(),
+        "client disconnected, execution continues in background"
+    );
+    count!("idempotency_detached_total", layer);
 }
 
-pub(crate) fn in_flight(change: f64) {
+pub(crate) fn in_flight(layer: &LayerName, change: f64) {
     #[cfg(feature = "metrics")]
-    metrics::gauge!("idempotency_in_flight").increment(change);
+    {
+        let gauge = match layer.keys() {
+            None => metrics::gauge!("idempotency_in_flight"),
+            Some(keys) => keys.gauge("idempotency_in_flight"),
+        };
+        gauge.increment(change);
+    }
     #[cfg(not(feature = "metrics"))]
-    let _ = change;
+    let _ = (layer, change);
 }
 
 /// Measures the time of a handler until it is dropped, also if the handler panics.
-pub(crate) struct HandlerTimer(Started);
+pub(crate) struct HandlerTimer {
+    started: Started,
+    layer: LayerName,
+}
 
 impl HandlerTimer {
-    pub(crate) fn start() -> Self {
-        Self(start())
+    pub(crate) fn start(layer: &LayerName) -> Self {
+        Self {
+            started: start(),
+            layer: layer.clone(),
+        }
     }
 }
 
 impl Drop for HandlerTimer {
     fn drop(&mut self) {
-        observe!("idempotency_handler_seconds", self.0.elapsed());
+        let seconds = self.started.elapsed();
+        observe!("idempotency_handler_seconds", seconds, self.layer);
     }
 }
 
-pub(crate) fn store_time(operation: &'static str, started: Started) {
-    observe!("idempotency_store_seconds", started.elapsed(), "operation" => operation);
+pub(crate) fn store_time(layer: &LayerName, operation: &'static str, started: Started) {
+    observe!("idempotency_store_seconds", started.elapsed(), "operation" => operation, layer);
 }
 
 /// Start of a measured period, for the histograms. Empty without the feature `metrics`, to save the clock reading.

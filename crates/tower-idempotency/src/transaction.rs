@@ -420,3 +420,6 @@ impl<T> fmt::Display for NotRecordable<T> {
 }
 
 impl<T> error::Error for NotRecordable<T> {}
+
+#[cfg(test)]
+mod tests;

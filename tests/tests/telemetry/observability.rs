@@ -1,6 +1,7 @@
 //! Events and metrics that operators see, and data that must never appear in them.
 
 use std::{
+    cell::Cell,
     convert::Infallible,
     sync::{Arc, Mutex},
     time::Duration,
@@ -164,7 +165,27 @@ fn answering(layer: IdempotencyLayer) -> (Router, Effects) {
 }
 
 fn layer_on(store: &FaultInjector<MemoryStore>) -> IdempotencyLayer {
-    IdempotencyLayer::new(store.clone())
+    new_layer(store.clone())
+}
+
+fn new_layer(store: impl Store) -> IdempotencyLayer {
+    let layer = IdempotencyLayer::new(store);
+    match NAME.get() {
+        Some(name) => layer.with_name(name).expect("a valid name"),
+        None => layer,
+    }
+}
+
+thread_local! {
+    static NAME: Cell<Option<&'static str>> = const { Cell::new(None) };
+}
+
+/// Runs flows whose layers have a name.
+pub(crate) fn with_named_layers<T>(name: &'static str, run: impl FnOnce() -> T) -> T {
+    NAME.set(Some(name));
+    let result = run();
+    NAME.set(None);
+    result
 }
 
 async fn executed() -> u64 {
@@ -427,7 +448,7 @@ async fn needs_attention() -> u64 {
 /// Reports that the entry needs attention after it has committed its response.
 async fn too_late() -> u64 {
     let ledger = Ledger::default();
-    let (app, effects) = app(IdempotencyLayer::new(ledger.clone()), move |_, req| {
+    let (app, effects) = app(new_layer(ledger.clone()), move |_, req| {
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
         let tx = ledger.begin();
         async move {
@@ -472,7 +493,7 @@ async fn cut_off(cut: Cut) -> u64 {
             }
         }
     });
-    let layer = IdempotencyLayer::new(ledger);
+    let layer = new_layer(ledger);
     let service = tower::Layer::layer(&layer, service);
     let res = tokio::spawn(tower::ServiceExt::oneshot(service, order())).await;
     if let Ok(res) = res {
@@ -503,7 +524,7 @@ async fn committed_then_failed() -> u64 {
             Err::<Response, _>("the intended error")
         }
     });
-    let service = tower::Layer::layer(&IdempotencyLayer::new(ledger), service);
+    let service = tower::Layer::layer(&new_layer(ledger), service);
     let res = tower::ServiceExt::oneshot(service, order()).await;
     let res = res.expect("the handler responds");
     assert_eq!(res.status(), StatusCode::OK);
@@ -517,7 +538,7 @@ async fn attention_after_unknown_commit(fault: CommitFault, completions: usize) 
     let ledger = Ledger::default();
     ledger.next(fault);
     let store = ledger.store.clone();
-    let (app, effects) = app(IdempotencyLayer::new(ledger.clone()), move |_, req| {
+    let (app, effects) = app(new_layer(ledger.clone()), move |_, req| {
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
         let (tx, store) = (ledger.begin(), store.clone());
         async move {
@@ -620,7 +641,7 @@ async fn refused() -> u64 {
 
 /// A request, its retry with another response, and a mismatch, all observed.
 async fn observing(store: impl Store) -> u64 {
-    let layer = IdempotencyLayer::new(store).with_enforcement(Enforcement::Observe);
+    let layer = new_layer(store).with_enforcement(Enforcement::Observe);
     let (app, effects) = app(layer, async |n, req: Request<Body>| {
         drop(axum::body::to_bytes(req.into_body(), 999).await);
         format!("{ANSWER} {n}")

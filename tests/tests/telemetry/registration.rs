@@ -20,7 +20,7 @@ use tower_idempotency::{
 
 use crate::observability::{FLOWS, counted};
 
-fn recorder() -> PrometheusRecorder {
+pub(crate) fn recorder() -> PrometheusRecorder {
     let seconds = Matcher::Suffix("_seconds".to_owned());
     let bytes = Matcher::Suffix("_bytes".to_owned());
     PrometheusBuilder::new()
@@ -40,7 +40,7 @@ fn app(layer: IdempotencyLayer) -> Router {
         .route_layer(layer)
 }
 
-fn block_on(future: impl Future<Output = ()>) {
+pub(crate) fn block_on(future: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -49,7 +49,7 @@ fn block_on(future: impl Future<Output = ()>) {
 }
 
 /// Returns the metrics and label values that the documents list for the main crate.
-fn documented() -> BTreeMap<String, metrics_page::Documented> {
+pub(crate) fn documented() -> BTreeMap<String, metrics_page::Documented> {
     let mut documented = metrics_page::documented();
     // The store for Redis sets its gauge when it connects. Clients and the proxy are other processes.
     documented.remove("idempotency_redis_evicting");
@@ -57,7 +57,7 @@ fn documented() -> BTreeMap<String, metrics_page::Documented> {
     documented
 }
 
-fn assert_lists_every_metric(page: &str) {
+pub(crate) fn assert_lists_every_metric(page: &str) {
     let listed = metrics_page::parse(page);
     let names: BTreeSet<_> = listed.keys().collect();
     let documented = documented();
@@ -76,7 +76,7 @@ fn assert_lists_every_metric(page: &str) {
 }
 
 /// Returns the samples that are not 0.
-fn counted_samples(page: &str) -> Vec<String> {
+pub(crate) fn counted_samples(page: &str) -> Vec<String> {
     let samples = page.lines().filter(|line| !line.starts_with('#'));
     let counted = samples.filter(|line| !line.is_empty() && !line.ends_with(" 0"));
     counted.map(str::to_owned).collect()

@@ -11,10 +11,13 @@ use http::header;
 use crate::grpc::GrpcMethods;
 use crate::{
     enforcement::EnforcementSwitch,
-    execution, limits,
+    execution,
+    layer_name::LayerName,
+    limits,
     request::{self, LeaseTerms},
     response,
     store::Ttl,
+    telemetry::Warnings,
 };
 
 /// Settings of one layer.
@@ -25,6 +28,8 @@ pub(crate) struct Config {
     pub(crate) execution: execution::rules::Rules,
     pub(crate) limits: limits::Rules,
     pub(crate) enforcement: EnforcementSwitch,
+    /// Clones of the layer share them, unless they have another name.
+    pub(crate) warnings: Arc<Warnings>,
     #[cfg(feature = "grpc")]
     pub(crate) grpc: Option<GrpcMethods>,
     /// The settings of the layer, if these are its settings for gRPC calls.
@@ -51,6 +56,11 @@ impl Config {
         orphan_retention.unwrap_or(self.response.retention)
     }
 
+    /// Returns the name of the layer.
+    pub(crate) fn layer(&self) -> &LayerName {
+        &self.response.layer
+    }
+
     /// Returns `true` if these are settings of the layer with the settings `layer`.
     pub(crate) fn is_of_layer(self: &Arc<Self>, layer: &Arc<Self>) -> bool {
         #[cfg(feature = "grpc")]
@@ -63,11 +73,11 @@ impl Config {
     /// Returns the settings for gRPC calls of protected methods, or `None` if no method is protected.
     #[cfg(feature = "grpc")]
     pub(crate) fn for_grpc(self: &Arc<Self>) -> Option<Self> {
-        let methods = self.grpc.as_ref()?;
+        let methods = self.grpc.clone()?.in_layer(self.layer());
         let mut config = Self::clone(self);
         config.of_layer = Some(Arc::clone(self));
         config.request.grpc = Some(methods.clone());
-        config.response.grpc = Some(methods.clone());
+        config.response.grpc = Some(methods);
         config.response.error_response = response::rules::ErrorResponse::Grpc;
         // A replay without its status would be another response.
         let replayed = Arc::clone(&self.response.replayed_headers);

@@ -9,6 +9,7 @@ use crate::{
     enforcement::EnforcementSwitch,
     execution,
     execution::rules::{ConcurrentRequests, StoreFailure},
+    layer_name::LayerName,
     limits,
     record::replayed_by_default,
     request,
@@ -153,6 +154,7 @@ fn recommended() -> Config {
             },
             compress_above: 8 * 1024,
             has_trace_links: false,
+            layer: LayerName::default(),
             bad_record_limit: Arc::new(WarningLimit::new(Duration::from_secs(1))),
             #[cfg(feature = "grpc")]
             grpc: None,
@@ -177,6 +179,7 @@ fn recommended() -> Config {
             fresh_keys: None,
         },
         enforcement: EnforcementSwitch::default(),
+        warnings: Arc::default(),
         #[cfg(feature = "grpc")]
         grpc: None,
         #[cfg(feature = "grpc")]

@@ -91,7 +91,8 @@ impl Attempt {
         context: &Context,
         found: Option<AcquireReply>,
     ) -> Result<AcquireOutcome, Box<Self>> {
-        let reply = found.or_else(|| context.shared.store.acquire_now(&self.claim));
+        let (store, layer) = (&context.shared.store, context.config.layer());
+        let reply = found.or_else(|| store.acquire_now(&self.claim, layer));
         match reply {
             Some(reply)
                 if !self.is_waiting(context, &reply) && !self.can_take_over_derived(&reply) =>
@@ -114,8 +115,9 @@ impl Attempt {
     ) -> impl Future<Output = AcquireOutcome> {
         async move {
             let rules = &context.config.execution;
+            let (store, warnings) = (&context.shared.store, &context.config.warnings);
             let claim = &self.claim;
-            let reply = context.shared.store.acquire(claim, rules.store_timeout);
+            let reply = store.acquire(claim, rules.store_timeout, warnings);
             let mut reply = match reply.await {
                 Ok(reply) => reply,
                 Err(error) => return self.failed(context, error, rules.store_failure),
@@ -137,8 +139,8 @@ impl Attempt {
             {
                 // A takeover must send the stored fingerprint. Another claim may have taken the entry over meanwhile.
                 self.claim.fingerprint = *fingerprint;
-                let store = &context.shared.store;
-                match store.acquire(&self.claim, rules.store_timeout).await {
+                let taking_over = store.acquire(&self.claim, rules.store_timeout, warnings);
+                match taking_over.await {
                     Ok(taken_over) => {
                         let may_acquire_late =
                             reply.may_acquire_late || taken_over.may_acquire_late;
@@ -178,7 +180,7 @@ impl Attempt {
         let Some(waiter) = shared.waiters.join(claim.id, rules.waiters_per_key) else {
             return Ok(reply);
         };
-        telemetry::waiting(&claim.id);
+        telemetry::waiting(context.config.layer(), &claim.id);
         disarm_unless_late(detach, &reply);
         let wakeup = timeout_at(deadline, waiter.turn_or_record()).await;
         detach.arm();
@@ -228,7 +230,9 @@ impl Attempt {
                 break;
             }
             let earlier = reply.may_acquire_late;
-            let acquired = shared.store.acquire(claim, rules.store_timeout).await;
+            let warnings = &context.config.warnings;
+            let acquired = shared.store.acquire(claim, rules.store_timeout, warnings);
+            let acquired = acquired.await;
             reply = acquired.map_err(|error| error.after_attempt(earlier))?;
             reply.may_acquire_late |= earlier;
             poll_interval = (poll_interval * 8 / 5).min(MAX_INTERVAL);
@@ -341,8 +345,8 @@ impl AcquireOutcome {
     /// Logs and counts the reason why the request is not executed. A replay is logged when its record is decoded.
     pub(crate) fn log(&self, warnings: &Warnings, id: &KeyId) {
         match self {
-            Self::Mismatch { .. } => telemetry::mismatch(id),
-            Self::InProgress { .. } => telemetry::in_progress(id),
+            Self::Mismatch { .. } => telemetry::mismatch(warnings.layer(), id),
+            Self::InProgress { .. } => telemetry::in_progress(warnings.layer(), id),
             Self::Orphaned { .. } => warnings.orphaned(id),
             Self::Granted(_) | Self::Completed(_) | Self::OverLimit(_) | Self::Failed(_) => {}
         }
@@ -419,7 +423,7 @@ impl GrantedAttempt {
             sent,
             may_acquire_late,
         } = self;
-        telemetry::granted(&context.shared.warnings, &claim.id, generation, takeover);
+        telemetry::granted(&context.config.warnings, &claim.id, generation, takeover);
         let renewer = &context.shared.renewer;
         let (lease, renewer_woken) = renewer.register(Grant {
             config: Arc::clone(&context.config),
@@ -444,7 +448,8 @@ impl GrantedAttempt {
         let Attempt { claim, permit, .. } = self.attempt;
         let (store, lease) = (&context.shared.store, claim.lease_ref(self.generation));
         let timeout = context.config.execution.store_timeout;
-        if !store.release(&lease, timeout).await || self.may_acquire_late {
+        let warnings = &context.config.warnings;
+        if !store.release(&lease, timeout, warnings).await || self.may_acquire_late {
             spawn_release_unacknowledged(&context.config, store, &claim, permit);
         }
     }

@@ -76,11 +76,11 @@ pub(crate) fn is_keyless(context: &Context, headers: &HeaderMap) -> bool {
 
 /// Counts a request that carries no key and needs none, by the reason why it is not protected.
 pub(crate) fn count_keyless(context: &Context, head: &request::Parts) {
-    context.shared.registration.at_request();
-    let rules = &context.config.request;
-    let reason = catch_setting_panic("with_skip", || pass_reason(rules, head)).flatten();
+    let (rules, layer) = (&context.config.request, context.config.layer());
+    context.shared.registration.at_request(layer);
+    let reason = catch_setting_panic(layer, "with_skip", || pass_reason(rules, head)).flatten();
     let coverage = reason.map_or(Coverage::NoKey, Coverage::from);
-    telemetry::unsafe_request(&head.method, coverage);
+    telemetry::unsafe_request(layer, &head.method, coverage);
 }
 
 /// Returns the enforcement of a request. Only a rollout to a share of the callers depends on the caller. A caller that the
@@ -88,8 +88,9 @@ pub(crate) fn count_keyless(context: &Context, head: &request::Parts) {
 pub(crate) fn enforcement(context: &Context, head: &request::Parts) -> Enforcement {
     let rollout = context.config.enforcement.get();
     rollout.of_all().unwrap_or_else(|| {
-        let rules = &context.config.request;
-        let caller = catch_setting_panic("with_principal", || caller_scope(rules, head)).flatten();
+        let (rules, layer) = (&context.config.request, context.config.layer());
+        let caller = catch_setting_panic(layer, "with_principal", || caller_scope(rules, head));
+        let caller = caller.flatten();
         caller.map_or(rollout.rest(), |caller| rollout.of(&caller))
     })
 }
@@ -97,30 +98,32 @@ pub(crate) fn enforcement(context: &Context, head: &request::Parts) -> Enforceme
 /// Counts a call of a gRPC method that is not protected.
 #[cfg(feature = "grpc")]
 pub(crate) fn count_unprotected_call(context: &Context, head: &request::Parts) {
-    context.shared.registration.at_request();
-    telemetry::unsafe_request(&head.method, Coverage::Grpc);
+    let layer = context.config.layer();
+    context.shared.registration.at_request(layer);
+    telemetry::unsafe_request(layer, &head.method, Coverage::Grpc);
     if has_key_header(&context.config.request, &head.headers) {
-        telemetry::passed_through(PassReason::Grpc.name());
+        telemetry::passed_through(layer, PassReason::Grpc.name());
     }
 }
 
 /// Decides about a request from its head, without waiting.
 pub(crate) fn admit(context: &Context, head: &request::Parts) -> Admission {
-    context.shared.registration.at_request();
     let config = &*context.config;
+    let (layer, warnings) = (config.layer(), &config.warnings);
+    context.shared.registration.at_request(layer);
     if let Some(reason) = pass_reason(&config.request, head) {
-        telemetry::unsafe_request(&head.method, reason.into());
+        telemetry::unsafe_request(layer, &head.method, reason.into());
         if has_key_header(&config.request, &head.headers) {
-            telemetry::passed_through(reason.name());
+            telemetry::passed_through(layer, reason.name());
             if matches!(reason, PassReason::Grpc) {
-                context.shared.warnings.grpc_unprotected();
+                warnings.grpc_unprotected();
             }
         }
         return Admission::PassThrough;
     }
     let rejected = |error: &Error| Admission::Rejected(Box::new(reject(&config.response, error)));
     let found = find_key(&config.request, head);
-    telemetry::unsafe_request(&head.method, Coverage::of_key(&found));
+    telemetry::unsafe_request(layer, &head.method, Coverage::of_key(&found));
     let key = match found {
         Ok(Some(key)) if !has_outer_lease(&head.extensions, &key) => key,
         Ok(_) => return Admission::PassThrough,
@@ -135,12 +138,12 @@ pub(crate) fn admit(context: &Context, head: &request::Parts) -> Admission {
     let scoped = match scope_key(&config.request, head, &key) {
         Ok((scoped, identity)) => {
             if identity == Identity::Anonymous {
-                context.shared.warnings.anonymous();
+                warnings.anonymous();
             }
             scoped
         }
         Err(PrincipalError::Missing(error)) => {
-            context.shared.warnings.principal_missing();
+            warnings.principal_missing();
             return rejected(&error);
         }
         Err(PrincipalError::Ambiguous(error)) => return rejected(&error),
@@ -151,7 +154,7 @@ pub(crate) fn admit(context: &Context, head: &request::Parts) -> Admission {
         }
     };
     let caller = context.shared.limits.caller(scoped.scope);
-    match caller.admit(config.limits.max_in_flight) {
+    match caller.admit(config.limits.max_in_flight, layer) {
         Ok(permit) => Admission::Execute(Arrival {
             key,
             scoped,
@@ -214,7 +217,7 @@ pub(super) fn acquire_now(
     let terms = config.lease_terms(shared.owner, shared.store.has_operations());
     let mut found = None;
     let new_token = |id: &KeyId| {
-        found = shared.store.find_completed(id);
+        found = shared.store.find_completed(id, config.layer());
         if found.is_some() {
             // A replay holds no lease: this token never reaches a store.
             return Ok(Token::from_bytes([0; 16]));
@@ -242,7 +245,7 @@ pub(super) fn acquire_now(
             .recent_requests
             .has_other_principal(key, &claim.fingerprint, &principal)
     {
-        shared.warnings.principal_changed(&claim.id);
+        config.warnings.principal_changed(&claim.id);
     }
     let id = claim.id;
     let attempt = Attempt {
@@ -339,7 +342,7 @@ fn decide(
 ) -> Decision {
     let config = &*context.config;
     let rules = &config.response;
-    outcome.log(&context.shared.warnings, id);
+    outcome.log(&config.warnings, id);
     let error = match outcome {
         AcquireOutcome::Granted(grant) => return Decision::Granted(grant),
         AcquireOutcome::Failed(failed) => return Decision::Failed(failed),

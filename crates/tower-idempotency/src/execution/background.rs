@@ -1,6 +1,6 @@
 //! Background tasks that release leases. They retry failed releases, and repeat those that an acquire may overtake.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep_until};
 
@@ -17,9 +17,11 @@ const FIRST_REPEAT_DELAY: Duration = Duration::from_secs(1);
 pub(super) fn spawn_release(lease: &LeaseState, permit: InFlightPermit) {
     let (store, reference) = (lease.store().clone(), lease.reference);
     let (deadline, timeout) = (lease.background_deadline(), lease.store_timeout());
+    let warnings = Arc::clone(&lease.config().warnings);
     tokio::spawn(async move {
         let _permit = permit;
-        store.release_until(&reference, deadline, timeout).await;
+        let released = store.release_until(&reference, deadline, timeout, &warnings);
+        released.await;
     });
 }
 
@@ -39,22 +41,23 @@ pub(super) fn spawn_release_unacknowledged(
     let deadline = Instant::now() + claim.lease.as_duration();
     let timeout = config.execution.store_timeout;
     let permit = permit.into_background_release(config.limits.max_in_flight);
-    let store = store.clone();
+    let (store, warnings) = (store.clone(), Arc::clone(&config.warnings));
     tokio::spawn(async move {
         let mut permit = match permit {
             Ok(permit) => permit,
             Err(_in_flight) => {
-                store.release(&lease, timeout).await;
+                store.release(&lease, timeout, &warnings).await;
                 return;
             }
         };
-        store.release_until(&lease, deadline, timeout).await;
+        let released = store.release_until(&lease, deadline, timeout, &warnings);
+        released.await;
         permit.set_acknowledged();
         let mut delay = FIRST_REPEAT_DELAY;
         while Instant::now() < deadline {
             sleep_until(deadline.min(Instant::now() + jittered(delay))).await;
             delay *= 2;
-            store.release(&lease, timeout).await;
+            store.release(&lease, timeout, &warnings).await;
         }
     });
 }

@@ -14,12 +14,15 @@ use pin_project_lite::pin_project;
 use tokio::runtime::Handle;
 use tracing::{Instrument, Span};
 
-use crate::{limits::Caller, telemetry};
+use crate::{layer_name::LayerName, limits::Caller, telemetry};
 
 /// A future that decides if it continues when its caller drops it.
 pub(crate) trait Detach: Future + Send {
     /// Returns the caller of the request if the future continues when it is dropped now, or `None` if the drop cancels it.
     fn continues_for(&self) -> Option<&Arc<Caller>>;
+
+    /// Returns the name of the layer that executes the request.
+    fn layer(&self) -> &LayerName;
 
     /// Notifies the future that it continues without its caller.
     fn set_detached(&self);
@@ -45,8 +48,13 @@ impl<T> Detachable<T> {
     pub(crate) fn armed(
         future: impl Future<Output = T> + Send + 'static,
         caller: Arc<Caller>,
+        layer: LayerName,
     ) -> Self {
-        Self::new(Armed { future, caller })
+        Self::new(Armed {
+            future,
+            caller,
+            layer,
+        })
     }
 }
 
@@ -82,7 +90,7 @@ impl<T> Drop for Detachable<T> {
         let Some((runtime, span)) = self.origin.take() else {
             return;
         };
-        telemetry::detached();
+        telemetry::detached(future.layer());
         future.set_detached();
         let counted = caller.detach();
         let rest = async move {
@@ -99,6 +107,7 @@ pin_project! {
         #[pin]
         future: F,
         caller: Arc<Caller>,
+        layer: LayerName,
     }
 }
 
@@ -113,6 +122,10 @@ impl<F: Future> Future for Armed<F> {
 impl<F: Future + Send> Detach for Armed<F> {
     fn continues_for(&self) -> Option<&Arc<Caller>> {
         Some(&self.caller)
+    }
+
+    fn layer(&self) -> &LayerName {
+        &self.layer
     }
 
     fn set_detached(&self) {}

@@ -49,7 +49,7 @@ impl Execution {
                     Box::pin(verify_stored_record(&self.lease, self.permit, &pending)).await
                 }
                 CompleteOutcome::Stored => {
-                    telemetry::recorded(self.lease.id(), &pending.record);
+                    telemetry::recorded(self.lease.layer(), self.lease.id(), &pending.record);
                     Finished::Own
                 }
                 CompleteOutcome::LeaseLost => {
@@ -65,9 +65,10 @@ impl Execution {
                             unknown_outcome(&lease)
                         }
                     };
+                    let (layer, id, record) = (lease.layer(), lease.id(), &pending.record);
                     match finished {
-                        Finished::Own => telemetry::recorded(lease.id(), &pending.record),
-                        _ => telemetry::attention_not_stored(lease.id(), &pending.record),
+                        Finished::Own => telemetry::recorded(layer, id, record),
+                        _ => telemetry::attention_not_stored(layer, id, record),
                     }
                     finished
                 }
@@ -98,7 +99,7 @@ impl Execution {
             }
             CommitOutcome::NotAttempted if self.lease.must_leave_orphan() => {
                 // A retry can take the key over at once.
-                self.leave_orphan(|lease| telemetry::released(lease.id(), reason))
+                self.leave_orphan(|lease| telemetry::released(lease.layer(), lease.id(), reason))
                     .await
             }
             CommitOutcome::NotAttempted => {
@@ -117,10 +118,11 @@ impl Execution {
         self.lease.set_finishing(true);
         let Self { lease, permit } = self;
         let (store, timeout) = (lease.store(), lease.store_timeout());
-        let released = Box::pin(store.release(&lease.reference, timeout)).await;
+        let released = store.release(&lease.reference, timeout, lease.warnings());
+        let released = Box::pin(released).await;
         let has_unacknowledged_commit = lease.has_unacknowledged_commit();
         if !has_unacknowledged_commit {
-            telemetry::released(lease.id(), reason);
+            telemetry::released(lease.layer(), lease.id(), reason);
         }
         if has_unacknowledged_commit || lease.grant.may_acquire_late {
             // A query of the handler's commit, or an earlier attempt of the acquire, may acquire the key that is free by then.
@@ -136,7 +138,8 @@ impl Execution {
         self.lease.set_finishing(true);
         let Self { lease, permit } = self;
         let (store, timeout) = (lease.store(), lease.store_timeout());
-        let released = store.release(&lease.reference, timeout).await;
+        let released = store.release(&lease.reference, timeout, lease.warnings());
+        let released = released.await;
         let status = if released {
             query_entry_with_new_token(&lease, permit.additional()).await
         } else {
@@ -170,7 +173,7 @@ impl Execution {
             // Any other holder acquired the key after this lease ended. The commit's record has expired, or it was never
             // stored and never will be, since the commit no longer finds its lease.
             EntryStatus::Acquired(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere => {
-                telemetry::released(lease.id(), reason);
+                telemetry::released(lease.layer(), lease.id(), reason);
                 if lease.commits.record_may_have_expired() {
                     unknown_outcome(&lease)
                 } else {
@@ -245,7 +248,8 @@ impl Execution {
         // No later renewal may extend the lease again.
         self.lease.set_finished();
         let (store, timeout) = (self.lease.store(), self.lease.store_timeout());
-        let renewed = store.renew(&self.lease.reference, Ttl::MIN, timeout).await;
+        let (reference, warnings) = (&self.lease.reference, self.lease.warnings());
+        let renewed = store.renew(reference, Ttl::MIN, timeout, warnings).await;
         match renewed {
             RenewOutcome::Renewed => report(&self.lease),
             RenewOutcome::LeaseLost if !self.lease.has_unacknowledged_commit() => {
@@ -268,7 +272,8 @@ impl Execution {
             // The renewal waits for the row lock of a commit that the database still executes.
             let (store, timeout) = (lease.0.store(), lease.0.store_timeout());
             let ttl = lease.0.claim().lease;
-            renewed = store.renew(&lease.0.reference, ttl, timeout).await;
+            let (reference, warnings) = (&lease.0.reference, lease.0.warnings());
+            renewed = store.renew(reference, ttl, timeout, warnings).await;
         }
         match self.reconcile_commit(renewed).await {
             Reconciled::Finished(finished @ Finished::Unknown { .. }) => {
@@ -303,14 +308,19 @@ impl PendingRecord {
         }
         let (rules, store, id) = (&lease.config().response, lease.store(), lease.id());
         let timeout = lease.store_timeout();
-        let completed = store
-            .complete(reference, is_first, record, retention, timeout)
-            .await;
+        let warnings = lease.warnings();
+        let completed = store.complete(reference, is_first, record, retention, timeout, warnings);
+        let completed = completed.await;
         let CompleteOutcome::TooLarge { limit } = completed else {
             return Ok(completed);
         };
         let bytes = record.len();
-        tracing::warn!(bytes, limit, "record exceeds the limit of the store");
+        tracing::warn!(
+            layer = rules.layer.as_str(),
+            bytes,
+            limit,
+            "record exceeds the limit of the store"
+        );
         *record = match (strip_reason(lease.origin(), status, record), status) {
             (Some(without_reason), _) => without_reason,
             (None, Some(status)) => {
@@ -322,7 +332,7 @@ impl PendingRecord {
             }
             (None, None) => encode_oversized_value(rules, id),
         };
-        let completed = store.complete(reference, false, record, retention, timeout);
+        let completed = store.complete(reference, false, record, retention, timeout, warnings);
         Ok(completed.await)
     }
 }
@@ -357,13 +367,15 @@ fn spawn_complete(
                     return;
                 }
                 Ok(CompleteOutcome::Stored) => {
-                    return telemetry::recorded(lease.id(), &pending.record);
+                    return telemetry::recorded(lease.layer(), lease.id(), &pending.record);
                 }
                 Ok(CompleteOutcome::LeaseLost | CompleteOutcome::TooLarge { .. }) => break,
                 Err(reason) => {
-                    telemetry::released(lease.id(), reason);
+                    telemetry::released(lease.layer(), lease.id(), reason);
                     let (store, timeout) = (lease.store(), lease.store_timeout());
-                    store.release_until(&reference, deadline, timeout).await;
+                    let warnings = lease.warnings();
+                    let released = store.release_until(&reference, deadline, timeout, warnings);
+                    released.await;
                     if lease.has_unacknowledged_commit() || lease.grant.may_acquire_late {
                         spawn_release_unacknowledged(lease.config(), store, lease.claim(), permit);
                     }
@@ -371,7 +383,7 @@ fn spawn_complete(
                 }
             }
         }
-        telemetry::attention_not_stored(lease.id(), &pending.record);
+        telemetry::attention_not_stored(lease.layer(), lease.id(), &pending.record);
         if responded {
             lease.warnings().unrecorded(lease.id());
         }

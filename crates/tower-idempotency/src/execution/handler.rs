@@ -59,7 +59,8 @@ where
 {
     let (execution, stage) = match call {
         Ok(call) => {
-            let timer = Some(telemetry::HandlerTimer::start());
+            let timer = telemetry::HandlerTimer::start(execution.lease.layer());
+            let timer = Some(timer);
             let call = Some(call);
             (Some(execution), RunStage::Calling { call, timer })
         }
@@ -373,7 +374,7 @@ fn reports_lost_effect(lease: &LeaseState, status: StatusCode, record: &[u8]) ->
 
 /// Returns the outcome of a success without its effect: an error response, and a free key.
 fn lost_effect<R: http_body::Body, E>(lease: &LeaseState) -> HttpOutcome<R, E> {
-    telemetry::transaction_unfinished(lease.id());
+    telemetry::transaction_unfinished(lease.layer(), lease.id());
     let rules = &lease.config().response;
     let error = unfinished_transaction().with_entry(lease.id());
     let res = into_response(reject(rules, &error));
@@ -393,7 +394,7 @@ where
     R: http_body::Body,
 {
     let (id, is_nested) = (attempt.claim.id, attempt.is_nested);
-    context.shared.warnings.unprotected(&id);
+    context.config.warnings.unprotected(&id);
     let ran = catch_panic(pin!(async move { inner.call(req).await })).await;
     // The store failed, but may have granted the lease nevertheless. Nothing is recorded under it.
     attempt.release_in_background(&context);
@@ -405,7 +406,8 @@ where
         }
         strip_control_headers(res.headers_mut());
         if let Some(attention) = res.extensions_mut().remove::<NeedsAttention>() {
-            telemetry::attention_ignored(&id, attention.code(), "no lease");
+            let (layer, code) = (context.config.layer(), attention.code());
+            telemetry::attention_ignored(layer, &id, code, "no lease");
         }
         res.map(Body::original)
     })

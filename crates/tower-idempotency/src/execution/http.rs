@@ -22,6 +22,7 @@ use crate::{
         handler::{HandlerRun, call_handler, run_handler, run_unprotected},
         shared::Context,
     },
+    layer_name::LayerName,
     limits::Caller,
     request::{
         key::{IdempotencyKey, RequestKey},
@@ -67,7 +68,12 @@ where
             body,
         },
     };
-    let span = tracing::debug_span!("idempotency", execution_trace_id = Empty);
+    let layer = context.config.layer();
+    let span = tracing::debug_span!(
+        "idempotency",
+        layer = layer.as_str(),
+        execution_trace_id = Empty
+    );
     if span.is_disabled() {
         Detachable::new(execution)
     } else {
@@ -264,6 +270,10 @@ where
         continues.then_some(&self.caller)
     }
 
+    fn layer(&self) -> &LayerName {
+        self.context.config.layer()
+    }
+
     fn set_detached(&self) {
         if let Stage::Acquiring { switch, .. } = &self.stage {
             switch.set_detached();
@@ -274,6 +284,10 @@ where
 impl<D: Detach> Detach for Instrumented<D> {
     fn continues_for(&self) -> Option<&Arc<Caller>> {
         self.inner().continues_for()
+    }
+
+    fn layer(&self) -> &LayerName {
+        self.inner().layer()
     }
 
     fn set_detached(&self) {

@@ -144,7 +144,7 @@ impl Execution {
     pub(crate) async fn conclude<T>(self, ran: Result<HandlerOutcome<T>, Panic>) -> (T, Finished) {
         match ran {
             Ok(HandlerOutcome::Committed(output, record)) => {
-                telemetry::recorded(self.lease.id(), &record);
+                telemetry::recorded(self.lease.layer(), self.lease.id(), &record);
                 let finished = Finished::Committed {
                     record,
                     is_reported: true,
@@ -162,7 +162,9 @@ impl Execution {
                 // have succeeded.
                 let closed = self.lease.close();
                 match self.committed_record(closed, false).await {
-                    Some(record) => telemetry::recorded(self.lease.id(), &record),
+                    Some(record) => {
+                        telemetry::recorded(self.lease.layer(), self.lease.id(), &record);
+                    }
                     None => drop(self.fail(Failure::Panic).await),
                 }
                 // The caller does not poll this future again: see `Detachable`.
@@ -181,11 +183,10 @@ impl Execution {
         }
         let recorded = telemetry::Recorded::new(&pending.record);
         let record = &mut pending.record;
-        let is_stored = lease
-            .store()
-            .complete_now(&lease.reference, record, retention);
+        let (store, layer) = (lease.store(), lease.layer());
+        let is_stored = store.complete_now(&lease.reference, record, retention, layer);
         if is_stored {
-            recorded.report(lease.id());
+            recorded.report(layer, lease.id());
         }
         is_stored
     }

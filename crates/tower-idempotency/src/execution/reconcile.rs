@@ -42,7 +42,8 @@ async fn query(lease: &LeaseState, claim: &Claim) -> (EntryStatus, bool) {
         orphans: OrphanPolicy::Never,
         ..claim.clone()
     };
-    let Ok(reply) = lease.store().acquire(&claim, lease.store_timeout()).await else {
+    let (store, timeout) = (lease.store(), lease.store_timeout());
+    let Ok(reply) = store.acquire(&claim, timeout, lease.warnings()).await else {
         return (EntryStatus::Unknown, true);
     };
     let status = match reply.acquired {
@@ -84,7 +85,8 @@ pub(crate) async fn query_entry_with_new_token(
     let (status, may_acquire_late) = query(lease, &claim).await;
     let is_released = match status {
         EntryStatus::Acquired(generation) => {
-            store.release(&claim.lease_ref(generation), timeout).await
+            let reference = claim.lease_ref(generation);
+            store.release(&reference, timeout, lease.warnings()).await
         }
         _ => true,
     };
@@ -155,7 +157,7 @@ pub(super) async fn verify_stored_record(
     let may_contradict = may_contradict_expired_commit(lease, record);
     match query_entry_with_new_token(lease, permit).await {
         EntryStatus::CompletedHere(stored) if stored == *record => {
-            telemetry::recorded(lease.id(), record);
+            telemetry::recorded(lease.layer(), lease.id(), record);
             if may_contradict {
                 unknown_outcome(lease)
             } else {
@@ -164,20 +166,20 @@ pub(super) async fn verify_stored_record(
         }
         // The same token completed the entry with another record, so the handler's commit was stored first.
         EntryStatus::CompletedHere(stored) => {
-            telemetry::attention_not_stored(lease.id(), record);
+            telemetry::attention_not_stored(lease.layer(), lease.id(), record);
             report_committed(lease, stored)
         }
         EntryStatus::Completed(stored) => {
-            telemetry::attention_not_stored(lease.id(), record);
+            telemetry::attention_not_stored(lease.layer(), lease.id(), record);
             Finished::Stored(stored)
         }
         EntryStatus::Acquired(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere => {
-            telemetry::attention_not_stored(lease.id(), record);
+            telemetry::attention_not_stored(lease.layer(), lease.id(), record);
             unknown_outcome(lease)
         }
         // The store accepted the record but cannot confirm it. Count it: a false alarm is better than a missed one.
         EntryStatus::Unknown => {
-            telemetry::recorded(lease.id(), record);
+            telemetry::recorded(lease.layer(), lease.id(), record);
             unknown_outcome(lease)
         }
     }
@@ -185,7 +187,7 @@ pub(super) async fn verify_stored_record(
 
 /// Returns the record of the handler's commit as the result, and counts it, because no other path does.
 pub(super) fn report_committed(lease: &LeaseState, record: Bytes) -> Finished {
-    telemetry::recorded(lease.id(), &record);
+    telemetry::recorded(lease.layer(), lease.id(), &record);
     Finished::Committed {
         record,
         is_reported: false,
@@ -237,12 +239,10 @@ pub(super) async fn reconcile_after_lost_lease(
     // The execution that took over may have ended without a record. This execution's record is then the only one.
     let reference = claim.lease_ref(generation);
     let (record, retention) = (&pending.record, pending.retention);
-    let timeout = lease.store_timeout();
-    match lease
-        .store()
-        .complete(&reference, false, record, retention, timeout)
-        .await
-    {
+    let (store, timeout) = (lease.store(), lease.store_timeout());
+    let warnings = lease.warnings();
+    let completed = store.complete(&reference, false, record, retention, timeout, warnings);
+    match completed.await {
         CompleteOutcome::Stored => LostLeaseOutcome::Finished(Finished::Own),
         CompleteOutcome::LeaseLost => LostLeaseOutcome::Finished(unknown_outcome(lease)),
         // No record is stored so far. Without the record of this execution, a retry would execute again.

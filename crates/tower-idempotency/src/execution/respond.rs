@@ -59,7 +59,8 @@ fn committed_response<R: http_body::Body>(
     if let Some(late) = res.extensions_mut().remove::<NeedsAttention>()
         && directives.is_none()
     {
-        telemetry::attention_ignored(id, late.code(), "a response was committed");
+        let reason = "a response was committed";
+        telemetry::attention_ignored(lease.layer(), id, late.code(), reason);
     }
     let mut res = match rules.codec().decode(id, record) {
         Ok(Record::Response(stored)) => merge_unrecorded_headers(lease, stored, res),

@@ -11,7 +11,7 @@ use crate::{
     response::replay::UnreadReplays,
     store::Store,
     store_client::StoreClient,
-    telemetry::{Registration, Warnings},
+    telemetry::Registration,
 };
 
 /// State that all clones of a layer share.
@@ -22,7 +22,6 @@ pub(crate) struct Shared {
     pub(crate) waiters: Waiters,
     pub(crate) recent_requests: RecentRequests,
     pub(crate) registration: Registration,
-    pub(crate) warnings: Arc<Warnings>,
     pub(crate) observer: Arc<Observer>,
     pub(crate) unread_replays: Arc<UnreadReplays>,
     /// Host name and process id, for operators.
@@ -64,15 +63,13 @@ impl Context {
 impl Shared {
     pub(crate) fn new(store: impl Store) -> Arc<Self> {
         let store = StoreClient::new(store);
-        let warnings = Arc::<Warnings>::default();
         Arc::new(Self {
-            renewer: Renewer::new(store.clone(), Arc::clone(&warnings)),
+            renewer: Renewer::new(store.clone()),
             store,
             limits: Arc::default(),
             waiters: Waiters::default(),
             recent_requests: RecentRequests::default(),
             registration: Registration::new(),
-            warnings,
             observer: Arc::default(),
             unread_replays: Arc::default(),
             owner: owner(),

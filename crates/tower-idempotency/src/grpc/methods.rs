@@ -12,7 +12,7 @@ use std::{
 use http::{HeaderMap, Method, header, request};
 
 use super::code::{GRPC_STATUS, GrpcCode};
-use crate::error::ConfigError;
+use crate::{error::ConfigError, layer_name::LayerName};
 
 /// The gRPC methods that a layer protects. For [`with_grpc`](crate::IdempotencyLayer::with_grpc).
 ///
@@ -37,6 +37,8 @@ pub struct GrpcMethods {
     recorded_codes: Arc<dyn Fn(GrpcCode) -> bool + Send + Sync>,
     /// `true` after the warning about a stream on a side. Clones share it.
     warned: Arc<[AtomicBool; 2]>,
+    /// The name of the layer that protects the methods.
+    layer: LayerName,
 }
 
 #[derive(Clone)]
@@ -116,6 +118,7 @@ impl GrpcMethods {
             selection,
             recorded_codes: Arc::new(GrpcCode::is_outcome),
             warned: Arc::default(),
+            layer: LayerName::default(),
         }
     }
 
@@ -132,6 +135,17 @@ impl GrpcMethods {
     ) -> Self {
         self.recorded_codes = Arc::new(is_recorded);
         self
+    }
+
+    /// Sets the name of the layer that protects the methods.
+    pub(crate) fn in_layer(mut self, layer: &LayerName) -> Self {
+        self.layer = layer.clone();
+        self
+    }
+
+    /// Returns the name of the layer that protects the methods.
+    pub(crate) fn layer(&self) -> &LayerName {
+        &self.layer
     }
 
     pub(crate) fn is_recorded(&self, code: GrpcCode) -> bool {

@@ -77,11 +77,14 @@ impl IdempotencyLayer {
     /// ```
     pub fn items(&self, head: &request::Parts) -> Result<Items, Error> {
         let context = Context::for_values(&self.config, &self.shared);
-        context.shared.registration.at_request();
+        context
+            .shared
+            .registration
+            .at_request(context.config.layer());
         let scope = find_scope(&context.config.request, head, false);
         let scope = scope.map_err(|error| {
             if matches!(error, PrincipalError::Missing(_)) {
-                context.shared.warnings.principal_missing();
+                context.config.warnings.principal_missing();
             }
             error.into_error()
         })?;
@@ -99,13 +102,16 @@ impl IdempotencyLayer {
             .as_ref()
             .is_some_and(|lease| lease.0.grant.config.is_of_layer(&context.config));
         if scope.identity == Identity::Anonymous && !is_counted {
-            context.shared.warnings.anonymous();
+            context.config.warnings.anonymous();
         }
         // As for requests, the same content for another endpoint or account is another item.
         let rules = &context.config.request;
         let mut fingerprint = FieldDigest::new(rules.secret.as_ref());
         fingerprint.field(b"item fingerprint").field(VERSION);
-        rules.fingerprint.add_head_of_items(head, &mut fingerprint);
+        let layer = context.config.layer();
+        rules
+            .fingerprint
+            .add_head_of_items(layer, head, &mut fingerprint);
         Ok(Items {
             context,
             scope: scope.hash,

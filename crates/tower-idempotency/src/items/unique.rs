@@ -102,7 +102,7 @@ impl Items {
         let max = config.limits.max_in_flight;
         // Both permits at once, so that the item waits here and is not rejected after it was admitted.
         let permit = Arc::clone(caller)
-            .admit(max)
+            .admit(max, config.layer())
             .and_then(|mut permit| permit.begin_execution(max).map(|()| permit));
         permit.map_err(|error| admission_error(&config.response, error))
     }
@@ -150,7 +150,7 @@ impl Items {
         };
         let context = Context::for_values(config, shared);
         let run = run_once::execute(context, attempt, move |lease| work(input, lease));
-        Ok(Detachable::armed(run, caller))
+        Ok(Detachable::armed(run, caller, config.layer().clone()))
     }
 }
 

@@ -16,6 +16,7 @@ mod execution;
 mod limits;
 mod requests;
 mod responses;
+mod signals;
 
 /// A [`tower_layer::Layer`] that makes unsafe HTTP requests safe to retry.
 ///

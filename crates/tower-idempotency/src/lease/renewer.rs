@@ -15,7 +15,7 @@ use tokio::{
 use crate::{
     lease::state::{Grant, LeaseGuard, LeaseState},
     store_client::{RenewOutcome, StoreClient},
-    telemetry::{Warnings, report_rest},
+    telemetry::{UncountedEvents, Warnings, report_rest},
 };
 
 /// Renews every lease of a layer from a single task, which starts with the first lease.
@@ -27,7 +27,6 @@ use crate::{
 /// When the task wakes, it also reports the events about leases that no later event would count.
 pub(crate) struct Renewer {
     store: StoreClient,
-    warnings: Arc<Warnings>,
     queue: Mutex<Queue>,
     wake: Arc<Notify>,
 }
@@ -35,6 +34,8 @@ pub(crate) struct Renewer {
 /// Leases in the order of their next renewal.
 pub(super) struct Queue {
     leases: BTreeMap<(Instant, u64), Arc<LeaseState>>,
+    // Those of the layer and of its clones with another name, from their first lease on.
+    warnings: Vec<Arc<Warnings>>,
     sequence: u64,
     task: Option<JoinHandle<()>>,
     // Instant at which the task wakes without a notification.
@@ -47,15 +48,23 @@ impl Queue {
     pub(super) fn remove(&mut self, key: (Instant, u64)) {
         self.leases.remove(&key);
     }
+
+    /// Adds the warnings of a lease to those whose rest the task reports.
+    fn watch(&mut self, warnings: &Arc<Warnings>) {
+        let mut known = self.warnings.iter();
+        if !known.any(|known| Arc::ptr_eq(known, warnings)) {
+            self.warnings.push(Arc::clone(warnings));
+        }
+    }
 }
 
 impl Renewer {
-    pub(crate) fn new(store: StoreClient, warnings: Arc<Warnings>) -> Arc<Self> {
+    pub(crate) fn new(store: StoreClient) -> Arc<Self> {
         Arc::new(Self {
             store,
-            warnings,
             queue: Mutex::new(Queue {
                 leases: BTreeMap::new(),
+                warnings: Vec::new(),
                 sequence: 0,
                 task: None,
                 wakes_at: Instant::now(),
@@ -69,10 +78,6 @@ impl Renewer {
         &self.store
     }
 
-    pub(super) fn warnings(&self) -> &Warnings {
-        &self.warnings
-    }
-
     pub(super) fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -82,6 +87,7 @@ impl Renewer {
     pub(crate) fn register(self: &Arc<Self>, grant: Grant) -> (LeaseGuard, bool) {
         let third = grant.claim.lease.as_duration() / 3;
         let mut queue = self.queue();
+        queue.watch(&grant.config.warnings);
         queue.sequence += 1;
         let lease = Arc::new(LeaseState::new(grant, third, queue.sequence));
         let key = lease.queue_key();
@@ -119,6 +125,17 @@ impl Renewer {
         (due, queue.wakes_at)
     }
 
+    /// Returns the events about leases that no later event would count. Removes the warnings of layers that no longer exist.
+    fn take_rest(&self) -> Vec<UncountedEvents> {
+        let mut rest = Vec::new();
+        self.queue().warnings.retain(|warnings| {
+            rest.extend(warnings.take_rest());
+            // The layer, its clones and its leases hold the other references.
+            Arc::strong_count(warnings) > 1 || warnings.has_rest()
+        });
+        rest
+    }
+
     /// Inserts a lease again, to be renewed at `at`, unless it has finished.
     fn requeue(&self, lease: Arc<LeaseState>, at: Instant) {
         let mut queue = self.queue();
@@ -138,14 +155,15 @@ impl Renewer {
         let ttl = lease.claim().lease.as_duration();
         let sent = Instant::now();
         if sent > lease.queue_key().0 + ttl / 3 {
-            self.warnings.renew_late(lease.id());
+            lease.warnings().renew_late(lease.id());
         }
         lease.report_overdue(sent);
         // At most a third of the lease, so that a call that hangs leaves time for another one.
         let limit = lease.store_timeout().min(ttl / 3);
+        let (reference, lease_ttl) = (&lease.reference, lease.claim().lease);
         let renewed = self
             .store
-            .renew(&lease.reference, lease.claim().lease, limit);
+            .renew(reference, lease_ttl, limit, lease.warnings());
         match renewed.await {
             RenewOutcome::Renewed => {
                 lease.extend_from(sent);
@@ -221,7 +239,7 @@ async fn run(renewer: Weak<Renewer>, wake: Arc<Notify>) {
             };
             tokio::spawn(renewal.renew());
         }
-        let rest = renewer.warnings.take_rest();
+        let rest = renewer.take_rest();
         if !rest.is_empty() {
             // In a task of its own: a subscriber is foreign code, and may panic.
             tokio::spawn(async move { report_rest(&rest) });
@@ -238,3 +256,32 @@ async fn run(renewer: Weak<Renewer>, wake: Arc<Notify>) {
 
 /// Minimum time between two checks of the queue, unless a lease is due. Leases of a few milliseconds exist in tests only.
 const MIN_SLEEP: Duration = Duration::from_millis(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{KeyId, MemoryStore};
+
+    #[tokio::test(start_paused = true)]
+    async fn warnings_of_dropped_layers_are_removed() {
+        let renewer = Renewer::new(StoreClient::new(MemoryStore::new()));
+        let known = || renewer.queue().warnings.len();
+        let (without, with_rest) = (Arc::<Warnings>::default(), Arc::<Warnings>::default());
+        let id = KeyId::from_bytes([1; 32]);
+        for _ in 0..2 {
+            // Only the first event has a line at once.
+            with_rest.key_held(&id);
+        }
+        for warnings in [&without, &with_rest, &without] {
+            renewer.queue().watch(warnings);
+        }
+        assert!(renewer.take_rest().is_empty());
+        assert_eq!(known(), 2, "the layers exist");
+        drop((without, with_rest));
+        assert!(renewer.take_rest().is_empty());
+        assert_eq!(known(), 1, "an event is reported later");
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert_eq!(renewer.take_rest().len(), 1);
+        assert_eq!(known(), 0);
+    }
+}

@@ -13,6 +13,7 @@ use tokio::{sync::Notify, time::Instant};
 
 use crate::{
     config::Config,
+    layer_name::LayerName,
     lease::{
         Lease,
         commits::{CommitAttempts, CommitOutcome},
@@ -127,7 +128,12 @@ impl LeaseState {
 
     /// Returns the warnings of the layer.
     pub(crate) fn warnings(&self) -> &Warnings {
-        self.grant.renewer.warnings()
+        &self.config().warnings
+    }
+
+    /// Returns the name of the layer.
+    pub(crate) fn layer(&self) -> &LayerName {
+        self.config().layer()
     }
 
     /// Returns an empty buffer for response bodies of this caller.

@@ -439,3 +439,6 @@ const ATTENTION: &str = "attention";
 
 /// First byte of a sealed payload of flags 2. MessagePack never uses it.
 const SEALED_PAYLOAD: u8 = 0xc1;
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,7 @@ use http::{HeaderName, HeaderValue, Uri, header, request, uri::Authority};
 
 use crate::{
     digest::{EntryId, FieldDigest, Secret, VERSION},
+    layer_name::LayerName,
     panics::catch_setting_panic,
     request::credentials::add_header,
     request::json_fingerprint::JsonFingerprint,
@@ -302,10 +303,15 @@ impl FingerprintBy {
 
     /// Adds the parts of the head of a batch request that form the fingerprint of its items. A custom fingerprint decides if
     /// the query counts: it gets the head without a body. If it panics then, the query counts.
-    pub(crate) fn add_head_of_items(&self, head: &request::Parts, hash: &mut FieldDigest) {
+    pub(crate) fn add_head_of_items(
+        &self,
+        layer: &LayerName,
+        head: &request::Parts,
+        hash: &mut FieldDigest,
+    ) {
         let custom = match &self.method {
             FingerprintMethod::Custom(f) => {
-                catch_setting_panic("with_fingerprint", || f(head, b""))
+                catch_setting_panic(layer, "with_fingerprint", || f(head, b""))
             }
             _ => None,
         };

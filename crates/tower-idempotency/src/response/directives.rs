@@ -5,6 +5,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderValue, Response, response};
 
 use crate::{
+    layer_name::LayerName,
     record::{NeedsAttention, PERSIST_FOR, POLICY},
     store::Ttl,
 };
@@ -55,8 +56,13 @@ pub(crate) enum Directive {
 }
 
 /// Removes the control headers and extensions from the response and returns their directive.
-pub(crate) fn take_directive(head: &mut response::Parts, default: Ttl, max: Ttl) -> Directive {
-    let from_headers = take_header_directive(&mut head.headers, default, max);
+pub(crate) fn take_directive(
+    layer: &LayerName,
+    head: &mut response::Parts,
+    default: Ttl,
+    max: Ttl,
+) -> Directive {
+    let from_headers = take_header_directive(layer, &mut head.headers, default, max);
     let retention = head.extensions.remove::<Retention>();
     if let Some(attention) = head.extensions.remove() {
         return Directive::NeedsAttention(attention);
@@ -67,7 +73,10 @@ pub(crate) fn take_directive(head: &mut response::Parts, default: Ttl, max: Ttl)
         Some(Retention::For(duration)) => Directive::Record(match Ttl::try_from(duration) {
             Ok(ttl) => ttl.min(max),
             Err(_) if duration.is_zero() => {
-                tracing::warn!("ignored a Retention of zero; the default applies");
+                tracing::warn!(
+                    layer = layer.as_str(),
+                    "ignored a Retention of zero; the default applies"
+                );
                 default
             }
             Err(_) => max,
@@ -76,13 +85,18 @@ pub(crate) fn take_directive(head: &mut response::Parts, default: Ttl, max: Ttl)
 }
 
 /// Returns the directive of the response, which does not change.
-pub(crate) fn read_directive<B>(res: &Response<B>, default: Ttl, max: Ttl) -> Directive {
+pub(crate) fn read_directive<B>(
+    layer: &LayerName,
+    res: &Response<B>,
+    default: Ttl,
+    max: Ttl,
+) -> Directive {
     let mut copy = Response::new(());
     if has_control_headers(res.headers()) || !res.extensions().is_empty() {
         Directives::of(res).restore(&mut copy);
     }
     let (mut head, ()) = copy.into_parts();
-    take_directive(&mut head, default, max)
+    take_directive(layer, &mut head, default, max)
 }
 
 /// Copy of the control headers and extensions of a response.
@@ -140,7 +154,12 @@ fn has_control_headers(headers: &HeaderMap) -> bool {
         .any(|name| name.as_str().starts_with("x-idempo-"))
 }
 
-fn take_header_directive(headers: &mut HeaderMap, default: Ttl, max: Ttl) -> Directive {
+fn take_header_directive(
+    layer: &LayerName,
+    headers: &mut HeaderMap,
+    default: Ttl,
+    max: Ttl,
+) -> Directive {
     if !has_control_headers(headers) {
         return Directive::Record(default);
     }
@@ -152,7 +171,10 @@ fn take_header_directive(headers: &mut HeaderMap, default: Ttl, max: Ttl) -> Dir
         return Directive::NoStore;
     }
     if policy.is_some() {
-        tracing::warn!("ignored X-Idempo-Policy: expected no-store");
+        tracing::warn!(
+            layer = layer.as_str(),
+            "ignored X-Idempo-Policy: expected no-store"
+        );
     }
     let Some(persist_for) = persist_for else {
         return Directive::Record(default);
@@ -161,6 +183,7 @@ fn take_header_directive(headers: &mut HeaderMap, default: Ttl, max: Ttl) -> Dir
         Some(ttl) => Directive::Record(ttl.min(max)),
         None => {
             tracing::warn!(
+                layer = layer.as_str(),
                 "ignored X-Idempo-Persist-For-Seconds: expected whole seconds above zero"
             );
             Directive::Record(default)
@@ -198,11 +221,15 @@ mod tests {
     const DEFAULT: Ttl = Ttl::from_secs(100);
     const MAX: Ttl = Ttl::from_secs(1000);
 
+    fn take(head: &mut response::Parts) -> Directive {
+        take_directive(&LayerName::default(), head, DEFAULT, MAX)
+    }
+
     fn directive(header: &'static str, value: &'static [u8]) -> Directive {
         let (mut head, ()) = Response::new(()).into_parts();
         head.headers
             .insert(header, HeaderValue::from_bytes(value).unwrap());
-        let directive = take_directive(&mut head, DEFAULT, MAX);
+        let directive = take(&mut head);
         assert!(
             head.headers.is_empty(),
             "the control header was not removed"
@@ -254,9 +281,10 @@ mod tests {
             res.headers_mut()
                 .append(POLICY, HeaderValue::from_static(policy));
         }
-        assert_eq!(read_directive(&res, DEFAULT, MAX), Directive::NoStore);
+        let read = read_directive(&LayerName::default(), &res, DEFAULT, MAX);
+        assert_eq!(read, Directive::NoStore);
         let (mut head, ()) = res.into_parts();
-        assert_eq!(take_directive(&mut head, DEFAULT, MAX), Directive::NoStore);
+        assert_eq!(take(&mut head), Directive::NoStore);
         assert!(head.headers.is_empty());
     }
 
@@ -270,7 +298,7 @@ mod tests {
             head.extensions.insert(retention);
             head.extensions.insert(attention.clone());
             let expected = Directive::NeedsAttention(attention.clone());
-            assert_eq!(take_directive(&mut head, DEFAULT, MAX), expected);
+            assert_eq!(take(&mut head), expected);
             assert!(head.headers.is_empty() && head.extensions.is_empty());
         }
     }
@@ -290,7 +318,7 @@ mod tests {
             head.headers
                 .insert(PERSIST_FOR, HeaderValue::from_static("9"));
             head.extensions.insert(retention);
-            assert_eq!(take_directive(&mut head, DEFAULT, MAX), expected);
+            assert_eq!(take(&mut head), expected);
             assert!(head.extensions.get::<Retention>().is_none());
         }
     }

@@ -143,7 +143,8 @@ fn decide_by_head(
     head: &mut response::Parts,
     request_incomplete: bool,
 ) -> Result<Ttl, Disposition> {
-    let retention = match take_directive(head, rules.retention, rules.max_retention) {
+    let (default, max) = (rules.retention, rules.max_retention);
+    let retention = match take_directive(&rules.layer, head, default, max) {
         // The status is in the trailers.
         Directive::Record(retention) if rules.is_grpc() => retention,
         Directive::Record(retention) => match rules.is_recorded(head.status) {
@@ -218,7 +219,7 @@ fn record<R: http_body::Body>(
                     trailers.as_ref(),
                 )
             };
-            let record = catch_setting_panic("with_replayed_headers", encode)
+            let record = catch_setting_panic(&rules.layer, "with_replayed_headers", encode)
                 .unwrap_or_else(|| tombstone(rules, origin, status, TombstoneReason::Panicked));
             let res = head.map(|()| Body::chunked(data, trailers));
             let disposition = Disposition::Record {
@@ -268,7 +269,9 @@ fn class_of(
         // Without a status the response is incomplete.
         let code = GrpcCode::of_response(head.status(), head.headers(), trailers);
         let code = code.ok_or(NotRecordedReason::BrokenBody)?;
-        is_recorded = catch_setting_panic("with_recorded_codes", || methods.is_recorded(code));
+        is_recorded = catch_setting_panic(&rules.layer, "with_recorded_codes", || {
+            methods.is_recorded(code)
+        });
         class = if code == GrpcCode::Ok {
             StatusCode::OK
         } else {
@@ -317,7 +320,7 @@ fn tombstone(
     status: StatusCode,
     reason: TombstoneReason,
 ) -> Bytes {
-    telemetry::tombstone_stored(origin.id, reason);
+    telemetry::tombstone_stored(&rules.layer, origin.id, reason);
     rules.codec().encode_tombstone(origin, status, reason)
 }
 
@@ -340,7 +343,8 @@ pub(crate) fn encode_value(rules: &Rules, id: &KeyId, value: &impl Serialize) ->
         Ok(Ok(_)) => encode_oversized_value(rules, id),
         // The message is not logged: it comes from the value and may quote any of its data.
         Ok(Err(_)) | Err(_) => {
-            tracing::error!(%id, "value cannot be serialized, retries get no value");
+            let layer = &rules.layer;
+            tracing::error!(%id, layer = layer.as_str(), "value cannot be serialized, retries get no value");
             encode_oversized_value(rules, id)
         }
     }

@@ -21,7 +21,7 @@ pub(crate) fn into_response<R: http_body::Body>(res: CompleteResponse) -> Respon
 
 /// Renders the response for `error` and counts the rejection.
 pub(crate) fn reject(rules: &Rules, error: &Error) -> CompleteResponse {
-    telemetry::refused(error.kind());
+    telemetry::refused(&rules.layer, error.kind());
     let mut res = rejection(rules.render_error(error));
     telemetry::set_rejected(&mut res, error.kind().code());
     res

@@ -170,7 +170,7 @@ fn respond(
         Ok(Record::Tombstone { status, reason }) => {
             if is_replay {
                 trace = rules.trace_in_record(id, record);
-                telemetry::tombstone(id, status, reason, trace.as_ref());
+                telemetry::tombstone(&rules.layer, id, status, reason, trace.as_ref());
             }
             let reason = match reason {
                 TombstoneReason::TooLarge => "was too large and was not recorded",
@@ -187,7 +187,8 @@ fn respond(
         Ok(Record::Attention { status, attention }) => {
             if is_replay {
                 trace = rules.trace_in_record(id, record);
-                telemetry::unresolved(id, status, attention.code(), trace.as_ref());
+                let (layer, code) = (&rules.layer, attention.code());
+                telemetry::unresolved(layer, id, status, code, trace.as_ref());
             }
             reject(rules, &needs_attention(attention.code()).with_entry(id))
         }
@@ -197,7 +198,7 @@ fn respond(
                 .with_entry(id),
         ),
         Err(error) => {
-            telemetry::bad_record(&rules.bad_record_limit, id, &error);
+            telemetry::bad_record(&rules.layer, &rules.bad_record_limit, id, &error);
             reject(rules, &unreadable_record(error).with_entry(id))
         }
     };
@@ -210,7 +211,8 @@ fn respond(
 /// Returns the response, marked and counted as a replay.
 fn replayed_response(rules: &Rules, id: &KeyId, stored: StoredResponse) -> CompleteResponse {
     let trace = stored.traceparent.filter(|_| rules.has_trace_links);
-    telemetry::replayed(id, Some(stored.recorded_at), trace.as_ref());
+    let recorded_at = Some(stored.recorded_at);
+    telemetry::replayed(&rules.layer, id, recorded_at, trace.as_ref());
     let mut res = stored_response(rules, stored);
     telemetry::set_replayed(&mut res);
     if let Some(trace) = trace {

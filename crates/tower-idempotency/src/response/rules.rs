@@ -10,6 +10,7 @@ use super::problem;
 use crate::grpc::{GrpcMethods, grpc_response};
 use crate::{
     error::Error,
+    layer_name::LayerName,
     panics::catch_setting_panic,
     record::{Codec, ExecutionTrace},
     retry::WarningLimit,
@@ -60,7 +61,8 @@ pub(crate) struct Rules {
     pub(crate) error_response: ErrorResponse,
     pub(crate) compress_above: usize,
     pub(crate) has_trace_links: bool,
-    /// A layer and its clones share it.
+    pub(crate) layer: LayerName,
+    /// A layer and its clones share it, unless they have another name.
     pub(crate) bad_record_limit: Arc<WarningLimit>,
     /// `Some` in the settings for gRPC calls of protected methods.
     #[cfg(feature = "grpc")]
@@ -102,7 +104,7 @@ impl Rules {
             return Some(false);
         }
         let is_recorded = || (self.recorded_statuses)(status);
-        catch_setting_panic("with_recorded_statuses", is_recorded)
+        catch_setting_panic(&self.layer, "with_recorded_statuses", is_recorded)
     }
 
     /// Returns `true` if these are the settings for gRPC calls of protected methods.
@@ -120,7 +122,9 @@ impl Rules {
                 problem::problem_json(error, described_by)
             }
             ErrorResponse::Custom(render) => {
-                catch_setting_panic("with_error_response", || render(error)).unwrap_or_else(|| {
+                let rendered =
+                    catch_setting_panic(&self.layer, "with_error_response", || render(error));
+                rendered.unwrap_or_else(|| {
                     let described_by = HeaderValue::from_static(problem::DEFAULT_LINK);
                     problem::problem_json(error, &described_by)
                 })

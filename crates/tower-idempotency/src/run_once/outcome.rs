@@ -61,7 +61,8 @@ pub(super) fn outcome_of_run<T: DeserializeOwned, E>(
             is_reported,
         } => {
             if is_reported && let WorkResult::NeedsAttention(late, _) = &result {
-                telemetry::attention_ignored(id, late.code(), "a value was committed");
+                let reason = "a value was committed";
+                telemetry::attention_ignored(&rules.layer, id, late.code(), reason);
             }
             outcome_of_commit(rules, id, &record, result)
         }
@@ -134,24 +135,26 @@ pub(super) fn outcome_of_record<T: DeserializeOwned, E>(
     id: &KeyId,
     record: &Bytes,
 ) -> Result<Outcome<T, E>, Error> {
-    let record = decode(rules, id, record)?;
+    let (layer, record) = (&rules.layer, decode(rules, id, record)?);
     match &record {
-        Record::Tombstone { status, reason } => telemetry::tombstone(id, *status, *reason, None),
+        Record::Tombstone { status, reason } => {
+            telemetry::tombstone(layer, id, *status, *reason, None);
+        }
         Record::Attention { status, attention } => {
-            telemetry::unresolved(id, *status, attention.code(), None);
+            telemetry::unresolved(layer, id, *status, attention.code(), None);
         }
         Record::Value(_) | Record::Response(_) => {}
     }
     let outcome = recorded_outcome(id, record)?;
     if let Outcome::Replayed(_) = &outcome {
-        telemetry::replayed(id, None, None);
+        telemetry::replayed(layer, id, None, None);
     }
     Ok(outcome)
 }
 
 fn decode(rules: &response::rules::Rules, id: &KeyId, record: &Bytes) -> Result<Record, Error> {
     rules.codec().decode(id, record).map_err(|error| {
-        telemetry::bad_record(&rules.bad_record_limit, id, &error);
+        telemetry::bad_record(&rules.layer, &rules.bad_record_limit, id, &error);
         unreadable_record(error).with_entry(id)
     })
 }

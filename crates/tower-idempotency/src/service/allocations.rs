@@ -75,6 +75,16 @@ fn requests_allocate_little_beyond_axum() {
 
     let replayed = fewest(&runtime, &app, same);
     assert!(replayed < executed_bare, "{replayed}, {executed_bare} bare");
+    // The keys of the metrics of a layer with a name are built once.
+    let layer = IdempotencyLayer::new(MemoryStore::new());
+    let named = layer.with_name("orders").expect("a valid name");
+    let named = routes().layer(named).with_state(());
+    let (fresh_named, same_named) = (
+        fewest(&runtime, &named, fresh),
+        fewest(&runtime, &named, same),
+    );
+    assert!(fresh_named <= executed, "{fresh_named}, {executed} unnamed");
+    assert!(same_named <= replayed, "{same_named}, {replayed} unnamed");
     // The observation, its watches of both bodies, axum's box of the request, the record, and the table of the store.
     assert!(
         observed <= passed + 10,

@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use http::Method;
 
-use crate::{error::Error, store::KeyId};
+use crate::{error::Error, layer_name::LayerName, store::KeyId};
 
 /// The protection of an unsafe request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub(crate) trait Key {
 }
 
 /// Counts a request with an unsafe method. Requests with other methods need no key.
-pub(crate) fn unsafe_request(method: &Method, coverage: Coverage) {
+pub(crate) fn unsafe_request(layer: &LayerName, method: &Method, coverage: Coverage) {
     if method.is_safe() {
         return;
     }
@@ -51,8 +51,7 @@ pub(crate) fn unsafe_request(method: &Method, coverage: Coverage) {
         ($($coverage:ident: $name:literal,)*) => {
             match coverage {
                 $(Coverage::$coverage => {
-                    #[cfg(feature = "metrics")]
-                    metrics::counter!("idempotency_unsafe_requests_total", "coverage" => $name).increment(1);
+                    count!("idempotency_unsafe_requests_total", "coverage" => $name, layer);
                 })*
             }
         };
@@ -94,11 +93,10 @@ macro_rules! name_outcomes {
                 }
             }
 
-            fn count(self) {
+            fn count(self, layer: &LayerName) {
                 match self {
                     $(Self::$outcome => {
-                        #[cfg(feature = "metrics")]
-                        metrics::counter!("idempotency_observed_total", "outcome" => $name).increment(1);
+                        count!("idempotency_observed_total", "outcome" => $name, layer);
                     })*
                 }
             }
@@ -119,25 +117,30 @@ name_outcomes! {
 }
 
 /// Reports an observed request that has no entry.
-pub(crate) fn observed(outcome: Observed) {
-    tracing::debug!(outcome = outcome.name(), "request observed");
-    outcome.count();
+pub(crate) fn observed(layer: &LayerName, outcome: Observed) {
+    tracing::debug!(
+        layer = layer.as_str(),
+        outcome = outcome.name(),
+        "request observed"
+    );
+    outcome.count(layer);
 }
 
 /// Reports an observed request.
-pub(crate) fn observed_at(id: &KeyId, outcome: Observed) {
-    tracing::debug!(%id, outcome = outcome.name(), "request observed");
-    outcome.count();
+pub(crate) fn observed_at(layer: &LayerName, id: &KeyId, outcome: Observed) {
+    tracing::debug!(%id, layer = layer.as_str(), outcome = outcome.name(), "request observed");
+    outcome.count(layer);
 }
 
 /// Reports a retry whose response is not the one that a replay would be.
-pub(crate) fn observed_difference(id: &KeyId, part: &'static str) {
-    tracing::debug!(%id, part, "replay would differ from the response of the handler");
-    count!("idempotency_observed_differs_total", "part" => part);
+pub(crate) fn observed_difference(layer: &LayerName, id: &KeyId, part: &'static str) {
+    tracing::debug!(%id, layer = layer.as_str(), part, "replay would differ from the response of the handler");
+    count!("idempotency_observed_differs_total", "part" => part, layer);
 }
 
-/// Reports a change of the enforcement.
+/// Reports a change of the enforcement. Several layers may share the switch, so the event has no name of a layer.
 pub(crate) fn enforcement_changed(old: impl Display, new: impl Display) {
     tracing::warn!(%old, %new, "enforcement changed");
-    count!("idempotency_enforcement_changed_total");
+    let none = LayerName::default();
+    count!("idempotency_enforcement_changed_total", none);
 }

@@ -3,8 +3,13 @@
 use http::Response;
 use tracing::Span;
 
-/// The field. Subscribers get it if the span declares it.
+use crate::layer_name::LayerName;
+
+/// The field with the outcome. Subscribers get it if the span declares it.
 const FIELD: &str = "idempotency.outcome";
+
+/// The field with the name of the layer.
+const LAYER_FIELD: &str = "idempotency.layer";
 
 /// The outcome of a request, on its way to the span of the caller. No caller sees it.
 #[derive(Clone, Copy)]
@@ -23,9 +28,14 @@ pub(crate) fn set_replayed<B>(res: &mut Response<B>) {
     }
 }
 
-/// Records the outcome in the current span. A response without another outcome is that of the handler.
-pub(crate) fn record_outcome<B>(res: &mut Response<B>) {
+/// Records the outcome and the name of the layer in the current span. A response without another outcome is that of the
+/// handler.
+pub(crate) fn record_outcome<B>(layer: &LayerName, res: &mut Response<B>) {
     let outcome = res.extensions_mut().remove();
     let Outcome(outcome) = outcome.unwrap_or(Outcome("executed"));
-    Span::current().record(FIELD, outcome);
+    let span = Span::current();
+    span.record(FIELD, outcome);
+    if let Some(layer) = layer.as_str() {
+        span.record(LAYER_FIELD, layer);
+    }
 }

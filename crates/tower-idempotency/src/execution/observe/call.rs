@@ -75,7 +75,8 @@ impl ObservedCall {
         res: &Response<R>,
     ) -> Result<ResponseWatch, ExecutionEnd> {
         let (rules, status) = (&observation.context.config.response, res.status());
-        let retention = match read_directive(res, rules.retention, rules.max_retention) {
+        let (default, max) = (rules.retention, rules.max_retention);
+        let retention = match read_directive(&rules.layer, res, default, max) {
             Directive::NeedsAttention(_) => {
                 return Err(observation.end_of(Some(status), EndKind::Refused));
             }

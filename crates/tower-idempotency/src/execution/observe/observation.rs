@@ -16,6 +16,7 @@ use super::{
 use crate::{
     digest::{OBSERVED_SCOPE, ScopedKey, observed_id},
     execution::{rules::ExecutionFailure, shared::Context},
+    layer_name::LayerName,
     panics::catch_setting_panic,
     request::{fingerprint::observed::ObservedFingerprint, key::RequestKey},
     response::rules::Unrecordable,
@@ -64,22 +65,27 @@ impl Observation {
         })
     }
 
+    /// Reports the treatment of a request that has no entry.
+    pub(super) fn report(&self, outcome: Observed) {
+        telemetry::observed(self.layer(), outcome);
+    }
+
     /// Judges a request whose body is complete: at once if that needs no wait, or else in a task.
     pub(super) fn judge(self: &Arc<Self>, pending: Pending) {
         let shared = &self.context.shared;
         if shared.store.replies_at_once() && !pending.fingerprint.is_buffered() {
             let Some(claim) = self.claim(pending) else {
-                return telemetry::observed(Observed::NotJudged);
+                return self.report(Observed::NotJudged);
             };
-            if let Some(reply) = shared.store.acquire_now(&claim) {
+            if let Some(reply) = shared.store.acquire_now(&claim, self.layer()) {
                 self.decide(&claim, reply.acquired);
                 return self.end_if_known();
             }
-            return telemetry::observed(Observed::NotJudged);
+            return self.report(Observed::NotJudged);
         }
         let (Some(permit), Ok(runtime)) = (shared.observer.permit_acquire(), Handle::try_current())
         else {
-            return telemetry::observed(Observed::NotJudged);
+            return self.report(Observed::NotJudged);
         };
         let observation = Arc::clone(self);
         runtime.spawn(async move { observation.judge_in_task(pending, permit).await });
@@ -87,10 +93,11 @@ impl Observation {
 
     async fn judge_in_task(self: Arc<Self>, pending: Pending, permit: CallPermit) {
         let Some(claim) = self.claim(pending) else {
-            return telemetry::observed(Observed::NotJudged);
+            return self.report(Observed::NotJudged);
         };
         let (store, timeout) = (&self.context.shared.store, self.timeout());
-        match store.acquire(&claim, timeout).await {
+        let warnings = &self.context.config.warnings;
+        match store.acquire(&claim, timeout, warnings).await {
             Ok(AcquireReply { acquired, .. }) => {
                 self.decide(&claim, acquired);
                 if let Some((lease, ended)) = self.take_end() {
@@ -98,9 +105,10 @@ impl Observation {
                 }
             }
             Err(_reported) => {
-                telemetry::observed(Observed::NotJudged);
+                self.report(Observed::NotJudged);
                 // The store may have granted the lease. Later retries would be judged as conflicts.
-                store.release(&claim.lease_ref_unknown(), timeout).await;
+                let reference = claim.lease_ref_unknown();
+                store.release(&reference, timeout, warnings).await;
             }
         }
         drop(permit);
@@ -116,7 +124,8 @@ impl Observation {
             operation,
             bytes,
         } = pending;
-        let fingerprint = catch_setting_panic("with_fingerprint", || fingerprint.finish())?;
+        let fingerprint =
+            catch_setting_panic(self.layer(), "with_fingerprint", || fingerprint.finish())?;
         drop(bytes);
         let token: Result<_, StoreError> = shared.store.new_token();
         let overdue_after = config.execution.overdue_after().min(MAX_OBSERVATION);
@@ -138,7 +147,7 @@ impl Observation {
                 .recent_requests
                 .has_other_principal(key, &fingerprint, &scoped.principal)
         {
-            shared.warnings.principal_changed(&claim.id);
+            config.warnings.principal_changed(&claim.id);
         }
         Some(claim)
     }
@@ -164,7 +173,7 @@ impl Observation {
             | Acquired::Completed { .. }
             | Acquired::Orphaned { .. } => Observed::WouldMismatch,
         };
-        telemetry::observed_at(&claim.id, outcome);
+        telemetry::observed_at(self.layer(), &claim.id, outcome);
     }
 
     fn decide_retry(&self, id: KeyId, record: &Bytes) -> Observed {
@@ -193,16 +202,14 @@ impl Observation {
         let shared = &self.context.shared;
         if ended.kind != EndKind::Released {
             let mut record = self.encode(&lease, &ended);
-            if shared
-                .store
-                .complete_now(&lease, &mut record, ended.retention)
-            {
-                return telemetry::observed_at(&lease.id, Observed::Fresh);
+            let (store, retention) = (&shared.store, ended.retention);
+            if store.complete_now(&lease, &mut record, retention, self.layer()) {
+                return telemetry::observed_at(self.layer(), &lease.id, Observed::Fresh);
             }
         }
         let (Some(permit), Ok(runtime)) = (shared.observer.permit_end(), Handle::try_current())
         else {
-            return telemetry::observed_at(&lease.id, Observed::NotJudged);
+            return telemetry::observed_at(self.layer(), &lease.id, Observed::NotJudged);
         };
         let observation = Arc::clone(self);
         runtime.spawn(async move {
@@ -221,7 +228,7 @@ impl Observation {
             Verdict::Fresh(lease) => Some((lease, ended)),
             Verdict::Replay(id, first) => {
                 if let Some(difference) = first.difference(&ended.seen) {
-                    telemetry::observed_difference(&id, difference.name());
+                    telemetry::observed_difference(self.layer(), &id, difference.name());
                 }
                 None
             }
@@ -230,11 +237,12 @@ impl Observation {
 
     async fn end(&self, lease: &LeaseRef, ended: &ExecutionEnd) {
         let (store, timeout) = (&self.context.shared.store, self.timeout());
+        let warnings = &self.context.config.warnings;
         let is_ended = if ended.kind == EndKind::Released {
-            store.release(lease, timeout).await
+            store.release(lease, timeout, warnings).await
         } else {
-            let record = self.encode(lease, ended);
-            let completed = store.complete(lease, true, &record, ended.retention, timeout);
+            let (record, retention) = (self.encode(lease, ended), ended.retention);
+            let completed = store.complete(lease, true, &record, retention, timeout, warnings);
             // The lease is lost if the execution took longer than the lease.
             let completed = completed.await;
             matches!(
@@ -247,7 +255,7 @@ impl Observation {
         } else {
             Observed::NotJudged
         };
-        telemetry::observed_at(&lease.id, outcome);
+        telemetry::observed_at(self.layer(), &lease.id, outcome);
     }
 
     fn encode(&self, lease: &LeaseRef, ended: &ExecutionEnd) -> Bytes {
@@ -283,6 +291,10 @@ impl Observation {
             seen: Seen { status, body: None },
             retention: self.context.config.response.retention,
         }
+    }
+
+    fn layer(&self) -> &LayerName {
+        self.context.config.layer()
     }
 
     fn timeout(&self) -> Duration {

@@ -37,8 +37,12 @@ pub(crate) fn observe(
     // Unwind safe: the state that the observation shares consists of atomics, and of settings shared by reference.
     let observers = catch_unwind(AssertUnwindSafe(|| begin(context, head, body)));
     observers.unwrap_or_else(|_panic| {
-        tracing::error!("closure of a setting panicked, request not judged");
-        telemetry::observed(Observed::NotJudged);
+        let layer = context.config.layer();
+        tracing::error!(
+            layer = layer.as_str(),
+            "closure of a setting panicked, request not judged"
+        );
+        telemetry::observed(layer, Observed::NotJudged);
         (None, None)
     })
 }
@@ -46,57 +50,59 @@ pub(crate) fn observe(
 fn begin(context: &Arc<Context>, head: &request::Parts, body: &impl http_body::Body) -> Observers {
     const NONE: Observers = (None, None);
     let (config, shared) = (&context.config, &context.shared);
-    let rules = &config.request;
+    let (rules, layer) = (&config.request, config.layer());
+    shared.registration.at_request(layer);
     if let Some(reason) = pass_reason(rules, head) {
-        telemetry::unsafe_request(&head.method, Coverage::from(reason));
+        telemetry::unsafe_request(layer, &head.method, Coverage::from(reason));
         if has_key_header(rules, &head.headers) {
-            telemetry::passed_through(reason.name());
+            telemetry::passed_through(layer, reason.name());
         }
         return NONE;
     }
     let found = find_key(rules, head);
-    telemetry::unsafe_request(&head.method, Coverage::of_key(&found));
+    telemetry::unsafe_request(layer, &head.method, Coverage::of_key(&found));
     let key = match found {
         Ok(Some(key)) if has_outer_lease(&head.extensions, &key) => return NONE,
         Ok(Some(key)) => key,
         Ok(None) => {
-            telemetry::observed(Observed::NoKey);
+            telemetry::observed(layer, Observed::NoKey);
             return NONE;
         }
         Err(error) => {
             let is_missing = error.kind() == ErrorKind::MissingKey;
-            telemetry::observed(if is_missing {
+            let outcome = if is_missing {
                 Observed::NoKey
             } else {
                 Observed::WouldRefuseKey
-            });
+            };
+            telemetry::observed(layer, outcome);
             return NONE;
         }
     };
     let scoped = match scope_key(rules, head, &key) {
         Ok((scoped, identity)) => {
             if identity == Identity::Anonymous {
-                shared.warnings.anonymous();
+                config.warnings.anonymous();
             }
             scoped
         }
         Err(error) => {
             if matches!(error, PrincipalError::Missing(_)) {
-                shared.warnings.principal_missing();
+                config.warnings.principal_missing();
             }
-            telemetry::observed(Observed::WouldRefuseKey);
+            telemetry::observed(layer, Observed::WouldRefuseKey);
             return NONE;
         }
     };
     if rules.is_grpc() {
         // The status is in the trailers, which an observer does not see.
-        telemetry::observed(Observed::NotJudged);
+        telemetry::observed(layer, Observed::NotJudged);
         return NONE;
     }
     let fingerprint = rules.fingerprint.observe(rules.secret.as_ref(), head);
     let is_head_only = fingerprint.is_head_only();
     if !is_head_only && announced_length(&head.headers, body) > rules.body_limit as u64 {
-        telemetry::observed(Observed::WouldExceed);
+        telemetry::observed(layer, Observed::WouldExceed);
         return NONE;
     }
     let operation = if shared.store.has_operations() {
@@ -141,7 +147,7 @@ impl RequestWatch {
         if is_complete && pending.fingerprint.len() as u64 >= self.expected {
             self.observation.judge(pending);
         } else {
-            telemetry::observed(Observed::NotJudged);
+            self.observation.report(Observed::NotJudged);
         }
     }
 }
@@ -161,7 +167,7 @@ impl BodyWatch for RequestWatch {
             return true;
         };
         self.pending = None;
-        telemetry::observed(outcome);
+        self.observation.report(outcome);
         false
     }
 

@@ -1,4 +1,5 @@
 mod compression;
+mod error_texts;
 mod fields;
 mod header_lines;
 

@@ -58,7 +58,7 @@ fn check(lines: &[(HeaderName, HeaderValue)], typed: Option<Retention>, max: Ttl
         head.extensions.insert(retention);
     }
     let mut stripped = head.headers.clone();
-    let directive = take_directive(&mut head, DEFAULT, max);
+    let directive = take_directive(&LayerName::default(), &mut head, DEFAULT, max);
 
     // Only the control headers are removed.
     let remaining = lines.iter().filter(|(name, _)| !is_control(name.as_str()));

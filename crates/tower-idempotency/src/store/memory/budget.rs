@@ -22,7 +22,8 @@ impl fmt::Display for MemoryFull {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "the memory store is full: within {} entries and {} bytes it holds only leases and orphans",
+            "leases and orphans fill the memory store of at most {} entries and {} bytes: \
+             raise `with_max_entries` or `with_max_bytes`",
             self.max_entries, self.max_bytes
         )
     }

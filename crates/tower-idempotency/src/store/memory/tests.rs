@@ -54,11 +54,13 @@ async fn has_record(store: &MemoryStore, n: u64) -> bool {
     }
 }
 
-fn assert_full(error: StoreError) {
+/// Returns the text of the error.
+fn assert_full(error: StoreError) -> String {
     let StoreError::Backend(source) = error else {
         panic!("expected a full store, found {error}");
     };
     assert!(source.downcast_ref::<MemoryFull>().is_some(), "{source}");
+    source.to_string()
 }
 
 mod bounds;

@@ -10,7 +10,8 @@ async fn fm_114_full_store_rejects_and_loses_no_lease() {
     for n in 0..100 {
         leases.push(hold(&store, n).await);
     }
-    assert_full(store.acquire(&claim(100)).await.unwrap_err());
+    let text = assert_full(store.acquire(&claim(100)).await.unwrap_err());
+    insta::assert_snapshot!(text, @"leases and orphans fill the memory store of at most 100 entries and 268435456 bytes: raise `with_max_entries` or `with_max_bytes`");
     for lease in &leases {
         store.renew(lease, HOUR).await.unwrap();
     }

@@ -168,3 +168,6 @@ fn is_connect(error: &(dyn StdError + 'static)) -> Option<bool> {
     let _ = error;
     None
 }
+
+#[cfg(test)]
+mod tests;

@@ -174,11 +174,26 @@ mod tests {
     #[test]
     fn invalid_keys_are_rejected() {
         let long = "x".repeat(256);
-        for key in ["", " x", "x ", "x\n", "x\u{e9}", "\u{7f}", &long] {
-            assert!(Key::new(key.as_bytes()).is_err(), "{key:?}");
+        let spaces = "expected a key without spaces around it";
+        let printable = "expected printable ASCII characters";
+        for (key, expected) in [
+            ("", "expected a key, found an empty text"),
+            (" x", spaces),
+            ("x ", spaces),
+            ("x\n", printable),
+            ("x\u{e9}", printable),
+            ("\u{7f}", printable),
+            (long.as_str(), "expected a key of at most 255 bytes"),
+        ] {
+            let error = Key::new(key.as_bytes()).err();
+            let text = error.map(|error| error.to_string());
+            assert_eq!(text.as_deref(), Some(expected), "{key:?}");
         }
         assert!(Key::new("x".repeat(255).as_bytes()).is_ok());
         let open = HeaderValue::from_static(r#""x\""#);
-        assert!(Key::parse(&open, Protocol::TowerIdempotency).is_err());
+        let error = Key::parse(&open, Protocol::TowerIdempotency).err();
+        let text = error.map(|error| error.to_string());
+        let expected = "expected a character after the backslash";
+        assert_eq!(text.as_deref(), Some(expected));
     }
 }

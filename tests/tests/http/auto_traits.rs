@@ -18,8 +18,9 @@ use tower_idempotency::{
 use tower_idempotency_dynamodb::{DynamoDbError, DynamoDbOptions, DynamoDbStore};
 use tower_idempotency_redis::{ConnectError, RedisOptions, RedisStore};
 use tower_idempotency_sqlx::{
-    Checkpoint, CommitError, Completer, CompleterTask, FencedTransaction, MySqlStore, Orphan,
-    PostgresStore, Purger, SqlError, SqliteStore, TransactionError,
+    Checkpoint, CommitError, Completer, CompleterTask, FencedTransaction, MySqlFence, MySqlStore,
+    Orphan, PostgresFence, PostgresStore, Purger, SqlError, SqliteFence, SqliteStore,
+    TransactionError,
 };
 
 fn assert_shared<T: Send + Sync + 'static>() {}
@@ -43,6 +44,7 @@ fn public_types_are_shared_between_threads() {
         PostgresStore, MySqlStore, SqliteStore, SqlError, TransactionError, CommitError<u8>,
         Checkpoint, Orphan, Completer<PostgresStore>, CompleterTask, Purger,
         FencedTransaction<PostgresStore>, FencedTransaction<MySqlStore>, FencedTransaction<SqliteStore>,
+        PostgresFence, MySqlFence, SqliteFence,
     }
 }
 

@@ -6,7 +6,7 @@ use axum::{
     body::{Body, Bytes},
     response::{IntoResponse, Response},
 };
-use http::{HeaderValue, Request, StatusCode};
+use http::{HeaderValue, Method, Request, StatusCode};
 use serde_json::Value;
 use tests::{Scripted, Step, TestResponse, app, created, creating, post, send};
 use tower_idempotency::{
@@ -167,6 +167,12 @@ async fn refusals_have_these_texts() {
             one(),
             post("/orders", "k2", "order"),
         ),
+        (
+            "panicked setting",
+            layer().with_recorded_statuses(|_| panic!("a faulty setting")),
+            one(),
+            order(),
+        ),
     ] {
         let response = last(layer, before, req, paid).await;
         lines.push(line(name, &response));
@@ -191,12 +197,17 @@ async fn refusals_have_these_texts() {
 
 /// Returns the code of gRPC and the sentence.
 async fn call(body: impl Into<Body>) -> String {
+    call_with(Method::POST, "application/grpc", body).await
+}
+
+async fn call_with(method: Method, media_type: &'static str, body: impl Into<Body>) -> String {
     let methods = GrpcMethods::all();
     let (app, effects) = app(layer().with_grpc(methods), async |n, _| created(n));
     let mut req = order();
     *req.version_mut() = http::Version::HTTP_2;
+    *req.method_mut() = method;
     *req.body_mut() = body.into();
-    let media_type = HeaderValue::from_static("application/grpc");
+    let media_type = HeaderValue::from_static(media_type);
     req.headers_mut().insert("content-type", media_type);
     let response = send(&app, req).await;
     assert_eq!(effects.count(), 0);
@@ -221,6 +232,8 @@ async fn refusals_of_grpc_have_these_texts() {
             trailers,
         ])))
         .await,
+        call_with(Method::PUT, "application/grpc", "\0\0\0\0\0").await,
+        call_with(Method::POST, "application/grpc-web", "\0\0\0\0\0").await,
     ];
     insta::assert_snapshot!(lines.join("\n"));
 }

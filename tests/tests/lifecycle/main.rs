@@ -7,6 +7,7 @@ mod cancellation;
 mod disconnects_h1;
 mod disconnects_h2;
 mod endless_handlers;
+mod error_texts;
 mod failures;
 mod items;
 mod leases;

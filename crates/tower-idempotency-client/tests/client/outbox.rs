@@ -267,7 +267,7 @@ async fn other_request_under_stored_key_is_not_sent() {
     req.extensions_mut().insert(operation.clone());
     let error = client.oneshot(req).await.unwrap_err();
     let source = std::error::Error::source(&error).unwrap().to_string();
-    assert!(source.contains("another request"), "{source}");
+    assert_eq!(source, "the outbox has another request under this key");
     assert_eq!(operation.outcome(), Outcome::Unknown);
     assert_eq!(server.take_log().len(), 0);
     assert_eq!(outbox.keys(), ["order-7"]);
@@ -316,7 +316,10 @@ async fn request_with_unreadable_key_is_not_sent() {
         .insert("idempotency-key", key.parse().unwrap());
     let error = client.clone().oneshot(req.clone()).await.unwrap_err();
     let source = std::error::Error::source(&error).unwrap().to_string();
-    assert!(source.contains("cannot read"), "{source}");
+    assert_eq!(
+        source,
+        "a request whose key the client cannot read cannot be stored"
+    );
     assert_eq!(error.outcome(), Outcome::NotExecuted);
     assert_eq!(server.take_log().len(), 0);
     assert_eq!(outbox.keys(), [""; 0]);
@@ -334,6 +337,11 @@ async fn request_with_long_url_is_not_sent() {
     let mut req = order(&operation);
     *req.uri_mut() = long_uri();
     let error = client.oneshot(req).await.unwrap_err();
+    let source = std::error::Error::source(&error).unwrap().to_string();
+    assert_eq!(
+        source,
+        "an outbox cannot read this request once it is stored, for example because its URL is too long"
+    );
     assert_eq!(error.outcome(), Outcome::NotExecuted);
     assert_eq!(operation.outcome(), Outcome::NotExecuted);
     assert_eq!(server.take_log().len(), 0);
@@ -428,7 +436,13 @@ async fn failed_outbox_sends_nothing() {
     outbox.fail(None);
     outbox.hangs.store(1, Ordering::Relaxed);
     let operation = Operation::new();
-    assert_eq!(send(&client, &operation).await, (None, Outcome::Unknown));
+    let error = client.oneshot(order(&operation)).await.unwrap_err();
+    let source = std::error::Error::source(&error).unwrap().to_string();
+    assert_eq!(
+        source,
+        "the outbox did not reply before the deadline of the call"
+    );
+    assert_eq!(operation.outcome(), Outcome::Unknown);
     assert_eq!(server.take_log().len(), 0);
 }
 
@@ -594,12 +608,13 @@ async fn stream_and_stacked_layer_are_errors() {
         .unwrap();
     let error = client.clone().oneshot(req).await.unwrap_err();
     let source = std::error::Error::source(&error).unwrap().to_string();
-    assert!(source.contains("cannot be copied"), "{source}");
+    assert_eq!(source, "a body that cannot be copied cannot be stored");
     assert_eq!(operation.outcome(), Outcome::NotExecuted);
     let stacked = RetryLayer::new().layer(client);
     let operation = Operation::new();
     let error = stacked.oneshot(order(&operation)).await.unwrap_err();
-    assert!(format!("{error:?}").contains("would store each attempt"));
+    let text = "a RetryLayer outside of an OutboxLayer would store each attempt";
+    assert!(format!("{error:?}").contains(text));
     assert_eq!(operation.outcome(), Outcome::NotExecuted);
     assert_eq!(server.take_log().len(), 0);
     assert_eq!(outbox.keys(), [""; 0]);
@@ -665,7 +680,8 @@ async fn new_call_goes_to_provider_of_first_attempt() {
     let other = again().with_provider(8);
     let error = providers.process(8, true).oneshot(order(&other)).await;
     let error = format!("{:?}", error.unwrap_err());
-    assert!(error.contains("another provider"), "{error}");
+    let text = "the outbox has another provider for this operation";
+    assert!(error.contains(text), "{error}");
     assert_eq!(other.outcome(), Outcome::Unknown);
     let operation = again();
     let res = providers.process(8, true).oneshot(order(&operation)).await;
@@ -743,7 +759,8 @@ async fn recovery_reports_failed_outbox() {
     let mut recovery = client.recover();
     outbox.fail(Some("resume"));
     let failed = recovery.next(|_: &mut Request<Full<Bytes>>| {}).await;
-    assert!(failed.unwrap_err().to_string().contains("disk full"));
+    let text = failed.unwrap_err().to_string();
+    assert_eq!(text, "the storage of the outbox failed: disk full");
     outbox.fail(None);
     let next = recovery.next(|_: &mut Request<Full<Bytes>>| {}).await;
     assert_eq!(next.unwrap().unwrap().result.unwrap().status(), 201);

@@ -185,7 +185,11 @@ mod sqlite {
         assert_eq!(other.pending(0, 10).await.unwrap(), []);
         for name in ["", "1a", "a b", "a;drop table x", "A", &"a".repeat(49)] {
             let pool = sqlx_pool();
-            assert!(SqliteOutbox::new(pool).with_table(name).is_err(), "{name}");
+            let error = SqliteOutbox::new(pool).with_table(name).err();
+            let text = error.map(|error| error.to_string());
+            let expected =
+                "a table has a name of 1 to 48 of a to z, 0 to 9 and _, and begins with no digit";
+            assert_eq!(text.as_deref(), Some(expected), "{name}");
         }
     }
 

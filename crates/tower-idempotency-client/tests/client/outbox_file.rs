@@ -117,7 +117,10 @@ async fn damaged_record_before_others_fails_open() {
     let other = scratch.file("other.txt");
     fs::write(&other, "a file of another program").unwrap();
     let error = FileOutbox::open(&other).unwrap_err().to_string();
-    assert!(error.contains("not the file of an outbox"), "{error}");
+    assert_eq!(
+        error,
+        "the storage of the outbox failed: not the file of an outbox"
+    );
     assert_eq!(fs::read(&other).unwrap(), b"a file of another program");
 }
 
@@ -155,7 +158,11 @@ async fn unreadable_entry_is_rejected() {
     let scratch = Scratch::new();
     let path = scratch.file("orders.outbox");
     let outbox = FileOutbox::open(&path).unwrap();
-    outbox.store(&unreadable_entry()).await.unwrap_err();
+    let error = outbox.store(&unreadable_entry()).await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "an outbox cannot read this request once it is stored, for example because its URL is too long"
+    );
     outbox.store(&entry("one")).await.unwrap();
     drop(outbox);
     let read = entries(&FileOutbox::open(&path).unwrap()).await;
@@ -168,7 +175,10 @@ async fn second_process_cannot_open_file() {
     let path = scratch.file("orders.outbox");
     let outbox = FileOutbox::open(&path).unwrap();
     let error: OutboxError = FileOutbox::open(&path).unwrap_err();
-    assert!(error.to_string().contains("another process"), "{error}");
+    assert_eq!(
+        error.to_string(),
+        "the storage of the outbox failed: the outbox is already open, in this or another process"
+    );
     outbox.store(&entry("one")).await.unwrap();
     drop(outbox);
     assert_eq!(entries(&FileOutbox::open(&path).unwrap()).await.len(), 1);

@@ -34,6 +34,8 @@ fn store_and_remove(log: &mut Log, count: usize) {
     }
 }
 
+const DAMAGED: &str = "a synced record of the outbox is damaged";
+
 /// Opens a file whose bytes in this range were lost.
 fn open_with_hole(bytes: &[u8], hole: std::ops::Range<usize>) -> io::Result<Vec<String>> {
     let scratch = Scratch::new();
@@ -119,8 +121,22 @@ fn hole_in_last_write_is_cut_off() {
     // A later write began after this one was on the disk.
     store(&mut log, names("third", 1));
     let bytes = fs::read(&path).unwrap();
-    assert!(open_with_hole(&bytes, begin..begin + 4096).is_err());
-    assert!(open_with_hole(&bytes, 20..30).is_err());
+    for hole in [begin..begin + 4096, 20..30] {
+        let error = open_with_hole(&bytes, hole).unwrap_err();
+        assert_eq!(error.to_string(), DAMAGED);
+    }
+}
+
+#[test]
+fn damaged_header_is_error() {
+    let scratch = Scratch::new();
+    let path = scratch.file("orders.outbox");
+    let mut log = Log::open(&path).unwrap();
+    store(&mut log, names("key", 1));
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[HEADER - 1] ^= 1;
+    let error = open_with_hole(&bytes, 0..0).unwrap_err();
+    assert_eq!(error.to_string(), "the header of the outbox is damaged");
 }
 
 /// Removals are not synced, and may be lost out of order.
@@ -152,7 +168,8 @@ fn hole_in_compacted_file_is_error() {
     log.compact().unwrap();
     assert!(before > COMPACT_FROM && log.length < before);
     let bytes = fs::read(&path).unwrap();
-    assert!(open_with_hole(&bytes, 20..30).is_err());
+    let error = open_with_hole(&bytes, 20..30).unwrap_err();
+    assert_eq!(error.to_string(), DAMAGED);
     assert_eq!(open_with_hole(&bytes, 20..20).unwrap(), names("kept", 3));
 }
 

@@ -1,4 +1,5 @@
-//! Values in pages of a fixed size. Growth moves no value and wastes at most a page, and an empty page is freed.
+//! Values in pages of a fixed size. Growth wastes at most a page, and an empty page is freed. Only the first page grows with its
+//! values; no other growth moves a value.
 
 const PAGE: usize = 32;
 const ALL_FREE: u32 = u32::MAX;
@@ -45,7 +46,11 @@ impl<T> Slab<T> {
             self.spare -= 1;
         }
         let at = page.free.trailing_zeros();
-        let slots = page.slots.get_or_insert_with(|| Vec::with_capacity(PAGE));
+        // A slab with few values has only the first page, and takes as much memory as its values need.
+        let capacity = if number == 0 { 0 } else { PAGE };
+        let slots = page
+            .slots
+            .get_or_insert_with(|| Vec::with_capacity(capacity));
         // The first free slot is one that had a value, or the next one.
         match slots.get_mut(at as usize) {
             Some(slot) => *slot = Some(value),
@@ -118,6 +123,16 @@ mod tests {
             more.iter().all(|slot| *slot < 128),
             "free slots are used before new pages"
         );
+    }
+
+    #[test]
+    fn slab_with_few_values_takes_little_memory() {
+        let mut slab = Slab::new();
+        let counted = allocation_counter::measure(|| {
+            slab.insert([0_u8; 128]);
+        });
+        let bytes = counted.bytes_total;
+        assert!(bytes < PAGE as u64 * 128 / 4, "{bytes}");
     }
 
     #[test]

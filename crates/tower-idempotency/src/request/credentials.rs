@@ -1,7 +1,10 @@
 //! Credentials of a request: the headers and cookies by which callers authenticate.
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, Response, header};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Response,
+    header::{self, GetAll},
+};
 
 use crate::{
     digest::FieldDigest,
@@ -72,36 +75,44 @@ pub(super) fn add_credentials(
 /// `false` if there is none.
 pub(super) fn add_first_credential(headers: &HeaderMap, hash: &mut FieldDigest) -> bool {
     let first = credential_headers(headers)
-        .min_by_key(|name| (*name != header::AUTHORIZATION, name.as_str()));
-    first.is_some_and(|first| add_header(headers, first, hash) > 0)
+        .min_by_key(|(name, _)| (*name != header::AUTHORIZATION, name.as_str()));
+    first.is_some_and(|(name, lines)| add_lines(name, &lines, hash) > 0)
 }
 
-/// Returns the names of the credential headers with a value.
-fn credential_headers(headers: &HeaderMap) -> impl Iterator<Item = &HeaderName> {
+/// Returns the credential headers with a value: their names and lines.
+fn credential_headers(
+    headers: &HeaderMap,
+) -> impl Iterator<Item = (&HeaderName, GetAll<'_, HeaderValue>)> {
     headers
         .keys()
-        .filter(|name| is_credential_header(name.as_str()) && !has_no_value(headers, name))
+        .filter(|name| is_credential_header(name.as_str()))
+        .map(|name| (name, headers.get_all(name)))
+        .filter(|(_, lines)| !has_no_value(lines))
 }
 
 /// Returns `true` if the header is absent, or has one line without a value. A proxy may set such a line for a caller that it
 /// has not authenticated.
-fn has_no_value(headers: &HeaderMap, name: &HeaderName) -> bool {
-    let mut values = headers.get_all(name).iter();
-    let first = values.next();
-    first.is_none_or(|value| value.as_bytes().trim_ascii().is_empty()) && values.next().is_none()
+fn has_no_value(lines: &GetAll<'_, HeaderValue>) -> bool {
+    let mut lines = lines.iter();
+    let first = lines.next();
+    first.is_none_or(|line| line.as_bytes().trim_ascii().is_empty()) && lines.next().is_none()
 }
 
 /// Adds all values of a header, in order. Returns their number. Adds nothing if there is none.
 pub(super) fn add_header(headers: &HeaderMap, name: &HeaderName, hash: &mut FieldDigest) -> usize {
-    let values = headers.get_all(name);
-    let count = values.iter().count();
+    add_lines(name, &headers.get_all(name), hash)
+}
+
+/// Adds the lines of a header, as [`add_header`] does.
+fn add_lines(name: &HeaderName, lines: &GetAll<'_, HeaderValue>, hash: &mut FieldDigest) -> usize {
+    let count = lines.iter().count();
     if count == 0 {
         return 0;
     }
     hash.field(b"header").field(name.as_str().as_bytes());
     hash.number(count);
-    for value in values {
-        hash.field(value.as_bytes());
+    for line in lines.iter() {
+        hash.field(line.as_bytes());
     }
     count
 }
@@ -112,18 +123,18 @@ pub(super) fn add_header_value(name: &HeaderName, value: &[u8], hash: &mut Field
     hash.number(1).field(value);
 }
 
-/// Adds the value of a header that identifies the caller. Returns `false` if there is none, or an empty one.
+/// Adds the line of a header that identifies the caller. Returns `false` if there is none, or one without a value.
 ///
 /// Fails if the header has two lines: a client that adds an invented line to its own must not become another caller.
 pub(super) fn add_identifying_header(
-    headers: &HeaderMap,
     name: &HeaderName,
+    lines: &GetAll<'_, HeaderValue>,
     hash: &mut FieldDigest,
 ) -> Result<bool, PrincipalError> {
-    if has_no_value(headers, name) {
+    if has_no_value(lines) {
         return Ok(false);
     }
-    match add_header(headers, name, hash) {
+    match add_lines(name, lines, hash) {
         0 | 1 => Ok(true),
         _ => Err(PrincipalError::ambiguous(
             "expected each header that identifies the caller once, found one twice",
@@ -136,7 +147,7 @@ fn add_credential_headers(
     headers: &HeaderMap,
     hash: &mut FieldDigest,
 ) -> Result<Identity, PrincipalError> {
-    let mut add = |name| add_identifying_header(headers, name, hash).map(drop);
+    let mut add = |(name, lines)| add_identifying_header(name, &lines, hash).map(drop);
     let mut found = credential_headers(headers);
     let Some(first) = found.next() else {
         return Ok(Identity::Anonymous);
@@ -145,9 +156,9 @@ fn add_credential_headers(
         add(first)?;
         return Ok(Identity::Principal);
     }
-    let mut names: Vec<_> = credential_headers(headers).collect();
-    names.sort_unstable_by_key(|name| name.as_str());
-    names.into_iter().try_for_each(add)?;
+    let mut found: Vec<_> = credential_headers(headers).collect();
+    found.sort_unstable_by_key(|(name, _)| name.as_str());
+    found.into_iter().try_for_each(add)?;
     Ok(Identity::Combined)
 }
 

@@ -314,7 +314,8 @@ impl Principal {
                     }
                 }
                 Source::Header(name) => {
-                    if add_identifying_header(&head.headers, name, hash)? {
+                    let lines = head.headers.get_all(name);
+                    if add_identifying_header(name, &lines, hash)? {
                         return Ok(Identity::Principal);
                     }
                 }

@@ -52,11 +52,15 @@ impl UnreadReplays {
         id: &KeyId,
         record: &Bytes,
     ) -> CompleteResponse {
-        if let Some(unread) = self.find(id, record) {
+        let inflated = rules.codec().inflated_len(record);
+        // Only large bodies are shared. A replay of a small record takes no lock, which all replays of the layer would share.
+        if inflated.unwrap_or(record.len()) > UNCOUNTED
+            && let Some(unread) = self.find(id, record)
+        {
             return replayed_response(rules, id, unread.share());
         }
         // A small record may inflate to a large one, so the memory counts before it is used.
-        let inflated = rules.codec().inflated_len(record).unwrap_or(0);
+        let inflated = inflated.unwrap_or(0);
         if let Err(error) = buffer.reserve(inflated) {
             return reject(rules, &admission_error(rules, error).with_entry(id));
         }

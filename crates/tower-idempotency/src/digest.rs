@@ -83,7 +83,14 @@ impl EntryId {
 
 /// Digest over length-prefixed fields. Two different lists of fields never hash the same bytes.
 #[derive(Clone)]
-pub(crate) struct FieldDigest(Hasher);
+pub(crate) struct FieldDigest {
+    hasher: Hasher,
+    /// Short fields that are not hashed yet. One update hashes several, because each costs as much as hashing some 20 bytes.
+    pending: [u8; PENDING],
+    pending_len: usize,
+}
+
+const PENDING: usize = 64;
 
 #[derive(Clone)]
 enum Hasher {
@@ -91,28 +98,44 @@ enum Hasher {
     Keyed(Hmac<Sha256>),
 }
 
+impl Hasher {
+    fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Plain(hash) => hash.update(bytes),
+            Self::Keyed(hash) => hash.update(bytes),
+        }
+    }
+}
+
 impl FieldDigest {
     pub(crate) fn new(secret: Option<&Secret>) -> Self {
-        Self(secret.map_or_else(
-            || Hasher::Plain(Sha256::new()),
-            |secret| Hasher::Keyed(secret.0.clone()),
-        ))
+        Self {
+            hasher: secret.map_or_else(
+                || Hasher::Plain(Sha256::new()),
+                |secret| Hasher::Keyed(secret.0.clone()),
+            ),
+            pending: [0; PENDING],
+            pending_len: 0,
+        }
     }
 
     /// Adds one field: its length as a [`VarInt`], and its bytes.
     pub(crate) fn field(&mut self, bytes: &[u8]) -> &mut Self {
-        const SHORT: usize = 63;
-        if bytes.len() <= SHORT {
-            // One update instead of two, because each costs as much as hashing some 20 bytes.
-            let mut short = [0; 1 + SHORT];
-            #[expect(clippy::cast_possible_truncation, reason = "at most 63")]
-            let len = bytes.len() as u8;
-            short[0] = len;
-            short[1..=bytes.len()].copy_from_slice(bytes);
-            self.update(&short[..=bytes.len()]);
+        // A length below 128 is one byte.
+        let size = 1 + bytes.len();
+        if size > PENDING - self.pending_len {
+            self.hash_pending();
+        }
+        if size > PENDING {
+            self.hasher.update(VarInt::new(bytes.len()).as_bytes());
+            self.hasher.update(bytes);
         } else {
-            self.update(VarInt::new(bytes.len()).as_bytes());
-            self.update(bytes);
+            let field = &mut self.pending[self.pending_len..][..size];
+            #[expect(clippy::cast_possible_truncation, reason = "less than PENDING")]
+            let len = bytes.len() as u8;
+            field[0] = len;
+            field[1..].copy_from_slice(bytes);
+            self.pending_len += size;
         }
         self
     }
@@ -124,14 +147,13 @@ impl FieldDigest {
 
     /// Adds a part of the last field of a digest. The caller adds the length of the field after its last part.
     pub(crate) fn append(&mut self, bytes: &[u8]) {
-        self.update(bytes);
+        self.hash_pending();
+        self.hasher.update(bytes);
     }
 
-    fn update(&mut self, bytes: &[u8]) {
-        match &mut self.0 {
-            Hasher::Plain(hash) => hash.update(bytes),
-            Hasher::Keyed(hash) => hash.update(bytes),
-        }
+    fn hash_pending(&mut self) {
+        self.hasher.update(&self.pending[..self.pending_len]);
+        self.pending_len = 0;
     }
 
     /// Returns the digest of a scope. It differs from the ID of any key in the scope.
@@ -143,8 +165,9 @@ impl FieldDigest {
     }
 
     /// Returns the digest of all fields.
-    pub(crate) fn finish(self) -> [u8; 32] {
-        match self.0 {
+    pub(crate) fn finish(mut self) -> [u8; 32] {
+        self.hash_pending();
+        match self.hasher {
             Hasher::Plain(hash) => hash.finalize().into(),
             Hasher::Keyed(hash) => hash.finalize().into_bytes().into(),
         }
@@ -200,4 +223,38 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
         out.push(DIGITS[usize::from(byte & 15)].into());
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_hashed_in_order() {
+        let lengths: [(usize, &[u8]); 10] = [
+            (1, &[1]),
+            (30, &[30]),
+            (31, &[31]),
+            (0, &[0]),
+            (62, &[62]),
+            (63, &[63]),
+            (64, &[64]),
+            (127, &[127]),
+            (300, &[0xac, 0x02]),
+            (5, &[5]),
+        ];
+        let (mut hash, mut expected) = (FieldDigest::new(None), Sha256::new());
+        for (length, prefix) in lengths {
+            let bytes = vec![b'a'; length];
+            hash.field(&bytes);
+            expected.update([prefix, &bytes].concat());
+            let digest: [u8; 32] = expected.clone().finalize().into();
+            assert_eq!(hash.clone().finish(), digest, "{length}");
+        }
+        hash.append(b"the last field");
+        hash.number(14);
+        expected.update(b"the last field\x01\x0e");
+        let digest: [u8; 32] = expected.finalize().into();
+        assert_eq!(hash.finish(), digest);
+    }
 }

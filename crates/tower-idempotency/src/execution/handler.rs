@@ -126,13 +126,6 @@ where
             let step = catch_unwind(AssertUnwindSafe(|| poll_stage(stage.as_mut(), running, cx)));
             let ran = match step {
                 Ok(Poll::Pending) => return Poll::Pending,
-                Ok(Poll::Ready(ExecutionStep::Record(recording, directives))) => {
-                    stage.set(RunStage::Recording {
-                        recording,
-                        directives,
-                    });
-                    continue;
-                }
                 Ok(Poll::Ready(ExecutionStep::Confirm(result))) => {
                     let execution = execution.take().expect(POLLED_AGAIN);
                     let finishing = Box::pin(finish_unconfirmed(execution, result));
@@ -165,16 +158,14 @@ where
     }
 }
 
-/// Next step of an execution.
+/// Next step of an execution whose handler has responded.
 enum ExecutionStep<R: http_body::Body, E> {
-    /// The body of the response is buffered.
-    Record(Recording<R>, Option<Box<Directives>>),
     /// The handler reported a commit, but returned another response or an error.
     Confirm(Result<Response<R>, E>),
     Finish(HttpOutcome<R, E>),
 }
 
-/// Polls the handler, or the body of its response.
+/// Polls the handler, then the body of its response.
 fn poll_stage<F, R, E>(
     mut stage: Pin<&mut RunStage<F, R, E>>,
     execution: &Execution,
@@ -185,43 +176,47 @@ where
     R: http_body::Body,
 {
     let lease = &execution.lease;
-    match stage.as_mut().project() {
-        RunStageProj::Calling { mut call, timer } => {
-            let Some(running) = call.as_mut().as_pin_mut() else {
-                return Poll::Pending;
-            };
-            let mut result = ready!(running.poll(cx));
-            call.set(None);
-            drop(timer.take());
-            let is_committed = match &mut result {
-                Ok(res) => res.extensions_mut().remove::<CommittedResponse>().is_some(),
-                Err(_) => false,
-            };
-            Poll::Ready(match (lease.close(), result) {
-                (CommitOutcome::Committed(record), Ok(res)) if is_committed => {
-                    let res = Ok(res.map(Body::original));
-                    ExecutionStep::Finish(HandlerOutcome::Committed(res, record))
-                }
-                (CommitOutcome::Committed(_), result) => ExecutionStep::Confirm(result),
-                (CommitOutcome::NotAttempted | CommitOutcome::Unacknowledged, result) => {
-                    match begin_recording(lease, result) {
-                        Ok((recording, directives)) => ExecutionStep::Record(recording, directives),
-                        Err(outcome) => ExecutionStep::Finish(*outcome),
-                    }
-                }
-            })
+    if let RunStageProj::Calling { mut call, timer } = stage.as_mut().project() {
+        let Some(running) = call.as_mut().as_pin_mut() else {
+            return Poll::Pending;
+        };
+        let mut result = ready!(running.poll(cx));
+        call.set(None);
+        drop(timer.take());
+        let is_committed = match &mut result {
+            Ok(res) => res.extensions_mut().remove::<CommittedResponse>().is_some(),
+            Err(_) => false,
+        };
+        let result = match (lease.close(), result) {
+            (CommitOutcome::Committed(record), Ok(res)) if is_committed => {
+                let res = Ok(res.map(Body::original));
+                let outcome = HandlerOutcome::Committed(res, record);
+                return Poll::Ready(ExecutionStep::Finish(outcome));
+            }
+            (CommitOutcome::Committed(_), result) => {
+                return Poll::Ready(ExecutionStep::Confirm(result));
+            }
+            (CommitOutcome::NotAttempted | CommitOutcome::Unacknowledged, result) => result,
+        };
+        match begin_recording(lease, result) {
+            Ok((recording, directives)) => stage.set(RunStage::Recording {
+                recording,
+                directives,
+            }),
+            Err(outcome) => return Poll::Ready(ExecutionStep::Finish(*outcome)),
         }
-        RunStageProj::Recording {
-            recording,
-            directives,
-        } => {
-            let rules = &lease.config().response;
-            let decided = ready!(recording.poll(cx, rules, lease.origin()));
-            let outcome = outcome_of(lease, directives.take(), decided);
-            Poll::Ready(ExecutionStep::Finish(outcome))
-        }
-        RunStageProj::Finishing { .. } => Poll::Pending,
     }
+    let RunStageProj::Recording {
+        recording,
+        directives,
+    } = stage.project()
+    else {
+        return Poll::Pending;
+    };
+    let rules = &lease.config().response;
+    let decided = ready!(recording.poll(cx, rules, lease.origin()));
+    let outcome = outcome_of(lease, directives.take(), decided);
+    Poll::Ready(ExecutionStep::Finish(outcome))
 }
 
 /// Begins to record the response. Returns the outcome if it does not depend on the body.

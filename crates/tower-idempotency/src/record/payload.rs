@@ -16,7 +16,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use rmp_serde::decode::Error as MessagePackError;
 use serde::{
-    Deserialize, Deserializer, Serialize, Serializer,
+    Deserialize, Deserializer,
     de::{SeqAccess, Visitor},
 };
 
@@ -26,30 +26,28 @@ use super::{
     headers::{self, LineList},
 };
 
-#[derive(Default, Serialize, Deserialize)]
+#[derive(Default, Deserialize)]
 #[cfg_attr(test, derive(PartialEq, Debug))]
 pub(super) struct Payload<'a> {
     pub(super) kind: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) status: Option<u16>,
-    #[serde(skip_serializing_if = "Option::is_none", borrow)]
+    #[serde(borrow)]
     pub(super) reason: Option<&'a str>,
     /// Milliseconds since 1970.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) recorded_at: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none", borrow)]
+    #[serde(borrow)]
     pub(super) headers: Option<Lines<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none", borrow)]
+    #[serde(borrow)]
     pub(super) trailers: Option<Lines<'a>>,
     /// The positions of lines with sensitive values, one byte each. Positions of trailers follow those of the headers.
-    #[serde(skip_serializing_if = "Option::is_none", borrow)]
+    #[serde(borrow)]
     pub(super) sensitive: Option<Bin<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none", borrow)]
+    #[serde(borrow)]
     pub(super) body: Option<Bin<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none", borrow)]
+    #[serde(borrow)]
     pub(super) value: Option<Bin<'a>>,
     /// The trace of the execution: 55 characters.
-    #[serde(skip_serializing_if = "Option::is_none", borrow)]
+    #[serde(borrow)]
     pub(super) traceparent: Option<&'a str>,
 }
 
@@ -122,9 +120,7 @@ impl<'a> Payload<'a> {
     }
 
     pub(super) fn write(&self, out: &mut Vec<u8>) {
-        let mut serializer = rmp_serde::Serializer::new(out).with_struct_map();
-        self.serialize(&mut serializer)
-            .expect("a Vec takes every write, and every length is known and fits");
+        plain::write(self, out);
     }
 }
 
@@ -367,12 +363,6 @@ impl TombstoneReason {
     }
 }
 
-impl Serialize for Lines<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.0.iter().map(|(name, value)| (name, Bin(value))))
-    }
-}
-
 impl<'de: 'a, 'a> Deserialize<'de> for Lines<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Collect<'a>(PhantomData<Lines<'a>>);
@@ -398,12 +388,6 @@ impl<'de: 'a, 'a> Deserialize<'de> for Lines<'a> {
         }
 
         deserializer.deserialize_seq(Collect(PhantomData))
-    }
-}
-
-impl Serialize for Bin<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(self.0)
     }
 }
 

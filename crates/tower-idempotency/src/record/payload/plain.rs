@@ -1,8 +1,10 @@
-//! Reads payloads in the form in which this version writes them.
+//! Writes payloads, and reads them in the form in which this version writes them.
 //!
 //! Reading with a general MessagePack reader would take longer than the rest of a replay's work on the record. This reader
 //! returns `None` for every form that this version does not write. The general reader then reads the payload or reports the
 //! error.
+//!
+//! The writer uses the shortest form of each length and number.
 
 use super::{Bin, Lines, MAX_LINES, Payload};
 use crate::record::headers::LineList;
@@ -38,6 +40,102 @@ pub(in crate::record) fn parse(payload: &[u8]) -> Option<Payload<'_>> {
         }
     }
     (has_kind && reader.0.is_empty()).then_some(fields)
+}
+
+/// Appends a payload to `out`. The caller checks that it [fits](Payload::fits).
+pub(super) fn write(payload: &Payload<'_>, out: &mut Vec<u8>) {
+    let at = out.len();
+    out.push(FIXMAP);
+    let mut fields = FieldWriter { out, count: 0 };
+    fields.write("kind", Some(payload.kind), write_text);
+    fields.write("status", payload.status.map(u64::from), write_number);
+    fields.write("reason", payload.reason, write_text);
+    fields.write("recorded_at", payload.recorded_at, write_number);
+    fields.write("headers", payload.headers.as_ref(), write_lines);
+    fields.write("trailers", payload.trailers.as_ref(), write_lines);
+    fields.write("sensitive", payload.sensitive.as_ref(), write_bin);
+    fields.write("body", payload.body.as_ref(), write_bin);
+    fields.write("value", payload.value.as_ref(), write_bin);
+    fields.write("traceparent", payload.traceparent, write_text);
+    fields.out[at] += fields.count;
+}
+
+/// The fields of a payload that are written so far.
+struct FieldWriter<'a> {
+    out: &'a mut Vec<u8>,
+    count: u8,
+}
+
+impl FieldWriter<'_> {
+    /// Writes a field if it has a value.
+    fn write<T>(
+        &mut self,
+        name: &str,
+        value: Option<T>,
+        write_value: impl FnOnce(&mut Vec<u8>, T),
+    ) {
+        if let Some(value) = value {
+            write_text(self.out, name);
+            write_value(self.out, value);
+            self.count += 1;
+        }
+    }
+}
+
+fn write_number(out: &mut Vec<u8>, number: u64) {
+    let bytes = number.to_be_bytes();
+    match number {
+        0..=0x7f => out.push(bytes[7]),
+        0x80..=0xff => out.extend_from_slice(&[0xcc, bytes[7]]),
+        0x100..=0xffff => out.extend_from_slice(&[0xcd, bytes[6], bytes[7]]),
+        0x1_0000..=0xffff_ffff => {
+            out.push(0xce);
+            out.extend_from_slice(&bytes[4..]);
+        }
+        _ => {
+            out.push(0xcf);
+            out.extend_from_slice(&bytes);
+        }
+    }
+}
+
+fn write_text(out: &mut Vec<u8>, text: &str) {
+    let [.., low] = text.len().to_be_bytes();
+    if text.len() <= 0x1f {
+        out.push(FIXSTR | low);
+    } else {
+        write_len(out, text.len(), [0xd9, 0xda, 0xdb]);
+    }
+    out.extend_from_slice(text.as_bytes());
+}
+
+fn write_bin(out: &mut Vec<u8>, Bin(bytes): &Bin<'_>) {
+    write_len(out, bytes.len(), [0xc4, 0xc5, 0xc6]);
+    out.extend_from_slice(bytes);
+}
+
+fn write_lines(out: &mut Vec<u8>, Lines(lines): &Lines<'_>) {
+    let [.., high, low] = lines.len().to_be_bytes();
+    if lines.len() <= 0xf {
+        out.push(FIXARRAY | low);
+    } else {
+        out.extend_from_slice(&[0xdc, high, low]);
+    }
+    for (name, value) in lines {
+        out.push(PAIR);
+        write_text(out, name);
+        write_bin(out, &Bin(value));
+    }
+}
+
+/// Writes the marker of a length of one, two or four bytes, and the length.
+fn write_len(out: &mut Vec<u8>, len: usize, [one, two, four]: [u8; 3]) {
+    let [.., a, b, c, d] = len.to_be_bytes();
+    match len {
+        0..=0xff => out.extend_from_slice(&[one, d]),
+        0x100..=0xffff => out.extend_from_slice(&[two, c, d]),
+        _ => out.extend_from_slice(&[four, a, b, c, d]),
+    }
 }
 
 /// The rest of a payload. Each method returns `None` at a marker that the writer does not use, or at the end.

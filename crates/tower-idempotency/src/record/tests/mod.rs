@@ -10,7 +10,7 @@ use std::{
 
 use http::HeaderValue;
 use proptest::{collection::vec, prelude::*};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use smallvec::smallvec;
 
 use super::*;
@@ -106,6 +106,12 @@ fn error_text(record: &Bytes) -> String {
 
 fn messagepack(value: &impl Serialize) -> Vec<u8> {
     rmp_serde::to_vec(value).expect("MessagePack")
+}
+
+impl Serialize for payload::Bin<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(self.0)
+    }
 }
 
 fn bin(bytes: &[u8]) -> Vec<u8> {
@@ -456,7 +462,13 @@ fn payload_size_is_exact() {
         payload.write(&mut out);
         assert_eq!(payload.size(), out.len());
         let read = payload::plain::parse(&out);
-        assert_eq!(read, Some(payload), "the writer's form is read directly");
+        assert_eq!(
+            read.as_ref(),
+            Some(&payload),
+            "the writer's form is read directly"
+        );
+        let read = payload::parse_any_fields(&out).expect("MessagePack");
+        assert_eq!(read, payload);
     }
     let payload = Payload {
         status: Some(999),

@@ -69,7 +69,9 @@ impl Problem {
             Self::BadMethod => {
                 "the method has a small letter, and some services read it as another method"
             }
-            Self::BadLength => "the request has more than one length, or a length and chunks",
+            Self::BadLength => {
+                "the request has several lengths, an empty one, or a length and chunks"
+            }
             Self::Connect => "this proxy opens no tunnels",
         }
     }

@@ -82,6 +82,11 @@ fn find_route<'a>(routes: &'a [Route], req: &Request<ReceivedBody>) -> Result<&'
     if method.any(|byte| byte.is_ascii_lowercase()) {
         return Err(Problem::BadMethod);
     }
+    // h2 compares the numbers of several lengths, and reads an empty one as 0. An upstream may read another number.
+    let mut lengths = req.headers().get_all(header::CONTENT_LENGTH).iter();
+    if lengths.next().is_some_and(HeaderValue::is_empty) || lengths.next().is_some() {
+        return Err(Problem::BadLength);
+    }
     let hosts = req.headers().get_all(header::HOST).iter().count();
     let (method, host) = (req.method(), host(req)?);
     if hosts > 1 || (hosts == 0 && req.version() == Version::HTTP_11) {

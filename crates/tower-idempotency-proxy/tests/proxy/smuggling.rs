@@ -1,9 +1,13 @@
 //! Requests that two servers may read differently.
 
+use bytes::Bytes;
+use h2::client::SendRequest;
+use http::Request;
 use tests::{
     barrier::bounded,
     wire::{H1, post_bytes},
 };
+use tokio::net::TcpStream;
 
 use crate::harness::{Script, Served, Upstream, config, exchange};
 
@@ -64,7 +68,7 @@ async fn ambiguous_length_closes_connection() {
             ("/open/pay", ""),
         ] {
             let request = format!(
-                "POST {path} HTTP/1.1\r\nhost: a\r\n{key}{fields}\r\n\r\n0\r\n\r\nPOST /open/hidden HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n"
+                "POST {path} HTTP/1.1\r\nhost: a\r\n{key}{fields}\r\n\r\n0\r\n\r\nPOST /open/hidden HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
             );
             let reply = exchange(proxy.address, request).await;
             assert_eq!(reply.status(), 400, "{path} {fields}: {reply:?}");
@@ -76,6 +80,60 @@ async fn ambiguous_length_closes_connection() {
         }
     }
     assert_eq!(upstream.effects(), 0);
+}
+
+/// Sends a request with these lengths. Returns the status of the response, and the first bytes of its body.
+async fn send_with_lengths(
+    client: &SendRequest<Bytes>,
+    path: &str,
+    lengths: &[&str],
+    body: &'static str,
+) -> (u16, String) {
+    let mut request = Request::post(format!("http://a{path}")).header("idempotency-key", "k");
+    for length in lengths {
+        request = request.header("content-length", *length);
+    }
+    let request = request.body(()).unwrap();
+    let mut client = client.clone().ready().await.unwrap();
+    let (response, mut upload) = client.send_request(request, body.is_empty()).unwrap();
+    if !body.is_empty() {
+        upload.send_data(Bytes::from(body), true).unwrap();
+    }
+    let response = bounded(response).await.unwrap();
+    let status = response.status().as_u16();
+    let mut body = response.into_body();
+    let data = bounded(body.data()).await.unwrap().unwrap();
+    (status, String::from_utf8_lossy(&data).into_owned())
+}
+
+/// h2 compares the numbers of several lengths, and reads an empty one as 0. An upstream may read another number.
+#[tokio::test]
+async fn ambiguous_http2_length_is_refused() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    let stream = TcpStream::connect(proxy.address).await.unwrap();
+    let (client, connection) = h2::client::handshake(stream).await.unwrap();
+    let connection = tokio::spawn(connection);
+    for path in ["/pay", "/open/pay"] {
+        for (lengths, body) in [
+            (&["5", "5"][..], "abcde"),
+            (&["5", "05"], "abcde"),
+            (&[""], ""),
+        ] {
+            let (status, problem) = send_with_lengths(&client, path, lengths, body).await;
+            assert_eq!(status, 400, "{path} {lengths:?}: {problem}");
+            assert!(
+                problem.contains("\"code\":\"bad-length\""),
+                "{path} {lengths:?}: {problem}"
+            );
+        }
+    }
+    assert_eq!(upstream.effects(), 0);
+    // The connection stays open, and accepts one length.
+    let (status, body) = send_with_lengths(&client, "/pay", &["5"], "abcde").await;
+    assert_eq!((status, body.as_str()), (201, "created"));
+    assert_eq!(upstream.effects(), 1);
+    connection.abort();
 }
 
 /// The requests before it on the connection are executed, and a body may have the lines of a head.

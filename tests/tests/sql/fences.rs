@@ -1,5 +1,7 @@
 //! The statements of the fences on MySQL and SQLite through plain connections, and the text of each version.
 
+mod reused_connection;
+
 use std::{fs, path::Path};
 
 use axum::response::{IntoResponse, Response};

@@ -8,10 +8,10 @@ use super::{Kind, SqlError};
 fn kinds_have_these_texts() {
     let next = |kind: &Kind| {
         let error = match kind {
-            Kind::Reported { text: Some(_), .. } => {
+            Kind::Reported { code, .. } if code == "42P01" => {
                 SqlError::from_reported("23505", "a duplicate of hunter2")
             }
-            Kind::Reported { text: None, .. } => SqlError::from_driver("the cause"),
+            Kind::Reported { .. } => SqlError::from_driver("the cause"),
             Kind::Driver(_) => SqlError::contended(),
             Kind::Contended => SqlError::transaction_ended(),
             Kind::TransactionEnded => SqlError::unreadable("no record"),

@@ -42,7 +42,8 @@ macro_rules! needs_attention {
 ///    [tombstone](tower_idempotency::transaction::Prepared::into_tombstone).
 /// 5. In [`Prepared::commit`](tower_idempotency::transaction::Prepared::commit), execute
 ///    [`RELEASE_MARK`](Self::RELEASE_MARK) and then [`write_record_sql`](Self::write_record_sql). Commit if it returned a row.
-///    Roll back otherwise.
+///    Roll back otherwise. If the commit fails, SQLite leaves the transaction open. Roll it back or close the connection
+///    before [`Driver::commit`](crate::Driver::commit) returns the error.
 ///
 /// Without the mark of step 1, `RELEASE_MARK` fails. Without step 5 the layer responds with an error.
 ///
@@ -93,12 +94,18 @@ macro_rules! needs_attention {
 ///         Ok(RecordStatus::from_row(true, row.is_some()))
 ///     }
 ///
+///     async fn commit(mut self) -> Result<(), SqlError> {
+///         let committed = self.0.execute("commit").await;
+///         if committed.is_err() {
+///             // The rollback fails if SQLite has already rolled back.
+///             self.0.execute("rollback").await.ok();
+///         }
+///         committed.map_err(failure)
+///     }
+///
 ///     // The other methods are as for every driver.
 /// #     fn target(&self) -> &Self::Target { &self.0 }
 /// #     fn target_mut(&mut self) -> &mut Self::Target { &mut self.0 }
-/// #     async fn commit(mut self) -> Result<(), SqlError> {
-/// #         self.0.execute("commit").await.map_err(failure)
-/// #     }
 /// #     async fn rollback(mut self) -> Result<(), SqlError> {
 /// #         self.0.execute("rollback").await.map_err(failure)
 /// #     }
@@ -236,7 +243,7 @@ impl SqliteFence {
     /// Returns `true`: after any error of a commit, nothing was committed.
     #[must_use]
     pub fn is_commit_rejected(_code: &str) -> bool {
-        // SQLite runs in this process, so its reports are reliable.
+        // SQLite runs in this process, so its reports are reliable: nothing was committed, and the transaction may be open.
         true
     }
 }

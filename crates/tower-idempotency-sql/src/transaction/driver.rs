@@ -38,7 +38,10 @@ pub trait Driver: Send + Sized {
         write: RecordWrite<'_>,
     ) -> impl Future<Output = Result<RecordStatus, SqlError>> + Send;
 
-    /// Commits the transaction. It must not return [`Ok`] unless the database has committed.
+    /// Commits the transaction.
+    ///
+    /// It must not return [`Ok`] unless the database has committed. If the commit fails and leaves the transaction open, as in
+    /// SQLite, it must roll back before another caller gets the connection.
     fn commit(self) -> impl Future<Output = Result<(), SqlError>> + Send;
 
     /// Rolls the transaction back.

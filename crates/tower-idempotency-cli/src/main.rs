@@ -11,8 +11,9 @@ mod lookup;
 mod output;
 mod progress;
 mod proxy;
+mod stream;
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use clap::Parser;
 
@@ -21,6 +22,9 @@ use self::{
     failure::Exit,
     output::print_note,
 };
+
+/// Longest time that the process waits for calls of the system that cannot be cancelled, such as the lookup of a name.
+const BLOCKING_LIMIT: Duration = Duration::from_secs(5);
 
 // The proxy allocates in each request. The allocators of glibc and of musl would take longer.
 #[global_allocator]
@@ -44,7 +48,11 @@ fn main() -> ExitCode {
         .enable_all()
         .build();
     let exit = match runtime {
-        Ok(runtime) => runtime.block_on(commands::run(cli)),
+        Ok(runtime) => {
+            let exit = runtime.block_on(commands::run(cli));
+            runtime.shutdown_timeout(BLOCKING_LIMIT);
+            exit
+        }
         Err(error) => Err(failure::Failure::failed(format!(
             "cannot start the runtime: {error}"
         ))),

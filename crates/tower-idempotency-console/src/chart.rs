@@ -254,7 +254,7 @@ fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::Totals;
+    use crate::source::{ProcessMetrics, Totals};
 
     fn sample(taken: Instant, total: Option<f64>, keys: Option<u64>) -> Sample {
         Sample {
@@ -280,7 +280,7 @@ mod tests {
             sample(minute(2), Some(0.0), Some(3)),
             sample(minute(3), Some(6.0), Some(4)),
         ];
-        let source = MetricsSource::Process(Box::new(String::new));
+        let source = MetricsSource::Process(ProcessMetrics::new(String::new));
         let chart = Chart::requests(&samples, hour, Some(&source));
         assert_eq!(chart.lines[0].largest, "30");
         assert_eq!(chart.lines[0].latest, "6");

@@ -18,7 +18,7 @@ use crate::{
     metrics::Counters,
     routes,
     scrape::ScrapedMetrics,
-    source::MetricsSource,
+    source::{MetricsSource, ProcessMetrics},
 };
 
 /// Settings of a console. [`into_router`](Self::into_router) turns them into a router.
@@ -184,10 +184,10 @@ impl Console {
     /// Sets the source of the counters for the chart of requests: the metrics of this process in the text format of
     /// Prometheus. Default: none, and the chart says that there is no data.
     ///
-    /// A text without these counters, or with a damaged line of them, is a gap in the chart. Replaces
-    /// [`with_scraped_metrics`](Self::with_scraped_metrics).
+    /// A text without these counters, or with a damaged line of them, is a gap in the chart, and the page shows the reason.
+    /// Replaces [`with_scraped_metrics`](Self::with_scraped_metrics).
     pub fn with_metrics(mut self, render: impl Fn() -> String + Send + Sync + 'static) -> Self {
-        self.shared.metrics = Some(MetricsSource::Process(Box::new(render)));
+        self.shared.metrics = Some(MetricsSource::Process(ProcessMetrics::new(render)));
         self
     }
 

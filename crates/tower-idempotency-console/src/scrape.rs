@@ -40,6 +40,8 @@ use crate::{
 const MAX_FAILURES: u32 = 3;
 /// Longest reason of a failure, in characters.
 const MAX_REASON: usize = 200;
+/// Limit of a total: that of one counter.
+const MAX_TOTAL: f64 = text::MAX_VALUE;
 
 /// The counters of all endpoints of a service, for [`Console::with_scraped_metrics`](crate::Console::with_scraped_metrics).
 /// Clones share them.
@@ -47,7 +49,7 @@ const MAX_REASON: usize = 200;
 /// The chart shows the sum of the endpoints:
 ///
 /// - The first response of an endpoint has no increase, since its time is unknown.
-/// - A counter that fell was reset by a restart, and has increased by its value.
+/// - If a counter of an endpoint fell, a restart has reset all of them, and each has increased by its value.
 /// - After three failures in a row the endpoint has no data. Its next response counts as the first one.
 /// - The page names each endpoint whose last request failed, since when, and why. It also shows the number of points that are
 ///   without an endpoint. While no endpoint has data, the chart has a gap.
@@ -64,7 +66,7 @@ pub struct Endpoint {
 #[derive(Debug, Default)]
 struct Scraped {
     endpoints: Vec<ScrapedEndpoint>,
-    /// Increases of the counters of all endpoints.
+    /// Increases of the counters of all endpoints. A total that reaches [`MAX_TOTAL`] begins at zero again.
     totals: [f64; 3],
     /// `true` if an endpoint has lost its data since the last sample.
     has_lost: bool,
@@ -89,6 +91,12 @@ struct Outage {
     reason: String,
 }
 
+/// The beginning or the end of an outage, for the log.
+enum Event {
+    Began { endpoint: String, reason: String },
+    Ended { endpoint: String },
+}
+
 impl ScrapedMetrics {
     /// Creates metrics without endpoints.
     #[must_use]
@@ -100,6 +108,9 @@ impl ScrapedMetrics {
     ///
     /// Pages and events show the name, so it must not contain credentials. Add each process once: the requests of an endpoint
     /// that is added twice are counted twice. An address at which several processes respond in turn has no meaningful counters.
+    ///
+    /// An endpoint stays until all clones of the metrics are dropped. For replicas that come and go, create a new
+    /// `ScrapedMetrics` and router.
     #[must_use]
     pub fn add_endpoint(&self, name: &str) -> Endpoint {
         let mut scraped = self.lock();
@@ -129,7 +140,8 @@ impl ScrapedMetrics {
             let is_known = known.iter().any(|totals| totals[at].is_some());
             is_known.then_some(scraped.totals[at])
         });
-        let is_partial = scraped.has_lost || known.len() < scraped.endpoints.len();
+        let is_missing = scraped.endpoints.iter().any(|it| it.outage.is_some());
+        let is_partial = scraped.has_lost || is_missing;
         scraped.has_lost = false;
         Totals { values, is_partial }
     }
@@ -160,6 +172,49 @@ impl Scraped {
         let mut endpoints = self.endpoints.iter();
         endpoints.all(|it| it.last.is_some() || it.outage.is_some())
     }
+
+    /// Records a result of the endpoint `index`. Returns an event if an outage begins or ends.
+    fn record(&mut self, index: usize, response: Result<RequestCounters, String>) -> Option<Event> {
+        let endpoint = &mut self.endpoints[index];
+        match response {
+            Ok(counters) => {
+                if let Some(last) = &endpoint.last {
+                    let increases = counters.increases_since(last);
+                    for (total, increase) in self.totals.iter_mut().zip(increases) {
+                        *total += increase;
+                        // From 2^53 on, a float does not count single requests. A total that falls is a gap in the chart.
+                        if *total >= MAX_TOTAL {
+                            *total = 0.0;
+                        }
+                    }
+                }
+                endpoint.last = Some(counters);
+                endpoint.failures = 0;
+                endpoint.outage.take().map(|_| Event::Ended {
+                    endpoint: endpoint.name.clone(),
+                })
+            }
+            Err(reason) => {
+                endpoint.failures = endpoint.failures.saturating_add(1);
+                if endpoint.failures >= MAX_FAILURES {
+                    self.has_lost |= endpoint.last.take().is_some();
+                }
+                let reason: String = printable(&reason).chars().take(MAX_REASON).collect();
+                if let Some(outage) = &mut endpoint.outage {
+                    outage.reason = reason;
+                    return None;
+                }
+                endpoint.outage = Some(Outage {
+                    since: SystemTime::now(),
+                    reason: reason.clone(),
+                });
+                Some(Event::Began {
+                    endpoint: endpoint.name.clone(),
+                    reason,
+                })
+            }
+        }
+    }
 }
 
 impl Endpoint {
@@ -168,52 +223,61 @@ impl Endpoint {
     /// Pages and events show the first 200 characters of the reason, so it must not contain credentials. The first failure is
     /// an event, and so is the response that follows.
     pub fn record(&self, response: Result<RequestCounters, String>) {
-        let mut scraped = self.metrics.lock();
-        let scraped = &mut *scraped;
-        let endpoint = &mut scraped.endpoints[self.index];
-        match response {
-            Ok(counters) => {
-                if let Some(last) = &endpoint.last {
-                    let increases = counters.increases_since(last);
-                    for (total, increase) in scraped.totals.iter_mut().zip(increases) {
-                        *total += increase;
-                    }
-                }
-                endpoint.last = Some(counters);
-                endpoint.failures = 0;
-                if endpoint.outage.take().is_some() {
-                    tracing::info!(
-                        endpoint = %endpoint.name,
-                        "metrics of an endpoint are read again"
-                    );
-                }
+        let event = self.metrics.lock().record(self.index, response);
+        // A subscriber may be slow, or read the metrics itself. The lock is free while it handles the event.
+        match event {
+            Some(Event::Began { endpoint, reason }) => {
+                tracing::warn!(%endpoint, %reason, "metrics of an endpoint cannot be read");
             }
-            Err(reason) => {
-                endpoint.failures = endpoint.failures.saturating_add(1);
-                if endpoint.failures >= MAX_FAILURES {
-                    scraped.has_lost |= endpoint.last.take().is_some();
-                }
-                let reason: String = printable(&reason).chars().take(MAX_REASON).collect();
-                match &mut endpoint.outage {
-                    Some(outage) => outage.reason = reason,
-                    none => {
-                        tracing::warn!(
-                            endpoint = %endpoint.name,
-                            %reason,
-                            "metrics of an endpoint cannot be read"
-                        );
-                        let since = SystemTime::now();
-                        *none = Some(Outage { since, reason });
-                    }
-                }
+            Some(Event::Ended { endpoint }) => {
+                tracing::info!(%endpoint, "metrics of an endpoint are read again");
             }
+            None => {}
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tracing::{
+        Dispatch, Metadata, Subscriber,
+        span::{Attributes, Id, Record},
+        subscriber::{NoSubscriber, with_default},
+    };
+
     use super::*;
+
+    /// Counts the events during which the metrics can be read.
+    struct ReadsMetrics {
+        metrics: ScrapedMetrics,
+        events: Arc<AtomicUsize>,
+    }
+
+    impl Subscriber for ReadsMetrics {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+        fn event(&self, _: &tracing::Event<'_>) {
+            if self.metrics.0.try_lock().is_ok() {
+                self.events.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+
+        fn enter(&self, _: &Id) {}
+
+        fn exit(&self, _: &Id) {}
+    }
 
     fn counters(text: &str) -> Result<RequestCounters, String> {
         RequestCounters::parse(text).map_err(|error| error.to_string())
@@ -263,12 +327,40 @@ mod tests {
         };
         assert_eq!(refused(100, 100), [None, None, Some(0.0)]);
         assert_eq!(refused(100, 105), [None, None, Some(5.0)]);
-        // The process has restarted. The sum of the series has increased all the same.
-        assert_eq!(refused(2, 300), [None, None, Some(5.0 + 2.0 + 195.0)]);
+        // The process has restarted, so the other series began at zero too.
+        assert_eq!(refused(2, 300), [None, None, Some(5.0 + 302.0)]);
         let text =
             "idempotency_refused_total{code=\"a\"} 2\nidempotency_refused_total{code=\"c\"} 4\n";
         endpoint.record(counters(text));
-        assert_eq!(metrics.take_totals().values[2], Some(206.0));
+        assert_eq!(metrics.take_totals().values[2], Some(311.0));
+    }
+
+    #[test]
+    fn reset_applies_to_all_counters() {
+        let metrics = ScrapedMetrics::new();
+        let endpoint = metrics.add_endpoint("a");
+        for (granted, replayed, expected) in [(9, 4, [0.0, 0.0]), (1, 4, [1.0, 4.0])] {
+            let text = format!(
+                "idempotency_granted_total {granted}\nidempotency_replayed_total {replayed}\n"
+            );
+            endpoint.record(counters(&text));
+            assert_eq!(metrics.take_totals().values[..2], expected.map(Some));
+        }
+    }
+
+    #[test]
+    fn total_beyond_limit_is_gap() {
+        let metrics = ScrapedMetrics::new();
+        let (a, b) = (metrics.add_endpoint("a"), metrics.add_endpoint("b"));
+        record(&a, 0);
+        record(&b, 0);
+        // One less than the limit.
+        a.record(counters("idempotency_granted_total 9007199254740991\n"));
+        assert_eq!(sample(&metrics), (Some(MAX_TOTAL - 1.0), false));
+        record(&b, 1);
+        assert_eq!(sample(&metrics), (Some(0.0), false));
+        record(&b, 2);
+        assert_eq!(sample(&metrics), (Some(1.0), false));
     }
 
     #[test]
@@ -278,7 +370,7 @@ mod tests {
         record(&endpoint, 10);
         fail(&endpoint);
         fail(&endpoint);
-        assert_eq!(sample(&metrics), (Some(0.0), false));
+        assert_eq!(sample(&metrics), (Some(0.0), true));
         assert_eq!(metrics.notes().len(), 1);
         record(&endpoint, 14);
         assert_eq!(sample(&metrics), (Some(4.0), false));
@@ -312,6 +404,27 @@ mod tests {
         record(&b, 2000);
         assert_eq!(sample(&metrics), (Some(3.0), true));
         assert_eq!(sample(&metrics), (Some(3.0), false));
+    }
+
+    #[test]
+    fn events_are_logged_without_lock() {
+        // With one subscriber in the program, a thread without a subscriber could disable the events for all threads.
+        let _another = Dispatch::new(NoSubscriber::new());
+        let metrics = ScrapedMetrics::new();
+        let endpoint = metrics.add_endpoint("a");
+        let events = Arc::new(AtomicUsize::new(0));
+        let subscriber = ReadsMetrics {
+            metrics,
+            events: Arc::clone(&events),
+        };
+        with_default(subscriber, || {
+            fail(&endpoint);
+            fail(&endpoint);
+            record(&endpoint, 1);
+            record(&endpoint, 2);
+        });
+        // The first failure, and the response after it.
+        assert_eq!(events.load(Ordering::Relaxed), 2);
     }
 
     #[test]

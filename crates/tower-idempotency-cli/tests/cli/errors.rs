@@ -238,6 +238,11 @@ fn unlisted_state_has_its_exit_code() {
         (0, "no completed entry\n"),
         "{ran:?}"
     );
+    // Another setting is missing. The tool makes no call.
+    let without_index = "dynamodb://keys?endpoint=http://127.0.0.1:1&shards=0";
+    let expected = "the dynamodb store does not list completed entries";
+    let text = assert_fails(without_index, &["list", "completed"], 6, expected);
+    assert!(!text.contains("completed-index"), "{text}");
     assert_fails(
         &redis.url(),
         &["purge", "--reason", "x", "--audit", "log", "--yes"],

@@ -50,7 +50,7 @@ async fn replica(executions: impl Fn(u64) -> u64 + Clone + Send + Sync + 'static
     let metrics = move || async move {
         let executions = executions(requests.fetch_add(1, Ordering::Relaxed) + 1);
         format!(
-            "idempotency_granted_total {executions}\nidempotency_refused_total{{code=\"a\"}} 1\n"
+            "idempotency_granted_total {executions}\nidempotency_refused_total{{code=\"a\"}} 0\n"
         )
     };
     listen(Router::new().route("/metrics", get(metrics))).await

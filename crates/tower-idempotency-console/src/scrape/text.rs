@@ -16,7 +16,7 @@ const MAX_LINE: usize = 64 * 1024;
 /// Largest number of series of all counters of the chart.
 const MAX_SERIES: usize = 10_000;
 /// Largest value of a counter, 2^53: a float represents each integer up to it.
-const MAX_VALUE: f64 = 9_007_199_254_740_992.0;
+pub(super) const MAX_VALUE: f64 = 9_007_199_254_740_992.0;
 
 /// The counters of requests in one response of an endpoint: executions, replays and refusals, with the values of their series.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -116,17 +116,30 @@ impl RequestCounters {
 
     /// Returns the increase of each counter since an earlier response of the same endpoint.
     ///
-    /// A series that fell was reset by a restart, and a series that is new began at zero: both have increased by their value.
+    /// All series are of one process: if one of them fell, a restart has reset each of them. A series that was reset has
+    /// increased by its value, and so has a series that is new.
     pub(crate) fn increases_since(&self, earlier: &Self) -> [f64; 3] {
+        let is_reset = self.has_fallen_since(earlier);
         array::from_fn(|at| {
             let increases = self.series[at].iter().map(|(labels, value)| {
-                match earlier.series[at].get(labels) {
-                    Some(before) if before <= value => value - before,
-                    Some(_) | None => *value,
-                }
+                let before = earlier.series[at].get(labels).filter(|_| !is_reset);
+                value - before.copied().unwrap_or_default()
             });
             increases.sum::<f64>()
         })
+    }
+
+    /// Returns `true` if a series has a lower value than in an earlier response.
+    fn has_fallen_since(&self, earlier: &Self) -> bool {
+        self.series
+            .iter()
+            .zip(&earlier.series)
+            .any(|(now, earlier)| {
+                now.iter().any(|(labels, value)| {
+                    let before = earlier.get(labels);
+                    before.is_some_and(|before| before > value)
+                })
+            })
     }
 
     /// Reads a line. Only series of the counters are read.

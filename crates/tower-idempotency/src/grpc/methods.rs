@@ -35,7 +35,7 @@ use crate::{error::ConfigError, layer_name::LayerName};
 pub struct GrpcMethods {
     selection: Selection,
     recorded_codes: Arc<dyn Fn(GrpcCode) -> bool + Send + Sync>,
-    /// `true` after the warning about a stream on a side. Clones share it.
+    /// `true` after the warning about a stream on a side. Clones share it until [`reset_warnings`](Self::reset_warnings).
     warned: Arc<[AtomicBool; 2]>,
     /// The name of the layer that protects the methods.
     layer: LayerName,
@@ -141,6 +141,11 @@ impl GrpcMethods {
     pub(crate) fn in_layer(mut self, layer: &LayerName) -> Self {
         self.layer = layer.clone();
         self
+    }
+
+    /// Separates the warnings from those of other clones: the next stream on each side is the first one.
+    pub(crate) fn reset_warnings(&mut self) {
+        self.warned = Arc::default();
     }
 
     /// Returns the name of the layer that protects the methods.

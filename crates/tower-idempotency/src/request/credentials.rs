@@ -103,7 +103,7 @@ pub(super) fn add_header(headers: &HeaderMap, name: &HeaderName, hash: &mut Fiel
     add_lines(name, &headers.get_all(name), hash)
 }
 
-/// Adds the lines of a header, as [`add_header`] does.
+/// Adds the lines of a header, like [`add_header`].
 fn add_lines(name: &HeaderName, lines: &GetAll<'_, HeaderValue>, hash: &mut FieldDigest) -> usize {
     let count = lines.iter().count();
     if count == 0 {

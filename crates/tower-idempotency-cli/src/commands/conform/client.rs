@@ -1,20 +1,22 @@
 //! HTTP/1.1 to the judged server, with a connection for each request.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_util::rt::TokioIo;
-use rustls::{ClientConfig, RootCertStore, crypto::ring, pki_types::ServerName};
+use rustls::pki_types::ServerName;
 use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
     time::timeout,
 };
-use tokio_rustls::TlsConnector;
 
-use crate::failure::Failure;
+use crate::{
+    failure::Failure,
+    stream::{self, Io, Tls},
+};
 
 /// The largest response body that is read.
 const BODY_LIMIT: usize = 16 << 20;
@@ -33,10 +35,6 @@ pub(super) struct ServerResponse {
     pub(super) body: Bytes,
 }
 
-/// A stream of bytes to the server.
-trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
-
 /// An open connection, for one request.
 pub(super) struct Connection(Box<dyn Io>);
 
@@ -44,7 +42,7 @@ pub(super) struct Connection(Box<dyn Io>);
 pub(super) struct Client {
     host: String,
     port: u16,
-    tls: Option<(TlsConnector, ServerName<'static>)>,
+    tls: Option<Tls>,
     timeout: Duration,
 }
 
@@ -86,10 +84,7 @@ impl Client {
         let opened = async {
             let tcp = TcpStream::connect((self.host.as_str(), self.port)).await?;
             tcp.set_nodelay(true)?;
-            Ok(Connection(match &self.tls {
-                Some((connector, name)) => Box::new(connector.connect(name.clone(), tcp).await?),
-                None => Box::new(tcp),
-            }))
+            Ok(Connection(stream::open(tcp, self.tls.as_ref()).await?))
         };
         let opened = timeout(self.timeout, opened).await;
         opened
@@ -144,17 +139,11 @@ impl Client {
 pub(super) const WRONG_URL: &str =
     "expected a URL of the form http://HOST:PORT/PATH or https://HOST/PATH";
 
-fn tls(host: &str) -> Result<(TlsConnector, ServerName<'static>), Failure> {
-    let mut roots = RootCertStore::empty();
-    let _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(|error| Failure::failed(format!("TLS is not available: {error}")))?;
-    let mut config = builder.with_root_certificates(roots).with_no_client_auth();
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+fn tls(host: &str) -> Result<Tls, Failure> {
+    let connector = stream::connector()?;
     let name = ServerName::try_from(host.to_owned());
     let name = name.map_err(|_| Failure::usage(WRONG_URL))?;
-    Ok((TlsConnector::from(Arc::new(config)), name))
+    Ok((connector, name))
 }
 
 async fn exchange(connection: Connection, call: Call) -> Result<ServerResponse, String> {

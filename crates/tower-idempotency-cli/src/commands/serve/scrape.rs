@@ -3,7 +3,7 @@
 //! An endpoint may be faulty or hostile: a response has a limit of time and of size, and a redirect is not followed. The URL
 //! may contain credentials, so only its host and its port are shown.
 
-use std::{io, pin::pin, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, pin::pin, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
@@ -14,17 +14,19 @@ use http::{
 use http_body_util::{BodyExt as _, Empty};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
-use rustls::{ClientConfig, RootCertStore, crypto::ring, pki_types::ServerName};
+use rustls::pki_types::ServerName;
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
-    task::JoinSet,
+    net::{TcpStream, lookup_host},
+    task::{JoinHandle, JoinSet},
     time::{MissedTickBehavior, interval, timeout},
 };
 use tokio_rustls::TlsConnector;
 use tower_idempotency_console::scrape::{CounterReader, Endpoint, RequestCounters, ScrapedMetrics};
 
-use crate::failure::Failure;
+use crate::{
+    failure::Failure,
+    stream::{self, Io, Tls},
+};
 
 /// Largest number of endpoints.
 const MAX_TARGETS: usize = 32;
@@ -47,18 +49,17 @@ struct Target {
     name: String,
     host: String,
     port: u16,
-    tls: Option<(TlsConnector, ServerName<'static>)>,
+    tls: Option<Tls>,
     request: Request<Empty<Bytes>>,
+    /// The lookup of the host, if it has not ended. It has no time limit and cannot be cancelled, so the next request waits for
+    /// the same one.
+    lookup: Option<JoinHandle<io::Result<Vec<SocketAddr>>>>,
 }
-
-/// A stream of bytes to an endpoint.
-trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
 impl Targets {
     /// Parses the URLs. An error does not show them.
     pub(super) fn parse(urls: &[String]) -> Result<Self, Failure> {
-        // Of a variable with two spaces.
+        // Two spaces in the variable leave an empty URL between them.
         let urls: Vec<_> = urls.iter().filter(|url| !url.is_empty()).collect();
         if urls.len() > MAX_TARGETS {
             let found = urls.len();
@@ -70,17 +71,17 @@ impl Targets {
             let scheme = url.get(..6);
             scheme.is_some_and(|it| it.eq_ignore_ascii_case("https:"))
         });
-        let connector = has_tls.then(connector).transpose()?;
+        let connector = has_tls.then(stream::connector).transpose()?;
         let mut targets: Vec<Target> = Vec::new();
         for (index, url) in urls.iter().enumerate() {
             let number = index + 1;
-            if urls[..index].contains(url) {
+            let target = Target::parse(url, connector.as_ref())
+                .ok_or_else(|| Failure::usage(format!("URL {number} of --metrics: {WRONG_URL}")))?;
+            if targets.iter().any(|earlier| earlier.is_same(&target)) {
                 return Err(Failure::usage(format!(
                     "URL {number} of --metrics occurs twice, and its requests would count twice"
                 )));
             }
-            let target = Target::parse(url, connector.as_ref())
-                .ok_or_else(|| Failure::usage(format!("URL {number} of --metrics: {WRONG_URL}")))?;
             targets.push(target);
         }
         Ok(Self(targets))
@@ -114,6 +115,11 @@ impl Target {
     fn parse(url: &str, connector: Option<&TlsConnector>) -> Option<Self> {
         let uri: Uri = url.parse().ok()?;
         let authority = uri.authority()?;
+        // A `/`, `?` or `#` in a password ends the authority before the host. The beginning of the password would be the port.
+        let count = |text: &str| text.matches('@').count();
+        if count(url) != count(authority.as_str()) {
+            return None;
+        }
         let (credentials, address) = match authority.as_str().rsplit_once('@') {
             Some((credentials, address)) => (Some(credentials), address),
             None => (None, authority.as_str()),
@@ -152,11 +158,20 @@ impl Target {
             port: port.unwrap_or(default_port),
             tls,
             request: request.body(Empty::new()).ok()?,
+            lookup: None,
         })
     }
 
-    /// Requests the metrics again and again.
-    async fn run(self, endpoint: Endpoint, period: Duration) {
+    /// Returns `true` if both are the same page of the same process. Their credentials may differ.
+    fn is_same(&self, other: &Self) -> bool {
+        self.host.eq_ignore_ascii_case(&other.host)
+            && self.port == other.port
+            && self.tls.is_some() == other.tls.is_some()
+            && self.request.uri() == other.request.uri()
+    }
+
+    /// Requests the metrics once in each period.
+    async fn run(mut self, endpoint: Endpoint, period: Duration) {
         let mut ticks = interval(period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -166,7 +181,7 @@ impl Target {
     }
 
     /// Requests the metrics, and returns the counters or the reason why there are none.
-    async fn scrape(&self, limit: Duration) -> Result<RequestCounters, String> {
+    async fn scrape(&mut self, limit: Duration) -> Result<RequestCounters, String> {
         match timeout(limit, self.read_counters()).await {
             Ok(read) => read,
             Err(_) => {
@@ -176,7 +191,7 @@ impl Target {
         }
     }
 
-    async fn read_counters(&self) -> Result<RequestCounters, String> {
+    async fn read_counters(&mut self) -> Result<RequestCounters, String> {
         let stream = self.connect().await;
         let stream = stream.map_err(|error| format!("no connection: {error}"))?;
         let mut builder = http1::Builder::new();
@@ -194,13 +209,24 @@ impl Target {
         response.await
     }
 
-    async fn connect(&self) -> io::Result<Box<dyn Io>> {
-        let tcp = TcpStream::connect((self.host.as_str(), self.port)).await?;
-        let stream: Box<dyn Io> = match &self.tls {
-            Some((connector, name)) => Box::new(connector.connect(name.clone(), tcp).await?),
-            None => Box::new(tcp),
-        };
-        Ok(stream)
+    async fn connect(&mut self) -> io::Result<Box<dyn Io>> {
+        let addresses = self.addresses().await?;
+        let tcp = TcpStream::connect(&addresses[..]).await?;
+        stream::open(tcp, self.tls.as_ref()).await
+    }
+
+    /// Looks up the addresses of the host, or waits for the lookup of an earlier request.
+    async fn addresses(&mut self) -> io::Result<Vec<SocketAddr>> {
+        let lookup = self.lookup.get_or_insert_with(|| {
+            let address = (self.host.clone(), self.port);
+            tokio::spawn(async move {
+                let found = lookup_host(address).await?;
+                Ok::<Vec<_>, io::Error>(found.collect())
+            })
+        });
+        let looked_up = lookup.await;
+        self.lookup = None;
+        looked_up?
     }
 }
 
@@ -228,18 +254,6 @@ async fn read_response(
 
 fn broken(error: &hyper::Error) -> String {
     format!("the connection broke off: {error}")
-}
-
-/// Returns a client of TLS that trusts the certificates of the system.
-fn connector() -> Result<TlsConnector, Failure> {
-    let mut roots = RootCertStore::empty();
-    let _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(|error| Failure::failed(format!("TLS is not available: {error}")))?;
-    let mut config = builder.with_root_certificates(roots).with_no_client_auth();
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(TlsConnector::from(Arc::new(config)))
 }
 
 /// Returns the credentials of a URL as a header. Returns `None` if they are wrong.

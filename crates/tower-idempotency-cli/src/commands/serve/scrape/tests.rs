@@ -1,9 +1,8 @@
 use std::{
     convert::Infallible,
     future::pending,
-    net::SocketAddr,
     sync::{
-        Mutex,
+        Arc, Mutex,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
@@ -16,8 +15,8 @@ use axum::{
 };
 use futures_util::{StreamExt as _, stream};
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpSocket},
+    sync::oneshot,
 };
 
 use super::*;
@@ -36,9 +35,19 @@ fn target(address: SocketAddr, path: &str) -> Target {
     Target::parse(&format!("http://{address}{path}"), None).expect("a URL")
 }
 
+/// Returns a port without a listener, which rejects connections while the socket exists.
+fn closed_port() -> (TcpSocket, SocketAddr) {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+    socket.bind(any_port).expect("a port");
+    let address = socket.local_addr().expect("an address");
+    (socket, address)
+}
+
 /// Returns the reason for which there are no counters.
 async fn reason(address: SocketAddr, path: &str) -> String {
-    let scraped = target(address, path).scrape(LONG).await;
+    let mut target = target(address, path);
+    let scraped = target.scrape(LONG).await;
     scraped.expect_err("no counters")
 }
 
@@ -71,7 +80,7 @@ async fn counters_of_response_are_read() {
             )
         }),
     );
-    let target = target(serve(app).await, "/metrics");
+    let mut target = target(serve(app).await, "/metrics");
     for expected in [10, 15, 20] {
         let expected = counters(&format!("idempotency_granted_total {expected}\n"));
         assert_eq!(target.scrape(LONG).await, expected);
@@ -107,12 +116,7 @@ async fn failures_have_reasons() {
         "{reason_of_broken}"
     );
     assert!(!reason_of_broken.contains("hush"), "{reason_of_broken}");
-    // Without a listener, the port rejects connections.
-    let socket = TcpSocket::new_v4().expect("a socket");
-    socket
-        .bind(SocketAddr::from(([127, 0, 0, 1], 0)))
-        .expect("a port");
-    let closed = socket.local_addr().expect("an address");
+    let (_socket, closed) = closed_port();
     let reason_of_closed = reason(closed, "/hush").await;
     assert!(
         reason_of_closed.starts_with("no connection: "),
@@ -132,7 +136,7 @@ async fn stalled_response_ends() {
         .route("/body", get(move || async move { half() }));
     let address = serve(app).await;
     for path in ["/head", "/body"] {
-        let target = target(address, path);
+        let mut target = target(address, path);
         let scraped = target.scrape(Duration::from_millis(200));
         let scraped = timeout(LONG, scraped).await.expect("it ends");
         let reason = scraped.expect_err("no counters");
@@ -166,26 +170,42 @@ async fn large_response_is_not_read_to_its_end() {
     }
 }
 
+/// Without a limit of its own, the client would read this head.
 #[tokio::test]
-async fn large_head_is_not_read_to_its_end() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let address = listener.local_addr().expect("an address");
-    let server = tokio::spawn(async move {
-        let (mut stream, _) = listener.accept().await.expect("a client");
-        stream.read_u8().await.expect("a request");
-        stream
-            .write_all(b"HTTP/1.1 200 OK\r\nx: ")
-            .await
-            .expect("a client");
-        // Until the client closes the connection.
-        while stream.write_all(&[b'x'; 4096]).await.is_ok() {}
-    });
-    let reason = reason(address, "/metrics").await;
+async fn large_head_is_rejected() {
+    let head = || [("x", "x".repeat(300 * 1024))];
+    let app = Router::new().route(
+        "/metrics",
+        get(move || async move { (head(), "idempotency_granted_total 1\n") }),
+    );
+    let reason = reason(serve(app).await, "/metrics").await;
     assert!(reason.starts_with("the connection broke off: "), "{reason}");
-    timeout(LONG, server)
-        .await
-        .expect("the client leaves")
-        .expect("no panic");
+}
+
+#[tokio::test]
+async fn unfinished_lookup_is_not_repeated() {
+    let text = "idempotency_granted_total 1\n";
+    let app = Router::new().route("/metrics", get(move || async move { text }));
+    let address = serve(app).await;
+    let (_socket, closed) = closed_port();
+    // A second lookup would find the closed port.
+    let mut target = target(closed, "/metrics");
+    let (found, addresses) = oneshot::channel::<Vec<SocketAddr>>();
+    target.lookup = Some(tokio::spawn(async move {
+        addresses.await.map_err(io::Error::other)
+    }));
+    for _ in 0..2 {
+        let scraped = target.scrape(Duration::from_millis(100)).await;
+        let reason = scraped.expect_err("no addresses");
+        assert_eq!(reason, "no whole response within 100ms");
+    }
+    found.send(vec![closed, address]).expect("the lookup waits");
+    // The second address accepts the connection.
+    assert_eq!(target.scrape(LONG).await, counters(text));
+    // The lookup has ended, so the next request looks the host up again.
+    let scraped = target.scrape(LONG).await;
+    let reason = scraped.expect_err("a closed port");
+    assert!(reason.starts_with("no connection: "), "{reason}");
 }
 
 #[test]
@@ -236,7 +256,7 @@ fn urls_are_parsed() {
         let found = headers.get(AUTHORIZATION);
         assert_eq!(found.map(|it| it.to_str().expect("text")), authorization);
     }
-    let connector = connector().expect("TLS");
+    let connector = crate::stream::connector().expect("TLS");
     let parsed = Target::parse("https://a.test/m", Some(&connector)).expect("a URL");
     assert_eq!((&*parsed.name, parsed.port), ("https://a.test", 443));
     assert!(parsed.tls.is_some());
@@ -251,6 +271,10 @@ fn urls_are_parsed() {
         "http://a:/hush",
         "http://a:%zz@a/hush",
         "http://a b/hush",
+        // The password is `123/hush`, `123?hush` or `123#hush`.
+        "http://alice:123/hush@a/",
+        "http://alice:123?hush@a/",
+        "http://alice:123#hush@a/",
         // There is no TLS without its client.
         "https://a/hush",
     ] {
@@ -272,12 +296,25 @@ async fn endpoints_are_limited_and_distinct() {
         failure(&urls(33)),
         "expected at most 32 URLs of --metrics, found 33"
     );
-    let mut twice = urls(2);
-    twice.push(twice[0].clone());
-    assert_eq!(
-        failure(&twice),
-        "URL 3 of --metrics occurs twice, and its requests would count twice"
-    );
+    for same in [
+        "http://replica/hush",
+        "HTTP://alice:hush@REPLICA:80/hush#hush",
+    ] {
+        let twice = ["http://replica/hush", "http://replica/", same];
+        assert_eq!(
+            failure(&twice.map(str::to_owned)),
+            "URL 3 of --metrics occurs twice, and its requests would count twice"
+        );
+    }
+    let distinct = [
+        "http://a/hush",
+        "http://b/hush",
+        "http://a:81/hush",
+        "https://a:80/hush",
+        "http://a/HUSH",
+        "http://a/hush?a",
+    ];
+    assert!(Targets::parse(&distinct.map(str::to_owned)).is_ok());
     let wrong = [urls(1), vec!["hush".to_owned()]].concat();
     assert_eq!(failure(&wrong), format!("URL 2 of --metrics: {WRONG_URL}"));
     let most = Targets::parse(&urls(32)).expect("valid URLs");

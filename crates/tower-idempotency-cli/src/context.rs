@@ -97,8 +97,8 @@ impl Context {
             return Ok(());
         }
         let mut message = format!("the {} store does not list {state} entries", self.name);
-        // Each store lists them, two of them only with this setting.
-        if state == State::Completed {
+        let setting = self.store.abilities().setting_to_list(state);
+        if setting.is_some_and(|it| it.contains("with_completed_index")) {
             message.push_str(": set completed-index=true in its URL, and in the service");
         }
         Err(Failure::new(Exit::NotKept, message))

@@ -1,6 +1,6 @@
 //! Stores from a URL.
 
-use std::{env, time::Duration};
+use std::{env, net::Ipv6Addr, time::Duration};
 
 use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_sdk_dynamodb::{Client, config::Credentials};
@@ -44,11 +44,21 @@ impl DynamoDbOptions {
     /// | `shards=N` | [`with_index_shards`](Self::with_index_shards) |
     /// | `completed-index=BOOL` | [`with_completed_index`](Self::with_completed_index): `true` or `false` |
     ///
-    /// Region and credentials come from the default sources of the AWS SDK: environment, files, and the metadata service of the
-    /// machine. An endpoint of plain HTTP is not AWS: placeholders then replace a region and credentials that are missing from
-    /// the environment. The client is an [`https_client`].
+    /// An endpoint has a host, and optionally a port and a path. It has no `%`.
     ///
-    /// To use another client, create it and call [`store`](Self::store).
+    /// Region and credentials come from sources of the AWS SDK, in this order:
+    ///
+    /// 1. the environment
+    /// 2. the profile files, with keys or a role
+    /// 3. a web identity token
+    /// 4. the role of the container, and that of the instance
+    ///
+    /// This crate enables neither the SSO nor the `credential_process` of a profile. The client is an [`https_client`]. To use
+    /// other credentials or another client, create the client and call [`store`](Self::store).
+    ///
+    /// An endpoint of plain HTTP is not AWS, so placeholders replace missing settings. If the environment has no
+    /// `AWS_ACCESS_KEY_ID`, this applies to the credentials. If it has neither `AWS_REGION` nor `AWS_DEFAULT_REGION`, this
+    /// applies to the region. Other sources are then not read.
     ///
     /// ```no_run
     /// use tower_idempotency_dynamodb::DynamoDbOptions;
@@ -170,26 +180,65 @@ fn is_table(text: &str) -> bool {
             .all(|it| is_part(it) || (is_arn && b":/".contains(&it)))
 }
 
-/// Returns `true` for a URL of an endpoint. The SDK would quote other text, such as credentials, in its error.
+/// Returns `true` for a URL of an endpoint: a host, and optionally a port and a path. The SDK would quote other text, such as
+/// credentials, in its error. So nothing is escaped, and a colon separates only a port.
 fn is_endpoint(text: &str) -> bool {
     let rest = text.strip_prefix("http://");
-    let rest = rest.or_else(|| text.strip_prefix("https://"));
-    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:/[]%".contains(&byte);
-    rest.is_some_and(|rest| !rest.is_empty() && rest.bytes().all(is_part))
+    let Some(rest) = rest.or_else(|| text.strip_prefix("https://")) else {
+        return false;
+    };
+    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let (is_host, port) = match authority.strip_prefix('[') {
+        Some(rest) => {
+            let (address, port) = rest.split_once(']').unwrap_or_default();
+            (address.parse::<Ipv6Addr>().is_ok(), port)
+        }
+        None => {
+            let end = authority.find(':').unwrap_or(authority.len());
+            let (host, port) = authority.split_at(end);
+            (!host.is_empty() && host.bytes().all(is_part), port)
+        }
+    };
+    let has_valid_port = port.is_empty() || port.strip_prefix(':').is_some_and(is_port);
+    is_host && has_valid_port && path.bytes().all(|it| it == b'/' || is_part(it))
 }
 
-/// Loads region and credentials from the default sources. A plain HTTP endpoint is not AWS: placeholders then replace a
-/// region and credentials that are missing from the environment.
+fn is_port(text: &str) -> bool {
+    text.bytes().all(|it| it.is_ascii_digit()) && text.parse::<u16>().is_ok()
+}
+
+/// The settings that placeholders replace. Only a plain HTTP endpoint has some, since it is not AWS.
+#[derive(Debug, PartialEq, Eq)]
+struct Placeholders {
+    credentials: bool,
+    region: bool,
+}
+
+impl Placeholders {
+    /// Returns the settings that the environment does not have. `is_set` returns `true` for its variables.
+    fn of(endpoint: &str, is_set: impl Fn(&str) -> bool) -> Self {
+        let is_local = endpoint.starts_with("http://");
+        let has_region = is_set("AWS_REGION") || is_set("AWS_DEFAULT_REGION");
+        Self {
+            credentials: is_local && !is_set("AWS_ACCESS_KEY_ID"),
+            region: is_local && !has_region,
+        }
+    }
+}
+
+/// Loads region and credentials from their sources, or sets [`Placeholders`].
 async fn load_config(endpoint: Option<&str>) -> SdkConfig {
     let mut loader = aws_config::defaults(BehaviorVersion::latest()).http_client(https_client());
     if let Some(endpoint) = endpoint {
         loader = loader.endpoint_url(endpoint);
-        if endpoint.starts_with("http://") && env::var_os("AWS_ACCESS_KEY_ID").is_none() {
+        let placeholders = Placeholders::of(endpoint, |name| env::var_os(name).is_some());
+        if placeholders.credentials {
             let placeholder = Credentials::new("local", "local", None, None, "local");
             loader = loader.credentials_provider(placeholder);
-            if env::var_os("AWS_REGION").is_none() {
-                loader = loader.region(Region::from_static("us-east-1"));
-            }
+        }
+        if placeholders.region {
+            loader = loader.region(Region::from_static("us-east-1"));
         }
     }
     Box::pin(loader.load()).await
@@ -219,6 +268,41 @@ mod tests {
         let options = &address.options;
         assert_eq!(options.clock.skew, Duration::from_millis(50));
         assert_eq!((options.shards, options.has_completed_index), (32, true));
+    }
+
+    #[test]
+    fn endpoint_has_host_and_optional_port_and_path() {
+        for endpoint in [
+            "http://127.0.0.1:8000",
+            "http://localhost:8000/",
+            "http://[::1]:8000",
+            "https://[2001:db8::1]",
+            "https://dynamodb.eu-central-1.amazonaws.com",
+            "https://vpce-1.example:443/path/of_the.service",
+        ] {
+            assert!(is_endpoint(endpoint), "{endpoint}");
+        }
+    }
+
+    #[test]
+    fn placeholders_replace_missing_settings() {
+        let placeholders = |credentials, region| Placeholders {
+            credentials,
+            region,
+        };
+        let (key, region, default) = ("AWS_ACCESS_KEY_ID", "AWS_REGION", "AWS_DEFAULT_REGION");
+        let cases: [(&str, &[&str], Placeholders); 6] = [
+            ("http://host", &[], placeholders(true, true)),
+            ("http://host", &[key], placeholders(false, true)),
+            ("http://host", &[region], placeholders(true, false)),
+            ("http://host", &[default], placeholders(true, false)),
+            ("http://host", &[key, region], placeholders(false, false)),
+            ("https://host", &[], placeholders(false, false)),
+        ];
+        for (endpoint, variables, expected) in cases {
+            let found = Placeholders::of(endpoint, |name| variables.contains(&name));
+            assert_eq!(found, expected, "{endpoint} {variables:?}");
+        }
     }
 
     #[test]
@@ -253,6 +337,17 @@ mod tests {
             ("dynamodb://keys?endpoint=hush", endpoint),
             ("dynamodb://keys?endpoint=https://hush:hush@host", endpoint),
             ("dynamodb://keys?endpoint=https://host/hush hush", endpoint),
+            ("dynamodb://keys?endpoint=https://app:hush%40host", endpoint),
+            ("dynamodb://keys?endpoint=https://app:hush:8000", endpoint),
+            ("dynamodb://keys?endpoint=https://hush%40host", endpoint),
+            ("dynamodb://keys?endpoint=https://host/hush:hush", endpoint),
+            ("dynamodb://keys?endpoint=https://[hush]:8000", endpoint),
+            ("dynamodb://keys?endpoint=https://[::1", endpoint),
+            ("dynamodb://keys?endpoint=https://[::1]hush", endpoint),
+            ("dynamodb://keys?endpoint=https://:8000", endpoint),
+            ("dynamodb://keys?endpoint=https://host:", endpoint),
+            ("dynamodb://keys?endpoint=https://host:+80", endpoint),
+            ("dynamodb://keys?endpoint=https://host:65536", endpoint),
             (
                 "dynamodb://keys?skew=hush",
                 "expected a duration after skew=, as in skew=500ms",

@@ -136,19 +136,19 @@ impl RedisOptions {
     /// The index is one more sorted set, or one for each slot of a cluster that is in use. A completion adds a member without
     /// a round trip, and removes at most four members whose records have expired.
     ///
-    /// Each stored record has a member of about 145 bytes: 145 MB for a million records. Clients choose the number of
+    /// Each stored record has a member of 135 to 150 bytes: up to 150 MB for a million records. Clients choose the number of
     /// records, and so the size. A server whose memory is sized for the records alone rejects new keys earlier.
     ///
-    /// The user needs the right to run `zrangebyscore`. Without this right, records are stored and listed, but no completion
-    /// removes expired members, and the index grows.
+    /// The user needs the right to run `zrangebyscore`. Without it, records are stored and not listed.
     ///
     /// Processes with and without this setting can share a prefix: a listing then misses the records of the processes without
     /// it. Records from before the setting, and those that were stored while their slot moved to another node, are listed
     /// after a [repair](crate::RedisStore::repair_indexes).
     ///
-    /// After the last process has stopped using it, the index expires within twice the longest retention of its records. The
-    /// server then deletes it in one step. An index with millions of members delays other clients; `UNLINK` deletes it in
-    /// the background.
+    /// If no process completes entries with this setting any more, the index expires within twice the longest retention of its
+    /// records. This also happens when the traffic stops. The server then deletes it in one step, during which it serves no
+    /// other client: 200 ms for a million members. With `lazyfree-lazy-expire yes` the server deletes it in the background.
+    /// `UNLINK` also does, after the last process has turned the setting off.
     pub fn with_completed_index(mut self, has_completed_index: bool) -> Self {
         self.has_completed_index = has_completed_index;
         self

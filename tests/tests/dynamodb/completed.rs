@@ -127,7 +127,7 @@ async fn completed_entries_are_listed_by_page() {
     let store = table.store(with_index());
     for n in 0..20 {
         // Entries that are completed later expire earlier.
-        let retention = Ttl::from_secs(u64::from(1_000 - n));
+        let retention = Ttl::from_secs(u64::from(1_000 - 2 * n));
         complete(&store, &claim(n), record(), retention).await;
         table.clock.advance(Duration::from_secs(1));
     }
@@ -150,7 +150,7 @@ async fn completed_entries_are_listed_by_page() {
         assert_eq!(entry.age, Duration::from_secs(20 - n));
         let expires = entry.expires.expect("a readable entry");
         let retention = expires.duration_since(entry.since).expect("later");
-        assert_eq!(retention, Duration::from_secs(1_000 - n));
+        assert_eq!(retention, Duration::from_secs(1_000 - 2 * n));
         let details = store.get(entry.id()).await.expect("the server runs");
         let read = details.expect("it exists").entry;
         assert_eq!((read.seen(), read.since), (entry.seen(), entry.since));
@@ -201,9 +201,15 @@ async fn completed_entries_are_listed_only_with_option() {
     let details = details.expect("it exists");
     assert_eq!(details.entry.state(), State::Completed);
 
-    let without_index = table.store(with_index().with_index_shards(0));
-    let error = without_index.list(&query).await.expect_err("no index");
-    assert_eq!(error.kind(), InspectErrorKind::Unsupported);
+    for options in [with_index(), DynamoDbOptions::new()] {
+        let without_index = table.store(options.with_index_shards(0));
+        for state in LISTED {
+            let setting = without_index.abilities().setting_to_list(state);
+            assert_eq!(setting, Some("DynamoDbOptions::with_index_shards(8)"));
+        }
+        let error = without_index.list(&query).await.expect_err("no index");
+        assert_eq!(error.kind(), InspectErrorKind::Unsupported);
+    }
 }
 
 /// The service has not deleted the expired entries yet. There are more than a page or a count examines.

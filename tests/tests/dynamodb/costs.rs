@@ -137,6 +137,30 @@ async fn completed_index_costs_one_more_unit() {
     assert_eq!(effects.count(), 1);
 }
 
+/// The service has not deleted the expired record of the key yet.
+#[tokio::test]
+async fn reused_key_with_completed_index_costs_more() {
+    let clock = ManualClock::new();
+    let options = DynamoDbOptions::new().with_completed_index(true);
+    let options = options.with_clock({
+        let clock = clock.clone();
+        move || clock.now()
+    });
+    let (endpoint, _, _, store) = counted(options).await;
+    let (app, effects) = creating(layer_on(store));
+    send(&app, post("/orders", "k", "tea")).await;
+    endpoint.calls();
+    clock.advance(Duration::from_secs(30 * 24 * 3600));
+    send(&app, post("/orders", "k", "tea")).await;
+    let calls = endpoint.calls();
+    assert_eq!(names(&calls), ["UpdateItem", "PutItem", "UpdateItem"]);
+    assert_eq!(calls[0].status, StatusCode::BAD_REQUEST, "a refused write");
+    // The write that replaces the item, and the completion, move it to another partition of the index.
+    assert_eq!(units(&calls[1..2]), (1.0, 2.0));
+    assert_eq!(units(&calls[1..]), (2.0, 4.0));
+    assert_eq!(effects.count(), 2);
+}
+
 #[tokio::test]
 async fn duplicates_make_one_call() {
     let (endpoint, _, _, layer) = layer().await;

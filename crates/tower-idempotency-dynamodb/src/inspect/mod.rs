@@ -35,6 +35,11 @@ use crate::{
 impl Inspect for DynamoDbStore {
     fn abilities(&self) -> Abilities {
         let mut abilities = Abilities::all().without_purge();
+        if !self.inner.options.has_completed_index {
+            let setting = "DynamoDbOptions::with_completed_index(true)";
+            abilities = abilities.without_list_unless(State::Completed, setting);
+        }
+        // The other setting has no effect without this one.
         if self.inner.options.shards == 0 {
             let setting = "DynamoDbOptions::with_index_shards(8)";
             for state in [
@@ -45,10 +50,6 @@ impl Inspect for DynamoDbStore {
             ] {
                 abilities = abilities.without_list_unless(state, setting);
             }
-        }
-        if !self.inner.options.has_completed_index {
-            let setting = "DynamoDbOptions::with_completed_index(true)";
-            abilities = abilities.without_list_unless(State::Completed, setting);
         }
         abilities
     }

@@ -6,16 +6,38 @@ use redis::Value;
 use tower_idempotency::{
     NeedsAttention, Ttl,
     inspect::{Entry, Seen, State},
-    store::{KeyId, StoreError, Token},
+    store::{KeyId, MIN_RECORD_LIMIT, StoreError, Token},
 };
 
 use crate::store::unexpected_reply;
+
+/// The part of a record that the script reads.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum RecordPart {
+    Whole,
+    /// The bytes that contain the state of the entry.
+    Beginning,
+    /// Like [`Beginning`](Self::Beginning), but nothing of a record that is too long to need attention. Such an entry counts as
+    /// completed, even if this version cannot read its record.
+    BeginningIfShort,
+}
+
+impl RecordPart {
+    /// Returns the arguments of the script: the number of bytes to return, and the length of the longest record to read.
+    pub(super) fn arguments(self) -> (i64, i64) {
+        match self {
+            Self::Whole => (UNLIMITED, UNLIMITED),
+            Self::Beginning => (RECORD_PREFIX, UNLIMITED),
+            Self::BeginningIfShort => (RECORD_PREFIX, LONGEST_ATTENTION),
+        }
+    }
+}
 
 /// The fields of an entry: any bytes, because another version or another program may have written them.
 pub(super) struct RawEntry {
     /// The fields s, t, f, g, l, c, o and p.
     fields: [Option<Vec<u8>>; 8],
-    /// The record, or the beginning of it.
+    /// The record, or the beginning of it. `None` also if the script has not read it.
     pub(super) record: Option<Vec<u8>>,
     record_len: Option<u64>,
     /// Milliseconds until the entry expires, or a negative number if it does not.
@@ -179,8 +201,12 @@ impl RawEntry {
     }
 
     fn record_state(&self) -> State {
-        let record = self.record.as_deref();
-        record.map_or(State::Unreadable, State::of_record)
+        match (&self.record, self.record_len) {
+            (Some(record), _) => State::of_record(record),
+            // The script has not read it.
+            (None, Some(_)) => State::Completed,
+            (None, None) => State::Unreadable,
+        }
     }
 
     fn token(&self) -> Result<Option<Token>, &'static str> {
@@ -211,6 +237,10 @@ fn time(millis: u64) -> SystemTime {
     time.unwrap_or(UNIX_EPOCH)
 }
 
+const UNLIMITED: i64 = -1;
+const RECORD_PREFIX: i64 = State::RECORD_PREFIX as i64;
+/// A record that needs attention has at most this many bytes, with its reason.
+const LONGEST_ATTENTION: i64 = MIN_RECORD_LIMIT as i64;
 /// The first two bytes of a record that needs attention, as in the scripts.
 const ATTENTION: [u8; 2] = [1, 2];
 

@@ -21,7 +21,7 @@ use tower_idempotency::{
 
 pub use self::repair::IndexRepair;
 use self::{
-    entry::RawEntry,
+    entry::{RawEntry, RecordPart},
     walk::{Position, Walk},
 };
 use crate::{
@@ -41,6 +41,9 @@ use crate::{
 /// ordered only within a slot. An entry may be acquired while its slot moves to another node. A listing then has it after
 /// the next renewal of its lease, or after a takeover.
 ///
+/// A call of a listing ends with the record that exceeds 1 MiB of records, so that the server serves other clients in between.
+/// `summary` reads no record above 4 KiB. It counts such an entry as completed, even if this version cannot read its record.
+///
 /// A listing removes index members whose entries no longer exist. If a [retry](Resolution::Retry) resolves an entry that
 /// needed attention, the age of its next execution counts from that record.
 ///
@@ -54,8 +57,14 @@ impl Inspect for RedisStore {
             let setting = "RedisOptions::with_completed_index(true)";
             abilities = abilities.without_list_unless(State::Completed, setting);
         }
+        // The other setting has no effect without this one.
         if indexes.is_none() {
-            for state in [State::InProgress, State::Orphaned, State::NeedsAttention] {
+            for state in [
+                State::InProgress,
+                State::Orphaned,
+                State::NeedsAttention,
+                State::Completed,
+            ] {
                 let setting = "RedisOptions::with_indexes(true)";
                 abilities = abilities.without_list_unless(state, setting);
             }
@@ -71,7 +80,7 @@ impl Inspect for RedisStore {
     }
 
     async fn get(&self, id: &KeyId) -> Result<Option<EntryDetails>, InspectError> {
-        let Some(raw) = self.inner.read(id, WHOLE_RECORD).await? else {
+        let Some(raw) = self.inner.read(id, RecordPart::Whole).await? else {
             return Ok(None);
         };
         let mut details = EntryDetails::new(raw.entry(*id));
@@ -118,7 +127,7 @@ impl Inner {
                 .filter(|position| position.index < indexes.len())
                 .ok_or_else(|| InspectError::new(InspectErrorKind::InvalidPage))?,
         };
-        let mut walk = Walk::new(self, indexes, query.state(), start);
+        let mut walk = Walk::new(self, indexes, query.state(), RecordPart::Beginning, start);
         if let Some(prefix) = query.id_prefix() {
             walk.select(*prefix);
         }
@@ -151,7 +160,8 @@ impl Inner {
         Ok(Page::new(entries, Some(next)))
     }
 
-    /// Counts the entries in a state, up to `limit`. Reads each of them, because an index may have entries that were lost.
+    /// Counts the entries in a state, up to `limit`. Reads each of them, because an index may have entries that were lost, but
+    /// no long record.
     async fn count(
         &self,
         indexes: &Indexes,
@@ -160,7 +170,13 @@ impl Inner {
     ) -> Result<Count, InspectError> {
         let limit = u64::from(limit);
         let max_examined = limit.saturating_mul(4).saturating_add(1024);
-        let mut walk = Walk::new(self, indexes, state, Position::FIRST);
+        let mut walk = Walk::new(
+            self,
+            indexes,
+            state,
+            RecordPart::BeginningIfShort,
+            Position::FIRST,
+        );
         // A lease that is renewed meanwhile moves to a later position of its index.
         let mut counted = HashSet::new();
         let mut value = 0;
@@ -183,36 +199,47 @@ impl Inner {
         }
     }
 
-    /// Reads an entry, with at most this many bytes of its record.
-    async fn read(&self, id: &KeyId, record_bytes: i64) -> Result<Option<RawEntry>, StoreError> {
-        let read = self.read_script(&[*id], record_bytes).await;
+    /// Reads an entry, with this part of its record.
+    async fn read(&self, id: &KeyId, part: RecordPart) -> Result<Option<RawEntry>, StoreError> {
+        let read = self.read_script(&[*id], part).await;
         let mut entries = read.map_err(StoreError::backend)??;
         entries.pop().ok_or_else(|| unexpected_reply("an entry"))
     }
 
-    /// Reads entries of one slot in one call, with the first bytes of their records. While the slot is moved, a call reads
-    /// one.
-    async fn read_all(&self, ids: &[KeyId]) -> Result<Vec<Option<RawEntry>>, StoreError> {
-        match self.read_script(ids, RECORD_PREFIX).await {
-            Err(error) if ids.len() > 1 && is_slot_moving(&error) => {
-                try_join_all(ids.iter().map(|id| self.read(id, RECORD_PREFIX))).await
-            }
-            read => read.map_err(StoreError::backend)?,
+    /// Reads entries of one slot, with this part of their records. A call reads all of them unless their records are long.
+    /// While the slot is moved, a call reads one.
+    async fn read_all(
+        &self,
+        ids: &[KeyId],
+        part: RecordPart,
+    ) -> Result<Vec<Option<RawEntry>>, StoreError> {
+        let mut entries = Vec::with_capacity(ids.len());
+        while entries.len() < ids.len() {
+            let rest = &ids[entries.len()..];
+            let read = match self.read_script(rest, part).await {
+                Err(error) if rest.len() > 1 && is_slot_moving(&error) => {
+                    try_join_all(rest.iter().map(|id| self.read(id, part))).await?
+                }
+                read => read.map_err(StoreError::backend)??,
+            };
+            entries.extend(read);
         }
+        Ok(entries)
     }
 
+    /// Reads one entry or more: those at the beginning of `ids`.
     async fn read_script(
         &self,
         ids: &[KeyId],
-        record_bytes: i64,
+        part: RecordPart,
     ) -> RedisResult<Result<Vec<Option<RawEntry>>, StoreError>> {
         let keys: Vec<_> = ids.iter().map(|id| self.key(id)).collect();
         let keys: Vec<_> = keys.iter().map(String::as_str).collect();
         let script = &self.scripts.operators.read;
         let (link, deadline) = (&self.acquire_link, self.deadline());
-        let reply = run_by_hash(link, deadline, script, &keys, &record_bytes).await?;
+        let reply = run_by_hash(link, deadline, script, &keys, &part.arguments()).await?;
         Ok(match reply {
-            Value::Array(entries) if entries.len() == ids.len() => {
+            Value::Array(entries) if (1..=ids.len()).contains(&entries.len()) => {
                 entries.into_iter().map(RawEntry::parse).collect()
             }
             _ => Err(unexpected_reply("an array of entries")),
@@ -220,7 +247,7 @@ impl Inner {
     }
 
     async fn read_entry(&self, id: &KeyId) -> Result<Option<Entry>, StoreError> {
-        let raw = self.read(id, RECORD_PREFIX).await?;
+        let raw = self.read(id, RecordPart::Beginning).await?;
         Ok(raw.map(|raw| raw.entry(*id)))
     }
 
@@ -248,7 +275,7 @@ impl Inner {
                 limit,
             }));
         }
-        let Some(raw) = self.read(id, RECORD_PREFIX).await? else {
+        let Some(raw) = self.read(id, RecordPart::Beginning).await? else {
             return Ok(ResolveOutcome::Changed(None));
         };
         let entry = raw.entry(*id);
@@ -295,5 +322,3 @@ impl Inner {
 const GROUP: usize = 64;
 /// Maximum number of members of the indexes that a page examines, besides one for each index.
 const MAX_EXAMINED: usize = 8_000;
-const WHOLE_RECORD: i64 = -1;
-const RECORD_PREFIX: i64 = State::RECORD_PREFIX as i64;

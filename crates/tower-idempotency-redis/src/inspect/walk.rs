@@ -9,6 +9,7 @@ use tower_idempotency::{
     store::{KeyId, StoreError},
 };
 
+use super::entry::RecordPart;
 use crate::{
     index::Indexes,
     store::{Inner, run_by_hash, unexpected_reply},
@@ -27,6 +28,7 @@ pub(super) struct Walk<'a> {
     inner: &'a Inner,
     indexes: &'a Indexes,
     state: State,
+    part: RecordPart,
     prefix: Option<IdPrefix>,
     /// Members that were read from the indexes and not yet returned.
     queue: VecDeque<Position>,
@@ -67,12 +69,14 @@ impl<'a> Walk<'a> {
         inner: &'a Inner,
         indexes: &'a Indexes,
         state: State,
+        part: RecordPart,
         start: Position,
     ) -> Self {
         Self {
             inner,
             indexes,
             state,
+            part,
             prefix: None,
             queue: VecDeque::new(),
             rest: Some(start),
@@ -132,12 +136,12 @@ impl<'a> Walk<'a> {
             self.fill(count).await?;
         }
         let members: Vec<_> = self.queue.drain(..count.min(self.queue.len())).collect();
-        let (inner, state) = (self.inner, self.state);
+        let (inner, state, part) = (self.inner, self.state, self.part);
         // The entries of an index are in one slot.
         let slots = members.chunk_by(|one, other| one.index == other.index);
         let read = slots.map(async |members| {
             let ids: Vec<_> = members.iter().map(|it| KeyId::from_bytes(it.id)).collect();
-            inner.read_all(&ids).await
+            inner.read_all(&ids, part).await
         });
         let entries = try_join_all(read).await?.into_iter().flatten();
         let pairs = members.iter().zip(entries).map(async |(member, raw)| {

@@ -10,15 +10,20 @@ local function is_completed(record)
 end
 -- Adds a record with this retention. Returns the number of members added, or an error.
 local function add_completed(index, now, retention, id)
+  local expired = redis.pcall('ZRANGEBYSCORE', index, '-inf', string.format('(%.0f', now), 'LIMIT', 0, MOST_REMOVED)
+  if expired.err then
+    -- The user may not read the index. Without removals the index would grow without limit, so it gets no member.
+    return expired
+  end
+  -- Before the new member, which may be one of them.
+  if expired[1] then
+    redis.pcall('ZREM', index, unpack(expired))
+  end
   local added = redis.pcall('ZADD', index, string.format('%.0f', now + retention), id)
   -- The index expires after its last record. Twice the retention, so that few completions set it.
   local left = redis.pcall('PTTL', index)
   if type(left) == 'number' and left < tonumber(retention) then
     redis.pcall('PEXPIRE', index, string.format('%.0f', 2 * retention))
-  end
-  local expired = redis.pcall('ZRANGEBYSCORE', index, '-inf', string.format('(%.0f', now), 'LIMIT', 0, MOST_REMOVED)
-  if expired[1] then
-    redis.pcall('ZREM', index, unpack(expired))
   end
   return added
 end

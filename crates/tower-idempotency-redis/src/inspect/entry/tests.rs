@@ -59,3 +59,17 @@ fn damaged_entries_have_these_texts() {
         assert_eq!(entry.problem.as_deref(), Some(expected));
     }
 }
+
+#[test]
+fn entry_with_unread_record_counts_as_completed() {
+    let entry = RawEntry {
+        record_len: Some(1_000_000),
+        ..with(STATE, b"D")
+    };
+    assert_eq!(
+        entry.entry(KeyId::from_bytes([7; 32])).state(),
+        State::Completed
+    );
+    assert!(entry.is_in_index(State::Completed));
+    assert!(!entry.is_in_index(State::NeedsAttention));
+}

@@ -226,8 +226,8 @@ fn status_of_response_is_final_and_known() {
     }
 }
 
-#[test]
-fn unlisted_state_has_its_exit_code() {
+#[tokio::test(flavor = "multi_thread")]
+async fn unlisted_state_has_its_exit_code() {
     let redis = RedisServer::start(&[]);
     let setting = "set completed-index=true in its URL";
     assert_fails(&redis.url(), &["list", "completed"], 6, setting);
@@ -238,10 +238,14 @@ fn unlisted_state_has_its_exit_code() {
         (0, "no completed entry\n"),
         "{ran:?}"
     );
-    // Another setting is missing. The tool makes no call.
-    let without_index = "dynamodb://keys?endpoint=http://127.0.0.1:1&shards=0";
+    // Another setting is missing.
+    let address = dynamodb::shared(StandIn::Dynoxide).address();
+    let without_index = format!("dynamodb://without-index?endpoint=http://{address}&shards=0");
+    AnyStore::open(&without_index)
+        .await
+        .expect("the server runs");
     let expected = "the dynamodb store does not list completed entries";
-    let text = assert_fails(without_index, &["list", "completed"], 6, expected);
+    let text = assert_fails(&without_index, &["list", "completed"], 6, expected);
     assert!(!text.contains("completed-index"), "{text}");
     assert_fails(
         &redis.url(),

@@ -51,9 +51,10 @@ impl Client {
     pub(super) fn new(url: &Uri, timeout: Duration) -> Result<Self, Failure> {
         let authority = url.authority().filter(|it| !it.host().is_empty());
         let authority = authority.ok_or_else(|| Failure::usage(WRONG_URL))?;
-        if authority.as_str().contains('@') {
+        // The authority of http://user:1/2@host is user:1. An `@` after it may belong to a password.
+        if url.to_string().contains('@') {
             return Err(Failure::usage(
-                "the URL contains credentials: send them with --header",
+                "the URL contains credentials or an @: send credentials with --header, and write %40 in a path",
             ));
         }
         // The brackets of an IPv6 address belong to the URL, not to the address.

@@ -47,7 +47,9 @@ async fn complete(context: &Context, prefix: &IdPrefix) -> Result<KeyId, Failure
         [id] => Ok(id),
         [] if abilities.can_list(State::Completed) => Err(Failure::new(
             Exit::NotFound,
-            format!("the store has no entry whose id begins with {prefix}"),
+            format!(
+                "no listed entry begins with {prefix}; an entry that is not in an index is found by its whole id only"
+            ),
         )),
         [] => Err(Failure::new(
             Exit::NotFound,

@@ -43,7 +43,7 @@
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `connect` | `DynamoDbStore::connect`, a URL with the region and credentials of the AWS CLI; enables `tls` |
+//! | `connect` | `DynamoDbStore::connect`, from a URL; region and credentials come from [sources of the SDK](DynamoDbOptions::connect); enables `tls` |
 //! | `tls` | `https_client`: HTTPS through rustls and *ring*, for a client of an SDK that was built without TLS |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -1,6 +1,7 @@
 //! A check of the lengths of HTTP/1.1 requests, on the bytes of a connection.
 //!
-//! hyper removes a `Content-Length` beside chunks, and joins equal lengths. The request that the service gets shows neither.
+//! If a request also has `Transfer-Encoding: chunked`, hyper removes its `Content-Length`. It merges equal lengths. The request that
+//! the service gets shows neither.
 
 use std::{
     io, mem,
@@ -36,7 +37,7 @@ impl LengthCheck {
         })
     }
 
-    /// Returns `true` if the next request has several lengths, or a length and chunks. The service calls it once for each
+    /// Returns `true` if the next request has several lengths, or a length and `chunked`. The service calls it once for each
     /// request, in their order.
     pub(crate) fn is_next_ambiguous(&self) -> bool {
         let number = self.received.fetch_add(1, Ordering::Relaxed);

@@ -85,7 +85,8 @@ impl EntryId {
 #[derive(Clone)]
 pub(crate) struct FieldDigest {
     hasher: Hasher,
-    /// Short fields that are not hashed yet. One update hashes several, because each costs as much as hashing some 20 bytes.
+    /// Short fields that are not hashed yet. One update hashes several, because each update costs as much as hashing some 20
+    /// bytes.
     pending: [u8; PENDING],
     pending_len: usize,
 }

@@ -72,6 +72,12 @@ impl Table {
             .advance(time.as_duration() + Duration::from_secs(2));
     }
 
+    /// Returns the time as an attribute, in milliseconds.
+    fn now(&self) -> AttributeValue {
+        let now = self.clock.now().duration_since(UNIX_EPOCH);
+        AttributeValue::N(now.expect("after 1970").as_millis().to_string())
+    }
+
     async fn item(&self, id: &KeyId) -> HashMap<String, AttributeValue> {
         let get = client(shared(StandIn::Dynoxide).address()).get_item();
         let get = get.table_name(&self.name);
@@ -354,9 +360,7 @@ async fn key_of_expired_listed_record_begins_again() {
             assert_eq!(calls, ["UpdateItem", "PutItem"], "{name}");
 
             let item = table.item(&again.id).await;
-            let now = table.clock.now().duration_since(UNIX_EPOCH);
-            let now = now.expect("after 1970").as_millis().to_string();
-            assert_eq!(item["since"], AttributeValue::N(now), "{name}");
+            assert_eq!(item["since"], table.now(), "{name}");
             assert!(!item.contains_key("reason"), "{name}");
             assert_eq!(completed_ids(&operator).await, [], "{name}");
 
@@ -368,4 +372,22 @@ async fn key_of_expired_listed_record_begins_again() {
             assert_eq!(item.contains_key("listed"), is_listed, "{name}");
         }
     }
+}
+
+/// A record that needs attention is in the index of each store.
+#[tokio::test]
+async fn key_of_expired_attention_record_begins_again() {
+    let table = Table::create().await;
+    let store = table.store(DynamoDbOptions::new());
+    let first = claim(1);
+    let failed = Resolution::NeedsAttention(NeedsAttention::new("refund-failed"));
+    let (attention, _) = failed.record(&first.id).expect("it stores a record");
+    complete(&store, &first, attention, HOUR).await;
+    table.advance(HOUR);
+    table.endpoint.calls();
+    let lease = hold(&store, &claim(1)).await;
+    assert_eq!(lease.generation, 1);
+    let calls = table.endpoint.operations();
+    assert_eq!(calls, ["UpdateItem", "PutItem"]);
+    assert_eq!(table.item(&first.id).await["since"], table.now());
 }

@@ -67,12 +67,14 @@ pub(crate) async fn form(
             "The search is incomplete: the store has more entries than were examined.".to_owned();
     } else if page.rows.is_empty() {
         let lists_all = shared.inspector.abilities().can_list(EntryState::Completed);
-        page.message = if lists_all || prefix.to_key_id().is_some() {
-            "The store has no such entry. It was deleted, or has expired.".to_owned()
+        page.message = if prefix.to_key_id().is_some() {
+            "The store has no such entry. It was deleted, or has expired."
+        } else if lists_all {
+            "No listed entry has this id. An entry that is not in an index is found by its whole id only."
         } else {
             "No unresolved entry has this id. This store finds a completed entry by its whole id only."
-                .to_owned()
-        };
+        }
+        .to_owned();
     }
     let status = if page.rows.is_empty() && page.rest.is_empty() {
         StatusCode::NOT_FOUND

@@ -10,9 +10,9 @@ mod sqlite;
 
 pub use self::{mysql::MySqlFence, postgres::PostgresFence, sqlite::SqliteFence};
 
-/// The statements of one database, in a transaction under a lease.
+/// The statements that fence a transaction on one database.
 ///
-/// Other crates cannot implement it.
+/// Other crates cannot implement this trait.
 pub trait Fence: Clone + Send + Sync + sealed::Sealed {
     /// Returns the size of the largest record in bytes.
     fn record_limit(&self) -> usize;

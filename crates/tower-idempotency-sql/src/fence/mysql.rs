@@ -1,6 +1,6 @@
 //! The statements for MySQL and MariaDB.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use tower_idempotency::store::MIN_RECORD_LIMIT;
 
@@ -107,10 +107,10 @@ macro_rules! is_held {
 ///     SqlError::from_reported(&error.number.to_string(), &error.message)
 /// }
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct MySqlFence {
-    lease_status: Arc<str>,
-    write_record: Arc<str>,
+    lease_status_sql: Arc<str>,
+    write_record_sql: Arc<str>,
     record_limit: usize,
 }
 
@@ -176,8 +176,8 @@ impl MySqlFence {
     #[must_use]
     pub fn for_table(table: &Table) -> Self {
         Self {
-            lease_status: table.in_migration(Self::LEASE_STATUS, '`').into(),
-            write_record: table.in_migration(Self::WRITE_RECORD, '`').into(),
+            lease_status_sql: table.in_migration(Self::LEASE_STATUS, '`').into(),
+            write_record_sql: table.in_migration(Self::WRITE_RECORD, '`').into(),
             record_limit: Self::MAX_RECORD_BYTES,
         }
     }
@@ -201,7 +201,7 @@ impl MySqlFence {
     /// is not. The table is missing if the number of the error [is one of a missing table](Self::is_missing_table).
     #[must_use]
     pub fn lease_status_sql(&self) -> &str {
-        &self.lease_status
+        &self.lease_status_sql
     }
 
     /// Returns the statement that writes the record if the token holds the entry. A record that needs attention keeps the
@@ -220,7 +220,7 @@ impl MySqlFence {
     /// whether the connection counts changed rows or found ones.
     #[must_use]
     pub fn write_record_sql(&self) -> &str {
-        &self.write_record
+        &self.write_record_sql
     }
 
     /// Returns `true` if the record needs attention, which the first two parameters of
@@ -276,17 +276,6 @@ impl Fence for MySqlFence {
 
     fn is_commit_rejected(code: &str) -> bool {
         Self::is_commit_rejected(code)
-    }
-}
-
-/// Shows the statements, which contain no values.
-impl fmt::Debug for MySqlFence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MySqlFence")
-            .field("lease_status_sql", &self.lease_status)
-            .field("write_record_sql", &self.write_record)
-            .field("record_limit", &self.record_limit)
-            .finish()
     }
 }
 

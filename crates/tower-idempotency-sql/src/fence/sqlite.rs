@@ -1,6 +1,6 @@
 //! The statements for SQLite.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use tower_idempotency::store::MIN_RECORD_LIMIT;
 
@@ -115,10 +115,10 @@ macro_rules! needs_attention {
 ///     SqlError::from_reported(&error.extended_code.to_string(), &error.message)
 /// }
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct SqliteFence {
-    lease_status: Arc<str>,
-    write_record: Arc<str>,
+    lease_status_sql: Arc<str>,
+    write_record_sql: Arc<str>,
     record_limit: usize,
 }
 
@@ -187,8 +187,8 @@ impl SqliteFence {
     #[must_use]
     pub fn for_table(table: &Table) -> Self {
         Self {
-            lease_status: table.in_migration(Self::LEASE_STATUS, '"').into(),
-            write_record: table.in_migration(Self::WRITE_RECORD, '"').into(),
+            lease_status_sql: table.in_migration(Self::LEASE_STATUS, '"').into(),
+            write_record_sql: table.in_migration(Self::WRITE_RECORD, '"').into(),
             record_limit: Self::MAX_RECORD_BYTES,
         }
     }
@@ -210,7 +210,7 @@ impl SqliteFence {
     /// is not. The table is missing if the code of the error [is one of a missing table](Self::is_missing_table).
     #[must_use]
     pub fn lease_status_sql(&self) -> &str {
-        &self.lease_status
+        &self.lease_status_sql
     }
 
     /// Returns the statement that writes the record if the token holds the entry. A record that needs attention keeps the
@@ -224,7 +224,7 @@ impl SqliteFence {
     /// commit while a statement that writes is in progress.
     #[must_use]
     pub fn write_record_sql(&self) -> &str {
-        &self.write_record
+        &self.write_record_sql
     }
 
     /// Returns the size of the largest record in bytes.
@@ -271,17 +271,6 @@ impl Fence for SqliteFence {
 
     fn is_commit_rejected(code: &str) -> bool {
         Self::is_commit_rejected(code)
-    }
-}
-
-/// Shows the statements, which contain no values.
-impl fmt::Debug for SqliteFence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteFence")
-            .field("lease_status_sql", &self.lease_status)
-            .field("write_record_sql", &self.write_record)
-            .field("record_limit", &self.record_limit)
-            .finish()
     }
 }
 

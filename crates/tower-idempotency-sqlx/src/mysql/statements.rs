@@ -23,7 +23,7 @@ use crate::{
 
 pub(super) struct Statements {
     table: String,
-    /// The other statements of a handler's transaction.
+    /// The published statements of a handler's transaction.
     fence: MySqlFence,
     /// Reads the status of the lease; see [`MySqlFence::lease_status_sql`].
     ///

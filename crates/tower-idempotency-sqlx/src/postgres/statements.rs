@@ -23,7 +23,7 @@ use crate::{
 pub(super) struct Statements {
     table: String,
     channel: String,
-    /// The other statements of a handler's transaction.
+    /// The published statements of a handler's transaction.
     fence: PostgresFence,
     /// Reads the status of the lease and marks the transaction; see [`PostgresFence::lease_status_sql`].
     ///

@@ -71,7 +71,7 @@ impl SqliteStore {
     /// Creates a store in the file of `options`, which is opened with these options and in WAL mode. Does not open the file
     /// yet. [`migrate`](Self::migrate) creates its table.
     ///
-    /// `synchronous` below `FULL` is faster, but loses the last leases and records if the machine crashes. A database
+    /// `migrate` fails if the file is missing, unless the options have `create_if_missing(true)`. `synchronous` below `FULL` is faster, but loses the last leases and records if the machine crashes. A database
     /// in memory is refused by [`migrate`](Self::migrate), because each connection would have a database of its own. Use
     /// [`MemoryStore`](tower_idempotency::MemoryStore) instead.
     ///

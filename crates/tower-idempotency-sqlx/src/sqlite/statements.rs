@@ -29,7 +29,7 @@ pub(super) struct Statements {
     pub(super) release_as_orphan: SqlStr,
     /// ?1 batch.
     pub(super) purge: SqlStr,
-    /// The other statements of a handler's transaction.
+    /// The published statements of a handler's transaction.
     fence: SqliteFence,
     /// Reads the status of the lease; see [`SqliteFence::lease_status_sql`].
     ///

@@ -72,7 +72,7 @@ impl Driver for Pooled {
 
 /// A deferred constraint rejects the commit, which leaves the transaction open. The next transaction uses the connection.
 #[tokio::test(flavor = "multi_thread")]
-async fn refused_sqlite_commit_is_rolled_back() {
+async fn refused_sqlite_commit_frees_its_key() {
     let scratch = Scratch::new();
     let database = database::sqlite_file_database(&scratch, "fence_deferred").await;
     for sql in [

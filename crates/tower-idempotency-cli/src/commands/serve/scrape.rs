@@ -18,7 +18,7 @@ use rustls::pki_types::ServerName;
 use tokio::{
     net::{TcpStream, lookup_host},
     task::{JoinHandle, JoinSet},
-    time::{MissedTickBehavior, interval, timeout},
+    time::{Instant, MissedTickBehavior, interval, timeout_at},
 };
 use tokio_rustls::TlsConnector;
 use tower_idempotency_console::scrape::{CounterReader, Endpoint, RequestCounters, ScrapedMetrics};
@@ -38,7 +38,8 @@ const POINTS: u32 = 60;
 const TIME_LIMIT: Duration = Duration::from_secs(5);
 /// Largest head of a response, in bytes.
 const MAX_HEAD: usize = 64 * 1024;
-const WRONG_URL: &str = "expected http://HOST:PORT/PATH or https://HOST:PORT/PATH";
+const WRONG_URL: &str = "expected http://HOST:PORT/PATH or https://HOST:PORT/PATH, with %40 for @, and in a name or a \
+     password also with %2F for /, %3F for ?, %23 for # and %25 for %";
 
 /// The endpoints of `--metrics`.
 pub(super) struct Targets(Vec<Target>);
@@ -182,18 +183,16 @@ impl Target {
 
     /// Requests the metrics, and returns the counters or the reason why there are none.
     async fn scrape(&mut self, limit: Duration) -> Result<RequestCounters, String> {
-        match timeout(limit, self.read_counters()).await {
-            Ok(read) => read,
-            Err(_) => {
-                let limit = humantime::format_duration(limit);
-                Err(format!("no whole response within {limit}"))
-            }
-        }
+        let (deadline, limit) = (Instant::now() + limit, humantime::format_duration(limit));
+        let stream = timeout_at(deadline, self.connect()).await;
+        let stream = stream
+            .map_err(|_| format!("no connection within {limit}"))?
+            .map_err(|error| format!("no connection: {error}"))?;
+        let read = timeout_at(deadline, self.read_counters(stream)).await;
+        read.map_err(|_| format!("no whole response within {limit}"))?
     }
 
-    async fn read_counters(&mut self) -> Result<RequestCounters, String> {
-        let stream = self.connect().await;
-        let stream = stream.map_err(|error| format!("no connection: {error}"))?;
+    async fn read_counters(&self, stream: Box<dyn Io>) -> Result<RequestCounters, String> {
         let mut builder = http1::Builder::new();
         builder.max_buf_size(MAX_HEAD);
         let opened = builder.handshake(TokioIo::new(stream)).await;

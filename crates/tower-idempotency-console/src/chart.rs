@@ -99,7 +99,7 @@ impl Chart {
                 let rate = |from: f64, to: f64| (to - from) / seconds.max(period / 2.0) * 60.0;
                 let value = match (pair[0].totals.values[at], pair[1].totals.values[at]) {
                     (Some(from), Some(to)) if to >= from => Some(Value::exact(rate(from, to))),
-                    // A counter that fell was reset.
+                    // A total that fell began at zero again.
                     _ => None,
                 };
                 (pair[1].taken, value)
@@ -254,7 +254,10 @@ fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::{ProcessMetrics, Totals};
+    use crate::{
+        scrape::{RequestCounters, ScrapedMetrics},
+        source::{ProcessMetrics, Totals},
+    };
 
     fn sample(taken: Instant, total: Option<f64>, keys: Option<u64>) -> Sample {
         Sample {
@@ -280,7 +283,7 @@ mod tests {
             sample(minute(2), Some(0.0), Some(3)),
             sample(minute(3), Some(6.0), Some(4)),
         ];
-        let source = MetricsSource::Process(ProcessMetrics::new(String::new));
+        let source = MetricsSource::Process(Box::new(ProcessMetrics::new(String::new)));
         let chart = Chart::requests(&samples, hour, Some(&source));
         assert_eq!(chart.lines[0].largest, "30");
         assert_eq!(chart.lines[0].latest, "6");
@@ -290,6 +293,33 @@ mod tests {
         assert_eq!(chart.lines[0].path.matches('M').count(), 2);
         assert_eq!(chart.lines[0].path.matches('L').count(), 1);
         assert!(chart.no_data.is_empty());
+    }
+
+    /// The second response lacks all series of the counter.
+    #[tokio::test(start_paused = true)]
+    async fn returned_counter_has_its_increase() {
+        let start = Instant::now();
+        tokio::time::advance(Duration::from_secs(60 * 2)).await;
+        let metrics = ScrapedMetrics::new();
+        let endpoint = metrics.add_endpoint("a");
+        let source = MetricsSource::Scraped(metrics);
+        let mut samples = Vec::new();
+        for (minute, refused) in [
+            (0, "idempotency_refused_total 10\n"),
+            (1, ""),
+            (2, "idempotency_refused_total 16\n"),
+        ] {
+            let text = format!("idempotency_granted_total 5\n{refused}");
+            endpoint.record(Ok(RequestCounters::parse(&text).expect("valid text")));
+            samples.push(Sample {
+                totals: source.take_totals(),
+                ..sample(start + Duration::from_secs(60 * minute), None, None)
+            });
+        }
+        let chart = Chart::requests(&samples, Duration::from_secs(3600), Some(&source));
+        assert_eq!(chart.lines[2].latest, "6");
+        assert_eq!(chart.lines[2].path.matches('M').count(), 1);
+        assert_eq!(chart.lines[2].path.matches('L').count(), 1);
     }
 
     #[test]

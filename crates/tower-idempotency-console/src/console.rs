@@ -185,9 +185,10 @@ impl Console {
     /// Prometheus. Default: none, and the chart says that there is no data.
     ///
     /// A text without these counters, or with a damaged line of them, is a gap in the chart, and the page shows the reason.
+    /// Counters that fall and series that come and go count as described at [`ScrapedMetrics`].
     /// Replaces [`with_scraped_metrics`](Self::with_scraped_metrics).
     pub fn with_metrics(mut self, render: impl Fn() -> String + Send + Sync + 'static) -> Self {
-        self.shared.metrics = Some(MetricsSource::Process(ProcessMetrics::new(render)));
+        self.shared.metrics = Some(MetricsSource::Process(Box::new(ProcessMetrics::new(render))));
         self
     }
 

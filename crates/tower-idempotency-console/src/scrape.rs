@@ -18,18 +18,23 @@
 //! replica.record(Ok(reader.finish()?));
 //! // A request that failed.
 //! replica.record(Err("no connection".to_owned()));
+//! // The replica no longer exists. The chart keeps its requests.
+//! drop(replica);
 //! # Ok(())
 //! # }
 //! ```
 
+mod series;
 mod text;
 
 use std::{
     array,
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::SystemTime,
 };
 
+pub(crate) use self::series::{SeriesHistory, add_increases};
 pub use self::text::{CounterReader, CounterTextError, RequestCounters};
 use crate::{
     describe::{printable, time},
@@ -40,8 +45,6 @@ use crate::{
 const MAX_FAILURES: u32 = 3;
 /// Longest reason of a failure, in characters.
 const MAX_REASON: usize = 200;
-/// Limit of a total: that of one counter.
-const MAX_TOTAL: f64 = text::MAX_VALUE;
 
 /// The counters of all endpoints of a service, for [`Console::with_scraped_metrics`](crate::Console::with_scraped_metrics).
 /// Clones share them.
@@ -50,24 +53,47 @@ const MAX_TOTAL: f64 = text::MAX_VALUE;
 ///
 /// - The first response of an endpoint has no increase, since its time is unknown.
 /// - If a counter of an endpoint fell, a restart has reset all of them, and each has increased by its value.
+/// - A series that a response lacks keeps its value until it returns, so the chart has no false peak. If it returns with a
+///   lower value, it alone began at zero. At most 10,000 such series of an endpoint are known, with 16 MiB of labels.
+/// - A series that is new has increased by its value. If a process renames the labels of a series, its value counts again.
 /// - After three failures in a row the endpoint has no data. Its next response counts as the first one.
+/// - An endpoint that is added later counts from its first response. Until then the chart shows the others.
+/// - An endpoint is [removed](Endpoint) with its last clone. Its requests stay in the chart.
 /// - The page names each endpoint whose last request failed, since when, and why. It also shows the number of points that are
 ///   without an endpoint. While no endpoint has data, the chart has a gap.
 #[derive(Clone, Debug, Default)]
 pub struct ScrapedMetrics(Arc<Mutex<Scraped>>);
 
-/// An endpoint of [`ScrapedMetrics`], for the responses to its requests.
+/// An endpoint of [`ScrapedMetrics`], for the responses to its requests. Clones are the same endpoint.
+///
+/// The endpoint is removed when its last clone is dropped. Let the task that requests the metrics own it: if the task ends, is
+/// aborted or panics, the endpoint is removed with it. So no endpoint without a task remains in the chart, and no task has an
+/// endpoint that was removed.
+///
+/// The requests of a removed endpoint stay in the chart, except for those since its last response. The chart does not wait for
+/// the endpoint, and the page no longer names it. There is no event.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
+    registration: Arc<Registration>,
+}
+
+/// The registration of an endpoint, which all its clones share.
+#[derive(Debug)]
+struct Registration {
     metrics: ScrapedMetrics,
-    index: usize,
+    id: u64,
 }
 
 #[derive(Debug, Default)]
 struct Scraped {
-    endpoints: Vec<ScrapedEndpoint>,
-    /// Increases of the counters of all endpoints. A total that reaches [`MAX_TOTAL`] begins at zero again.
+    /// The endpoints, in the order in which they were added.
+    endpoints: BTreeMap<u64, ScrapedEndpoint>,
+    /// Number of the endpoint that is added next.
+    next_id: u64,
+    /// Increases of the counters of all endpoints, also of those that were removed.
     totals: [f64; 3],
+    /// `true` from the moment at which each endpoint has a result: the chart has begun.
+    has_begun: bool,
     /// `true` if an endpoint has lost its data since the last sample.
     has_lost: bool,
 }
@@ -75,8 +101,8 @@ struct Scraped {
 #[derive(Debug)]
 struct ScrapedEndpoint {
     name: String,
-    /// The last response. `None` before the first one, and after [`MAX_FAILURES`].
-    last: Option<RequestCounters>,
+    /// The responses so far. `None` before the first one, and after [`MAX_FAILURES`].
+    history: Option<SeriesHistory>,
     /// Number of failures since the last response.
     failures: u32,
     /// The failures since the last response, if there are any.
@@ -104,57 +130,57 @@ impl ScrapedMetrics {
         Self::default()
     }
 
-    /// Adds an endpoint. The chart has no data until each endpoint has a [result](Endpoint::record).
+    /// Adds an endpoint, which is [removed](Endpoint) when the last clone of the returned value is dropped.
+    ///
+    /// The chart begins when each endpoint has a [result](Endpoint::record), so add the first endpoints before you record a
+    /// result. An endpoint that is added later does not interrupt the chart. So replicas may come and go, and an endpoint costs memory only while it exists.
     ///
     /// Pages and events show the name, so it must not contain credentials. Add each process once: the requests of an endpoint
     /// that is added twice are counted twice. An address at which several processes respond in turn has no meaningful counters.
-    ///
-    /// An endpoint stays until all clones of the metrics are dropped. For replicas that come and go, create a new
-    /// `ScrapedMetrics` and router.
-    #[must_use]
+    #[must_use = "the endpoint is removed when it is dropped"]
     pub fn add_endpoint(&self, name: &str) -> Endpoint {
-        let mut scraped = self.lock();
-        scraped.endpoints.push(ScrapedEndpoint {
+        let endpoint = ScrapedEndpoint {
             name: printable(name),
-            last: None,
+            history: None,
             failures: 0,
             outage: None,
-        });
+        };
+        let id = self.lock().add(endpoint);
+        let metrics = self.clone();
         Endpoint {
-            metrics: self.clone(),
-            index: scraped.endpoints.len() - 1,
+            registration: Arc::new(Registration { metrics, id }),
         }
     }
 
     /// Returns the totals for a sample of the chart.
     pub(crate) fn take_totals(&self) -> Totals {
         let mut scraped = self.lock();
-        if !scraped.is_ready() {
+        if !scraped.has_begun {
             return Totals::default();
         }
-        let endpoints = scraped.endpoints.iter();
-        let known: Vec<_> = endpoints
-            .filter_map(|it| Some(it.last.as_ref()?.totals()))
-            .collect();
         let values = array::from_fn(|at| {
-            let is_known = known.iter().any(|totals| totals[at].is_some());
+            let mut histories = scraped
+                .endpoints
+                .values()
+                .filter_map(|it| it.history.as_ref());
+            let is_known = histories.any(|history| history.has_counter(at));
             is_known.then_some(scraped.totals[at])
         });
-        let is_missing = scraped.endpoints.iter().any(|it| it.outage.is_some());
+        let is_missing = scraped.endpoints.values().any(|it| it.outage.is_some());
         let is_partial = scraped.has_lost || is_missing;
         scraped.has_lost = false;
         Totals { values, is_partial }
     }
 
-    /// Returns `true` if each endpoint has responded or failed.
+    /// Returns `true` from the moment at which each endpoint has responded or failed.
     pub(crate) fn is_ready(&self) -> bool {
-        self.lock().is_ready()
+        self.lock().has_begun
     }
 
     /// Returns a sentence for each endpoint whose last request failed.
     pub(crate) fn notes(&self) -> Vec<String> {
         let scraped = self.lock();
-        let notes = scraped.endpoints.iter().filter_map(|endpoint| {
+        let notes = scraped.endpoints.values().filter_map(|endpoint| {
             let Outage { since, reason } = endpoint.outage.as_ref()?;
             let (name, since) = (&endpoint.name, time(*since));
             Some(format!("No metrics of {name} since {since}: {reason}."))
@@ -168,27 +194,47 @@ impl ScrapedMetrics {
 }
 
 impl Scraped {
-    fn is_ready(&self) -> bool {
-        let mut endpoints = self.endpoints.iter();
-        endpoints.all(|it| it.last.is_some() || it.outage.is_some())
+    /// Adds an endpoint, and returns its number.
+    fn add(&mut self, endpoint: ScrapedEndpoint) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.endpoints.insert(id, endpoint);
+        id
     }
 
-    /// Records a result of the endpoint `index`. Returns an event if an outage begins or ends.
-    fn record(&mut self, index: usize, response: Result<RequestCounters, String>) -> Option<Event> {
-        let endpoint = &mut self.endpoints[index];
+    /// Removes an endpoint, and returns it.
+    fn remove(&mut self, id: u64) -> Option<ScrapedEndpoint> {
+        let removed = self.endpoints.remove(&id);
+        self.begin_if_ready();
+        removed
+    }
+
+    /// Begins the chart if each endpoint has a result.
+    fn begin_if_ready(&mut self) {
+        let mut endpoints = self.endpoints.values();
+        let have_results = endpoints.all(|it| it.history.is_some() || it.outage.is_some());
+        self.has_begun |= have_results && !self.endpoints.is_empty();
+    }
+
+    /// Records a result of the endpoint `id`. Returns an event if an outage begins or ends.
+    fn record(&mut self, id: u64, response: Result<RequestCounters, String>) -> Option<Event> {
+        let event = self.record_result(id, response);
+        self.begin_if_ready();
+        event
+    }
+
+    fn record_result(
+        &mut self,
+        id: u64,
+        response: Result<RequestCounters, String>,
+    ) -> Option<Event> {
+        let endpoint = self.endpoints.get_mut(&id)?;
         match response {
             Ok(counters) => {
-                if let Some(last) = &endpoint.last {
-                    let increases = counters.increases_since(last);
-                    for (total, increase) in self.totals.iter_mut().zip(increases) {
-                        *total += increase;
-                        // From 2^53 on, a float does not count single requests. A total that falls is a gap in the chart.
-                        if *total >= MAX_TOTAL {
-                            *total = 0.0;
-                        }
-                    }
+                match &mut endpoint.history {
+                    Some(history) => add_increases(&mut self.totals, history.record(counters)),
+                    None => endpoint.history = Some(SeriesHistory::new(counters)),
                 }
-                endpoint.last = Some(counters);
                 endpoint.failures = 0;
                 endpoint.outage.take().map(|_| Event::Ended {
                     endpoint: endpoint.name.clone(),
@@ -197,7 +243,7 @@ impl Scraped {
             Err(reason) => {
                 endpoint.failures = endpoint.failures.saturating_add(1);
                 if endpoint.failures >= MAX_FAILURES {
-                    self.has_lost |= endpoint.last.take().is_some();
+                    self.has_lost |= endpoint.history.take().is_some();
                 }
                 let reason: String = printable(&reason).chars().take(MAX_REASON).collect();
                 if let Some(outage) = &mut endpoint.outage {
@@ -223,7 +269,8 @@ impl Endpoint {
     /// Pages and events show the first 200 characters of the reason, so it must not contain credentials. The first failure is
     /// an event, and so is the response that follows.
     pub fn record(&self, response: Result<RequestCounters, String>) {
-        let event = self.metrics.lock().record(self.index, response);
+        let Registration { metrics, id } = &*self.registration;
+        let event = metrics.lock().record(*id, response);
         // A subscriber may be slow, or read the metrics itself. The lock is free while it handles the event.
         match event {
             Some(Event::Began { endpoint, reason }) => {
@@ -237,216 +284,12 @@ impl Endpoint {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use tracing::{
-        Dispatch, Metadata, Subscriber,
-        span::{Attributes, Id, Record},
-        subscriber::{NoSubscriber, with_default},
-    };
-
-    use super::*;
-
-    /// Counts the events during which the metrics can be read.
-    struct ReadsMetrics {
-        metrics: ScrapedMetrics,
-        events: Arc<AtomicUsize>,
-    }
-
-    impl Subscriber for ReadsMetrics {
-        fn enabled(&self, _: &Metadata<'_>) -> bool {
-            true
-        }
-
-        fn new_span(&self, _: &Attributes<'_>) -> Id {
-            Id::from_u64(1)
-        }
-
-        fn record(&self, _: &Id, _: &Record<'_>) {}
-
-        fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-        fn event(&self, _: &tracing::Event<'_>) {
-            if self.metrics.0.try_lock().is_ok() {
-                self.events.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-
-        fn enter(&self, _: &Id) {}
-
-        fn exit(&self, _: &Id) {}
-    }
-
-    fn counters(text: &str) -> Result<RequestCounters, String> {
-        RequestCounters::parse(text).map_err(|error| error.to_string())
-    }
-
-    /// Records a number of executions.
-    fn record(endpoint: &Endpoint, executions: u32) {
-        endpoint.record(counters(&format!(
-            "idempotency_granted_total {executions}\n"
-        )));
-    }
-
-    fn fail(endpoint: &Endpoint) {
-        endpoint.record(Err("no connection".to_owned()));
-    }
-
-    /// Returns the total of executions in a sample, and `true` if the sample is partial.
-    fn sample(metrics: &ScrapedMetrics) -> (Option<f64>, bool) {
-        let totals = metrics.take_totals();
-        (totals.values[0], totals.is_partial)
-    }
-
-    #[test]
-    fn increases_of_endpoints_are_added() {
-        let metrics = ScrapedMetrics::new();
-        let (a, b) = (metrics.add_endpoint("a"), metrics.add_endpoint("b"));
-        record(&a, 500);
-        // The other endpoint has no result.
-        assert_eq!(sample(&metrics), (None, false));
-        record(&b, 70);
-        assert_eq!(sample(&metrics), (Some(0.0), false));
-        record(&a, 503);
-        record(&b, 80);
-        assert_eq!(sample(&metrics), (Some(13.0), false));
-        assert!(metrics.notes().is_empty());
-    }
-
-    #[test]
-    fn reset_counter_begins_at_zero() {
-        let metrics = ScrapedMetrics::new();
-        let endpoint = metrics.add_endpoint("a");
-        let refused = |a, b| {
-            let name = "idempotency_refused_total";
-            let text = format!("{name}{{code=\"a\"}} {a}\n{name}{{code=\"b\"}} {b}\n");
-            endpoint.record(counters(&text));
-            metrics.take_totals().values
-        };
-        assert_eq!(refused(100, 100), [None, None, Some(0.0)]);
-        assert_eq!(refused(100, 105), [None, None, Some(5.0)]);
-        // The process has restarted, so the other series began at zero too.
-        assert_eq!(refused(2, 300), [None, None, Some(5.0 + 302.0)]);
-        let text =
-            "idempotency_refused_total{code=\"a\"} 2\nidempotency_refused_total{code=\"c\"} 4\n";
-        endpoint.record(counters(text));
-        assert_eq!(metrics.take_totals().values[2], Some(311.0));
-    }
-
-    #[test]
-    fn reset_applies_to_all_counters() {
-        let metrics = ScrapedMetrics::new();
-        let endpoint = metrics.add_endpoint("a");
-        for (granted, replayed, expected) in [(9, 4, [0.0, 0.0]), (1, 4, [1.0, 4.0])] {
-            let text = format!(
-                "idempotency_granted_total {granted}\nidempotency_replayed_total {replayed}\n"
-            );
-            endpoint.record(counters(&text));
-            assert_eq!(metrics.take_totals().values[..2], expected.map(Some));
-        }
-    }
-
-    #[test]
-    fn total_beyond_limit_is_gap() {
-        let metrics = ScrapedMetrics::new();
-        let (a, b) = (metrics.add_endpoint("a"), metrics.add_endpoint("b"));
-        record(&a, 0);
-        record(&b, 0);
-        // One less than the limit.
-        a.record(counters("idempotency_granted_total 9007199254740991\n"));
-        assert_eq!(sample(&metrics), (Some(MAX_TOTAL - 1.0), false));
-        record(&b, 1);
-        assert_eq!(sample(&metrics), (Some(0.0), false));
-        record(&b, 2);
-        assert_eq!(sample(&metrics), (Some(1.0), false));
-    }
-
-    #[test]
-    fn short_outage_loses_no_requests() {
-        let metrics = ScrapedMetrics::new();
-        let endpoint = metrics.add_endpoint("a");
-        record(&endpoint, 10);
-        fail(&endpoint);
-        fail(&endpoint);
-        assert_eq!(sample(&metrics), (Some(0.0), true));
-        assert_eq!(metrics.notes().len(), 1);
-        record(&endpoint, 14);
-        assert_eq!(sample(&metrics), (Some(4.0), false));
-        assert!(metrics.notes().is_empty());
-    }
-
-    #[test]
-    fn long_outage_is_gap() {
-        let metrics = ScrapedMetrics::new();
-        let (a, b) = (metrics.add_endpoint("a"), metrics.add_endpoint("b"));
-        record(&a, 10);
-        record(&b, 10);
-        for _ in 0..3 {
-            fail(&a);
-            record(&b, 11);
-        }
-        assert_eq!(sample(&metrics), (Some(1.0), true));
-        for _ in 0..3 {
-            fail(&b);
-        }
-        assert_eq!(sample(&metrics), (None, true));
-        // The time of the requests in between is unknown.
-        record(&a, 1000);
-        record(&b, 1000);
-        assert_eq!(sample(&metrics), (Some(1.0), false));
-        record(&a, 1002);
-        // An outage between two samples.
-        for _ in 0..3 {
-            fail(&b);
-        }
-        record(&b, 2000);
-        assert_eq!(sample(&metrics), (Some(3.0), true));
-        assert_eq!(sample(&metrics), (Some(3.0), false));
-    }
-
-    #[test]
-    fn events_are_logged_without_lock() {
-        // With one subscriber in the program, a thread without a subscriber could disable the events for all threads.
-        let _another = Dispatch::new(NoSubscriber::new());
-        let metrics = ScrapedMetrics::new();
-        let endpoint = metrics.add_endpoint("a");
-        let events = Arc::new(AtomicUsize::new(0));
-        let subscriber = ReadsMetrics {
-            metrics,
-            events: Arc::clone(&events),
-        };
-        with_default(subscriber, || {
-            fail(&endpoint);
-            fail(&endpoint);
-            record(&endpoint, 1);
-            record(&endpoint, 2);
-        });
-        // The first failure, and the response after it.
-        assert_eq!(events.load(Ordering::Relaxed), 2);
-    }
-
-    #[test]
-    fn notes_have_reason_and_time() {
-        let metrics = ScrapedMetrics::new();
-        let endpoint = metrics.add_endpoint("http://a\u{1b}:1");
-        assert!(metrics.notes().is_empty());
-        let before = time(SystemTime::now());
-        fail(&endpoint);
-        let after = time(SystemTime::now());
-        endpoint.record(Err(format!("status 500\n{}", "x".repeat(1000))));
-        let notes = metrics.notes();
-        let text = "No metrics of http://a\u{fffd}:1 since ";
-        let (since, reason) = notes[0]
-            .strip_prefix(text)
-            .and_then(|rest| rest.split_once(": "))
-            .expect("a time and a reason");
-        assert!(
-            *before <= *since && *since <= *after,
-            "{before} {since} {after}"
-        );
-        assert_eq!(reason, format!("status 500\u{fffd}{}.", "x".repeat(189)));
-        assert_eq!(sample(&metrics), (None, true));
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // The lock is free again before the memory of the endpoint is.
+        let _removed = self.metrics.lock().remove(self.id);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,13 +1,18 @@
 //! The sources of the counters for the chart of requests.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    array,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
-use crate::scrape::{CounterTextError, RequestCounters, ScrapedMetrics};
+use crate::scrape::{
+    CounterTextError, RequestCounters, ScrapedMetrics, SeriesHistory, add_increases,
+};
 
 /// The source of the counters for the chart of requests.
 pub(crate) enum MetricsSource {
     /// The metrics of this process.
-    Process(ProcessMetrics),
+    Process(Box<ProcessMetrics>),
     /// The metrics of other processes.
     Scraped(ScrapedMetrics),
 }
@@ -15,8 +20,18 @@ pub(crate) enum MetricsSource {
 /// The metrics of this process, in the text format of Prometheus.
 pub(crate) struct ProcessMetrics {
     render: Box<dyn Fn() -> String + Send + Sync>,
+    state: Mutex<ProcessState>,
+}
+
+/// The counters of this process so far.
+#[derive(Default)]
+struct ProcessState {
     /// The error of the last text. `None` if the counters could be read.
-    error: Mutex<Option<CounterTextError>>,
+    error: Option<CounterTextError>,
+    /// The texts so far. `None` before the first one.
+    history: Option<SeriesHistory>,
+    /// Increases of the counters since the first text.
+    totals: [f64; 3],
 }
 
 /// Totals of the requests at one moment.
@@ -49,7 +64,7 @@ impl MetricsSource {
     pub(crate) fn notes(&self) -> Vec<String> {
         match self {
             Self::Process(metrics) => {
-                let error = *metrics.error();
+                let error = metrics.state().error;
                 let note = error.map(|error| format!("No metrics of this process: {error}."));
                 note.into_iter().collect()
             }
@@ -63,7 +78,7 @@ impl ProcessMetrics {
     pub(crate) fn new(render: impl Fn() -> String + Send + Sync + 'static) -> Self {
         Self {
             render: Box::new(render),
-            error: Mutex::new(None),
+            state: Mutex::default(),
         }
     }
 
@@ -72,21 +87,45 @@ impl ProcessMetrics {
         // The last line need not have an end.
         text.push('\n');
         let counters = RequestCounters::parse(&text);
-        *self.error() = counters.as_ref().err().copied();
+        let mut state = self.state();
         Totals {
-            values: counters.map_or([None; 3], |it| it.totals()),
+            values: state.record(counters),
             is_partial: false,
         }
     }
 
-    fn error(&self) -> MutexGuard<'_, Option<CounterTextError>> {
-        self.error.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, ProcessState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ProcessState {
+    /// Records the counters of a text, and returns the totals.
+    ///
+    /// The total of a counter is `None` if no text so far had a series of it, or if this text cannot be read.
+    fn record(&mut self, counters: Result<RequestCounters, CounterTextError>) -> [Option<f64>; 3] {
+        self.error = counters.as_ref().err().copied();
+        let Ok(counters) = counters else {
+            return [None; 3];
+        };
+        match &mut self.history {
+            Some(history) => add_increases(&mut self.totals, history.record(counters)),
+            None => self.history = Some(SeriesHistory::new(counters)),
+        }
+        let history = self.history.as_ref();
+        array::from_fn(|at| {
+            let has_counter = history.is_some_and(|it| it.has_counter(at));
+            has_counter.then_some(self.totals[at])
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
 
     use super::*;
 
@@ -94,9 +133,8 @@ mod tests {
     fn unreadable_metrics_have_reason() {
         let text = Arc::new(Mutex::new(String::new()));
         let rendered = Arc::clone(&text);
-        let source = MetricsSource::Process(ProcessMetrics::new(move || {
-            rendered.lock().expect("no panic").clone()
-        }));
+        let metrics = ProcessMetrics::new(move || rendered.lock().expect("no panic").clone());
+        let source = MetricsSource::Process(Box::new(metrics));
         for (line, value, notes) in [
             (
                 "a_total 1",
@@ -109,11 +147,26 @@ mod tests {
                 None,
                 &["No metrics of this process: a line of a counter is damaged."],
             ),
-            ("idempotency_granted_total 1", Some(1.0), &[]),
+            ("idempotency_granted_total 1", Some(0.0), &[]),
+            ("idempotency_granted_total 4", Some(3.0), &[]),
         ] {
             line.clone_into(&mut text.lock().expect("no panic"));
             assert_eq!(source.take_totals().values[0], value, "{line}");
             assert_eq!(source.notes(), notes, "{line}");
+        }
+    }
+
+    #[test]
+    fn returned_series_of_process_has_no_peak() {
+        let samples = AtomicUsize::new(0);
+        let source = ProcessMetrics::new(move || {
+            let sample = samples.fetch_add(1, Ordering::Relaxed);
+            let first = "idempotency_granted_total{name=\"a\"} 900\n";
+            let first = if sample == 1 { "" } else { first };
+            format!("{first}idempotency_granted_total{{name=\"b\"}} {sample}\n")
+        });
+        for expected in [0.0, 1.0, 2.0] {
+            assert_eq!(source.take_totals().values[0], Some(expected));
         }
     }
 }

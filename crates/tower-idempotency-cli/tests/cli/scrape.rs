@@ -71,7 +71,12 @@ fn overview(served: &Served, is_expected: impl Fn(&str) -> bool) -> String {
 
 /// Returns the largest number of executions per minute in the chart.
 fn largest_rate(page: &str) -> Option<f64> {
-    let (_, line) = page.split_once("executions: latest ")?;
+    largest_rate_of("executions", page)
+}
+
+/// Returns the largest rate per minute of a line of the chart.
+fn largest_rate_of(name: &str, page: &str) -> Option<f64> {
+    let (_, line) = page.split_once(&format!("{name}: latest "))?;
     let (_, largest) = line.split_once("largest ")?;
     largest.split_once(". ")?.0.parse().ok()
 }
@@ -98,6 +103,34 @@ async fn chart_has_requests_of_all_replicas() {
         assert!(!page.contains("No metrics of"), "{page}");
         assert!(page.contains("Requests per minute, last 1m"), "{page}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn series_that_comes_and_goes_has_no_peak() {
+    let scratch = Scratch::new();
+    let (url, _, _) = store(&scratch).await;
+    let requests = Arc::new(AtomicU64::new(0));
+    // Each second response lacks the series with the executions. The next one also has a million more replays.
+    let metrics = move || async move {
+        let request = requests.fetch_add(1, Ordering::Relaxed);
+        let executions = match request % 2 {
+            0 => "idempotency_granted_total{name=\"a\"} 1000000\n",
+            _ => "",
+        };
+        let replays = request / 2 * 1_000_000;
+        format!(
+            "{executions}idempotency_granted_total{{name=\"b\"}} 0\n\
+             idempotency_replayed_total {replays}\n"
+        )
+    };
+    let address = listen(Router::new().route("/metrics", get(metrics))).await;
+    let metrics = format!("http://{address}/metrics");
+    let args = [&ARGS[..], &["--metrics", &metrics]].concat();
+    let served = Served::start(scratch.path(), &url, &args);
+    let has_replays =
+        |page: &str| largest_rate_of("replays", page).is_some_and(|rate| rate > 100_000.0);
+    let page = overview(&served, has_replays);
+    assert_eq!(largest_rate(&page), Some(0.0), "{page}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

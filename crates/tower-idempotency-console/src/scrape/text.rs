@@ -10,11 +10,11 @@ const COUNTERS: [&str; 3] = [
 ];
 
 /// Largest response, in bytes.
-const MAX_BYTES: usize = 16 * 1024 * 1024;
+pub(super) const MAX_BYTES: usize = 16 * 1024 * 1024;
 /// Longest line, in bytes.
 const MAX_LINE: usize = 64 * 1024;
 /// Largest number of series of all counters of the chart.
-const MAX_SERIES: usize = 10_000;
+pub(super) const MAX_SERIES: usize = 10_000;
 /// Largest value of a counter, 2^53: a float represents each integer up to it.
 pub(super) const MAX_VALUE: f64 = 9_007_199_254_740_992.0;
 
@@ -22,8 +22,11 @@ pub(super) const MAX_VALUE: f64 = 9_007_199_254_740_992.0;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestCounters {
     /// The values of each counter, by the labels of the series.
-    series: [HashMap<Box<[u8]>, f64>; 3],
+    pub(super) series: [Series; 3],
 }
+
+/// The values of the series of a counter, by their labels.
+pub(super) type Series = HashMap<Box<[u8]>, f64>;
 
 /// Reads the counters of requests from a response in the text format of Prometheus, part by part.
 ///
@@ -112,34 +115,6 @@ impl RequestCounters {
             let series = &self.series[at];
             (!series.is_empty()).then(|| series.values().sum::<f64>())
         })
-    }
-
-    /// Returns the increase of each counter since an earlier response of the same endpoint.
-    ///
-    /// All series are of one process: if one of them fell, a restart has reset each of them. A series that was reset has
-    /// increased by its value, and so has a series that is new.
-    pub(crate) fn increases_since(&self, earlier: &Self) -> [f64; 3] {
-        let is_reset = self.has_fallen_since(earlier);
-        array::from_fn(|at| {
-            let increases = self.series[at].iter().map(|(labels, value)| {
-                let before = earlier.series[at].get(labels).filter(|_| !is_reset);
-                value - before.copied().unwrap_or_default()
-            });
-            increases.sum::<f64>()
-        })
-    }
-
-    /// Returns `true` if a series has a lower value than in an earlier response.
-    fn has_fallen_since(&self, earlier: &Self) -> bool {
-        self.series
-            .iter()
-            .zip(&earlier.series)
-            .any(|(now, earlier)| {
-                now.iter().any(|(labels, value)| {
-                    let before = earlier.get(labels);
-                    before.is_some_and(|before| before > value)
-                })
-            })
     }
 
     /// Reads a line. Only series of the counters are read.

@@ -297,3 +297,30 @@ async fn missing_endpoint_is_named() {
     assert!(page.contains("No metrics of http://a:1 since 20"), "{page}");
     assert!(page.contains("Z: no connection."), "{page}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn replica_is_replaced() {
+    let metrics = ScrapedMetrics::new();
+    let first = metrics.add_endpoint("http://first:1");
+    let console = Console::new(Inspector::new(Counted::new()), access);
+    let console = console.with_chart_window(Duration::from_secs(60));
+    let app = console.with_scraped_metrics(metrics.clone()).into_router();
+    first.record(read("idempotency_granted_total 100\n"));
+    sleep(Duration::from_millis(1500)).await;
+    first.record(read("idempotency_granted_total 101\n"));
+    // The new replica has no result yet.
+    let second = metrics.add_endpoint("http://second:1");
+    sleep(Duration::from_secs(1)).await;
+    let page = overview(&app).await;
+    assert!(page.contains("executions: latest 60, "), "{page}");
+    second.record(read("idempotency_granted_total 7\n"));
+    first.record(Err("no connection".to_owned()));
+    drop(first);
+    second.record(read("idempotency_granted_total 9\n"));
+    sleep(Duration::from_secs(1)).await;
+    let page = overview(&app).await;
+    let line = "executions: latest 120, largest 120. ";
+    assert!(page.contains(line), "{page}");
+    assert!(!page.contains("No metrics of"), "{page}");
+    assert!(!page.contains("are missing"), "{page}");
+}

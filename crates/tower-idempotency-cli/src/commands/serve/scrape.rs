@@ -3,6 +3,8 @@
 //! An endpoint may be faulty or hostile: a response has a limit of time and of size, and a redirect is not followed. The URL
 //! may contain credentials, so only its host and its port are shown.
 
+mod connect;
+
 use std::{io, net::SocketAddr, pin::pin, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
@@ -23,6 +25,7 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 use tower_idempotency_console::scrape::{CounterReader, Endpoint, RequestCounters, ScrapedMetrics};
 
+use self::connect::connect_first;
 use crate::{
     failure::Failure,
     stream::{self, Io, Tls},
@@ -97,6 +100,7 @@ impl Targets {
         let mut tasks = JoinSet::new();
         let period = PERIOD.min(window / POINTS);
         let mut names: Vec<String> = Vec::new();
+        let mut endpoints = Vec::new();
         for target in self.0 {
             let earlier = names.iter().filter(|name| **name == target.name).count();
             names.push(target.name.clone());
@@ -105,6 +109,10 @@ impl Targets {
                 // Another path on the same port.
                 _ => metrics.add_endpoint(&format!("{} ({})", target.name, earlier + 1)),
             };
+            endpoints.push((target, endpoint));
+        }
+        // The chart begins when each endpoint has a result, so all of them are added before the first request.
+        for (target, endpoint) in endpoints {
             tasks.spawn(target.run(endpoint, period));
         }
         Some((metrics, tasks))
@@ -210,7 +218,7 @@ impl Target {
 
     async fn connect(&mut self) -> io::Result<Box<dyn Io>> {
         let addresses = self.addresses().await?;
-        let tcp = TcpStream::connect(&addresses[..]).await?;
+        let tcp = connect_first(&addresses, TcpStream::connect::<SocketAddr>).await?;
         stream::open(tcp, self.tls.as_ref()).await
     }
 

@@ -208,6 +208,40 @@ async fn unfinished_lookup_is_not_repeated() {
     assert!(reason.starts_with("no connection: "), "{reason}");
 }
 
+/// Returns a listener that accepts no further connection: the kernel drops the packets of clients. The streams fill its queue.
+async fn full_listener() -> (TcpListener, Vec<TcpStream>) {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+    socket.bind(any_port).expect("a port");
+    let listener = socket.listen(1).expect("a listener");
+    let address = listener.local_addr().expect("an address");
+    let mut queued = Vec::new();
+    // The queue holds one connection more than the backlog.
+    for _ in 0..2 {
+        queued.push(TcpStream::connect(address).await.expect("a connection"));
+    }
+    (listener, queued)
+}
+
+/// Without another attempt, the kernel tries the first address for two minutes.
+#[tokio::test]
+async fn dead_address_leaves_time_for_next() {
+    let text = "idempotency_granted_total 1\n";
+    let app = Router::new().route("/metrics", get(move || async move { text }));
+    let address = serve(app).await;
+    let (listener, _queued) = full_listener().await;
+    let dead = listener.local_addr().expect("an address");
+    let mut only_dead = target(dead, "/metrics");
+    let scraped = only_dead.scrape(Duration::from_millis(500)).await;
+    let reason = scraped.expect_err("no connection");
+    assert_eq!(reason, "no connection within 500ms");
+    let mut target = target(dead, "/metrics");
+    let addresses = vec![dead, address];
+    target.lookup = Some(tokio::spawn(async move { Ok(addresses) }));
+    let scraped = target.scrape(Duration::from_secs(30)).await;
+    assert_eq!(scraped, counters(text));
+}
+
 #[test]
 fn urls_are_parsed() {
     for (url, name, host, port, target, authorization) in [

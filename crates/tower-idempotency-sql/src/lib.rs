@@ -16,7 +16,7 @@
 //! };
 //! # mod some_driver {
 //! #     pub struct Transaction;
-//! #     pub struct Error;
+//! #     pub struct Error { pub sqlstate: Option<String>, pub message: String }
 //! #     impl Transaction {
 //! #         pub async fn query(&mut self, _: &str, _: &[&[u8]], _: i64) -> Result<Option<[bool; 2]>, Error> { Ok(None) }
 //! #         pub async fn run(&mut self, _: &str) -> Result<(), Error> { Ok(()) }
@@ -73,8 +73,11 @@
 //!     FencedTransaction::begin(fence.into(), lease, open).await
 //! }
 //!
-//! fn failure(_: some_driver::Error) -> SqlError {
-//!     SqlError::from_driver("the driver failed")
+//! fn failure(error: some_driver::Error) -> SqlError {
+//!     match error.sqlstate {
+//!         Some(code) => SqlError::from_reported(&code, &error.message),
+//!         None => SqlError::from_driver(error.message),
+//!     }
 //! }
 //! ```
 //!

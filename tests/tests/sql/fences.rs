@@ -1,239 +1,35 @@
-//! The statements of the fences on MySQL and SQLite through plain connections, and the text of each version.
+//! The statements of the fences through plain connections, and the text of each version.
 
+mod plain;
 mod reused_connection;
 
 use std::{fs, path::Path};
 
-use axum::response::{IntoResponse, Response};
+use axum::{
+    Extension,
+    response::{IntoResponse, Response},
+};
 use http::StatusCode;
 use tests::{
     created,
-    database::{self, TestDatabase, TestDialect},
+    database::{self, TestDatabase},
     scratch::Scratch,
     send,
 };
-use tower_idempotency::{Lease, store::LeaseRef};
+use tower_idempotency::{
+    Lease, NeedsAttention,
+    inspect::{Inspect, Query, Resolution, State},
+    store::Ttl,
+};
 use tower_idempotency_sql::{
-    Driver, FencedTransaction, LeaseStatus, RecordStatus, RecordWrite, SqlError, TransactionError,
-    TransactionErrorKind as Kind,
+    Driver, FencedTransaction, TransactionError, TransactionErrorKind as Kind,
 };
 use tower_idempotency_sqlx::{
-    MySqlFence, MySqlStore, PostgresFence, SqliteFence, SqliteStore,
-    sqlx::{
-        AssertSqlSafe, Connection as _, Database, MySqlConnection, Row as _, SqliteConnection,
-        query, query_scalar, raw_sql,
-    },
+    Checkpoint, MySqlFence, PostgresFence, SqliteFence, sqlx::query_scalar,
 };
 
+use self::plain::PlainDialect;
 use crate::transactions::{assert_charged_once, bank, order};
-
-// ---- Drivers ----
-
-/// A transaction on a plain connection of sqlx. The drop closes the connection, and the database rolls back.
-struct Plain<C>(C);
-
-impl Driver for Plain<MySqlConnection> {
-    type Fence = MySqlFence;
-    type Target = MySqlConnection;
-
-    fn target(&self) -> &MySqlConnection {
-        &self.0
-    }
-
-    fn target_mut(&mut self) -> &mut MySqlConnection {
-        &mut self.0
-    }
-
-    async fn lease_status(
-        &mut self,
-        fence: &MySqlFence,
-        lease: &LeaseRef,
-    ) -> Result<LeaseStatus, SqlError> {
-        let (id, token) = (
-            lease.id.as_bytes().as_slice(),
-            lease.token.as_bytes().as_slice(),
-        );
-        let status = query(AssertSqlSafe(fence.lease_status_sql()))
-            .bind(id)
-            .bind(token)
-            .bind(id)
-            .fetch_optional(&mut self.0);
-        let row = status.await?;
-        let is_held = row.map(|row| row.try_get(0)).transpose()?;
-        Ok(LeaseStatus::from_row(is_held))
-    }
-
-    async fn write_record(
-        &mut self,
-        fence: &MySqlFence,
-        write: RecordWrite<'_>,
-    ) -> Result<RecordStatus, SqlError> {
-        let released = raw_sql(MySqlFence::RELEASE_MARK).execute(&mut self.0).await;
-        if let Err(error) = released.map_err(SqlError::from) {
-            return unmarked(error, MySqlFence::NO_MARK);
-        }
-        let needs_attention = MySqlFence::needs_attention(write.record());
-        let written = query(AssertSqlSafe(fence.write_record_sql()))
-            .bind(needs_attention)
-            .bind(needs_attention)
-            .bind(write.retention_millis())
-            .bind(write.record())
-            .bind(write.id())
-            .bind(write.token())
-            .execute(&mut self.0);
-        let is_written = written.await?.rows_affected() > 0;
-        Ok(RecordStatus::from_row(true, is_written))
-    }
-
-    async fn commit(mut self) -> Result<(), SqlError> {
-        raw_sql("commit").execute(&mut self.0).await?;
-        Ok(())
-    }
-
-    async fn rollback(mut self) -> Result<(), SqlError> {
-        raw_sql("rollback").execute(&mut self.0).await?;
-        Ok(())
-    }
-}
-
-impl Driver for Plain<SqliteConnection> {
-    type Fence = SqliteFence;
-    type Target = SqliteConnection;
-
-    fn target(&self) -> &SqliteConnection {
-        &self.0
-    }
-
-    fn target_mut(&mut self) -> &mut SqliteConnection {
-        &mut self.0
-    }
-
-    async fn lease_status(
-        &mut self,
-        fence: &SqliteFence,
-        lease: &LeaseRef,
-    ) -> Result<LeaseStatus, SqlError> {
-        raw_sql(SqliteFence::MARK).execute(&mut self.0).await?;
-        let status = query(AssertSqlSafe(fence.lease_status_sql()))
-            .bind(lease.id.as_bytes().as_slice())
-            .bind(lease.token.as_bytes().as_slice())
-            .fetch_optional(&mut self.0);
-        let row = status.await?;
-        let is_held = row.map(|row| row.try_get(0)).transpose()?;
-        Ok(LeaseStatus::from_row(is_held))
-    }
-
-    async fn write_record(
-        &mut self,
-        fence: &SqliteFence,
-        write: RecordWrite<'_>,
-    ) -> Result<RecordStatus, SqlError> {
-        let released = raw_sql(SqliteFence::RELEASE_MARK)
-            .execute(&mut self.0)
-            .await;
-        if let Err(error) = released.map_err(SqlError::from) {
-            return unmarked(error, SqliteFence::NO_MARK);
-        }
-        let written = query(AssertSqlSafe(fence.write_record_sql()))
-            .bind(write.id())
-            .bind(write.token())
-            .bind(write.retention_millis())
-            .bind(write.record())
-            .fetch_all(&mut self.0);
-        let is_written = !written.await?.is_empty();
-        Ok(RecordStatus::from_row(true, is_written))
-    }
-
-    async fn commit(mut self) -> Result<(), SqlError> {
-        raw_sql("commit").execute(&mut self.0).await?;
-        Ok(())
-    }
-
-    async fn rollback(mut self) -> Result<(), SqlError> {
-        raw_sql("rollback").execute(&mut self.0).await?;
-        Ok(())
-    }
-}
-
-/// Returns the status after the release of the mark has failed.
-fn unmarked(error: SqlError, no_mark: &str) -> Result<RecordStatus, SqlError> {
-    if error.code() == Some(no_mark) {
-        return Ok(RecordStatus::TransactionEnded);
-    }
-    Err(error)
-}
-
-/// A database on which a driver of this file executes the statements.
-trait PlainDialect: TestDialect {
-    /// A transaction on a plain connection.
-    type Plain: Driver<Target = <Self::Database as Database>::Connection> + 'static;
-
-    /// Returns the statements of the store.
-    fn store_fence(&self) -> impl Future<Output = <Self::Plain as Driver>::Fence> + Send;
-
-    /// Returns the statements for a table.
-    fn table_fence(table: &str) -> <Self::Plain as Driver>::Fence;
-
-    /// Begins a transaction without the store.
-    fn begin_plain(
-        database: &TestDatabase<Self>,
-        fence: <Self::Plain as Driver>::Fence,
-        lease: &Lease,
-    ) -> impl Future<Output = Result<FencedTransaction<Self::Plain>, TransactionError>> + Send;
-}
-
-impl PlainDialect for MySqlStore {
-    type Plain = Plain<MySqlConnection>;
-
-    async fn store_fence(&self) -> MySqlFence {
-        self.fence().await.expect("the test server runs")
-    }
-
-    fn table_fence(table: &str) -> MySqlFence {
-        MySqlFence::new(table).expect("an identifier")
-    }
-
-    async fn begin_plain(
-        database: &TestDatabase<Self>,
-        fence: MySqlFence,
-        lease: &Lease,
-    ) -> Result<FencedTransaction<Self::Plain>, TransactionError> {
-        let options = database.pool.connect_options();
-        let connection = Box::pin(MySqlConnection::connect_with(&options)).await;
-        let mut connection = connection.map_err(SqlError::from)?;
-        // One message for each statement, as some drivers send them.
-        for statement in MySqlFence::BEGIN.split("; ") {
-            let begun = raw_sql(statement).execute(&mut connection).await;
-            begun.map_err(SqlError::from)?;
-        }
-        FencedTransaction::begin(fence, lease, Plain(connection)).await
-    }
-}
-
-impl PlainDialect for SqliteStore {
-    type Plain = Plain<SqliteConnection>;
-
-    async fn store_fence(&self) -> SqliteFence {
-        self.into()
-    }
-
-    fn table_fence(table: &str) -> SqliteFence {
-        SqliteFence::new(table).expect("an identifier")
-    }
-
-    async fn begin_plain(
-        database: &TestDatabase<Self>,
-        fence: SqliteFence,
-        lease: &Lease,
-    ) -> Result<FencedTransaction<Self::Plain>, TransactionError> {
-        let options = database.pool.connect_options();
-        let connection = Box::pin(SqliteConnection::connect_with(&options)).await;
-        let mut connection = connection.map_err(SqlError::from)?;
-        let begun = raw_sql(SqliteFence::BEGIN).execute(&mut connection).await;
-        begun.map_err(SqlError::from)?;
-        FencedTransaction::begin(fence, lease, Plain(connection)).await
-    }
-}
 
 // ---- Exactly once ----
 
@@ -342,8 +138,74 @@ async fn record_over_limit_is_tombstone<S: PlainDialect>(database: TestDatabase<
     assert_eq!((database.count().await, executions.count()), (1, 1));
 }
 
+/// The effect is committed with the record. An operator allows a retry, which continues from the checkpoint of the store.
+async fn attention_is_listed_and_keeps_checkpoint<S: PlainDialect + Inspect>(
+    database: TestDatabase<S>,
+) {
+    let (app, executions) = bank(&database, async |database, lease, n| {
+        let last = Checkpoint::last(&database.store, &lease).await;
+        let phase: u64 = match last.expect("the lease is held") {
+            Some(checkpoint) => checkpoint.data().expect("the number"),
+            None => {
+                let tx = database.begin(&lease).await.expect("a transaction");
+                tx.checkpoint("phase", &n).await.expect("a checkpoint");
+                n
+            }
+        };
+        let tx = charged(&database, &lease, n).await;
+        let res = match n {
+            1 => {
+                let unclear = Extension(NeedsAttention::new("unclear"));
+                (StatusCode::INTERNAL_SERVER_ERROR, unclear).into_response()
+            }
+            _ => created(phase),
+        };
+        committed(tx, res).await
+    });
+    let first = send(&app, order()).await;
+    assert_eq!(first.status, StatusCode::INTERNAL_SERVER_ERROR, "{first:?}");
+    let refused = send(&app, order()).await;
+    assert_eq!(refused.status, StatusCode::CONFLICT, "{refused:?}");
+    assert_eq!(refused.code(), "outcome-unknown");
+    assert_eq!((database.count().await, executions.count()), (1, 1));
+
+    let page = database
+        .store
+        .list(&Query::new(State::NeedsAttention))
+        .await;
+    let entries = page.expect("a page").entries;
+    assert_eq!(entries.len(), 1, "{entries:?}");
+    assert_eq!(entries[0].attention_code.as_deref(), Some("unclear"));
+    let expires = entries[0].expires.expect("a readable entry");
+    let retention = expires.duration_since(entries[0].since);
+    assert_eq!(retention.expect("a retention"), Ttl::MAX.as_duration());
+    let resolved = database
+        .store
+        .resolve(entries[0].seen(), &Resolution::Retry)
+        .await;
+    assert!(resolved.expect("a decision").is_applied());
+
+    let second = send(&app, order()).await;
+    assert_eq!(second.text(), "{\"execution\":1}", "from the checkpoint");
+    assert!(send(&app, order()).await.is_replay());
+    assert_eq!((database.count().await, executions.count()), (2, 2));
+    let left = "delete from {table} where checkpoint is not null or checkpoint_data is not null";
+    assert_eq!(database.admin(left).await, 0, "a response deletes it");
+}
+
 macro_rules! each {
     ($($case:ident $table:literal)*) => {
+        mod on_postgres {
+            $(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $case() {
+                    let database = super::database::on_postgres($table).await;
+                    let store = database.store.clone().with_record_limit(1 << 20);
+                    super::$case(super::TestDatabase { store, ..database }).await;
+                }
+            )*
+        }
+
         mod on_mariadb {
             $(
                 #[tokio::test(flavor = "multi_thread")]
@@ -374,6 +236,7 @@ each! {
     statements_refuse_commit "fence_refused"
     status_finds_no_entry "fence_status"
     record_over_limit_is_tombstone "fence_limit"
+    attention_is_listed_and_keeps_checkpoint "fence_attention"
 }
 
 /// A record above this limit would be rejected by the server, and not become a tombstone.

@@ -50,13 +50,13 @@ impl<'a> RecordWrite<'a> {
         }
     }
 
-    /// Returns the ID of the entry.
+    /// Returns the ID of the entry: 32 bytes.
     #[must_use]
     pub fn id(&self) -> &'a [u8] {
         self.lease.id.as_bytes()
     }
 
-    /// Returns the token of the lease.
+    /// Returns the token of the lease: 16 bytes.
     #[must_use]
     pub fn token(&self) -> &'a [u8] {
         self.lease.token.as_bytes()
@@ -68,7 +68,7 @@ impl<'a> RecordWrite<'a> {
         self.record
     }
 
-    /// Returns the retention of the record in milliseconds.
+    /// Returns the retention of the record in milliseconds, counted from the write.
     #[must_use]
     pub fn retention_millis(&self) -> i64 {
         self.retention

@@ -29,29 +29,34 @@ macro_rules! is_held {
 /// [`FencedTransaction`](crate::FencedTransaction) implements this protocol. A driver that cannot use that type executes
 /// these steps on one connection, to the database with the store's table:
 ///
-/// 1. Begin a transaction with [`BEGIN`](Self::BEGIN), which also marks it with a savepoint.
-/// 2. Execute [`lease_status_sql`](Self::lease_status_sql). Continue only if the lease is held. Register the transaction
-///    with [`LeaseExt::open_transaction`](tower_idempotency::transaction::LeaseExt::open_transaction).
+/// 1. Begin a transaction with [`BEGIN`](Self::BEGIN), which also marks it with a savepoint. Send its statements as text,
+///    because MySQL cannot prepare a savepoint.
+/// 2. Execute [`lease_status_sql`](Self::lease_status_sql). If the lease is not held, roll back. Otherwise register the
+///    transaction with [`LeaseExt::open_transaction`](tower_idempotency::transaction::LeaseExt::open_transaction).
 /// 3. Execute the handler's statements. None of them may change a table's definition, because MySQL would commit first.
-/// 4. [Prepare](tower_idempotency::transaction::LeaseExt::prepare) the record. A record above
-///    [`record_limit`](Self::record_limit) becomes a
+/// 4. [Prepare](tower_idempotency::transaction::LeaseExt::prepare) the record. If the layer does not record the response, roll
+///    back and return the response. A record above [`record_limit`](Self::record_limit) becomes a
 ///    [tombstone](tower_idempotency::transaction::Prepared::into_tombstone).
 /// 5. In [`Prepared::commit`](tower_idempotency::transaction::Prepared::commit), execute
 ///    [`RELEASE_MARK`](Self::RELEASE_MARK) and then [`write_record_sql`](Self::write_record_sql). Commit if it changed a row.
-///    Roll back otherwise.
+///    Otherwise roll back. Return [`StoreError::LeaseLost`](tower_idempotency::store::StoreError::LeaseLost) if it changed
+///    none, and [`StoreError::backend`](tower_idempotency::store::StoreError::backend) after any other failure.
+/// 6. Call [`OpenTransaction::end`](tower_idempotency::transaction::OpenTransaction::end) after the commit or the rollback.
 ///
-/// Without the savepoint of step 1, `RELEASE_MARK` fails. Without step 5 the layer responds with an error.
+/// Without the savepoint of step 1, `RELEASE_MARK` fails. If a handler returns a success without a commit and without
+/// step 6, the layer responds with 500 `unfinished-transaction`.
 ///
 /// ```
 /// use tower_idempotency::store::LeaseRef;
 /// use tower_idempotency_sql::{Driver, LeaseStatus, MySqlFence, RecordStatus, RecordWrite, SqlError};
 /// # mod some_driver {
 /// #     pub struct Transaction;
-/// #     pub struct Error { pub number: u16, pub message: String }
+/// #     pub struct Error { pub number: Option<u16>, pub message: String }
 /// #     pub enum Value<'a> { Bytes(&'a [u8]), Int(i64) }
 /// #     impl Transaction {
 /// #         pub async fn first(&mut self, _: &str, _: &[Value<'_>]) -> Result<Option<i64>, Error> { Ok(None) }
 /// #         pub async fn execute(&mut self, _: &str, _: &[Value<'_>]) -> Result<u64, Error> { Ok(0) }
+/// #         pub async fn run_text(&mut self, _: &str) -> Result<(), Error> { Ok(()) }
 /// #     }
 /// # }
 /// use some_driver::Value::{Bytes, Int};
@@ -74,7 +79,7 @@ macro_rules! is_held {
 ///     }
 ///
 ///     async fn write_record(&mut self, fence: &MySqlFence, write: RecordWrite<'_>) -> Result<RecordStatus, SqlError> {
-///         let released = self.0.execute(MySqlFence::RELEASE_MARK, &[]).await.map_err(failure);
+///         let released = self.0.run_text(MySqlFence::RELEASE_MARK).await.map_err(failure);
 ///         if let Err(error) = released {
 ///             let is_ended = error.code() == Some(MySqlFence::NO_MARK);
 ///             return if is_ended { Ok(RecordStatus::TransactionEnded) } else { Err(error) };
@@ -96,15 +101,18 @@ macro_rules! is_held {
 /// #     fn target(&self) -> &Self::Target { &self.0 }
 /// #     fn target_mut(&mut self) -> &mut Self::Target { &mut self.0 }
 /// #     async fn commit(mut self) -> Result<(), SqlError> {
-/// #         self.0.execute("commit", &[]).await.map(drop).map_err(failure)
+/// #         self.0.run_text("commit").await.map_err(failure)
 /// #     }
 /// #     async fn rollback(mut self) -> Result<(), SqlError> {
-/// #         self.0.execute("rollback", &[]).await.map(drop).map_err(failure)
+/// #         self.0.run_text("rollback").await.map_err(failure)
 /// #     }
 /// }
 ///
 /// fn failure(error: some_driver::Error) -> SqlError {
-///     SqlError::from_reported(&error.number.to_string(), &error.message)
+///     match error.number {
+///         Some(number) => SqlError::from_reported(&number.to_string(), &error.message),
+///         None => SqlError::from_driver(error.message),
+///     }
 /// }
 /// ```
 #[derive(Clone, Debug)]
@@ -117,24 +125,27 @@ pub struct MySqlFence {
 impl MySqlFence {
     /// Version of the statements, with their parameters and results. A release that changes a statement increases it.
     ///
-    /// A driver's crate compares it at compile time: `const { assert!(MySqlFence::VERSION == 1) }`.
+    /// A driver's crate compares it at compile time: `const _: () = assert!(MySqlFence::VERSION == 1);`.
     pub const VERSION: u32 = 1;
 
     /// Three statements that begin the transaction and mark it with a savepoint.
     ///
-    /// A driver that sends one statement in each message executes `BEGIN.split("; ")` in order. At a higher isolation
-    /// level, a renewal of the lease on another connection could make the commit fail.
+    /// A driver that sends one statement in each message executes `BEGIN.split("; ")` in order. A driver that begins
+    /// transactions itself does so with the same isolation level and access mode, and then executes the third statement. At a
+    /// higher isolation level, a renewal of the lease on another connection could make the commit fail.
     pub const BEGIN: &str = "set transaction isolation level read committed; start transaction read write; \
          savepoint tower_idempotency";
 
     /// Statement that removes the mark. It fails with [`NO_MARK`](Self::NO_MARK) if the transaction has ended.
     ///
-    /// Execute it directly before [`write_record_sql`](Self::write_record_sql). If it fails, write no record, and roll back.
+    /// Send it as text, directly before [`write_record_sql`](Self::write_record_sql). If it fails, write no record, and roll
+    /// back.
     pub const RELEASE_MARK: &str = "release savepoint tower_idempotency";
 
     /// Number of the error of [`RELEASE_MARK`](Self::RELEASE_MARK) after the end of the transaction: no such savepoint.
     ///
-    /// The handler has ended the transaction with a statement of its own, or a deadlock has rolled it back.
+    /// A statement of the handler has ended the transaction, or a deadlock has rolled it back. Writes of the handler may be
+    /// committed: see [`Ended`](crate::TransactionErrorKind::Ended).
     pub const NO_MARK: &str = "1305";
 
     /// The statement of [`lease_status_sql`](Self::lease_status_sql), for the default table `tower_idempotency`.
@@ -198,7 +209,8 @@ impl MySqlFence {
     /// `binary` value.
     ///
     /// Returns no row if there is no entry. Otherwise it returns one row with one integer: 1 if the lease is held, 0 if it
-    /// is not. The table is missing if the number of the error [is one of a missing table](Self::is_missing_table).
+    /// is not. The lease is held while the token holds the entry, also after the expiry of the lease. The table is missing if
+    /// the number of the error [is one of a missing table](Self::is_missing_table).
     #[must_use]
     pub fn lease_status_sql(&self) -> &str {
         &self.lease_status_sql
@@ -223,8 +235,8 @@ impl MySqlFence {
         &self.write_record_sql
     }
 
-    /// Returns `true` if the record needs attention, which the first two parameters of
-    /// [`write_record_sql`](Self::write_record_sql) contain.
+    /// Returns `true` if the record needs attention. This is the value of the first two parameters of
+    /// [`write_record_sql`](Self::write_record_sql).
     #[must_use]
     pub fn needs_attention(record: &[u8]) -> bool {
         record.get(1) == Some(&2)

@@ -52,20 +52,25 @@ macro_rules! clock {
 /// The statements that fence a handler's transaction on PostgreSQL.
 ///
 /// `PostgresStore::fence` of `tower-idempotency-sqlx` returns those of a store. The store itself uses its own connections.
-/// [`FencedTransaction`](crate::FencedTransaction) implements this protocol. A driver that cannot use that type executes
-/// these steps on one connection, to the database with the store's table:
+/// [`FencedTransaction`](crate::FencedTransaction) implements this protocol. The [documentation of the crate](crate) has an
+/// example. A driver that cannot use that type executes these steps on one connection, to the database with the store's
+/// table:
 ///
-/// 1. Begin a transaction with [`BEGIN`](Self::BEGIN), or with the same isolation level.
-/// 2. Execute [`lease_status_sql`](Self::lease_status_sql). Continue only if the lease is held. Register the transaction
-///    with [`LeaseExt::open_transaction`](tower_idempotency::transaction::LeaseExt::open_transaction).
+/// 1. Begin a transaction with [`BEGIN`](Self::BEGIN), or with the same isolation level and access mode.
+/// 2. Execute [`lease_status_sql`](Self::lease_status_sql). If the lease is not held, roll back. Otherwise register the
+///    transaction with [`LeaseExt::open_transaction`](tower_idempotency::transaction::LeaseExt::open_transaction).
 /// 3. Execute the handler's statements.
-/// 4. [Prepare](tower_idempotency::transaction::LeaseExt::prepare) the record. A record above
-///    [`record_limit`](Self::record_limit) becomes a
+/// 4. [Prepare](tower_idempotency::transaction::LeaseExt::prepare) the record. If the layer does not record the response, roll
+///    back and return the response. A record above [`record_limit`](Self::record_limit) becomes a
 ///    [tombstone](tower_idempotency::transaction::Prepared::into_tombstone).
 /// 5. In [`Prepared::commit`](tower_idempotency::transaction::Prepared::commit), execute
-///    [`write_record_sql`](Self::write_record_sql), then commit if it wrote the record. Roll back otherwise.
+///    [`write_record_sql`](Self::write_record_sql), then commit if it wrote the record. Otherwise roll back. Return
+///    [`StoreError::LeaseLost`](tower_idempotency::store::StoreError::LeaseLost) if the transaction is marked and the record is
+///    not written, and [`StoreError::backend`](tower_idempotency::store::StoreError::backend) after any other failure.
+/// 6. Call [`OpenTransaction::end`](tower_idempotency::transaction::OpenTransaction::end) after the commit or the rollback.
 ///
-/// Without step 2 the last statement writes nothing. Without step 5 the layer responds with an error.
+/// Without step 2 the last statement writes nothing. If a handler returns a success without a commit and without step 6, the
+/// layer responds with 500 `unfinished-transaction`.
 #[derive(Clone)]
 pub struct PostgresFence {
     lease_status: Arc<str>,
@@ -77,7 +82,7 @@ pub struct PostgresFence {
 impl PostgresFence {
     /// Version of the statements, with their parameters and results. A release that changes a statement increases it.
     ///
-    /// A driver's crate compares it at compile time: `const { assert!(PostgresFence::VERSION == 1) }`.
+    /// A driver's crate compares it at compile time: `const _: () = assert!(PostgresFence::VERSION == 1);`.
     pub const VERSION: u32 = 1;
 
     /// Statement that begins the transaction.
@@ -160,9 +165,9 @@ from (select 1) one left join ended on true"
     ///
     /// Parameters: `$1` is [`LeaseRef::id`](tower_idempotency::store::LeaseRef), `$2` its token, both `bytea`.
     ///
-    /// Returns no row if there is no entry. Otherwise it returns one row. Its first column, `is_held`, is a
-    /// `boolean`: the lease is held. The second column has no meaning. The table is missing if the code of the error
-    /// [is one of a missing table](Self::is_missing_table).
+    /// Returns no row if there is no entry. Otherwise it returns one row. Its first column, `is_held`, is a `boolean`: the
+    /// lease is held. The lease is held while the token holds the entry, also after the expiry of the lease. The second column
+    /// has no meaning. The table is missing if the code of the error [is one of a missing table](Self::is_missing_table).
     #[must_use]
     pub fn lease_status_sql(&self) -> &str {
         &self.lease_status
@@ -177,8 +182,9 @@ from (select 1) one left join ended on true"
     /// Returns one row. Its first two columns are of type `boolean`, and the third has no meaning:
     ///
     /// 1. `is_marked`: the statement was executed in the marked transaction. If it is false, the handler has ended the
-    ///    transaction with a statement of its own, and nothing was written.
-    /// 2. `is_written`: the record is written. If it is false, the lease is lost.
+    ///    transaction with a statement of its own, and the record is not written. See
+    ///    [`Ended`](crate::TransactionErrorKind::Ended).
+    /// 2. `is_written`: the record is written. If only this column is false, the lease is lost.
     #[must_use]
     pub fn write_record_sql(&self) -> &str {
         &self.write_record
@@ -188,8 +194,8 @@ from (select 1) one left join ended on true"
     /// this record.
     ///
     /// A driver that lends its transaction to several tasks needs it: a task may roll back to a savepoint after
-    /// [`write_record_sql`](Self::write_record_sql), which removes the record. Send the statement and the commit in one message,
-    /// so that no other statement comes between them.
+    /// [`write_record_sql`](Self::write_record_sql), which removes the record. Send the statement and the commit in one
+    /// message, so that no other statement comes between them.
     #[must_use]
     pub fn require_record_sql(&self, write: &RecordWrite<'_>) -> String {
         let (table, id, token) = (&self.table, Hex(write.id()), Hex(write.token()));
@@ -228,8 +234,8 @@ from (select 1) one left join ended on true"
 
     /// Returns the condition that a statement runs in the marked transaction.
     ///
-    /// The mark is a setting that ends with the transaction, after a commit and after a rollback. After a savepoint, the
-    /// handler's writes would belong to a subtransaction, which uses a second transaction ID.
+    /// The mark is a setting that ends with the transaction, after a commit and after a rollback. A savepoint as the mark would
+    /// put the handler's writes into a subtransaction, which uses a second transaction ID.
     #[must_use]
     pub fn is_marked_sql() -> &'static str {
         is_marked!()

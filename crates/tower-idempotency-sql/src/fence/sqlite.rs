@@ -33,19 +33,25 @@ macro_rules! needs_attention {
 /// [`FencedTransaction`](crate::FencedTransaction) implements this protocol. A driver that cannot use that type executes
 /// these steps on one connection. The store's table and the handler's tables are in its main file, not in an attached one:
 ///
-/// 1. Begin a transaction with [`BEGIN`](Self::BEGIN), and mark it with [`MARK`](Self::MARK).
-/// 2. Execute [`lease_status_sql`](Self::lease_status_sql). Continue only if the lease is held. Register the transaction
-///    with [`LeaseExt::open_transaction`](tower_idempotency::transaction::LeaseExt::open_transaction).
+/// 1. Begin a transaction with [`BEGIN`](Self::BEGIN), or with a call of the driver that sends it. Mark the transaction with
+///    [`MARK`](Self::MARK).
+/// 2. Execute [`lease_status_sql`](Self::lease_status_sql). If the lease is not held, roll back. Otherwise register the
+///    transaction with [`LeaseExt::open_transaction`](tower_idempotency::transaction::LeaseExt::open_transaction).
 /// 3. Execute the handler's statements. Until the end of the transaction, no other connection can write to the file.
-/// 4. [Prepare](tower_idempotency::transaction::LeaseExt::prepare) the record. A record above
-///    [`record_limit`](Self::record_limit) becomes a
+/// 4. [Prepare](tower_idempotency::transaction::LeaseExt::prepare) the record. If the layer does not record the response, roll
+///    back and return the response. A record above [`record_limit`](Self::record_limit) becomes a
 ///    [tombstone](tower_idempotency::transaction::Prepared::into_tombstone).
 /// 5. In [`Prepared::commit`](tower_idempotency::transaction::Prepared::commit), execute
 ///    [`RELEASE_MARK`](Self::RELEASE_MARK) and then [`write_record_sql`](Self::write_record_sql). Commit if it returned a row.
-///    Roll back otherwise. If the commit fails, SQLite leaves the transaction open. Roll it back or close the connection
-///    before [`Driver::commit`](crate::Driver::commit) returns the error.
+///    If the commit fails, SQLite leaves the transaction open. Roll back after a failure, or close the connection. Then
+///    return [`StoreError::LeaseLost`](tower_idempotency::store::StoreError::LeaseLost) if there was no row, and
+///    [`StoreError::backend`](tower_idempotency::store::StoreError::backend) after any other failure.
+/// 6. Call [`OpenTransaction::end`](tower_idempotency::transaction::OpenTransaction::end) after the commit or the rollback.
 ///
-/// Without the mark of step 1, `RELEASE_MARK` fails. Without step 5 the layer responds with an error.
+/// Without the mark of step 1, `RELEASE_MARK` fails. If a handler returns a success without a commit and without step 6, the
+/// layer responds with 500 `unfinished-transaction`.
+///
+/// A version of SQLite before 3.42 reports each lease as lost, or the table as missing.
 ///
 /// ```
 /// use tower_idempotency::store::LeaseRef;
@@ -125,12 +131,13 @@ pub struct SqliteFence {
 impl SqliteFence {
     /// Version of the statements, with their parameters and results. A release that changes a statement increases it.
     ///
-    /// A driver's crate compares it at compile time: `const { assert!(SqliteFence::VERSION == 1) }`.
+    /// A driver's crate compares it at compile time: `const _: () = assert!(SqliteFence::VERSION == 1);`.
     pub const VERSION: u32 = 1;
 
     /// Statement that begins the transaction.
     ///
-    /// A transaction that reads before it takes the lock for writes would fail if a renewal wrote in between.
+    /// While another connection writes, it waits for at most the busy timeout of this connection. The default of SQLite is
+    /// zero. A transaction that reads before it takes the lock for writes would fail if a renewal wrote in between.
     pub const BEGIN: &str = "begin immediate";
 
     /// Statement that marks the transaction with a savepoint. Execute it directly after [`BEGIN`](Self::BEGIN).
@@ -143,7 +150,8 @@ impl SqliteFence {
 
     /// Extended result code of [`RELEASE_MARK`](Self::RELEASE_MARK) after the end of the transaction: no such savepoint.
     ///
-    /// The handler has ended the transaction with a statement of its own, or SQLite has rolled it back.
+    /// The handler has ended the transaction with a statement of its own, or SQLite has rolled it back. Writes of the handler
+    /// may be committed: see [`Ended`](crate::TransactionErrorKind::Ended).
     pub const NO_MARK: &str = "1";
 
     /// The statement of [`lease_status_sql`](Self::lease_status_sql), for the default table `tower_idempotency`.
@@ -207,7 +215,8 @@ impl SqliteFence {
     /// Parameters: `?1` is [`LeaseRef::id`](tower_idempotency::store::LeaseRef), `?2` its token, both blobs.
     ///
     /// Returns no row if there is no entry. Otherwise it returns one row with one integer: 1 if the lease is held, 0 if it
-    /// is not. The table is missing if the code of the error [is one of a missing table](Self::is_missing_table).
+    /// is not. The lease is held while the token holds the entry, also after the expiry of the lease. The table is missing if
+    /// the code of the error [is one of a missing table](Self::is_missing_table).
     #[must_use]
     pub fn lease_status_sql(&self) -> &str {
         &self.lease_status_sql
@@ -220,8 +229,8 @@ impl SqliteFence {
     /// [`lease_status_sql`](Self::lease_status_sql), `?3` the retention in milliseconds as an integer, and `?4` the record as
     /// a blob.
     ///
-    /// Returns one row if the record is written, and none if the lease is lost. Read the result to its end: SQLite cannot
-    /// commit while a statement that writes is in progress.
+    /// Returns one row if the record is written, and none if the lease is lost. Use a call of the driver that returns rows.
+    /// Read the result to its end, or reset the statement: SQLite cannot commit while a statement that writes is in progress.
     #[must_use]
     pub fn write_record_sql(&self) -> &str {
         &self.write_record_sql
@@ -233,7 +242,8 @@ impl SqliteFence {
         self.record_limit
     }
 
-    /// Returns `true` if the result code of [`lease_status_sql`](Self::lease_status_sql) means that the table is missing.
+    /// Returns `true` if the extended result code of [`lease_status_sql`](Self::lease_status_sql) means that the table is
+    /// missing.
     #[must_use]
     pub fn is_missing_table(code: &str) -> bool {
         // The statement is valid, so this error can only be a missing name.

@@ -17,7 +17,7 @@ use tower_idempotency_sqlx::{
     sqlx::{Connection as _, SqliteConnection, raw_sql},
 };
 
-use super::{Plain, committed};
+use super::{committed, plain::Plain};
 use crate::transactions::{assert_charged_once, bank, order};
 
 /// The connections without a transaction.

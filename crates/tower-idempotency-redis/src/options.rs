@@ -139,7 +139,8 @@ impl RedisOptions {
     /// Each stored record has a member of 135 to 150 bytes: up to 150 MB for a million records. Clients choose the number of
     /// records, and so the size. A server whose memory is sized for the records alone rejects new keys earlier.
     ///
-    /// The user needs the right to run `zrangebyscore`. Without it, records are stored and not listed.
+    /// The user needs the right to run `zrangebyscore`. Without it, records are stored and not listed. The
+    /// [check](tower_idempotency::store::Store::check) of the store then fails.
     ///
     /// Processes with and without this setting can share a prefix: a listing then misses the records of the processes without
     /// it. Records from before the setting, and those that were stored while their slot moved to another node, are listed

@@ -11,6 +11,8 @@ pub(crate) struct Scripts {
     pub(crate) complete: Script,
     pub(crate) release: Script,
     pub(crate) is_in_progress: Script,
+    /// Tries the commands of the index of completed entries. Only the check of a store with this index runs it.
+    pub(crate) index_rights: Script,
     pub(crate) operators: OperatorScripts,
 }
 
@@ -83,6 +85,7 @@ impl Scripts {
             complete: Script::new(with_completed!("scripts/complete.lua")),
             release: Script::new(with_index!("scripts/release.lua")),
             is_in_progress: Script::new(include_str!("scripts/look.lua")),
+            index_rights: Script::new(include_str!("scripts/rights.lua")),
             operators: OperatorScripts {
                 page: Script::new(with_ranges!("scripts/page.lua")),
                 present: Script::new(with_ranges!("scripts/present.lua")),

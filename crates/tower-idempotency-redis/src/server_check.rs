@@ -48,19 +48,36 @@ pub(crate) async fn check_server(
     Ok(is_evicting)
 }
 
-/// Checks the server as at the connection, and acquires and releases the lease of a random key.
+/// Checks the server as at the connection, and acquires and releases the lease of a random key. Returns the ID of that key.
 pub(crate) async fn check_store(
     store: &impl Store,
     link: &Link,
     deadline: Instant,
     scripts: &Scripts,
-) -> Result<(), CheckError> {
+) -> Result<KeyId, CheckError> {
     // An operator sees the policy even if the options accept it.
     let checked = check_server(link, deadline, scripts, Eviction::Refuse).await;
     checked.map_err(|error| check_error(&error))?;
     // Shows rights on commands and keys, and that the server accepts writes.
     let probed = probe(store).await;
     probed.map_err(|error| CheckError::unreachable(&error, RIGHTS))
+}
+
+/// Checks the reply of `scripts/rights.lua`: the names of commands that the server rejects.
+pub(crate) fn check_index_rights(reply: Result<Value, StoreError>) -> Result<(), CheckError> {
+    let reply = reply.map_err(|error| CheckError::unreachable(&error, RIGHTS))?;
+    let mut names = Vec::new();
+    collect_texts(&reply, &mut names);
+    if names.is_empty() {
+        return Ok(());
+    }
+    let names = names.join(", ");
+    let problem = format!("the index of completed entries needs {names}, which the server rejects");
+    Err(CheckError::new(
+        CheckErrorKind::Denied,
+        problem,
+        INDEX_RIGHTS,
+    ))
 }
 
 fn check_error(error: &ConnectError) -> CheckError {
@@ -78,8 +95,9 @@ fn check_error(error: &ConnectError) -> CheckError {
     CheckError::new(CheckErrorKind::Unsafe, error.to_string(), remedy)
 }
 
-/// Acquires and releases the lease of a random key. The entry expires two seconds later if the release fails.
-async fn probe(store: &impl Store) -> Result<(), StoreError> {
+/// Acquires and releases the lease of a random key, and returns its ID. The entry expires two seconds later if the release
+/// fails.
+async fn probe(store: &impl Store) -> Result<KeyId, StoreError> {
     let (first, second) = (Token::random()?, Token::random()?);
     let mut id = [0; 32];
     id[..16].copy_from_slice(first.as_bytes());
@@ -88,13 +106,16 @@ async fn probe(store: &impl Store) -> Result<(), StoreError> {
     claim.lease = Ttl::from_secs(1);
     claim.orphan_retention = Ttl::from_secs(1);
     store.acquire(&claim).await?;
-    store.release(&claim.lease_ref(1)).await
+    store.release(&claim.lease_ref(1)).await?;
+    Ok(claim.id)
 }
 
 const REACHABLE: &str =
     "check the address, the credentials and the network, and that the server runs";
 const RIGHTS: &str =
     "permit the user to run EVALSHA, and to read and write the keys with the prefix of the store";
+const INDEX_RIGHTS: &str =
+    "permit the user to run these commands on a sorted set, or turn the index off";
 
 /// Periodic check of the eviction policy, which an operator may change while the store is in use.
 pub(crate) struct EvictionWatch {
@@ -366,6 +387,22 @@ mod tests {
         assert_eq!(error.kind(), ConnectErrorKind::EvictionPolicy);
         assert!(error.to_string().ends_with("unknown"), "{error}");
         assert!(check_eviction_policy(info, Eviction::Warn).is_ok());
+    }
+
+    #[test]
+    fn rejected_commands_of_index_have_these_texts() {
+        let reply = |names: &[&str]| {
+            let texts = names.iter().map(|name| Value::BulkString((*name).into()));
+            Ok(Value::Array(texts.collect()))
+        };
+        assert_eq!(check_index_rights(reply(&[])), Ok(()));
+        let error = check_index_rights(reply(&["zadd", "zrem"])).unwrap_err();
+        assert_eq!(error.kind(), CheckErrorKind::Denied);
+        let expected = "the index of completed entries needs zadd, zrem, which the server rejects: \
+                        permit the user to run these commands on a sorted set, or turn the index off";
+        assert_eq!(error.to_string(), expected);
+        let error = check_index_rights(Err(StoreError::backend("no reply"))).unwrap_err();
+        assert_eq!(error.kind(), CheckErrorKind::Unreachable);
     }
 
     #[test]

@@ -52,6 +52,63 @@ async fn check_names_eviction_policy_and_rights() {
     );
 }
 
+/// The user lacks each command of the index of completed entries once. A store without the index needs none of them to pass.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn check_names_missing_rights_on_index() {
+    const RIGHTS: &str = "reset on >open-sesame ~idempotency:* &idempotency:* +@scripting +info +hmget +hset +hdel +del \
+                          +pexpire +pexpireat +pttl +time +publish +subscribe +unsubscribe +zadd +zrem \
+                          +zremrangebyscore +zrangebyscore";
+    const INDEX: &str = "idempotency:~completed";
+    let server = RedisServer::start(&[]);
+    let permit = |rights: &str| {
+        let mut user = vec!["ACL", "SETUSER", "service"];
+        user.extend(rights.split_whitespace());
+        server.command(&user);
+    };
+    permit(RIGHTS);
+    let url = format!("redis://service:{SECRET}@{}/0", server.address());
+    let options = RedisOptions::new().with_timeout(Duration::from_secs(20));
+    let without_index = options.clone().connect(&url).await.unwrap();
+    let store = options.with_completed_index(true);
+    let store = store.connect(&url).await.unwrap();
+    store.check().await.unwrap();
+    assert_eq!(server.command(&["DBSIZE"]), "0");
+    server.command(&["ZADD", INDEX, "1", "expired", "9999999999999", "stored"]);
+    server.command(&["PEXPIREAT", INDEX, "9999999999999"]);
+    for (missing, names) in [
+        ("-zrangebyscore", "zrangebyscore"),
+        ("-zadd", "zadd"),
+        ("-zrem", "zrem"),
+        ("-pttl", "pttl"),
+        ("-pexpire", "pexpire"),
+        (
+            "-zrangebyscore -zadd -zrem -pttl -pexpire",
+            "zrangebyscore, zadd, zrem, pttl, pexpire",
+        ),
+    ] {
+        permit(missing);
+        let expected = format!(
+            "the index of completed entries needs {names}, which the server rejects: \
+             permit the user to run these commands on a sorted set, or turn the index off"
+        );
+        assert_eq!(problem(&store).await, (expected, CheckErrorKind::Denied));
+        without_index.check().await.expect(missing);
+        permit(&missing.replace('-', "+"));
+        store.check().await.expect(missing);
+    }
+    // No check has changed the index of completed entries.
+    let members = server.command(&["ZRANGE", INDEX, "0", "-1", "WITHSCORES"]);
+    assert_eq!(
+        members.split_whitespace().collect::<Vec<_>>(),
+        ["expired", "1", "stored", "9999999999999"]
+    );
+    let left: u64 = server.command(&["PTTL", INDEX]).parse().unwrap();
+    assert!(left > 1_000_000_000_000, "{left}");
+    // Without `zrem`, the release of a check leaves its member in the index of leases.
+    server.command(&["DEL", "idempotency:~leases"]);
+    assert_eq!(server.command(&["DBSIZE"]), "1");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn check_names_stopped_server() {
     let mut server = RedisServer::start(&["--requirepass", SECRET]);

@@ -151,6 +151,13 @@ fn store_with_index_conforms() {
     run_all_cases(subject, |_| None);
 }
 
+/// The commands of the check are in the slot of its entry.
+#[tokio::test]
+async fn cluster_store_with_index_passes_check() {
+    let store = connect_to_cluster("completed-check:").await;
+    store.check().await.expect("each node has all rights");
+}
+
 // ---- Members ----
 
 #[tokio::test]

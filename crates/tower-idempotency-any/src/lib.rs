@@ -38,6 +38,16 @@
 //! `completed-index=true` after the `?` of a URL of Redis or DynamoDB is
 //! [`with_completed_index`](OpenOptions::with_completed_index): the store then lists completed entries too.
 //!
+//! If `completed-index` or a parameter of DynamoDB occurs twice, the last one counts. Other parameters of Redis are those of
+//! its driver, such as `protocol=resp3`. In the URL of a cluster the parameters follow the last node, and each node gets them.
+//!
+//! In a password, write `%2F` for `/`, `%3F` for `?`, `%40` for `@` and `%25` for `%`. A URL of Redis, PostgreSQL or MySQL is
+//! refused if its first `@` follows a `/` or `?`, because it may belong to a password. In a path or a value, write `%40`.
+//!
+//! Write `%23` for a `#` in a user name, a password or a value. A path of SQLite may have a `#`. Only the URL of Redis may have
+//! a fragment, `#insecure`: its driver then does not verify the certificate of the server. Without the feature
+//! `tls-rustls-insecure` of the crate `redis`, the driver does not connect.
+//!
 //! [`OpenOptions`] sets the table or the prefix of keys, and opens a store without creating anything.
 //!
 //! # Secrets

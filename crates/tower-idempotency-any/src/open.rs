@@ -1,5 +1,8 @@
 //! Opens the store of a URL.
 
+#[cfg(feature = "redis")]
+mod redis;
+
 use tower_idempotency::MemoryStore;
 #[cfg(feature = "sqlite")]
 use tower_idempotency_sqlx::{
@@ -10,6 +13,8 @@ use tower_idempotency_sqlx::{
     },
 };
 
+#[cfg(feature = "redis")]
+use self::redis::{open_redis, open_redis_cluster};
 use crate::{AnyStore, OpenError, OpenErrorKind, OpenOptions};
 
 impl AnyStore {
@@ -77,76 +82,6 @@ fn is_scheme(text: &str) -> bool {
     text.bytes().all(is_part) && text.starts_with(|first: char| first.is_ascii_alphabetic())
 }
 
-#[cfg(feature = "redis")]
-async fn open_redis(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
-    let (url, redis) = redis_options(url, options)?;
-    let connected = redis.connect(&url).await;
-    let form = "redis://:PASSWORD@HOST:PORT/DB";
-    Ok(connected.map_err(|error| redis_error(&error, form))?.into())
-}
-
-/// Connects to a cluster. The URL is `redis+cluster://HOST:PORT,HOST:PORT`, and `scheme` that of the nodes.
-#[cfg(feature = "redis")]
-async fn open_redis_cluster(
-    url: &str,
-    scheme: &str,
-    options: &OpenOptions,
-) -> Result<AnyStore, OpenError> {
-    let (url, redis) = redis_options(url, options)?;
-    let Some((_, nodes)) = url.split_once("://") else {
-        return Err(OpenError::url(
-            "nodes, as in redis+cluster://HOST:PORT,HOST:PORT",
-        ));
-    };
-    let nodes = nodes.split(',').map(|node| format!("{scheme}://{node}"));
-    let connected = redis.connect_cluster(nodes).await;
-    let form = "redis+cluster://HOST:PORT,HOST:PORT";
-    Ok(connected.map_err(|error| redis_error(&error, form))?.into())
-}
-
-/// Returns the URL for the driver, without the parameter of this crate, and the options of the store.
-#[cfg(feature = "redis")]
-fn redis_options(
-    url: &str,
-    options: &OpenOptions,
-) -> Result<(String, tower_idempotency_redis::RedisOptions), OpenError> {
-    let mut redis = tower_idempotency_redis::RedisOptions::new()
-        .with_completed_index(options.has_completed_index);
-    if let Some(timeout) = options.timeout {
-        redis = redis.with_timeout(timeout);
-    }
-    if let Some(prefix) = &options.prefix {
-        redis = redis.with_prefix(prefix);
-    }
-    let (address, query) = url.split_once('?').unwrap_or((url, ""));
-    let mut of_driver = Vec::new();
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let Some(value) = pair.strip_prefix("completed-index=") else {
-            of_driver.push(pair);
-            continue;
-        };
-        let expected = "true or false after completed-index=";
-        let has_index = value.parse().map_err(|_| OpenError::url(expected))?;
-        redis = redis.with_completed_index(has_index);
-    }
-    let mut url = address.to_owned();
-    if !of_driver.is_empty() {
-        url.push('?');
-        url.push_str(&of_driver.join("&"));
-    }
-    Ok((url, redis))
-}
-
-/// Returns the error of a store that did not connect. The source of an invalid address may quote the address.
-#[cfg(feature = "redis")]
-fn redis_error(error: &tower_idempotency_redis::ConnectError, form: &str) -> OpenError {
-    use tower_idempotency_redis::ConnectErrorKind;
-    match error.kind() {
-        ConnectErrorKind::Address => OpenError::url(format_args!("an address of the form {form}")),
-        _ => OpenError::unusable("redis", error),
-    }
-}
-
 #[cfg(not(feature = "redis"))]
 async fn open_redis(_: &str, _: &OpenOptions) -> Result<AnyStore, OpenError> {
     Err(not_built("redis", "redis"))
@@ -159,6 +94,8 @@ async fn open_redis_cluster(_: &str, _: &str, _: &OpenOptions) -> Result<AnyStor
 
 #[cfg(feature = "postgres")]
 async fn open_postgres(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
+    refuse_fragment(url)?;
+    refuse_split_password(url)?;
     // Parsed before the connection, because an invalid URL is an error of another kind.
     let form = "a URL of the form postgres://USER:PASSWORD@HOST/DATABASE";
     let mut store =
@@ -182,6 +119,8 @@ async fn open_postgres(_: &str, _: &OpenOptions) -> Result<AnyStore, OpenError> 
 
 #[cfg(feature = "mysql")]
 async fn open_mysql(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
+    refuse_fragment(url)?;
+    refuse_split_password(url)?;
     // Parsed before the connection, because an invalid URL is an error of another kind.
     let form = "a URL of the form mysql://USER:PASSWORD@HOST/DATABASE";
     let mut store =
@@ -208,6 +147,13 @@ async fn open_sqlite(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenE
     let path = url.strip_prefix("sqlite:").unwrap_or_default();
     if path.is_empty() {
         return Err(OpenError::url("a path after sqlite:, as in sqlite:keys.db"));
+    }
+    // A path may have a #. After the parameters, the driver would add a fragment to the last value.
+    if path
+        .split_once('?')
+        .is_some_and(|(_, query)| query.contains('#'))
+    {
+        return Err(OpenError::url("no # after the ? of the URL"));
     }
     let unusable = |error: &dyn std::error::Error| OpenError::unusable("sqlite", error);
     let file: SqliteConnectOptions = url
@@ -255,6 +201,33 @@ async fn check_sqlite_table(file: &SqliteConnectOptions, table: &str) -> Result<
         .ok_or_else(|| missing("the file has no such table"))
 }
 
+/// Returns an error if the URL has a `#`. A driver would ignore all text after it, even if that is the rest of a password.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+fn refuse_fragment(url: &str) -> Result<(), OpenError> {
+    if url.contains('#') {
+        let expected = "no # in the URL: write %23 for a # in a user name, a password or a value";
+        return Err(OpenError::url(expected));
+    }
+    Ok(())
+}
+
+/// Returns an error if the URL has an `@` after its authority, and none in it.
+///
+/// A `/` or `?` in a password ends the authority. A driver would then connect to a host with the name of the user, and could log
+/// the rest of the password.
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
+fn refuse_split_password(url: &str) -> Result<(), OpenError> {
+    let (_, address) = url.split_once("://").unwrap_or_default();
+    let end = address.find(['/', '?', '#']).unwrap_or(address.len());
+    let (authority, rest) = address.split_at(end);
+    if rest.contains('@') && !authority.contains('@') {
+        let expected = "no @ after the first / or ? of the URL: \
+                        write %2F for / and %3F for ? in a password, and elsewhere %40 for @";
+        return Err(OpenError::url(expected));
+    }
+    Ok(())
+}
+
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 fn invalid_table(error: &tower_idempotency_sqlx::TableNameError) -> OpenError {
     OpenError::url(format_args!("another name of the table: {error}"))
@@ -269,6 +242,9 @@ async fn open_sqlite(_: &str, _: &OpenOptions) -> Result<AnyStore, OpenError> {
 async fn open_dynamodb(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
     use tower_idempotency_dynamodb::{DynamoDbErrorKind, DynamoDbOptions};
 
+    if url.contains('#') {
+        return Err(OpenError::url("no # in the URL of DynamoDB"));
+    }
     let mut dynamodb = DynamoDbOptions::new().with_completed_index(options.has_completed_index);
     if let Some(timeout) = options.timeout {
         dynamodb = dynamodb.with_timeout(timeout);
@@ -347,8 +323,30 @@ mod tests {
         let options = OpenOptions::new();
         let text = refusal(&options, "sqlite:").await;
         assert_eq!(text, "expected a path after sqlite:, as in sqlite:keys.db");
-        let text = refusal(&options, "sqlite:keys.db?hush=1").await;
-        assert_eq!(text, "expected a URL of the form sqlite:PATH");
+        for (url, expected) in [
+            (
+                "sqlite:keys.db?hush=1",
+                "expected a URL of the form sqlite:PATH",
+            ),
+            (
+                "sqlite:keys.db?mode=",
+                "expected a URL of the form sqlite:PATH",
+            ),
+            (
+                "sqlite:keys.db?mode=ro?cache=private",
+                "expected a URL of the form sqlite:PATH",
+            ),
+            (
+                "sqlite:keys.db?mode=ro#hush",
+                "expected no # after the ? of the URL",
+            ),
+            (
+                "sqlite:keys.db?#hush",
+                "expected no # after the ? of the URL",
+            ),
+        ] {
+            assert_eq!(refusal(&options, url).await, expected, "{url}");
+        }
         let text = refusal(&options.clone().with_table("a b"), "sqlite:keys.db").await;
         let start = "expected another name of the table: expected a table name, or a schema";
         assert!(text.starts_with(start), "{text}");
@@ -372,6 +370,32 @@ mod tests {
                 "expected a table, as in dynamodb://TABLE?endpoint=URL",
             ),
             ("dynamodb://keys?hush=hush", parameters),
+            ("dynamodb://keys?completed%2Dindex=true", parameters),
+            ("dynamodb://keys?completed-index", parameters),
+            (
+                "dynamodb://keys?completed-index=",
+                "expected true or false after completed-index=",
+            ),
+            (
+                "dynamodb://keys?completed-index=true?skew=1s",
+                "expected true or false after completed-index=",
+            ),
+            (
+                "dynamodb://keys?completed-index=true&completed-index=hush",
+                "expected true or false after completed-index=",
+            ),
+            (
+                "dynamodb://keys#hush",
+                "expected no # in the URL of DynamoDB",
+            ),
+            (
+                "dynamodb://keys?completed-index=true#hush",
+                "expected no # in the URL of DynamoDB",
+            ),
+            (
+                "dynamodb://keys?endpoint=http://host#hush",
+                "expected no # in the URL of DynamoDB",
+            ),
             (
                 "dynamodb://keys?endpoint=https://hush@host",
                 "expected an HTTP or HTTPS URL without credentials after endpoint=",
@@ -387,63 +411,14 @@ mod tests {
         }
     }
 
-    /// The driver gets the other parameters. The URL takes precedence.
-    #[cfg(feature = "redis")]
-    #[test]
-    fn redis_url_sets_completed_index() {
-        let with_index = OpenOptions::new().with_completed_index(true);
-        for (options, url, for_driver, has_index) in [
-            (
-                OpenOptions::new(),
-                "redis://host/0",
-                "redis://host/0",
-                false,
-            ),
-            (
-                OpenOptions::new(),
-                "redis://host/0?completed-index=true",
-                "redis://host/0",
-                true,
-            ),
-            (
-                OpenOptions::new(),
-                "redis://host/0?a=1&completed-index=true&b=2",
-                "redis://host/0?a=1&b=2",
-                true,
-            ),
-            (
-                with_index.clone(),
-                "redis+cluster://host:1,host:2",
-                "redis+cluster://host:1,host:2",
-                true,
-            ),
-            (
-                with_index,
-                "redis+cluster://host:1,host:2?completed-index=false",
-                "redis+cluster://host:1,host:2",
-                false,
-            ),
-        ] {
-            let (driver_url, redis) = redis_options(url, &options).ok().unwrap();
-            assert_eq!(driver_url, for_driver);
-            let debug = format!("{redis:?}");
-            let expected = format!("has_completed_index: {has_index}");
-            assert!(debug.contains(&expected), "{url}: {debug}");
-        }
-        let error = redis_options(
-            "redis://:hush@host?completed-index=hush",
-            &OpenOptions::new(),
-        );
-        let error = error.err().unwrap();
-        assert_eq!(error.kind(), OpenErrorKind::Url);
-        let text = "expected true or false after completed-index=";
-        assert_eq!(error.to_string(), text);
-    }
-
     #[cfg(all(feature = "mysql", feature = "postgres", feature = "redis"))]
     #[tokio::test]
     async fn refused_server_urls_have_these_texts() {
         let options = OpenOptions::new();
+        let fragment =
+            "expected no # in the URL: write %23 for a # in a user name, a password or a value";
+        let split = "expected no @ after the first / or ? of the URL: \
+                     write %2F for / and %3F for ? in a password, and elsewhere %40 for @";
         for (url, text) in [
             (
                 "redis://:hush@127.0.0.1:1/hush",
@@ -465,8 +440,41 @@ mod tests {
                 "mysql://app:hush@:hush",
                 "expected a URL of the form mysql://USER:PASSWORD@HOST/DATABASE",
             ),
+            // The drivers would connect to the host `app`, and ignore the text after the #.
+            ("postgres://app:1#hush@host/app", fragment),
+            ("postgresql://host/app?sslmode=require#hush", fragment),
+            ("mysql://app:1#hush@host/app", fragment),
+            ("mariadb://host/app#", fragment),
+            // The drivers would connect to the host `app`.
+            ("postgres://app:?hush@host/app", split),
+            ("postgres://app:1/hush@host/app", split),
+            ("postgresql:///app?host=/run/hush@host", split),
+            ("mysql://app:1?hush@host/app", split),
+            ("mariadb://app:/hush@host/app", split),
+            ("redis://app:?hush@host/0", split),
+            ("redis+cluster://app:1/hush@host:1", split),
+            ("redis+cluster://:hush@a:1,app:1/hush@b:2", split),
         ] {
-            assert_eq!(refusal(&options, url).await, text);
+            assert_eq!(refusal(&options, url).await, text, "{url}");
+        }
+    }
+
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
+    #[test]
+    fn urls_with_whole_password_are_accepted() {
+        for url in [
+            "postgres://app:a%2Fb%3Fc%40d@host/app",
+            "postgres://app:hush@host/app?application_name=a@b",
+            "postgres:///app?host=/run/postgresql",
+            "postgres://app@/app?host=/run/a@b",
+            "postgres:///app?host=/run/a%40b",
+            "postgres://%2Frun%2Fpostgresql/app",
+            "mysql://host/app?socket=/run/mysqld.sock",
+            "redis://:hush@host/0?a=b@c",
+            "redis+cluster://:hush@a:1,:hush@b:2",
+            "redis://host",
+        ] {
+            assert_eq!(refuse_split_password(url), Ok(()), "{url}");
         }
     }
 }

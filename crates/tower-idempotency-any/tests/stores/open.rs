@@ -73,6 +73,12 @@ async fn completed_index_is_setting_of_url_or_options() {
             (OpenOptions::new(), url.clone(), false),
             (with_index.clone(), url.clone(), true),
             (OpenOptions::new(), in_url(true), true),
+            // The last one counts.
+            (
+                OpenOptions::new(),
+                format!("{}&completed-index=true", in_url(false)),
+                true,
+            ),
             (with_index, in_url(false), false),
         ] {
             let options = options.with_timeout(std::time::Duration::from_secs(20));
@@ -81,6 +87,11 @@ async fn completed_index_is_setting_of_url_or_options() {
             assert_eq!(lists, is_listed, "{url}");
         }
     }
+    // Without TLS the driver ignores the fragment.
+    let url = format!("redis://{redis}/0?completed-index=true#insecure");
+    let options = OpenOptions::new().with_timeout(std::time::Duration::from_secs(20));
+    let store = options.open(&url).await.expect("the server runs");
+    assert!(store.abilities().can_list(State::Completed));
     let memory = AnyStore::open("memory").await.expect("memory");
     assert!(memory.abilities().can_list(State::Completed));
 }
@@ -103,7 +114,22 @@ async fn unusable_store_error_hides_password() {
             "redis",
         ),
         ("rediss+cluster://:hush@127.0.0.1:1", "redis"),
+        // The driver does not verify certificates only if the program enables that feature.
+        (
+            "rediss://:hush@127.0.0.1:1/0?completed-index=true#insecure",
+            "redis",
+        ),
+        // The driver refuses nodes with other parameters than the first one as an invalid address.
+        (
+            "redis+cluster://:hush@127.0.0.1:1,:hush@127.0.0.1:2?protocol=resp3",
+            "redis",
+        ),
+        (
+            "rediss+cluster://:hush@127.0.0.1:1,:hush@127.0.0.1:2?completed-index=true#insecure",
+            "redis",
+        ),
         ("postgres://app:hush@127.0.0.1:1/app", "postgres"),
+        ("postgres://app:hu%23sh@127.0.0.1:1/app", "postgres"),
         ("postgresql://app:hush@127.0.0.1:1/app", "postgres"),
         ("mysql://app:hush@127.0.0.1:1/app", "mysql"),
         ("mariadb://app:hush@127.0.0.1:1/app", "mysql"),

@@ -102,6 +102,7 @@ impl RetryLayer {
                 verdict: None,
                 clone_body: None,
                 jitter: Arc::new(Jitter::from_system()),
+                expired: Arc::default(),
             },
         }
     }

@@ -23,6 +23,7 @@ mod settings;
 mod sticky;
 mod telemetry;
 mod verdict;
+mod warning;
 
 pub use self::{
     body::ResponseBody,

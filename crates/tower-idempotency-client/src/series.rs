@@ -106,7 +106,7 @@ impl Series {
 
     fn begin_attempt(&mut self, now: Instant) -> Result<(), Reason> {
         if self.expires_within(Duration::ZERO) {
-            telemetry::expired();
+            telemetry::expired(&self.settings.expired);
             return Err(Reason::Expired);
         }
         self.operation.begin_attempt(now);

@@ -9,6 +9,7 @@ use crate::{
     budget::Budget,
     keys::IdempotencyKeyLayer,
     verdict::{Attempt, Cause, Verdict},
+    warning::WarningLimit,
 };
 
 /// Settings that all clones of a service share.
@@ -26,6 +27,8 @@ pub(crate) struct Settings {
     /// A [`CloneBody`](crate::copy::CloneBody) of some type.
     pub(crate) clone_body: Option<Arc<dyn Any + Send + Sync>>,
     pub(crate) jitter: Arc<Jitter>,
+    /// Limit of the warning about operations that have expired.
+    pub(crate) expired: Arc<WarningLimit>,
 }
 
 impl Settings {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{operation::Outcome, verdict::Cause};
+use crate::{operation::Outcome, verdict::Cause, warning::WarningLimit};
 
 macro_rules! count {
     ($name:literal $(, $label:literal => $value:expr)*) => {
@@ -96,9 +96,12 @@ pub(crate) fn budget_spent(cause: Cause) {
     count!("idempotency_client_budget_spent_total", "cause" => cause);
 }
 
-/// Reports an operation whose key the server may have deleted.
-pub(crate) fn expired() {
-    tracing::warn!(
-        "lifetime of the key ended with an unknown outcome: resolve the operation by hand"
-    );
+/// Reports an operation whose key the server may have deleted. A recovery may find many of them.
+pub(crate) fn expired(limit: &WarningLimit) {
+    if let Some(count) = limit.count() {
+        tracing::warn!(
+            count,
+            "lifetime of the key ended with an unknown outcome: resolve the operation by hand"
+        );
+    }
 }

@@ -14,6 +14,7 @@ use std::{
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Outbox, OutboxError, entry::Entry, log::Log};
+use crate::warning::WarningLimit;
 
 /// Outbox of one process, in a file that only its user may read.
 ///
@@ -89,6 +90,7 @@ impl FileOutbox {
         let shared = settings.clone();
         let thread = thread::Builder::new().name("outbox".to_owned());
         let writer = move || {
+            let failures = WarningLimit::default();
             while let Some(command) = received.blocking_recv() {
                 let mut batch = vec![command];
                 while batch.len() < MAX_BATCH
@@ -96,7 +98,7 @@ impl FileOutbox {
                 {
                     batch.push(command);
                 }
-                execute(&mut log, batch, &shared);
+                execute(&mut log, batch, &shared, &failures);
             }
         };
         let thread = thread.spawn(writer).map_err(OutboxError::new)?;
@@ -170,7 +172,7 @@ impl Outbox for FileOutbox {
 }
 
 /// Executes calls with one write, and replies to them afterwards.
-fn execute(log: &mut Log, batch: Vec<Command>, settings: &FileSettings) {
+fn execute(log: &mut Log, batch: Vec<Command>, settings: &FileSettings, failures: &WarningLimit) {
     let mut acknowledge: Vec<Acknowledge> = Vec::with_capacity(batch.len());
     let max_bytes = settings.max_bytes.load(Ordering::Relaxed);
     let repaired = log.repair();
@@ -181,8 +183,10 @@ fn execute(log: &mut Log, batch: Vec<Command>, settings: &FileSettings) {
     for reply in acknowledge {
         reply(written.as_ref().copied());
     }
-    if let Err(error) = written.and_then(|()| log.compact()) {
-        tracing::warn!(%error, "file of the outbox cannot be written");
+    if let Err(error) = written.and_then(|()| log.compact())
+        && let Some(count) = failures.count()
+    {
+        tracing::warn!(%error, count, "file of the outbox cannot be written");
     }
 }
 
@@ -232,29 +236,75 @@ const MAX_BATCH: usize = 256;
 
 #[cfg(test)]
 mod tests {
-    use ::tests::scratch::Scratch;
+    use std::time::Duration;
+
+    use ::tests::{observed::observed, scratch::Scratch};
+    use bytes::Bytes;
+    use tokio::time::advance;
 
     use super::*;
     use crate::operation::Operation;
+
+    fn settings(is_synced: bool) -> FileSettings {
+        FileSettings {
+            is_synced: AtomicBool::new(is_synced),
+            max_bytes: AtomicU64::new(DEFAULT_MAX_BYTES),
+        }
+    }
+
+    fn entry(body: impl Into<Bytes>) -> Entry {
+        let req = http::Request::post("https://api.example.com/").body(body.into());
+        Entry::new(&Operation::new(), &req.unwrap())
+    }
 
     /// The request of a dropped call is not sent.
     #[test]
     fn dropped_call_stores_nothing() {
         let scratch = Scratch::new();
         let mut log = Log::open(&scratch.file("orders.outbox")).unwrap();
-        let settings = FileSettings {
-            is_synced: AtomicBool::new(true),
-            max_bytes: AtomicU64::new(DEFAULT_MAX_BYTES),
-        };
-        let req = http::Request::post("https://api.example.com/").body("espresso".into());
-        let entry = Entry::new(&Operation::new(), &req.unwrap());
+        let (settings, failures) = (settings(true), WarningLimit::default());
+        let entry = entry("espresso");
         for (is_dropped, stored) in [(true, 0), (false, 1)] {
             let (reply, received) = oneshot::channel();
             let received = (!is_dropped).then_some(received);
             let command = Command::Store(Box::new(entry.clone()), reply);
-            execute(&mut log, vec![command], &settings);
+            execute(&mut log, vec![command], &settings, &failures);
             assert_eq!(log.pending(0, 10).len(), stored);
             drop(received);
         }
+    }
+
+    /// The file has more than 1 MiB of removed entries after each call, and no new file can replace a directory.
+    #[test]
+    fn failed_writes_warn_once_per_second() {
+        let scratch = Scratch::new();
+        let mut log = Log::open(&scratch.file("orders.outbox")).unwrap();
+        std::fs::create_dir(scratch.file("orders.outbox.new")).unwrap();
+        let (settings, failures) = (settings(false), WarningLimit::default());
+        let mut fail = || {
+            let entry = entry(vec![b'x'; 1024 * 1024]);
+            let ((stored, _stored), (removed, _removed)) = (oneshot::channel(), oneshot::channel());
+            let key = entry.key().to_owned();
+            let batch = vec![
+                Command::Store(Box::new(entry), stored),
+                Command::Remove(key, removed),
+            ];
+            execute(&mut log, batch, &settings, &failures);
+        };
+        let (_, text) = observed("warn", async {
+            for calls in [1, 4, 1] {
+                for _ in 0..calls {
+                    fail();
+                }
+                advance(Duration::from_millis(600)).await;
+            }
+            fail();
+        });
+        let event = "file of the outbox cannot be written";
+        let lines = text.lines().filter(|line| line.contains(event));
+        let counts: Vec<_> = lines
+            .filter_map(|line| Some(line.split_once("count=")?.1))
+            .collect();
+        assert_eq!(counts, ["1", "5"], "{text}");
     }
 }

@@ -13,7 +13,7 @@ use std::{
 use http::{HeaderName, Request, Response};
 use http_body::Body;
 use http_body_util::BodyExt;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, error::Elapsed, timeout_at};
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -26,6 +26,7 @@ use crate::{
     layer::RetryLayer,
     operation::{Operation, Outcome},
     service::Retry,
+    warning::WarningLimit,
 };
 
 /// Stores each request with a key before its first byte is sent, and retries like [`RetryLayer`], which it includes.
@@ -125,6 +126,8 @@ pub(super) struct Shared<O> {
     headers: Arc<[HeaderName]>,
     removes: bool,
     providers: Option<Arc<dyn Fn() -> u64 + Send + Sync>>,
+    /// Limit of the warning about entries that were not removed.
+    not_removed: Arc<WarningLimit>,
 }
 
 impl<O: Outbox> OutboxLayer<O> {
@@ -136,6 +139,7 @@ impl<O: Outbox> OutboxLayer<O> {
                 headers: Arc::default(),
                 removes: true,
                 providers: None,
+                not_removed: Arc::default(),
             },
             retries,
         }
@@ -180,6 +184,7 @@ impl<O> Clone for Shared<O> {
             headers: self.headers.clone(),
             removes: self.removes,
             providers: self.providers.clone(),
+            not_removed: self.not_removed.clone(),
         }
     }
 }
@@ -379,13 +384,14 @@ impl<O: Outbox> Shared<O> {
                     res.extensions_mut().remove::<Operation>();
                 }
                 if self.removes {
-                    warn_if_failed(timeout_at(deadline, self.outbox.remove(key)).await);
+                    self.warn_if_failed(timeout_at(deadline, self.outbox.remove(key)).await);
                 }
                 true
             }
             Outcome::ResponseLost => true,
             Outcome::NotExecuted => {
-                warn_if_failed(timeout_at(deadline, self.outbox.discard(key)).await) == Some(true)
+                let discarded = timeout_at(deadline, self.outbox.discard(key)).await;
+                self.warn_if_failed(discarded) == Some(true)
             }
             Outcome::Unknown => false,
         };
@@ -402,6 +408,20 @@ impl<O: Outbox> Shared<O> {
             Err(error) => Err(error.with_outcome(operation.outcome())),
         }
     }
+
+    /// Returns the result of a call of the outbox. After an error, logs it and returns `None`: the entry stays for a recovery.
+    fn warn_if_failed<T>(&self, result: Result<Result<T, OutboxError>, Elapsed>) -> Option<T> {
+        let late = |_| Err(OutboxError::with_message(LATE));
+        match result.unwrap_or_else(late) {
+            Ok(value) => Some(value),
+            Err(error) => {
+                if let Some(count) = self.not_removed.count() {
+                    tracing::warn!(%error, count, "entry not removed from the outbox");
+                }
+                None
+            }
+        }
+    }
 }
 
 /// Reads the body of a gRPC response until its trailers, whose status decides on the removal of the entry.
@@ -415,20 +435,6 @@ async fn read_status<R: Body>(
     let (head, body) = res.into_parts();
     let body = body.read_to_trailers(MAX_GRPC_BYTES, deadline).await;
     Response::from_parts(head, body)
-}
-
-/// Returns the result of a call of the outbox. After an error, logs it and returns `None`: the entry stays for a recovery.
-fn warn_if_failed<T>(
-    result: Result<Result<T, OutboxError>, tokio::time::error::Elapsed>,
-) -> Option<T> {
-    let late = |_| Err(OutboxError::with_message(LATE));
-    match result.unwrap_or_else(late) {
-        Ok(value) => Some(value),
-        Err(error) => {
-            tracing::warn!(%error, "entry not removed from the outbox");
-            None
-        }
-    }
 }
 
 impl Entry {

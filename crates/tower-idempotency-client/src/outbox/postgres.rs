@@ -7,15 +7,18 @@ use sqlx::{AssertSqlSafe, PgConnection, PgPool, Row as _, postgres::PgRow};
 use super::{
     Outbox, OutboxError,
     entry::{Entry, millis},
-    sql::{MAX_ATTEMPTS, Row, Statements, TABLE, headers_to_text, impl_outbox},
+    sql::{
+        MAX_ATTEMPTS, Row, Statements, TABLE, headers_to_text, impl_outbox, warn_of_skipped_row,
+    },
 };
+use crate::warning::WarningLimit;
 
 /// Outbox in a table of PostgreSQL, which any number of processes may share.
 ///
 /// The application can store an entry in the transaction of its own data, and send the request after the commit. Then
 /// either both are stored, or neither. It can remove the entry in the transaction that stores the response, with
 /// [`OutboxLayer::with_manual_removal`](crate::OutboxLayer::with_manual_removal). Recoveries skip a row that cannot be read,
-/// and log a warning with its position.
+/// and log its position: at most one warning a second, and the others at `debug`.
 ///
 /// ```no_run
 /// use bytes::Bytes;
@@ -42,6 +45,8 @@ pub struct PostgresOutbox {
     pool: PgPool,
     table: String,
     statements: Statements,
+    /// Limit of the warning about rows that cannot be read.
+    skipped: WarningLimit,
 }
 
 impl PostgresOutbox {
@@ -56,6 +61,7 @@ impl PostgresOutbox {
             pool,
             table: TABLE.to_owned(),
             statements: Statements::of(TABLE).expect("a valid name"),
+            skipped: WarningLimit::default(),
         }
     }
 

@@ -7,6 +7,7 @@ use super::{
     OutboxError,
     entry::{DAMAGED, Entry, headers_from_json, headers_to_json},
 };
+use crate::warning::WarningLimit;
 
 /// Statements of one table. Both databases number their parameters with `$`.
 pub(super) struct Statements {
@@ -85,7 +86,15 @@ impl Row {
     }
 }
 
-/// Implements [`Outbox`](super::Outbox) for a type with the fields `pool` and `statements`.
+/// Reports a row that cannot be read. Each recovery finds it again.
+pub(super) fn warn_of_skipped_row(limit: &WarningLimit, position: i64, error: &OutboxError) {
+    match limit.count() {
+        Some(count) => tracing::warn!(position, %error, count, "row of the outbox skipped"),
+        None => tracing::debug!(position, %error, "row of the outbox skipped"),
+    }
+}
+
+/// Implements [`Outbox`](super::Outbox) for a type with the fields `pool`, `statements` and `skipped`.
 macro_rules! impl_outbox {
     ($outbox:ty, $row:ty) => {
         impl $outbox {
@@ -180,9 +189,7 @@ macro_rules! impl_outbox {
                         after = row.try_get(7).map_err(OutboxError::new)?;
                         match read_row(row) {
                             Ok(entry) => entries.push((after.cast_unsigned(), entry)),
-                            Err(error) => {
-                                tracing::warn!(position = after, %error, "row of the outbox skipped");
-                            }
+                            Err(error) => warn_of_skipped_row(&self.skipped, after, &error),
                         }
                     }
                     // A page of damaged rows alone is not the last one.
@@ -217,3 +224,39 @@ pub(super) const MAX_ATTEMPTS: usize = 5;
 
 /// Name of the table by default.
 pub(super) const TABLE: &str = "idempotency_outbox";
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ::tests::observed::observed;
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[test]
+    fn skipped_rows_warn_once_per_second() {
+        let limit = WarningLimit::default();
+        let error = OutboxError::with_message(DAMAGED);
+        let (_, text) = observed("debug", async {
+            for position in 1..=4 {
+                warn_of_skipped_row(&limit, position, &error);
+            }
+            advance(Duration::from_secs(1)).await;
+            warn_of_skipped_row(&limit, 5, &error);
+        });
+        let event = "row of the outbox skipped position=";
+        let lines = text.lines().filter_map(|line| {
+            let level = line.split_whitespace().nth(1)?;
+            Some(format!("{level} {}", line.split_once(event)?.1))
+        });
+        let expected = [
+            "WARN 1 error=an entry of the outbox is damaged count=1",
+            "DEBUG 2 error=an entry of the outbox is damaged",
+            "DEBUG 3 error=an entry of the outbox is damaged",
+            "DEBUG 4 error=an entry of the outbox is damaged",
+            "WARN 5 error=an entry of the outbox is damaged count=4",
+        ];
+        assert_eq!(lines.collect::<Vec<_>>(), expected, "{text}");
+    }
+}

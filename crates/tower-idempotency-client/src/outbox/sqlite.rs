@@ -7,19 +7,24 @@ use sqlx::{AssertSqlSafe, Row as _, SqlitePool, sqlite::SqliteRow};
 use super::{
     Outbox, OutboxError,
     entry::{Entry, millis},
-    sql::{MAX_ATTEMPTS, Row, Statements, TABLE, headers_to_text, impl_outbox},
+    sql::{
+        MAX_ATTEMPTS, Row, Statements, TABLE, headers_to_text, impl_outbox, warn_of_skipped_row,
+    },
 };
+use crate::warning::WarningLimit;
 
 /// Outbox in a table of a SQLite file, which the processes of one machine may share.
 ///
 /// An entry survives a crash of the machine if `synchronous` of the connections is `FULL`, the default of SQLite. With
 /// `NORMAL` and write-ahead logging a crash of the machine loses the last entries, whose requests may have been executed.
 ///
-/// Recoveries skip a row that cannot be read, and log a warning with its position.
+/// Recoveries skip a row that cannot be read, and log its position: at most one warning a second, and the others at `debug`.
 pub struct SqliteOutbox {
     pool: SqlitePool,
     table: String,
     statements: Statements,
+    /// Limit of the warning about rows that cannot be read.
+    skipped: WarningLimit,
 }
 
 impl SqliteOutbox {
@@ -34,6 +39,7 @@ impl SqliteOutbox {
             pool,
             table: TABLE.to_owned(),
             statements: Statements::of(TABLE).expect("a valid name"),
+            skipped: WarningLimit::default(),
         }
     }
 

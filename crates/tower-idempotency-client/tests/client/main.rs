@@ -23,3 +23,4 @@ mod sticky;
 mod storm;
 mod telemetry;
 mod verdicts;
+mod warnings;

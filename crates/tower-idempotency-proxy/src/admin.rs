@@ -3,7 +3,6 @@
 use std::{
     convert::Infallible,
     future::poll_fn,
-    io,
     pin::{Pin, pin},
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -23,7 +22,7 @@ use tokio::{
 use tokio_util::task::TaskTracker;
 use tower_service::Service;
 
-use crate::{body::BodyError, proxy::Shared};
+use crate::{body::BodyError, proxy::Shared, sockets, telemetry::WarningLimit};
 
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Largest number of open connections. A further client waits until one of them is closed. Health checks are among them, so silent
@@ -72,30 +71,26 @@ where
 pub(crate) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
     let connections = TaskTracker::new();
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let limit = WarningLimit::default();
     loop {
         let accepted = async {
             let permit = Arc::clone(&permits).acquire_owned().await;
             let permit = permit.expect("the semaphore is never closed");
-            Ok((permit, listener.accept().await?))
+            let accepted = sockets::accept(&listener, &limit, |error, count| {
+                tracing::warn!(%error, count, "connection to the admin port not accepted");
+            });
+            (permit, accepted.await)
         };
-        let accepted: io::Result<_> = tokio::select! {
+        let (permit, (stream, _)) = tokio::select! {
             biased;
             () = shared.drained.cancelled() => break,
             accepted = accepted => accepted,
         };
-        match accepted {
-            Ok((permit, (stream, _))) => {
-                let connection = serve_connection(stream, Arc::clone(&shared));
-                connections.spawn(async move {
-                    connection.await;
-                    drop(permit);
-                });
-            }
-            Err(error) => {
-                tracing::warn!(%error, "connection to the admin port not accepted");
-                sleep(Duration::from_millis(100)).await;
-            }
-        }
+        let connection = serve_connection(stream, Arc::clone(&shared));
+        connections.spawn(async move {
+            connection.await;
+            drop(permit);
+        });
     }
     drop(listener);
     connections.close();

@@ -17,7 +17,7 @@ use http::{Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
 use tokio::{
-    net::{TcpListener, TcpStream},
+    net::TcpListener,
     sync::Semaphore,
     time::{Instant, sleep, timeout_at},
 };
@@ -33,7 +33,7 @@ use crate::{
     connection::{self, OpenConnection},
     routes::{Layers, Live, report_switches},
     sockets::{self, Sockets},
-    telemetry,
+    telemetry::{self, WarningLimit},
     upstream::Tunnels,
 };
 
@@ -271,11 +271,15 @@ impl Proxy {
             sleep(shared.live.load().config.drain.delay.get()).await;
         };
         let mut stop = std::pin::pin!(stop);
+        let limit = WarningLimit::default();
         loop {
             let accepted = async {
                 let permit = Arc::clone(&permits).acquire_owned().await;
                 let permit = permit.expect("the semaphore is never closed");
-                (permit, accept(&self.listener).await)
+                let accepted = sockets::accept(&self.listener, &limit, |error, count| {
+                    tracing::warn!(%error, count, "connection not accepted");
+                });
+                (permit, accepted.await)
             };
             tokio::select! {
                 () = &mut stop => break,
@@ -295,19 +299,6 @@ impl Proxy {
             let _ = admin.await;
         }
         is_finished
-    }
-}
-
-/// Accepts a connection. After an error, such as too many open files, retries after 100 ms.
-async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
-    loop {
-        match listener.accept().await {
-            Ok(accepted) => return accepted,
-            Err(error) => {
-                tracing::warn!(%error, "connection not accepted");
-                sleep(Duration::from_millis(100)).await;
-            }
-        }
     }
 }
 

@@ -1,8 +1,13 @@
-//! Sockets that are bound already.
+//! Sockets that are bound already, and their connections.
 
-use std::{io, net::SocketAddr};
+use std::{io, net::SocketAddr, time::Duration};
 
-use tokio::net::TcpListener;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::sleep,
+};
+
+use crate::telemetry::WarningLimit;
 
 /// Sockets that another process has bound, such as systemd. Each one replaces an address of the configuration.
 #[derive(Debug, Default)]
@@ -44,3 +49,26 @@ pub(crate) async fn bind(
         None => TcpListener::bind(address).await,
     }
 }
+
+/// Accepts a connection. After an error, such as too many open files, retries after 100 ms.
+///
+/// `warn` reports an error, at most once a second, with its number of occurrences.
+pub(crate) async fn accept(
+    listener: &TcpListener,
+    limit: &WarningLimit,
+    warn: impl Fn(&io::Error, u64),
+) -> (TcpStream, SocketAddr) {
+    loop {
+        match listener.accept().await {
+            Ok(accepted) => return accepted,
+            Err(error) => {
+                if let Some(count) = limit.count(&error.to_string()) {
+                    warn(&error, count);
+                }
+                sleep(RETRY_DELAY).await;
+            }
+        }
+    }
+}
+
+const RETRY_DELAY: Duration = Duration::from_millis(100);

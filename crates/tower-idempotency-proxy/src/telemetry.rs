@@ -170,7 +170,7 @@ impl UpstreamWarnings {
 
 /// Limits a warning to one per second for each reason, and counts its occurrences.
 #[derive(Default)]
-struct WarningLimit(Mutex<HashMap<String, WarningState>>);
+pub(crate) struct WarningLimit(Mutex<HashMap<String, WarningState>>);
 
 #[derive(Default)]
 struct WarningState {
@@ -183,7 +183,7 @@ const WARNING_INTERVAL: Duration = Duration::from_secs(1);
 
 impl WarningLimit {
     /// Counts an occurrence. If a warning is due, returns the number of occurrences since the last one.
-    fn count(&self, reason: &str) -> Option<u64> {
+    pub(crate) fn count(&self, reason: &str) -> Option<u64> {
         let now = Instant::now();
         let mut states = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let state = states.entry(reason.to_owned()).or_default();

@@ -37,7 +37,7 @@ async fn run(scripts: Vec<Script>) {
     let upstream = upstream.await;
     let proxy = Served::start(&config(upstream.address, "", "")).await;
     let (mut recorded, mut attention) = (0, 0);
-    for round in 0..few_or(1, 100) {
+    for round in 0..few_or(1, 120) {
         for (at, script) in scripts.iter().enumerate() {
             let key = format!("k{round}-{at}");
             let before = upstream.effects();

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
 
+mod accept;
 mod admin;
 mod breaks;
 mod close_delimited;

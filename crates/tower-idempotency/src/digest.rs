@@ -124,19 +124,19 @@ impl FieldDigest {
     pub(crate) fn field(&mut self, bytes: &[u8]) -> &mut Self {
         // A length below 128 is one byte.
         let size = 1 + bytes.len();
-        if size > PENDING - self.pending_len {
-            self.hash_pending();
-        }
         if size > PENDING {
-            self.hasher.update(VarInt::new(bytes.len()).as_bytes());
+            // One update hashes the length together with the pending fields.
+            let length = VarInt::new(bytes.len());
+            self.next_pending(length.len)
+                .copy_from_slice(length.as_bytes());
+            self.hash_pending();
             self.hasher.update(bytes);
         } else {
-            let field = &mut self.pending[self.pending_len..][..size];
+            let field = self.next_pending(size);
             #[expect(clippy::cast_possible_truncation, reason = "less than PENDING")]
             let len = bytes.len() as u8;
             field[0] = len;
             field[1..].copy_from_slice(bytes);
-            self.pending_len += size;
         }
         self
     }
@@ -152,13 +152,25 @@ impl FieldDigest {
         self.hasher.update(bytes);
     }
 
+    /// Returns the next `size` pending bytes, at most [`PENDING`], which the caller fills.
+    fn next_pending(&mut self, size: usize) -> &mut [u8] {
+        if size > PENDING - self.pending_len {
+            self.hash_pending();
+        }
+        let start = self.pending_len;
+        self.pending_len += size;
+        &mut self.pending[start..self.pending_len]
+    }
+
     fn hash_pending(&mut self) {
         self.hasher.update(&self.pending[..self.pending_len]);
         self.pending_len = 0;
     }
 
     /// Returns the digest of a scope. It differs from the ID of any key in the scope.
-    pub(crate) fn scope_digest(&self) -> ScopeDigest {
+    pub(crate) fn scope_digest(&mut self) -> ScopeDigest {
+        // The caller adds fields to the same digest. The fields so far are hashed once for both.
+        self.hash_pending();
         let mut scope = self.clone();
         scope.field(b"scope");
         let digest = scope.finish();
@@ -232,7 +244,7 @@ mod tests {
 
     #[test]
     fn fields_are_hashed_in_order() {
-        let lengths: [(usize, &[u8]); 10] = [
+        let lengths: [(usize, &[u8]); 13] = [
             (1, &[1]),
             (30, &[30]),
             (31, &[31]),
@@ -243,6 +255,9 @@ mod tests {
             (127, &[127]),
             (300, &[0xac, 0x02]),
             (5, &[5]),
+            (200, &[0xc8, 0x01]),
+            (62, &[62]),
+            (300, &[0xac, 0x02]),
         ];
         let (mut hash, mut expected) = (FieldDigest::new(None), Sha256::new());
         for (length, prefix) in lengths {
@@ -257,5 +272,19 @@ mod tests {
         expected.update(b"the last field\x01\x0e");
         let digest: [u8; 32] = expected.finalize().into();
         assert_eq!(hash.finish(), digest);
+    }
+
+    #[test]
+    fn scope_digest_adds_no_field() {
+        let (mut hash, mut expected) = (FieldDigest::new(None), FieldDigest::new(None));
+        for length in [5, 40, 300, 7] {
+            let bytes = vec![b'a'; length];
+            hash.field(&bytes);
+            expected.field(&bytes);
+            let mut scope = expected.clone();
+            scope.field(b"scope");
+            assert_eq!(hash.scope_digest().as_bytes()[..], scope.finish()[..16]);
+            assert_eq!(hash.clone().finish(), expected.clone().finish(), "{length}");
+        }
     }
 }

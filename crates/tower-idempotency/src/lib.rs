@@ -156,6 +156,7 @@ mod future;
 mod fuzz;
 #[cfg(feature = "grpc")]
 mod grpc;
+mod header_lines;
 pub mod inspect;
 pub mod items;
 mod layer;

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 mod buffer;
 
-pub(crate) use self::buffer::{Buffer, UNCOUNTED};
+pub(crate) use self::buffer::{Buffer, UNCOUNTED, is_uncounted};
 
 /// Limits of one layer.
 #[derive(Clone)]

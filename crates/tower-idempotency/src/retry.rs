@@ -184,6 +184,12 @@ impl WarningLimit {
         (has_ended && state.count > 0).then(|| std::mem::take(&mut state.count))
     }
 
+    /// Returns the number of occurrences since the last warning. Does not wait for further ones.
+    pub(crate) fn take_rest_now(&self) -> Option<u64> {
+        let count = std::mem::take(&mut self.lock().count);
+        (count > 0).then_some(count)
+    }
+
     /// Returns `true` if there were occurrences since the last warning.
     pub(crate) fn has_rest(&self) -> bool {
         self.lock().count > 0

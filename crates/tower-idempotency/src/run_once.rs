@@ -274,10 +274,10 @@ where
     F: Future<Output = Result<T, WorkError<E>>>,
     T: Serialize + DeserializeOwned,
 {
-    let rules = &context.config.response;
+    let (rules, warnings) = (&context.config.response, &context.config.warnings);
     let id = attempt.claim.id;
     let outcome = attempt.acquire(&context, None).await;
-    outcome.log(&context.config.warnings, &id);
+    outcome.log(warnings, &id);
     let execution = match outcome {
         AcquireOutcome::Granted(grant) => {
             let begun = grant.begin(&context, None, None).await;
@@ -296,7 +296,7 @@ where
             return Ok(RunOutcome::changeable(Outcome::Orphaned { since }));
         }
         AcquireOutcome::Completed(record) => {
-            return outcome_of_record(rules, &id, &record).map(RunOutcome::changeable);
+            return outcome_of_record(rules, warnings, &id, &record).map(RunOutcome::changeable);
         }
         AcquireOutcome::OverLimit(error) => {
             return Err(admission_error(rules, error).with_entry(&id));
@@ -309,7 +309,7 @@ where
     let (result, finished) = execution
         .run(async |execution| run_work(execution, rules, &id, work).await)
         .await;
-    outcome_of_run(rules, &id, result, finished)
+    outcome_of_run(rules, warnings, &id, result, finished)
 }
 
 /// Runs the work, and decides how its lease ends.

@@ -169,3 +169,5 @@ impl<S: fmt::Debug> fmt::Debug for Idempotency<S> {
 
 #[cfg(all(test, feature = "axum"))]
 mod allocations;
+#[cfg(test)]
+mod sizes;

@@ -10,12 +10,11 @@ use std::time::SystemTime;
 use http::StatusCode;
 
 #[cfg(feature = "grpc")]
-use crate::grpc::{GrpcMethods, Side};
+use crate::grpc::Side;
 use crate::{
     error::ErrorKind,
     layer_name::LayerName,
     record::{ExecutionTrace, NeedsAttention, RecordError, TombstoneReason},
-    retry::WarningLimit,
     store::KeyId,
 };
 
@@ -94,6 +93,18 @@ macro_rules! observe {
         }
         #[cfg(not(feature = "metrics"))]
         let _ = ($value, $label_value, &$layer);
+    }};
+}
+
+// Logs an event about an entry at this level, with the number of its occurrences since the last line at this level. Logs it
+// at `debug`, without a number, if the limit of the event admits no line now.
+macro_rules! log_limited {
+    ($level:ident, $warnings:ident.$limit:ident, $event:literal, %$id:ident $(, $($field:tt)+)?) => {{
+        let layer = $warnings.layer().as_str();
+        match $warnings.$limit.count() {
+            Some(count) => tracing::$level!(%$id, layer, $($($field)+,)? count, $event),
+            None => tracing::debug!(%$id, layer, $($($field)+,)? $event),
+        }
     }};
 }
 
@@ -231,9 +242,9 @@ pub(crate) fn passed_through(layer: &LayerName, reason: &'static str) {
 /// Reports a call of a protected gRPC method that is a stream on this side. A stream of requests was rejected. A stream of
 /// responses reached the client, and is not recorded.
 #[cfg(feature = "grpc")]
-pub(crate) fn grpc_stream(methods: &GrpcMethods, side: Side) {
-    let (layer, side_name) = (methods.layer(), side.name());
-    if methods.is_first_stream(side) {
+pub(crate) fn grpc_stream(warnings: &Warnings, side: Side) {
+    let (layer, side_name) = (warnings.layer(), side.name());
+    if warnings.is_first_grpc_stream(side) {
         tracing::warn!(
             layer = layer.as_str(),
             side = side_name,
@@ -278,17 +289,9 @@ pub(crate) fn mismatch(layer: &LayerName, id: &KeyId) {
 }
 
 /// Reports a record that cannot be read. A client may repeat the request without a limit.
-pub(crate) fn bad_record(layer: &LayerName, limit: &WarningLimit, id: &KeyId, error: &RecordError) {
-    let name = layer.as_str();
-    match limit.count() {
-        Some(count) => {
-            tracing::error!(%id, layer = name, %error, count, "record cannot be read, requests with its key get 503 until it expires");
-        }
-        None => {
-            tracing::debug!(%id, layer = name, %error, "record cannot be read, requests with its key get 503 until it expires");
-        }
-    }
-    count!("idempotency_bad_record_total", layer);
+pub(crate) fn bad_record(warnings: &Warnings, id: &KeyId, error: &RecordError) {
+    log_limited!(error, warnings.bad_record, "record cannot be read, requests with its key get 503 until it expires", %id, %error);
+    count!("idempotency_bad_record_total", warnings.layer());
 }
 
 /// Reports a record that was stored.

@@ -347,6 +347,35 @@ async fn unread_replays_count_against_limit() {
     .await;
 }
 
+/// A record of less than 1/1024 of the limit counts with the size to which it inflates.
+// S-984
+#[tokio::test(start_paused = true)]
+async fn small_compressed_replays_count_inflated() {
+    const MAX: usize = 1 << 20;
+    const BODY: usize = MAX / 13;
+    bounded(async {
+        let store = MemoryStore::new();
+        let layer = IdempotencyLayer::new(store.clone()).with_max_buffered(MAX, MAX);
+        let (app, _) = app(layer, async |_, _| vec![0_u8; BODY]);
+        let key = |n: usize| by("alice", &n.to_string(), "");
+        for n in 0..10 {
+            assert_eq!(send(&app, key(n)).await.body.len(), BODY);
+        }
+        // Each entry counts 240 bytes more than its record.
+        assert!(store.bytes() < 10 * (240 + MAX / 1024));
+        let mut held = Vec::new();
+        for n in 0..9 {
+            let res = unread(&app, key(n)).await;
+            assert_eq!(res.status(), StatusCode::OK, "{n}");
+            held.push(res);
+        }
+        assert_caller_limit(&send(&app, key(9)).await);
+        drop(held);
+        assert!(send(&app, key(9)).await.is_replay());
+    })
+    .await;
+}
+
 // S-978
 #[tokio::test(start_paused = true)]
 async fn unread_replays_of_one_record_share_bytes() {

@@ -171,6 +171,28 @@ async fn handler_longer_than_lease_holds_it() {
     .await;
 }
 
+// S-166
+#[tokio::test(start_paused = true)]
+async fn finished_lease_wakes_waiter_immediately() {
+    bounded(async {
+        let node = Node::new();
+        let (first, lease) = node.start().await;
+        let waiter = tokio::spawn(async move {
+            lease.lost().await;
+            Instant::now()
+        });
+        // The waiter is polled, and waits.
+        sleep(Duration::from_secs(1)).await;
+        assert!(!waiter.is_finished());
+        let finished = Instant::now();
+        node.barrier.open_for_good();
+        assert_eq!(joined(first).await.text(), "execution 1");
+        let woken = waiter.await.expect("no panic");
+        assert!(woken < finished + LEASE / 3, "{:?}", woken - finished);
+    })
+    .await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn short_request_makes_no_renewal() {
     bounded(async {

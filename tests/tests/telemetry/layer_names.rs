@@ -44,6 +44,19 @@ fn order(key: &str) -> Request<Body> {
     tests::post("/", key, "order")
 }
 
+const PAY: &str = "/payments.v1.Payments/Pay";
+const MESSAGE: &str = "\0\0\0\0\x02\x10\x05";
+
+/// A gRPC call with this number of messages.
+fn grpc_call(key: &str, messages: usize) -> Request<Body> {
+    let call = Request::post(PAY)
+        .version(Version::HTTP_2)
+        .header("content-type", "application/grpc")
+        .header("idempotency-key", key)
+        .body(Body::from(MESSAGE.repeat(messages)));
+    call.expect("a valid request")
+}
+
 /// Returns the series with the label.
 fn with_label(series: &str, name: &str) -> String {
     match series.strip_suffix('}') {
@@ -194,19 +207,12 @@ fn name_applies_without_requests() {
 // S-876
 #[test]
 fn name_applies_to_grpc_calls() {
-    const PAY: &str = "/payments.v1.Payments/Pay";
-    const MESSAGE: &str = "\0\0\0\0\x02\x10\x05";
     let (metrics, log) = observed("trace", async {
         let methods = GrpcMethods::only([PAY]).expect("a valid path");
         let layer = IdempotencyLayer::new(MemoryStore::new()).with_grpc(methods);
         let (app, effects) = creating(layer.with_name("grpc").expect("a valid name"));
-        for (key, body) in [("a", MESSAGE.repeat(2)), ("b", MESSAGE.to_owned())] {
-            let call = Request::post(PAY)
-                .version(Version::HTTP_2)
-                .header("content-type", "application/grpc")
-                .header("idempotency-key", key)
-                .body(Body::from(body));
-            send(&app, call.expect("a valid request")).await;
+        for (key, messages) in [("a", 2), ("b", 1)] {
+            send(&app, grpc_call(key, messages)).await;
         }
         assert_eq!(effects.count(), 1);
     });
@@ -322,6 +328,47 @@ fn each_name_has_its_own_warnings() {
         assert!(rest.contains("earlier event occurred again"), "{rest}");
         assert!(rest.ends_with(" count=2"), "{rest}");
     }
+}
+
+// F-883, S-877
+/// A clone of the methods shares no state with the others.
+#[test]
+fn each_layer_warns_about_grpc_streams() {
+    let (_, log) = observed("warn", async {
+        let methods = GrpcMethods::only([PAY]).expect("a valid path");
+        let unnamed = || IdempotencyLayer::new(MemoryStore::new()).with_grpc(methods.clone());
+        let layer = unnamed();
+        let clone = layer.clone().with_name("clone").expect("a valid name");
+        let (a, b) = (named("a"), named("b"));
+        let (a, b) = (a.with_grpc(methods.clone()), b.with_grpc(methods.clone()));
+        for (n, layer) in [layer, unnamed(), clone, a, b].into_iter().enumerate() {
+            let (app, effects) = app(layer, async |_, _| MESSAGE.repeat(2));
+            for key in [format!("{n}-first"), format!("{n}-second")] {
+                send(&app, grpc_call(&key, 2)).await;
+                send(&app, grpc_call(&key, 1)).await;
+            }
+            assert_eq!(effects.count(), 2);
+        }
+    });
+    let event = "the method is a stream, or the client is faulty ";
+    let mut fields: Vec<_> = log
+        .lines()
+        .filter_map(|line| Some(line.split_once(event)?.1))
+        .collect();
+    fields.sort_unstable();
+    let expected = [
+        r#"layer="a" side="request""#,
+        r#"layer="a" side="response""#,
+        r#"layer="b" side="request""#,
+        r#"layer="b" side="response""#,
+        r#"layer="clone" side="request""#,
+        r#"layer="clone" side="response""#,
+        r#"side="request""#,
+        r#"side="request""#,
+        r#"side="response""#,
+        r#"side="response""#,
+    ];
+    assert_eq!(fields, expected, "{log}");
 }
 
 // S-877, S-968

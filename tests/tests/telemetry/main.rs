@@ -1,6 +1,7 @@
 //! Metrics, events and spans.
 
 mod alarms;
+mod drain;
 mod layer_names;
 mod observability;
 mod outages;

@@ -18,12 +18,12 @@ use tower_idempotency::{
 
 use crate::observability::{Flow, StartFlow, counted, logged};
 
-fn order(key: &str) -> Request<Body> {
+pub(crate) fn order(key: &str) -> Request<Body> {
     tests::post("/", key, "")
 }
 
 /// An app whose handler takes `seconds`.
-fn slow(layer: IdempotencyLayer, seconds: u64) -> (Router, Effects) {
+pub(crate) fn slow(layer: IdempotencyLayer, seconds: u64) -> (Router, Effects) {
     let effects = Effects::default();
     let counting = effects.clone();
     let handler = async move || {
@@ -35,13 +35,13 @@ fn slow(layer: IdempotencyLayer, seconds: u64) -> (Router, Effects) {
 }
 
 /// Returns the lines of this event at this level.
-fn lines<'a>(log: &'a str, level: &str, event: &str) -> Vec<&'a str> {
+pub(crate) fn lines<'a>(log: &'a str, level: &str, event: &str) -> Vec<&'a str> {
     let is_event = |line: &&str| line.contains(&format!(" {level} ")) && line.contains(event);
     log.lines().filter(is_event).collect()
 }
 
 /// Returns the sum of the fields `count`.
-fn sum_of_counts(lines: &[&str]) -> usize {
+pub(crate) fn sum_of_counts(lines: &[&str]) -> usize {
     let count = |line: &&str| {
         let (_, count) = line.split_once(" count=").expect("a count");
         let digits = count.split(|c: char| !c.is_ascii_digit()).next();

@@ -4,6 +4,8 @@ use bytes::{Buf, Bytes, BytesMut};
 use http::{HeaderMap, header};
 use http_body::Frame;
 
+use crate::header_lines::lines_of;
+
 /// Content of one frame.
 pub(crate) enum FrameContent {
     Data(Bytes),
@@ -59,8 +61,8 @@ impl Chunks {
 
 /// Returns the length that the headers announce, or `None` if there is none or it is not a number.
 pub(crate) fn content_length(headers: &HeaderMap) -> Option<u64> {
-    headers
-        .get(header::CONTENT_LENGTH)?
+    lines_of(headers, &header::CONTENT_LENGTH)
+        .next()?
         .to_str()
         .ok()?
         .parse()

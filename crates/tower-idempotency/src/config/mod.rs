@@ -73,10 +73,10 @@ impl Config {
     /// Returns the settings for gRPC calls of protected methods, or `None` if no method is protected.
     #[cfg(feature = "grpc")]
     pub(crate) fn for_grpc(self: &Arc<Self>) -> Option<Self> {
-        let methods = self.grpc.clone()?.in_layer(self.layer());
+        let methods = self.grpc.clone()?;
         let mut config = Self::clone(self);
         config.of_layer = Some(Arc::clone(self));
-        config.request.grpc = Some(methods.clone());
+        config.request.is_grpc = true;
         config.response.grpc = Some(methods);
         config.response.error_response = response::rules::ErrorResponse::Grpc;
         // A replay without its status would be another response.

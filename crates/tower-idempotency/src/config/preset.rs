@@ -22,7 +22,6 @@ use crate::{
     response::problem,
     response::replay::IDEMPOTENT_REPLAYED,
     response::rules::{ErrorResponse, Unrecordable, is_rejection_of_form},
-    retry::WarningLimit,
     store::{OrphanPolicy, Ttl},
 };
 
@@ -132,7 +131,7 @@ fn recommended() -> Config {
             body_limit: 2 * 1024 * 1024,
             body_timeout: Duration::from_secs(30),
             #[cfg(feature = "grpc")]
-            grpc: None,
+            is_grpc: false,
         },
         response: response::rules::Rules {
             retry_after: Duration::from_secs(1),
@@ -155,7 +154,6 @@ fn recommended() -> Config {
             compress_above: 8 * 1024,
             has_trace_links: false,
             layer: LayerName::default(),
-            bad_record_limit: Arc::new(WarningLimit::new(Duration::from_secs(1))),
             #[cfg(feature = "grpc")]
             grpc: None,
         },

@@ -347,9 +347,10 @@ fn decide(
         AcquireOutcome::Granted(grant) => return Decision::Granted(grant),
         AcquireOutcome::Failed(failed) => return Decision::Failed(failed),
         AcquireOutcome::Completed(record) => {
-            let buffer = caller.response_bytes(config.limits.max_response_bytes);
             let unread = &context.shared.unread_replays;
-            return Decision::Respond(unread.replay(rules, buffer, id, &record));
+            let max = config.limits.max_response_bytes;
+            let res = unread.replay(rules, &config.warnings, caller, max, id, &record);
+            return Decision::Respond(res);
         }
         AcquireOutcome::Mismatch { .. } => key_reused(config.request.key_reuse.status()),
         AcquireOutcome::InProgress { .. } => {

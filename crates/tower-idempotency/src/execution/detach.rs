@@ -21,10 +21,7 @@ pub(crate) trait Detach: Future + Send {
     /// Returns the caller of the request if the future continues when it is dropped now, or `None` if the drop cancels it.
     fn continues_for(&self) -> Option<&Arc<Caller>>;
 
-    /// Returns the name of the layer that executes the request.
-    fn layer(&self) -> &LayerName;
-
-    /// Notifies the future that it continues without its caller.
+    /// Reports that the future continues without its caller. A request that waits also stores that its caller is gone.
     fn set_detached(&self);
 }
 
@@ -90,7 +87,6 @@ impl<T> Drop for Detachable<T> {
         let Some((runtime, span)) = self.origin.take() else {
             return;
         };
-        telemetry::detached(future.layer());
         future.set_detached();
         let counted = caller.detach();
         let rest = async move {
@@ -124,11 +120,9 @@ impl<F: Future + Send> Detach for Armed<F> {
         Some(&self.caller)
     }
 
-    fn layer(&self) -> &LayerName {
-        &self.layer
+    fn set_detached(&self) {
+        telemetry::detached(&self.layer);
     }
-
-    fn set_detached(&self) {}
 }
 
 /// Switch of a request that waits for another request. It decides if the future continues after a drop.

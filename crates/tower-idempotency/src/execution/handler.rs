@@ -176,6 +176,7 @@ where
     R: http_body::Body,
 {
     let lease = &execution.lease;
+    let rules = &lease.config().response;
     if let RunStageProj::Calling { mut call, timer } = stage.as_mut().project() {
         let Some(running) = call.as_mut().as_pin_mut() else {
             return Poll::Pending;
@@ -198,13 +199,24 @@ where
             }
             (CommitOutcome::NotAttempted | CommitOutcome::Unacknowledged, result) => result,
         };
-        match begin_recording(lease, result) {
-            Ok((recording, directives)) => stage.set(RunStage::Recording {
-                recording,
-                directives,
-            }),
+        let (mut recording, directives) = match begin_recording(lease, result) {
+            Ok(begun) => begun,
             Err(outcome) => return Poll::Ready(ExecutionStep::Finish(*outcome)),
-        }
+        };
+        // The bodies of most responses are complete. Such a recording is not moved into the stage.
+        return match recording.poll(cx, rules, lease.origin()) {
+            Poll::Ready(decided) => {
+                let outcome = outcome_of(lease, directives, decided);
+                Poll::Ready(ExecutionStep::Finish(outcome))
+            }
+            Poll::Pending => {
+                stage.set(RunStage::Recording {
+                    recording,
+                    directives,
+                });
+                Poll::Pending
+            }
+        };
     }
     let RunStageProj::Recording {
         recording,
@@ -213,7 +225,6 @@ where
     else {
         return Poll::Pending;
     };
-    let rules = &lease.config().response;
     let decided = ready!(recording.poll(cx, rules, lease.origin()));
     let outcome = outcome_of(lease, directives.take(), decided);
     Poll::Ready(ExecutionStep::Finish(outcome))
@@ -252,9 +263,10 @@ fn begin_recording<R: http_body::Body, E>(
         // Clients cannot choose another key for the corrected request.
         res.extensions_mut().insert(Retention::NoStore);
     }
-    let (rules, buffer) = (&lease.config().response, lease.response_bytes());
+    let (config, buffer) = (lease.config(), lease.response_bytes());
+    let (rules, warnings) = (&config.response, &config.warnings);
     let incomplete = lease.request_body_incomplete();
-    match Recording::new(rules, buffer, lease.origin(), res, incomplete) {
+    match Recording::new(rules, warnings, buffer, lease.origin(), res, incomplete) {
         Ok(recording) => Ok((recording, directives)),
         Err(decided) => Err(Box::new(outcome_of(lease, directives, *decided))),
     }

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Request, Response, request};
 use pin_project_lite::pin_project;
 use tower_service::Service;
-use tracing::{Instrument, field::Empty, instrument::Instrumented};
+use tracing::{Instrument, field::Empty, instrument::Instrumented, level_filters::LevelFilter};
 
 use crate::{
     body::Body,
@@ -22,13 +22,13 @@ use crate::{
         handler::{HandlerRun, call_handler, run_handler, run_unprotected},
         shared::Context,
     },
-    layer_name::LayerName,
     limits::Caller,
     request::{
         key::{IdempotencyKey, RequestKey},
         read_body::{BodyError, ReadBody, expected_length},
     },
     response::reject::{CompleteResponse, admission_error, into_response, reject},
+    telemetry,
 };
 
 /// Executes a keyed request, from its body to its response.
@@ -57,7 +57,7 @@ where
         Upload::Streamed { body: Some(body) }
     } else {
         let buffer = caller.request_bytes(context.config.limits.max_request_bytes);
-        let read = ReadBody::new(rules, &head, body, buffer);
+        let read = ReadBody::new(rules, &context.config.warnings, &head, body, buffer);
         Upload::Buffered { read }
     };
     let execution = HttpExecution {
@@ -68,6 +68,10 @@ where
             body,
         },
     };
+    // No subscriber has spans at this level. With the feature `log` of `tracing`, a disabled span would still build its fields.
+    if LevelFilter::current() < LevelFilter::DEBUG {
+        return Detachable::new(execution);
+    }
     let layer = context.config.layer();
     let span = tracing::debug_span!(
         "idempotency",
@@ -270,11 +274,8 @@ where
         continues.then_some(&self.caller)
     }
 
-    fn layer(&self) -> &LayerName {
-        self.context.config.layer()
-    }
-
     fn set_detached(&self) {
+        telemetry::detached(self.context.config.layer());
         if let Stage::Acquiring { switch, .. } = &self.stage {
             switch.set_detached();
         }
@@ -284,10 +285,6 @@ where
 impl<D: Detach> Detach for Instrumented<D> {
     fn continues_for(&self) -> Option<&Arc<Caller>> {
         self.inner().continues_for()
-    }
-
-    fn layer(&self) -> &LayerName {
-        self.inner().layer()
     }
 
     fn set_detached(&self) {

@@ -1,18 +1,11 @@
 //! The methods that are protected, and the codes that are recorded.
 
-use std::{
-    collections::HashSet,
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{collections::HashSet, fmt, sync::Arc};
 
 use http::{HeaderMap, Method, header, request};
 
 use super::code::{GRPC_STATUS, GrpcCode};
-use crate::{error::ConfigError, layer_name::LayerName};
+use crate::error::ConfigError;
 
 /// The gRPC methods that a layer protects. For [`with_grpc`](crate::IdempotencyLayer::with_grpc).
 ///
@@ -35,10 +28,6 @@ use crate::{error::ConfigError, layer_name::LayerName};
 pub struct GrpcMethods {
     selection: Selection,
     recorded_codes: Arc<dyn Fn(GrpcCode) -> bool + Send + Sync>,
-    /// `true` after the warning about a stream on a side. Clones share it until [`reset_warnings`](Self::reset_warnings).
-    warned: Arc<[AtomicBool; 2]>,
-    /// The name of the layer that protects the methods.
-    layer: LayerName,
 }
 
 #[derive(Clone)]
@@ -117,8 +106,6 @@ impl GrpcMethods {
         Self {
             selection,
             recorded_codes: Arc::new(GrpcCode::is_outcome),
-            warned: Arc::default(),
-            layer: LayerName::default(),
         }
     }
 
@@ -135,22 +122,6 @@ impl GrpcMethods {
     ) -> Self {
         self.recorded_codes = Arc::new(is_recorded);
         self
-    }
-
-    /// Sets the name of the layer that protects the methods.
-    pub(crate) fn in_layer(mut self, layer: &LayerName) -> Self {
-        self.layer = layer.clone();
-        self
-    }
-
-    /// Separates the warnings from those of other clones: the next stream on each side is the first one.
-    pub(crate) fn reset_warnings(&mut self) {
-        self.warned = Arc::default();
-    }
-
-    /// Returns the name of the layer that protects the methods.
-    pub(crate) fn layer(&self) -> &LayerName {
-        &self.layer
     }
 
     pub(crate) fn is_recorded(&self, code: GrpcCode) -> bool {
@@ -203,11 +174,6 @@ impl GrpcMethods {
         // Its trailers are in the body, and so is the status.
         has_media_type(&head.headers, "application/grpc-web")
             .then_some("expected gRPC, found grpc-web; place the layer inside that of grpc-web")
-    }
-
-    /// Returns `true` for the first stream on this side.
-    pub(crate) fn is_first_stream(&self, side: Side) -> bool {
-        !self.warned[side as usize].swap(true, Ordering::Relaxed)
     }
 }
 

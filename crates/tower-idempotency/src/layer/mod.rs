@@ -133,6 +133,9 @@ impl IdempotencyLayer {
     /// disconnected clients continue. If this returns `false`, the remaining executions hold their leases until these
     /// expire.
     ///
+    /// Before this returns, the layer logs the number of events about leases that no line has counted yet, as
+    /// `earlier event occurred again`. A process that ends without a drain loses the numbers of its last seconds.
+    ///
     /// ```no_run
     /// use std::{io, pin::pin, sync::Arc, time::Duration};
     ///
@@ -168,9 +171,11 @@ impl IdempotencyLayer {
     /// If the future is dropped, the layer continues to reject requests.
     pub async fn drain(&self, timeout: Duration) -> bool {
         self.shared.limits.drain();
-        tokio::time::timeout(timeout, self.shared.limits.wait_until_idle())
-            .await
-            .is_ok()
+        let idle = self.shared.limits.wait_until_idle();
+        let is_idle = tokio::time::timeout(timeout, idle).await.is_ok();
+        // The process may end before the renewer reports them.
+        self.shared.renewer.report_rest_now();
+        is_idle
     }
 
     /// Returns the number of requests in flight, in this layer and all its clones.

@@ -1,10 +1,9 @@
 //! Setters about metrics, events and spans.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use crate::{
-    error::ConfigError, layer::IdempotencyLayer, layer_name::LayerName, retry::WarningLimit,
-    telemetry::Warnings,
+    error::ConfigError, layer::IdempotencyLayer, layer_name::LayerName, telemetry::Warnings,
 };
 
 /// Signals: metrics, events and spans for operators.
@@ -57,34 +56,6 @@ impl IdempotencyLayer {
         Ok(self.set(|config| {
             config.warnings = Arc::new(Warnings::new(layer.clone()));
             config.response.layer = layer;
-            config.response.bad_record_limit = Arc::new(WarningLimit::new(Duration::from_secs(1)));
-            #[cfg(feature = "grpc")]
-            if let Some(methods) = &mut config.grpc {
-                methods.reset_warnings();
-            }
         }))
-    }
-}
-
-#[cfg(all(test, feature = "grpc"))]
-mod tests {
-    use super::*;
-    use crate::{
-        GrpcMethods, MemoryStore,
-        grpc::Side::{Request, Response},
-    };
-
-    #[tokio::test]
-    async fn each_name_warns_about_streams() {
-        let layer = IdempotencyLayer::new(MemoryStore::new()).with_grpc(GrpcMethods::all());
-        let named = |name| layer.clone().with_name(name).expect("a valid name");
-        let (payments, refunds) = (named("payments"), named("refunds"));
-        for layer in [&layer, &payments, &refunds] {
-            let methods = layer.config.grpc.as_ref().expect("methods");
-            for side in [Request, Response] {
-                assert!(methods.is_first_stream(side), "{side:?}");
-                assert!(!methods.is_first_stream(side), "{side:?}");
-            }
-        }
     }
 }

@@ -136,6 +136,16 @@ impl Renewer {
         rest
     }
 
+    /// Logs the number of the events about leases that no line has counted. A drain calls this, because the process
+    /// may end then.
+    pub(crate) fn report_rest_now(&self) {
+        let mut rest = Vec::new();
+        for warnings in &self.queue().warnings {
+            rest.extend(warnings.take_rest_now());
+        }
+        report_rest(&rest);
+    }
+
     /// Inserts a lease again, to be renewed at `at`, unless it has finished.
     fn requeue(&self, lease: Arc<LeaseState>, at: Instant) {
         let mut queue = self.queue();

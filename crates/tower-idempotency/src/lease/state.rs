@@ -221,11 +221,15 @@ impl LeaseState {
 
     /// Marks the lease as finished: it has its outcome and is not renewed any more.
     pub(crate) fn set_finished(&self) {
+        self.stop_renewals();
+        self.changed.notify_waiters();
+    }
+
+    /// Marks the lease as finished, and wakes no waiters.
+    fn stop_renewals(&self) {
         let mut queue = self.grant.renewer.queue();
         self.finished.store(true, Ordering::Release);
         queue.remove(self.queue_key());
-        drop(queue);
-        self.changed.notify_waiters();
     }
 
     pub(super) fn is_finishing(&self) -> bool {
@@ -330,7 +334,11 @@ impl Deref for LeaseGuard {
 
 impl Drop for LeaseGuard {
     fn drop(&mut self) {
-        self.set_finished();
+        self.stop_renewals();
+        // Each waiter holds a handle. With one handle left there is no waiter, and no other thread can add one.
+        if Arc::strong_count(&self.0) > 1 {
+            self.changed.notify_waiters();
+        }
     }
 }
 

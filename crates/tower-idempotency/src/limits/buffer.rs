@@ -8,8 +8,8 @@ use super::{AdmissionError, Caller, Resource};
 
 /// Bytes of a body that count against a limit. Dropping it returns them.
 ///
-/// A small body does not count: at most [`UNCOUNTED`] bytes, and at most 1/1024 of the limit. The limit of requests in
-/// flight bounds their number. So other callers can send small requests even if the bytes are used up.
+/// A [small body](is_uncounted) does not count. The limit of requests in flight bounds their number. So other callers can send
+/// small requests even if the bytes are used up.
 pub(crate) struct Buffer {
     caller: Arc<Caller>,
     resource: Resource,
@@ -33,7 +33,7 @@ impl Buffer {
     /// Reserves `bytes` more if the limit and the share of the caller allow it.
     pub(crate) fn reserve(&mut self, bytes: usize) -> Result<(), AdmissionError> {
         let len = self.len + bytes;
-        if len > UNCOUNTED.min(self.max / 1024) {
+        if !is_uncounted(len, self.max) {
             self.caller
                 .take(self.resource, len - self.counted, self.max)?;
             self.counted = len;
@@ -92,6 +92,12 @@ impl AsRef<[u8]> for HeldData {
     fn as_ref(&self) -> &[u8] {
         &self.data
     }
+}
+
+/// Returns `true` if a body of this size does not count against a limit of `max` bytes. It has at most [`UNCOUNTED`] bytes, and
+/// at most 1/1024 of the limit.
+pub(crate) fn is_uncounted(bytes: usize, max: usize) -> bool {
+    bytes <= UNCOUNTED.min(max / 1024)
 }
 
 /// Maximum size in bytes of a body that does not count. A response of this size also stops counting when the server gets it.

@@ -2,8 +2,6 @@
 
 use std::{borrow::Cow, fmt};
 
-use bytes::Bytes;
-
 use super::{
     ATTENTION, ExecutionTrace, PREFIX, Record, RecordError, VERSION, error::Problem, payload,
 };
@@ -169,7 +167,7 @@ impl fmt::Debug for NeedsAttention {
 }
 
 /// Decodes the bytes after the prefix of a record of this kind.
-pub(super) fn decode(rest: &Bytes) -> Result<Record, RecordError> {
+pub(super) fn decode(rest: &[u8]) -> Result<Record, RecordError> {
     let (code, payload) = split_code(rest)?;
     let (status, reason) = payload::decode_attention(payload)?;
     Ok(Record::Attention {

@@ -20,7 +20,7 @@ pub(super) fn recorded_lines<'a>(
     sensitive: &mut Vec<u8>,
 ) -> LineList<'a> {
     let mut lines = LineList::new();
-    let listed = headers.contains_key(header::CONNECTION);
+    let listed = headers.keys().any(|name| name == header::CONNECTION);
     for (name, value) in headers {
         if is_recorded(headers, listed, name, replayed) {
             if value.is_sensitive() {
@@ -38,7 +38,7 @@ pub(crate) fn unrecorded_lines<'a>(
     headers: &'a HeaderMap,
     replayed: &dyn Fn(&HeaderName) -> bool,
 ) -> impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)> {
-    let listed = headers.contains_key(header::CONNECTION);
+    let listed = headers.keys().any(|name| name == header::CONNECTION);
     headers
         .iter()
         .filter(move |(name, _)| !is_recorded(headers, listed, name, replayed))

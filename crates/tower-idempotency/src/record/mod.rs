@@ -173,10 +173,9 @@ impl Codec {
             body: Some(payload::body(status, body)),
             ..Payload::new(PayloadKind::Response, origin)
         };
-        if payload.fits() {
-            self.finish(origin.id, &payload)
-        } else {
-            self.encode_tombstone(origin, status, TombstoneReason::TooLarge)
+        match payload.size_if_fits() {
+            Some(size) => self.finish(origin.id, &payload, size),
+            None => self.encode_tombstone(origin, status, TombstoneReason::TooLarge),
         }
     }
 
@@ -193,7 +192,7 @@ impl Codec {
             reason: Some(reason.name()),
             ..Payload::new(PayloadKind::Tombstone, origin)
         };
-        self.finish(origin.id, &payload)
+        self.finish(origin.id, &payload, payload.size())
     }
 
     /// Encodes the record of a result of `run_once`.
@@ -203,10 +202,9 @@ impl Codec {
             value: Some(payload::Bin(value)),
             ..Payload::new(PayloadKind::Value, origin)
         };
-        if payload.fits() {
-            self.finish(origin.id, &payload)
-        } else {
-            self.encode_tombstone(origin, StatusCode::OK, TombstoneReason::TooLarge)
+        match payload.size_if_fits() {
+            Some(size) => self.finish(origin.id, &payload, size),
+            None => self.encode_tombstone(origin, StatusCode::OK, TombstoneReason::TooLarge),
         }
     }
 
@@ -251,10 +249,13 @@ impl Codec {
             return Err(Problem::Checksum { written, computed }.into());
         }
         match flags {
-            DEFLATED => payload::decode(&deflate::inflate(rest, self.max_inflated)?.into()),
-            ATTENTION => attention::decode(&bytes.slice(PREFIX..)),
+            DEFLATED => {
+                let inflated = Bytes::from(deflate::inflate(rest, self.max_inflated)?);
+                payload::decode(&inflated, &inflated)
+            }
+            ATTENTION => attention::decode(rest),
             SEALED => Err(Problem::Sealed.into()),
-            _ => payload::decode(&bytes.slice(PREFIX..)),
+            _ => payload::decode(bytes, rest),
         }
     }
 
@@ -267,8 +268,9 @@ impl Codec {
         inflates.then_some(declared)
     }
 
-    fn finish(&self, id: &KeyId, payload: &Payload<'_>) -> Bytes {
-        let mut plain = Vec::with_capacity(PREFIX + payload.size());
+    /// Encodes a payload, whose encoded size is `size`.
+    fn finish(&self, id: &KeyId, payload: &Payload<'_>, size: usize) -> Bytes {
+        let mut plain = Vec::with_capacity(PREFIX + size);
         plain.extend_from_slice(&[VERSION, 0, 0, 0, 0, 0]);
         payload.write(&mut plain);
 

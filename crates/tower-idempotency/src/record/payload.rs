@@ -81,12 +81,14 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// Returns `true` if the payload can be written in a form that can be decoded.
-    pub(super) fn fits(&self) -> bool {
+    /// Returns the encoded size, or `None` if the payload cannot be written in a form that can be decoded.
+    pub(super) fn size_if_fits(&self) -> Option<usize> {
         let lines = |lines: &Option<Lines<'_>>| lines.as_ref().map_or(0, |lines| lines.0.len());
-        lines(&self.headers) <= MAX_LINES
+        let size = self.size();
+        let fits = lines(&self.headers) <= MAX_LINES
             && lines(&self.trailers) <= MAX_LINES
-            && u32::try_from(self.size()).is_ok()
+            && u32::try_from(size).is_ok();
+        fits.then_some(size)
     }
 
     /// Returns the encoded size.
@@ -185,7 +187,8 @@ pub(super) fn millis(time: SystemTime) -> u64 {
 
 /// Decodes the payload of a record that needs attention: the status of the response, and the reason.
 pub(super) fn decode_attention(payload: &[u8]) -> Result<(Option<StatusCode>, &str), RecordError> {
-    let fields = parse_fields(payload)?;
+    let mut fields = Payload::default();
+    read_fields(payload, &mut fields)?;
     if fields.kind != ATTENTION {
         return Err(Problem::Kind.into());
     }
@@ -198,32 +201,35 @@ pub(super) fn decode_attention(payload: &[u8]) -> Result<(Option<StatusCode>, &s
 
 /// Returns the trace in a payload of any kind.
 pub(super) fn traceparent(payload: &[u8]) -> Option<ExecutionTrace> {
-    let trace = parse_fields(payload).ok()?.traceparent?;
-    ExecutionTrace::parse(trace.as_bytes())
+    let mut fields = Payload::default();
+    read_fields(payload, &mut fields).ok()?;
+    ExecutionTrace::parse(fields.traceparent?.as_bytes())
 }
 
-/// Decodes any other payload. Bodies and header values share its buffer.
-pub(super) fn decode(payload: &Bytes) -> Result<Record, RecordError> {
-    let fields = parse_fields(payload)?;
+/// Decodes any other payload, which is a part of `buffer`. Bodies and header values share the buffer.
+pub(super) fn decode(buffer: &Bytes, payload: &[u8]) -> Result<Record, RecordError> {
+    let mut fields = Payload::default();
+    read_fields(payload, &mut fields)?;
     match fields.kind {
-        "response" => response(payload, fields).map(Record::Response),
+        "response" => response(buffer, &fields).map(Record::Response),
         "tombstone" => Ok(Record::Tombstone {
             status: status(fields.status)?,
             reason: TombstoneReason::from_name(required(fields.reason, "reason")?)?,
         }),
         "value" => {
             let Bin(value) = required(fields.value, "value")?;
-            Ok(Record::Value(payload.slice_ref(value)))
+            Ok(Record::Value(buffer.slice_ref(value)))
         }
         _ => Err(Problem::Kind.into()),
     }
 }
 
-fn parse_fields(payload: &[u8]) -> Result<Payload<'_>, RecordError> {
-    match plain::parse(payload) {
-        Some(fields) => Ok(fields),
-        None => parse_any_fields(payload),
+/// Reads the fields of a payload into `fields`, which must be empty. A return value of their size would be copied.
+fn read_fields<'a>(payload: &'a [u8], fields: &mut Payload<'a>) -> Result<(), RecordError> {
+    if plain::read(payload, fields).is_none() {
+        *fields = parse_any_fields(payload)?;
     }
+    Ok(())
 }
 
 /// Parses a payload from any writer.
@@ -251,13 +257,13 @@ pub(super) fn parse_any_fields(payload: &[u8]) -> Result<Payload<'_>, RecordErro
     Ok(fields)
 }
 
-fn response(payload: &Bytes, fields: Payload<'_>) -> Result<StoredResponse, RecordError> {
+fn response(buffer: &Bytes, fields: &Payload<'_>) -> Result<StoredResponse, RecordError> {
     let status = status(fields.status)?;
     let millis = required(fields.recorded_at, "recorded_at")?;
     let recorded_at = SystemTime::UNIX_EPOCH
         .checked_add(Duration::from_millis(millis))
         .ok_or(Problem::RecordedAt { found: millis })?;
-    let Bin(body) = required(fields.body, "body")?;
+    let Bin(body) = required(fields.body.as_ref(), "body")?;
     if is_bodiless(status) && !body.is_empty() {
         return Err(Problem::BodyOf {
             status: status.as_u16(),
@@ -265,9 +271,10 @@ fn response(payload: &Bytes, fields: Payload<'_>) -> Result<StoredResponse, Reco
         }
         .into());
     }
-    let headers = required(fields.headers, "headers")?;
+    let headers = required(fields.headers.as_ref(), "headers")?;
     let mut sensitive = [false; 2 * MAX_LINES];
-    for place in fields.sensitive.map_or(&[][..], |Bin(places)| places) {
+    let places = fields.sensitive.as_ref();
+    for place in places.map_or(&[][..], |Bin(places)| *places) {
         if let Some(sensitive) = sensitive.get_mut(usize::from(*place)) {
             *sensitive = true;
         }
@@ -275,10 +282,10 @@ fn response(payload: &Bytes, fields: Payload<'_>) -> Result<StoredResponse, Reco
     let (of_headers, of_trailers) = sensitive.split_at(headers.0.len());
     Ok(StoredResponse {
         status,
-        headers: header_map(payload, &headers, of_headers)?,
-        body: payload.slice_ref(body),
-        trailers: match fields.trailers {
-            Some(lines) => Some(header_map(payload, &lines, of_trailers)?),
+        headers: header_map(buffer, headers, of_headers)?,
+        body: buffer.slice_ref(body),
+        trailers: match &fields.trailers {
+            Some(lines) => Some(header_map(buffer, lines, of_trailers)?),
             None => None,
         },
         recorded_at,
@@ -293,7 +300,7 @@ fn response(payload: &Bytes, fields: Payload<'_>) -> Result<StoredResponse, Reco
 const REPLAY_LINES: usize = 2;
 
 fn header_map(
-    payload: &Bytes,
+    buffer: &Bytes,
     Lines(lines): &Lines<'_>,
     sensitive: &[bool],
 ) -> Result<HeaderMap, RecordError> {
@@ -305,7 +312,7 @@ fn header_map(
         if headers::is_never_recorded(&name) {
             continue;
         }
-        let mut value = HeaderValue::from_maybe_shared(payload.slice_ref(value))
+        let mut value = HeaderValue::from_maybe_shared(buffer.slice_ref(value))
             .map_err(|_| Problem::HeaderValue)?;
         value.set_sensitive(*sensitive);
         map.try_append(name, value).map_err(too_many)?;

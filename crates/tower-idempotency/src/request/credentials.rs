@@ -1,14 +1,13 @@
 //! Credentials of a request: the headers and cookies by which callers authenticate.
 
 use bytes::Bytes;
-use http::{
-    HeaderMap, HeaderName, HeaderValue, Response,
-    header::{self, GetAll},
-};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
+use smallvec::SmallVec;
 
 use crate::{
     digest::FieldDigest,
     error::{Error, ErrorKind},
+    header_lines::lines_of,
 };
 
 /// Result of the sources for one request.
@@ -58,6 +57,12 @@ impl PrincipalError {
     fn ambiguous(detail: &'static str) -> Self {
         Self::Ambiguous(Box::new(Error::new(ErrorKind::PrincipalAmbiguous, detail)))
     }
+
+    /// Creates the error of a header with two lines. The service might read the other line, and a client that adds an invented
+    /// line to its own must not become another caller.
+    fn two_lines() -> Self {
+        Self::ambiguous("expected each header that identifies the caller once, found one twice")
+    }
 }
 
 /// Adds all credential headers to `hash`, or the cookies if there is none. Returns the kind of identity.
@@ -72,49 +77,42 @@ pub(super) fn add_credentials(
 }
 
 /// Adds the first credential header to `hash`: `Authorization` if the request has it, else the first one by name. Returns
-/// `false` if there is none.
+/// `false` if there is none. Requests that [`add_credentials`] rejects do not reach this function.
 pub(super) fn add_first_credential(headers: &HeaderMap, hash: &mut FieldDigest) -> bool {
-    let first = credential_headers(headers)
+    let first = credential_lines(headers)
+        .filter(|(_, line)| has_value(line))
         .min_by_key(|(name, _)| (*name != header::AUTHORIZATION, name.as_str()));
-    first.is_some_and(|(name, lines)| add_lines(name, &lines, hash) > 0)
+    let Some((name, line)) = first else {
+        return false;
+    };
+    add_header_value(name, line.as_bytes(), hash);
+    true
 }
 
-/// Returns the credential headers with a value: their names and lines.
-fn credential_headers(
-    headers: &HeaderMap,
-) -> impl Iterator<Item = (&HeaderName, GetAll<'_, HeaderValue>)> {
+/// Returns the lines of the credential headers, with their names.
+fn credential_lines(headers: &HeaderMap) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
     headers
-        .keys()
-        .filter(|name| is_credential_header(name.as_str()))
-        .map(|name| (name, headers.get_all(name)))
-        .filter(|(_, lines)| !has_no_value(lines))
+        .iter()
+        .filter(|(name, _)| is_credential_header(name.as_str()))
 }
 
-/// Returns `true` if the header is absent, or has one line without a value. A proxy may set such a line for a caller that it
-/// has not authenticated.
-fn has_no_value(lines: &GetAll<'_, HeaderValue>) -> bool {
-    let mut lines = lines.iter();
-    let first = lines.next();
-    first.is_none_or(|line| line.as_bytes().trim_ascii().is_empty()) && lines.next().is_none()
+/// Returns `false` if the line is empty. A proxy may set such a line for a caller that it has not authenticated.
+fn has_value(line: &HeaderValue) -> bool {
+    !line.as_bytes().trim_ascii().is_empty()
 }
 
-/// Adds all values of a header, in order. Returns their number. Adds nothing if there is none.
-pub(super) fn add_header(headers: &HeaderMap, name: &HeaderName, hash: &mut FieldDigest) -> usize {
-    add_lines(name, &headers.get_all(name), hash)
-}
-
-/// Adds the lines of a header, like [`add_header`].
-fn add_lines(name: &HeaderName, lines: &GetAll<'_, HeaderValue>, hash: &mut FieldDigest) -> usize {
+/// Adds all values of a header, in order. Adds nothing if there is none.
+pub(super) fn add_header(headers: &HeaderMap, name: &HeaderName, hash: &mut FieldDigest) {
+    let lines = headers.get_all(name);
     let count = lines.iter().count();
     if count == 0 {
-        return 0;
+        return;
     }
     hash.field(b"header").field(name.as_str().as_bytes());
     hash.number(count);
     for line in lines.iter() {
         hash.field(line.as_bytes());
     }
-    count
 }
 
 /// Adds the only value of a header, as [`add_header`] does.
@@ -123,23 +121,23 @@ pub(super) fn add_header_value(name: &HeaderName, value: &[u8], hash: &mut Field
     hash.number(1).field(value);
 }
 
-/// Adds the line of a header that identifies the caller. Returns `false` if there is none, or one without a value.
-///
-/// Fails if the header has two lines: a client that adds an invented line to its own must not become another caller.
+/// Adds the line of a header that identifies the caller. Returns `false` if there is none, or one without a value. Fails if
+/// the header has two lines.
 pub(super) fn add_identifying_header(
+    headers: &HeaderMap,
     name: &HeaderName,
-    lines: &GetAll<'_, HeaderValue>,
     hash: &mut FieldDigest,
 ) -> Result<bool, PrincipalError> {
-    if has_no_value(lines) {
+    let mut lines = lines_of(headers, name);
+    let line = lines.next();
+    if lines.next().is_some() {
+        return Err(PrincipalError::two_lines());
+    }
+    let Some(line) = line.filter(|line| has_value(line)) else {
         return Ok(false);
-    }
-    match add_lines(name, lines, hash) {
-        0 | 1 => Ok(true),
-        _ => Err(PrincipalError::ambiguous(
-            "expected each header that identifies the caller once, found one twice",
-        )),
-    }
+    };
+    add_header_value(name, line.as_bytes(), hash);
+    Ok(true)
 }
 
 /// Adds the credential headers in the order of their names: clients and proxies may send them in another order.
@@ -147,19 +145,20 @@ fn add_credential_headers(
     headers: &HeaderMap,
     hash: &mut FieldDigest,
 ) -> Result<Identity, PrincipalError> {
-    let mut add = |(name, lines)| add_identifying_header(name, &lines, hash).map(drop);
-    let mut found = credential_headers(headers);
-    let Some(first) = found.next() else {
-        return Ok(Identity::Anonymous);
-    };
-    if found.next().is_none() {
-        add(first)?;
-        return Ok(Identity::Principal);
+    let mut lines: SmallVec<[_; 4]> = credential_lines(headers).collect();
+    lines.sort_unstable_by_key(|(name, _)| name.as_str());
+    if lines.windows(2).any(|pair| pair[0].0 == pair[1].0) {
+        return Err(PrincipalError::two_lines());
     }
-    let mut found: Vec<_> = credential_headers(headers).collect();
-    found.sort_unstable_by_key(|(name, _)| name.as_str());
-    found.into_iter().try_for_each(add)?;
-    Ok(Identity::Combined)
+    lines.retain(|(_, line)| has_value(line));
+    for (name, line) in &lines {
+        add_header_value(name, line.as_bytes(), hash);
+    }
+    Ok(match lines.len() {
+        0 => Identity::Anonymous,
+        1 => Identity::Principal,
+        _ => Identity::Combined,
+    })
 }
 
 /// Returns `true` if a header of this name, in lower case, authenticates callers and is the same in every retry.
@@ -363,49 +362,4 @@ fn is_unrelated_cookie(name: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn session_of_application_is_no_unrelated_cookie() {
-        for application in [
-            "ga",
-            "gac",
-            "gat",
-            "gateway",
-            "gatekeeper",
-            "gcl",
-            "hj",
-            "hjalmar",
-            "hp2",
-            "pk",
-            "vis_opt",
-            "vwo",
-        ] {
-            for suffix in ["session", "key", "id"] {
-                let name = format!("_{application}_{suffix}");
-                assert!(!is_unrelated_cookie(name.as_bytes()), "{name}");
-            }
-        }
-        for name in ["my_posthog", "_mixpanel", "_gat_", "_ga_", "_hjid_session"] {
-            assert!(!is_unrelated_cookie(name.as_bytes()), "{name}");
-        }
-        for name in [
-            "_ga_8K2XYZ",
-            "_gat",
-            "_gat_UA-1234-1",
-            "_gat_gtag_UA_1234_1",
-            "_gcl_au",
-            "_hjSession_7",
-            "_hjid",
-            "_hp2_id.12",
-            "_pk_id.1.1fff",
-            "_pk_ses.1.1fff",
-            "_vwo_uuid_v2",
-            "mp_0a1b_mixpanel",
-            "ph_phc_1a_posthog",
-        ] {
-            assert!(is_unrelated_cookie(name.as_bytes()), "{name}");
-        }
-    }
-}
+mod tests;

@@ -6,6 +6,7 @@ use http::{HeaderName, HeaderValue, Uri, header, request, uri::Authority};
 
 use crate::{
     digest::{EntryId, FieldDigest, Secret, VERSION},
+    header_lines::lines_of,
     layer_name::LayerName,
     panics::catch_setting_panic,
     request::credentials::add_header,
@@ -487,7 +488,8 @@ fn is_json(media_type: &str) -> bool {
 
 /// Returns the type and subtype in lower case, without parameters.
 pub(super) fn media_type(head: &request::Parts) -> Option<Cow<'_, str>> {
-    let value = head.headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
+    let line = lines_of(&head.headers, &header::CONTENT_TYPE).next()?;
+    let value = line.to_str().ok()?;
     let essence = value.split(';').next().unwrap_or(value).trim();
     Some(if essence.bytes().any(|byte| byte.is_ascii_uppercase()) {
         essence.to_ascii_lowercase().into()

@@ -177,7 +177,7 @@ impl KeyRules {
             KeySyntax::Lenient if raw.starts_with(b"\"") => parse_string(raw)?,
             KeySyntax::Lenient => parse_plain(
                 raw,
-                |byte| byte.is_ascii_graphic() && !b"\",;\\".contains(&byte),
+                is_plain,
                 "expected a quoted string, or visible ASCII characters without quote, comma, semicolon and backslash",
             )?,
             KeySyntax::Strict => parse_string(raw)?,
@@ -250,12 +250,19 @@ fn parse_plain<'a>(
     if raw.is_empty() {
         return Err(EMPTY_KEY);
     }
-    if !raw.iter().all(|&byte| allowed(byte)) {
+    // Without an early exit, the compiler checks several bytes at once.
+    if !raw.iter().fold(true, |all, &byte| all & allowed(byte)) {
         return Err(KeyError::Malformed(expected));
     }
     std::str::from_utf8(raw)
         .map(Cow::Borrowed)
         .map_err(|_| KeyError::Malformed(expected))
+}
+
+/// Returns `true` for the bytes of a key without quotes in [`KeySyntax::Lenient`]: visible ASCII without the delimiters.
+fn is_plain(byte: u8) -> bool {
+    let is_delimiter = (byte == b'"') | (byte == b',') | (byte == b';') | (byte == b'\\');
+    byte.is_ascii_graphic() & !is_delimiter
 }
 
 fn unquote(raw: &[u8]) -> &[u8] {

@@ -1,11 +1,13 @@
 //! Checks that the body of a protected gRPC call is exactly one message.
 
+use std::sync::Arc;
+
 #[cfg(feature = "grpc")]
 use super::{body_incomplete, not_unary};
-use crate::{error::Error, request::rules::Rules};
+use crate::{error::Error, request::rules::Rules, telemetry::Warnings};
 #[cfg(feature = "grpc")]
 use crate::{
-    grpc::{GrpcMethods, MessageReader, RequestShape, Side},
+    grpc::{MessageReader, RequestShape, Side},
     telemetry,
 };
 
@@ -13,16 +15,17 @@ use crate::{
 #[cfg(feature = "grpc")]
 pub(super) struct MessageCheck {
     reader: MessageReader,
-    methods: GrpcMethods,
+    warnings: Arc<Warnings>,
 }
 
 #[cfg(feature = "grpc")]
 impl MessageCheck {
     /// Creates the check, or returns `None` if the request is no protected gRPC call.
-    pub(super) fn new(rules: &Rules) -> Option<Self> {
-        let methods = rules.grpc.clone()?;
-        let reader = MessageReader::default();
-        Some(Self { reader, methods })
+    pub(super) fn new(rules: &Rules, warnings: &Arc<Warnings>) -> Option<Self> {
+        rules.is_grpc().then(|| Self {
+            reader: MessageReader::default(),
+            warnings: Arc::clone(warnings),
+        })
     }
 
     /// Reads bytes. Returns an error if they do not belong to the first message.
@@ -30,7 +33,7 @@ impl MessageCheck {
         if self.reader.read(data) {
             return Ok(());
         }
-        telemetry::grpc_stream(&self.methods, Side::Request);
+        telemetry::grpc_stream(&self.warnings, Side::Request);
         let detail =
             "expected one message in the request, found more; the method is protected as unary";
         Err(not_unary(detail))
@@ -59,7 +62,7 @@ pub(super) enum MessageCheck {}
 
 #[cfg(not(feature = "grpc"))]
 impl MessageCheck {
-    pub(super) fn new(_: &Rules) -> Option<Self> {
+    pub(super) fn new(_: &Rules, _: &Arc<Warnings>) -> Option<Self> {
         None
     }
 

@@ -19,6 +19,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header, request}
 use crate::{
     digest::{FieldDigest, ScopedKey, VERSION},
     error::{Error, ErrorKind},
+    header_lines::lines_of,
     request::{
         credentials::{Identity, PrincipalError},
         fingerprint::{
@@ -51,10 +52,8 @@ pub(crate) struct LeaseTerms {
 pub(crate) fn has_key_header(rules: &Rules, headers: &HeaderMap) -> bool {
     match &rules.key_from {
         KeyFrom::Header { name, alias } => {
-            headers.contains_key(name)
-                || alias
-                    .as_ref()
-                    .is_some_and(|alias| headers.contains_key(alias))
+            let mut names = headers.keys();
+            names.any(|other| other == name || Some(other) == alias.as_ref())
         }
         KeyFrom::Service { .. } => false,
     }
@@ -171,9 +170,7 @@ fn is_upgrade(head: &request::Parts) -> bool {
 
 /// Returns the items of a header that is a list.
 fn list_items<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a [u8]> {
-    headers
-        .get_all(name)
-        .iter()
+    lines_of(headers, name)
         .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
         .map(<[u8]>::trim_ascii)
 }
@@ -220,12 +217,12 @@ impl From<PassReason> for telemetry::Coverage {
 pub(crate) fn find_key(rules: &Rules, head: &request::Parts) -> Result<Option<RequestKey>, Error> {
     let key = match &rules.key_from {
         KeyFrom::Header { name, alias } => {
-            let mut lines = head.headers.get_all(name).iter();
+            let mut lines = lines_of(&head.headers, name);
             let mut line = lines.next();
             if line.is_none()
                 && let Some(alias) = alias
             {
-                lines = head.headers.get_all(alias).iter();
+                lines = lines_of(&head.headers, alias);
                 line = lines.next();
             }
             if lines.next().is_some() {

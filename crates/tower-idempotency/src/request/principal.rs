@@ -314,8 +314,7 @@ impl Principal {
                     }
                 }
                 Source::Header(name) => {
-                    let lines = head.headers.get_all(name);
-                    if add_identifying_header(name, &lines, hash)? {
+                    if add_identifying_header(&head.headers, name, hash)? {
                         return Ok(Identity::Principal);
                     }
                 }

@@ -3,6 +3,7 @@
 use std::{
     future::Future,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -17,6 +18,7 @@ use crate::{
     limits::{AdmissionError, Buffer},
     request::{body_incomplete, message_check::MessageCheck, rules::Rules},
     retry::{LazyTimer, from_now},
+    telemetry::Warnings,
 };
 
 /// Reason why the layer did not read a request body.
@@ -53,9 +55,15 @@ pin_project! {
 
 impl<B: http_body::Body> ReadBody<B> {
     /// Creates the reader of a body whose bytes count in `buffer`.
-    pub(crate) fn new(rules: &Rules, head: &request::Parts, body: B, buffer: Buffer) -> Self {
+    pub(crate) fn new(
+        rules: &Rules,
+        warnings: &Arc<Warnings>,
+        head: &request::Parts,
+        body: B,
+        buffer: Buffer,
+    ) -> Self {
         Self {
-            message: MessageCheck::new(rules),
+            message: MessageCheck::new(rules, warnings),
             announced: announced_length(&head.headers, &body),
             expected: expected_length(&head.headers, &body),
             body,

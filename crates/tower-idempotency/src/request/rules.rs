@@ -9,8 +9,6 @@ use super::{
     key::{KeyRules, KeyScope},
     principal::Principal,
 };
-#[cfg(feature = "grpc")]
-use crate::grpc::GrpcMethods;
 use crate::{digest::Secret, error::ErrorKind};
 
 /// Treatment of a request without a key.
@@ -95,16 +93,16 @@ pub(crate) struct Rules {
     pub(crate) key_reuse: KeyReuse,
     pub(crate) body_limit: usize,
     pub(crate) body_timeout: Duration,
-    /// `Some` in the settings for gRPC calls of protected methods.
+    /// `true` in the settings for gRPC calls of protected methods.
     #[cfg(feature = "grpc")]
-    pub(crate) grpc: Option<GrpcMethods>,
+    pub(crate) is_grpc: bool,
 }
 
 impl Rules {
     /// Returns `true` if these are the settings for gRPC calls of protected methods.
     pub(crate) const fn is_grpc(&self) -> bool {
         #[cfg(feature = "grpc")]
-        return self.grpc.is_some();
+        return self.is_grpc;
         #[cfg(not(feature = "grpc"))]
         false
     }

@@ -2,6 +2,7 @@
 
 use std::{
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -15,14 +16,16 @@ use crate::{
         Body,
         chunks::{Chunks, FrameContent, content_length},
     },
+    header_lines::lines_of,
     limits::Buffer,
     record::{MAX_LINES, TombstoneReason},
     response::rules::Rules,
     retry::{LazyTimer, from_now},
+    telemetry::Warnings,
 };
 #[cfg(feature = "grpc")]
 use crate::{
-    grpc::{GrpcMethods, MessageReader, Side},
+    grpc::{MessageReader, Side},
     telemetry,
 };
 
@@ -52,17 +55,20 @@ pub(crate) struct BufferedBody<B> {
     timer: LazyTimer,
     /// `Some` for a gRPC call.
     #[cfg(feature = "grpc")]
-    messages: Option<(MessageReader, GrpcMethods)>,
+    messages: Option<(MessageReader, Arc<Warnings>)>,
 }
 
 impl<B: http_body::Body> BufferedBody<B> {
     /// Creates a body that is buffered within limits. Returns it unread if its head shows that it cannot be recorded.
     pub(crate) fn new(
         rules: &Rules,
+        warnings: &Arc<Warnings>,
         buffer: Buffer,
         head: &Response<()>,
         body: B,
     ) -> Result<Self, Box<Buffered<B>>> {
+        #[cfg(not(feature = "grpc"))]
+        let _ = warnings;
         let exact = body.size_hint().exact();
         // The `Content-Length` of a 304 describes a body that is not sent.
         let announced = (head.status() != StatusCode::NOT_MODIFIED)
@@ -91,9 +97,8 @@ impl<B: http_body::Body> BufferedBody<B> {
             timer: LazyTimer::default(),
             #[cfg(feature = "grpc")]
             messages: rules
-                .grpc
-                .clone()
-                .map(|methods| (MessageReader::default(), methods)),
+                .is_grpc()
+                .then(|| (MessageReader::default(), Arc::clone(warnings))),
         })
     }
 
@@ -135,10 +140,10 @@ impl<B: http_body::Body> BufferedBody<B> {
                 Some(Ok(frame)) => match FrameContent::from_frame(frame) {
                     FrameContent::Data(data) => {
                         #[cfg(feature = "grpc")]
-                        if let Some((messages, methods)) = &mut self.messages
+                        if let Some((messages, warnings)) = &mut self.messages
                             && !messages.read(&data)
                         {
-                            telemetry::grpc_stream(methods, Side::Response);
+                            telemetry::grpc_stream(warnings, Side::Response);
                             self.chunks.push(data);
                             return Poll::Ready(ReadResult::Stop(TombstoneReason::Streamed));
                         }
@@ -194,10 +199,7 @@ enum ReadResult<B: http_body::Body> {
 
 pub(crate) fn is_event_stream(headers: &HeaderMap) -> bool {
     let name = "text/event-stream";
-    headers.get(header::CONTENT_TYPE).is_some_and(|value| {
-        value
-            .as_bytes()
-            .get(..name.len())
-            .is_some_and(|start| start.eq_ignore_ascii_case(name.as_bytes()))
-    })
+    let line = lines_of(headers, &header::CONTENT_TYPE).next();
+    line.and_then(|line| line.as_bytes().get(..name.len()))
+        .is_some_and(|start| start.eq_ignore_ascii_case(name.as_bytes()))
 }

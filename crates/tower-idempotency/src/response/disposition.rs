@@ -3,6 +3,7 @@
 use std::{
     future::poll_fn,
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -23,7 +24,7 @@ use crate::{
         rules::{Rules, Unrecordable},
     },
     store::{KeyId, Ttl},
-    telemetry,
+    telemetry::{self, Warnings},
 };
 
 /// Action that finishes the lease after the handler has responded.
@@ -84,6 +85,7 @@ impl<R: http_body::Body> Recording<R> {
     /// `request_incomplete` is `true` if the handler read a request body that was aborted.
     pub(crate) fn new(
         rules: &Rules,
+        warnings: &Arc<Warnings>,
         buffer: Buffer,
         origin: Origin<'_>,
         res: Response<R>,
@@ -98,7 +100,7 @@ impl<R: http_body::Body> Recording<R> {
             }
         };
         let head = Response::from_parts(head, ());
-        match BufferedBody::new(rules, buffer, &head, body) {
+        match BufferedBody::new(rules, warnings, buffer, &head, body) {
             Ok(body) => Ok(Self {
                 head,
                 body,
@@ -124,12 +126,13 @@ impl<R: http_body::Body> Recording<R> {
 /// Decides if the response is recorded. Buffers its body within limits if so.
 pub(crate) async fn decide_disposition<R: http_body::Body>(
     rules: &Rules,
+    warnings: &Arc<Warnings>,
     buffer: Buffer,
     origin: Origin<'_>,
     res: Response<R>,
     request_incomplete: bool,
 ) -> Decided<R> {
-    match Recording::new(rules, buffer, origin, res, request_incomplete) {
+    match Recording::new(rules, warnings, buffer, origin, res, request_incomplete) {
         Ok(mut recording) => poll_fn(|cx| recording.poll(cx, rules, origin)).await,
         Err(decided) => *decided,
     }

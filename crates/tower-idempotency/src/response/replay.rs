@@ -10,14 +10,14 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
 use crate::{
     error::{Error, ErrorKind},
-    limits::{AdmissionError, Buffer, UNCOUNTED},
+    limits::{AdmissionError, Buffer, Caller, UNCOUNTED, is_uncounted},
     record::{Record, StoredResponse, TombstoneReason},
     response::{
         reject::{CompleteResponse, admission_error, needs_attention, reject, unreadable_record},
         rules::Rules,
     },
     store::KeyId,
-    telemetry,
+    telemetry::{self, Warnings},
 };
 
 /// `Idempotent-Replayed`, the header that marks replays unless
@@ -44,15 +44,21 @@ struct UnreadBody(Arc<UnreadReplay>);
 
 impl UnreadReplays {
     /// Returns the recorded response as a replay, or a rejection with the reason why there is no replay. A record never
-    /// leads to an execution.
+    /// leads to an execution. Unread responses hold at most `max` bytes in the layer.
     pub(crate) fn replay(
         self: &Arc<Self>,
         rules: &Rules,
-        mut buffer: Buffer,
+        warnings: &Warnings,
+        caller: &Arc<Caller>,
+        max: usize,
         id: &KeyId,
         record: &Bytes,
     ) -> CompleteResponse {
         let inflated = rules.codec().inflated_len(record);
+        // The body is a part of the record, so it does not count either.
+        if inflated.is_none() && is_uncounted(record.len(), max) {
+            return respond(rules, warnings, id, record, true, Ok);
+        }
         // Only large bodies are shared. A replay of a small record takes no lock, which all replays of the layer would share.
         if inflated.unwrap_or(record.len()) > UNCOUNTED
             && let Some(unread) = self.find(id, record)
@@ -61,6 +67,7 @@ impl UnreadReplays {
         }
         // A small record may inflate to a large one, so the memory counts before it is used.
         let inflated = inflated.unwrap_or(0);
+        let mut buffer = caller.response_bytes(max);
         if let Err(error) = buffer.reserve(inflated) {
             return reject(rules, &admission_error(rules, error).with_entry(id));
         }
@@ -79,7 +86,9 @@ impl UnreadReplays {
             }
             Ok(stored)
         };
-        respond(rules, id, record, true, |stored| hold(stored, buffer))
+        respond(rules, warnings, id, record, true, |stored| {
+            hold(stored, buffer)
+        })
     }
 
     /// Returns an unread replay of this record.
@@ -126,11 +135,12 @@ impl Drop for UnreadReplay {
 /// Returns the recorded response as a replay, to the client of an execution that did not produce it.
 pub(crate) fn replay(
     rules: &Rules,
+    warnings: &Warnings,
     buffer: Buffer,
     id: &KeyId,
     record: &Bytes,
 ) -> CompleteResponse {
-    respond(rules, id, record, true, |stored| {
+    respond(rules, warnings, id, record, true, |stored| {
         Ok(hold_executed(stored, buffer))
     })
 }
@@ -138,11 +148,12 @@ pub(crate) fn replay(
 /// Returns the recorded response to the request that produced the record. It is neither counted nor marked as a replay.
 pub(crate) fn respond_without_marker(
     rules: &Rules,
+    warnings: &Warnings,
     buffer: Buffer,
     id: &KeyId,
     record: &Bytes,
 ) -> CompleteResponse {
-    respond(rules, id, record, false, |stored| {
+    respond(rules, warnings, id, record, false, |stored| {
         Ok(hold_executed(stored, buffer))
     })
 }
@@ -159,6 +170,7 @@ pub(crate) fn hold_executed(mut stored: StoredResponse, mut buffer: Buffer) -> S
 
 fn respond(
     rules: &Rules,
+    warnings: &Warnings,
     id: &KeyId,
     record: &Bytes,
     is_replay: bool,
@@ -202,7 +214,7 @@ fn respond(
                 .with_entry(id),
         ),
         Err(error) => {
-            telemetry::bad_record(&rules.layer, &rules.bad_record_limit, id, &error);
+            telemetry::bad_record(warnings, id, &error);
             reject(rules, &unreadable_record(error).with_entry(id))
         }
     };

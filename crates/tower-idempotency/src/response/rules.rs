@@ -13,7 +13,6 @@ use crate::{
     layer_name::LayerName,
     panics::catch_setting_panic,
     record::{Codec, ExecutionTrace},
-    retry::WarningLimit,
     store::{KeyId, Ttl},
 };
 
@@ -62,8 +61,6 @@ pub(crate) struct Rules {
     pub(crate) compress_above: usize,
     pub(crate) has_trace_links: bool,
     pub(crate) layer: LayerName,
-    /// A layer and its clones share it, unless they have another name.
-    pub(crate) bad_record_limit: Arc<WarningLimit>,
     /// `Some` in the settings for gRPC calls of protected methods.
     #[cfg(feature = "grpc")]
     pub(crate) grpc: Option<GrpcMethods>,

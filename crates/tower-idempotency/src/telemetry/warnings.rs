@@ -8,17 +8,24 @@ use std::{
     time::Duration,
 };
 
+#[cfg(feature = "grpc")]
+use crate::grpc::Side;
 use crate::{
     layer_name::LayerName,
     retry::WarningLimit,
     store::{KeyId, StoreError},
 };
 
-/// Warnings of a layer. Each is limited to one per interval. Clones of the layer share them, unless they have another name.
+/// Warnings of a layer. Each is logged once, or at most once per interval. Clones of the layer share them, unless they have
+/// another name.
 pub(crate) struct Warnings {
     layer: LayerName,
     anonymous: AtomicBool,
+    /// `true` after the warning about a stream on this [`Side`].
+    #[cfg(feature = "grpc")]
+    grpc_streams: [AtomicBool; 2],
     grpc_unprotected: AtomicBool,
+    pub(super) bad_record: WarningLimit,
     key_held: WarningLimit,
     lease_lost: WarningLimit,
     orphan_left: WarningLimit,
@@ -48,7 +55,10 @@ impl Warnings {
         Self {
             layer,
             anonymous: AtomicBool::new(false),
+            #[cfg(feature = "grpc")]
+            grpc_streams: Default::default(),
             grpc_unprotected: AtomicBool::new(false),
+            bad_record: WarningLimit::new(SECOND),
             key_held: WarningLimit::new(SECOND),
             lease_lost: WarningLimit::new(SECOND),
             orphan_left: WarningLimit::new(SECOND),
@@ -83,6 +93,12 @@ impl Warnings {
         count!("idempotency_anonymous_total", self.layer);
     }
 
+    /// Returns `true` for the first gRPC stream on this side.
+    #[cfg(feature = "grpc")]
+    pub(super) fn is_first_grpc_stream(&self, side: Side) -> bool {
+        !self.grpc_streams[side as usize].swap(true, Ordering::Relaxed)
+    }
+
     /// Reports a gRPC call with a key that passes through. It is counted with the others that pass through.
     pub(crate) fn grpc_unprotected(&self) {
         if !self.grpc_unprotected.swap(true, Ordering::Relaxed) {
@@ -95,15 +111,7 @@ impl Warnings {
 
     /// Reports a retry of an orphan that the layer refuses. A client may repeat it without a limit.
     pub(crate) fn orphaned(&self, id: &KeyId) {
-        let layer = self.layer.as_str();
-        match self.orphaned.count() {
-            Some(count) => {
-                tracing::warn!(%id, layer, count, "retry refused: earlier execution ended without an outcome");
-            }
-            None => {
-                tracing::debug!(%id, layer, "retry refused: earlier execution ended without an outcome");
-            }
-        }
+        log_limited!(warn, self.orphaned, "retry refused: earlier execution ended without an outcome", %id);
         count!("idempotency_orphaned_total", self.layer);
     }
 
@@ -133,16 +141,10 @@ impl Warnings {
         id: &KeyId,
         error: Option<&StoreError>,
     ) {
-        let layer = self.layer.as_str();
         let source = error.and_then(std::error::Error::source);
         let source = source.map(tracing::field::display);
         let error: &dyn Display = error.map_or(&"no reply in time", |error| error);
-        match self.store_call_failed.count() {
-            Some(count) => {
-                tracing::warn!(%id, layer, operation, %error, source, count, "store call failed");
-            }
-            None => tracing::debug!(%id, layer, operation, %error, source, "store call failed"),
-        }
+        log_limited!(warn, self.store_call_failed, "store call failed", %id, operation, %error, source);
         count!("idempotency_store_error_total", "operation" => operation, self.layer);
     }
 
@@ -163,85 +165,43 @@ impl Warnings {
 impl Warnings {
     /// Reports an execution that ended, and whose key stays leased.
     pub(crate) fn key_held(&self, id: &KeyId) {
-        let layer = self.layer.as_str();
-        match self.key_held.count() {
-            Some(count) => tracing::warn!(%id, layer, count, "key held until its lease expires"),
-            None => tracing::debug!(%id, layer, "key held until its lease expires"),
-        }
+        log_limited!(warn, self.key_held, "key held until its lease expires", %id);
         count!("idempotency_held_total", self.layer);
     }
 
     /// Reports a lease that the store no longer has, or that another process holds.
     pub(crate) fn lease_lost(&self, id: &KeyId) {
-        let layer = self.layer.as_str();
-        match self.lease_lost.count() {
-            Some(count) => {
-                tracing::error!(%id, layer, count, "lease lost while the handler was running");
-            }
-            None => tracing::debug!(%id, layer, "lease lost while the handler was running"),
-        }
+        log_limited!(error, self.lease_lost, "lease lost while the handler was running", %id);
         count!("idempotency_lease_lost_total", self.layer);
     }
 
     /// Reports a failed execution that leaves its key as an orphan.
     pub(crate) fn orphan_left(&self, id: &KeyId, reason: &'static str) {
-        let layer = self.layer.as_str();
-        match self.orphan_left.count() {
-            Some(count) => {
-                tracing::warn!(%id, layer, reason, count, "execution failed, its key is an orphan");
-            }
-            None => tracing::debug!(%id, layer, reason, "execution failed, its key is an orphan"),
-        }
+        log_limited!(warn, self.orphan_left, "execution failed, its key is an orphan", %id, reason);
         count!("idempotency_failed_total", "reason" => reason, self.layer);
     }
 
     /// Reports an execution that takes longer than the settings allow.
     pub(crate) fn overdue(&self, id: &KeyId, age: Duration) {
-        let layer = self.layer.as_str();
-        match self.overdue.count() {
-            Some(count) => tracing::warn!(%id, layer, ?age, count, "execution overdue"),
-            None => tracing::debug!(%id, layer, ?age, "execution overdue"),
-        }
+        log_limited!(warn, self.overdue, "execution overdue", %id, ?age);
         count!("idempotency_overdue_total", self.layer);
     }
 
     /// Reports a renewal that began late.
     pub(crate) fn renew_late(&self, id: &KeyId) {
-        let layer = self.layer.as_str();
-        match self.renew_late.count() {
-            Some(count) => {
-                tracing::warn!(%id, layer, count, "renewal late by more than a third of the lease");
-            }
-            None => tracing::debug!(%id, layer, "renewal late by more than a third of the lease"),
-        }
+        log_limited!(warn, self.renew_late, "renewal late by more than a third of the lease", %id);
         count!("idempotency_renew_late_total", self.layer);
     }
 
     /// Reports the takeover of an orphan.
     pub(crate) fn took_over(&self, id: &KeyId, generation: u64) {
-        let layer = self.layer.as_str();
-        match self.took_over.count() {
-            Some(count) => {
-                tracing::warn!(%id, layer, generation, count, "took over an orphan: earlier execution ended without an outcome");
-            }
-            None => {
-                tracing::debug!(%id, layer, generation, "took over an orphan: earlier execution ended without an outcome");
-            }
-        }
+        log_limited!(warn, self.took_over, "took over an orphan: earlier execution ended without an outcome", %id, generation);
         count!("idempotency_takeover_total", self.layer);
     }
 
     /// Reports a response that was sent but not recorded. Its effect has happened, and no retry gets the response.
     pub(crate) fn unrecorded(&self, id: &KeyId) {
-        let layer = self.layer.as_str();
-        match self.unrecorded.count() {
-            Some(count) => {
-                tracing::error!(%id, layer, count, "record of a sent response was never stored, a retry may execute again");
-            }
-            None => {
-                tracing::debug!(%id, layer, "record of a sent response was never stored, a retry may execute again");
-            }
-        }
+        log_limited!(error, self.unrecorded, "record of a sent response was never stored, a retry may execute again", %id);
         count!("idempotency_unrecorded_total", self.layer);
     }
 
@@ -249,13 +209,25 @@ impl Warnings {
     ///
     /// Many leases have such an event in one moment, and no later event would count them.
     pub(crate) fn take_rest(&self) -> impl Iterator<Item = UncountedEvents> {
+        self.take_uncounted(WarningLimit::take_rest)
+    }
+
+    /// Returns the events about leases that no line has counted, with their number. Does not wait for further ones.
+    pub(crate) fn take_rest_now(&self) -> impl Iterator<Item = UncountedEvents> {
+        self.take_uncounted(WarningLimit::take_rest_now)
+    }
+
+    fn take_uncounted(
+        &self,
+        take: fn(&WarningLimit) -> Option<u64>,
+    ) -> impl Iterator<Item = UncountedEvents> {
         self.lease_events()
             .into_iter()
-            .filter_map(|(event, limit)| {
+            .filter_map(move |(event, limit)| {
                 Some(UncountedEvents {
                     layer: self.layer.clone(),
                     event,
-                    count: limit.take_rest()?,
+                    count: take(limit)?,
                 })
             })
     }
@@ -295,7 +267,7 @@ pub(crate) struct UncountedEvents {
     count: u64,
 }
 
-/// Logs the result of [`Warnings::take_rest`].
+/// Logs the result of [`Warnings::take_rest`] or [`Warnings::take_rest_now`].
 pub(crate) fn report_rest(rest: &[UncountedEvents]) {
     for UncountedEvents {
         layer,

@@ -74,12 +74,13 @@ impl LeaseExt for Lease {
         res: Response<B>,
     ) -> Result<Prepared<Response<Body<B>>>, NotRecordable<Response<Body<B>>>> {
         let state = &*self.0;
-        let rules = &state.config().response;
+        let (rules, warnings) = (&state.config().response, &state.config().warnings);
         let incomplete = state.request_body_incomplete();
         // An outer layer follows the same instructions of the handler.
         let directives = state.grant.is_nested.then(|| Directives::of(&res));
         let (mut res, mut disposition) = decide_disposition(
             rules,
+            warnings,
             state.response_bytes(),
             state.origin(),
             res,

@@ -9,11 +9,10 @@
 use super::{Bin, Lines, MAX_LINES, Payload};
 use crate::record::headers::LineList;
 
-/// Returns the fields of a payload, or `None` if the general reader has to read it.
-pub(in crate::record) fn parse(payload: &[u8]) -> Option<Payload<'_>> {
+/// Reads the fields of a payload into `fields`, which must be empty. Returns `None` if the general reader has to read them.
+pub(in crate::record) fn read<'a>(payload: &'a [u8], fields: &mut Payload<'a>) -> Option<()> {
     let mut reader = PayloadReader(payload);
     let count = reader.byte()?.checked_sub(FIXMAP).filter(|n| *n <= 15)?;
-    let mut fields = Payload::default();
     let mut has_kind = false;
     for _ in 0..count {
         let is_new = match reader.text_bytes()? {
@@ -39,10 +38,10 @@ pub(in crate::record) fn parse(payload: &[u8]) -> Option<Payload<'_>> {
             return None;
         }
     }
-    (has_kind && reader.0.is_empty()).then_some(fields)
+    (has_kind && reader.0.is_empty()).then_some(())
 }
 
-/// Appends a payload to `out`. The caller checks that it [fits](Payload::fits).
+/// Appends a payload to `out`. The caller checks that it [fits](Payload::size_if_fits).
 pub(super) fn write(payload: &Payload<'_>, out: &mut Vec<u8>) {
     let at = out.len();
     out.push(FIXMAP);

@@ -4,6 +4,7 @@
 
 use std::{
     hash::BuildHasher,
+    mem,
     sync::atomic::Ordering::Relaxed,
     time::{Duration, SystemTime},
 };
@@ -24,6 +25,9 @@ use crate::store::{Fingerprint, KeyId, StoreError, Token, Ttl};
 const ENTRIES_PER_LOCK: usize = 1024;
 #[cfg(all(test, shuttle))]
 const ENTRIES_PER_LOCK: usize = 2;
+
+/// The number of bytes in records after which no more expired entries are deleted under one lock.
+const BYTES_PER_LOCK: usize = 1 << 20;
 
 /// An entry at the time of a call. Times are nanoseconds since the store was created.
 pub(crate) struct Snapshot {
@@ -69,12 +73,22 @@ pub(crate) enum Change {
         token: Token,
         retention: Ttl,
     },
-    /// Completes the entry. The record owns its buffer, because it is dropped under a lock.
+    /// Completes the entry. The record owns its buffer, because the store counts it by its length.
     Complete {
         token: Token,
         record: Bytes,
         retention: Ttl,
     },
+}
+
+/// Expired entries that were deleted.
+#[derive(Default)]
+pub(crate) struct Deleted {
+    pub(crate) entries: usize,
+    /// The length of their records.
+    pub(crate) bytes: usize,
+    /// `true` if the shard has no more expired entries.
+    pub(crate) is_last: bool,
 }
 
 impl MemoryStore {
@@ -120,9 +134,9 @@ impl MemoryStore {
         changed
     }
 
-    /// Deletes at most `max` expired entries of a shard, under its lock. Returns their number, or `None` if there is no such
+    /// Deletes at most `max` expired entries of a shard, and stops after records of 1 MiB. Returns `None` if there is no such
     /// shard.
-    pub(crate) fn delete_expired(&self, shard: usize, max: usize, now: u64) -> Option<usize> {
+    pub(crate) fn delete_expired(&self, shard: usize, max: usize, now: u64) -> Option<Deleted> {
         self.table.delete_expired(shard, max, now)
     }
 
@@ -216,7 +230,7 @@ impl Table {
                 return Ok(false);
             }
             let before = record_len(&shard, slot);
-            match change {
+            let replaced = match change {
                 Change::Delete => {
                     let waiters = shard.take_waiters(slot);
                     shard.remove(shared, slot);
@@ -224,24 +238,23 @@ impl Table {
                     wake(waiters);
                     return Ok(true);
                 }
-                Change::Orphan { token, retention } => {
-                    shard.update(shared, slot, |entry| {
-                        let retention = match entry.state {
-                            EntryState::Leased {
-                                lease_expires,
-                                orphan_expires,
-                                ..
-                            } => orphan_expires - lease_expires,
-                            EntryState::Completed { .. } => nanos(*retention),
-                        };
-                        entry.set_token(*token);
-                        entry.state = EntryState::Leased {
-                            lease_expires: now,
-                            orphan_expires: now.saturating_add(retention),
-                            released: false,
-                        };
-                    });
-                }
+                Change::Orphan { token, retention } => shard.update(shared, slot, |entry| {
+                    let retention = match entry.state {
+                        EntryState::Leased {
+                            lease_expires,
+                            orphan_expires,
+                            ..
+                        } => orphan_expires - lease_expires,
+                        EntryState::Completed { .. } => nanos(*retention),
+                    };
+                    entry.set_token(*token);
+                    let orphan = EntryState::Leased {
+                        lease_expires: now,
+                        orphan_expires: now.saturating_add(retention),
+                        released: false,
+                    };
+                    mem::replace(&mut entry.state, orphan)
+                }),
                 Change::Complete {
                     token,
                     record,
@@ -262,18 +275,19 @@ impl Table {
                     if shard.find(shared, hash, id, now) != Some(slot) {
                         return Ok(false);
                     }
-                    let record = record.clone();
+                    reservation.commit();
+                    let completed = EntryState::Completed {
+                        record: record.clone(),
+                        expires: now.saturating_add(nanos(*retention)),
+                    };
                     shard.update(shared, slot, |entry| {
                         entry.set_token(*token);
                         entry.since = Millis::from_nanos(now);
-                        entry.state = EntryState::Completed {
-                            record,
-                            expires: now.saturating_add(nanos(*retention)),
-                        };
-                    });
-                    reservation.commit();
+                        mem::replace(&mut entry.state, completed)
+                    })
                 }
-            }
+            };
+            shard.free_later(replaced);
             shared.budget.release(Cost::record(before));
             let waiters = shard.take_waiters(slot);
             drop(shard);
@@ -282,18 +296,22 @@ impl Table {
         }
     }
 
-    fn delete_expired(&self, shard: usize, max: usize, now: u64) -> Option<usize> {
+    fn delete_expired(&self, shard: usize, max: usize, now: u64) -> Option<Deleted> {
         if shard >= self.shards.len() {
             return None;
         }
         let mut shard = self.shard_at(shard);
-        let mut deleted = 0;
-        while deleted < max {
+        let mut deleted = Deleted::default();
+        while deleted.entries < max && deleted.bytes < BYTES_PER_LOCK {
             let firsts = [shard.first_lease(), shard.first_record()];
             let expired = firsts.into_iter().flatten().find(|(at, _)| *at <= now);
-            let Some((_, slot)) = expired else { break };
+            let Some((_, slot)) = expired else {
+                deleted.is_last = true;
+                break;
+            };
+            deleted.entries += 1;
+            deleted.bytes += record_len(&shard, slot);
             shard.remove(&self.shared, slot);
-            deleted += 1;
         }
         Some(deleted)
     }

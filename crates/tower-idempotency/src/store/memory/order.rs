@@ -45,6 +45,10 @@ impl Order {
             .back()
             .is_none_or(|last| last.key() < (deadline, slot));
         if is_last {
+            if self.queue.len() == self.queue.capacity() {
+                // The default is to double, which leaves up to 16 bytes unused for each slot.
+                self.queue.reserve_exact((self.queue.len() / 4).max(4));
+            }
             self.queue.push_back(QueuedSlot {
                 deadline,
                 slot,
@@ -231,6 +235,16 @@ mod tests {
         });
         // The queue may grow once. A tree would allocate a node for each six slots.
         assert!(counted.count_total <= 1, "{}", counted.count_total);
+    }
+
+    #[test]
+    fn queue_grows_by_quarter() {
+        let mut order = Order::new();
+        for slot in 0..10_000 {
+            order.insert(u64::from(slot), slot, GROUP);
+            let (len, capacity) = (order.queue.len(), order.queue.capacity());
+            assert!(capacity <= len + len / 4 + 4, "{capacity} for {len}");
+        }
     }
 
     #[test]

@@ -1,25 +1,28 @@
 //! A shard: its entries, their index by id, and their order by deadline.
 //!
-//! Every method runs under the shard's lock, so no method calls foreign code. Records own their buffers. The caller
-//! wakes waiters after it has released the lock.
+//! Every method runs under the shard's lock, so no method calls foreign code. A [`LockedShard`] frees removed records after
+//! it has released the lock. The caller wakes waiters after that.
 
 use std::{
     collections::{BTreeMap, btree_map},
     hash::BuildHasher,
+    ops::{Deref, DerefMut},
     sync::Arc,
 };
 
+use bytes::Bytes;
 use hashbrown::HashTable;
+use smallvec::SmallVec;
 use tokio::sync::Semaphore;
 
 use super::{
     budget::{Budget, Cost},
     details::Details,
-    entry::{Entry, OrderPosition},
+    entry::{Entry, EntryState, OrderPosition},
     evictions::Evictions,
     order::Order,
     slab::Slab,
-    sync::{AtomicUsize, HashBuilder},
+    sync::{AtomicUsize, HashBuilder, MutexGuard},
     usage::{PrincipalGroup, Usage},
 };
 use crate::store::{KeyId, ScopeDigest};
@@ -72,7 +75,7 @@ pub(super) struct WaiterGroup {
 }
 
 impl Shard {
-    pub(super) const fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             index: HashTable::new(),
             entries: Slab::new(),
@@ -83,24 +86,6 @@ impl Shard {
             waiters: BTreeMap::new(),
             earliest_deadline: u64::MAX,
         }
-    }
-
-    /// Returns the slot of the entry with this id. Removes the entry and returns `None` if it is expired.
-    pub(super) fn find(
-        &mut self,
-        shared: &SharedState,
-        hash: u64,
-        id: &KeyId,
-        now: u64,
-    ) -> Option<u32> {
-        let entries = &self.entries;
-        let holds_id = |slot: &u32| entries.get(*slot).is_some_and(|entry| entry.id == *id);
-        let slot = *self.index.find(hash, holds_id)?;
-        if self.entry(slot).state.deadline() <= now {
-            self.remove(shared, slot);
-            return None;
-        }
-        Some(slot)
     }
 
     pub(super) fn entry(&self, slot: u32) -> &Entry {
@@ -120,21 +105,22 @@ impl Shard {
         slot
     }
 
-    /// Changes an entry and updates its position in the deadline order.
-    pub(super) fn update(
+    /// Changes an entry and updates its position in the deadline order. Returns the output of `change`.
+    pub(super) fn update<T>(
         &mut self,
         shared: &SharedState,
         slot: u32,
-        change: impl FnOnce(&mut Entry),
-    ) {
+        change: impl FnOnce(&mut Entry) -> T,
+    ) -> T {
         let entry = self.entries.get_mut(slot).expect(SLOT_IN_USE);
         let before = entry.position();
-        change(entry);
+        let output = change(entry);
         let after = entry.position();
         if before != after {
             self.remove_from_orders(shared, slot, &before);
             self.add_to_orders(shared, slot, &after);
         }
+        output
     }
 
     fn add_to_orders(&mut self, shared: &SharedState, slot: u32, position: &OrderPosition) {
@@ -178,8 +164,8 @@ impl Shard {
         }
     }
 
-    /// Removes an entry and returns its capacity to the budget.
-    pub(super) fn remove(&mut self, shared: &SharedState, slot: u32) {
+    /// Removes and returns an entry. Returns its capacity to the budget.
+    fn take(&mut self, shared: &SharedState, slot: u32) -> Entry {
         let entry = self.entries.remove(slot).expect(SLOT_IN_USE);
         let hash = shared.hasher.hash_one(entry.id);
         self.index
@@ -195,6 +181,7 @@ impl Shard {
             shared.budget.release(details.cost());
         }
         self.shrink_index(shared);
+        entry
     }
 
     /// Adds owner and operation of an entry, whose cost is reserved.
@@ -226,59 +213,12 @@ impl Shard {
         if records { &self.records } else { &self.leases }
     }
 
-    /// Removes at most [`EXPIRED_PER_WRITE`] expired entries of each kind.
-    pub(super) fn remove_expired(&mut self, shared: &SharedState, now: u64) {
-        if now < self.earliest_deadline {
-            return;
-        }
-        for first in [Self::first_record, Self::first_lease] {
-            for _ in 0..EXPIRED_PER_WRITE {
-                match first(self) {
-                    Some((deadline, slot)) if deadline <= now => self.remove(shared, slot),
-                    _ => break,
-                }
-            }
-        }
-        let deadline = |first: Option<(u64, u32)>| first.map_or(u64::MAX, |at| at.0);
-        self.earliest_deadline = deadline(self.first_record()).min(deadline(self.first_lease()));
-    }
-
     pub(super) fn first_record(&self) -> Option<(u64, u32)> {
         self.records.first()
     }
 
     pub(super) fn first_lease(&self) -> Option<(u64, u32)> {
         self.leases.first()
-    }
-
-    /// Removes an expired entry, else evicts the record of this group that expires first. Without a group, evicts the
-    /// record of the shard that expires first. Returns `false` if there is none. Never evicts a lease.
-    pub(super) fn evict(
-        &mut self,
-        shared: &SharedState,
-        group: Option<PrincipalGroup>,
-        now: u64,
-    ) -> bool {
-        let firsts = [self.first_lease(), self.first_record()];
-        let expired = firsts.into_iter().flatten().find(|(at, _)| *at <= now);
-        if let Some((_, slot)) = expired {
-            self.remove(shared, slot);
-            return true;
-        }
-        let slot = match group {
-            None => self.first_record().map(|(_, slot)| slot),
-            Some(group) if self.records_of_groups.contains_key(&group) => {
-                self.records.first_of(group)
-            }
-            Some(_) => None,
-        };
-        let Some(slot) = slot else {
-            return false;
-        };
-        shared.usage.note_eviction(self.entry(slot).cost());
-        shared.evictions.add();
-        self.remove(shared, slot);
-        true
     }
 
     /// Registers a waiter for the entry.
@@ -325,12 +265,129 @@ impl Shard {
     }
 }
 
+/// A shard under its lock. Frees removed records after the lock is released, because it can take long to free a large one.
+///
+/// The fields are dropped in the order of their declaration.
+pub(super) struct LockedShard<'a> {
+    shard: MutexGuard<'a, Shard>,
+    removed: RemovedRecords,
+}
+
+/// Removed records. Most calls remove at most one, or the expired ones of a write, and need no allocation.
+type RemovedRecords = SmallVec<[Bytes; 2 * EXPIRED_PER_WRITE]>;
+
+impl<'a> LockedShard<'a> {
+    pub(super) fn new(shard: MutexGuard<'a, Shard>) -> Self {
+        Self {
+            shard,
+            removed: RemovedRecords::new(),
+        }
+    }
+}
+
+impl LockedShard<'_> {
+    /// Returns the slot of the entry with this id. Removes the entry and returns `None` if it is expired.
+    pub(super) fn find(
+        &mut self,
+        shared: &SharedState,
+        hash: u64,
+        id: &KeyId,
+        now: u64,
+    ) -> Option<u32> {
+        let entries = &self.entries;
+        let holds_id = |slot: &u32| entries.get(*slot).is_some_and(|entry| entry.id == *id);
+        let slot = *self.index.find(hash, holds_id)?;
+        if self.entry(slot).state.deadline() <= now {
+            self.remove(shared, slot);
+            return None;
+        }
+        Some(slot)
+    }
+
+    /// Removes an entry and returns its capacity to the budget.
+    pub(super) fn remove(&mut self, shared: &SharedState, slot: u32) {
+        let entry = self.shard.take(shared, slot);
+        self.free_later(entry.state);
+    }
+
+    /// Frees the record of an entry that was removed or changed, after the lock is released.
+    pub(super) fn free_later(&mut self, replaced: EntryState) {
+        if let EntryState::Completed { record, .. } = replaced {
+            self.removed.push(record);
+        }
+    }
+
+    /// Removes at most [`EXPIRED_PER_WRITE`] expired entries of each kind.
+    pub(super) fn remove_expired(&mut self, shared: &SharedState, now: u64) {
+        if now < self.earliest_deadline {
+            return;
+        }
+        for first in [Shard::first_record, Shard::first_lease] {
+            for _ in 0..EXPIRED_PER_WRITE {
+                match first(self) {
+                    Some((deadline, slot)) if deadline <= now => self.remove(shared, slot),
+                    _ => break,
+                }
+            }
+        }
+        let deadline = |first: Option<(u64, u32)>| first.map_or(u64::MAX, |at| at.0);
+        self.earliest_deadline = deadline(self.first_record()).min(deadline(self.first_lease()));
+    }
+
+    /// Removes an expired entry, else evicts the record of this group that expires first. Without a group, evicts the
+    /// record of the shard that expires first. Returns `false` if there is none. Never evicts a lease.
+    pub(super) fn evict(
+        &mut self,
+        shared: &SharedState,
+        group: Option<PrincipalGroup>,
+        now: u64,
+    ) -> bool {
+        let firsts = [self.first_lease(), self.first_record()];
+        let expired = firsts.into_iter().flatten().find(|(at, _)| *at <= now);
+        if let Some((_, slot)) = expired {
+            self.remove(shared, slot);
+            return true;
+        }
+        let slot = match group {
+            None => self.first_record().map(|(_, slot)| slot),
+            Some(group) if self.records_of_groups.contains_key(&group) => {
+                self.records.first_of(group)
+            }
+            Some(_) => None,
+        };
+        let Some(slot) = slot else {
+            return false;
+        };
+        shared.usage.note_eviction(self.entry(slot).cost());
+        shared.evictions.add();
+        self.remove(shared, slot);
+        true
+    }
+}
+
+impl Deref for LockedShard<'_> {
+    type Target = Shard;
+
+    fn deref(&self) -> &Shard {
+        &self.shard
+    }
+}
+
+impl DerefMut for LockedShard<'_> {
+    fn deref_mut(&mut self) -> &mut Shard {
+        &mut self.shard
+    }
+}
+
 #[cfg(test)]
 impl Shard {
     pub(super) fn waiter_groups(&self) -> usize {
         self.waiters.len()
     }
+}
 
+#[cfg(test)]
+impl LockedShard<'_> {
     /// Removes all expired entries.
     pub(super) fn sweep(&mut self, shared: &SharedState, now: u64) {
         while self.earliest_deadline <= now && self.earliest_deadline < u64::MAX {

@@ -1,14 +1,16 @@
 //! Values in pages of a fixed size. Growth wastes at most a page, and an empty page is freed. Only the first page grows with its
 //! values; no other growth moves a value.
 
+use smallvec::SmallVec;
+
 const PAGE: usize = 32;
 const ALL_FREE: u32 = u32::MAX;
 
-/// Values under small stable numbers.
+/// Values under small stable numbers. The first page is inline, so a slab with few values takes one allocation.
 pub(super) struct Slab<T> {
-    pages: Vec<SlabPage<T>>,
+    pages: SmallVec<[SlabPage<T>; 1]>,
     /// The pages with a free slot, each listed once. The last is filled first.
-    open: Vec<u32>,
+    open: SmallVec<[u32; 2]>,
     /// The number of pages that have memory and no value: at most one. A slab that alternates between zero values and
     /// one then does not allocate each time.
     spare: u32,
@@ -23,10 +25,10 @@ struct SlabPage<T> {
 }
 
 impl<T> Slab<T> {
-    pub(super) const fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
-            pages: Vec::new(),
-            open: Vec::new(),
+            pages: SmallVec::new(),
+            open: SmallVec::new(),
             spare: 0,
         }
     }
@@ -133,6 +135,7 @@ mod tests {
         });
         let bytes = counted.bytes_total;
         assert!(bytes < PAGE as u64 * 128 / 4, "{bytes}");
+        assert_eq!(counted.count_total, 1);
     }
 
     #[test]

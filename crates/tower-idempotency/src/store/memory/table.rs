@@ -18,8 +18,8 @@ use super::{
     details::Details,
     entry::{Entry, EntryState, nanos},
     evictions::Evictions,
-    shard::{Shard, SharedState},
-    sync::{AtomicUsize, HashBuilder, Mutex, MutexGuard},
+    shard::{LockedShard, Shard, SharedState},
+    sync::{AtomicUsize, HashBuilder, Mutex},
     usage::Usage,
 };
 use crate::store::{Acquired, Claim, LeaseRef, OrphanPolicy, StoreError, Ttl};
@@ -33,7 +33,7 @@ const BYTES_PER_SHARD: usize = 4 << 20;
 
 /// Fewer shards would delay concurrent calls.
 const MIN_SHARDS: usize = 64;
-/// An empty store of unlimited size takes some 6 MB for its shards. A position of a listing has two bytes for the shard.
+/// An empty store of unlimited size takes some 7 MB for its shards. A position of a listing has two bytes for the shard.
 const MAX_SHARDS: usize = 1 << 14;
 
 /// The number of records evicted under one lock.
@@ -155,7 +155,7 @@ impl Table {
     }
 
     /// Stores the record, and takes it out of `record` if it is stored. The record must own its buffer, because the store
-    /// drops it under a lock.
+    /// counts it by its length.
     pub(super) fn complete(
         &self,
         lease: &LeaseRef,
@@ -278,7 +278,7 @@ impl Table {
     /// If the other shards could not free enough, and there is still no capacity.
     pub(super) fn reserve<'a>(
         &'a self,
-        shard: &mut Shard,
+        shard: &mut LockedShard<'_>,
         evicted: Option<Result<Reservation<'a>, MemoryFull>>,
         cost: Cost,
         now: u64,
@@ -294,7 +294,12 @@ impl Table {
         }
     }
 
-    fn reserve_in_shard(&self, shard: &mut Shard, cost: Cost, now: u64) -> Option<Reservation<'_>> {
+    fn reserve_in_shard(
+        &self,
+        shard: &mut LockedShard<'_>,
+        cost: Cost,
+        now: u64,
+    ) -> Option<Reservation<'_>> {
         let budget = &self.shared.budget;
         if let Some(reservation) = budget.reserve(cost) {
             return Some(reservation);
@@ -351,16 +356,15 @@ impl Table {
         }
     }
 
-    pub(super) fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
+    pub(super) fn shard(&self, hash: u64) -> LockedShard<'_> {
         self.shard_at(self.index(hash))
     }
 
-    pub(super) fn shard_at(&self, index: usize) -> MutexGuard<'_, Shard> {
+    pub(super) fn shard_at(&self, index: usize) -> LockedShard<'_> {
+        let shard = self.shards[index & (self.shards.len() - 1)].lock();
         // A panic under the lock would be a bug of this crate, and the state would still be consistent. A store that
         // rejects every later call would be worse.
-        self.shards[index & (self.shards.len() - 1)]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        LockedShard::new(shard.unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Returns the shard of a hash. Uses bits that the index within a shard does not use.

@@ -261,4 +261,21 @@ fn store_and_futures_are_send() {
     assert!(store.is_empty());
 }
 
+/// A layer or a store above this one holds the future of each call in its own future, for as long as a request takes.
+#[test]
+fn futures_stay_small() {
+    /// Two references and the state of the future, with some room.
+    const ACQUIRE: usize = 32;
+    /// Two references, the record, its retention and the state of the future, with some room.
+    const COMPLETE: usize = 80;
+    let store = MemoryStore::new();
+    let claim = claim(1);
+    let acquire = size_of_val(&store.acquire(&claim));
+    assert!(acquire <= ACQUIRE, "{acquire}");
+    let lease = claim.lease_ref(1);
+    let complete = size_of_val(&store.complete(&lease, Bytes::new(), HOUR));
+    assert!(complete <= COMPLETE, "{complete}");
+}
+
 mod fairness;
+mod freed;

@@ -1,0 +1,142 @@
+//! The lines and cookies that identify a caller.
+
+use super::*;
+
+type Lines = [(&'static str, &'static str)];
+
+fn headers(lines: &Lines) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for (name, line) in lines {
+        let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
+        headers.append(name, HeaderValue::from_static(line));
+    }
+    headers
+}
+
+fn digest<'a>(lines: impl IntoIterator<Item = &'a (&'static str, &'static str)>) -> [u8; 32] {
+    let mut hash = FieldDigest::new(None);
+    for (name, line) in lines {
+        hash.field(b"header").field(name.as_bytes());
+        hash.field(&[1]).field(line.as_bytes());
+    }
+    hash.finish()
+}
+
+#[test]
+fn credentials_are_hashed_by_name() {
+    // The lines of the request, and those that count.
+    let cases: [(&Lines, &Lines); 7] = [
+        (&[("host", "h")], &[]),
+        (&[("authorization", " ")], &[]),
+        (&[("X-API-Key", "k")], &[("x-api-key", "k")]),
+        (
+            &[("authorization", ""), ("x-api-key", "k")],
+            &[("x-api-key", "k")],
+        ),
+        (
+            &[("x-api-key", "k"), ("host", "h"), ("authorization", "a")],
+            &[("authorization", "a"), ("x-api-key", "k")],
+        ),
+        (
+            &[("authorization", "a"), ("api-key", "k")],
+            &[("api-key", "k"), ("authorization", "a")],
+        ),
+        (
+            &[
+                ("x-c-token", "?"),
+                ("c-api-token", "c"),
+                ("apikey", ""),
+                ("b-api-key", "b"),
+            ],
+            &[("b-api-key", "b"), ("c-api-token", "c")],
+        ),
+    ];
+    for (sent, counted) in cases {
+        let headers = headers(sent);
+        let identity = match counted.len() {
+            0 => Identity::Anonymous,
+            1 => Identity::Principal,
+            _ => Identity::Combined,
+        };
+        let (mut all, mut first) = (FieldDigest::new(None), FieldDigest::new(None));
+        let found = add_credentials(&headers, &mut all);
+        assert!(found.is_ok_and(|found| found == identity), "{sent:?}");
+        assert_eq!(all.finish(), digest(counted), "{sent:?}");
+        let authorization = counted.iter().find(|(name, _)| *name == "authorization");
+        let expected = authorization.or(counted.first());
+        let is_found = add_first_credential(&headers, &mut first);
+        assert_eq!(is_found, expected.is_some(), "{sent:?}");
+        assert_eq!(first.finish(), digest(expected), "{sent:?}");
+    }
+}
+
+#[test]
+fn second_line_of_credential_is_ambiguous() {
+    let cases: [&Lines; 4] = [
+        &[("x-api-key", "k"), ("host", "h"), ("x-api-key", "k")],
+        &[("x-api-key", ""), ("x-api-key", "k")],
+        &[("x-api-key", ""), ("x-api-key", "")],
+        &[
+            ("x-api-key", "k"),
+            ("authorization", "a"),
+            ("x-api-key", "j"),
+        ],
+    ];
+    for lines in cases {
+        let (headers, mut hash) = (headers(lines), FieldDigest::new(None));
+        let found = add_credentials(&headers, &mut hash);
+        assert!(
+            matches!(found, Err(PrincipalError::Ambiguous(_))),
+            "{lines:?}"
+        );
+        let name = HeaderName::from_static("x-api-key");
+        let found = add_identifying_header(&headers, &name, &mut hash);
+        assert!(
+            matches!(found, Err(PrincipalError::Ambiguous(_))),
+            "{lines:?}"
+        );
+    }
+}
+
+#[test]
+fn session_of_application_is_no_unrelated_cookie() {
+    for application in [
+        "ga",
+        "gac",
+        "gat",
+        "gateway",
+        "gatekeeper",
+        "gcl",
+        "hj",
+        "hjalmar",
+        "hp2",
+        "pk",
+        "vis_opt",
+        "vwo",
+    ] {
+        for suffix in ["session", "key", "id"] {
+            let name = format!("_{application}_{suffix}");
+            assert!(!is_unrelated_cookie(name.as_bytes()), "{name}");
+        }
+    }
+    for name in ["my_posthog", "_mixpanel", "_gat_", "_ga_", "_hjid_session"] {
+        assert!(!is_unrelated_cookie(name.as_bytes()), "{name}");
+    }
+    for name in [
+        "_ga_8K2XYZ",
+        "_gat",
+        "_gat_UA-1234-1",
+        "_gat_gtag_UA_1234_1",
+        "_gcl_au",
+        "_hjSession_7",
+        "_hjid",
+        "_hp2_id.12",
+        "_pk_id.1.1fff",
+        "_pk_ses.1.1fff",
+        "_vwo_uuid_v2",
+        "mp_0a1b_mixpanel",
+        "ph_phc_1a_posthog",
+    ] {
+        assert!(is_unrelated_cookie(name.as_bytes()), "{name}");
+    }
+}

@@ -4,6 +4,8 @@
 //! pages that follow it. A state with fewer pages starts again with its second page. The last line of a store compares the
 //! slowest p99 with the target.
 //!
+//! Half of the entries of Redis are in its index of completed entries. The summary is also measured without this index.
+//!
 //! `index` compares requests on a Redis store with and without its indexes, alternately. It reports the calls and the
 //! microseconds that the server counts, and the time that the client measures. `completed` compares fresh keys on tables with
 //! and without the index of completed entries, alternately.
@@ -18,6 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use tests::{
     scratch::Scratch,
     servers::{
@@ -31,10 +34,16 @@ use tokio::{runtime::Runtime, task::JoinSet, time::sleep};
 use tower_idempotency::{
     NeedsAttention,
     inspect::{Inspect, InspectError, Query, Resolution, State},
-    store::{Claim, KeyId, Store, Token, Ttl},
+    store::{Store, Ttl},
 };
-use tower_idempotency_redis::{RedisOptions, RedisStore};
+use tower_idempotency_redis::{ConnectError, RedisOptions, RedisStore};
 use tower_idempotency_sqlx::sqlx::{self, AssertSqlSafe, Connection};
+
+use self::fresh::{
+    Record, Size, compare_fresh, complete_fresh, median_ratio, micros, random_claim, verdict,
+};
+
+mod fresh;
 
 /// Settings that the command line chooses.
 #[derive(Clone, Copy)]
@@ -76,17 +85,14 @@ fn main() {
         }
         if is_chosen("redis") {
             let server = RedisServer::start(&[]);
-            let store = options()
-                .connect(&server.url())
-                .await
-                .expect("the server runs");
-            Box::pin(redis("redis", &store, scale, TARGET)).await;
+            let connect = async |options: RedisOptions| options.connect(&server.url()).await;
+            Box::pin(redis("redis", connect, scale, TARGET)).await;
         }
         if is_chosen("cluster") {
             let cluster = RedisCluster::start();
-            let store = options().connect_cluster(cluster.urls()).await;
-            let store = store.expect("the cluster runs");
-            Box::pin(redis("cluster", &store, scale, TARGET_OF_CLUSTER)).await;
+            let urls = cluster.urls();
+            let connect = async |options: RedisOptions| options.connect_cluster(&urls).await;
+            Box::pin(redis("cluster", connect, scale, TARGET_OF_CLUSTER)).await;
         }
         if is_chosen("index") {
             Box::pin(index(scale)).await;
@@ -139,6 +145,17 @@ async fn measure(name: &str, store: &impl Inspect, scale: Scale, target: Duratio
             }
         }
     }
+    measure_summary(name, store, scale).await;
+    println!(
+        "{name}: slowest p99 {:.2} ms, target {:.0} ms: {}",
+        millis(slowest),
+        millis(target),
+        verdict(slowest < target)
+    );
+}
+
+/// Measures the summary of all states that the store lists.
+async fn measure_summary(name: &str, store: &impl Inspect, scale: Scale) {
     for limit in [1_000, 100_000] {
         let mut times = Vec::new();
         for _ in 0..scale.repetitions.max(3) {
@@ -153,12 +170,6 @@ async fn measure(name: &str, store: &impl Inspect, scale: Scale, target: Duratio
             verdict(median < TARGET_OF_SUMMARY)
         );
     }
-    println!(
-        "{name}: slowest p99 {:.2} ms, target {:.0} ms: {}",
-        millis(slowest),
-        millis(target),
-        verdict(slowest < target)
-    );
 }
 
 /// Reads a page of 50 entries. A call may return fewer, although more follow. Returns the query of the next page.
@@ -181,24 +192,8 @@ async fn timed<T, E: std::fmt::Debug>(call: impl Future<Output = Result<T, E>>) 
     (result, start.elapsed())
 }
 
-fn verdict(is_reached: bool) -> &'static str {
-    if is_reached { "reached" } else { "not reached" }
-}
-
-/// Returns the median ratio of the pairs, with the verdict on the target.
-fn median_ratio(mut ratios: Vec<f64>) -> String {
-    ratios.sort_by(f64::total_cmp);
-    let median = ratios[ratios.len() / 2];
-    let verdict = verdict(median <= TARGET_RATIO);
-    format!("median ratio {median:.3}, target {TARGET_RATIO}: {verdict}")
-}
-
 fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
-}
-
-fn micros(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1e6
 }
 
 /// Target for p99 of a page.
@@ -310,7 +305,7 @@ async fn index_of_completed(scale: Scale) {
     let off = sql::postgres(&server, "without_index").await;
     let drop = sqlx::raw_sql("drop index without_index_completed");
     drop.execute(&mut admin).await.expect("the server runs");
-    compare_fresh("postgres", [&on, &off], scale).await;
+    compare_indexed("postgres", [&on, &off], scale).await;
 
     let server = MariaDbServer::start(&[]);
     let mut admin = sqlx::MySqlConnection::connect(&server.url())
@@ -321,7 +316,7 @@ async fn index_of_completed(scale: Scale) {
     let drop = "alter table without_index drop index completed, drop column record_expires";
     let drop = sqlx::raw_sql(drop);
     drop.execute(&mut admin).await.expect("the server runs");
-    compare_fresh("mariadb", [&on, &off], scale).await;
+    compare_indexed("mariadb", [&on, &off], scale).await;
 
     let scratch = [Scratch::new(), Scratch::new()];
     let on = sql::sqlite(&scratch[0]).await;
@@ -330,43 +325,26 @@ async fn index_of_completed(scale: Scale) {
     let mut admin = sqlx::SqliteConnection::connect(&url).await.expect("a file");
     let drop = sqlx::raw_sql("drop index tower_idempotency_completed");
     drop.execute(&mut admin).await.expect("a file");
-    compare_fresh("sqlite", [&on, &off], scale).await;
+    compare_indexed("sqlite", [&on, &off], scale).await;
 }
 
-/// Acquires and completes fresh keys on both stores, alternately: the first has the index, and the second has not.
-async fn compare_fresh<S: Store>(name: &str, stores: [&S; 2], scale: Scale) {
-    let mut times = [Vec::new(), Vec::new()];
-    let mut ratios = Vec::new();
-    for round in 0..scale.pages * scale.repetitions {
-        let mut took = [Duration::ZERO; 2];
-        // Each side is the first one in half of the rounds.
-        for side in [round % 2, 1 - round % 2] {
-            let start = Instant::now();
-            for _ in 0..PER_ROUND / 4 {
-                complete_fresh(stores[side], &random_claim()).await;
-            }
-            took[side] = start.elapsed() / (PER_ROUND / 4);
-            times[side].push(took[side]);
-        }
-        ratios.push(took[0].as_secs_f64() / took[1].as_secs_f64());
-    }
-    for times in &mut times {
-        times.sort();
-    }
-    println!(
-        "completed: {name}: fresh key: median {:.1} us with the index, {:.1} us without, {}",
-        micros(times[0][times[0].len() / 2]),
-        micros(times[1][times[1].len() / 2]),
-        median_ratio(ratios)
-    );
+/// Compares fresh keys on both stores: the first has the index, and the second has not.
+async fn compare_indexed<S: Store + Clone>(name: &str, [on, off]: [&S; 2], scale: Scale) {
+    let size = Size {
+        tasks: 1,
+        each: PER_ROUND / 4,
+        rounds: scale.pages * scale.repetitions,
+    };
+    let title = format!("completed: {name}");
+    let sides = [("with the index", on), ("without it", off)];
+    compare_fresh(&title, sides, RECORD, size, TARGET_RATIO).await;
 }
 
-async fn complete_fresh(store: &impl Store, claim: &Claim) {
-    store.acquire(claim).await.expect("the server runs");
-    let (lease, record) = (claim.lease_ref(1), b"\x01\x00\0\0\0\0".to_vec());
-    let completed = store.complete(&lease, record.into(), Ttl::from_secs(60));
-    completed.await.expect("the server runs");
-}
+/// The record of fresh keys.
+const RECORD: Record = Record {
+    bytes: b"\x01\x00\0\0\0\0",
+    retention: Ttl::from_secs(60),
+};
 
 // ---- Redis ----
 
@@ -374,9 +352,16 @@ fn options() -> RedisOptions {
     RedisOptions::new().with_timeout(Duration::from_secs(20))
 }
 
-/// Fills the store: of 2,000 entries, one is an orphan, one needs attention, and the others are in progress. The indexes have all
-/// of them.
-async fn redis(name: &str, store: &RedisStore, scale: Scale, target: Duration) {
+/// Fills the server: of 2,000 entries, one is an orphan and one needs attention. Half of the others are in progress, and half
+/// are completed. The indexes have all of them.
+async fn redis(
+    name: &str,
+    connect: impl AsyncFn(RedisOptions) -> Result<RedisStore, ConnectError>,
+    scale: Scale,
+    target: Duration,
+) {
+    let store = connect(options().with_completed_index(true)).await;
+    let store = store.expect("the server runs");
     let mut workers = JoinSet::new();
     for worker in 0..CONCURRENT {
         let store = store.clone();
@@ -390,38 +375,31 @@ async fn redis(name: &str, store: &RedisStore, scale: Scale, target: Duration) {
                     _ => Ttl::from_secs(36_000),
                 };
                 store.acquire(&claim).await.expect("the server runs");
-                if n % SHARE == 1 {
-                    let attention =
-                        Resolution::NeedsAttention(NeedsAttention::new("refund-failed"));
-                    let (record, retention) = attention.record(&claim.id).expect("a record");
-                    let lease = claim.lease_ref(1);
-                    store
-                        .complete(&lease, record, retention)
-                        .await
-                        .expect("the server runs");
-                }
+                let (record, retention) = match n % SHARE {
+                    1 => {
+                        let attention = NeedsAttention::new("refund-failed");
+                        let attention = Resolution::NeedsAttention(attention);
+                        attention.record(&claim.id).expect("a record")
+                    }
+                    odd if odd % 2 == 1 => (Bytes::from_static(RECORD.bytes), DAY),
+                    _ => continue,
+                };
+                let lease = claim.lease_ref(1);
+                let completed = store.complete(&lease, record, retention).await;
+                completed.expect("the server runs");
             }
         });
     }
-    while let Some(ended) = workers.join_next().await {
-        ended.expect("no panic");
-    }
+    workers.join_all().await;
     sleep(Duration::from_millis(10)).await;
-    measure(name, store, scale, target).await;
-}
-
-/// Creates a claim whose ID is random in all bytes, like a digest: one of 16 acquires trims the index of Redis.
-fn random_claim() -> Claim {
-    let mut claim = sql::claim();
-    let mut id = [0; 32];
-    for half in id.chunks_mut(16) {
-        half.copy_from_slice(Token::random().expect("random numbers").as_bytes());
-    }
-    claim.id = KeyId::from_bytes(id);
-    claim
+    measure(name, &store, scale, target).await;
+    let name = format!("{name} without the index of completed entries");
+    let without = connect(options()).await.expect("the server runs");
+    measure_summary(&name, &without, scale).await;
 }
 
 const CONCURRENT: u32 = 128;
+const DAY: Ttl = Ttl::from_secs(24 * 60 * 60);
 
 /// Compares fresh keys and replays on a store with indexes and on one without, alternately.
 async fn index(scale: Scale) {
@@ -452,7 +430,7 @@ async fn index(scale: Scale) {
             let before = Counted::read(&server);
             let start = Instant::now();
             for claim in &claims {
-                complete_fresh(store, claim).await;
+                complete_fresh(store, claim, RECORD).await;
             }
             of_fresh[side] = start.elapsed() / PER_ROUND;
             fresh[side].push(of_fresh[side]);
@@ -484,7 +462,7 @@ async fn index(scale: Scale) {
                 micros(times[times.len() / 2]),
             );
         }
-        println!("index: {kind}: {}", median_ratio(ratios));
+        println!("index: {kind}: {}", median_ratio(ratios, TARGET_RATIO));
     }
 }
 

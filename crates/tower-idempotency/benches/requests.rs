@@ -6,6 +6,7 @@
 //! ```sh
 //! cargo bench -p tower-idempotency --bench requests            # everything
 //! cargo bench -p tower-idempotency --bench requests -- oneshot # the sections whose names contain a word
+//! cargo bench -p tower-idempotency --features grpc --bench requests -- grpc # calls that are not protected
 //! ```
 
 use std::{
@@ -32,6 +33,9 @@ use tokio::{
 };
 use tower::{Service, ServiceExt};
 use tower_idempotency::{Enforcement, IdempotencyLayer, MemoryStore};
+
+#[cfg(feature = "grpc")]
+mod grpc;
 
 #[derive(Clone, Serialize, Deserialize)]
 struct Order {
@@ -186,6 +190,8 @@ async fn send(app: &Router, req: Request<Body>) {
 struct Variant {
     name: &'static str,
     app: Router,
+    /// Creates a request with this body and key.
+    request: fn(&Bytes, Option<&str>) -> Request<Body>,
     key: Key,
     rounds: Vec<f64>,
 }
@@ -195,6 +201,7 @@ impl Variant {
         Self {
             name,
             app,
+            request,
             key,
             rounds: Vec::new(),
         }
@@ -221,12 +228,8 @@ fn round(
         let started = Instant::now();
         let tasks: Vec<_> = (0..tasks)
             .map(|_| {
-                let (app, keys, body, key) = (
-                    variant.app.clone(),
-                    Arc::clone(keys),
-                    body.clone(),
-                    variant.key,
-                );
+                let (app, keys, body) = (variant.app.clone(), Arc::clone(keys), body.clone());
+                let (request, key) = (variant.request, variant.key);
                 tokio::spawn(async move {
                     for _ in 0..each {
                         let key = keys.text(key);
@@ -337,6 +340,10 @@ fn main() {
             &mut variants,
             size(1, 2_000, 100),
         );
+    }
+    #[cfg(feature = "grpc")]
+    if wants("grpc") {
+        grpc::compare_calls(&runtime, big(), size(1, 2_000, 100));
     }
     if wants("oneshot") {
         let mut variants = keyed(big());

@@ -58,4 +58,6 @@ pub use tower_idempotency_sql::{
     CommitError, PostgresFence, SqlError, TransactionError, TransactionErrorKind,
 };
 
-pub use self::transaction::{FencedTransaction, OpenTransaction, PgConnectionOwner, begin};
+pub use self::transaction::{
+    BeginFuture, FencedTransaction, OpenTransaction, PgConnectionOwner, begin,
+};

@@ -1,6 +1,6 @@
 //! The transaction of an owned connection.
 
-use std::{fmt, ops::DerefMut, time::Duration};
+use std::{fmt, ops::DerefMut, pin::Pin, time::Duration};
 
 use diesel::{
     QueryableByName, sql_query,
@@ -23,7 +23,7 @@ const _: () = assert!(PostgresFence::VERSION == 1);
 /// A handler's transaction of diesel-async that is fenced by its lease.
 ///
 /// [`begin`] begins one. It derefs to [`AsyncPgConnection`]: execute queries on `&mut *tx`.
-pub type FencedTransaction<C> = tower_idempotency_sql::FencedTransaction<OpenTransaction<C>>;
+pub type FencedTransaction = tower_idempotency_sql::FencedTransaction<OpenTransaction>;
 
 /// An owner of a connection: an object of a pool, or a `Box` of a connection.
 pub trait PgConnectionOwner: DerefMut<Target = AsyncPgConnection> + Send + 'static {}
@@ -46,26 +46,35 @@ impl<C: DerefMut<Target = AsyncPgConnection> + Send + 'static> PgConnectionOwner
 /// # Cancellation
 ///
 /// If the future is dropped, a task rolls the transaction back, or the pool closes the connection.
-pub async fn begin<C: PgConnectionOwner>(
+pub fn begin<'a>(
     fence: impl Into<PostgresFence>,
-    lease: &Lease,
-    mut connection: C,
-) -> Result<FencedTransaction<C>, TransactionError> {
+    lease: &'a Lease,
+    connection: impl PgConnectionOwner,
+) -> BeginFuture<'a> {
     let fence = fence.into();
-    let begun =
-        AnsiTransactionManager::begin_transaction_sql(&mut *connection, PostgresFence::BEGIN);
-    begun.await.map_err(sql_error)?;
-    let open = OpenTransaction {
-        connection: Some(connection),
-        is_ending: false,
-    };
-    FencedTransaction::begin(fence, lease, open).await
+    // Neither the future nor the transaction names the type of the owner. If a type has a lifetime, as in bb8, the compiler
+    // cannot prove that a handler's future with it is `Send`.
+    let mut connection: Box<dyn PgConnectionOwner> = Box::new(connection);
+    Box::pin(async move {
+        let begun =
+            AnsiTransactionManager::begin_transaction_sql(&mut **connection, PostgresFence::BEGIN);
+        begun.await.map_err(sql_error)?;
+        let open = OpenTransaction {
+            connection: Some(connection),
+            is_ending: false,
+        };
+        FencedTransaction::begin(fence, lease, open).await
+    })
 }
+
+/// The future of [`begin`].
+pub type BeginFuture<'a> =
+    Pin<Box<dyn Future<Output = Result<FencedTransaction, TransactionError>> + Send + 'a>>;
 
 /// An open transaction of an owned connection. Its drop rolls back in a task, or closes the connection if a commit or a
 /// rollback had begun.
-pub struct OpenTransaction<C: PgConnectionOwner> {
-    connection: Option<C>,
+pub struct OpenTransaction {
+    connection: Option<Box<dyn PgConnectionOwner>>,
     /// `true` if a commit or a rollback has begun.
     is_ending: bool,
 }
@@ -84,16 +93,16 @@ struct WriteRow {
     is_written: bool,
 }
 
-impl<C: PgConnectionOwner> Driver for OpenTransaction<C> {
+impl Driver for OpenTransaction {
     type Fence = PostgresFence;
     type Target = AsyncPgConnection;
 
     fn target(&self) -> &AsyncPgConnection {
-        self.connection.as_deref().expect(OWNED)
+        self.connection.as_ref().expect(OWNED)
     }
 
     fn target_mut(&mut self) -> &mut AsyncPgConnection {
-        self.connection.as_deref_mut().expect(OWNED)
+        self.connection.as_mut().expect(OWNED)
     }
 
     async fn lease_status(
@@ -173,7 +182,7 @@ fn depth(connection: &mut AsyncPgConnection) -> Option<u32> {
     Some(status.transaction_depth().ok()??.get())
 }
 
-impl<C: PgConnectionOwner> Drop for OpenTransaction<C> {
+impl Drop for OpenTransaction {
     fn drop(&mut self) {
         let Some(mut connection) = self.connection.take() else {
             return;
@@ -197,7 +206,7 @@ impl<C: PgConnectionOwner> Drop for OpenTransaction<C> {
     }
 }
 
-impl<C: PgConnectionOwner> fmt::Debug for OpenTransaction<C> {
+impl fmt::Debug for OpenTransaction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OpenTransaction").finish_non_exhaustive()
     }

@@ -6,10 +6,7 @@ use std::time::Duration;
 
 use diesel_async::{
     AsyncPgConnection, SimpleAsyncConnection,
-    pooled_connection::{
-        AsyncDieselConnectionManager,
-        deadpool::{Object, Pool},
-    },
+    pooled_connection::{AsyncDieselConnectionManager, deadpool::Pool},
 };
 use tower_idempotency::Lease;
 use tower_idempotency_sea_orm::sea_orm::{
@@ -143,7 +140,7 @@ impl Handlers for Diesel {
     const NAME: &str = "diesel";
     const COMMIT: &str = "COMMIT\0";
     const REPORTS_MISSING_TABLE: bool = false;
-    type Driver = tower_idempotency_diesel_async::OpenTransaction<Object<AsyncPgConnection>>;
+    type Driver = tower_idempotency_diesel_async::OpenTransaction;
 
     fn pool(url: &str, size: u32) -> Self {
         let pool = Pool::builder(AsyncDieselConnectionManager::new(url))

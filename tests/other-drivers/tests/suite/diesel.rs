@@ -10,10 +10,16 @@ use std::{
     time::Duration,
 };
 
-use axum::response::IntoResponse;
+use axum::{
+    Extension,
+    extract::State,
+    response::{IntoResponse, Response},
+    routing::{MethodRouter, post},
+};
 use diesel_async::{
     AnsiTransactionManager, AsyncConnection, AsyncPgConnection, SimpleAsyncConnection,
-    TransactionManager, pooled_connection::deadpool::Object,
+    TransactionManager,
+    pooled_connection::{bb8::Pool, deadpool::Object},
 };
 use http::StatusCode;
 use other_drivers::{Diesel, Handlers};
@@ -26,11 +32,32 @@ use tests::{
     servers::postgres,
 };
 use tokio::time::sleep;
+use tower_idempotency::Lease;
 use tower_idempotency_diesel_async::{begin, diesel::result::Error};
+use tower_idempotency_sqlx::PostgresStore;
 
 use crate::suite::{Bank, assert_charged_once, charge, committed, order};
 
 suite!(Diesel);
+
+/// The type of a connection of bb8 has a lifetime. This compiles only if the future of the handler is `Send`.
+#[test]
+fn connection_of_bb8_is_permitted_in_handler() {
+    async fn handler(
+        State(pool): State<Pool<AsyncPgConnection>>,
+        Extension(store): Extension<PostgresStore>,
+        lease: Lease,
+    ) -> Result<Response, (StatusCode, String)> {
+        let connection = pool.get_owned().await.map_err(failed)?;
+        let tx = begin(&store, &lease, connection).await.map_err(failed)?;
+        let committed = tx.commit(StatusCode::CREATED.into_response()).await;
+        Ok(committed.map_err(failed)?.into_response())
+    }
+    fn failed(error: impl std::fmt::Display) -> (StatusCode, String) {
+        (StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+    }
+    let _: MethodRouter<Pool<AsyncPgConnection>> = post(handler);
+}
 
 /// Diesel's own commit would release the savepoint of the nested transaction, report a success, and commit nothing.
 #[tokio::test(flavor = "multi_thread")]

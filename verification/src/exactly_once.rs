@@ -74,6 +74,8 @@ pub enum OtherProcesses {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Round {
+    /// The database, the value of `--commit` and the strikes.
+    pub name: String,
     /// The sums.
     pub sums: Sums,
     /// The number of keys that were taken over from a process that was struck between its acquire and its commit.
@@ -82,7 +84,11 @@ pub struct Round {
 
 impl fmt::Display for Round {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} taken over; {}", self.taken_over, self.sums)
+        write!(
+            f,
+            "{}: {} taken over; {}",
+            self.name, self.taken_over, self.sums
+        )
     }
 }
 
@@ -185,17 +191,19 @@ pub async fn find_second_effects<S: TestDialect>(
     if handlers.other_processes == OtherProcesses::TakeOver {
         until_seen(&[DOUBLE, OUTRUN], async |round| {
             let load = pauses(handlers.stopped, 4 + round * 100, few_or(6, 30));
+            let strike_kind = load.strike_kind;
             let history = run(database, bank, load).await;
-            summed(database, &history).await
+            summed(database, bank, strike_kind, &history).await
         })
         .await;
     }
     let (_, at_a_time) = handlers.killed;
     until_seen(&[DOUBLE], async |round| {
         let load = kills((40, at_a_time), 3 + round * 100);
+        let strike_kind = load.strike_kind;
         let history = run(database, bank, load).await;
         none("unexplained", &history.unexplained_effects());
-        summed(database, &history).await
+        summed(database, bank, strike_kind, &history).await
     })
     .await;
 }
@@ -232,7 +240,7 @@ async fn run<S: TestDialect>(database: &TestDatabase<S>, bank: Bank<'_>, load: L
     database.admin("delete from {table}").await;
     database.admin("delete from {table}_effects").await;
     let lease = load.lease.as_millis().to_string();
-    let (table, strike_kind) = (database.table.as_str(), load.strike_kind);
+    let table = database.table.as_str();
     let request = format!("POST {}", load.path);
     let Bank {
         program,
@@ -252,7 +260,6 @@ async fn run<S: TestDialect>(database: &TestDatabase<S>, bank: Bank<'_>, load: L
     history.effects = effects.collect();
     // A process that finds its lease lost before it writes responds with 503, and its client retries.
     history.problems = &["503"];
-    println!("{commit}, {strike_kind:?}");
     history
 }
 
@@ -262,7 +269,7 @@ async fn exactly_once<S: TestDialect>(
     bank: Bank<'_>,
     load: Load,
 ) -> Round {
-    let strike_count = load.strike_count;
+    let (strike_count, strike_kind) = (load.strike_count, load.strike_kind);
     let history = run(database, bank, load).await;
     let sums = history.sums();
     assert_eq!(sums.strikes, strike_count, "{sums}");
@@ -274,13 +281,24 @@ async fn exactly_once<S: TestDialect>(
         (0, 0),
         "{sums}"
     );
-    summed(database, &history).await
+    summed(database, bank, strike_kind, &history).await
 }
 
-async fn summed<S: TestDialect>(database: &TestDatabase<S>, history: &History) -> Round {
+async fn summed<S: TestDialect>(
+    database: &TestDatabase<S>,
+    bank: Bank<'_>,
+    strike_kind: StrikeKind,
+    history: &History,
+) -> Round {
+    // A store in a file has no scheme.
+    let scheme = bank
+        .url
+        .split_once(':')
+        .map_or("sqlite", |(scheme, _)| scheme);
     let sql = "select 'taken over', generation, generation from {table} where generation > 1";
     let sql = sql.replace("{table}", &database.table);
     Round {
+        name: format!("{scheme}, {}, {strike_kind:?}", bank.commit),
         sums: history.sums(),
         taken_over: S::rows(&database.pool, sql).await.len(),
     }

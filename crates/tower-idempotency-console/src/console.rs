@@ -188,7 +188,9 @@ impl Console {
     /// Counters that fall and series that come and go count as described at [`ScrapedMetrics`].
     /// Replaces [`with_scraped_metrics`](Self::with_scraped_metrics).
     pub fn with_metrics(mut self, render: impl Fn() -> String + Send + Sync + 'static) -> Self {
-        self.shared.metrics = Some(MetricsSource::Process(Box::new(ProcessMetrics::new(render))));
+        self.shared.metrics = Some(MetricsSource::Process(Box::new(ProcessMetrics::new(
+            render,
+        ))));
         self
     }
 

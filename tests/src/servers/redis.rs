@@ -265,6 +265,17 @@ impl RedisServer {
         response.unwrap_or_else(|error| panic!("Redis refuses {}: {error}", display_args(args)))
     }
 
+    /// Changes the rights of the user `service`, such as `+zadd -zrem`.
+    ///
+    /// # Panics
+    ///
+    /// Like [`command`](Self::command).
+    pub fn permit(&self, rights: &str) {
+        let mut user = vec!["ACL", "SETUSER", "service"];
+        user.extend(rights.split_whitespace());
+        self.command(&user);
+    }
+
     /// Like [`command`](Self::command), on a separate connection, but returns failures: of the connection, or an error
     /// reply.
     ///

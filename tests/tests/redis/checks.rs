@@ -60,12 +60,7 @@ async fn check_names_missing_rights_on_index() {
                           +zremrangebyscore +zrangebyscore";
     const INDEX: &str = "idempotency:~completed";
     let server = RedisServer::start(&[]);
-    let permit = |rights: &str| {
-        let mut user = vec!["ACL", "SETUSER", "service"];
-        user.extend(rights.split_whitespace());
-        server.command(&user);
-    };
-    permit(RIGHTS);
+    server.permit(RIGHTS);
     let url = format!("redis://service:{SECRET}@{}/0", server.address());
     let options = RedisOptions::new().with_timeout(Duration::from_secs(20));
     let without_index = options.clone().connect(&url).await.unwrap();
@@ -86,14 +81,14 @@ async fn check_names_missing_rights_on_index() {
             "zrangebyscore, zadd, zrem, pttl, pexpire",
         ),
     ] {
-        permit(missing);
+        server.permit(missing);
         let expected = format!(
             "the index of completed entries needs {names}, which the server rejects: \
              permit the user to run these commands on a sorted set, or turn the index off"
         );
         assert_eq!(problem(&store).await, (expected, CheckErrorKind::Denied));
         without_index.check().await.expect(missing);
-        permit(&missing.replace('-', "+"));
+        server.permit(&missing.replace('-', "+"));
         store.check().await.expect(missing);
     }
     // No check has changed the index of completed entries.

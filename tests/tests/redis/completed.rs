@@ -404,12 +404,7 @@ async fn record_is_stored_without_rights_on_index() {
     const RIGHTS: &str = "reset on >open-sesame ~idempotency:* &idempotency:* +@scripting +info +hmget +hset +hdel \
                           +del +pexpire +pexpireat +pttl +time +publish";
     let server = RedisServer::start(&[]);
-    let permit = |rights: &str| {
-        let mut user = vec!["ACL", "SETUSER", "service"];
-        user.extend(rights.split_whitespace());
-        server.command(&user);
-    };
-    permit(RIGHTS);
+    server.permit(RIGHTS);
     let operator = connect(&server, true).await;
     let url = format!("redis://service:open-sesame@{}/0", server.address());
     let store = until_connected(|| options(true).connect(&url)).await;
@@ -419,14 +414,14 @@ async fn record_is_stored_without_rights_on_index() {
     assert!(matches!(found, Acquired::Completed { .. }), "{found:?}");
     assert_eq!(server.command(&["EXISTS", INDEX]), "0");
     // Without the right to read the index, no completion would remove the members that it has added.
-    permit("+zadd +zrem");
+    server.permit("+zadd +zrem");
     server.command(&["ZADD", INDEX, "1", "expired"]);
     complete(&store, RECORD, HOUR).await;
     assert_eq!(members(&server), 1);
-    permit("+zrangebyscore -zadd");
+    server.permit("+zrangebyscore -zadd");
     complete(&store, RECORD, HOUR).await;
     assert_eq!(server.command(&["EXISTS", INDEX]), "0");
-    permit("+zadd");
+    server.permit("+zadd");
     let claim = complete(&store, RECORD, HOUR).await;
     let found = ids(&operator, State::Completed).await;
     assert_eq!(found, BTreeSet::from([claim.id]));

@@ -148,7 +148,7 @@ fn record_overhead_is_at_most_200_bytes() {
 
 /// Each shard counts the records of each group of principals.
 #[test]
-fn many_principals_add_at_most_15_bytes() {
+fn record_overhead_of_principals_is_at_most_215() {
     assert_record_overhead(215, |claim| {
         let (scope, _) = claim.id.as_bytes().split_first_chunk().unwrap();
         claim.scope = Some(ScopeDigest::from_bytes(*scope));

@@ -118,7 +118,7 @@ impl Inspect for MemoryStore {
                 break;
             };
             deleted += found.entries;
-            if found.is_last {
+            if found.is_exhausted {
                 shard += 1;
             }
             // A deletion takes longer than reading an entry, also without the pages that it frees.

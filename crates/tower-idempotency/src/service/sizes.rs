@@ -19,8 +19,8 @@ use crate::{Body, IdempotencyLayer, MemoryStore};
 /// stores it in its own future, for requests without a key too.
 const RESPONSE_FUTURE: usize = 128;
 
-/// Bytes that a keyed request allocates when it arrives: the future of its execution, which has the size of the largest stage.
-/// Each request in flight holds them, also one that waits for another request.
+/// Bytes that a keyed request allocates when it arrives, without a subscriber for `debug`. The future of its execution has the
+/// size of the largest stage. Each request in flight holds them, also one that waits for another request.
 const EXECUTION: i64 = 704;
 
 type Call = Pin<Box<dyn Future<Output = Result<Response<Full<Bytes>>, Infallible>> + Send>>;

@@ -87,8 +87,8 @@ pub(crate) struct Deleted {
     pub(crate) entries: usize,
     /// The length of their records.
     pub(crate) bytes: usize,
-    /// `true` if the shard has no more expired entries.
-    pub(crate) is_last: bool,
+    /// `true` if no expired entry is left in the shard.
+    pub(crate) is_exhausted: bool,
 }
 
 impl MemoryStore {
@@ -306,7 +306,7 @@ impl Table {
             let firsts = [shard.first_lease(), shard.first_record()];
             let expired = firsts.into_iter().flatten().find(|(at, _)| *at <= now);
             let Some((_, slot)) = expired else {
-                deleted.is_last = true;
+                deleted.is_exhausted = true;
                 break;
             };
             deleted.entries += 1;

@@ -117,8 +117,8 @@ impl MemoryStore {
 
     /// Sets the maximum number of bytes. Default: 268,435,456 (256 MiB).
     ///
-    /// The store counts the records and 240 bytes for each entry, the measured size of an entry with its allocation
-    /// overhead. If the value is too low, the store evicts records before their retention has passed, and a late retry
+    /// The store counts the records and 240 bytes for each entry: its measured size with the allocation overhead, rounded
+    /// up. If the value is too low, the store evicts records before their retention has passed, and a late retry
     /// executes again. If it exceeds the memory of the machine, the operating system kills the process, and every
     /// lease and record is lost. A record that can never fit is rejected with [`StoreError::RecordTooLarge`]. Applies
     /// to all clones from the next write on.

@@ -264,9 +264,9 @@ fn store_and_futures_are_send() {
 /// A layer or a store above this one holds the future of each call in its own future, for as long as a request takes.
 #[test]
 fn futures_stay_small() {
-    /// Two references and the state of the future, with some room.
+    /// Two references and the state of the future, rounded up.
     const ACQUIRE: usize = 32;
-    /// Two references, the record, its retention and the state of the future, with some room.
+    /// Two references, the record, its retention and the state of the future, rounded up.
     const COMPLETE: usize = 80;
     let store = MemoryStore::new();
     let claim = claim(1);

@@ -82,7 +82,7 @@ async fn expired_records_are_freed_without_lock() {
     assert_eq!(freed.counts(), (3, 0), "found by a write");
     let deleted = store.delete_expired(0, 100, store.nanos()).unwrap();
     assert_eq!((deleted.entries, deleted.bytes), (7, 7 * LEN));
-    assert!(deleted.is_last);
+    assert!(deleted.is_exhausted);
     assert_eq!(freed.counts(), (10, 0));
 }
 

@@ -42,7 +42,8 @@
 //! its driver, such as `protocol=resp3`. In the URL of a cluster the parameters follow the last node, and each node gets them.
 //!
 //! In a password, write `%2F` for `/`, `%3F` for `?`, `%40` for `@` and `%25` for `%`. A URL of Redis, PostgreSQL or MySQL is
-//! refused if its first `@` follows a `/` or `?`, because it may belong to a password. In a path or a value, write `%40`.
+//! refused if its path has an `@`, or if its first `@` follows a `?`. That `@` may be the end of a password. In a path or a
+//! value, write `%40`.
 //!
 //! Write `%23` for a `#` in a user name, a password or a value. A path of SQLite may have a `#`. Only the URL of Redis may have
 //! a fragment, `#insecure`: its driver then does not verify the certificate of the server. Without the feature

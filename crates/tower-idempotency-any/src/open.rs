@@ -218,9 +218,11 @@ fn refuse_fragment(url: &str) -> Result<(), OpenError> {
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
 fn refuse_split_password(url: &str) -> Result<(), OpenError> {
     let (_, address) = url.split_once("://").unwrap_or_default();
-    let end = address.find(['/', '?', '#']).unwrap_or(address.len());
+    let end = address.find(['/', '?']).unwrap_or(address.len());
     let (authority, rest) = address.split_at(end);
-    if rest.contains('@') && !authority.contains('@') {
+    let path = rest.split('?').next().unwrap_or_default();
+    let is_split = !authority.contains('@') && rest.contains('@');
+    if is_split || path.contains('@') {
         let expected = "no @ after the first / or ? of the URL: \
                         write %2F for / and %3F for ? in a password, and elsewhere %40 for @";
         return Err(OpenError::url(expected));
@@ -448,6 +450,7 @@ mod tests {
             // The drivers would connect to the host `app`.
             ("postgres://app:?hush@host/app", split),
             ("postgres://app:1/hush@host/app", split),
+            ("postgres://app:1@2/hush@host/app", split),
             ("postgresql:///app?host=/run/hush@host", split),
             ("mysql://app:1?hush@host/app", split),
             ("mariadb://app:/hush@host/app", split),

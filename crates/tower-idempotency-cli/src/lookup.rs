@@ -48,7 +48,8 @@ async fn complete(context: &Context, prefix: &IdPrefix) -> Result<KeyId, Failure
         [] if abilities.can_list(State::Completed) => Err(Failure::new(
             Exit::NotFound,
             format!(
-                "no listed entry begins with {prefix}; an entry that is not in an index is found by its whole id only"
+                "no listed entry begins with {prefix}; on Redis and DynamoDB, \
+                 an entry outside of the index is found by its whole id only"
             ),
         )),
         [] => Err(Failure::new(

@@ -295,31 +295,44 @@ mod tests {
         assert!(chart.no_data.is_empty());
     }
 
-    /// The second response lacks all series of the counter.
-    #[tokio::test(start_paused = true)]
-    async fn returned_counter_has_its_increase() {
+    /// Returns the chart of an endpoint with one response each minute. A response of `None` lacks all series of refusals.
+    async fn chart_of_refusals(responses: [Option<u32>; 3]) -> Chart {
         let start = Instant::now();
         tokio::time::advance(Duration::from_secs(60 * 2)).await;
         let metrics = ScrapedMetrics::new();
         let endpoint = metrics.add_endpoint("a");
         let source = MetricsSource::Scraped(metrics);
         let mut samples = Vec::new();
-        for (minute, refused) in [
-            (0, "idempotency_refused_total 10\n"),
-            (1, ""),
-            (2, "idempotency_refused_total 16\n"),
-        ] {
-            let text = format!("idempotency_granted_total 5\n{refused}");
+        for (minute, refused) in (0..).zip(responses) {
+            let series = refused.map(|it| format!("idempotency_refused_total {it}\n"));
+            let series = series.unwrap_or_default();
+            let text = format!("idempotency_granted_total 5\n{series}");
             endpoint.record(Ok(RequestCounters::parse(&text).expect("valid text")));
             samples.push(Sample {
                 totals: source.take_totals(),
                 ..sample(start + Duration::from_secs(60 * minute), None, None)
             });
         }
-        let chart = Chart::requests(&samples, Duration::from_secs(3600), Some(&source));
+        Chart::requests(&samples, Duration::from_secs(3600), Some(&source))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn returned_counter_has_its_increase() {
+        let chart = chart_of_refusals([Some(10), None, Some(16)]).await;
         assert_eq!(chart.lines[2].latest, "6");
         assert_eq!(chart.lines[2].path.matches('M').count(), 1);
         assert_eq!(chart.lines[2].path.matches('L').count(), 1);
+    }
+
+    /// Some libraries create a counter with its first event.
+    #[tokio::test(start_paused = true)]
+    async fn new_counter_has_its_increase() {
+        let chart = chart_of_refusals([None, None, Some(4)]).await;
+        assert_eq!(chart.lines[2].latest, "4");
+        assert_eq!(chart.lines[2].path.matches('M').count(), 1);
+        assert_eq!(chart.lines[2].path.matches('L').count(), 1);
+        // The service has had no replay.
+        assert_eq!(chart.lines[1].latest, "0");
     }
 
     #[test]

@@ -28,7 +28,6 @@ mod series;
 mod text;
 
 use std::{
-    array,
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::SystemTime,
@@ -54,8 +53,10 @@ const MAX_REASON: usize = 200;
 /// - The first response of an endpoint has no increase, since its time is unknown.
 /// - If a counter of an endpoint fell, a restart has reset all of them, and each has increased by its value.
 /// - A series that a response lacks keeps its value until it returns, so the chart has no false peak. If it returns with a
-///   lower value, it alone began at zero. At most 10,000 such series of an endpoint are known, with 16 MiB of labels.
+///   lower value, it alone began at zero. The console remembers at most 10,000 such series of an endpoint, with 16 MiB of
+///   labels. With more, it forgets the older ones, and they count as new.
 /// - A series that is new has increased by its value. If a process renames the labels of a series, its value counts again.
+///   A counter without a series is zero, so its first series is drawn too.
 /// - After three failures in a row the endpoint has no data. Its next response counts as the first one.
 /// - An endpoint that is added later counts from its first response. Until then the chart shows the others.
 /// - An endpoint is [removed](Endpoint) with its last clone. Its requests stay in the chart.
@@ -133,7 +134,8 @@ impl ScrapedMetrics {
     /// Adds an endpoint, which is [removed](Endpoint) when the last clone of the returned value is dropped.
     ///
     /// The chart begins when each endpoint has a [result](Endpoint::record), so add the first endpoints before you record a
-    /// result. An endpoint that is added later does not interrupt the chart. So replicas may come and go, and an endpoint costs memory only while it exists.
+    /// result. An endpoint that is added later does not interrupt the chart. So replicas may come and go, and an endpoint costs
+    /// memory only while it exists.
     ///
     /// Pages and events show the name, so it must not contain credentials. Add each process once: the requests of an endpoint
     /// that is added twice are counted twice. An address at which several processes respond in turn has no meaningful counters.
@@ -158,14 +160,12 @@ impl ScrapedMetrics {
         if !scraped.has_begun {
             return Totals::default();
         }
-        let values = array::from_fn(|at| {
-            let mut histories = scraped
-                .endpoints
-                .values()
-                .filter_map(|it| it.history.as_ref());
-            let is_known = histories.any(|history| history.has_counter(at));
-            is_known.then_some(scraped.totals[at])
-        });
+        let has_data = scraped.endpoints.values().any(|it| it.history.is_some());
+        let values = if has_data {
+            scraped.totals.map(Some)
+        } else {
+            [None; 3]
+        };
         let is_missing = scraped.endpoints.values().any(|it| it.outage.is_some());
         let is_partial = scraped.has_lost || is_missing;
         scraped.has_lost = false;

@@ -1,9 +1,6 @@
 //! The sources of the counters for the chart of requests.
 
-use std::{
-    array,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::scrape::{
     CounterTextError, RequestCounters, ScrapedMetrics, SeriesHistory, add_increases,
@@ -37,7 +34,7 @@ struct ProcessState {
 /// Totals of the requests at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Totals {
-    /// Executions, replays and refusals. `None` without data.
+    /// Executions, replays and refusals. Each is `None` without data.
     pub(crate) values: [Option<f64>; 3],
     /// `true` if requests of an endpoint are missing.
     pub(crate) is_partial: bool,
@@ -102,7 +99,7 @@ impl ProcessMetrics {
 impl ProcessState {
     /// Records the counters of a text, and returns the totals.
     ///
-    /// The total of a counter is `None` if no text so far had a series of it, or if this text cannot be read.
+    /// The totals are `None` if this text cannot be read. The total of a counter without a series is 0.
     fn record(&mut self, counters: Result<RequestCounters, CounterTextError>) -> [Option<f64>; 3] {
         self.error = counters.as_ref().err().copied();
         let Ok(counters) = counters else {
@@ -112,11 +109,7 @@ impl ProcessState {
             Some(history) => add_increases(&mut self.totals, history.record(counters)),
             None => self.history = Some(SeriesHistory::new(counters)),
         }
-        let history = self.history.as_ref();
-        array::from_fn(|at| {
-            let has_counter = history.is_some_and(|it| it.has_counter(at));
-            has_counter.then_some(self.totals[at])
-        })
+        self.totals.map(Some)
     }
 }
 
@@ -135,23 +128,38 @@ mod tests {
         let rendered = Arc::clone(&text);
         let metrics = ProcessMetrics::new(move || rendered.lock().expect("no panic").clone());
         let source = MetricsSource::Process(Box::new(metrics));
-        for (line, value, notes) in [
+        for (line, values, notes) in [
             (
                 "a_total 1",
-                None,
+                [None; 3],
                 &["No metrics of this process: the response has none of the counters of requests."]
                     [..],
             ),
             (
                 "idempotency_granted_total <b>",
-                None,
+                [None; 3],
                 &["No metrics of this process: a line of a counter is damaged."],
             ),
-            ("idempotency_granted_total 1", Some(0.0), &[]),
-            ("idempotency_granted_total 4", Some(3.0), &[]),
+            ("idempotency_granted_total 1", [0.0; 3].map(Some), &[]),
+            (
+                "idempotency_granted_total 4",
+                [3.0, 0.0, 0.0].map(Some),
+                &[],
+            ),
+            (
+                "idempotency_granted_total five",
+                [None; 3],
+                &["No metrics of this process: a line of a counter is damaged."],
+            ),
+            // The first series of a counter is new.
+            (
+                "idempotency_granted_total 4\nidempotency_refused_total 2",
+                [3.0, 0.0, 2.0].map(Some),
+                &[],
+            ),
         ] {
             line.clone_into(&mut text.lock().expect("no panic"));
-            assert_eq!(source.take_totals().values[0], value, "{line}");
+            assert_eq!(source.take_totals().values, values, "{line}");
             assert_eq!(source.notes(), notes, "{line}");
         }
     }

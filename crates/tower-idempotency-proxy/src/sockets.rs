@@ -9,6 +9,9 @@ use tokio::{
 
 use crate::telemetry::WarningLimit;
 
+/// Time until the next attempt to accept a connection.
+const RETRY_DELAY: Duration = Duration::from_millis(100);
+
 /// Sockets that another process has bound, such as systemd. Each one replaces an address of the configuration.
 #[derive(Debug, Default)]
 #[must_use = "a proxy uses the sockets that `Proxy::bind_with` gets"]
@@ -70,5 +73,3 @@ pub(crate) async fn accept(
         }
     }
 }
-
-const RETRY_DELAY: Duration = Duration::from_millis(100);

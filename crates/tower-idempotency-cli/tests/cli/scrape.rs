@@ -98,7 +98,7 @@ async fn chart_has_requests_of_all_replicas() {
         // The slow replica has at most 120 executions per minute for each request between two points.
         let has_requests = |page: &str| largest_rate(page).is_some_and(|rate| rate > 100_000.0);
         let page = overview(&served, has_requests);
-        assert!(page.contains("replays: latest no data"), "{page}");
+        assert!(page.contains("replays: latest 0, largest 0. "), "{page}");
         assert!(page.contains("refusals: latest 0, largest 0. "), "{page}");
         assert!(!page.contains("No metrics of"), "{page}");
         assert!(page.contains("Requests per minute, last 1m"), "{page}");

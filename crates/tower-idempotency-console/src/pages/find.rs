@@ -70,7 +70,7 @@ pub(crate) async fn form(
         page.message = if prefix.to_key_id().is_some() {
             "The store has no such entry. It was deleted, or has expired."
         } else if lists_all {
-            "No listed entry has this id. An entry that is not in an index is found by its whole id only."
+            "No listed entry has this id. On Redis and DynamoDB, an entry outside of the index is found by its whole id only."
         } else {
             "No unresolved entry has this id. This store finds a completed entry by its whole id only."
         }

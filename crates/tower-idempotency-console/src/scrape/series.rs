@@ -13,24 +13,15 @@ pub(crate) struct SeriesHistory {
     last: RequestCounters,
     /// Series of earlier responses that the last one lacked. All of them together have the limits of one response.
     absent: RequestCounters,
-    /// `true` for each counter of which a response had a series.
-    known: [bool; 3],
 }
 
 impl SeriesHistory {
     /// Creates the history of a process from its first response.
     pub(crate) fn new(first: RequestCounters) -> Self {
-        let known = first.series.each_ref().map(|series| !series.is_empty());
         Self {
             last: first,
             absent: RequestCounters::default(),
-            known,
         }
-    }
-
-    /// Returns `true` if a response so far had a series of the counter.
-    pub(crate) fn has_counter(&self, counter: usize) -> bool {
-        self.known[counter]
     }
 
     /// Records the next response, and returns the increase of each counter since the last one.
@@ -42,13 +33,10 @@ impl SeriesHistory {
     /// the process has removed it, for example because it had been idle.
     pub(crate) fn record(&mut self, response: RequestCounters) -> [f64; 3] {
         let last = mem::replace(&mut self.last, response);
-        for (is_known, series) in self.known.iter_mut().zip(&self.last.series) {
-            *is_known |= !series.is_empty();
-        }
         let is_reset = has_fallen(&last, &self.last);
         if is_reset {
             self.absent = RequestCounters::default();
-            return self.last.totals().map(Option::unwrap_or_default);
+            return self.last.totals();
         }
         let mut increases = [0.0; 3];
         for (counter, increase) in increases.iter_mut().enumerate() {

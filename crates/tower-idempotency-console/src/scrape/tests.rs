@@ -87,10 +87,10 @@ fn reset_counter_begins_at_zero() {
         endpoint.record(counters(&text));
         metrics.take_totals().values
     };
-    assert_eq!(refused(100, 100), [None, None, Some(0.0)]);
-    assert_eq!(refused(100, 105), [None, None, Some(5.0)]);
+    assert_eq!(refused(100, 100), [0.0, 0.0, 0.0].map(Some));
+    assert_eq!(refused(100, 105), [0.0, 0.0, 5.0].map(Some));
     // The process has restarted, so the other series began at zero too.
-    assert_eq!(refused(2, 300), [None, None, Some(5.0 + 302.0)]);
+    assert_eq!(refused(2, 300), [0.0, 0.0, 5.0 + 302.0].map(Some));
     let text = "idempotency_refused_total{code=\"a\"} 2\nidempotency_refused_total{code=\"c\"} 4\n";
     endpoint.record(counters(text));
     assert_eq!(metrics.take_totals().values[2], Some(311.0));
@@ -130,7 +130,7 @@ fn returned_series_has_no_peak() {
         )));
         let values = metrics.take_totals().values;
         let replays = f64::from(replayed - 1_u32);
-        assert_eq!(values, [Some(expected), Some(replays), None]);
+        assert_eq!(values, [expected, replays, 0.0].map(Some));
     }
 }
 
@@ -140,7 +140,7 @@ fn restart_forgets_absent_series() {
     let endpoint = metrics.add_endpoint("a");
     for (granted, refused, expected) in [
         (900, Some(10), [0.0, 0.0]),
-        // The total of a counter stays known while all its series are absent.
+        // A counter keeps its total while all its series are absent.
         (900, None, [0.0, 0.0]),
         // The process has restarted.
         (7, None, [7.0, 0.0]),

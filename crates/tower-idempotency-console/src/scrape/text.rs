@@ -1,6 +1,6 @@
 //! Counters from the text format of Prometheus.
 
-use std::{array, collections::HashMap, fmt, mem};
+use std::{collections::HashMap, fmt, mem};
 
 /// The counters of the chart: executions, replays and refusals.
 const COUNTERS: [&str; 3] = [
@@ -109,12 +109,10 @@ impl RequestCounters {
         reader.finish()
     }
 
-    /// Returns the sum of the series of each counter, or `None` for a counter without series.
-    pub(crate) fn totals(&self) -> [Option<f64>; 3] {
-        array::from_fn(|at| {
-            let series = &self.series[at];
-            (!series.is_empty()).then(|| series.values().sum::<f64>())
-        })
+    /// Returns the sum of the series of each counter: 0 for a counter without series.
+    pub(crate) fn totals(&self) -> [f64; 3] {
+        let counters = self.series.each_ref();
+        counters.map(|series| series.values().sum::<f64>())
     }
 
     /// Reads a line. Only series of the counters are read.
@@ -225,7 +223,7 @@ mod tests {
                     idempotency_granted_total_more 7\nidempotency_granted_total: 8\nidempotency_granted what\n\n\
                     idempotency_refused_total 4 # {trace_id=\"z\"} 1\n# EOF\n";
         let counters = RequestCounters::parse(text).expect("valid text");
-        assert_eq!(counters.totals(), [Some(5.0), None, Some(4.0)]);
+        assert_eq!(counters.totals(), [5.0, 0.0, 4.0]);
     }
 
     #[test]
@@ -303,7 +301,7 @@ mod tests {
             lines.collect::<String>()
         };
         let most = RequestCounters::parse(&series(10_000)).expect("few series");
-        assert_eq!(most.totals(), [Some(10_000.0), None, None]);
+        assert_eq!(most.totals(), [10_000.0, 0.0, 0.0]);
         assert_eq!(
             error(&series(10_001)),
             "the counters have over 10,000 series"

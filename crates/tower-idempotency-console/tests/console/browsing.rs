@@ -220,6 +220,26 @@ async fn incomplete_search_offers_to_continue() {
     );
 }
 
+/// Digits find only listed entries, and a whole id finds each entry.
+#[tokio::test]
+async fn absent_id_has_reason() {
+    let server = Server::start().await;
+    let (whole, digits) = ("0".repeat(64), "0".repeat(8));
+    for (lists_all, id, reason) in [
+        (true, &whole, "The store has no such entry."),
+        (true, &digits, "No listed entry has this id."),
+        (false, &digits, "No unresolved entry has this id."),
+        (false, &whole, "The store has no such entry."),
+    ] {
+        if !lists_all {
+            server.store.set_fault(Fault::UnlistedCompleted);
+        }
+        let page = server.get(&format!("/find?id={id}")).await;
+        assert_eq!(page.status, 404, "{id}: {}", page.text);
+        assert!(page.text.contains(reason), "{id}: {}", page.text);
+    }
+}
+
 /// A retry of an execution whose response was not recorded gets no response.
 #[tokio::test]
 async fn page_of_tombstone_shows_rejection() {

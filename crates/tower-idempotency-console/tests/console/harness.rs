@@ -55,6 +55,8 @@ pub(crate) enum Fault {
     EndlessList,
     /// A summary examines too few entries to find one.
     UnknownCounts,
+    /// The store does not list completed entries.
+    UnlistedCompleted,
 }
 
 impl Counted {
@@ -84,7 +86,11 @@ impl Counted {
 
 impl Inspect for Counted {
     fn abilities(&self) -> Abilities {
-        self.store.abilities()
+        let abilities = self.store.abilities();
+        if let Some(Fault::UnlistedCompleted) = self.fault() {
+            return abilities.without_list(State::Completed);
+        }
+        abilities
     }
 
     async fn list(&self, query: &Query) -> Result<Page, InspectError> {

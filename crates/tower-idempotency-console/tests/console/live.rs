@@ -205,7 +205,7 @@ async fn metrics_are_drawn() {
         }
     };
     let page = timeout(LONG, drawn).await.expect("two samples");
-    assert!(page.contains("replays: latest no data"), "{page}");
+    assert!(page.contains("replays: latest 0, largest 0. "), "{page}");
     assert!(page.contains("refusals: latest 0"), "{page}");
     assert!(!page.contains("executions: latest no data"), "{page}");
 }
@@ -250,7 +250,7 @@ async fn requests_of_endpoints_are_drawn() {
     let page = overview(&app).await;
     for line in [
         "executions: latest 180, largest 180. ",
-        "replays: latest no data, largest no data. ",
+        "replays: latest 0, largest 0. ",
         "refusals: latest 0, largest 0. ",
     ] {
         assert!(page.contains(line), "{line}: {page}");

@@ -127,10 +127,18 @@ impl Guard {
     /// Sends a signal to the process, named without `SIG`. If the signal is `STOP`, waits until the process has
     /// stopped.
     ///
+    /// The directory has a file `stopped` from `STOP` to `CONT`, because `scripts/soak` stops and continues processes too.
+    ///
     /// # Panics
     ///
-    /// Panics if the process was [killed](Self::kill) before.
+    /// Panics if the process was [killed](Self::kill) before, or the file cannot be created.
     pub fn signal(&self, signal: &str) {
+        let stopped = self.directory.join("stopped");
+        match signal {
+            "STOP" => fs::write(stopped, "").expect("a throwaway directory"),
+            "CONT" => drop(fs::remove_file(stopped)),
+            _ => {}
+        }
         let sent = run("kill", [&format!("-{signal}"), &self.pid.to_string()]);
         assert!(sent.is_ok(), "{sent:?}");
         if signal == "STOP" {

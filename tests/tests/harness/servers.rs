@@ -117,7 +117,10 @@ fn redis_answers_commands_and_counts_them() {
 #[test]
 fn paused_redis_replies_after_resume() {
     let server = RedisServer::start(&[]);
+    let directory = server.command(&["CONFIG", "GET", "dir"]);
+    let stopped = Path::new(directory.lines().nth(1).unwrap()).join("stopped");
     server.pause();
+    assert!(stopped.exists());
     let started = Instant::now();
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -127,6 +130,7 @@ fn paused_redis_replies_after_resume() {
         assert_eq!(server.command(&["PING"]), "PONG");
     });
     assert!(started.elapsed() >= Duration::from_millis(300));
+    assert!(!stopped.exists());
 }
 
 #[test]

@@ -265,6 +265,8 @@ impl StoreClient {
         let stored = catch_unwind(AssertUnwindSafe(|| {
             store.complete_now(lease, record, retention)
         }));
+        // A panic of foreign code must not hide that the record is stored.
+        let _ = catch_unwind(AssertUnwindSafe(|| store.report_evictions()));
         let is_stored = matches!(stored, Ok(Ok(())));
         if is_stored {
             telemetry::store_time(layer, "complete", started);

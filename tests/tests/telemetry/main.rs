@@ -5,5 +5,6 @@ mod drain;
 mod layer_names;
 mod observability;
 mod outages;
+mod panicking_recorder;
 mod registration;
 mod tier;

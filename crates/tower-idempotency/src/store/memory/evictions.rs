@@ -24,8 +24,9 @@ impl Evictions {
         self.uncounted.fetch_add(1, Relaxed);
     }
 
-    /// Counts the evictions since the last report. Logs a warning unless one was logged in the last minute.
-    pub(super) fn report(&self, budget: &Budget, now: u64) {
+    /// Counts the evictions since the last report. Logs a warning unless one was logged in the last minute. Reads the time only
+    /// if there are any.
+    pub(super) fn report(&self, budget: &Budget, now: impl FnOnce() -> u64) {
         if self.uncounted.load(Relaxed) == 0 {
             return;
         }
@@ -33,7 +34,7 @@ impl Evictions {
         #[cfg(feature = "metrics")]
         metrics::counter!("idempotency_memory_evicted_total").increment(evicted as u64);
         self.without_warning.fetch_add(evicted, Relaxed);
-        let second = now / NANOS;
+        let second = now() / NANOS;
         let due = self.next_warning.load(Relaxed);
         let next = usize::try_from(second + WARNING_INTERVAL).unwrap_or(usize::MAX);
         let is_due = due as u64 <= second

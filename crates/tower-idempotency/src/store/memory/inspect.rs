@@ -130,7 +130,7 @@ impl MemoryStore {
         now: u64,
     ) -> Result<bool, StoreError> {
         let changed = self.table.change(id, &condition, change, now);
-        self.table.shared.evictions.report(self.table.budget(), now);
+        self.table.report_evictions(|| now);
         changed
     }
 

@@ -159,6 +159,8 @@ impl MemoryStore {
     }
 
     /// Stores the record and ends the lease. Takes the record out of `record` if it is stored.
+    ///
+    /// The caller calls [`report_evictions`](Self::report_evictions) afterwards.
     pub(crate) fn complete_now(
         &self,
         lease: &LeaseRef,
@@ -166,6 +168,12 @@ impl MemoryStore {
         retention: Ttl,
     ) -> Result<(), StoreError> {
         self.table.complete(lease, record, retention, self.now())
+    }
+
+    /// Reports the records that calls have evicted before their expiry. May panic: the recorder of metrics and the subscriber
+    /// are foreign code.
+    pub(crate) fn report_evictions(&self) {
+        self.table.report_evictions(|| self.now());
     }
 
     fn now(&self) -> u64 {
@@ -208,7 +216,9 @@ impl Store for MemoryStore {
         mut record: Bytes,
         retention: Ttl,
     ) -> Result<(), StoreError> {
-        self.complete_now(lease, &mut record, retention)
+        let completed = self.complete_now(lease, &mut record, retention);
+        self.report_evictions();
+        completed
     }
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {

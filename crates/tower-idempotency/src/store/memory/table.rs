@@ -82,7 +82,7 @@ impl Table {
 
     pub(super) fn acquire(&self, claim: &Claim, now: u64) -> Result<Acquired, StoreError> {
         let acquired = self.acquire_unreported(claim, now);
-        self.shared.evictions.report(self.budget(), now);
+        self.report_evictions(|| now);
         acquired
     }
 
@@ -154,22 +154,16 @@ impl Table {
         true
     }
 
-    /// Stores the record, and takes it out of `record` if it is stored. The record must own its buffer, because the store
-    /// counts it by its length.
-    pub(super) fn complete(
-        &self,
-        lease: &LeaseRef,
-        record: &mut Bytes,
-        retention: Ttl,
-        now: u64,
-    ) -> Result<(), StoreError> {
-        let completed = self.complete_unreported(lease, record, retention, now);
+    /// Reports the records that were evicted before their expiry. Reads the time only if there are any.
+    pub(super) fn report_evictions(&self, now: impl FnOnce() -> u64) {
         self.shared.evictions.report(self.budget(), now);
-        completed
     }
 
+    /// Stores the record, and takes it out of `record` if it is stored. The record must own its buffer, because the store
+    /// counts it by its length.
+    ///
     /// Does not report evictions. The caller reports them after the lock is released, because a subscriber is foreign code.
-    fn complete_unreported(
+    pub(super) fn complete(
         &self,
         lease: &LeaseRef,
         record: &mut Bytes,

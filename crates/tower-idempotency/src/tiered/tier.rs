@@ -65,7 +65,7 @@ struct Records {
     bytes: usize,
     /// The group that the next insertion cleans in addition to its own.
     next_cleaned: usize,
-    /// Time at which the age was last lowered. A reply to an earlier call is not inserted.
+    /// Time at which the age was last lowered, or a record was last removed. A reply to an earlier call is not inserted.
     valid_from: Option<Instant>,
 }
 
@@ -203,9 +203,13 @@ impl Tier {
     }
 
     /// Stops serving the record. Its queue still contains the record until its maximum age has passed.
+    ///
+    /// A reply to an earlier call may still have the record. So no reply to an earlier call is inserted any more, also of
+    /// other entries, which then cost another call.
     pub(super) fn remove(&self, id: &KeyId) {
         let hash = self.hasher.hash_one(id);
         let mut records = self.records.write().unwrap_or_else(PoisonError::into_inner);
+        records.valid_from = Some(Instant::now());
         if let Ok(found) = records.by_id.find_entry(hash, |entry| entry.id == *id) {
             found.remove();
         }

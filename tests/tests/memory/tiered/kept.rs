@@ -318,3 +318,33 @@ async fn record_deleted_through_tier_is_not_served() {
     assert!(is_completed(&other).await);
     assert!(!is_completed(&tiered).await);
 }
+
+// F-803
+/// A reply that the store sent before the resolution arrives after it.
+#[tokio::test(start_paused = true)]
+async fn late_reply_does_not_restore_deleted_record() {
+    let tiered = Tiered::new(FaultInjector::new(MemoryStore::new()));
+    execute(tiered.store(), &claim(1), b"tea", HOUR).await;
+    let reply = Barrier::closed();
+    let held = Fault::HoldReply(reply.clone().into());
+    tiered.store().enqueue(Operation::Acquire, [held]);
+    let late = tokio::spawn({
+        let (tiered, claim) = (tiered.clone(), claim(1));
+        async move { tiered.acquire(&claim).await }
+    });
+    reply.arrival().await;
+    tokio::time::advance(Duration::from_millis(1)).await;
+    let found = tiered.get(&id(1)).await.expect("no fault");
+    let found = found.expect("the entry is stored");
+    let resolved = tiered.resolve(found.entry.seen(), &Resolution::DeleteRecord);
+    assert!(resolved.await.expect("no fault").is_applied());
+    reply.open_for_good();
+    let late = late.await.expect("no panic").expect("no fault");
+    assert!(matches!(late, Acquired::Completed { .. }));
+    assert_eq!(tiered.find_completed(&id(1)), None);
+
+    execute(&tiered, &claim(1), b"coffee", HOUR).await;
+    let found = tiered.find_completed(&id(1));
+    let coffee = record_of(&id(1), b"coffee");
+    assert!(matches!(found, Some(Acquired::Completed { record, .. }) if record == coffee));
+}

@@ -15,8 +15,11 @@ use crate::{error::ConfigError, store::ScopeDigest};
 #[non_exhaustive]
 pub enum Enforcement {
     /// Requests and responses pass through. The layer judges nothing and calls no store.
+    ///
+    /// It removes only the control headers of a response, as in each enforcement: see [`Retention`](crate::Retention).
     Off,
-    /// Requests and responses pass through, byte for byte. The layer counts how it would have treated them.
+    /// Requests and responses pass through, byte for byte except for the control headers, as with [`Off`](Self::Off). The
+    /// layer counts how it would have treated them.
     ///
     /// Handlers get no [`Lease`](crate::Lease) and no [`IdempotencyKey`](crate::IdempotencyKey), as without the layer. With
     /// the feature `axum`, a handler that extracts a `Lease` responds with 500: extract an `Option<Lease>` instead.

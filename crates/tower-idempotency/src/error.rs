@@ -17,6 +17,7 @@ pub struct Error {
     kind: ErrorKind,
     status: StatusCode,
     detail: Cow<'static, str>,
+    is_retryable: bool,
     retry_after: Option<Duration>,
     reason: Option<Box<str>>,
     entry: Option<Box<KeyId>>,
@@ -29,6 +30,7 @@ impl Error {
             kind,
             status: kind.status(),
             detail: detail.into(),
+            is_retryable: kind.is_retryable(),
             retry_after: None,
             reason: None,
             entry: None,
@@ -42,7 +44,16 @@ impl Error {
 
     pub(crate) fn with_retry_after(self, after: Duration) -> Self {
         Self {
+            is_retryable: true,
             retry_after: Some(after),
+            ..self
+        }
+    }
+
+    /// Marks the error as not retryable, although its kind is.
+    pub(crate) fn without_retry(self) -> Self {
+        Self {
+            is_retryable: false,
             ..self
         }
     }
@@ -108,11 +119,11 @@ impl Error {
 
     /// Returns `true` if the same request with the same key can succeed later.
     ///
-    /// That depends on the [kind](ErrorKind::is_retryable). In addition, an unknown outcome is retryable if it may become
-    /// known later.
+    /// That depends on the [kind](ErrorKind::is_retryable), with two exceptions. An unknown outcome is retryable if it may
+    /// become known later. [`StoreUnavailable`](ErrorKind::StoreUnavailable) is not retryable if a record cannot be read.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        self.kind.is_retryable() || self.retry_after.is_some()
+        self.is_retryable
     }
 
     /// Returns how long the client should wait before it retries, or `None` if waiting does not help.

@@ -18,7 +18,7 @@ use crate::{
         shared::Context,
     },
     layer::IdempotencyLayer,
-    lease::Lease,
+    lease::{Lease, commits::CommitOutcome},
     record::{Codec, NeedsAttention},
     request::{self, LeaseTerms},
     response::{
@@ -274,10 +274,9 @@ where
     F: Future<Output = Result<T, WorkError<E>>>,
     T: Serialize + DeserializeOwned,
 {
-    let (rules, warnings) = (&context.config.response, &context.config.warnings);
-    let id = attempt.claim.id;
+    let (rules, id) = (&context.config.response, attempt.claim.id);
     let outcome = attempt.acquire(&context, None).await;
-    outcome.log(warnings, &id);
+    outcome.log(&rules.warnings, &id);
     let execution = match outcome {
         AcquireOutcome::Granted(grant) => {
             let begun = grant.begin(&context, None, None).await;
@@ -296,7 +295,7 @@ where
             return Ok(RunOutcome::changeable(Outcome::Orphaned { since }));
         }
         AcquireOutcome::Completed(record) => {
-            return outcome_of_record(rules, warnings, &id, &record).map(RunOutcome::changeable);
+            return outcome_of_record(rules, &id, &record).map(RunOutcome::changeable);
         }
         AcquireOutcome::OverLimit(error) => {
             return Err(admission_error(rules, error).with_entry(&id));
@@ -309,7 +308,7 @@ where
     let (result, finished) = execution
         .run(async |execution| run_work(execution, rules, &id, work).await)
         .await;
-    outcome_of_run(rules, warnings, &id, result, finished)
+    outcome_of_run(rules, &id, result, finished)
 }
 
 /// Runs the work, and decides how its lease ends.
@@ -327,12 +326,14 @@ where
     let lease = &execution.lease;
     let handle = lease.handle();
     let result = {
-        let _timer = telemetry::HandlerTimer::start(&rules.layer);
+        let _timer = telemetry::HandlerTimer::start(rules.layer());
         work(handle).await
     };
-    // An error may contradict the commit that the work reported.
     let closed = lease.close();
-    if let Some(record) = execution.committed_record(closed, result.is_ok()).await {
+    // An error or another value may contradict the commit that the work reported.
+    let is_confirmed = matches!((&closed, &result), (CommitOutcome::Committed(record), Ok(value))
+        if disposition::is_record_of(rules, id, value, record));
+    if let Some(record) = execution.committed_record(closed, is_confirmed).await {
         return HandlerOutcome::Committed(WorkResult::from(result), record);
     }
     let pending = |record, retention| PendingRecord {
@@ -342,7 +343,7 @@ where
     };
     match result {
         Ok(_) if lease.has_open_transaction() => {
-            telemetry::transaction_unfinished(&rules.layer, id);
+            telemetry::transaction_unfinished(rules.layer(), id);
             HandlerOutcome::Release(WorkResult::Unfinished, "unfinished_transaction")
         }
         Ok(value) => {

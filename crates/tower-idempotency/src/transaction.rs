@@ -119,6 +119,8 @@ pub struct Prepared<T> {
     retention: Ttl,
     status: StatusCode,
     output: T,
+    /// Marks the output when its commit is reported.
+    mark: fn(&mut T),
 }
 
 impl<T> Prepared<T> {
@@ -127,6 +129,7 @@ impl<T> Prepared<T> {
         disposition: Disposition,
         status: StatusCode,
         output: T,
+        mark: fn(&mut T),
     ) -> Result<Self, NotRecordable<T>> {
         match disposition {
             Disposition::Record {
@@ -137,6 +140,7 @@ impl<T> Prepared<T> {
                 retention,
                 status,
                 output,
+                mark,
             }),
             Disposition::Release(reason) => Err(NotRecordable { reason, output }),
         }
@@ -180,7 +184,13 @@ impl<T> Prepared<T> {
             },
             None => tombstone_or_release(rules, state.origin(), self.status, reason, retention),
         };
-        Self::new(&self.lease, disposition, self.status, self.output)
+        Self::new(
+            &self.lease,
+            disposition,
+            self.status,
+            self.output,
+            self.mark,
+        )
     }
 
     /// Begins a commit by a transaction that ends elsewhere, such as at the end of a closure.
@@ -223,6 +233,7 @@ impl<T> Prepared<T> {
             lease: self.lease,
             record: self.record,
             output: self.output,
+            mark: self.mark,
         })
     }
 
@@ -253,7 +264,7 @@ impl<T> Prepared<T> {
     ///
     /// If the future is dropped, both are stored or neither is. The layer queries the outcome before it responds.
     pub async fn commit(
-        self,
+        mut self,
         commit: impl Future<Output = Result<(), StoreError>>,
     ) -> Result<T, StoreError> {
         let state = &*self.lease.0;
@@ -272,6 +283,7 @@ impl<T> Prepared<T> {
             Ok(()) => {
                 state.commits.succeed(self.record);
                 state.set_finished();
+                (self.mark)(&mut self.output);
                 Ok(self.output)
             }
             Err(error) => {
@@ -304,16 +316,18 @@ pub struct BegunCommit<T> {
     lease: Lease,
     record: Bytes,
     output: T,
+    mark: fn(&mut T),
     _finishing: FinishingGuard,
 }
 
 impl<T> BegunCommit<T> {
     /// Registers that the database has acknowledged the commit, and returns the response or value.
     #[must_use = "this is the response of the handler"]
-    pub fn acknowledge(self) -> T {
+    pub fn acknowledge(mut self) -> T {
         let state = &*self.lease.0;
         state.commits.succeed(self.record);
         state.set_finished();
+        (self.mark)(&mut self.output);
         self.output
     }
 }
@@ -354,7 +368,7 @@ async fn resolve_unacknowledged_commit(
         // ended.
         return None;
     }
-    match query_entry(lease, lease.claim()).await {
+    match query_entry(lease).await {
         // The record is compared too: an earlier commit of this handler has the same token.
         EntryStatus::CompletedHere(stored) if stored == record => Some(Ok(())),
         EntryStatus::CompletedHere(_)

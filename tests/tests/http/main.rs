@@ -6,6 +6,7 @@ mod acp;
 mod auto_traits;
 mod axum_and_hyper;
 mod bodies;
+mod bodiless;
 mod bounds;
 mod changes;
 mod concurrency;

@@ -730,7 +730,7 @@ fn enforcement_starts_clean() {
         let (observed, enforced) = (&claims[0], &claims[1]);
         assert_ne!(observed.id, enforced.id);
         assert_ne!(observed.scope, enforced.scope, "shares of the store");
-        assert!(observed.operation.starts_with("observed "), "{observed:?}");
+        assert!(observed.operation.starts_with("observed: "), "{observed:?}");
     });
     assert_eq!(metrics["idempotency_enforcement_changed_total"], 1.0);
 }

@@ -12,7 +12,7 @@ use tokio::{spawn, sync::Notify, task::yield_now, time::advance};
 use tower_idempotency::{
     IdempotencyKey, IdempotencyLayer, KeyScope, Lease, MemoryStore, MissingKey, NeedsAttention,
     OrphanPolicy, Principal, Retention, StoreFailure, Ttl,
-    conformance::{Fault, FaultInjector},
+    conformance::{Fault, FaultInjector, Operation},
     transaction::LeaseExt,
 };
 
@@ -220,6 +220,42 @@ async fn refused_orphan_of_derived_key_stays() {
     advance(Duration::from_secs(16)).await;
     let retry = send(&app, keyless("/", "a", "tea")).await;
     assert_eq!((&*retry.code(), effects.count()), ("outcome-unknown", 1));
+}
+
+// S-803, F-091
+/// The store reports an orphan, and fails when the request would take the orphan over.
+#[tokio::test(start_paused = true)]
+async fn derived_orphan_is_not_executed_unprotected() {
+    for (policy, status, executed) in [
+        (OrphanPolicy::Refuse, StatusCode::SERVICE_UNAVAILABLE, 1),
+        (OrphanPolicy::TakeOver, StatusCode::CREATED, 2),
+    ] {
+        let store = FaultInjector::new(MemoryStore::new());
+        let layer = IdempotencyLayer::new(store.clone())
+            .with_missing_key(MissingKey::Derive)
+            .with_store_failure(StoreFailure::DangerouslyExecuteUnprotected)
+            .with_orphan_policy(policy);
+        let (app, effects) = app(layer, async |n, req: Request<Body>| {
+            // Without a lease there is no key to derive.
+            let lease = req.extensions().get::<Lease>();
+            drop(lease.map(|lease| lease.derive("charge")));
+            if n == 1 {
+                StatusCode::BAD_GATEWAY
+            } else {
+                StatusCode::CREATED
+            }
+        });
+        let first = send(&app, keyless("/", "a", "tea")).await;
+        assert_eq!(first.status, StatusCode::BAD_GATEWAY);
+        advance(Duration::from_secs(1)).await;
+        let mut faults = vec![Fault::CallLost; 4];
+        faults[0] = Fault::None;
+        store.enqueue(Operation::Acquire, faults);
+        let retry = send(&app, keyless("/", "a", "tea")).await;
+        assert_eq!(retry.status, status, "{policy:?}");
+        assert_eq!(effects.count(), executed, "{policy:?}");
+        assert_eq!(store.calls(Operation::Acquire), 5, "{policy:?}");
+    }
 }
 
 // S-918

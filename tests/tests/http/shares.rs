@@ -82,6 +82,8 @@ async fn executions_of_one_caller_leave_permits_to_others() {
         let refused = send(&world.app, by("dave", "k", "")).await;
         assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(refused.code(), "overloaded");
+        // All callers use the limit up, and this one holds more than its share.
+        assert_caller_limit(&send(&world.app, by("alice", "alice-20", "")).await);
         assert_eq!(world.effects.count(), 16);
         world.finish(running).await;
     })

@@ -25,6 +25,8 @@ use tower_idempotency::{
 
 use crate::panicking_store::PanickingStore;
 
+mod finishing;
+
 /// A process: its own layer in front of a store that may be shared, and a handler held at a barrier.
 #[derive(Clone)]
 struct Node {

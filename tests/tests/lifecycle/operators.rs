@@ -15,6 +15,7 @@ use tests::{
     Effects, TestResponse, app,
     barrier::{Barrier, bounded},
     created, post, send,
+    wire::{Server, post_h1},
 };
 use tokio::{task::JoinHandle, time::sleep};
 use tower_idempotency::{
@@ -408,6 +409,23 @@ async fn anonymous_and_run_once_keys_lead_to_entry() {
     assert!(layer.key_ids("\n", &[]).is_err());
 }
 
+/// A client chooses the method of its request, whose record is a response.
+#[tokio::test(start_paused = true)]
+async fn method_does_not_mark_item() {
+    let store = MemoryStore::new().with_details();
+    let (app, effects) = app(IdempotencyLayer::new(store.clone()), async |n, _| {
+        created(n)
+    });
+    let mut req = post("/orders", "k", "tea");
+    *req.method_mut() = "item".parse().expect("a token");
+    send(&app, req).await;
+    assert_eq!(effects.count(), 1);
+    let page = store.list(&Query::new(State::Completed)).await;
+    let page = page.expect("memory");
+    assert_eq!(&*page.entries[0].operation, "item /orders");
+    assert!(!page.entries[0].is_of_run_once());
+}
+
 /// The store has no operations. A response would block such an entry, so operators see that its record is a value.
 #[tokio::test(start_paused = true)]
 async fn run_once_is_known_without_details() {
@@ -437,4 +455,24 @@ async fn run_once_is_known_without_details() {
     let retry = store.resolve(entry.entry.seen(), &Resolution::Retry).await;
     let retry = retry.expect("memory");
     assert!(retry.entry().is_some_and(|entry| entry.is_of_run_once()));
+}
+
+// S-805
+/// A handler that stores the ID with its effect, or logs it, leads an operator to the effect.
+#[tokio::test]
+async fn handler_knows_entry_that_operators_see() {
+    let store = MemoryStore::new().with_details();
+    let layer = IdempotencyLayer::new(store.clone());
+    let (app, effects) = app(layer, async |_, req: Request<Body>| {
+        let lease = req.extensions().get::<Lease>().expect("a lease");
+        let id = lease.key_id();
+        format!("{id} {}", id.to_hex())
+    });
+    let server = Server::start(app).await;
+    let response = bounded(post_h1(server.addr(), "/orders", "k", "tea")).await;
+    let page = store.list(&Query::new(State::Completed)).await;
+    let [entry] = <[Entry; 1]>::try_from(page.expect("memory").entries).expect("one entry");
+    let digits = entry.id().to_hex();
+    assert_eq!(response.text(), format!("{} {digits}", &digits[..8]));
+    assert_eq!(effects.count(), 1);
 }

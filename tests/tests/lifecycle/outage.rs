@@ -28,6 +28,8 @@ use tower_idempotency::{
 
 use crate::panicking_store::PanickingStore;
 
+mod late_queries;
+
 fn order() -> Request<Body> {
     post("/orders", "k", "order")
 }

@@ -607,6 +607,7 @@ async fn unreadable_value_is_error() {
         let error = run(&layer, &effects, Renamed { serial: 1 }).await;
         let error = error.expect_err("another type");
         assert_eq!(error.kind(), ErrorKind::StoreUnavailable);
+        assert!(!error.is_retryable());
         assert!(!format!("{error} {error:?}").contains("café"), "{error:?}");
     }
     assert_eq!(effects.count(), 1);
@@ -797,6 +798,9 @@ async fn assert_paid_once(ledger: &Ledger) {
 #[tokio::test(start_paused = true)]
 async fn committed_value_needs_no_completion() {
     let paid = || Outcome::Executed("paid".to_owned());
+    let ledger = Ledger::default();
+    assert_eq!(pay(&ledger, committed).await.expect("executed"), paid());
+    assert_eq!(ledger.store.calls(Operation::Acquire), 1, "no query");
     for fault in [CommitFault::Committed, CommitFault::ReplyLost] {
         let ledger = Ledger::default();
         ledger.next(fault);

@@ -175,6 +175,7 @@ impl Run {
             state: Progress::Runs,
             completing: false,
             received: false,
+            refused: false,
             lost: false,
         });
         world.attempts[attempt].execution = Some(number);

@@ -134,10 +134,12 @@ impl Link {
             && let Some(done) = &received
         {
             match name {
-                "complete" | "commit" => execution.received = true,
-                "renew" if !execution.completing => {
-                    execution.lost |= matches!(done, StoreReply::Lost);
+                "complete" => {
+                    execution.received = true;
+                    execution.refused = matches!(done, StoreReply::Lost);
                 }
+                "commit" => execution.received = true,
+                "renew" => execution.lost |= matches!(done, StoreReply::Lost),
                 _ => {}
             }
         }
@@ -151,6 +153,7 @@ impl Link {
             && let Some(execution) = world.execution_under(lease)
         {
             execution.completing = true;
+            execution.refused = false;
         }
         let read = match &op {
             StoreCall::Acquire(claim) if world.has(Bug::ReadThenWritten) => {

@@ -106,8 +106,11 @@ pub(super) fn judge_release(world: &mut WorldState, lease: &LeaseRef, is_held: b
     let runs = execution.state == Progress::Runs && !world.dead[execution.process];
     // A response does not count if the record of an earlier commit may have expired.
     let over = execution.over.is_some_and(|over| world.now >= over);
-    let keeps =
-        execution.state == Progress::Answered && produced == Some(Recording::Expected) && !over;
+    // After a refused completion, a release frees only the lease that a late query may have acquired.
+    let keeps = execution.state == Progress::Answered
+        && produced == Some(Recording::Expected)
+        && !over
+        && !execution.refused;
     // If work of `run_once` returns an error, its key must become free. A released takeover becomes an orphan instead. The
     // generation is that of the execution: a release that revokes a late acquire does not know the one of the store.
     let leaves_key = world.plan.jobs || world.plan.failure() == ExecutionFailure::Release;
@@ -199,8 +202,8 @@ fn judge_response(world: &WorldState, attempt: usize, reply: &Reply) -> Result<(
     Ok(())
 }
 
-/// Returns `true` if the layer tried to store the response and received no reply. Only the first client may receive
-/// such a response.
+/// Returns `true` if the layer tried to store the response and received no reply, neither to the completion nor that the lease
+/// is lost. Only the first client may receive such a response.
 pub(super) fn lacks_reply(world: &WorldState, attempt: usize, reply: &Reply) -> bool {
     let own = world.attempts[attempt].execution;
     let execution = own.filter(|_| own == reply.execution && !reply.replayed);

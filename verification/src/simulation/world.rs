@@ -143,10 +143,11 @@ pub(super) struct Execution {
     pub(super) responses: Vec<ProducedResponse>,
     pub(super) state: Progress,
     /// `completing` is `true` if a completion under the lease was sent. `received` is `true` if a completion had a
-    /// definite reply.
+    /// definite reply, and `refused` if the last one that the layer sent found the lease lost.
     pub(super) completing: bool,
     pub(super) received: bool,
-    /// `true` if the layer learned before that completion that the lease is lost.
+    pub(super) refused: bool,
+    /// `true` if a renewal found no lease. The completion may have ended the lease, or another process holds it.
     pub(super) lost: bool,
 }
 

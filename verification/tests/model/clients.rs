@@ -36,7 +36,8 @@ pub(crate) enum Phase {
     Executed,
     /// The request has sent its record, without a reply so far.
     Completing,
-    /// The store kept failing, and the request returned its response. Its record is still being sent.
+    /// The store kept failing, and the request returned its response, or an unknown outcome if a renewal found no lease. Its
+    /// record is still being sent.
     Late,
     /// The record arrived too late: the request queries the stored state.
     Lost,

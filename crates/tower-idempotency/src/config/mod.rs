@@ -28,8 +28,6 @@ pub(crate) struct Config {
     pub(crate) execution: execution::rules::Rules,
     pub(crate) limits: limits::Rules,
     pub(crate) enforcement: EnforcementSwitch,
-    /// Clones of the layer share them, unless they have another name.
-    pub(crate) warnings: Arc<Warnings>,
     #[cfg(feature = "grpc")]
     pub(crate) grpc: Option<GrpcMethods>,
     /// The settings of the layer, if these are its settings for gRPC calls.
@@ -58,7 +56,12 @@ impl Config {
 
     /// Returns the name of the layer.
     pub(crate) fn layer(&self) -> &LayerName {
-        &self.response.layer
+        self.response.layer()
+    }
+
+    /// Returns the warnings of the layer.
+    pub(crate) fn warnings(&self) -> &Arc<Warnings> {
+        &self.response.warnings
     }
 
     /// Returns `true` if these are settings of the layer with the settings `layer`.

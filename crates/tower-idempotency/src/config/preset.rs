@@ -9,7 +9,6 @@ use crate::{
     enforcement::EnforcementSwitch,
     execution,
     execution::rules::{ConcurrentRequests, StoreFailure},
-    layer_name::LayerName,
     limits,
     record::replayed_by_default,
     request,
@@ -153,7 +152,7 @@ fn recommended() -> Config {
             },
             compress_above: 8 * 1024,
             has_trace_links: false,
-            layer: LayerName::default(),
+            warnings: Arc::default(),
             #[cfg(feature = "grpc")]
             grpc: None,
         },
@@ -177,7 +176,6 @@ fn recommended() -> Config {
             fresh_keys: None,
         },
         enforcement: EnforcementSwitch::default(),
-        warnings: Arc::default(),
         #[cfg(feature = "grpc")]
         grpc: None,
         #[cfg(feature = "grpc")]

@@ -115,7 +115,7 @@ impl Attempt {
     ) -> impl Future<Output = AcquireOutcome> {
         async move {
             let rules = &context.config.execution;
-            let (store, warnings) = (&context.shared.store, &context.config.warnings);
+            let (store, warnings) = (&context.shared.store, context.config.warnings());
             let claim = &self.claim;
             let reply = store.acquire(claim, rules.store_timeout, warnings);
             let mut reply = match reply.await {
@@ -151,7 +151,12 @@ impl Attempt {
                     }
                     Err(error) => {
                         let error = error.after_attempt(reply.may_acquire_late);
-                        return self.failed(context, error, rules.store_failure);
+                        // The store has just reported an orphan, which only one policy executes without an operator.
+                        let policy = match self.claim.orphans {
+                            OrphanPolicy::TakeOver => rules.store_failure,
+                            OrphanPolicy::Refuse | OrphanPolicy::Never => StoreFailure::Refuse,
+                        };
+                        return self.failed(context, error, policy);
                     }
                 }
             }
@@ -230,7 +235,7 @@ impl Attempt {
                 break;
             }
             let earlier = reply.may_acquire_late;
-            let warnings = &context.config.warnings;
+            let warnings = context.config.warnings();
             let acquired = shared.store.acquire(claim, rules.store_timeout, warnings);
             let acquired = acquired.await;
             reply = acquired.map_err(|error| error.after_attempt(earlier))?;
@@ -423,7 +428,7 @@ impl GrantedAttempt {
             sent,
             may_acquire_late,
         } = self;
-        telemetry::granted(&context.config.warnings, &claim.id, generation, takeover);
+        telemetry::granted(context.config.warnings(), &claim.id, generation, takeover);
         let renewer = &context.shared.renewer;
         let (lease, renewer_woken) = renewer.register(Grant {
             config: Arc::clone(&context.config),
@@ -448,7 +453,7 @@ impl GrantedAttempt {
         let Attempt { claim, permit, .. } = self.attempt;
         let (store, lease) = (&context.shared.store, claim.lease_ref(self.generation));
         let timeout = context.config.execution.store_timeout;
-        let warnings = &context.config.warnings;
+        let warnings = context.config.warnings();
         if !store.release(&lease, timeout, warnings).await || self.may_acquire_late {
             spawn_release_unacknowledged(&context.config, store, &claim, permit);
         }

@@ -109,7 +109,7 @@ pub(crate) fn count_unprotected_call(context: &Context, head: &request::Parts) {
 /// Decides about a request from its head, without waiting.
 pub(crate) fn admit(context: &Context, head: &request::Parts) -> Admission {
     let config = &*context.config;
-    let (layer, warnings) = (config.layer(), &config.warnings);
+    let (layer, warnings) = (config.layer(), config.warnings());
     context.shared.registration.at_request(layer);
     if let Some(reason) = pass_reason(&config.request, head) {
         telemetry::unsafe_request(layer, &head.method, reason.into());
@@ -245,7 +245,7 @@ pub(super) fn acquire_now(
             .recent_requests
             .has_other_principal(key, &claim.fingerprint, &principal)
     {
-        config.warnings.principal_changed(&claim.id);
+        config.warnings().principal_changed(&claim.id);
     }
     let id = claim.id;
     let attempt = Attempt {
@@ -342,14 +342,14 @@ fn decide(
 ) -> Decision {
     let config = &*context.config;
     let rules = &config.response;
-    outcome.log(&config.warnings, id);
+    outcome.log(&rules.warnings, id);
     let error = match outcome {
         AcquireOutcome::Granted(grant) => return Decision::Granted(grant),
         AcquireOutcome::Failed(failed) => return Decision::Failed(failed),
         AcquireOutcome::Completed(record) => {
             let unread = &context.shared.unread_replays;
             let max = config.limits.max_response_bytes;
-            let res = unread.replay(rules, &config.warnings, caller, max, id, &record);
+            let res = unread.replay(rules, caller, max, id, &record);
             return Decision::Respond(res);
         }
         AcquireOutcome::Mismatch { .. } => key_reused(config.request.key_reuse.status()),

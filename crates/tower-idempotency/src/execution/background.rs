@@ -17,12 +17,20 @@ const FIRST_REPEAT_DELAY: Duration = Duration::from_secs(1);
 pub(super) fn spawn_release(lease: &LeaseState, permit: InFlightPermit) {
     let (store, reference) = (lease.store().clone(), lease.reference);
     let (deadline, timeout) = (lease.background_deadline(), lease.store_timeout());
-    let warnings = Arc::clone(&lease.config().warnings);
+    let warnings = Arc::clone(lease.config().warnings());
     tokio::spawn(async move {
         let _permit = permit;
         let released = store.release_until(&reference, deadline, timeout, &warnings);
         released.await;
     });
+}
+
+/// Releases the key if an acquire under the token of this lease may still take effect. Otherwise that acquire could block the
+/// key after another execution has released it.
+pub(super) fn release_late_acquire(lease: &LeaseState, permit: InFlightPermit) {
+    if lease.may_acquire_late() {
+        spawn_release_unacknowledged(lease.config(), lease.store(), lease.claim(), permit);
+    }
 }
 
 /// Like [`spawn_release`], for an acquire whose outcome is unknown. The store may grant the lease after the caller has timed
@@ -41,7 +49,7 @@ pub(super) fn spawn_release_unacknowledged(
     let deadline = Instant::now() + claim.lease.as_duration();
     let timeout = config.execution.store_timeout;
     let permit = permit.into_background_release(config.limits.max_in_flight);
-    let (store, warnings) = (store.clone(), Arc::clone(&config.warnings));
+    let (store, warnings) = (store.clone(), Arc::clone(config.warnings()));
     tokio::spawn(async move {
         let mut permit = match permit {
             Ok(permit) => permit,

@@ -7,11 +7,11 @@ use bytes::Bytes;
 use crate::{
     execution::{
         Execution, Failure, Finished, PendingRecord,
-        background::{spawn_release, spawn_release_unacknowledged},
+        background::{release_late_acquire, spawn_release, spawn_release_unacknowledged},
         reconcile::{
             EntryStatus, LostLeaseOutcome, Reconciled, may_contradict_expired_commit,
-            query_entry_with_new_token, reconcile_after_lost_lease, report_committed,
-            unknown_outcome, verify_stored_record,
+            query_entry_with_new_token, reconcile_after_lost_lease, reconcile_refused_renewal,
+            report_committed, unknown_outcome, verify_stored_record,
         },
         rules::ExecutionFailure,
     },
@@ -77,8 +77,15 @@ impl Execution {
                 CompleteOutcome::Failed | CompleteOutcome::TooLarge { .. } => {
                     let Self { lease, permit } = self;
                     // A renewal may have reported that another process holds the lease. This response is then not the valid
-                    // one.
-                    let unknown = lease.has_unacknowledged_commit() || lease.is_lost();
+                    // one. Or it has found none, which the completion itself may have caused.
+                    let mut unknown = lease.has_unacknowledged_commit() || lease.is_lost();
+                    if !unknown && lease.is_renewal_refused() {
+                        let reconciled = reconcile_refused_renewal(&lease, &pending.record);
+                        if let Some(finished) = Box::pin(reconciled).await {
+                            return finished;
+                        }
+                        unknown = true;
+                    }
                     spawn_complete(&lease, lease.reference, pending, permit, !unknown);
                     if unknown {
                         unknown_outcome(&lease)
@@ -124,7 +131,7 @@ impl Execution {
         if !has_unacknowledged_commit {
             telemetry::released(lease.layer(), lease.id(), reason);
         }
-        if has_unacknowledged_commit || lease.grant.may_acquire_late {
+        if has_unacknowledged_commit || lease.may_acquire_late() {
             // A query of the handler's commit, or an earlier attempt of the acquire, may acquire the key that is free by then.
             spawn_release_unacknowledged(lease.config(), store, lease.claim(), permit);
         } else if !released {
@@ -316,7 +323,7 @@ impl PendingRecord {
         };
         let bytes = record.len();
         tracing::warn!(
-            layer = rules.layer.as_str(),
+            layer = rules.layer().as_str(),
             bytes,
             limit,
             "record exceeds the limit of the store"
@@ -369,14 +376,23 @@ fn spawn_complete(
                 Ok(CompleteOutcome::Stored) => {
                     return telemetry::recorded(lease.layer(), lease.id(), &pending.record);
                 }
-                Ok(CompleteOutcome::LeaseLost | CompleteOutcome::TooLarge { .. }) => break,
+                Ok(CompleteOutcome::LeaseLost) => {
+                    // Reports the loss that a renewal found, unless a query has reported it.
+                    if lease.is_renewal_refused() {
+                        lease.mark_lost();
+                    }
+                    release_late_acquire(lease, permit);
+                    break;
+                }
+                // The lease may still be held. It prevents another execution until it expires.
+                Ok(CompleteOutcome::TooLarge { .. }) => break,
                 Err(reason) => {
                     telemetry::released(lease.layer(), lease.id(), reason);
                     let (store, timeout) = (lease.store(), lease.store_timeout());
                     let warnings = lease.warnings();
                     let released = store.release_until(&reference, deadline, timeout, warnings);
                     released.await;
-                    if lease.has_unacknowledged_commit() || lease.grant.may_acquire_late {
+                    if lease.has_unacknowledged_commit() || lease.may_acquire_late() {
                         spawn_release_unacknowledged(lease.config(), store, lease.claim(), permit);
                     }
                     return;

@@ -263,10 +263,9 @@ fn begin_recording<R: http_body::Body, E>(
         // Clients cannot choose another key for the corrected request.
         res.extensions_mut().insert(Retention::NoStore);
     }
-    let (config, buffer) = (lease.config(), lease.response_bytes());
-    let (rules, warnings) = (&config.response, &config.warnings);
+    let (rules, buffer) = (&lease.config().response, lease.response_bytes());
     let incomplete = lease.request_body_incomplete();
-    match Recording::new(rules, warnings, buffer, lease.origin(), res, incomplete) {
+    match Recording::new(rules, buffer, lease.origin(), res, incomplete) {
         Ok(recording) => Ok((recording, directives)),
         Err(decided) => Err(Box::new(outcome_of(lease, directives, *decided))),
     }
@@ -401,7 +400,7 @@ where
     R: http_body::Body,
 {
     let (id, is_nested) = (attempt.claim.id, attempt.is_nested);
-    context.config.warnings.unprotected(&id);
+    context.config.warnings().unprotected(&id);
     let ran = catch_panic(pin!(async move { inner.call(req).await })).await;
     // The store failed, but may have granted the lease nevertheless. Nothing is recorded under it.
     attempt.release_in_background(&context);

@@ -57,7 +57,7 @@ where
         Upload::Streamed { body: Some(body) }
     } else {
         let buffer = caller.request_bytes(context.config.limits.max_request_bytes);
-        let read = ReadBody::new(rules, &context.config.warnings, &head, body, buffer);
+        let read = ReadBody::new(rules, context.config.warnings(), &head, body, buffer);
         Upload::Buffered { read }
     };
     let execution = HttpExecution {

@@ -3,7 +3,10 @@
 use bytes::Bytes;
 
 use crate::{
-    execution::{Execution, Finished, PendingRecord, background::spawn_release_unacknowledged},
+    execution::{
+        Execution, Finished, PendingRecord,
+        background::{release_late_acquire, spawn_release_unacknowledged},
+    },
     lease::state::LeaseState,
     limits::InFlightPermit,
     record::NeedsAttention,
@@ -28,12 +31,16 @@ pub(crate) enum EntryStatus {
     Unknown,
 }
 
-/// Queries the entry by acquiring it with `claim`.
+/// Queries the entry by acquiring it under the token of the lease.
 ///
 /// The store contract has no read: `acquire` is the only call that reports the state. The query uses
 /// [`OrphanPolicy::Never`], so that it never takes over a newer execution, nor uses a retry that an operator has allowed.
-pub(crate) async fn query_entry(lease: &LeaseState, claim: &Claim) -> EntryStatus {
-    query(lease, claim).await.0
+pub(crate) async fn query_entry(lease: &LeaseState) -> EntryStatus {
+    let (status, may_acquire_late) = query(lease, lease.claim()).await;
+    if may_acquire_late {
+        lease.set_may_acquire_late();
+    }
+    status
 }
 
 /// Returns the status, and `true` if a late attempt of the query may acquire the entry.
@@ -185,6 +192,35 @@ pub(super) async fn verify_stored_record(
     }
 }
 
+/// Returns the result if the store has a record: this one, or that of another execution. Returns `None` if it has none, or
+/// does not reply. Marks the lease as lost, except if the store has a record of this execution or does not reply.
+///
+/// Call it for a record that was sent without a reply, after a renewal has found no lease. An attempt to store the record may
+/// have ended the lease.
+pub(super) async fn reconcile_refused_renewal(
+    lease: &LeaseState,
+    record: &Bytes,
+) -> Option<Finished> {
+    let (layer, id) = (lease.layer(), lease.id());
+    match query_entry(lease).await {
+        EntryStatus::CompletedHere(stored) if stored == *record => {
+            telemetry::recorded(layer, id, record);
+            Some(Finished::Own)
+        }
+        EntryStatus::Completed(stored) => {
+            lease.mark_lost();
+            telemetry::attention_not_stored(layer, id, record);
+            Some(Finished::Stored(stored))
+        }
+        EntryStatus::Acquired(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere => {
+            lease.mark_lost();
+            None
+        }
+        // An earlier attempt may have stored a larger record under this token.
+        EntryStatus::CompletedHere(_) | EntryStatus::Unknown => None,
+    }
+}
+
 /// Returns the record of the handler's commit as the result, and counts it, because no other path does.
 pub(super) fn report_committed(lease: &LeaseState, record: Bytes) -> Finished {
     telemetry::recorded(lease.layer(), lease.id(), &record);
@@ -211,7 +247,7 @@ pub(super) async fn reconcile_after_lost_lease(
 ) -> LostLeaseOutcome {
     if lease.has_unacknowledged_commit() {
         // Does not complete: under this token, a commit that has not reached the store yet would find its lease again.
-        let status = query_entry_with_new_token(lease, permit).await;
+        let status = query_entry_with_new_token(lease, permit.additional()).await;
         return LostLeaseOutcome::Finished(match status {
             EntryStatus::CompletedHere(stored) | EntryStatus::Completed(stored) => {
                 Finished::Stored(stored)
@@ -219,18 +255,25 @@ pub(super) async fn reconcile_after_lost_lease(
             EntryStatus::Acquired(_)
             | EntryStatus::Orphaned
             | EntryStatus::HeldElsewhere
-            | EntryStatus::Unknown => unknown_outcome(lease),
+            | EntryStatus::Unknown => {
+                // The commit has queried the entry under the token of the lease.
+                release_late_acquire(lease, permit);
+                unknown_outcome(lease)
+            }
         });
     }
     let claim = lease.claim();
-    let generation = match query_entry(lease, claim).await {
+    let generation = match query_entry(lease).await {
         EntryStatus::CompletedHere(stored) | EntryStatus::Completed(stored) => {
             return LostLeaseOutcome::Finished(Finished::Stored(stored));
         }
         EntryStatus::Acquired(generation) => generation,
         // If another execution holds the lease after all, the store refuses the completion.
         EntryStatus::Orphaned => 1,
-        EntryStatus::HeldElsewhere => return LostLeaseOutcome::Finished(unknown_outcome(lease)),
+        EntryStatus::HeldElsewhere => {
+            release_late_acquire(lease, permit);
+            return LostLeaseOutcome::Finished(unknown_outcome(lease));
+        }
         // Completes once the store is back. The entry may be absent or orphaned by then.
         EntryStatus::Unknown => {
             return LostLeaseOutcome::Unstored(claim.lease_ref_unknown(), permit);
@@ -244,7 +287,10 @@ pub(super) async fn reconcile_after_lost_lease(
     let completed = store.complete(&reference, false, record, retention, timeout, warnings);
     match completed.await {
         CompleteOutcome::Stored => LostLeaseOutcome::Finished(Finished::Own),
-        CompleteOutcome::LeaseLost => LostLeaseOutcome::Finished(unknown_outcome(lease)),
+        CompleteOutcome::LeaseLost => {
+            release_late_acquire(lease, permit);
+            LostLeaseOutcome::Finished(unknown_outcome(lease))
+        }
         // No record is stored so far. Without the record of this execution, a retry would execute again.
         CompleteOutcome::Failed | CompleteOutcome::TooLarge { .. } => {
             LostLeaseOutcome::Unstored(reference, permit)

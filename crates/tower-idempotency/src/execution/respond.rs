@@ -22,7 +22,7 @@ pub(super) fn into_http_response<R: http_body::Body, E>(
     result: Result<Response<Body<R>>, E>,
     finished: Finished,
 ) -> Result<Response<Body<R>>, E> {
-    let (rules, warnings, id) = (&lease.config().response, lease.warnings(), lease.id());
+    let (rules, id) = (&lease.config().response, lease.id());
     Ok(into_response(match (finished, result) {
         (Finished::Own, result) => return result,
         (
@@ -33,11 +33,9 @@ pub(super) fn into_http_response<R: http_body::Body, E>(
             Ok(res),
         ) => return Ok(committed_response(lease, &record, res)),
         (Finished::Committed { record, .. }, _) => {
-            respond_without_marker(rules, warnings, lease.response_bytes(), id, &record)
+            respond_without_marker(rules, lease.response_bytes(), id, &record)
         }
-        (Finished::Stored(record), _) => {
-            replay(rules, warnings, lease.response_bytes(), id, &record)
-        }
+        (Finished::Stored(record), _) => replay(rules, lease.response_bytes(), id, &record),
         (Finished::Unknown { retryable: true }, _) => {
             reject(rules, &outcome_pending(rules).with_entry(id))
         }
@@ -70,7 +68,6 @@ fn committed_response<R: http_body::Body>(
         Ok(Record::Tombstone { .. } | Record::Attention { .. }) => res,
         Ok(Record::Value(_)) | Err(_) => into_response(respond_without_marker(
             rules,
-            lease.warnings(),
             lease.response_bytes(),
             id,
             record,

@@ -38,7 +38,8 @@ pub enum StoreFailure {
     /// The handler executes without a lease and without a record.
     ///
     /// Retries during the outage execute again, possibly concurrently. The first retry after the outage executes once more.
-    /// A request that waits for a running one still gets 503.
+    /// A request that waits for a running one still gets 503. So does a request with a derived key if the store has
+    /// reported an orphan before it failed, and the orphan policy refuses it.
     ///
     /// There is no [`Lease`](crate::Lease). With the feature `axum`, a handler that extracts one responds with 500, so extract
     /// an `Option<Lease>` instead.

@@ -24,7 +24,7 @@ use crate::error::{Error, ErrorKind};
 /// |---|---|
 /// | `INVALID_ARGUMENT` | the key is missing, invalid, or was used with another request; the call is not unary |
 /// | `UNAVAILABLE` | the first call is in progress; the store fails; the service shuts down; the request is incomplete; the outcome may become known |
-/// | `FAILED_PRECONDITION` | the outcome is unknown, or the response was not recorded |
+/// | `FAILED_PRECONDITION` | the outcome is unknown; the response was not recorded, or its record cannot be read |
 /// | `RESOURCE_EXHAUSTED` | limits of the layer, of the caller, or of the size of a request |
 /// | `INTERNAL` | the service has no principal, or left a transaction open |
 ///
@@ -106,12 +106,15 @@ fn code_of(error: &Error) -> GrpcCode {
         | ErrorKind::NotUnary
         | ErrorKind::PrincipalAmbiguous => GrpcCode::InvalidArgument,
         ErrorKind::InProgress
-        | ErrorKind::StoreUnavailable
         | ErrorKind::Draining
         | ErrorKind::BodyTimeout
         | ErrorKind::BodyUnreadable => GrpcCode::Unavailable,
-        ErrorKind::OutcomeUnknown if error.is_retryable() => GrpcCode::Unavailable,
-        ErrorKind::OutcomeUnknown | ErrorKind::ResponseNotRetained => GrpcCode::FailedPrecondition,
+        ErrorKind::OutcomeUnknown | ErrorKind::StoreUnavailable if error.is_retryable() => {
+            GrpcCode::Unavailable
+        }
+        ErrorKind::OutcomeUnknown
+        | ErrorKind::StoreUnavailable
+        | ErrorKind::ResponseNotRetained => GrpcCode::FailedPrecondition,
         ErrorKind::Overloaded | ErrorKind::CallerLimit | ErrorKind::BodyTooLarge => {
             GrpcCode::ResourceExhausted
         }
@@ -155,6 +158,14 @@ mod tests {
         assert_eq!(pushback(&without_delay), None);
         let mismatch = Error::new(ErrorKind::KeyReused, "another request");
         assert_eq!(pushback(&mismatch).as_deref(), Some("-1"));
+    }
+
+    #[test]
+    fn unreadable_record_is_not_retried() {
+        let unreadable = Error::new(ErrorKind::StoreUnavailable, "a record").without_retry();
+        assert_eq!(pushback(&unreadable).as_deref(), Some("-1"));
+        let res = grpc_response(&unreadable);
+        assert_eq!(res.headers()["grpc-status"], "9");
     }
 
     #[test]

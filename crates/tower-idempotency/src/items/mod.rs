@@ -84,7 +84,7 @@ impl IdempotencyLayer {
         let scope = find_scope(&context.config.request, head, false);
         let scope = scope.map_err(|error| {
             if matches!(error, PrincipalError::Missing(_)) {
-                context.config.warnings.principal_missing();
+                context.config.warnings().principal_missing();
             }
             error.into_error()
         })?;
@@ -102,7 +102,7 @@ impl IdempotencyLayer {
             .as_ref()
             .is_some_and(|lease| lease.0.grant.config.is_of_layer(&context.config));
         if scope.identity == Identity::Anonymous && !is_counted {
-            context.config.warnings.anonymous();
+            context.config.warnings().anonymous();
         }
         // As for requests, the same content for another endpoint or account is another item.
         let rules = &context.config.request;

@@ -159,7 +159,7 @@ fn is_over_limit(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::CallerLimit | ErrorKind::Overloaded)
 }
 
-/// Returns `true` if the store did not reply. The error of an unreadable record has no delay: it concerns one item alone.
+/// Returns `true` if the store did not reply. The error of an unreadable record is not retryable: it concerns one item alone.
 fn is_outage(error: &Error) -> bool {
-    error.kind() == ErrorKind::StoreUnavailable && error.retry_after().is_some()
+    error.kind() == ErrorKind::StoreUnavailable && error.is_retryable()
 }

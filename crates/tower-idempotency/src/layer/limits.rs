@@ -65,8 +65,9 @@ impl IdempotencyLayer {
     ///
     /// The limits apply to this layer and all its clones, and every caller has a share in each limit:
     /// - A caller that holds at most an eighth can use all of it.
-    /// - A caller that holds more leaves the last quarter to the others. It gets 429 `caller-limit`.
-    /// - If the limit is used up, all callers get 503 `overloaded`.
+    /// - A caller that holds more leaves the last quarter to the others. It gets 429 `caller-limit`, also if the limit is
+    ///   used up.
+    /// - If the limit is used up, all other callers get 503 `overloaded`.
     ///
     /// The [principal](Self::with_principal) identifies a caller. All requests without a principal count as one caller, and
     /// so do all executions by [`run_once`](Self::run_once). Place the layer inside the

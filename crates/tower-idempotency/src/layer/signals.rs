@@ -53,9 +53,6 @@ impl IdempotencyLayer {
     /// ```
     pub fn with_name(self, name: &str) -> Result<Self, ConfigError> {
         let layer = LayerName::new(name)?;
-        Ok(self.set(|config| {
-            config.warnings = Arc::new(Warnings::new(layer.clone()));
-            config.response.layer = layer;
-        }))
+        Ok(self.set(|config| config.response.warnings = Arc::new(Warnings::new(layer))))
     }
 }

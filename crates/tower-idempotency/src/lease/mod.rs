@@ -8,7 +8,7 @@ use std::{fmt, sync::Arc};
 
 use tokio::time::sleep_until;
 
-use crate::{digest::downstream_key, lease::state::LeaseState};
+use crate::{digest::downstream_key, lease::state::LeaseState, store::KeyId};
 
 /// The right to execute a request, as its handler sees it: a request extension, and an extractor with the feature `axum`.
 ///
@@ -18,6 +18,27 @@ use crate::{digest::downstream_key, lease::state::LeaseState};
 pub struct Lease(pub(crate) Arc<LeaseState>);
 
 impl Lease {
+    /// Returns the ID of the entry.
+    ///
+    /// [`KeyId::to_hex`] returns its 64 digits, which the operators' tool and the console accept. `Display` shows the first
+    /// eight, as events, problem bodies and lists do. Log the ID or store it with the effect, so that operators find the
+    /// effect that belongs to an entry. It is no secret.
+    ///
+    /// All executions under one key have the same ID, also after the record has expired. It changes if a deployment changes
+    /// the namespace, the secret or the principal.
+    ///
+    /// ```
+    /// # use tower_idempotency::Lease;
+    /// # async fn insert_payment(entry: &str) {}
+    /// async fn pay(lease: Lease) {
+    ///     insert_payment(&lease.key_id().to_hex()).await;
+    /// }
+    /// ```
+    #[must_use]
+    pub fn key_id(&self) -> KeyId {
+        self.0.reference.id
+    }
+
     /// Returns 1 for the first execution under this key, and a higher number after each takeover.
     #[must_use]
     pub fn generation(&self) -> u64 {

@@ -87,7 +87,7 @@ impl Renewer {
     pub(crate) fn register(self: &Arc<Self>, grant: Grant) -> (LeaseGuard, bool) {
         let third = grant.claim.lease.as_duration() / 3;
         let mut queue = self.queue();
-        queue.watch(&grant.config.warnings);
+        queue.watch(grant.config.warnings());
         queue.sequence += 1;
         let lease = Arc::new(LeaseState::new(grant, third, queue.sequence));
         let key = lease.queue_key();
@@ -180,7 +180,10 @@ impl Renewer {
                 Some(sent + ttl / 3)
             }
             // The outcome was sent during the renewal, and may have ended the lease.
-            RenewOutcome::LeaseLost if lease.is_finishing() => None,
+            RenewOutcome::LeaseLost if lease.is_finishing() => {
+                lease.set_renewal_refused();
+                None
+            }
             // A commit of the handler may have ended the lease, even if its reply was lost.
             RenewOutcome::LeaseLost if lease.has_unacknowledged_commit() => {
                 lease.mark_not_held();

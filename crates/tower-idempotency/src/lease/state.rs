@@ -74,6 +74,10 @@ pub(crate) struct LeaseState {
     overdue_reported: AtomicBool,
     // The outcome is being sent to the store. A renewal may find that the lease has ended before the outcome is acknowledged.
     finishing: AtomicBool,
+    // A renewal found no lease while the outcome was sent.
+    renewal_refused: AtomicBool,
+    // An acquire under the token of this lease got no reply.
+    may_acquire_late: AtomicBool,
     // The handler derived a key that would change if the entry were released.
     derived: AtomicBool,
     // Set under the lock of the renewer's queue, so that no renewal begins afterwards.
@@ -96,6 +100,8 @@ impl LeaseState {
             loss_reported: AtomicBool::new(false),
             overdue_reported: AtomicBool::new(false),
             finishing: AtomicBool::new(false),
+            renewal_refused: AtomicBool::new(false),
+            may_acquire_late: AtomicBool::new(grant.may_acquire_late),
             derived: AtomicBool::new(false),
             finished: AtomicBool::new(false),
             grant,
@@ -128,7 +134,7 @@ impl LeaseState {
 
     /// Returns the warnings of the layer.
     pub(crate) fn warnings(&self) -> &Warnings {
-        &self.config().warnings
+        self.config().warnings()
     }
 
     /// Returns the name of the layer.
@@ -214,9 +220,32 @@ impl LeaseState {
         self.unfinished_batches.load(Ordering::Acquire) != 0
     }
 
-    /// Sets whether an outcome is on its way to the store. The reply to the outcome then reports a lost lease, not a renewal.
+    /// Sets whether an outcome is on its way to the store. The reply to the outcome then reports a lost lease. A renewal counts
+    /// only if the outcome gets no reply.
     pub(crate) fn set_finishing(&self, finishing: bool) {
         self.finishing.store(finishing, Ordering::Release);
+    }
+
+    /// Registers that a renewal found no lease while an outcome was on its way to the store.
+    pub(super) fn set_renewal_refused(&self) {
+        self.renewal_refused.store(true, Ordering::Release);
+    }
+
+    /// Returns `true` if a renewal found no lease while an outcome was on its way to the store. Either the outcome has ended
+    /// the lease, or another process holds it.
+    pub(crate) fn is_renewal_refused(&self) -> bool {
+        self.renewal_refused.load(Ordering::Acquire)
+    }
+
+    /// Registers that an acquire under the token of this lease got no reply.
+    pub(crate) fn set_may_acquire_late(&self) {
+        self.may_acquire_late.store(true, Ordering::Release);
+    }
+
+    /// Returns `true` if an acquire under the token of this lease got no reply. It may still acquire the key once the key is
+    /// free.
+    pub(crate) fn may_acquire_late(&self) -> bool {
+        self.may_acquire_late.load(Ordering::Acquire)
     }
 
     /// Marks the lease as finished: it has its outcome and is not renewed any more.

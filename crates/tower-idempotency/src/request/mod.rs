@@ -475,7 +475,8 @@ fn operation_with(prefix: &str, head: &request::Parts) -> Box<str> {
     operation.into()
 }
 
-const OBSERVED: &str = "observed ";
+/// Beginning of the operation of an observed request. No method of a client contains a colon.
+const OBSERVED: &str = "observed: ";
 const MAX_OPERATION: usize = 128;
 
 fn route(head: &request::Parts) -> &str {

@@ -1,8 +1,9 @@
 //! Buffers the response body within limits.
 
+#[cfg(feature = "grpc")]
+use std::sync::Arc;
 use std::{
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -19,14 +20,13 @@ use crate::{
     header_lines::lines_of,
     limits::Buffer,
     record::{MAX_LINES, TombstoneReason},
-    response::rules::Rules,
+    response::{replay::has_body, rules::Rules},
     retry::{LazyTimer, from_now},
-    telemetry::Warnings,
 };
 #[cfg(feature = "grpc")]
 use crate::{
     grpc::{MessageReader, Side},
-    telemetry,
+    telemetry::{self, Warnings},
 };
 
 /// Result of buffering a response body.
@@ -62,19 +62,12 @@ impl<B: http_body::Body> BufferedBody<B> {
     /// Creates a body that is buffered within limits. Returns it unread if its head shows that it cannot be recorded.
     pub(crate) fn new(
         rules: &Rules,
-        warnings: &Arc<Warnings>,
         buffer: Buffer,
         head: &Response<()>,
         body: B,
     ) -> Result<Self, Box<Buffered<B>>> {
-        #[cfg(not(feature = "grpc"))]
-        let _ = warnings;
         let exact = body.size_hint().exact();
-        // The `Content-Length` of a 304 describes a body that is not sent.
-        let announced = (head.status() != StatusCode::NOT_MODIFIED)
-            .then(|| content_length(head.headers()))
-            .flatten()
-            .or(exact);
+        let announced = announced_length(head.status(), head.headers()).or(exact);
         let unrecordable =
             |body, reason| Box::new(Buffered::Unrecordable(Body::original(body), reason));
         if announced.unwrap_or(0).max(body.size_hint().lower()) > rules.body_limit as u64
@@ -98,7 +91,7 @@ impl<B: http_body::Body> BufferedBody<B> {
             #[cfg(feature = "grpc")]
             messages: rules
                 .is_grpc()
-                .then(|| (MessageReader::default(), Arc::clone(warnings))),
+                .then(|| (MessageReader::default(), Arc::clone(&rules.warnings))),
         })
     }
 
@@ -195,6 +188,13 @@ enum ReadResult<B: http_body::Body> {
     Done(Buffered<B>),
     /// The client gets the data so far, then the rest as it arrives.
     Stop(TombstoneReason),
+}
+
+/// Returns the length that the head of a response announces for its body.
+///
+/// The `Content-Length` of a 204 or a 304 describes a body that is not sent. Servers and clients of HTTP ignore it.
+pub(crate) fn announced_length(status: StatusCode, headers: &HeaderMap) -> Option<u64> {
+    content_length(headers).filter(|_| has_body(status))
 }
 
 pub(crate) fn is_event_stream(headers: &HeaderMap) -> bool {

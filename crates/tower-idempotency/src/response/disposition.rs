@@ -3,7 +3,6 @@
 use std::{
     future::poll_fn,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -24,7 +23,7 @@ use crate::{
         rules::{Rules, Unrecordable},
     },
     store::{KeyId, Ttl},
-    telemetry::{self, Warnings},
+    telemetry,
 };
 
 /// Action that finishes the lease after the handler has responded.
@@ -85,7 +84,6 @@ impl<R: http_body::Body> Recording<R> {
     /// `request_incomplete` is `true` if the handler read a request body that was aborted.
     pub(crate) fn new(
         rules: &Rules,
-        warnings: &Arc<Warnings>,
         buffer: Buffer,
         origin: Origin<'_>,
         res: Response<R>,
@@ -100,7 +98,7 @@ impl<R: http_body::Body> Recording<R> {
             }
         };
         let head = Response::from_parts(head, ());
-        match BufferedBody::new(rules, warnings, buffer, &head, body) {
+        match BufferedBody::new(rules, buffer, &head, body) {
             Ok(body) => Ok(Self {
                 head,
                 body,
@@ -126,13 +124,12 @@ impl<R: http_body::Body> Recording<R> {
 /// Decides if the response is recorded. Buffers its body within limits if so.
 pub(crate) async fn decide_disposition<R: http_body::Body>(
     rules: &Rules,
-    warnings: &Arc<Warnings>,
     buffer: Buffer,
     origin: Origin<'_>,
     res: Response<R>,
     request_incomplete: bool,
 ) -> Decided<R> {
-    match Recording::new(rules, warnings, buffer, origin, res, request_incomplete) {
+    match Recording::new(rules, buffer, origin, res, request_incomplete) {
         Ok(mut recording) => poll_fn(|cx| recording.poll(cx, rules, origin)).await,
         Err(decided) => *decided,
     }
@@ -147,7 +144,7 @@ fn decide_by_head(
     request_incomplete: bool,
 ) -> Result<Ttl, Disposition> {
     let (default, max) = (rules.retention, rules.max_retention);
-    let retention = match take_directive(&rules.layer, head, default, max) {
+    let retention = match take_directive(rules.layer(), head, default, max) {
         // The status is in the trailers.
         Directive::Record(retention) if rules.is_grpc() => retention,
         Directive::Record(retention) => match rules.is_recorded(head.status) {
@@ -222,7 +219,7 @@ fn record<R: http_body::Body>(
                     trailers.as_ref(),
                 )
             };
-            let record = catch_setting_panic(&rules.layer, "with_replayed_headers", encode)
+            let record = catch_setting_panic(rules.layer(), "with_replayed_headers", encode)
                 .unwrap_or_else(|| tombstone(rules, origin, status, TombstoneReason::Panicked));
             let res = head.map(|()| Body::chunked(data, trailers));
             let disposition = Disposition::Record {
@@ -272,7 +269,7 @@ fn class_of(
         // Without a status the response is incomplete.
         let code = GrpcCode::of_response(head.status(), head.headers(), trailers);
         let code = code.ok_or(NotRecordedReason::BrokenBody)?;
-        is_recorded = catch_setting_panic(&rules.layer, "with_recorded_codes", || {
+        is_recorded = catch_setting_panic(rules.layer(), "with_recorded_codes", || {
             methods.is_recorded(code)
         });
         class = if code == GrpcCode::Ok {
@@ -323,7 +320,7 @@ fn tombstone(
     status: StatusCode,
     reason: TombstoneReason,
 ) -> Bytes {
-    telemetry::tombstone_stored(&rules.layer, origin.id, reason);
+    telemetry::tombstone_stored(rules.layer(), origin.id, reason);
     rules.codec().encode_tombstone(origin, status, reason)
 }
 
@@ -346,11 +343,23 @@ pub(crate) fn encode_value(rules: &Rules, id: &KeyId, value: &impl Serialize) ->
         Ok(Ok(_)) => encode_oversized_value(rules, id),
         // The message is not logged: it comes from the value and may quote any of its data.
         Ok(Err(_)) | Err(_) => {
-            let layer = &rules.layer;
+            let layer = rules.layer();
             tracing::error!(%id, layer = layer.as_str(), "value cannot be serialized, retries get no value");
             encode_oversized_value(rules, id)
         }
     }
+}
+
+/// Returns `true` if `record` is the record of the value, and no tombstone.
+pub(crate) fn is_record_of(
+    rules: &Rules,
+    id: &KeyId,
+    value: &impl Serialize,
+    record: &Bytes,
+) -> bool {
+    let bytes = catch_unwind(AssertUnwindSafe(|| rmp_serde::to_vec_named(value)));
+    matches!(bytes, Ok(Ok(bytes)) if bytes.len() <= rules.body_limit
+        && rules.codec().encode_value(id, &bytes) == *record)
 }
 
 /// Encodes the tombstone of a value that cannot be recorded.

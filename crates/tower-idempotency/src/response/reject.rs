@@ -21,7 +21,7 @@ pub(crate) fn into_response<R: http_body::Body>(res: CompleteResponse) -> Respon
 
 /// Renders the response for `error` and counts the rejection.
 pub(crate) fn reject(rules: &Rules, error: &Error) -> CompleteResponse {
-    telemetry::refused(&rules.layer, error.kind());
+    telemetry::refused(rules.layer(), error.kind());
     let mut res = rejection(rules.render_error(error));
     telemetry::set_rejected(&mut res, error.kind().code());
     res
@@ -124,5 +124,7 @@ pub(crate) fn unreadable_record(
 ) -> Error {
     // The text does not propose a new key, because that would execute the request again.
     let detail = "this request was executed before, but its record cannot be read";
-    Error::new(ErrorKind::StoreUnavailable, detail).with_source(source)
+    Error::new(ErrorKind::StoreUnavailable, detail)
+        .without_retry()
+        .with_source(source)
 }

@@ -17,7 +17,7 @@ use crate::{
         rules::Rules,
     },
     store::KeyId,
-    telemetry::{self, Warnings},
+    telemetry,
 };
 
 /// `Idempotent-Replayed`, the header that marks replays unless
@@ -48,7 +48,6 @@ impl UnreadReplays {
     pub(crate) fn replay(
         self: &Arc<Self>,
         rules: &Rules,
-        warnings: &Warnings,
         caller: &Arc<Caller>,
         max: usize,
         id: &KeyId,
@@ -57,7 +56,7 @@ impl UnreadReplays {
         let inflated = rules.codec().inflated_len(record);
         // The body is a part of the record, so it does not count either.
         if inflated.is_none() && is_uncounted(record.len(), max) {
-            return respond(rules, warnings, id, record, true, Ok);
+            return respond(rules, id, record, true, Ok);
         }
         // Only large bodies are shared. A replay of a small record takes no lock, which all replays of the layer would share.
         if inflated.unwrap_or(record.len()) > UNCOUNTED
@@ -86,9 +85,7 @@ impl UnreadReplays {
             }
             Ok(stored)
         };
-        respond(rules, warnings, id, record, true, |stored| {
-            hold(stored, buffer)
-        })
+        respond(rules, id, record, true, |stored| hold(stored, buffer))
     }
 
     /// Returns an unread replay of this record.
@@ -135,12 +132,11 @@ impl Drop for UnreadReplay {
 /// Returns the recorded response as a replay, to the client of an execution that did not produce it.
 pub(crate) fn replay(
     rules: &Rules,
-    warnings: &Warnings,
     buffer: Buffer,
     id: &KeyId,
     record: &Bytes,
 ) -> CompleteResponse {
-    respond(rules, warnings, id, record, true, |stored| {
+    respond(rules, id, record, true, |stored| {
         Ok(hold_executed(stored, buffer))
     })
 }
@@ -148,12 +144,11 @@ pub(crate) fn replay(
 /// Returns the recorded response to the request that produced the record. It is neither counted nor marked as a replay.
 pub(crate) fn respond_without_marker(
     rules: &Rules,
-    warnings: &Warnings,
     buffer: Buffer,
     id: &KeyId,
     record: &Bytes,
 ) -> CompleteResponse {
-    respond(rules, warnings, id, record, false, |stored| {
+    respond(rules, id, record, false, |stored| {
         Ok(hold_executed(stored, buffer))
     })
 }
@@ -170,7 +165,6 @@ pub(crate) fn hold_executed(mut stored: StoredResponse, mut buffer: Buffer) -> S
 
 fn respond(
     rules: &Rules,
-    warnings: &Warnings,
     id: &KeyId,
     record: &Bytes,
     is_replay: bool,
@@ -186,7 +180,7 @@ fn respond(
         Ok(Record::Tombstone { status, reason }) => {
             if is_replay {
                 trace = rules.trace_in_record(id, record);
-                telemetry::tombstone(&rules.layer, id, status, reason, trace.as_ref());
+                telemetry::tombstone(rules.layer(), id, status, reason, trace.as_ref());
             }
             let reason = match reason {
                 TombstoneReason::TooLarge => "was too large and was not recorded",
@@ -203,7 +197,7 @@ fn respond(
         Ok(Record::Attention { status, attention }) => {
             if is_replay {
                 trace = rules.trace_in_record(id, record);
-                let (layer, code) = (&rules.layer, attention.code());
+                let (layer, code) = (rules.layer(), attention.code());
                 telemetry::unresolved(layer, id, status, code, trace.as_ref());
             }
             reject(rules, &needs_attention(attention.code()).with_entry(id))
@@ -214,7 +208,7 @@ fn respond(
                 .with_entry(id),
         ),
         Err(error) => {
-            telemetry::bad_record(warnings, id, &error);
+            telemetry::bad_record(&rules.warnings, id, &error);
             reject(rules, &unreadable_record(error).with_entry(id))
         }
     };
@@ -228,7 +222,7 @@ fn respond(
 fn replayed_response(rules: &Rules, id: &KeyId, stored: StoredResponse) -> CompleteResponse {
     let trace = stored.traceparent.filter(|_| rules.has_trace_links);
     let recorded_at = Some(stored.recorded_at);
-    telemetry::replayed(&rules.layer, id, recorded_at, trace.as_ref());
+    telemetry::replayed(rules.layer(), id, recorded_at, trace.as_ref());
     let mut res = stored_response(rules, stored);
     telemetry::set_replayed(&mut res);
     if let Some(trace) = trace {

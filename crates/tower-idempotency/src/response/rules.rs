@@ -14,6 +14,7 @@ use crate::{
     panics::catch_setting_panic,
     record::{Codec, ExecutionTrace},
     store::{KeyId, Ttl},
+    telemetry::Warnings,
 };
 
 /// Treatment of a response that cannot be recorded.
@@ -60,13 +61,19 @@ pub(crate) struct Rules {
     pub(crate) error_response: ErrorResponse,
     pub(crate) compress_above: usize,
     pub(crate) has_trace_links: bool,
-    pub(crate) layer: LayerName,
+    /// Warnings of the layer, with its name. Clones of the layer share them, unless they have another name.
+    pub(crate) warnings: Arc<Warnings>,
     /// `Some` in the settings for gRPC calls of protected methods.
     #[cfg(feature = "grpc")]
     pub(crate) grpc: Option<GrpcMethods>,
 }
 
 impl Rules {
+    /// Returns the name of the layer.
+    pub(crate) fn layer(&self) -> &LayerName {
+        self.warnings.layer()
+    }
+
     /// Returns the trace to store in the record of a request with these headers.
     pub(crate) fn trace(&self, headers: &HeaderMap) -> Option<ExecutionTrace> {
         if self.has_trace_links {
@@ -101,7 +108,7 @@ impl Rules {
             return Some(false);
         }
         let is_recorded = || (self.recorded_statuses)(status);
-        catch_setting_panic(&self.layer, "with_recorded_statuses", is_recorded)
+        catch_setting_panic(self.layer(), "with_recorded_statuses", is_recorded)
     }
 
     /// Returns `true` if these are the settings for gRPC calls of protected methods.
@@ -120,7 +127,7 @@ impl Rules {
             }
             ErrorResponse::Custom(render) => {
                 let rendered =
-                    catch_setting_panic(&self.layer, "with_error_response", || render(error));
+                    catch_setting_panic(self.layer(), "with_error_response", || render(error));
                 rendered.unwrap_or_else(|| {
                     let described_by = HeaderValue::from_static(problem::DEFAULT_LINK);
                     problem::problem_json(error, &described_by)

@@ -13,7 +13,7 @@ use crate::{
         reject::{outcome_pending, outcome_unknown, unfinished_transaction, unreadable_record},
     },
     store::KeyId,
-    telemetry::{self, Warnings},
+    telemetry,
 };
 
 /// Result of work that did not panic.
@@ -44,7 +44,6 @@ impl<T, E> RunOutcome<T, E> {
 /// Returns the outcome of a run, from its result and from the way in which its lease finished.
 pub(super) fn outcome_of_run<T: DeserializeOwned, E>(
     rules: &response::rules::Rules,
-    warnings: &Warnings,
     id: &KeyId,
     result: WorkResult<T, E>,
     finished: Finished,
@@ -63,14 +62,14 @@ pub(super) fn outcome_of_run<T: DeserializeOwned, E>(
         } => {
             if is_reported && let WorkResult::NeedsAttention(late, _) = &result {
                 let reason = "a value was committed";
-                telemetry::attention_ignored(&rules.layer, id, late.code(), reason);
+                telemetry::attention_ignored(rules.layer(), id, late.code(), reason);
             }
-            outcome_of_commit(rules, warnings, id, &record, result)
+            outcome_of_commit(rules, id, &record, result)
         }
         Finished::Stored(record)
             if matches!(result, WorkResult::Failed(_) | WorkResult::Unfinished) =>
         {
-            outcome_of_record(rules, warnings, id, &record)
+            outcome_of_record(rules, id, &record)
         }
         Finished::Stored(_) => outcome_of_unconfirmed_run(rules, id, result, true),
         Finished::Unknown { retryable } => {
@@ -117,12 +116,11 @@ fn outcome_of_unconfirmed_run<T, E>(
 /// is a tombstone.
 fn outcome_of_commit<T: DeserializeOwned, E>(
     rules: &response::rules::Rules,
-    warnings: &Warnings,
     id: &KeyId,
     record: &Bytes,
     result: WorkResult<T, E>,
 ) -> Result<Outcome<T, E>, Error> {
-    let outcome = recorded_outcome(id, decode(rules, warnings, id, record)?)?;
+    let outcome = recorded_outcome(id, decode(rules, id, record)?)?;
     Ok(match (outcome, result) {
         (Outcome::Replayed(value), _) | (Outcome::ValueNotRecorded, WorkResult::Value(value)) => {
             Outcome::Executed(value)
@@ -134,11 +132,10 @@ fn outcome_of_commit<T: DeserializeOwned, E>(
 /// Returns the outcome of an earlier run from its record.
 pub(super) fn outcome_of_record<T: DeserializeOwned, E>(
     rules: &response::rules::Rules,
-    warnings: &Warnings,
     id: &KeyId,
     record: &Bytes,
 ) -> Result<Outcome<T, E>, Error> {
-    let (layer, record) = (&rules.layer, decode(rules, warnings, id, record)?);
+    let (layer, record) = (rules.layer(), decode(rules, id, record)?);
     match &record {
         Record::Tombstone { status, reason } => {
             telemetry::tombstone(layer, id, *status, *reason, None);
@@ -155,14 +152,9 @@ pub(super) fn outcome_of_record<T: DeserializeOwned, E>(
     Ok(outcome)
 }
 
-fn decode(
-    rules: &response::rules::Rules,
-    warnings: &Warnings,
-    id: &KeyId,
-    record: &Bytes,
-) -> Result<Record, Error> {
+fn decode(rules: &response::rules::Rules, id: &KeyId, record: &Bytes) -> Result<Record, Error> {
     rules.codec().decode(id, record).map_err(|error| {
-        telemetry::bad_record(warnings, id, &error);
+        telemetry::bad_record(&rules.warnings, id, &error);
         unreadable_record(error).with_entry(id)
     })
 }

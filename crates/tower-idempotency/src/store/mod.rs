@@ -235,8 +235,8 @@ pub struct Claim {
 
 /// Operation of the work of `run_once`.
 pub(crate) const RUN_ONCE_OPERATION: &str = "run_once";
-/// Beginning of the operation of an item of a batch.
-pub(crate) const ITEM_OPERATION: &str = "item ";
+/// Beginning of the operation of an item of a batch. No method of a client contains a colon.
+pub(crate) const ITEM_OPERATION: &str = "item: ";
 
 /// Returns `true` if the record of an entry with this operation is a value, and not a response.
 pub(crate) fn is_operation_of_run_once(operation: &str) -> bool {
@@ -345,7 +345,8 @@ pub enum Acquired {
         record: Bytes,
         /// The time until the record expires, by the backend's clock: more than zero, in whole milliseconds or finer.
         ///
-        /// A store without a clock of its own adds the skew that it allows. [`Ttl::MAX`] if the entry does not expire.
+        /// A store whose backend has no clock uses that of its process. Once that clock has passed the expiry, it returns the
+        /// rest of the clock skew that it allows. [`Ttl::MAX`] if the entry does not expire.
         expires_in: Duration,
         /// The token that completed the entry: that of an execution, or a new one of a resolution. `None` if the entry has
         /// none.

@@ -74,13 +74,11 @@ impl LeaseExt for Lease {
         res: Response<B>,
     ) -> Result<Prepared<Response<Body<B>>>, NotRecordable<Response<Body<B>>>> {
         let state = &*self.0;
-        let (rules, warnings) = (&state.config().response, &state.config().warnings);
         let incomplete = state.request_body_incomplete();
         // An outer layer follows the same instructions of the handler.
         let directives = state.grant.is_nested.then(|| Directives::of(&res));
         let (mut res, mut disposition) = decide_disposition(
-            rules,
-            warnings,
+            &state.config().response,
             state.response_bytes(),
             state.origin(),
             res,
@@ -108,9 +106,8 @@ impl LeaseExt for Lease {
         if let (Some(directives), Disposition::Record { .. }) = (directives, &disposition) {
             directives.restore(&mut res);
         }
-        res.extensions_mut().insert(CommittedResponse);
         let status = res.status();
-        Prepared::new(self, disposition, status, res)
+        Prepared::new(self, disposition, status, res, mark_committed)
     }
 
     fn prepare_value<T: Serialize>(&self, of: T) -> Prepared<T> {
@@ -121,6 +118,8 @@ impl LeaseExt for Lease {
             retention: rules.retention,
             status: StatusCode::OK,
             output: of,
+            // The layer compares a value with the committed one.
+            mark: |_| {},
         }
     }
 
@@ -128,6 +127,10 @@ impl LeaseExt for Lease {
         self.0.begin_transaction();
         OpenTransaction(Some(self.clone()))
     }
+}
+
+fn mark_committed<B: http_body::Body>(res: &mut Response<Body<B>>) {
+    res.extensions_mut().insert(CommittedResponse);
 }
 
 mod sealed {

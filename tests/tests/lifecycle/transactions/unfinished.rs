@@ -17,7 +17,7 @@ use tests::{
 use tower_idempotency::{
     ErrorKind, FingerprintBy, IdempotencyLayer, Lease, MemoryStore, NeedsAttention, Unrecordable,
     conformance::Operation,
-    run_once::WorkError,
+    run_once::{Outcome, WorkError},
     transaction::{LeaseExt, OpenTransaction},
 };
 
@@ -106,6 +106,52 @@ async fn refused_commit_of_closure_is_not_reported() {
             assert_eq!(ledger.rows().await, ["charge 2"]);
             assert_eq!(effects.count(), 2);
         }
+    }
+}
+
+// S-941, F-925
+/// The handler returns an output that it prepared after the refused commit, and that is not recorded.
+#[tokio::test(start_paused = true)]
+async fn unrecordable_output_is_no_committed_response() {
+    for status in [StatusCode::INTERNAL_SERVER_ERROR, StatusCode::CONFLICT] {
+        let ledger = Ledger::default();
+        let layer = IdempotencyLayer::new(ledger.clone()).with_unrecordable(Unrecordable::Release);
+        let (app, effects) = behind(layer, &ledger, async move |ledger, lease, n| {
+            if n > 1 {
+                return charge(ledger, lease, n).await;
+            }
+            refused(&lease, n, false).await;
+            let prepared = lease.prepare((status, "refused").into_response()).await;
+            let unrecordable = match prepared {
+                Ok(prepared) => prepared.into_tombstone().expect_err("no tombstones"),
+                Err(unrecordable) => unrecordable,
+            };
+            unrecordable.into_output().into_response()
+        });
+        let first = send(&app, order()).await;
+        assert_eq!((first.status, first.text()), (status, "refused"));
+        assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+        assert!(send(&app, order()).await.is_replay());
+        assert_eq!(ledger.rows().await, ["charge 2"]);
+        assert_eq!(effects.count(), 2);
+    }
+}
+
+// S-804, F-925
+#[tokio::test(start_paused = true)]
+async fn value_after_refused_commit_is_recorded() {
+    let once = IdempotencyLayer::new(MemoryStore::new());
+    let work = async |lease: Lease| {
+        // The statements of a closure succeed, and the database refuses its commit.
+        let prepared = lease.prepare_value("paid".to_owned());
+        let written = prepared.commit(async { Ok(()) }).await;
+        drop(written.expect("the statement succeeded"));
+        Ok::<_, WorkError<()>>("refused".to_owned())
+    };
+    let refused = || "refused".to_owned();
+    for expected in [Outcome::Executed(refused()), Outcome::Replayed(refused())] {
+        let outcome = once.run_once("k", "order", work).await;
+        assert_eq!(outcome.expect("an outcome"), expected);
     }
 }
 

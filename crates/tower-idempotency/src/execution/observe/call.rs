@@ -11,11 +11,11 @@ use super::{
     outcome::{EndKind, ExecutionEnd, Seen},
 };
 use crate::{
-    body::{chunks::content_length, watch::BodyWatch},
+    body::watch::BodyWatch,
     digest::FieldDigest,
     record::MAX_LINES,
     response::{
-        buffer::is_event_stream,
+        buffer::{announced_length, is_event_stream},
         directives::{Directive, read_directive},
     },
     store::Ttl,
@@ -76,7 +76,7 @@ impl ObservedCall {
     ) -> Result<ResponseWatch, ExecutionEnd> {
         let (rules, status) = (&observation.context.config.response, res.status());
         let (default, max) = (rules.retention, rules.max_retention);
-        let retention = match read_directive(&rules.layer, res, default, max) {
+        let retention = match read_directive(rules.layer(), res, default, max) {
             Directive::NeedsAttention(_) => {
                 return Err(observation.end_of(Some(status), EndKind::Refused));
             }
@@ -95,11 +95,7 @@ impl ObservedCall {
             None => return Err(observation.end_of(Some(status), EndKind::Refused)),
         }
         let hint = res.body().size_hint();
-        // The `Content-Length` of a 304 describes a body that is not sent.
-        let announced = (status != StatusCode::NOT_MODIFIED)
-            .then(|| content_length(res.headers()))
-            .flatten()
-            .or(hint.exact());
+        let announced = announced_length(status, res.headers()).or(hint.exact());
         if announced.unwrap_or(0).max(hint.lower()) > rules.body_limit as u64
             || res.headers().len() > MAX_LINES
             || is_event_stream(res.headers())

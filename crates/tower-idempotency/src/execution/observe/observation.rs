@@ -96,7 +96,7 @@ impl Observation {
             return self.report(Observed::NotJudged);
         };
         let (store, timeout) = (&self.context.shared.store, self.timeout());
-        let warnings = &self.context.config.warnings;
+        let warnings = self.context.config.warnings();
         match store.acquire(&claim, timeout, warnings).await {
             Ok(AcquireReply { acquired, .. }) => {
                 self.decide(&claim, acquired);
@@ -147,7 +147,7 @@ impl Observation {
                 .recent_requests
                 .has_other_principal(key, &fingerprint, &scoped.principal)
         {
-            config.warnings.principal_changed(&claim.id);
+            config.warnings().principal_changed(&claim.id);
         }
         Some(claim)
     }
@@ -237,7 +237,7 @@ impl Observation {
 
     async fn end(&self, lease: &LeaseRef, ended: &ExecutionEnd) {
         let (store, timeout) = (&self.context.shared.store, self.timeout());
-        let warnings = &self.context.config.warnings;
+        let warnings = self.context.config.warnings();
         let is_ended = if ended.kind == EndKind::Released {
             store.release(lease, timeout, warnings).await
         } else {

@@ -82,13 +82,13 @@ fn begin(context: &Arc<Context>, head: &request::Parts, body: &impl http_body::B
     let scoped = match scope_key(rules, head, &key) {
         Ok((scoped, identity)) => {
             if identity == Identity::Anonymous {
-                config.warnings.anonymous();
+                config.warnings().anonymous();
             }
             scoped
         }
         Err(error) => {
             if matches!(error, PrincipalError::Missing(_)) {
-                config.warnings.principal_missing();
+                config.warnings().principal_missing();
             }
             telemetry::observed(layer, Observed::WouldRefuseKey);
             return NONE;

@@ -76,6 +76,9 @@ pub enum EndpointFault {
     LoseReplies(usize),
     /// Like `LoseReplies`, but forwards reads with their replies.
     LoseWriteReplies(usize),
+    /// Forwards this number of `UpdateItem` calls. Holds the next one, and replies with an internal error:
+    /// [`Endpoint::deliver_held`] forwards it later.
+    HoldUpdate(usize),
     /// Removes the item from the error of a refused write.
     LeaveOutItems,
     /// Replies to this number of `DescribeTable` calls with the error that the table does not exist.
@@ -117,6 +120,7 @@ impl Call {
 #[derive(Debug)]
 pub struct Endpoint {
     address: SocketAddr,
+    server: SocketAddr,
     shared: Arc<Mutex<Shared>>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -127,6 +131,7 @@ struct Shared {
     date_behind: Duration,
     meddling: EndpointFault,
     calls: Vec<Call>,
+    held: Vec<(HeaderMap, Value)>,
 }
 
 #[derive(Clone)]
@@ -145,11 +150,7 @@ impl Endpoint {
     #[must_use]
     pub fn start(server: SocketAddr) -> Self {
         let shared = Arc::default();
-        let forwarding = Forwarding {
-            server,
-            shared: Arc::clone(&shared),
-            client: Client::builder(TokioExecutor::new()).build_http(),
-        };
+        let forwarding = Forwarding::new(server, Arc::clone(&shared));
         let (stop, stopped) = oneshot::channel();
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         listener.set_nonblocking(true).expect("a socket");
@@ -170,6 +171,7 @@ impl Endpoint {
         });
         Self {
             address,
+            server,
             shared,
             stop: Some(stop),
             thread: Some(thread),
@@ -206,6 +208,22 @@ impl Endpoint {
     pub fn operations(&self) -> Vec<String> {
         let calls = self.calls().into_iter();
         calls.map(|call| call.operation).collect()
+    }
+
+    /// Forwards the calls that a fault has held, in their order. Returns the statuses of the replies.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the server does not reply.
+    pub async fn deliver_held(&self) -> Vec<StatusCode> {
+        let held = std::mem::take(&mut lock(&self.shared).held);
+        let forwarding = Forwarding::new(self.server, Arc::clone(&self.shared));
+        let mut statuses = Vec::new();
+        for (headers, request) in held {
+            let (status, _) = forwarding.forward(headers, request).await;
+            statuses.push(status);
+        }
+        statuses
     }
 }
 
@@ -250,6 +268,14 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
                 error("InternalServerError"),
             )
         }
+        EndpointFault::HoldUpdate(0) if operation == "UpdateItem" => {
+            let held = (head.headers.clone(), request.clone());
+            lock(&forwarding.shared).held.push(held);
+            (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                error("InternalServerError"),
+            )
+        }
         EndpointFault::LeaveOutItems => {
             let (status, mut response) = forward().await;
             if status == StatusCode::BAD_REQUEST
@@ -285,6 +311,7 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
             (status, response)
         }
         EndpointFault::LoseWriteReplies(_)
+        | EndpointFault::HoldUpdate(_)
         | EndpointFault::HideTables(_)
         | EndpointFault::UpdateTables(_)
         | EndpointFault::MakeIndexes(_)
@@ -309,6 +336,15 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
 }
 
 impl Forwarding {
+    /// Creates a client of the server, for the runtime that makes the first call.
+    fn new(server: SocketAddr, shared: Arc<Mutex<Shared>>) -> Self {
+        Self {
+            server,
+            shared,
+            client: Client::builder(TokioExecutor::new()).build_http(),
+        }
+    }
+
     /// Forwards the call and returns the server's reply. For writes it also requests the consumed capacity.
     async fn forward(&self, headers: HeaderMap, mut call: Value) -> (StatusCode, Value) {
         if call.get("Key").is_some() || call.get("Item").is_some() {
@@ -345,6 +381,10 @@ fn turn(shared: &Mutex<Shared>, operation: &str) -> EndpointFault {
         }
         EndpointFault::LoseWriteReplies(0 | 1) => EndpointFault::None,
         EndpointFault::LoseWriteReplies(left) => EndpointFault::LoseWriteReplies(left - 1),
+        EndpointFault::HoldUpdate(0) if operation == "UpdateItem" => EndpointFault::None,
+        EndpointFault::HoldUpdate(left) if operation == "UpdateItem" => {
+            EndpointFault::HoldUpdate(left - 1)
+        }
         EndpointFault::HideTables(left) if operation == "DescribeTable" => {
             EndpointFault::HideTables(left.saturating_sub(1))
         }

@@ -15,26 +15,32 @@ impl DynamoDbStore {
     pub(crate) async fn check_table(&self) -> Result<(), CheckError> {
         let inner = &*self.inner;
         let incomplete = |problem| CheckError::new(CheckErrorKind::Incomplete, problem, CREATE);
-        let Some(table) = inner.describe().await.map_err(|error| failed(&error))? else {
+        let Some(table) = inner
+            .describe()
+            .await
+            .map_err(|error| check_error(&error))?
+        else {
             return Err(incomplete(format!(
                 "the table {:?} is missing",
                 inner.table
             )));
         };
-        inner.check_schema(&table).map_err(|error| failed(&error))?;
+        inner
+            .check_schema(&table)
+            .map_err(|error| check_error(&error))?;
         if !inner
             .is_ttl_enabled()
             .await
-            .map_err(|error| failed(&error))?
+            .map_err(|error| check_error(&error))?
         {
             return Err(incomplete(format!(
-                "the table {:?} has no TTL on the attribute ttl, so expired items are never deleted",
+                "the table {:?} has no TTL on the attribute `ttl`, so expired items are never deleted",
                 inner.table
             )));
         }
         let id = random_id().map_err(|error| unreachable(&error))?;
         let compared = inner.read_and_compare_clocks(&id).await;
-        compared.map_err(|error| failed(&error))?;
+        compared.map_err(|error| check_error(&error))?;
         self.probe(id).await.map_err(|error| unreachable(&error))
     }
 
@@ -61,7 +67,7 @@ fn unreachable(error: &StoreError) -> CheckError {
     CheckError::unreachable(error, RIGHTS)
 }
 
-fn failed(error: &DynamoDbError) -> CheckError {
+fn check_error(error: &DynamoDbError) -> CheckError {
     let (kind, remedy) = match error.kind() {
         DynamoDbErrorKind::Refused => (CheckErrorKind::Denied, RIGHTS),
         DynamoDbErrorKind::Unusable => (CheckErrorKind::Incomplete, CHANGE),

@@ -25,7 +25,7 @@ pub(crate) struct Moment {
 }
 
 impl Clock {
-    /// Reads the clock. Each call reads it once, so that all values the call writes and compares belong to one moment.
+    /// Reads the clock. All values that one write sets and compares belong to one reading.
     pub(crate) fn read(&self) -> Moment {
         let since_epoch = (self.now)().duration_since(UNIX_EPOCH);
         let now = millis(since_epoch.unwrap_or_default());
@@ -77,7 +77,7 @@ pub(crate) fn millis(duration: Duration) -> u64 {
 mod tests {
     use super::*;
 
-    fn at(now: u64, skew: u64) -> Moment {
+    fn moment(now: u64, skew: u64) -> Moment {
         let clock = Clock {
             now: Arc::new(move || UNIX_EPOCH + Duration::from_millis(now)),
             is_system: false,
@@ -88,14 +88,14 @@ mod tests {
 
     #[test]
     fn deadline_passes_later_by_allowed_skew() {
-        assert_eq!(at(10_000, 2_000).passed, 8_000);
-        assert_eq!(at(1_000, 2_000).passed, 0);
-        assert_eq!(at(10_000, 0).passed, 10_000);
+        assert_eq!(moment(10_000, 2_000).passed, 8_000);
+        assert_eq!(moment(1_000, 2_000).passed, 0);
+        assert_eq!(moment(10_000, 0).passed, 10_000);
     }
 
     #[test]
     fn until_counts_allowance_after_deadline() {
-        let moment = at(10_000, 2_000);
+        let moment = moment(10_000, 2_000);
         assert_eq!(moment.until(10_500), Duration::from_millis(500));
         assert_eq!(moment.until(10_000), Duration::from_millis(2_000));
         assert_eq!(moment.until(8_001), Duration::from_millis(1));

@@ -25,7 +25,7 @@ impl DynamoDbStore {
     ///
     /// # Cancellation
     ///
-    /// Like [`create_table`](Self::create_table).
+    /// If the future is dropped, the table may or may not have been created. Call again to continue.
     pub async fn connect(url: &str) -> Result<Self, DynamoDbError> {
         DynamoDbOptions::new().connect(url).await
     }
@@ -77,17 +77,17 @@ impl DynamoDbOptions {
     ///
     /// # Cancellation
     ///
-    /// Like [`create_table`](DynamoDbStore::create_table).
+    /// If the future is dropped, the table may or may not have been created. Call again to continue.
     pub async fn connect(self, url: &str) -> Result<DynamoDbStore, DynamoDbError> {
         let store = self.store_from_url(url).await?;
         store.create_table().await?;
         Ok(store)
     }
 
-    /// Creates a store on the table of a URL, like [`connect`](Self::connect), but makes no call to DynamoDB. For programs that
-    /// must not create a table.
+    /// Creates a store on the table of a URL, like [`connect`](Self::connect), but makes no call to DynamoDB. Use it in
+    /// programs that must not create a table.
     ///
-    /// It reads the region from its source. A missing region becomes visible with the first call of the store.
+    /// It reads the region from its source. If no source has a region, the first call of the store fails.
     ///
     /// # Errors
     ///
@@ -208,7 +208,8 @@ fn is_port(text: &str) -> bool {
     text.bytes().all(|it| it.is_ascii_digit()) && text.parse::<u16>().is_ok()
 }
 
-/// The settings that placeholders replace. Only a plain HTTP endpoint has some, since it is not AWS.
+/// The settings that are missing, and that placeholders replace. Only a plain HTTP endpoint gets placeholders, since it is not
+/// AWS.
 #[derive(Debug, PartialEq, Eq)]
 struct Placeholders {
     credentials: bool,
@@ -216,7 +217,7 @@ struct Placeholders {
 }
 
 impl Placeholders {
-    /// Returns the settings that the environment does not have. `is_set` returns `true` for its variables.
+    /// Returns the placeholders for settings that the environment lacks. `is_set` returns `true` for each of its variables.
     fn of(endpoint: &str, is_set: impl Fn(&str) -> bool) -> Self {
         let is_local = endpoint.starts_with("http://");
         let has_region = is_set("AWS_REGION") || is_set("AWS_DEFAULT_REGION");

@@ -21,7 +21,7 @@ pub struct DynamoDbError {
 pub enum DynamoDbErrorKind {
     /// The URL is invalid. The message contains no part of it.
     Address,
-    /// The service throttled the call, also after retries.
+    /// The service throttled the call and its retries.
     Throttled,
     /// The service did not reply in time or at all. The call may have taken effect.
     Unreachable,

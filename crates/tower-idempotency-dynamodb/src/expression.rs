@@ -15,22 +15,26 @@ use crate::item::n;
 ///
 /// Expired orphans are covered by [`ABSENT_OR_EXPIRED`], because their generation starts again at 1. So are expired records in
 /// the index: [`ACQUIRE`] would take their `since` as the beginning of the execution. An entry that this token holds for
-/// another request is covered by [`IS_HOLDER`], because it keeps its fingerprint.
+/// another request is covered by [`CAN_EXTEND`], because it keeps its fingerprint.
+///
+/// A lease of this token that expires later than the claim requests is not written. The service may apply an acquire after a
+/// renewal, and would shorten the lease.
 pub(crate) const CAN_ACQUIRE: &str = "attribute_not_exists(#id) \
     OR (#status <> :in_progress AND #expires <= :passed AND attribute_not_exists(#since)) \
     OR (#status = :in_progress AND #expires > :passed AND #fingerprint = :fingerprint \
-        AND (#token = :token OR #lease_ends <= :passed))";
+        AND ((#token = :token AND #lease_ends <= :lease_ends) OR #lease_ends <= :passed))";
 
 /// Like [`CAN_ACQUIRE`], but without orphans.
 pub(crate) const CAN_ACQUIRE_EXCEPT_ORPHANS: &str = "attribute_not_exists(#id) \
     OR (#status <> :in_progress AND #expires <= :passed AND attribute_not_exists(#since)) \
-    OR (#status = :in_progress AND #expires > :passed AND #fingerprint = :fingerprint AND #token = :token)";
+    OR (#status = :in_progress AND #expires > :passed AND #fingerprint = :fingerprint \
+        AND #token = :token AND #lease_ends <= :lease_ends)";
 
 /// Like [`CAN_ACQUIRE_EXCEPT_ORPHANS`], but includes orphans of the same request whose retry an operator has allowed.
 pub(crate) const CAN_ACQUIRE_ALLOWED_RETRIES: &str = "attribute_not_exists(#id) \
     OR (#status <> :in_progress AND #expires <= :passed AND attribute_not_exists(#since)) \
     OR (#status = :in_progress AND #expires > :passed AND #fingerprint = :fingerprint \
-        AND (#token = :token OR (begins_with(#token, :retry) AND #lease_ends <= :passed)))";
+        AND ((#token = :token AND #lease_ends <= :lease_ends) OR (begins_with(#token, :retry) AND #lease_ends <= :passed)))";
 
 /// Acquires the lease.
 ///
@@ -64,6 +68,18 @@ pub(crate) const ABSENT_OR_EXPIRED: &str = "attribute_not_exists(#id) OR #expire
 pub(crate) const IS_HOLDER: &str =
     "#status = :in_progress AND #token = :token AND #expires > :passed";
 
+/// This token holds the entry, and the write does not shorten its lease.
+///
+/// The service may apply a write after a later renewal. Such a write fails this condition.
+pub(crate) const CAN_EXTEND: &str = "#status = :in_progress AND #token = :token AND #expires > :passed \
+    AND #lease_ends <= :lease_ends";
+
+/// This token holds the entry, and its lease expires at the time that the caller has seen.
+///
+/// Only such a write may shorten a lease. If the service applies it after a later renewal, the time is another one.
+pub(crate) const CAN_SHORTEN: &str = "#status = :in_progress AND #token = :token AND #expires > :passed \
+    AND #lease_ends = :seen_lease_ends";
+
 /// This token holds the first generation of the entry.
 pub(crate) const IS_FIRST_HOLDER: &str =
     "#status = :in_progress AND #token = :token AND #generation = :one";
@@ -72,7 +88,7 @@ pub(crate) const IS_FIRST_HOLDER: &str =
 pub(crate) const RENEW: &str = "SET #lease_ends = :lease_ends, #expires = :lease_ends + #orphan_retention, \
     #ttl = :ttl + #orphan_retention_seconds";
 
-/// Turns the lease of a takeover into an orphan without a holder, as of now.
+/// Turns the lease of a takeover into an orphan without a holder, which begins now.
 ///
 /// Removes `granted`, so that a later acquire counts as another grant.
 pub(crate) const RELEASE_AS_ORPHAN: &str = "SET #lease_ends = :passed, #expires = :now + #orphan_retention, #ttl = :ttl + #orphan_retention_seconds \
@@ -111,9 +127,9 @@ pub(crate) const COMPLETE_NEEDS_ATTENTION: &str = "SET #status = :needs_attentio
 /// Removes the attributes of the lease. Follows [`COMPLETE_NEEDS_ATTENTION`] and [`RESOLVE_AS_NEEDS_ATTENTION`].
 pub(crate) const REMOVE_LEASE: &str = " REMOVE #grants, #granted";
 
-/// Turns an entry into an orphan under a token that no execution has, as of now, with the same generation.
+/// Turns an entry into an orphan that begins now, with the same generation, under a token that no execution has.
 ///
-/// Removes `granted` below, so that the next acquire counts as another grant.
+/// [`REMOVE_OUTCOME`] follows, and removes `granted`, so that the next acquire counts as another grant.
 pub(crate) const RESOLVE_AS_ORPHAN: &str = "SET #status = :in_progress, #token = :new_token, #lease_ends = :passed, \
     #expires = :now + if_not_exists(#orphan_retention, :orphan_retention), #ttl = :ttl + if_not_exists(#orphan_retention_seconds, :orphan_retention_seconds), \
     #grants = #generation, #since = #created";

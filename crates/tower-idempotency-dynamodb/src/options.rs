@@ -98,8 +98,9 @@ impl DynamoDbOptions {
         self
     }
 
-    /// Sets if the index also has completed entries, so that operators can [list](tower_idempotency::inspect::Inspect::list)
-    /// and count them. Default: `false`. [`Inspect::get`](tower_idempotency::inspect::Inspect::get) reads them in either case.
+    /// Sets whether the index also has completed entries, so that operators can
+    /// [list](tower_idempotency::inspect::Inspect::list) and count them. Default: `false`.
+    /// [`Inspect::get`](tower_idempotency::inspect::Inspect::get) reads them in either case.
     ///
     /// With `true`, each completion costs one more write unit of the index. Each record takes about 300 bytes of the index until
     /// the service deletes its item, so the clients determine the size of the index. The partitions of completed entries are

@@ -81,6 +81,7 @@ impl TableClient {
         attempts: Attempts,
     ) -> Result<Acquired, StoreError> {
         let moment = self.options.clock.read();
+        let requested = moment.now.saturating_add(claim.lease.as_millis());
         let mut target = AcquireTarget::Any;
         for _ in 0..MAX_ATTEMPTS {
             let sent = self.acquire_lease(claim, target, moment, attempts).await?;
@@ -119,6 +120,19 @@ impl TableClient {
                         record,
                         expires_in: moment.until(expires),
                         token: token.map(Token::from_bytes),
+                    });
+                }
+                // This token holds the lease for long enough. An earlier attempt was granted after the condition failed, or the
+                // clock went back. No write shortens the lease, because the service may apply it after a renewal.
+                EntryState::Leased {
+                    token,
+                    generation,
+                    lease_ends,
+                    ..
+                } if token == Some(*claim.token.as_bytes()) && lease_ends >= requested => {
+                    return Ok(Acquired::Granted {
+                        generation,
+                        takeover: generation > 1,
                     });
                 }
                 // This token holds the lease for another request, or was granted it after the condition failed.
@@ -182,30 +196,49 @@ impl Store for DynamoDbStore {
         self.inner.acquire(claim, Attempts::WhileRejected).await
     }
 
+    /// The service may apply a write after a later renewal. So the first write extends a lease, and shortens none. If the clock
+    /// went back, or `ttl` is shorter than before, a second write shortens the lease that the first one has found.
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
         let inner = &*self.inner;
-        let moment = inner.options.clock.read();
-        let lease_ends = moment.now.saturating_add(ttl.as_millis());
-        let values = [
-            (":in_progress", s(IN_PROGRESS)),
-            (":token", binary(*lease.token.as_bytes())),
-            (":passed", n(moment.passed)),
-            (":lease_ends", n(lease_ends)),
-            (":ttl", n(ceil_seconds(lease_ends))),
-        ];
-        let (condition, update) = (expression::IS_HOLDER, expression::RENEW);
-        let write = inner.update(
-            &lease.id,
-            &lease.token,
-            condition,
-            update,
-            RETURN_NOTHING,
-            values,
-        );
-        match write.await? {
-            WriteOutcome::Applied(_) => Ok(()),
-            WriteOutcome::ConditionFailed(_) => Err(StoreError::LeaseLost),
+        let mut seen: Option<u64> = None;
+        for _ in 0..MAX_ATTEMPTS {
+            // Read again after a refusal: another renewal of this lease may have been applied meanwhile.
+            let moment = inner.options.clock.read();
+            let lease_ends = moment.now.saturating_add(ttl.as_millis());
+            let mut values = vec![
+                (":in_progress", s(IN_PROGRESS)),
+                (":token", binary(*lease.token.as_bytes())),
+                (":passed", n(moment.passed)),
+                (":lease_ends", n(lease_ends)),
+                (":ttl", n(ceil_seconds(lease_ends))),
+            ];
+            let condition = match seen {
+                // The clock went back, or `ttl` is shorter than before.
+                Some(seen) if seen > lease_ends => {
+                    values.push((":seen_lease_ends", n(seen)));
+                    expression::CAN_SHORTEN
+                }
+                _ => expression::CAN_EXTEND,
+            };
+            let (id, token, update) = (&lease.id, &lease.token, expression::RENEW);
+            let write = inner.update(id, token, condition, update, RETURN_NOTHING, values);
+            let item = match write.await? {
+                WriteOutcome::Applied(_) => return Ok(()),
+                WriteOutcome::ConditionFailed(item) => inner.conflicting_item(item, id).await?,
+            };
+            let Some(item) = item else {
+                return Err(StoreError::LeaseLost);
+            };
+            match EntryState::read(item, moment)? {
+                EntryState::Leased {
+                    token, lease_ends, ..
+                } if token == Some(*lease.token.as_bytes()) => seen = Some(lease_ends),
+                EntryState::Leased { .. } | EntryState::Completed { .. } | EntryState::Expired => {
+                    return Err(StoreError::LeaseLost);
+                }
+            }
         }
+        Err(DynamoDbError::contended().into())
     }
 
     async fn complete(

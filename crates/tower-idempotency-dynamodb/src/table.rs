@@ -131,14 +131,14 @@ impl TableClient {
         };
         if keys != ["id"] || !table.attribute_definitions().iter().any(is_binary) {
             return Err(DynamoDbError::unusable(
-                "a table with the partition key id, of bytes",
+                "a table with the partition key `id` of type B",
             ));
         }
         if self.options.shards == 0 {
             return Ok(());
         }
         let Some(index) = index(table) else {
-            return Err(DynamoDbError::unusable("a table with the index listed"));
+            return Err(DynamoDbError::unusable("a table with the index `listed`"));
         };
         let has_key = |name: &str, kind: &KeyType, attribute: &ScalarAttributeType| {
             let mut keys = index.key_schema().iter();
@@ -151,13 +151,13 @@ impl TableClient {
             || !has_key("since", &KeyType::Range, &ScalarAttributeType::N)
         {
             return Err(DynamoDbError::unusable(
-                "an index listed with the keys listed, a text, and since, a number",
+                "an index `listed` with the keys `listed` of type S and `since` of type N",
             ));
         }
         match missing_attribute(index) {
             None => Ok(()),
             Some(missing) => {
-                let expected = format!("an index listed with the attribute {missing}");
+                let expected = format!("an index `listed` with the attribute `{missing}`");
                 Err(DynamoDbError::unusable(&expected))
             }
         }
@@ -181,7 +181,7 @@ impl TableClient {
         // A table has one TTL attribute. With another one, the service would never delete expired items of this store.
         match ttl.attribute_name() {
             Some(TTL_ATTRIBUTE) | None => Ok(true),
-            Some(_) => Err(DynamoDbError::unusable("a TTL on the attribute ttl")),
+            Some(_) => Err(DynamoDbError::unusable("a TTL on the attribute `ttl`")),
         }
     }
 

@@ -84,12 +84,12 @@ impl ClassifyRetry for OnlyRejected {
 pub(crate) enum AcquireTarget {
     /// Free, held by this token for the same request, or an orphan that the claim may take over.
     Any,
-    /// Held by this token. The entry keeps its fingerprint.
+    /// Held by this token, for less time than the claim requests. The entry keeps its fingerprint.
     OwnLease,
 }
 
 impl TableClient {
-    /// Acquires the lease if the entry is such a target.
+    /// Acquires the lease if the entry is in the state of `target`.
     pub(crate) async fn acquire_lease(
         &self,
         claim: &Claim,
@@ -120,7 +120,7 @@ impl TableClient {
         ];
         // The service rejects values that no expression uses.
         let condition = match (target, claim.orphans) {
-            (AcquireTarget::OwnLease, _) => expression::IS_HOLDER,
+            (AcquireTarget::OwnLease, _) => expression::CAN_EXTEND,
             (AcquireTarget::Any, OrphanPolicy::TakeOver) => expression::CAN_ACQUIRE,
             (AcquireTarget::Any, OrphanPolicy::Refuse) => {
                 values.push((":retry", binary(Token::RETRY_ALLOWED)));

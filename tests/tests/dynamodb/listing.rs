@@ -731,7 +731,7 @@ async fn refuses_other_ttl_attribute(stand_in: StandIn) {
     set("expires_at", true).await;
     let error = store.create_table().await.expect_err("another attribute");
     assert_eq!(error.kind(), DynamoDbErrorKind::Unusable, "{stand_in:?}");
-    assert!(error.to_string().contains("attribute ttl"), "{error}");
+    assert!(error.to_string().contains("attribute `ttl`"), "{error}");
     set("expires_at", false).await;
     store.create_table().await.expect("turned on");
     let described = client.describe_time_to_live().table_name(&table);
@@ -781,7 +781,12 @@ async fn refuses_other_schema(stand_in: StandIn) {
     let refused = DynamoDbStore::new(&client, other).create_table().await;
     let error = refused.expect_err("of another kind");
     assert_eq!(error.kind(), DynamoDbErrorKind::Unusable);
-    assert!(error.to_string().contains("partition key id"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("the partition key `id` of type B"),
+        "{error}"
+    );
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ mod costs;
 mod faults;
 #[path = "../sql/held_request.rs"]
 mod held_request;
+mod late_writes;
 mod listing;
 mod skew;
 mod versions;

@@ -1,10 +1,10 @@
-//! The sentences of failed calls.
+//! The messages of failed checks.
 
-use super::failed;
+use super::check_error;
 use crate::error::{DynamoDbError, DynamoDbErrorKind};
 
 #[test]
-fn failed_calls_have_these_sentences() {
+fn failed_checks_have_these_texts() {
     let rights = "check the credentials and the clock, and permit GetItem, PutItem, UpdateItem, DeleteItem, Query, \
                   DescribeTable and DescribeTimeToLive";
     let replace = "add or replace the index as in docs/stores/dynamodb.md, or name another table and call `create_table`";
@@ -20,7 +20,7 @@ fn failed_calls_have_these_sentences() {
             "check the endpoint, the region and the network",
         ),
     ] {
-        let error = failed(&DynamoDbError::new(kind, "the problem"));
+        let error = check_error(&DynamoDbError::new(kind, "the problem"));
         assert_eq!(error.to_string(), format!("the problem: {remedy}"));
     }
 }

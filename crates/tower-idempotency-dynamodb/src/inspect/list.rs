@@ -23,10 +23,10 @@ struct Position {
 }
 
 /// The maximum number of calls for a page, in addition to one for each partition.
-const CALLS: u16 = 8;
+const EXTRA_CALLS: u16 = 8;
 
 /// The maximum number of items that a call examines for a filter.
-const EXAMINED: u16 = 250;
+const MAX_EXAMINED: u16 = 250;
 
 impl TableClient {
     pub(super) async fn list(&self, query: &Query) -> Result<Page, InspectError> {
@@ -44,7 +44,7 @@ impl TableClient {
         // An entry that changes between two calls may move to a later position.
         let mut listed = HashSet::new();
         let mut entries = Vec::new();
-        let (mut calls, max_calls) = (0, CALLS.saturating_add(self.options.shards));
+        let (mut calls, max_calls) = (0, EXTRA_CALLS.saturating_add(self.options.shards));
         while position.shard < self.options.shards {
             let is_full = entries.len() >= limit;
             if is_full || calls >= max_calls {
@@ -95,7 +95,7 @@ impl TableClient {
             || query.owner().is_some()
             || query.id_prefix().is_some();
         let examined = if is_filtered {
-            query.limit().max(EXAMINED)
+            query.limit().max(MAX_EXAMINED)
         } else {
             query.limit()
         };
@@ -144,10 +144,10 @@ impl TableClient {
         Some(after.min(earliest))
     }
 
-    /// Counts the entries in a state, up to `limit`. No item is returned.
+    /// Counts the entries in a state, up to `limit`. The service returns numbers, and no items.
     ///
-    /// Each partition begins with the newest items: orphans that have expired are among the oldest. The service deletes them
-    /// up to days late. Each partition may examine an equal share of the items.
+    /// Reads each partition from its newest item on. Expired orphans are among the oldest items, because the service deletes
+    /// them up to days late. Examines an equal share of the items in each partition.
     pub(super) async fn count(&self, state: State, limit: u32) -> Result<Count, InspectError> {
         let (mut value, mut is_exact) = (0, true);
         let (limit, moment) = (u64::from(limit), self.options.clock.read());
@@ -163,16 +163,17 @@ impl TableClient {
         for shard in 0..self.options.shards {
             let partition = index_partition(status_of(state), shard);
             let share = limit.saturating_mul(4) / u64::from(self.options.shards);
-            let max_examined = share.saturating_add(EXAMINED.into());
+            let max_examined = share.saturating_add(MAX_EXAMINED.into());
             let (mut start_key, mut examined) = (None, 0);
             loop {
                 if examined > max_examined {
                     is_exact = false;
                     break;
                 }
-                // One item above the limit shows that the count is not complete. Others may not match the filter.
+                // One item above the limit shows that the count is incomplete. Requests more than that, because items may not
+                // match the filter.
                 let rest = (limit - value)
-                    .max(EXAMINED.into())
+                    .max(MAX_EXAMINED.into())
                     .min(max_examined - examined)
                     + 1;
                 let rest = i32::try_from(rest).unwrap_or(i32::MAX);

@@ -39,7 +39,7 @@ impl Inspect for DynamoDbStore {
             let setting = "DynamoDbOptions::with_completed_index(true)";
             abilities = abilities.without_list_unless(State::Completed, setting);
         }
-        // The other setting has no effect without this one.
+        // `with_completed_index` has no effect without an index.
         if self.inner.options.shards == 0 {
             let setting = "DynamoDbOptions::with_index_shards(8)";
             for state in [
@@ -91,7 +91,7 @@ impl Inspect for DynamoDbStore {
 }
 
 impl From<DynamoDbError> for InspectError {
-    /// The clocks are compared before a resolution writes.
+    /// Reports a skew of the clocks as a refusal, because a resolution compares them before it writes.
     fn from(error: DynamoDbError) -> Self {
         if error.kind() == DynamoDbErrorKind::ClockSkew {
             Self::refused(error)

@@ -322,13 +322,13 @@ fn install_crypto_provider() {
     }
 }
 
-/// Additional time for an attempt to connect that takes several steps. The driver limits each of its own steps to one
-/// second.
+/// Time for a connection that a pool creates, and additional time for one that sentinels lead to. Both take several steps, each
+/// of which the driver limits to one second.
 #[cfg(any(feature = "sentinel", feature = "deadpool"))]
 const SLOW_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Divisor of a call's timeout that gives the time a cluster node has to accept a connection.
 ///
-/// While an attempt to connect to a node hangs, the client makes no other call; two attempts may follow each other. A call
-/// to another node has to succeed between them.
+/// The driver sends no other call while it connects to a node that hangs, and it may connect twice in a row. A call to another
+/// node then still has half of its timeout.
 #[cfg(feature = "cluster")]
 const NODE_TIMEOUT_DIVISOR: u32 = 4;

@@ -84,7 +84,7 @@ impl Indexes {
         hash_tag(prefix).is_some() || !prefix.contains('{')
     }
 
-    /// Returns the number of indexes of a kind.
+    /// Returns how many indexes of each kind there are.
     pub(crate) fn len(&self) -> u16 {
         match self {
             Self::One(_) => 1,
@@ -92,7 +92,7 @@ impl Indexes {
         }
     }
 
-    /// Returns the keys of this number.
+    /// Returns the keys of the indexes with this number, which is below [`len`](Self::len).
     pub(crate) fn at(&self, n: u16) -> IndexKeys {
         match self {
             Self::One(keys) => keys.clone(),
@@ -186,7 +186,7 @@ static TAGS: LazyLock<Vec<String>> = LazyLock::new(|| {
 });
 
 const SLOTS: u16 = 16_384;
-/// No entry has such a key: the last part of its key is hexadecimal.
+// Suffixes of the keys. The key of an entry ends with hexadecimal digits, so no entry has such a key.
 const LEASES: &str = "~leases";
 const ATTENTION: &str = "~attention";
 const COMPLETED: &str = "~completed";

@@ -149,13 +149,13 @@ impl RedisOptions {
     /// If no process completes entries with this setting any more, the index expires within twice the longest retention of its
     /// records. This also happens when the traffic stops. The server then deletes it in one step, during which it serves no
     /// other client: 200 ms for a million members. With `lazyfree-lazy-expire yes` the server deletes it in the background.
-    /// `UNLINK` also does, after the last process has turned the setting off.
+    /// After the last process has turned the setting off, you can also delete it with `UNLINK`.
     pub fn with_completed_index(mut self, has_completed_index: bool) -> Self {
         self.has_completed_index = has_completed_index;
         self
     }
 
-    /// Waits after each granted acquire and each completion until `replicas` replicas have the write. Default: no waiting.
+    /// Makes each granted acquire and each completion wait until `replicas` replicas have the write. Default: no waiting.
     ///
     /// The wait takes at most `timeout`, in whole milliseconds and at least one, in addition to the
     /// [timeout](Self::with_timeout) of the call. If too few replicas have the write by then, the call fails. The layer
@@ -164,8 +164,8 @@ impl RedisOptions {
     /// A failover to a replica that has confirmed the writes loses no lease and no record. A failover to another replica may
     /// lose some, so wait for as many replicas as can be promoted.
     ///
-    /// Each new request costs one more round trip, and each record is sent twice. A replica that is down causes an outage.
-    /// Calls that wait for replicas use a connection of their own, one after the other.
+    /// Each new request costs one more round trip, and each record is sent twice. While fewer replicas than this reply, new
+    /// requests get 503. Calls that wait for replicas use a connection of their own, one after the other.
     ///
     /// Renewals do not wait for replicas: the new primary has the renewals that reached it. If the new primary is behind by
     /// a lease duration or more, leases that are still held may expire there. Clusters do not support this setting.

@@ -80,11 +80,14 @@ macro_rules! with_ranges {
 impl Scripts {
     pub(crate) fn new() -> Self {
         Self {
-            acquire: Script::new(with_index!("scripts/acquire.lua")),
+            // The node may execute an attempt without a reply after the entry was released. If the store sent the script again
+            // by itself, the layer would not release the entry again.
+            acquire: Script::new(with_index!("scripts/acquire.lua"))
+                .with_delivery(Delivery::AtMostOnce),
             renew: Script::new(with_index!("scripts/renew.lua")),
             complete: Script::new(with_completed!("scripts/complete.lua")),
             release: Script::new(with_index!("scripts/release.lua")),
-            is_in_progress: Script::new(include_str!("scripts/look.lua")),
+            is_in_progress: Script::new(include_str!("scripts/is_in_progress.lua")),
             index_rights: Script::new(include_str!("scripts/rights.lua")),
             operators: OperatorScripts {
                 page: Script::new(with_ranges!("scripts/page.lua")),
@@ -98,8 +101,8 @@ impl Scripts {
         }
     }
 
-    /// Returns the scripts of the layer.
-    pub(crate) fn all(&self) -> [&Script; 5] {
+    /// Returns the scripts that the layer needs, which are loaded when the store connects.
+    pub(crate) fn layer_scripts(&self) -> [&Script; 5] {
         [
             &self.acquire,
             &self.renew,

@@ -33,14 +33,16 @@ pub(crate) async fn check_server(
     let mut nodes = Vec::new();
     collect_texts(&info, &mut nodes);
     if nodes.is_empty() {
-        return Err(unusable("expected a description of the server"));
+        return Err(unusable(
+            "expected a reply to INFO that describes the server",
+        ));
     }
     let mut is_evicting = false;
     for node in nodes {
         check_version_and_role(node)?;
         is_evicting |= check_eviction_policy(node, eviction)?;
     }
-    for script in scripts.all() {
+    for script in scripts.layer_scripts() {
         link.send(deadline, &script.load_command())
             .await
             .map_err(script_load_error)?;
@@ -48,7 +50,7 @@ pub(crate) async fn check_server(
     Ok(is_evicting)
 }
 
-/// Checks the server as at the connection, and acquires and releases the lease of a random key. Returns the ID of that key.
+/// Repeats the checks of the connection, and acquires and releases the lease of a random key. Returns the ID of that key.
 pub(crate) async fn check_store(
     store: &impl Store,
     link: &Link,

@@ -14,7 +14,7 @@ use tests::{
     creating, noise, post, send,
     servers::redis::{
         ReceivedCommand, RedisServer,
-        scripts::{ACQUIRE, LOOK, RENEW},
+        scripts::{ACQUIRE, IS_IN_PROGRESS, RENEW},
         until_connected,
     },
 };
@@ -228,7 +228,10 @@ async fn waiter_makes_two_calls_with_backoff() {
         (most, pause) = (most + 1, f64::min(pause * 1.6, 1000.0));
         next += pause;
     }
-    let (looks, acquires) = (called(&commands, LOOK), called(&commands, ACQUIRE));
+    let (looks, acquires) = (
+        called(&commands, IS_IN_PROGRESS),
+        called(&commands, ACQUIRE),
+    );
     println!("{looks} queries and {acquires} acquires in {took:?}, at most {most}");
     // One acquire precedes the first delay. If a delay ends before the waiter listens, the waiter does not query.
     assert!((9..=most + 1).contains(&acquires), "{acquires} in {took:?}");

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tests::servers::redis::{
     ReceivedCommand, RedisServer,
-    scripts::{ACQUIRE, COMPLETE, LOOK},
+    scripts::{ACQUIRE, COMPLETE, IS_IN_PROGRESS},
 };
 use tower_idempotency_redis::redis::Script;
 
@@ -46,7 +46,7 @@ fn was_woken(commands: &[ReceivedCommand]) -> bool {
         let is_call = |n: &usize| commands[*n].first == sha;
         (0..commands.len()).filter(is_call).collect()
     };
-    let (acquires, looks) = (places(ACQUIRE), places(LOOK));
+    let (acquires, looks) = (places(ACQUIRE), places(IS_IN_PROGRESS));
     let completed = places(COMPLETE)[0];
     let Some(last) = acquires.iter().position(|it| *it > completed) else {
         panic!("expected an acquire after the completion: {commands:?}");

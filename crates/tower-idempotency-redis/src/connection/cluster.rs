@@ -34,7 +34,7 @@ pub(crate) struct Cluster {
         Mutex<HashMap<Address, Arc<ReconnectingConnection<MultiplexedConnection>>>>,
     /// Connection settings for every node: those of the first one, with another address.
     template: ConnectionInfo,
-    /// The host of all configured nodes, if they have the same one: any node that replied has this host.
+    /// The host of all configured nodes, if they have the same one. A node that reports no host of its own has this one.
     common_host: Option<String>,
     timeout: Duration,
 }
@@ -127,13 +127,14 @@ impl Cluster {
                 break;
             };
             let method = error.retry_method();
-            // A script whose keys are on two nodes: the store runs it on one key.
-            let is_divided = error.kind() == ErrorKind::Server(ServerErrorKind::TryAgain);
-            // Without a valid reply, the node may have executed the command.
-            let has_no_reply = matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse);
+            // The keys of a script are on two nodes: the store then runs it on the key of the entry alone.
+            let is_slot_moving = error.kind() == ErrorKind::Server(ServerErrorKind::TryAgain);
+            // Without a valid reply, the node may have executed the command. A refused connection has sent nothing.
+            let has_no_reply = matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse)
+                && !error.is_connection_refusal();
             let is_unknown = delivery == Delivery::AtMostOnce && has_no_reply;
             if error.is_timeout()
-                || is_divided
+                || is_slot_moving
                 || is_unknown
                 || matches!(method, RetryMethod::NoRetry)
             {

@@ -18,7 +18,7 @@ pub(crate) use self::reconnect::ReconnectingConnection;
 #[cfg(feature = "deadpool")]
 use self::reconnect::requires_reconnect;
 
-/// A server that has keys.
+/// A server that stores keys.
 pub(crate) enum Node {
     /// The only server, or the primary that sentinels report.
     Only,
@@ -30,9 +30,11 @@ pub(crate) enum Node {
 /// Number of times that a command may arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Delivery {
-    /// A cluster may receive the command again after a lost reply. Other links send it once.
+    /// A cluster may receive the command again after a lost reply. Other links send it once. The server may execute such a
+    /// command twice, and late.
     AtLeastOnce,
-    /// The command is not sent again after a lost reply. The call fails, and its outcome is unknown.
+    /// The command is not sent again after a lost reply. The call fails, and its outcome is unknown. After a redirection or
+    /// a temporary error, the node has not executed the command, and the store sends it again.
     AtMostOnce,
 }
 
@@ -105,7 +107,7 @@ impl Link {
         }
     }
 
-    /// Sends a command to this server, whatever its keys are.
+    /// Sends a command to this server, even if its keys are in slots of other servers.
     pub(crate) async fn send_to(
         &self,
         node: &Node,

@@ -171,12 +171,13 @@ impl RawEntry {
                 let record = self.record.as_deref().unwrap_or_default();
                 state == State::NeedsAttention && record.starts_with(&ATTENTION)
             }
-            // It is listed as unreadable.
+            // Any other entry is listed as unreadable.
             _ => true,
         }
     }
 
-    /// Returns the fields as the script compares them.
+    /// Returns the fields in the form in which `resolve.lua` compares them: `=` and the value, or nothing if the field is
+    /// absent.
     pub(super) fn conditions(&self) -> Vec<Vec<u8>> {
         let fields = [STATE, TOKEN, GENERATION, LEASE_ENDS, SINCE];
         let condition = |field| match self.field(field) {
@@ -186,7 +187,7 @@ impl RawEntry {
         fields.into_iter().map(condition).collect()
     }
 
-    /// Returns the state as the script compares it.
+    /// Returns the word for the state that `resolve.lua` compares.
     pub(super) fn condition_of_state(&self, state: State) -> &'static str {
         match state {
             State::InProgress => "live",

@@ -57,7 +57,7 @@ impl Inspect for RedisStore {
             let setting = "RedisOptions::with_completed_index(true)";
             abilities = abilities.without_list_unless(State::Completed, setting);
         }
-        // The other setting has no effect without this one.
+        // `with_completed_index` has no effect without `with_indexes`.
         if indexes.is_none() {
             for state in [
                 State::InProgress,
@@ -160,8 +160,8 @@ impl Inner {
         Ok(Page::new(entries, Some(next)))
     }
 
-    /// Counts the entries in a state, up to `limit`. Reads each of them, because an index may have entries that were lost, but
-    /// no long record.
+    /// Counts the entries in a state, up to `limit`. Reads each of them, because an index may have members whose entries were
+    /// lost. Does not read long records.
     async fn count(
         &self,
         indexes: &Indexes,
@@ -206,8 +206,8 @@ impl Inner {
         entries.pop().ok_or_else(|| unexpected_reply("an entry"))
     }
 
-    /// Reads entries of one slot, with this part of their records. A call reads all of them unless their records are long.
-    /// While the slot is moved, a call reads one.
+    /// Reads entries of one slot, with this part of their records. Repeats the call if long records end it early. While the
+    /// slot is being moved, each call reads one entry.
     async fn read_all(
         &self,
         ids: &[KeyId],
@@ -227,7 +227,7 @@ impl Inner {
         Ok(entries)
     }
 
-    /// Reads one entry or more: those at the beginning of `ids`.
+    /// Reads as many entries as one call permits, at least one, from the beginning of `ids`.
     async fn read_script(
         &self,
         ids: &[KeyId],
@@ -251,7 +251,7 @@ impl Inner {
         Ok(raw.map(|raw| raw.entry(*id)))
     }
 
-    /// Puts an entry in the indexes of its state alone. A user without rights to do so may still list.
+    /// Moves an entry to the index of its state. Ignores an error, so that a user who may not write can list entries.
     async fn reindex(&self, id: &KeyId) {
         let (keys, script) = (self.keys(id), &self.scripts.operators.reindex);
         if keys.indexes.is_some() {

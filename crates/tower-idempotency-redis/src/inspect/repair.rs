@@ -17,13 +17,13 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IndexRepair {
-    /// Number of keys of the servers, as they reported it at the beginning. Other programs may have some of them.
+    /// Number of keys on all servers when the repair began. It includes keys of other programs.
     pub keys: u64,
     /// Number of keys that were examined. A server may return a key more than once.
     pub examined: u64,
-    /// Number of entries that their index did not have.
+    /// Number of entries that were added to their index, because it lacked them.
     pub added: u64,
-    /// Number of members of the indexes whose entry does not exist, or has another state.
+    /// Number of members that were removed from an index, because their entry does not exist or has another state.
     pub removed: u64,
     /// Number of entries that were left out, because their slot was being moved to another node.
     pub skipped: u64,
@@ -104,7 +104,7 @@ impl Inner {
         Ok(repair)
     }
 
-    /// Examines the members of an index. `number` is that of the index.
+    /// Examines the members of an index, which has this number.
     async fn repair_members(
         &self,
         node: &Node,

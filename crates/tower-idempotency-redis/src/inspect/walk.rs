@@ -126,8 +126,8 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Returns at most `count` members with their entries. Removes members from the index whose entries no longer belong
-    /// there. Returns no member if a batch of members has none that matches.
+    /// Returns at most `count` members with their entries. Removes a member from the index if its entry no longer belongs
+    /// there. Returns no member if none in a batch matches.
     pub(super) async fn next(
         &mut self,
         count: usize,
@@ -221,9 +221,10 @@ impl<'a> Walk<'a> {
         Ok(try_join_all(present).await?.concat())
     }
 
-    /// Returns the numbers of those indexes that have members of the state. A script on the node of the first index examines all
-    /// indexes of this node. The next script does the same for the first index that is left. An index that a script cannot
-    /// examine gets an `EXISTS`, and may have other members only.
+    /// Like [`present`](Self::present), for indexes that one script may examine. A script runs on the node of the first index,
+    /// and examines the indexes of that node. The next script does the same for the rest. If a script can examine its first
+    /// index only, each of the others gets an `EXISTS`. An index that exists counts, even if it only has members of other
+    /// states.
     async fn present_of(&self, mut keys: Vec<&(u16, String)>) -> Result<Vec<u16>, StoreError> {
         let mut present = Vec::new();
         while !keys.is_empty() {
@@ -293,7 +294,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Returns the kind of members that the scripts read, and the milliseconds on either side of the present time.
+    /// Returns the kind of members that the scripts read, and the tolerance of the present time in milliseconds.
     fn members_to_read(&self) -> (&'static str, u64) {
         let kind = match self.state {
             State::InProgress | State::Completed => "live",
@@ -334,7 +335,7 @@ impl<'a> Walk<'a> {
             });
             let members: Vec<_> = members.collect();
             match found.last() {
-                // No member is an id: another program wrote them.
+                // No member of the batch is an ID: another program wrote them.
                 Some(last) if members.is_empty() && !is_last => (id, score) = last.clone(),
                 _ => return Ok((members, is_last)),
             }
@@ -356,10 +357,10 @@ fn parse_members(reply: Value) -> Result<Vec<(Vec<u8>, u64)>, StoreError> {
 const MAX_SKEW: Duration = Duration::from_secs(10);
 /// Number of members that a call reads from an index, after the first call.
 const BATCH: usize = 500;
-/// Number of indexes of a cluster that are examined first, and at most at the same time.
+/// Number of indexes of a cluster that the first batch examines. Each batch doubles it, up to `MAX_WIDTH`.
 const MIN_WIDTH: u16 = 32;
 const MAX_WIDTH: u16 = 2048;
-/// Number of indexes that are read at most at the same time.
+/// Maximum number of indexes that are read at the same time.
 const MAX_READ: usize = 512;
 /// Number of indexes that a call examines: some hundred microseconds of the server's time.
 const INDEXES_IN_CALL: usize = 256;

@@ -1,7 +1,7 @@
 -- Acquires a lease, or returns the state that prevents it.
 -- KEYS: entry, and index of leases unless there is none.
--- ARGV: token, fingerprint, lease in ms, orphan retention in ms, owner, operation, id, and which orphans may be taken over: 1
--- each, 2 those whose retry an operator allows, 0 none.
+-- ARGV: token, fingerprint, lease in ms, orphan retention in ms, owner, operation, id, and which orphans may be taken over:
+-- 1 all, 2 those whose retry an operator allows, 0 none.
 -- Returns {1, generation}, {2, fingerprint, ms left}, {3, fingerprint, ms since}, {4, fingerprint, record, ms left
 -- (-1 if it never expires), token or nil}, or {0} for an entry that a newer version wrote.
 local entry = redis.call('HMGET', KEYS[1], 's', 't', 'f', 'g', 'l', 'b')
@@ -37,11 +37,11 @@ if state then
 end
 redis.call('PEXPIREAT', KEYS[1], ends + ARGV[4])
 if KEYS[2] then
-  -- Only for listings: a user without rights on the index has the lease nevertheless.
+  -- The index is only for listings: a user without rights on it gets the lease nevertheless.
   local number, longest = band(ARGV[4])
   redis.pcall('ZADD', KEYS[2], number * BAND + ends, ARGV[7])
-  -- One of 16 ids: members that are absent cost space only. A lease that expired longer ago than the retentions of its band has
-  -- no entry.
+  -- Removes members whose entries have expired: their leases expired longer ago than the longest retention of the band. Such
+  -- members only cost space, so one ID in 16 does this.
   if longest and string.byte(ARGV[7], -1) % 16 == 0 then
     redis.pcall('ZREMRANGEBYSCORE', KEYS[2], number * BAND, number * BAND + now - longest)
   end

@@ -45,7 +45,7 @@ if KEYS[2] then
   end
 end
 if ARGV[6] == '1' then
-  -- Only a hint: a user without rights on the channel has done the rest.
+  -- Only a hint: the rest also succeeds for a user without rights on the channel.
   redis.pcall('PUBLISH', KEYS[1], '')
 end
 return 1

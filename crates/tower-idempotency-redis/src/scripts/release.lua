@@ -21,7 +21,7 @@ else
   end
 end
 if ARGV[2] == '1' then
-  -- Only a hint: a user without rights on the channel has done the rest.
+  -- Only a hint: the rest also succeeds for a user without rights on the channel.
   redis.pcall('PUBLISH', KEYS[1], '')
 end
 return 1

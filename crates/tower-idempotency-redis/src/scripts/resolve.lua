@@ -32,7 +32,7 @@ if state == 'live' and now >= tonumber(entry[4]) or state == 'orphan' and now < 
   return 0
 end
 local at = string.format('%.0f', now)
--- Removes something first: HDEL needs no memory, and a script that has written continues when memory is full.
+-- HDEL comes first: it needs no memory, and a script that has written continues when memory is full.
 if decision == 'delete' then
   redis.call('DEL', KEYS[1])
   if KEYS[2] then
@@ -43,12 +43,12 @@ if decision == 'delete' then
     end
   end
 elseif decision == 'orphan' then
-  local keep = entry[6] or ARGV[9]
+  local retention = entry[6] or ARGV[9]
   redis.call('HDEL', KEYS[1], 'b', 't')
-  redis.call('HSET', KEYS[1], 's', 'L', 't', token, 'l', at, 'k', keep)
-  redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', now + keep))
+  redis.call('HSET', KEYS[1], 's', 'L', 't', token, 'l', at, 'k', retention)
+  redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', now + retention))
   if KEYS[2] then
-    redis.pcall('ZADD', KEYS[2], score(now, keep), id)
+    redis.pcall('ZADD', KEYS[2], score(now, retention), id)
     redis.pcall('ZREM', KEYS[3], id)
   end
 else
@@ -68,7 +68,7 @@ else
   end
 end
 if ARGV[11] == '1' then
-  -- Only a hint: a user without rights on the channel has done the rest.
+  -- Only a hint: the rest also succeeds for a user without rights on the channel.
   redis.pcall('PUBLISH', KEYS[1], '')
 end
 return 1

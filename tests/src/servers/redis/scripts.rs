@@ -19,4 +19,4 @@ pub const COMPLETE: &str = concat!(script!("completed.lua"), script!("complete.l
 /// Ends a lease without a record.
 pub const RELEASE: &str = concat!(script!("index.lua"), script!("release.lua"));
 /// Returns `1` if an entry is in progress.
-pub const LOOK: &str = script!("look.lua");
+pub const IS_IN_PROGRESS: &str = script!("is_in_progress.lua");

@@ -4,21 +4,26 @@ use std::time::Duration;
 
 use http::StatusCode;
 use tests::{
+    barrier::within,
     proxy::{ConnectionEnd, Fault, Mode, Proxy},
     servers::redis::{
         RedisServer,
         scripts::{RELEASE, RENEW},
     },
+    sql,
 };
-use tokio::time::Instant;
-use tower_idempotency::{ConcurrentRequests, Ttl};
+use tokio::time::{Instant, sleep};
+use tower_idempotency::{
+    ConcurrentRequests, Ttl,
+    store::{Acquired, Store},
+};
 use tower_idempotency_redis::{RedisOptions, RedisStore};
 
 use crate::{
     events::{HANG, eventually, until_renewed},
     faults::node::{
-        BOUND, EffectsByKey, Node, connect, connect_with_long_timeout, options, patient,
-        until_connected,
+        BOUND, EffectsByKey, Node, connect, connect_with_long_timeout, options,
+        options_with_long_timeout, patient, until_connected,
     },
 };
 
@@ -72,6 +77,47 @@ async fn lost_acquire_is_retried_with_same_token() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_completion_is_retried() {
     assert_retried(COMPLETE).await;
+}
+
+// F-991
+/// If the store repeated an acquire by itself, the layer would not know that the first attempt may arrive after its release.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cluster_acquire_without_reply_is_sent_once() {
+    // The proxy leads to the server as soon as that has an address.
+    let proxy = Proxy::start(([127, 0, 0, 1], 1).into());
+    let server = RedisServer::start_cluster_behind(&proxy);
+    let urls = [format!("redis://{}", proxy.address())];
+    let options = options_with_long_timeout();
+    let store = until_connected(|| options.clone().connect_cluster(&urls)).await;
+    for is_executed in [false, true] {
+        let (claim, faults) = (sql::claim(), proxy.injected_faults());
+        let key = format!("idempotency:{}", claim.id.to_hex());
+        let fault = match is_executed {
+            false => Fault::request(&*key),
+            true => Fault::reply_to(&*key),
+        };
+        proxy.once(fault, ConnectionEnd::Cut);
+        let lost = store.acquire(&claim).await;
+        assert!(lost.is_err(), "{lost:?}");
+        assert_eq!(proxy.injected_faults(), faults + 1);
+        let exists = u8::from(is_executed).to_string();
+        assert_eq!(server.command(&["EXISTS", &key]), exists);
+        // The same token finds its lease.
+        let acquired = within(HANG, async {
+            loop {
+                // The connection is being replaced.
+                if let Ok(acquired) = store.acquire(&claim).await {
+                    break acquired;
+                }
+                sleep(Duration::from_millis(10)).await;
+            }
+        });
+        let acquired = acquired.await;
+        assert!(
+            matches!(acquired, Acquired::Granted { generation: 1, .. }),
+            "{acquired:?}"
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

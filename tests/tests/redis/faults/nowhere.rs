@@ -7,13 +7,19 @@ use std::{
     net::{SocketAddr, TcpListener, TcpStream},
     sync::{Arc, Mutex},
     thread,
+    time::Duration,
 };
 
-use tokio::{task::JoinSet, time::Instant};
+use tests::sql;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use tower_idempotency::store::{Acquired, Store};
 
 use crate::{
     events::HANG,
-    faults::node::{Node, options, until_connected},
+    faults::node::{Node, options, options_with_long_timeout, until_connected},
 };
 
 // F-126
@@ -69,6 +75,29 @@ async fn endless_redirections_end_at_deadline() {
     server.set_errors(&[]);
     assert_eq!(node.database.total(), 0);
     node.until_served("/orders", "k").await;
+}
+
+// F-991
+/// A node that refuses connections has executed nothing. It may be restarting.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn acquire_is_sent_again_after_refused_connection() {
+    let server = ErrorServer::start();
+    let options = options_with_long_timeout();
+    let store = until_connected(|| options.clone().connect_cluster([server.url()])).await;
+    server.set_errors(&["MOVED 1 127.0.0.1:1".to_owned()]);
+    let claim = sql::claim();
+    let mut acquire = std::pin::pin!(store.acquire(&claim));
+    let redirected_often = async {
+        while server.sent_count() < 3 {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        acquired = acquire.as_mut() => panic!("{acquired:?}"),
+        () = redirected_often => server.set_errors(&[]),
+    }
+    let acquired = acquire.await.unwrap();
+    assert!(matches!(acquired, Acquired::Granted { .. }), "{acquired:?}");
 }
 
 /// A server that is also a cluster of one node. It replies to scripts with the listed errors in order, or like after

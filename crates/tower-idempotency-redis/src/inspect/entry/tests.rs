@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Returns an entry that is leased until the time 2,000, at the time 1,000.
+/// Returns an entry, read at the time 1,000, whose lease expires at 2,000.
 fn leased() -> RawEntry {
     let fields: [&[u8]; 8] = [
         b"L",

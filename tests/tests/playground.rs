@@ -595,7 +595,7 @@ fn unreachable_store_exits_with_2() {
         ),
         (
             "mongodb://hush@127.0.0.1",
-            "expected a store of memory, redis,",
+            "expected the URL of a store: memory, redis,",
         ),
     ] {
         let output = command(&["--store", store])

@@ -4,7 +4,8 @@ use std::fmt;
 
 /// The reason why [`AnyStore::open`](crate::AnyStore::open) failed, as one sentence for the user of a program.
 ///
-/// It contains no part of the URL but its scheme.
+/// The error of an invalid URL contains no other part of it than its scheme. The message of a server may name the user, the
+/// database or the table of the URL, but not the password.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenError {
     kind: OpenErrorKind,

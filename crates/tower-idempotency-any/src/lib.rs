@@ -40,6 +40,7 @@
 //!
 //! If `completed-index` or a parameter of DynamoDB occurs twice, the last one counts. Other parameters of Redis are those of
 //! its driver, such as `protocol=resp3`. In the URL of a cluster the parameters follow the last node, and each node gets them.
+//! A URL of PostgreSQL is refused if its driver does not know a parameter, because the driver would log the value.
 //!
 //! In a password, write `%2F` for `/`, `%3F` for `?`, `%40` for `@` and `%25` for `%`. A URL of Redis, PostgreSQL or MySQL is
 //! refused if its path has an `@`, or if its first `@` follows a `?`. That `@` may be the end of a password. In a path or a
@@ -53,8 +54,8 @@
 //!
 //! # Secrets
 //!
-//! A URL may contain a password. Neither [`OpenError`] nor the `Debug` output of [`AnyStore`] contains any part of the URL
-//! but its scheme.
+//! A URL may contain a password. Neither [`OpenError`] nor the `Debug` output of [`AnyStore`] contains it. The error of a server
+//! may contain the user, the database or the table: a password in their place is in the message.
 //!
 //! # Crate features
 //!

@@ -29,7 +29,7 @@ impl AnyStore {
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped, each migration was applied as a whole or not at all.
+    /// If the future is dropped, the table may lack some of the migrations. The next call applies them.
     pub async fn open(url: &str) -> Result<Self, OpenError> {
         OpenOptions::new().open(url).await
     }
@@ -63,7 +63,7 @@ impl AnyStore {
 
 fn unknown(found: &str) -> OpenError {
     OpenError::url(format_args!(
-        "a store of memory, redis, redis+cluster, postgres, mysql, sqlite or dynamodb, found {found}"
+        "the URL of a store: memory, redis, redis+cluster, postgres, mysql, sqlite or dynamodb; found {found}"
     ))
 }
 
@@ -71,7 +71,7 @@ fn not_built(scheme: &str, feature: &str) -> OpenError {
     OpenError::new(
         OpenErrorKind::NotBuilt,
         format!(
-            "the store {scheme} is not built into this program: it needs the feature {feature}"
+            "this program is built without the store {scheme}: build it with the feature {feature}"
         ),
     )
 }
@@ -97,9 +97,8 @@ async fn open_postgres(url: &str, options: &OpenOptions) -> Result<AnyStore, Ope
     refuse_fragment(url)?;
     refuse_split_password(url)?;
     // Parsed before the connection, because an invalid URL is an error of another kind.
-    let form = "a URL of the form postgres://USER:PASSWORD@HOST/DATABASE";
-    let mut store =
-        tower_idempotency_sqlx::PostgresStore::from_url(url).map_err(|_| OpenError::url(form))?;
+    let mut store = tower_idempotency_sqlx::PostgresStore::from_url(url)
+        .map_err(|error| OpenError::new(OpenErrorKind::Url, error.to_string()))?;
     if let Some(table) = &options.table {
         store = store
             .with_table(table)
@@ -232,7 +231,10 @@ fn refuse_split_password(url: &str) -> Result<(), OpenError> {
 
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 fn invalid_table(error: &tower_idempotency_sqlx::TableNameError) -> OpenError {
-    OpenError::url(format_args!("another name of the table: {error}"))
+    OpenError::new(
+        OpenErrorKind::Url,
+        format!("the name of the table is invalid: {error}"),
+    )
 }
 
 #[cfg(not(feature = "sqlite"))]
@@ -281,7 +283,7 @@ mod tests {
     #[tokio::test]
     async fn refused_urls_have_these_texts() {
         let options = OpenOptions::new();
-        let stores = "expected a store of memory, redis, redis+cluster, postgres, mysql, sqlite or dynamodb, found";
+        let stores = "expected the URL of a store: memory, redis, redis+cluster, postgres, mysql, sqlite or dynamodb; found";
         for (options, url, text) in [
             (
                 options.clone(),
@@ -302,12 +304,12 @@ mod tests {
             (
                 options.clone().with_table("keys"),
                 "memory",
-                "expected a URL whose store has the setting table".to_owned(),
+                "expected a URL of PostgreSQL, MySQL or SQLite, because a table is set".to_owned(),
             ),
             (
                 options.clone().with_prefix("keys:"),
                 "memory",
-                "expected a URL whose store has the setting prefix".to_owned(),
+                "expected a URL of Redis, because a prefix is set".to_owned(),
             ),
             (
                 options.with_create_if_missing(false),
@@ -350,7 +352,7 @@ mod tests {
             assert_eq!(refusal(&options, url).await, expected, "{url}");
         }
         let text = refusal(&options.clone().with_table("a b"), "sqlite:keys.db").await;
-        let start = "expected another name of the table: expected a table name, or a schema";
+        let start = "the name of the table is invalid: expected a table name, or a schema";
         assert!(text.starts_with(start), "{text}");
         assert!(text.ends_with("found \"a b\""), "{text}");
         let tool = options.with_create_if_missing(false);
@@ -421,6 +423,8 @@ mod tests {
             "expected no # in the URL: write %23 for a # in a user name, a password or a value";
         let split = "expected no @ after the first / or ? of the URL: \
                      write %2F for / and %3F for ? in a password, and elsewhere %40 for @";
+        let parameters = "expected only parameters of the driver after the ? of the URL: sslmode, sslrootcert, sslcert, sslkey, \
+                          host, hostaddr, port, dbname, user, password, application_name, options or statement-cache-capacity";
         for (url, text) in [
             (
                 "redis://:hush@127.0.0.1:1/hush",
@@ -442,6 +446,9 @@ mod tests {
                 "mysql://app:hush@:hush",
                 "expected a URL of the form mysql://USER:PASSWORD@HOST/DATABASE",
             ),
+            // The driver would ignore the parameter, and log its value.
+            ("postgres://app@host/app?sslpassword=hush", parameters),
+            ("postgresql://host/app?sslmode=require&hush", parameters),
             // The drivers would connect to the host `app`, and ignore the text after the #.
             ("postgres://app:1#hush@host/app", fragment),
             ("postgresql://host/app?sslmode=require#hush", fragment),

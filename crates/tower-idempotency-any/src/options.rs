@@ -52,11 +52,16 @@ impl OpenOptions {
         }
     }
 
-    /// Sets if opening creates a missing file, table or index, and migrates an existing table. Default: `true`.
+    /// Sets whether opening creates a missing file, table or index, and migrates an existing table. Default: `true`.
     ///
     /// With `false`, opening writes nothing. It returns an error for `memory` and for a missing table. Operators' programs
-    /// use this: a typing error in the URL then creates no table. A wrong Redis database is no error, because it is empty. A
-    /// service with `false` starts only after another program has created and migrated the table.
+    /// use this: a typing error in the URL then creates no table. A wrong Redis database is no error, because it is empty.
+    ///
+    /// A service with `false` starts only after another program has created the table. It also starts if the table lacks a
+    /// migration, and listings and completers may then fail or read the whole table. [`Store::check`] returns an error for such a
+    /// table.
+    ///
+    /// [`Store::check`]: tower_idempotency::store::Store::check
     #[must_use]
     pub fn with_create_if_missing(mut self, creates: bool) -> Self {
         self.creates = creates;
@@ -95,8 +100,8 @@ impl OpenOptions {
         self
     }
 
-    /// Sets if a Redis or DynamoDB store also lists completed entries. Default: `false`. The other stores always list them, and
-    /// ignore this setting.
+    /// Sets whether a Redis or DynamoDB store also lists completed entries. Default: `false`. The other stores always list
+    /// them, and ignore this setting.
     ///
     /// With `true`, the store adds each completed entry to an index. `RedisOptions::with_completed_index` and
     /// `DynamoDbOptions::with_completed_index` document the costs. A parameter `completed-index` of the URL replaces this
@@ -119,18 +124,24 @@ impl OpenOptions {
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped, each migration was applied as a whole or not at all.
+    /// If the future is dropped, the table may lack some of the migrations. The next call applies them.
     pub async fn open(&self, url: &str) -> Result<AnyStore, OpenError> {
         let scheme = url.split_once(':').map_or(url, |(scheme, _)| scheme);
         let is_sql = ["postgres", "postgresql", "mysql", "mariadb", "sqlite"].contains(&scheme);
-        for (is_set, setting, has_setting) in [
-            (self.table.is_some(), "table", is_sql),
-            (self.prefix.is_some(), "prefix", scheme.starts_with("redis")),
+        for (is_set, has_setting, expected) in [
+            (
+                self.table.is_some(),
+                is_sql,
+                "a URL of PostgreSQL, MySQL or SQLite, because a table is set",
+            ),
+            (
+                self.prefix.is_some(),
+                scheme.starts_with("redis"),
+                "a URL of Redis, because a prefix is set",
+            ),
         ] {
             if is_set && !has_setting {
-                return Err(OpenError::url(format_args!(
-                    "a URL whose store has the setting {setting}"
-                )));
+                return Err(OpenError::url(expected));
             }
         }
         if url == "memory" && !self.creates {
@@ -146,7 +157,7 @@ impl OpenOptions {
     }
 }
 
-/// Returns an error unless the store can be read. A store without its table gets an error that says so.
+/// Returns an error unless the store can be read. The error names a missing table.
 async fn check_existing(store: &AnyStore) -> Result<(), OpenError> {
     let Err(error) = store.get(&KeyId::from_bytes([0; 32])).await else {
         return Ok(());
@@ -160,7 +171,7 @@ async fn check_existing(store: &AnyStore) -> Result<(), OpenError> {
         OpenError::new(OpenErrorKind::Unusable, message)
     };
     match store.check().await {
-        // The remedy of the check suits a program that may create the table.
+        // The remedy of the check is for a program that may create the table, so another one replaces it.
         Err(check) if check.kind() == CheckErrorKind::Incomplete => {
             let problem = check.to_string();
             let problem = problem

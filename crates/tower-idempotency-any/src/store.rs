@@ -132,8 +132,8 @@ impl AnyStore {
 
 /// Operations for operators beyond [`Inspect`].
 impl AnyStore {
-    /// Repairs the indexes from which a Redis store lists its entries. Returns `None` for the other stores, whose databases
-    /// maintain the indexes. Calls `progress` after each group of keys.
+    /// Repairs the indexes from which a Redis store lists its entries. Returns `None` for the other stores, which need no
+    /// repair. Calls `progress` after each group of keys.
     ///
     /// This reads **all keys** of all Redis servers. See `RedisStore::repair_indexes`.
     ///
@@ -234,13 +234,13 @@ impl AnyStore {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IndexRepair {
-    /// Number of keys of the servers at the beginning. Other programs may have some of them.
+    /// Number of keys on all servers when the repair began. It includes keys of other programs.
     pub keys: u64,
     /// Number of keys that were examined. A server may return a key more than once.
     pub examined: u64,
-    /// Number of entries that were missing in their index.
+    /// Number of entries that were added to their index, because it lacked them.
     pub added: u64,
-    /// Number of members of the indexes whose entry does not exist, or has another state.
+    /// Number of members that were removed from an index, because their entry does not exist or has another state.
     pub removed: u64,
     /// Number of entries that were left out, because their slot was being moved to another node.
     pub skipped: u64,
@@ -371,7 +371,7 @@ impl From<DynamoDbStore> for AnyStore {
     }
 }
 
-/// A background task that deletes expired entries. Its drop stops the task.
+/// A background task that deletes expired entries. Dropping it stops the task.
 #[derive(Debug, Default)]
 #[must_use = "a purger stops when it is dropped"]
 pub struct Purger(

@@ -353,7 +353,7 @@ impl fmt::Debug for CompleterTask {
 /// Condition that the entry is that of an executed request. The records of `run_once` and of the items of a batch are values.
 /// The response of an observed request is not replayed.
 pub(crate) const IS_OF_REQUEST: &str =
-    "operation <> 'run_once' and operation not like 'item %' and operation not like 'observed %'";
+    "operation <> 'run_once' and operation not like 'item: %' and operation not like 'observed: %'";
 
 /// Maximum number of doublings of the delay between attempts: 64 times the minimum age.
 pub(crate) const MAX_DOUBLINGS: u32 = 6;

@@ -200,7 +200,7 @@ mod tests {
         for (store, sentence) in [
             (
                 "mongodb://:hush@localhost",
-                "expected a store of memory, redis,",
+                "expected the URL of a store: memory, redis,",
             ),
             (
                 "postgres://app:hush@127.0.0.1:1/app",

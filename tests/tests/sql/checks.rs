@@ -4,6 +4,7 @@ use std::error::Error;
 
 use tests::database::pool_options;
 use tests::{
+    observed::observed,
     scratch::Scratch,
     servers::{free_port, mariadb, postgres},
 };
@@ -323,6 +324,53 @@ async fn invalid_url_is_not_quoted() {
             assert!(!format!("{error:?}").contains(SECRET), "{error:?}");
         }
     }
+}
+
+/// The driver ignores a parameter that it does not know, and logs its name and value.
+#[test]
+fn unknown_postgres_parameters_are_not_logged() {
+    let url = |parameters: &str| format!("postgres://app@host/app?{parameters}");
+    let (_, log) = observed("warn", async {
+        for parameters in [
+            "sslpassword=open-sesame",
+            "sslmode=disable&pass=open-sesame",
+            "open-sesame",
+        ] {
+            let error = PostgresStore::from_url(&url(parameters)).unwrap_err();
+            let text = error.to_string();
+            let expected =
+                "expected only parameters of the driver after the ? of the URL: sslmode, ";
+            assert!(text.starts_with(expected), "{text}");
+            assert!(!text.contains(SECRET), "{text}");
+        }
+        // Each parameter that the store accepts.
+        for parameter in [
+            "sslmode=disable",
+            "ssl-mode=disable",
+            "sslrootcert=open-sesame",
+            "ssl-root-cert=open-sesame",
+            "ssl-ca=open-sesame",
+            "sslcert=open-sesame",
+            "ssl-cert=open-sesame",
+            "sslkey=open-sesame",
+            "ssl-key=open-sesame",
+            "statement-cache-capacity=1",
+            "host=open-sesame",
+            "hostaddr=127.0.0.1",
+            "port=1",
+            "dbname=open-sesame",
+            "user=open-sesame",
+            "password=open-sesame",
+            "application_name=open-sesame",
+            "options=open-sesame",
+            "options[search_path]=open-sesame",
+            "options%5Bsearch_path%5D=open-sesame",
+        ] {
+            PostgresStore::from_url(&url(parameter)).expect(parameter);
+        }
+    });
+    assert!(!log.contains("parameter"), "{log}");
+    assert!(!log.contains(SECRET), "{log}");
 }
 
 /// Returns the messages of the error and of its sources.

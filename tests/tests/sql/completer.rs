@@ -164,7 +164,7 @@ async fn completer_leaves_other_entries_alone<S: TestDialect>(database: TestData
     let (reference, record) = (completed.lease_ref(1), vec![7_u8].into());
     let stored = database.store.complete(&reference, record, Ttl::MAX);
     stored.await.expect("the record is stored");
-    for operation in ["run_once", "item POST /rides", "observed POST /rides"] {
+    for operation in ["run_once", "item: POST /rides", "observed: POST /rides"] {
         orphan(&database, operation).await;
     }
     sleep(2 * OLDER).await;
@@ -178,6 +178,16 @@ async fn completer_leaves_other_entries_alone<S: TestDialect>(database: TestData
     orphan(&database, "POST /rides").await;
     let swept = completer(Duration::from_secs(3_600)).sweep().await;
     assert_eq!(swept.expect("a sweep"), SweepStats::default());
+}
+
+/// The client has chosen these methods.
+async fn method_hides_no_orphan<S: TestDialect>(database: TestDatabase<S>) {
+    for operation in ["item /rides", "observed /rides"] {
+        orphan(&database, operation).await;
+    }
+    sleep(2 * OLDER).await;
+    let completer = working(&database, OLDER, async |_| Ok(created(1)));
+    assert_eq!(completer.sweep().await.expect("a sweep").executed, 2);
 }
 
 /// The delay is ten hours, and 64 times that after many takeovers.
@@ -451,6 +461,7 @@ each! {
     two_replicas_finish_each_orphan_once
     every_page_is_examined
     completer_leaves_other_entries_alone
+    method_hides_no_orphan
     delays_may_be_long
     failed_execution_is_retried_after_delay
     failed_execution_is_not_retried_by_each_replica

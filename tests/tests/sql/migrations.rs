@@ -13,7 +13,8 @@ use tower_idempotency::store::{Acquired, Store};
 use tower_idempotency_sqlx::{
     MySqlStore, PostgresStore, SqlError, SqliteStore,
     sqlx::{
-        ConnectOptions, Connection, Executor, MySqlConnection, PgConnection, query_scalar,
+        AssertSqlSafe, ConnectOptions, Connection, Executor, MySqlConnection, PgConnection,
+        mysql::MySqlConnectOptions, postgres::PgConnectOptions, query_scalar, raw_sql,
         sqlite::SqliteConnectOptions,
     },
 };
@@ -206,6 +207,60 @@ async fn old_table_is_migrated() {
                  where table_name = 'before' and index_name = 'orphans' and seq_in_index = 1";
     let made: i64 = query_scalar(index).fetch_one(&mut admin).await.unwrap();
     assert_eq!(made, 1);
+}
+
+// F-995
+/// The user may read and write the table, but create none.
+#[tokio::test]
+async fn postgres_user_without_right_to_create_opens_table() {
+    let url = postgres::shared().url();
+    let mut admin = PgConnection::connect(&url).await.unwrap();
+    let role = "create schema locked; create role locked_writer login; \
+                grant usage on schema locked to locked_writer";
+    admin.execute(role).await.unwrap();
+    let options: PgConnectOptions = url.parse().unwrap();
+    let store = PostgresStore::new(options.username("locked_writer"));
+    let store = store.with_table("locked.keys").unwrap();
+    let denied = store.migrate().await.expect_err("no table, and no right");
+    assert_eq!(denied.code(), Some("42501"), "{denied}");
+
+    sql::postgres(postgres::shared(), "locked.keys").await;
+    let rights = "grant select, insert, update, delete on locked.keys to locked_writer";
+    admin.execute(rights).await.unwrap();
+    store.migrate().await.unwrap();
+    store.check().await.unwrap();
+    holds_a_lease(&store, || store.migrate()).await;
+}
+
+// F-995
+/// The user may read and write the table, but create none.
+#[tokio::test]
+async fn mariadb_user_without_right_to_create_opens_table() {
+    let url = mariadb::shared().url();
+    sql::mariadb(mariadb::shared(), "locked").await;
+    let mut admin = MySqlConnection::connect(&url).await.unwrap();
+    // Without TLS, the driver sends no password to MySQL.
+    let password = if mariadb::is_mysql() { "" } else { "locked" };
+    let user = format!(
+        "create user locked_writer@'%' identified by '{password}';
+         grant select, insert, update, delete on app.locked to locked_writer@'%'"
+    );
+    let created = raw_sql(AssertSqlSafe(user)).execute(&mut admin).await;
+    created.expect("the user of the tests may create users");
+    let mut options: MySqlConnectOptions = url.parse().unwrap();
+    options = options.username("locked_writer");
+    if !password.is_empty() {
+        options = options.password(password);
+    }
+    let store = MySqlStore::new(options.clone());
+    let absent = store.with_table("locked_absent").unwrap();
+    let denied = absent.migrate().await.expect_err("no table, and no right");
+    assert_eq!(denied.code(), Some("1142"), "{denied}");
+
+    let store = MySqlStore::new(options).with_table("locked").unwrap();
+    store.migrate().await.unwrap();
+    store.check().await.unwrap();
+    holds_a_lease(&store, || store.migrate()).await;
 }
 
 #[tokio::test]

@@ -34,7 +34,7 @@ async fn unknown_store_error_lists_stores() {
         let error = refusal(url).await;
         assert_eq!(error.kind(), OpenErrorKind::Url);
         let message = error.to_string();
-        assert!(message.starts_with("expected a store of memory, redis,"));
+        assert!(message.starts_with("expected the URL of a store: memory, redis,"));
         assert!(message.ends_with(&format!("found {found}")), "{message}");
     }
     let error = refusal("memory:").await.to_string();
@@ -46,7 +46,7 @@ async fn unknown_store_error_lists_stores() {
 async fn missing_store_error_names_feature() {
     let error = refusal("redis://:hush@127.0.0.1:1/0").await;
     assert_eq!(error.kind(), OpenErrorKind::NotBuilt);
-    let expected = "the store redis is not built into this program: it needs the feature redis";
+    let expected = "this program is built without the store redis: build it with the feature redis";
     assert_eq!(error.to_string(), expected);
 }
 
@@ -194,4 +194,93 @@ async fn invalid_url_error_shows_no_part_of_url() {
     assert!(error.to_string().starts_with("expected a path"));
     let error = refusal("redis+cluster:hush").await;
     assert!(error.to_string().starts_with("expected nodes"));
+}
+
+/// A driver would log the value of a parameter that it does not know.
+#[cfg(feature = "postgres")]
+#[tokio::test]
+async fn unknown_parameter_error_hides_value() {
+    for url in [
+        "postgres://app@127.0.0.1:1/app?sslpassword=hush",
+        "postgresql://app@127.0.0.1:1/app?sslmode=disable&hush",
+    ] {
+        let error = refusal(url).await;
+        let message = error.to_string();
+        assert_eq!(error.kind(), OpenErrorKind::Url, "{message}");
+        assert!(message.starts_with("expected only parameters of the driver"));
+        assert!(!message.contains("hush"), "{message}");
+    }
+}
+
+/// The message of a server may name the user of the URL.
+#[cfg(feature = "postgres")]
+#[tokio::test]
+async fn server_error_names_user_and_hides_password() {
+    let address = tests::servers::postgres::shared().address();
+    let error = refusal(&format!("postgres://stranger:hush@{address}/postgres")).await;
+    let message = error.to_string();
+    assert_eq!(error.kind(), OpenErrorKind::Unusable, "{message}");
+    assert!(message.contains("stranger"), "{message}");
+    assert!(!message.contains("hush"), "{message}");
+}
+
+/// The users may read and write the table, but create none.
+#[cfg(all(feature = "mysql", feature = "postgres"))]
+#[tokio::test]
+async fn users_without_right_to_create_open_current_tables() {
+    use tests::servers::{mariadb, postgres};
+    use tower_idempotency::store::Store as _;
+    use tower_idempotency_sqlx::sqlx::{self, AssertSqlSafe, Connection as _};
+
+    let rights = "select, insert, update, delete";
+    let url = postgres::shared().url();
+    AnyStore::open(&url).await.expect("the server runs");
+    let mut admin = sqlx::PgConnection::connect(&url).await.expect("it runs");
+    let role = format!("create role writer login; grant {rights} on tower_idempotency to writer");
+    let created = sqlx::raw_sql(AssertSqlSafe(role)).execute(&mut admin).await;
+    created.expect("the user of the tests may create roles");
+    let of_postgres = url.replacen("app@", "writer@", 1);
+
+    let (address, url) = (mariadb::shared().address(), mariadb::shared().url());
+    AnyStore::open(&url).await.expect("the server runs");
+    let mut admin = sqlx::MySqlConnection::connect(&url).await.expect("it runs");
+    // Without TLS, the driver sends no password to MySQL.
+    let (password, user) = match mariadb::is_mysql() {
+        true => ("", "writer".to_owned()),
+        false => ("hush", "writer:hush".to_owned()),
+    };
+    let role = format!(
+        "create user writer@'%' identified by '{password}';
+         grant {rights} on app.tower_idempotency to writer@'%'"
+    );
+    let created = sqlx::raw_sql(AssertSqlSafe(role)).execute(&mut admin).await;
+    created.expect("the user of the tests may create users");
+    let of_mariadb = format!("mysql://{user}@{address}/app");
+
+    for url in [of_postgres, of_mariadb] {
+        let store = AnyStore::open(&url).await.expect("an up-to-date table");
+        store.check().await.expect("the rights of a service");
+    }
+}
+
+/// The table of an earlier version has no index of completed entries.
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn tool_opens_table_without_migration() {
+    use tower_idempotency::store::{CheckErrorKind, Store as _};
+    use tower_idempotency_sqlx::sqlx::{self, ConnectOptions as _, sqlite::SqliteConnectOptions};
+
+    let scratch = tests::scratch::Scratch::new();
+    let path = scratch.file("keys.db");
+    let url = format!("sqlite:{}", path.display());
+    AnyStore::open(&url).await.expect("a new file");
+    let file = SqliteConnectOptions::new().filename(&path);
+    let mut connection = file.connect().await.expect("the file exists");
+    let dropped = sqlx::raw_sql("drop index tower_idempotency_completed");
+    let dropped = dropped.execute(&mut connection).await;
+    dropped.expect("the index exists");
+    let tool = OpenOptions::new().with_create_if_missing(false);
+    let store = tool.open(&url).await.expect("the table exists");
+    let error = store.check().await.expect_err("no index");
+    assert_eq!(error.kind(), CheckErrorKind::Incomplete, "{error}");
 }

@@ -178,7 +178,8 @@ impl MySqlStore {
     /// Creates the table or migrates it to the current version.
     ///
     /// Every replica may call this at each start, also at the same time. To run the statements by other means, use the
-    /// files in `migrations/mysql`. Requires the privilege to create tables.
+    /// files in `migrations/mysql`. If the table is up to date, the statements only read. Otherwise the user needs the rights
+    /// to create tables and indexes and to alter the table.
     ///
     /// There is no timeout. An index on a large table can take minutes, and the call waits forever for a server that
     /// does not reply. Set a timeout that allows for the size of the table.

@@ -10,7 +10,7 @@ use tower_idempotency::store::{
 };
 use tower_idempotency_sql::PostgresFence;
 
-use self::{notifications::Listener, statements::Statements};
+use self::{notifications::Listener, statements::Statements, url::has_only_known_parameters};
 use crate::{
     Purger, SqlError, Table, TableNameError,
     connection::{
@@ -31,6 +31,7 @@ mod notifications;
 mod statements;
 mod transaction;
 mod unescape;
+mod url;
 
 /// A store in a table of PostgreSQL, 14 or later.
 ///
@@ -129,8 +130,15 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// If the URL is invalid.
+    /// If the URL is invalid, or has a parameter that the driver does not know. The driver would ignore that parameter, and log
+    /// its value.
     pub fn from_url(url: &str) -> Result<Self, SqlError> {
+        if !has_only_known_parameters(url) {
+            return Err(SqlError::refused(
+                "expected only parameters of the driver after the ? of the URL: sslmode, sslrootcert, sslcert, sslkey, host, \
+                 hostaddr, port, dbname, user, password, application_name, options or statement-cache-capacity",
+            ));
+        }
         // The error of the driver quotes parts of the URL.
         let options = url.parse().map_err(|_| {
             SqlError::refused("expected a URL of the form postgres://USER:PASSWORD@HOST/DATABASE")
@@ -197,7 +205,8 @@ impl PostgresStore {
     /// Creates the table or migrates it to the current version.
     ///
     /// Every replica may call this at each start, also at the same time. To run the statements by other means, use the
-    /// files in `migrations/postgres`. Requires the privilege to create tables.
+    /// files in `migrations/postgres`. If the table is up to date, the statements only read. Otherwise the user needs the
+    /// right to create tables, and an existing table must belong to the user.
     ///
     /// There is no timeout. An index on a large table can take minutes, and the call waits forever for a server that
     /// does not reply. Set a timeout that allows for the size of the table.

@@ -117,25 +117,25 @@ impl StdError for Error {
 /// Returns `true` if the error proves that no byte of the request was sent, or that no attempt of an inner series was
 /// executed.
 ///
-/// `ConnectionRefused` counts only if it is not the error of an open connection. A proxy or a tunnel may fail with it after
-/// the request was sent. The source of an [`Error`] is that of the last attempt only, so its outcome counts.
+/// `ConnectionRefused` does not count inside the error of an open connection: a proxy or a tunnel may fail with it after the
+/// request was sent. For an [`Error`], its outcome counts, because its source is the error of the last attempt only.
 pub(crate) fn is_not_sent(error: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(error);
-    let mut may_be_of_hyper = false;
+    let mut may_be_open_connection = false;
     while let Some(error) = next {
         if let Some(error) = error.downcast_ref::<Error>() {
             if error.reason != Reason::Attempt {
                 return error.outcome == Outcome::NotExecuted;
             }
         } else if let Some(error) = error.downcast_ref::<io::Error>() {
-            if error.kind() == io::ErrorKind::ConnectionRefused && !may_be_of_hyper {
+            if error.kind() == io::ErrorKind::ConnectionRefused && !may_be_open_connection {
                 return true;
             }
         } else if let Some(is_connect) = is_connect(error) {
             return is_connect;
         } else {
-            // Without the feature, the type of an error of an open connection is unknown.
-            may_be_of_hyper = cfg!(not(feature = "hyper-util"));
+            // Without the feature, this may be the error of an open connection of hyper.
+            may_be_open_connection = cfg!(not(feature = "hyper-util"));
         }
         // The source of an I/O error is that of the error inside it.
         let inner = error

@@ -11,13 +11,13 @@ use http::{HeaderMap, HeaderValue, header};
 /// Status of a gRPC call.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct GrpcStatus {
-    /// Code of the call. A value that is no code counts as 2 (`UNKNOWN`), as for other clients.
+    /// Code of the call. An invalid value counts as 2 (`UNKNOWN`), as for other clients.
     pub(crate) code: u8,
     /// Code of an error of `tower-idempotency`, such as `in-progress`.
     pub(crate) reason: Option<String>,
     /// Delay that the server requests (gRFC A6).
     pub(crate) delay: Option<Duration>,
-    /// The server rejects a retry.
+    /// `true` if the server rejects a retry.
     pub(crate) is_final: bool,
 }
 

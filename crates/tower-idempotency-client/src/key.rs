@@ -33,7 +33,7 @@ impl Key {
         Ok(Self(Bytes::from_owner([b"\"", key, b"\""].concat())))
     }
 
-    /// Returns the key of a request without one.
+    /// Returns the empty key, for a request without a key.
     pub(crate) const fn none() -> Self {
         Self(Bytes::from_static(b"\"\""))
     }

@@ -196,9 +196,9 @@ pub(crate) struct Keyed {
     pub(crate) operation: Option<Operation>,
     /// The request has a key that the server can read.
     pub(crate) has_key: bool,
-    /// The key of the request is not that of the operation, or cannot be read. The request must not be sent.
+    /// `true` if the key of the request is not that of the operation, or cannot be read. The request must not be sent.
     pub(crate) has_other_key: bool,
-    /// The method is not safe, and the client cannot read the key of the request. No outbox can store it.
+    /// `true` if the method is not safe, and the client cannot read the key of the request. No outbox can store it.
     pub(crate) has_unreadable_key: bool,
 }
 
@@ -212,8 +212,8 @@ impl Keyed {
         }
     }
 
-    /// Returns the error of a request whose key is not that of its operation.
-    pub(crate) fn other_key(&self) -> Option<Error> {
+    /// Returns an error if the key of the request is not that of its operation, or cannot be read.
+    pub(crate) fn key_error(&self) -> Option<Error> {
         let operation = self.operation.clone().filter(|_| self.has_other_key)?;
         let outcome = operation.outcome();
         Some(Error::new(Reason::OtherKey, Some(operation), outcome, None))

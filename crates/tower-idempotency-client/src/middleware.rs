@@ -85,7 +85,7 @@ impl Middleware for RetryMiddleware {
         let method = req.method().clone();
         let keys = &self.settings.keys;
         let keyed = keys.set_key(&method, req.headers_mut(), extensions);
-        if let Some(error) = keyed.other_key() {
+        if let Some(error) = keyed.key_error() {
             return Err(reqwest_middleware::Error::middleware(error));
         }
         let series = Series::new(self.settings.clone(), keyed, is_safe(&method), None);

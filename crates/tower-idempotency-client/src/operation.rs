@@ -51,7 +51,7 @@ struct OperationState {
     /// Response of the operation: [`NO_RESPONSE`], [`RESPONSE`] or [`RESPONSE_LOST`].
     response: AtomicU8,
     provider: OnceLock<u64>,
-    /// The key layer has counted an attempt that no `RetryLayer` has taken over.
+    /// `true` if the key layer has counted an attempt that no `RetryLayer` has taken over.
     is_counted: AtomicBool,
 }
 
@@ -292,7 +292,8 @@ impl Operation {
         self.0.is_counted.store(true, Ordering::Relaxed);
     }
 
-    /// Takes back the attempt that the key layer has counted. Has no effect on further clones of its request.
+    /// Removes the attempt that the key layer has counted, because a `RetryLayer` counts its own. Has no effect for further
+    /// clones of the request.
     pub(crate) fn adopt_attempt(&self) {
         if self.0.is_counted.swap(false, Ordering::Relaxed) {
             self.0.attempts.fetch_sub(1, Ordering::Relaxed);

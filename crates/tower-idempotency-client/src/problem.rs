@@ -63,8 +63,9 @@ pub(crate) fn is_encoded(headers: &HeaderMap) -> bool {
 impl Problem {
     /// Returns the members of a body, or `None` if it is not a JSON object.
     ///
-    /// Outside problem details, a code counts as a member of `error`, or beside a type of the Agentic Commerce Protocol. There
-    /// the codes of the layer have underscores. Any other `code` belongs to the application, and its meaning is unknown.
+    /// Outside problem details, a code counts if it is a member of `error`, or if the body has a type of the Agentic Commerce
+    /// Protocol. With that type, the codes of the layer have underscores. Any other `code` belongs to the application, and its
+    /// meaning is unknown.
     pub(crate) fn parse(form: Form, body: &[u8]) -> Option<Self> {
         let body: Value = serde_json::from_slice(body).ok()?;
         let body = body.as_object()?;

@@ -113,7 +113,8 @@ impl Series {
         Ok(())
     }
 
-    /// Returns the judgement of a response if it needs no body and is not retried.
+    /// Returns the judgement of a response from its head. Returns `None` if the body can change the judgement, or if the
+    /// response is retried.
     pub(crate) fn judge_head(&self, status: StatusCode, headers: &HeaderMap) -> Option<Judgement> {
         if self.settings.verdict.is_some() || depends_on_code(status, headers) {
             return None;

@@ -79,7 +79,7 @@ where
 }
 
 impl<S> Retry<S> {
-    /// Sends a request until a deadline. Default: that of the settings, from now.
+    /// Sends a request, and retries it until a deadline. Without `deadline`, that of the settings counts, from now.
     pub(crate) fn call_until<B, R>(
         &mut self,
         mut req: Request<B>,
@@ -102,7 +102,7 @@ impl<S> Retry<S> {
             };
         }
         let keyed = self.settings.keys.set_key_of(&mut req);
-        if let Some(error) = keyed.other_key() {
+        if let Some(error) = keyed.key_error() {
             return ResponseFuture {
                 state: State::Refused { error: Some(error) },
             };
@@ -150,7 +150,7 @@ fn copy_request<B: 'static>(
     has_operation: bool,
 ) -> Option<RequestCopy<B>> {
     let body = clone_body(settings.clone_body.as_deref(), req.body())?;
-    // Each attempt gets the operation anyway, so it does not count here.
+    // Each attempt gets the operation in any case, so it does not count here.
     let has_others = req.extensions().len() > usize::from(has_operation);
     let extensions = has_others.then(|| req.extensions().clone());
     Some(RequestCopy::new(req, extensions, body))

@@ -28,7 +28,7 @@ pub(crate) fn register() {
     let outcomes = ["not_executed", "definite", "response_lost", "unknown"];
     describe(
         "idempotency_client_requests_total",
-        "Calls, however many attempts they make.",
+        "Calls. Retries do not count.",
         "",
         &[],
     );

@@ -215,7 +215,8 @@ impl Judgement {
 
 /// Returns `true` if a code in the body can change the judgement of a response.
 ///
-/// Most responses with 404 and 405 are those of an application. The proxy sends them as problem details.
+/// Most responses with 404 and 405 come from an application, and their codes do not count. The proxy sends its own as problem
+/// details.
 pub(crate) fn depends_on_code(status: StatusCode, headers: &HeaderMap) -> bool {
     let may_be_of_proxy = matches!(status.as_u16(), 404 | 405);
     (status.is_server_error()
@@ -231,8 +232,8 @@ fn is_replay(headers: &HeaderMap) -> bool {
 
 /// Judges a replay. Only a recorded response is marked, so a retry would get the same one.
 ///
-/// A recorded 5xx is the response of the key, but does not show if the operation was executed. The same is true of a failure
-/// of gRPC.
+/// A recorded 5xx is the response of the key, but does not show if the operation was executed. The same is true of a recorded
+/// failure of gRPC.
 fn by_replay_marker(head: Head<'_>) -> Option<Judgement> {
     let is_failure = || {
         let status = GrpcStatus::of(head.headers).filter(|_| is_grpc(head.headers));
@@ -336,11 +337,11 @@ fn by_protocol(head: Head<'_>, protocol: Protocol, after: Option<Duration>) -> O
     }
 }
 
-/// Judges a response whose code cannot be read. The code may say that the first request is executed. With 404 and 405 it
-/// cannot.
+/// Judges a response whose code cannot be read. The code may mean that the server executes the first request. With 404 and 405
+/// it cannot.
 fn by_unreadable_code(head: Head<'_>, after: Option<Duration>) -> Option<Judgement> {
-    let is_missing = matches!(head.status.as_u16(), 404 | 405);
-    (matches!(head.code, Code::Unreadable) && !is_missing).then(|| Judgement {
+    let is_not_found = matches!(head.status.as_u16(), 404 | 405);
+    (matches!(head.code, Code::Unreadable) && !is_not_found).then(|| Judgement {
         fate: Fate::Open,
         ..match head.status {
             StatusCode::TOO_MANY_REQUESTS => Judgement::retry(after, Cause::Throttled),
@@ -380,7 +381,7 @@ fn should_retry(head: Head<'_>) -> Option<bool> {
 
 /// Statuses of a layer or proxy in front of the idempotency layer. They are not recorded.
 ///
-/// The layer does not record 307 and 308 either: they ask for the same request at another URL.
+/// The layer does not record 307 and 308 either: they require the same request at another URL.
 const REJECTIONS: [u16; 18] = [
     307, 308, 401, 403, 406, 407, 411, 412, 413, 415, 416, 417, 421, 423, 424, 426, 428, 431,
 ];

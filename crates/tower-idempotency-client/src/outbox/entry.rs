@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_entry_is_no_entry_or_has_cut_body() {
+    fn entry_cut_in_its_head_is_damaged() {
         let bytes = Entry::new(&Operation::new(), &request()).encode();
         let head = bytes.len() - request().body().len();
         for length in 0..head {

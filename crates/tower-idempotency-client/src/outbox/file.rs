@@ -18,15 +18,15 @@ use crate::warning::WarningLimit;
 
 /// Outbox of one process, in a file that only its user may read.
 ///
-/// An entry is on the disk (fdatasync) before its request is sent. Calls that arrive at the same time share one write. The
-/// file is a log with a checksum for each record. If a crash damages records that were not synced, the earlier ones are
-/// read. A new file replaces it when it is larger than 1 MiB and consists mostly of removed entries, and after a failed
-/// sync. Until then no call is acknowledged.
+/// An entry is on the disk (fdatasync) before its request is sent. Calls that arrive at the same time share one write. The file
+/// is a log with a checksum for each record. If a crash damages records that were not synced, the earlier ones are read. A new
+/// file replaces it when it is larger than 1 MiB and consists mostly of removed entries. A new file also replaces it after a
+/// failed sync, and until then the outbox acknowledges no call.
 ///
-/// The entries are in memory, too. A lock on an adjacent file with the suffix `.lock` prevents a second process from
-/// opening the outbox. The path is resolved once: a symbolic link stays, and the adjacent files are next to its target. Do not
-/// put the file on a network file system, because locks and fsync are unreliable there. The drop
-/// waits until started calls are written and the file is closed.
+/// The entries are in memory, too. A lock on an adjacent file with the suffix `.lock` prevents a second process from opening
+/// the outbox. The path is resolved once: a symbolic link stays, and the adjacent files are next to its target. Do not put the
+/// file on a network file system, because locks and fsync are unreliable there. Dropping the outbox waits until started calls
+/// are written and the file is closed.
 ///
 /// ```
 /// use tower_idempotency_client::{Entry, FileOutbox, Operation, Outbox};
@@ -48,7 +48,7 @@ use crate::warning::WarningLimit;
 /// ```
 pub struct FileOutbox {
     /// `None` once the outbox is dropped.
-    commands: Option<mpsc::UnboundedSender<Command>>,
+    commands: Option<mpsc::Sender<Command>>,
     thread: Option<thread::JoinHandle<()>>,
     settings: Arc<FileSettings>,
 }
@@ -82,12 +82,8 @@ impl FileOutbox {
     /// - The file cannot be read or written.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, OutboxError> {
         let mut log = Log::open(path.as_ref()).map_err(OutboxError::new)?;
-        let settings = Arc::new(FileSettings {
-            is_synced: AtomicBool::new(true),
-            max_bytes: AtomicU64::new(DEFAULT_MAX_BYTES),
-        });
-        let (commands, mut received) = mpsc::unbounded_channel();
-        let shared = settings.clone();
+        let (mut outbox, mut received) = Self::without_thread();
+        let settings = outbox.settings.clone();
         let thread = thread::Builder::new().name("outbox".to_owned());
         let writer = move || {
             let failures = WarningLimit::default();
@@ -98,21 +94,32 @@ impl FileOutbox {
                 {
                     batch.push(command);
                 }
-                execute(&mut log, batch, &shared, &failures);
+                execute(&mut log, batch, &settings, &failures);
             }
         };
-        let thread = thread.spawn(writer).map_err(OutboxError::new)?;
-        Ok(Self {
+        outbox.thread = Some(thread.spawn(writer).map_err(OutboxError::new)?);
+        Ok(outbox)
+    }
+
+    /// Creates the outbox, and the queue of its thread.
+    fn without_thread() -> (Self, mpsc::Receiver<Command>) {
+        let (commands, received) = mpsc::channel(MAX_BATCH);
+        let outbox = Self {
             commands: Some(commands),
-            thread: Some(thread),
-            settings,
-        })
+            thread: None,
+            settings: Arc::new(FileSettings {
+                is_synced: AtomicBool::new(true),
+                max_bytes: AtomicU64::new(DEFAULT_MAX_BYTES),
+            }),
+        };
+        (outbox, received)
     }
 
     /// Makes calls return before their entries are on the disk.
     ///
     /// Entries then survive the end of the process, also by `kill -9`. A crash of the machine loses the last entries. Their
-    /// requests may have been executed, and are not sent again.
+    /// requests may have been executed, and are not sent again. Only a discard waits for the disk. Otherwise a recovery could
+    /// execute a request after its call has reported [`NotExecuted`](crate::Outcome::NotExecuted).
     #[must_use]
     pub fn without_fsync(self) -> Self {
         self.settings.is_synced.store(false, Ordering::Relaxed);
@@ -122,7 +129,8 @@ impl FileOutbox {
     /// Sets the maximum size of all entries in bytes. Default: 64 MiB. Maximum: 1 GiB.
     ///
     /// If the outbox is full, further requests fail before they are sent. The entries are in memory. The file grows to at
-    /// most twice their size, or 1 MiB.
+    /// most twice their size, or 1 MiB. While the disk hangs, copies of the entries of at most 512 calls (2 x 256) are in memory,
+    /// too.
     #[must_use]
     pub fn with_max_bytes(self, bytes: u64) -> Self {
         let bytes = bytes.min(MAX_BYTES);
@@ -132,17 +140,19 @@ impl FileOutbox {
 
     async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, OutboxError> {
         let ended = || OutboxError::with_message("the thread of the outbox has ended");
-        let (reply, received) = oneshot::channel();
         let commands = self.commands.as_ref().ok_or_else(ended)?;
-        commands.send(command(reply)).map_err(|_| ended())?;
+        // While the disk hangs, calls wait here. A call that is dropped meanwhile leaves no copy of its entry.
+        let permit = commands.reserve().await.map_err(|_| ended())?;
+        let (reply, received) = oneshot::channel();
+        permit.send(command(reply));
         received.await.map_err(|_| ended())?
     }
 }
 
 impl Outbox for FileOutbox {
     async fn store(&self, entry: &Entry) -> Result<Option<Entry>, OutboxError> {
-        let entry = Box::new(entry.clone());
-        self.call(|reply| Command::Store(entry, reply)).await
+        self.call(|reply| Command::Store(Box::new(entry.clone()), reply))
+            .await
     }
 
     async fn resume(
@@ -231,12 +241,16 @@ impl fmt::Debug for FileOutbox {
 
 const DEFAULT_MAX_BYTES: u64 = 64 * 1024 * 1024;
 const MAX_BYTES: u64 = 1024 * 1024 * 1024;
-/// Maximum number of calls that share one write.
+/// Maximum number of calls that share one write, and of calls in the queue.
 const MAX_BATCH: usize = 256;
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{
+        pin::pin,
+        task::{Context, Waker},
+        time::Duration,
+    };
 
     use ::tests::{observed::observed, scratch::Scratch};
     use bytes::Bytes;
@@ -272,6 +286,19 @@ mod tests {
             assert_eq!(log.pending(0, 10).len(), stored);
             drop(received);
         }
+    }
+
+    /// The disk hangs, so the thread reads no call. Each caller waits until its deadline.
+    #[test]
+    fn hanging_disk_queues_few_calls() {
+        let (outbox, received) = FileOutbox::without_thread();
+        let entry = entry("espresso");
+        let mut cx = Context::from_waker(Waker::noop());
+        for _ in 0..1000 {
+            let mut call = pin!(outbox.store(&entry));
+            assert!(call.as_mut().poll(&mut cx).is_pending());
+        }
+        assert_eq!(received.len(), MAX_BATCH);
     }
 
     /// The file has more than 1 MiB of removed entries after each call, and no new file can replace a directory.

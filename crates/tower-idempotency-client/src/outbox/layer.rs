@@ -101,7 +101,8 @@ use crate::{
 /// that the client cannot read, and of one whose URL is too long. If the outbox fails, the request is not sent, and its outcome
 /// is [`Unknown`](Outcome::Unknown), because it may be stored nevertheless.
 ///
-/// [`RetryLayer::with_deadline`] includes the calls of the outbox. A removal that has not ended by then leaves the entry.
+/// [`RetryLayer::with_deadline`] includes the time in which the layer copies the body and calls the outbox. A removal that has
+/// not ended by then leaves the entry.
 ///
 /// # gRPC
 ///
@@ -269,7 +270,7 @@ where
             return Box::pin(ready(Err(not_stored(None, STACKED))));
         }
         let keyed = inner.settings().keys.set_key_of(&mut req);
-        if let Some(error) = keyed.other_key() {
+        if let Some(error) = keyed.key_error() {
             return Box::pin(ready(Err(error)));
         }
         if keyed.has_unreadable_key {
@@ -285,7 +286,8 @@ where
         let (head, body) = req.into_parts();
         let mut entry = Entry::of_head(&operation, &head, &self.shared.headers)
             .or_first_sent(SystemTime::now());
-        // The operation gets it after the call of the outbox, which may have an entry with another provider.
+        // The operation gets the provider after the outbox was called, because the outbox may have an entry with another
+        // provider.
         if let (None, Some(choose)) = (entry.provider, &self.shared.providers) {
             entry.provider = Some(choose());
         }
@@ -301,9 +303,10 @@ where
         let shared = self.shared.clone();
         let deadline = inner.settings().deadline_from(Instant::now());
         Box::pin(async move {
-            entry.body = match copy.collect().await {
-                Ok(body) => body.to_bytes(),
-                Err(error) => return Err(not_stored(Some(operation), error)),
+            entry.body = match timeout_at(deadline, copy.collect()).await {
+                Ok(Ok(body)) => body.to_bytes(),
+                Ok(Err(error)) => return Err(not_stored(Some(operation), error)),
+                Err(_) => return Err(not_stored(Some(operation), LATE_BODY)),
             };
             if let Err(error) = entry.check() {
                 return Err(not_stored(Some(operation), error));
@@ -379,7 +382,8 @@ impl<O: Outbox> Shared<O> {
         let key = operation.key();
         let is_settled = match operation.outcome() {
             Outcome::Definite => {
-                // The trailers of a gRPC call have decided after the response was marked.
+                // A response of gRPC got the operation while the outcome was unknown. The trailers have shown the outcome
+                // since.
                 if let Ok(res) = &mut result {
                     res.extensions_mut().remove::<Operation>();
                 }
@@ -477,11 +481,13 @@ fn not_stored(operation: Option<Operation>, source: impl Into<BoxError>) -> Erro
     Error::new(Reason::NotStored, operation, outcome, Some(source.into()))
 }
 
-const STACKED: &str = "a RetryLayer outside of an OutboxLayer would store each attempt";
+const STACKED: &str =
+    "a RetryLayer outside of an OutboxLayer would store each attempt: remove the RetryLayer";
 const UNREADABLE_KEY: &str = "a request whose key the client cannot read cannot be stored";
-const STREAM: &str = "a body that cannot be copied cannot be stored";
+const STREAM: &str = "a body that cannot be copied cannot be stored: set `with_body_clone`, or use a body such as `Full<Bytes>`";
 const OTHER_REQUEST: &str = "the outbox has another request under this key";
 const OTHER_PROVIDER: &str = "the outbox has another provider for this operation";
 /// Longest gRPC response whose trailers are read. Clients of gRPC read messages of this size by default.
 const MAX_GRPC_BYTES: usize = 4 * 1024 * 1024;
+const LATE_BODY: &str = "the body did not end before the deadline of the call";
 const LATE: &str = "the outbox did not reply before the deadline of the call";

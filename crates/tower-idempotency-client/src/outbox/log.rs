@@ -39,6 +39,8 @@ pub(super) struct Log {
     buffer: Vec<u8>,
     /// `true` if the records of the buffer must be on the disk before they are acknowledged.
     needs_sync: bool,
+    /// `true` if the buffer has a discard, which must be on the disk even if the outbox does not sync its records.
+    has_discard: bool,
     /// Keys of resumed entries whose removal is not written yet.
     removed_resumed: Vec<String>,
     /// `true` if a write failed, so that the entries differ from those of the file.
@@ -76,8 +78,6 @@ impl Log {
             true => Header::random()?,
             false => Header::read(&bytes)?,
         };
-        // A process that was killed while it compacted the file may have left this one.
-        let _ = fs::remove_file(with_suffix(&path, ".new"));
         let mut log = Self {
             path,
             file,
@@ -87,6 +87,7 @@ impl Log {
             removed_resumed: Vec::new(),
             buffer: Vec::new(),
             needs_sync: false,
+            has_discard: false,
             is_stale: false,
             has_failed_sync: false,
             repeat_compaction_from: 0,
@@ -100,6 +101,9 @@ impl Log {
         } else {
             log.load(&bytes)?;
         }
+        // A process that was killed while it compacted the file may have left this one. If the file is damaged, this one may
+        // be the only whole copy.
+        let _ = fs::remove_file(with_suffix(&log.path, ".new"));
         log.file.sync_data()?;
         log.synced = log.length;
         sync_directory(&log.path)?;
@@ -116,7 +120,8 @@ impl Log {
             );
             self.file.set_len(length as u64)?;
         }
-        // A compacted file has lost the positions of removed entries. A recovery that has passed them continues after them.
+        // A compacted file does not contain the positions of removed entries. New entries must not get them, because a recovery
+        // that has passed them continues after them.
         let last_position = self.entries.last_position.max(entries.last_position);
         self.entries = entries;
         self.entries.last_position = last_position;
@@ -131,11 +136,12 @@ impl Log {
         Ok(())
     }
 
-    /// Writes the buffer to the file. Syncs the file if a record of the buffer needs it and `may_sync` is `true`. After an
-    /// error, the buffer is lost, and the entries differ from the file until [`repair`](Self::repair).
+    /// Writes the buffer to the file. Syncs the file if the buffer has a discard, or if another record needs it and `may_sync` is
+    /// `true`. After an error, the buffer is lost, and the entries differ from the file until [`repair`](Self::repair).
     pub(super) fn flush(&mut self, may_sync: bool) -> io::Result<()> {
         let buffer = std::mem::take(&mut self.buffer);
-        let needs_sync = std::mem::take(&mut self.needs_sync) && may_sync;
+        let has_discard = std::mem::take(&mut self.has_discard);
+        let needs_sync = std::mem::take(&mut self.needs_sync) && may_sync || has_discard;
         let before = self.length;
         let result = self.write_to_file(&buffer).and_then(|()| match needs_sync {
             true => self.sync(),
@@ -222,7 +228,7 @@ impl Log {
         let mut file = options().open(path)?;
         let mut bytes = self.header.0.to_vec();
         for (&position, slot) in &self.entries.by_position {
-            // The file gets its name once all of it is on the disk.
+            // The file is renamed once all of it is on the disk, so the bytes before each record count as synced.
             let synced = bytes.len() as u64;
             let content = slot.entry.encode();
             self.header
@@ -304,8 +310,8 @@ impl Log {
             return false;
         }
         self.remove(key);
-        // The caller may forget the key. If a crash undid the removal, the request would be executed later.
-        self.needs_sync = true;
+        // The caller may delete the key. If a crash undid the removal, the request would be executed later.
+        self.has_discard = true;
         true
     }
 

@@ -35,6 +35,8 @@ pub struct Recovery<S, O> {
     service: OutboxService<S, O>,
     page: VecDeque<(u64, Entry)>,
     position: u64,
+    /// Position of the last entry to send, or a later one. `None` before the first call of [`next`](Self::next).
+    end: Option<u64>,
 }
 
 /// Request of an outbox that was sent again, or whose key has expired.
@@ -56,10 +58,14 @@ impl<S, O: Outbox> Recovery<S, O> {
             service,
             page: VecDeque::new(),
             position: 0,
+            end: None,
         }
     }
 
     /// Sends the next request under its key, with retries. Returns `None` after the last one.
+    ///
+    /// The first call sets the end of the recovery, so a recovery ends although other calls store entries meanwhile. A later
+    /// recovery sends the entries after that end.
     ///
     /// `prepare` gets the request before it is sent, to add the credentials. Any other change can make the server reject
     /// it. The entry is removed after a definite response, as after any call. After another outcome it stays, even if no
@@ -84,9 +90,16 @@ impl<S, O: Outbox> Recovery<S, O> {
         R: Body<Data: Send, Error: Send> + Send + 'static,
     {
         let shared = self.service.shared.clone();
+        let end = match self.end {
+            Some(end) => end,
+            None => find_end(&*shared.outbox).await?,
+        };
+        self.end = Some(end);
         let entry = loop {
             if self.page.is_empty() {
-                self.page = shared.outbox.pending(self.position, PAGE).await?.into();
+                let mut page = shared.outbox.pending(self.position, PAGE).await?;
+                page.retain(|(position, _)| *position <= end);
+                self.page = page.into();
             }
             let Some((position, entry)) = self.page.pop_front() else {
                 return Ok(None);
@@ -127,6 +140,21 @@ impl<S, O: Outbox> Recovery<S, O> {
             result,
         }))
     }
+}
+
+/// Returns a position after which the outbox has no entry. It may be higher than that of the last entry.
+///
+/// Other calls may store entries meanwhile. The distance between two queries doubles, so that these calls cannot keep up.
+async fn find_end<O: Outbox>(outbox: &O) -> Result<u64, OutboxError> {
+    let mut end = 0;
+    for doublings in 0..u64::BITS {
+        let first = outbox.pending(end, PAGE).await?.into_iter().next();
+        let Some((position, _)) = first else {
+            break;
+        };
+        end = position.saturating_add((1 << doublings) - 1);
+    }
+    Ok(end)
 }
 
 impl<S, O> fmt::Debug for Recovery<S, O> {

@@ -28,7 +28,7 @@ impl Statements {
                 .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_'));
         if !is_name {
             return Err(OutboxError::with_message(
-                "a table has a name of 1 to 48 of a to z, 0 to 9 and _, and begins with no digit",
+                "expected a table name of 1 to 48 of a-z, 0-9 and _ without a leading digit",
             ));
         }
         let columns = "key, method, url, headers, body, first_sent, provider";

@@ -16,7 +16,9 @@ use crate::warning::WarningLimit;
 /// Outbox in a table of a SQLite file, which the processes of one machine may share.
 ///
 /// An entry survives a crash of the machine if `synchronous` of the connections is `FULL`, the default of SQLite. With
-/// `NORMAL` and write-ahead logging a crash of the machine loses the last entries, whose requests may have been executed.
+/// `NORMAL` and write-ahead logging a crash of the machine loses the last changes. The requests of lost entries may have been
+/// executed. If a discard is lost, a recovery executes a request whose call has reported
+/// [`NotExecuted`](crate::Outcome::NotExecuted).
 ///
 /// Recoveries skip a row that cannot be read, and log its position: at most one warning a second, and the others at `debug`.
 pub struct SqliteOutbox {

@@ -143,7 +143,7 @@ async fn broken_body_of_failure_stays_unknown() {
     assert_eq!(operation.outcome(), Outcome::Unknown);
 }
 
-/// The code of a 409 may say that the first request is executed. If it cannot be read, nothing is definite.
+/// The code of a 409 may mean that the server executes the first request. If it cannot be read, nothing is definite.
 #[tokio::test(start_paused = true)]
 async fn unreadable_code_leaves_outcome_unknown() {
     let problem = "application/problem+json";

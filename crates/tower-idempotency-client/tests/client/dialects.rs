@@ -167,7 +167,7 @@ async fn charge(State(server): State<Arc<StandIn>>, headers: HeaderMap, body: By
     task.await.unwrap()
 }
 
-/// Sends a charge by our client. Returns the status and the body.
+/// Sends a charge by the client of this crate. Returns the status and the body.
 async fn send(
     to: SocketAddr,
     protocol: Protocol,

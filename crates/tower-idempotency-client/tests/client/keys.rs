@@ -225,7 +225,7 @@ async fn key_layer_alone_sets_key_of_each_request() {
     assert_eq!(keys[1], None);
 }
 
-/// The layer does not see the response, so it cannot say that nothing was executed.
+/// The layer does not see the response, so it cannot report that nothing was executed.
 #[tokio::test]
 async fn key_layer_alone_leaves_outcome_unknown() {
     let operation = Operation::new();

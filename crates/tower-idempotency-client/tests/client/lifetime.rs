@@ -23,8 +23,8 @@ use crate::harness::{Server, post, reply, send, send_as, status};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Sends an operation to a server that executes it, breaks the connection, and deletes the record after 24 h. The client is
-/// asleep for so long between its attempts. Returns the number of effects and the result.
+/// Sends an operation to a server that executes it, breaks the connection, and deletes the record after 24 h. The client sleeps
+/// for `asleep` between its attempts. Returns the number of effects and the result.
 async fn effects_after_sleep(lifetime: Duration, asleep: Duration) -> (u32, Outcome, bool) {
     let effects = Arc::new(AtomicU32::new(0));
     let failed = Arc::new(Notify::new());

@@ -2,6 +2,7 @@
 
 use std::{
     future::Future,
+    pin::Pin,
     sync::{Arc, Mutex, atomic::Ordering},
     task::{Context, Poll, Waker},
     time::{Duration, SystemTime},
@@ -9,6 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request, header::AUTHORIZATION};
+use http_body::{Body, Frame};
 use http_body_util::Full;
 use tests::scratch::Scratch;
 use tower::{Layer, ServiceExt};
@@ -19,7 +21,7 @@ use tower_idempotency_client::{
 
 use crate::{
     harness::{Reply, Sent, Server, post, reply, status},
-    outbox_contract::long_uri,
+    outbox_contract::{check_recovery_ends, long_uri},
     outbox_memory::Memory,
 };
 
@@ -207,7 +209,7 @@ async fn recovery_continues_after_failure() {
     assert_eq!(server.take_log().len(), 5);
 }
 
-/// A server forgets after 24 h. An older operation is reported, and nothing is sent.
+/// A server deletes its record after 24 h. An older operation is reported, and nothing is sent.
 #[tokio::test(start_paused = true)]
 async fn expired_entry_is_reported_and_not_sent() {
     let server = Server::new([status(201)]);
@@ -247,7 +249,7 @@ async fn stored_time_counts_for_new_call() {
     let error = client.clone().oneshot(order(&again)).await.unwrap_err();
     assert!(error.is_expired());
     assert_eq!(error.outcome(), Outcome::Unknown);
-    // A layer outside has counted an attempt of now.
+    // The key layer outside has counted an attempt that begins now.
     let keyed = IdempotencyKeyLayer::new().layer(client);
     let again = Operation::with_key("order-7").unwrap();
     let error = keyed.oneshot(order(&again)).await.unwrap_err();
@@ -495,6 +497,47 @@ async fn deadline_includes_calls_of_outbox() {
     }
 }
 
+/// The copy of a body that is a stream may never end. Nothing was stored, and nothing was sent.
+#[tokio::test(start_paused = true)]
+async fn deadline_includes_copy_of_body() {
+    let server = Server::new([status(201)]);
+    let outbox = Arc::new(Memory::default());
+    let retries = RetryLayer::new().with_body_clone(|_: &Stalled| Some(Stalled));
+    let operation = Operation::new();
+    let req = Request::post("http://api.example.com/orders")
+        .extension(operation.clone())
+        .body(Stalled)
+        .unwrap();
+    let before = tokio::time::Instant::now();
+    let call = with(&outbox, retries, &server).oneshot(req);
+    let error = tokio::time::timeout(HOUR, call).await.unwrap().unwrap_err();
+    assert_eq!(before.elapsed(), Duration::from_secs(30));
+    let source = std::error::Error::source(&error).unwrap().to_string();
+    assert_eq!(
+        source,
+        "the body did not end before the deadline of the call"
+    );
+    assert_eq!(error.outcome(), Outcome::NotExecuted);
+    assert_eq!(operation.outcome(), Outcome::NotExecuted);
+    assert_eq!(server.take_log().len(), 0);
+    assert_eq!(outbox.keys(), [""; 0]);
+}
+
+/// A body that never has data and never ends.
+struct Stalled;
+
+impl Body for Stalled {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        Poll::Pending
+    }
+}
+
 /// An entry that could not be removed is sent again, and its outcome is never "not executed".
 #[tokio::test(start_paused = true)]
 async fn failed_removal_leaves_entry() {
@@ -608,12 +651,15 @@ async fn stream_and_stacked_layer_are_errors() {
         .unwrap();
     let error = client.clone().oneshot(req).await.unwrap_err();
     let source = std::error::Error::source(&error).unwrap().to_string();
-    assert_eq!(source, "a body that cannot be copied cannot be stored");
+    let text = "a body that cannot be copied cannot be stored: \
+        set `with_body_clone`, or use a body such as `Full<Bytes>`";
+    assert_eq!(source, text);
     assert_eq!(operation.outcome(), Outcome::NotExecuted);
     let stacked = RetryLayer::new().layer(client);
     let operation = Operation::new();
     let error = stacked.oneshot(order(&operation)).await.unwrap_err();
-    let text = "a RetryLayer outside of an OutboxLayer would store each attempt";
+    let text =
+        "a RetryLayer outside of an OutboxLayer would store each attempt: remove the RetryLayer";
     assert!(format!("{error:?}").contains(text));
     assert_eq!(operation.outcome(), Outcome::NotExecuted);
     assert_eq!(server.take_log().len(), 0);
@@ -656,7 +702,7 @@ async fn headers_are_stored_by_name() {
     assert_eq!(names, ["content-type", "x-shard", "x-tenant-id"]);
 }
 
-/// The process dies after one of two providers has executed the request. The recovery never asks the other one.
+/// The process dies after one of two providers has executed the request. The recovery sends nothing to the other one.
 #[tokio::test(start_paused = true)]
 async fn recovery_goes_to_provider_of_first_attempt() {
     let providers = Providers::default();
@@ -746,6 +792,11 @@ impl Providers {
 
 type Picker =
     tower::util::BoxCloneService<Request<Full<Bytes>>, http::Response<Full<Bytes>>, std::io::Error>;
+
+#[tokio::test(start_paused = true)]
+async fn recovery_ends_while_entries_are_stored() {
+    check_recovery_ends(Memory::default()).await;
+}
 
 /// A failure of the outbox ends one step of a recovery. The next step continues.
 #[tokio::test(start_paused = true)]

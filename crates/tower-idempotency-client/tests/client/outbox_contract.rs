@@ -1,11 +1,19 @@
 //! The contract of an outbox, on a file, SQLite and PostgreSQL.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
-use http::Request;
+use http::{Request, Response};
+use http_body_util::Full;
 use tests::scratch::Scratch;
-use tower_idempotency_client::{Entry, FileOutbox, Operation, Outbox};
+use tower::{Layer, service_fn};
+use tower_idempotency_client::{
+    Entry, FileOutbox, Operation, Outbox, OutboxError, OutboxLayer, RetryLayer,
+};
 
 pub(crate) fn entry(key: &str) -> Entry {
     let req = Request::post("https://api.example.com/orders?x=1")
@@ -124,6 +132,42 @@ async fn check_races(outbox: &impl Outbox) {
     }
 }
 
+/// Checks that a recovery ends although another call stores an entry during each of its requests. The next recovery sends the
+/// later entries.
+pub(crate) async fn check_recovery_ends(outbox: impl Outbox) {
+    let outbox = Arc::new(outbox);
+    for key in keys(&*outbox).await {
+        outbox.remove(&key).await.unwrap();
+    }
+    let mut pending: BTreeSet<_> = (0..20).map(|n| format!("pending-{n}")).collect();
+    for key in &pending {
+        outbox.store(&entry(key)).await.unwrap();
+    }
+    let other = outbox.clone();
+    let server = service_fn(move |_: Request<Full<Bytes>>| {
+        let other = other.clone();
+        async move {
+            let entry = entry(Operation::new().key());
+            other.store(&entry).await?;
+            Ok::<_, OutboxError>(Response::new(Full::<Bytes>::default()))
+        }
+    });
+    let client = OutboxLayer::new(outbox, RetryLayer::new()).layer(server);
+    let unchanged = |_: &mut Request<Full<Bytes>>| {};
+    let mut recovery = client.recover();
+    let mut sent = 0;
+    while let Some(recovered) = recovery.next(unchanged).await.unwrap() {
+        assert_eq!(recovered.result.unwrap().status(), 200);
+        pending.remove(recovered.entry.key());
+        sent += 1;
+        assert!(sent < 100, "the recovery does not end");
+    }
+    assert!(pending.is_empty(), "{pending:?}");
+    assert!(recovery.next(unchanged).await.unwrap().is_none());
+    let later = client.recover().next(unchanged).await.unwrap();
+    assert!(later.is_some());
+}
+
 /// Polls all futures at the same time.
 pub(crate) async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut futures: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
@@ -157,6 +201,7 @@ async fn file_keeps_contract() {
     drop(outbox);
     let outbox = FileOutbox::open(&path).unwrap();
     assert_eq!(outbox.pending(0, 100).await.unwrap(), pending);
+    check_recovery_ends(outbox).await;
 }
 
 #[cfg(feature = "outbox-sqlite")]
@@ -188,9 +233,10 @@ mod sqlite {
             let error = SqliteOutbox::new(pool).with_table(name).err();
             let text = error.map(|error| error.to_string());
             let expected =
-                "a table has a name of 1 to 48 of a to z, 0 to 9 and _, and begins with no digit";
+                "expected a table name of 1 to 48 of a-z, 0-9 and _ without a leading digit";
             assert_eq!(text.as_deref(), Some(expected), "{name}");
         }
+        check_recovery_ends(outbox).await;
     }
 
     /// A stored row whose URL cannot be read would be skipped by each recovery.
@@ -259,6 +305,7 @@ pub(crate) mod postgres {
         check_races(&outbox).await;
         let again = (0..8).map(|_| outbox.migrate());
         assert!(join_all(again).await.iter().all(Result::is_ok));
+        check_recovery_ends(outbox).await;
     }
 
     /// A migration that fails leaves its connection usable. The user may write the table, and may not create one.

@@ -94,7 +94,7 @@ async fn serve_orders(handler: &Handler) -> SocketAddr {
 /// Point at which a relay cuts its first connection.
 #[derive(Clone)]
 pub(crate) enum CutPoint {
-    /// The server has sent so many bytes of the response, none of which reaches the client if it is 0.
+    /// The server has sent this number of bytes of the response. With 0, it has sent one byte, which does not reach the client.
     Response(usize),
     /// The handler has begun.
     Executing(Arc<Notify>),
@@ -124,7 +124,7 @@ pub(crate) async fn relay(server: SocketAddr, cut: CutPoint) -> SocketAddr {
     addr
 }
 
-/// Relays a request, and so many bytes of its response. The first byte of a response shows that it is recorded.
+/// Relays a request, and this number of bytes of its response. The first byte of a response shows that it is recorded.
 async fn cut_response(client: TcpStream, server: TcpStream, count: usize) {
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();

@@ -47,7 +47,8 @@ impl Service<Request<Full<Bytes>>> for Outage {
     }
 }
 
-/// Lets 1,000 clients send a request every two seconds, for so many seconds. Returns requests and attempts of each second.
+/// Lets 1,000 clients send a request every two seconds, for this number of seconds. Returns requests and attempts of each
+/// second.
 async fn storm(layer: &RetryLayer, seconds: u64) -> Vec<(u32, u32)> {
     let begin = Instant::now();
     let counters = || {

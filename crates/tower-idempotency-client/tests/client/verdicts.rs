@@ -360,7 +360,7 @@ async fn responses_of_acp() {
     check(Protocol::Acp, rows).await;
 }
 
-/// A 401 says nothing about the first attempt, which may have been executed under the old token.
+/// A 401 does not show the outcome of the first attempt, which may have been executed under the old token.
 #[tokio::test(start_paused = true)]
 async fn rejection_after_open_attempt_is_unknown() {
     for rejection in [

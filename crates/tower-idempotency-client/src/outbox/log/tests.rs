@@ -212,6 +212,38 @@ fn open_removes_incomplete_new_file() {
     assert!(new.exists());
 }
 
+/// A process was killed between the sync of the new file and its rename. Then the disk damaged the old file.
+#[test]
+fn open_of_damaged_file_keeps_new_file() {
+    let scratch = Scratch::new();
+    let path = scratch.file("orders.outbox");
+    let mut log = Log::open(&path).unwrap();
+    store(&mut log, names("first", 1));
+    store(&mut log, names("second", 1));
+    drop(log);
+    let mut bytes = fs::read(&path).unwrap();
+    let new = with_suffix(&path, ".new");
+    fs::write(&new, &bytes).unwrap();
+    bytes[20..30].fill(0);
+    fs::write(&path, bytes).unwrap();
+    let error = Log::open(&path).map(drop).unwrap_err();
+    assert_eq!(error.to_string(), DAMAGED);
+    assert!(new.exists());
+}
+
+/// The caller may delete the key after a discard. A power failure must not bring the entry back.
+#[test]
+fn discard_is_synced_without_fsync() {
+    let scratch = Scratch::new();
+    let mut log = Log::open(&scratch.file("orders.outbox")).unwrap();
+    log.store(&entry("key"), u64::MAX).unwrap();
+    log.flush(false).unwrap();
+    assert!(log.synced < log.length);
+    assert!(log.discard("key"));
+    log.flush(false).unwrap();
+    assert_eq!(log.synced, log.length);
+}
+
 /// The system may have dropped the bytes, and a second sync would succeed without them.
 #[cfg(target_os = "linux")]
 #[test]

@@ -6,7 +6,7 @@
   const status = document.getElementById("status");
   const source = live || watched;
   if (!source || !window.EventSource) return;
-  const say = (text) => { if (status && status.textContent !== text) status.textContent = text; };
+  const setStatus = (text) => { if (status && status.textContent !== text) status.textContent = text; };
   let paused = false;
   let latest = "";
   let before = null;
@@ -15,7 +15,7 @@
     if (paused || !latest || live.contains(document.activeElement)) return;
     live.innerHTML = latest;
     latest = "";
-    say("Live");
+    setStatus("Live");
   };
   const count = (html) => {
     const part = document.createElement("template");
@@ -24,7 +24,7 @@
     return card && card.textContent;
   };
   let hasChanged = false;
-  const note = () => {
+  const statusText = () => {
     if (live) return paused ? "Paused" : "Live";
     return hasChanged ? "The number of these entries has changed. Reload the page to see them." : "";
   };
@@ -37,7 +37,7 @@
     const now = count(event.data);
     if (before === null) before = now;
     else if (now !== before) hasChanged = true;
-    say(note());
+    setStatus(statusText());
   };
   const RETRY_MS = 5000;
   let events = null;
@@ -53,9 +53,9 @@
     events = stream;
     events.addEventListener("counts", receive);
     // The server ends each stream after some minutes, and the browser opens the next one.
-    events.addEventListener("open", () => say(note()));
+    events.addEventListener("open", () => setStatus(statusText()));
     events.addEventListener("error", () => {
-      say("Not live: the console does not reply.");
+      setStatus("Not live: the console does not reply.");
       // After a response with another status, such as 503, the browser does not connect again.
       if (stream.readyState !== EventSource.CLOSED || events !== stream) return;
       close();
@@ -73,7 +73,7 @@
   button.addEventListener("click", () => {
     paused = !paused;
     button.setAttribute("aria-pressed", String(paused));
-    say(paused ? "Paused" : "Live");
+    setStatus(paused ? "Paused" : "Live");
     show();
   });
 })();

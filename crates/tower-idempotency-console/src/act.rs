@@ -19,12 +19,12 @@ use crate::{
     response::{STATUSES, encode, parse_header, parse_status},
 };
 
-/// Outcome of a resolution.
+/// The outcome of a decision.
 #[derive(Debug)]
-pub(crate) struct Acted {
-    /// The entry before the change. `None` if it was absent.
+pub(crate) struct DecisionOutcome {
+    /// The entry before the change. `None` if it has changed since the operator saw it.
     pub(crate) before: Option<Entry>,
-    /// The entry after the change.
+    /// The entry afterwards. `None` if the store has none.
     pub(crate) after: Option<Entry>,
     pub(crate) is_applied: bool,
 }
@@ -39,7 +39,7 @@ pub(crate) struct Request {
     pub(crate) reason: String,
 }
 
-/// A decision without what depends on the entry.
+/// The decision of a form, before the entry is read.
 #[derive(Clone)]
 pub(crate) enum Decision {
     Free,
@@ -111,7 +111,7 @@ impl fmt::Debug for Decision {
     }
 }
 
-/// Returns `true` if a form has to confirm the decision: a handler or a client may rely on what it ends.
+/// Returns `true` if a form has to confirm the decision, because a handler or a client may rely on the lease or the record.
 pub(crate) fn needs_confirmation(decision: &str) -> bool {
     matches!(decision, "break-lease" | "delete-record" | "free")
 }
@@ -133,13 +133,16 @@ pub(crate) fn reason(params: &Params) -> Result<String, PageError> {
 }
 
 /// Resolves an entry, if it is still as it was seen. A disconnect of the browser does not interrupt it.
-pub(crate) async fn resolve(shared: &Arc<Shared>, request: Request) -> Result<Acted, PageError> {
+pub(crate) async fn resolve(
+    shared: &Arc<Shared>,
+    request: Request,
+) -> Result<DecisionOutcome, PageError> {
     let shared = Arc::clone(shared);
     let running = shared.changes.begin();
     let task = tokio::spawn(async move {
-        let acted = act(&shared, request).await;
+        let outcome = resolve_and_audit(&shared, request).await;
         drop(running);
-        acted
+        outcome
     });
     task.await.unwrap_or_else(|error| {
         Err(PageError::unknown(
@@ -149,7 +152,10 @@ pub(crate) async fn resolve(shared: &Arc<Shared>, request: Request) -> Result<Ac
     })
 }
 
-async fn act(shared: &Shared, request: Request) -> Result<Acted, PageError> {
+async fn resolve_and_audit(
+    shared: &Shared,
+    request: Request,
+) -> Result<DecisionOutcome, PageError> {
     let Some(log) = &shared.audit else {
         return Err(PageError::forbidden(
             "This console has no audit log, so nothing can be resolved.",
@@ -159,7 +165,7 @@ async fn act(shared: &Shared, request: Request) -> Result<Acted, PageError> {
     let details = match shared.call(shared.inspector.get(seen.id())).await? {
         Some(details) if details.entry.seen() == seen => details,
         changed => {
-            return Ok(Acted {
+            return Ok(DecisionOutcome {
                 before: None,
                 after: changed.map(|it| it.entry),
                 is_applied: false,
@@ -174,7 +180,7 @@ async fn act(shared: &Shared, request: Request) -> Result<Acted, PageError> {
     let outcome = resolved?;
     let is_applied = outcome.is_applied();
     let (ResolveOutcome::Applied(after) | ResolveOutcome::Changed(after)) = outcome;
-    Ok(Acted {
+    Ok(DecisionOutcome {
         before: Some(details.entry),
         after: after.map(|entry| *entry),
         is_applied,
@@ -191,7 +197,7 @@ fn checked_resolution(
     let resolution = decision.resolution(shared, details, &request.reason)?;
     if !resolution.applies_to(seen.state()) {
         return Err(PageError::bad_request(format!(
-            "The decision {} does not apply to an entry that is {}. Nothing was changed.",
+            "The decision {} does not apply to an entry in the state {}. Nothing was changed.",
             resolution.name(),
             seen.state()
         )));
@@ -240,7 +246,7 @@ async fn finish(
     })
 }
 
-/// Makes the change. An error says whether the store may have made it nevertheless.
+/// Makes the change. An error shows if the store may have made it nevertheless.
 async fn apply(
     shared: &Shared,
     seen: &Seen,
@@ -324,7 +330,7 @@ fn retention(params: &Params) -> Result<Ttl, PageError> {
         })
 }
 
-impl Acted {
+impl DecisionOutcome {
     pub(crate) fn json(&self) -> Value {
         json!({
             "outcome": if self.is_applied { "applied" } else { "changed" },

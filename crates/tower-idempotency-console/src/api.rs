@@ -20,7 +20,7 @@ use crate::{
     params::{Filters, Params},
 };
 
-fn ok(status: StatusCode, value: &Value) -> Response {
+fn json_response(status: StatusCode, value: &Value) -> Response {
     let json = [(CONTENT_TYPE, "application/json")];
     (status, json, json_text(value)).into_response()
 }
@@ -37,7 +37,7 @@ pub(crate) async fn summary(State(shared): State<Arc<Shared>>) -> Result<Respons
     });
     let counts: Map<_, _> = counts.collect();
     let value = json!({"at": time(snapshot.at), "store": shared.store_name, "states": counts});
-    Ok(ok(StatusCode::OK, &value))
+    Ok(json_response(StatusCode::OK, &value))
 }
 
 pub(crate) async fn entries(
@@ -48,7 +48,7 @@ pub(crate) async fn entries(
     let (entries, next) = page(&shared, &filters).await?;
     let entries: Vec<_> = entries.iter().map(entry_json).collect();
     let next = next.map(|next| next.to_string());
-    Ok(ok(
+    Ok(json_response(
         StatusCode::OK,
         &json!({"entries": entries, "next": next}),
     ))
@@ -59,10 +59,10 @@ pub(crate) async fn entry(
     Path(id): Path<String>,
 ) -> Result<Response, PageError> {
     let details = find_details(&shared, &parse_id(&id)?).await?;
-    Ok(ok(StatusCode::OK, &details_json(&details)))
+    Ok(json_response(StatusCode::OK, &details_json(&details)))
 }
 
-/// Resolves an entry. A JSON body cannot be sent by the form of another site without a preflight.
+/// Resolves an entry. Only a JSON body is accepted, because a form of another site cannot send one without a preflight.
 pub(crate) async fn resolve(
     State(shared): State<Arc<Shared>>,
     visit: Visit,
@@ -97,16 +97,16 @@ pub(crate) async fn resolve(
         decision: Decision::parse(&params)?,
         reason: act::reason(&params)?,
     };
-    let acted = act::resolve(&shared, request).await?;
-    let status = if acted.is_applied {
+    let outcome = act::resolve(&shared, request).await?;
+    let status = if outcome.is_applied {
         StatusCode::OK
     } else {
         StatusCode::CONFLICT
     };
-    Ok(ok(status, &acted.json()))
+    Ok(json_response(status, &outcome.json()))
 }
 
 pub(crate) async fn audit(State(shared): State<Arc<Shared>>) -> Result<Response, PageError> {
     let lines = audit_lines(&shared, 100).await?;
-    Ok(ok(StatusCode::OK, &json!({ "lines": lines })))
+    Ok(json_response(StatusCode::OK, &json!({ "lines": lines })))
 }

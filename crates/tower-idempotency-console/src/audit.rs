@@ -223,12 +223,13 @@ impl AuditLog {
     }
 
     /// Writes the intent like [`begin`](Self::begin), unless the program is interrupted. When `interrupted` completes, the call
-    /// that appends the intent to the table ends. If it had begun, the outcome `failed` is appended within the timeout.
+    /// that appends the intent to the table is cancelled. If the call had begun, the outcome `failed` is appended within the
+    /// timeout.
     ///
     /// # Errors
     ///
-    /// The errors of [`begin`](Self::begin), and an error if the program is interrupted. It has the output of `interrupted` as its
-    /// cause.
+    /// The errors of [`begin`](Self::begin), and an error if the program is interrupted. Its cause is the output of
+    /// `interrupted`.
     ///
     /// # Panics
     ///
@@ -236,7 +237,7 @@ impl AuditLog {
     ///
     /// # Cancellation
     ///
-    /// Like [`begin`](Self::begin).
+    /// If the future is dropped, the log may have only the intent. The caller changes nothing.
     pub async fn begin_unless(
         &self,
         intent: &Intent<'_>,
@@ -271,7 +272,7 @@ impl AuditLog {
                 let error = AuditError::new(format!(
                     "cannot write the audit table, so nothing was changed: {cause}"
                 ));
-                // The file has the intent, and the table may have it nevertheless.
+                // The file has the intent. The table may have it, although the call failed.
                 let outcome = format!("failed: {error}");
                 change.write_outcome(&outcome, Value::Null).await.ok();
                 return Err(error);
@@ -333,8 +334,8 @@ impl AuditedChange {
     ///
     /// # Errors
     ///
-    /// The file cannot be written or synchronized, or the line cannot be appended to the table. Both are written, also if
-    /// one of them fails.
+    /// The file cannot be written or synchronized, or the line cannot be appended to the table. Both are written, even if one
+    /// of them fails.
     ///
     /// # Panics
     ///
@@ -375,7 +376,7 @@ impl AuditedChange {
                 "the outcome is \"{outcome}\", but the audit {place} cannot be written: {cause}"
             ))
         };
-        // The table is written, also if the file cannot be.
+        // The table is written even if the file cannot be.
         let in_file = match file {
             Some(mut file) => {
                 let text = text.clone();
@@ -440,7 +441,7 @@ async fn open(file: &AuditFile, intent: String) -> Result<OpenAuditFile, AuditEr
     })
 }
 
-/// Makes a call that blocks its thread. A drop of the future does not interrupt the call.
+/// Makes a call that blocks its thread. If the future is dropped, the call continues.
 async fn run_blocking<T: Send + 'static>(
     call: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {

@@ -16,7 +16,7 @@ pub(crate) struct AuditFile {
     pub(crate) path: PathBuf,
 }
 
-/// The file of a change. Both lines of the change are in this file, also if it is rotated meanwhile.
+/// The file of a change. Both lines of the change are in this file, even if it is rotated meanwhile.
 #[derive(Debug)]
 pub(crate) struct OpenAuditFile {
     file: File,
@@ -25,7 +25,7 @@ pub(crate) struct OpenAuditFile {
 impl AuditFile {
     /// Opens the file, and appends the first line of a change.
     pub(crate) fn open(&self, line: &str) -> io::Result<OpenAuditFile> {
-        // A log that may be appended to need not be readable.
+        // A user who may append to a log need not be allowed to read it.
         let file = append_options().read(true).open(&self.path);
         let file = file.or_else(|_| append_options().open(&self.path))?;
         let mut opened = OpenAuditFile { file };
@@ -48,7 +48,7 @@ impl AuditFile {
             return Ok((Vec::new(), false));
         }
         let mut file = File::open(&self.path)?;
-        // Another file, if the log has been rotated meanwhile.
+        // The length of the open file: if the log was rotated meanwhile, it is another one.
         let metadata = file.metadata()?;
         file.seek(SeekFrom::Start(metadata.len().saturating_sub(TAIL)))?;
         let mut tail = Vec::new();

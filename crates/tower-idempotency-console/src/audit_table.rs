@@ -18,7 +18,7 @@ pub(crate) struct AuditTable {
 }
 
 impl AuditTable {
-    /// Appends a line, which is committed afterwards. After an error, the table may have the line.
+    /// Appends a line, and commits it. After an error, the table may have the line nevertheless.
     pub(crate) async fn append(&self, line: &str) -> Result<(), String> {
         self.call(self.store.append_audit_line(line)).await
     }

@@ -16,7 +16,7 @@ pub(crate) struct Chart {
     pub(crate) id: &'static str,
     pub(crate) title: &'static str,
     pub(crate) lines: Vec<Line>,
-    /// Reason why there is no data, if there is none.
+    /// Reason why the chart has no data. Empty if it has some.
     pub(crate) no_data: &'static str,
     /// Sentences about data that is missing.
     pub(crate) notes: Vec<String>,
@@ -99,7 +99,7 @@ impl Chart {
                 let rate = |from: f64, to: f64| (to - from) / seconds.max(period / 2.0) * 60.0;
                 let value = match (pair[0].totals.values[at], pair[1].totals.values[at]) {
                     (Some(from), Some(to)) if to >= from => Some(Value::exact(rate(from, to))),
-                    // A total that fell began at zero again.
+                    // A total that fell has begun at zero again.
                     _ => None,
                 };
                 (pair[1].taken, value)
@@ -151,7 +151,7 @@ impl Chart {
         let values = lines.iter().flatten().filter_map(|(_, value)| *value);
         let largest = values.clone().map(|it| it.number).fold(0.0, f64::max);
         let has_data = values.count() > 0;
-        let max = nice(largest);
+        let max = axis_end(largest);
         let now = Instant::now();
         let drawn = names
             .iter()
@@ -166,8 +166,10 @@ impl Chart {
                     latest: points
                         .last()
                         .and_then(|it| it.1)
-                        .map_or_else(none, Value::text),
-                    largest: known.reduce(Value::max).map_or_else(none, Value::text),
+                        .map_or_else(no_data_text, Value::text),
+                    largest: known
+                        .reduce(Value::max)
+                        .map_or_else(no_data_text, Value::text),
                 }
             });
         Self {
@@ -181,9 +183,9 @@ impl Chart {
         }
     }
 
-    /// Returns the label of a horizontal line: the maximum, half of it, and zero.
-    pub(crate) fn label(&self, of: f64) -> String {
-        number(self.max * of)
+    /// Returns the label of a horizontal line at this fraction of the maximum.
+    pub(crate) fn label(&self, fraction: f64) -> String {
+        number(self.max * fraction)
     }
 }
 
@@ -202,7 +204,7 @@ fn partial_points(samples: &[Sample]) -> Option<String> {
     })
 }
 
-fn none() -> String {
+fn no_data_text() -> String {
     "no data".to_owned()
 }
 
@@ -230,7 +232,7 @@ fn path(points: &[Point], now: Instant, window: Duration, max: f64) -> String {
 }
 
 /// Returns the next larger of 1, 2 and 5 times a power of ten, and at least 2.
-fn nice(value: f64) -> f64 {
+fn axis_end(value: f64) -> f64 {
     let mut step = 1.0;
     loop {
         for factor in [1.0, 2.0, 5.0] {
@@ -404,7 +406,7 @@ mod tests {
     #[test]
     fn axis_ends_at_round_number() {
         for (value, expected) in [(0.0, 2.0), (2.0, 2.0), (3.0, 5.0), (51.0, 100.0)] {
-            assert!((nice(value) - expected).abs() < f64::EPSILON, "{value}");
+            assert!((axis_end(value) - expected).abs() < f64::EPSILON, "{value}");
         }
     }
 }

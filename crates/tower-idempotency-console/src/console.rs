@@ -50,7 +50,7 @@ pub(crate) struct Shared {
     pub(crate) changes: Changes,
 }
 
-/// The changes of a console that are running. For [`Console::changes`].
+/// The running changes of a console, from [`Console::changes`].
 #[derive(Clone, Debug)]
 pub struct Changes(watch::Sender<usize>);
 
@@ -181,8 +181,8 @@ impl Console {
         self
     }
 
-    /// Sets the source of the counters for the chart of requests: the metrics of this process in the text format of
-    /// Prometheus. Default: none, and the chart says that there is no data.
+    /// Sets the source of the counters for the chart of requests: the metrics of this process in the text format of Prometheus.
+    /// Default: none, and the chart shows that there is no data.
     ///
     /// A text without these counters, or with a damaged line of them, is a gap in the chart, and the page shows the reason.
     /// Counters that fall and series that come and go count as described at [`ScrapedMetrics`].

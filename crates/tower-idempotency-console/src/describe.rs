@@ -13,7 +13,7 @@ use tower_idempotency::{
 const MAX_RECORD: usize = 64 * 1024 * 1024;
 
 /// Returns the IDs that the entry of a key can have, like [`IdempotencyLayer::key_ids`]. The key may be the value of its
-/// header: then it also counts without its quotes (RFC 9651, section 3.3.3).
+/// header. A quoted value then counts both with its quotes and without them (RFC 9651, section 3.3.3).
 ///
 /// # Errors
 ///
@@ -35,7 +35,7 @@ pub fn ids_of_key(
         let escaped = (character == '\\').then(|| characters.next()).flatten();
         content.push(escaped.unwrap_or(character));
     }
-    // A service may keep the quotes.
+    // A service may use the key with its quotes.
     match (ids, layer.key_ids(&content, principal)) {
         (Ok(ids), Ok(of_content)) => Ok([ids, of_content].concat()),
         (Ok(ids), Err(_)) | (Err(_), Ok(ids)) => Ok(ids),
@@ -110,7 +110,7 @@ pub fn consequence(decision: &str) -> &'static str {
             "The next request with the key executes as the first one: an effect that did happen would happen twice."
         }
         "retry" => {
-            "The next equal request executes once more under TakeOver and Refuse, and its handler sees a takeover. Under Never it is still rejected."
+            "The next equal request executes once more, and its handler sees a takeover. Under the orphan policy Never it is still rejected."
         }
         "complete" => {
             "Each retry gets this response for the retention. Afterwards, the next request with the key executes as the first one."
@@ -191,7 +191,8 @@ pub(crate) fn decisions_in(state: State) -> Vec<&'static str> {
     applying.map(Resolution::name).collect()
 }
 
-/// Returns the text without control characters. A client chooses the operation, and terminals and browsers obey them.
+/// Returns the text without control characters: a client chooses the operation, and terminals and browsers obey such
+/// characters.
 #[must_use]
 pub fn printable(text: &str) -> String {
     let plain = |c| if is_plain(c) { c } else { '\u{fffd}' };
@@ -207,7 +208,8 @@ fn is_plain(c: char) -> bool {
     !c.is_control() && !changes_direction
 }
 
-/// Returns the value as JSON without control characters. It escapes those that JSON permits: terminals obey some of them.
+/// Returns the value as JSON without control characters. Those that JSON permits are escaped too, because terminals obey some
+/// of them.
 #[must_use]
 pub fn json_text(value: &Value) -> String {
     let text = value.to_string();

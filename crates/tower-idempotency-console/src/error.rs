@@ -37,11 +37,11 @@ impl PageError {
         }
     }
 
-    /// Adds that the decision may be applied.
+    /// Adds that the decision may have been applied.
     pub(crate) fn into_unknown(self) -> Self {
         let message = self.message.trim_end_matches('.');
         Self {
-            message: format!("{message}. The decision may be applied: see the entry."),
+            message: format!("{message}. The decision may have been applied: see the entry."),
             is_unknown: true,
             ..self
         }

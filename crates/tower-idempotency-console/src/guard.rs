@@ -72,7 +72,7 @@ impl Visit {
         }
         if !self.may_resolve {
             return Err(PageError::forbidden(
-                "You may read these pages, and not resolve entries. Nothing was changed.",
+                "You may read these pages, but not resolve entries. Nothing was changed.",
             ));
         }
         Ok(())

@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
 };
@@ -25,6 +25,8 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(crate) struct Snapshot {
     taken: Instant,
+    /// Number of changes that were made before the query.
+    changes: u64,
     pub(crate) at: SystemTime,
     pub(crate) states: Result<Vec<StateCount>, String>,
 }
@@ -73,7 +75,8 @@ const MAX_WATCHERS: usize = 100;
 pub(crate) struct Live {
     snapshot: watch::Sender<Option<Arc<Snapshot>>>,
     query: AsyncMutex<()>,
-    is_stale: AtomicBool,
+    /// Number of changes by this console. Counts from before the last one are not fresh.
+    changes: AtomicU64,
     samples: Mutex<VecDeque<Sample>>,
     closed: watch::Sender<bool>,
 }
@@ -83,7 +86,7 @@ impl Default for Live {
         Self {
             snapshot: watch::Sender::new(None),
             query: AsyncMutex::new(()),
-            is_stale: AtomicBool::new(false),
+            changes: AtomicU64::new(0),
             samples: Mutex::default(),
             closed: watch::Sender::new(false),
         }
@@ -128,10 +131,11 @@ impl Live {
         if let Some(snapshot) = self.fresh(shared) {
             return snapshot;
         }
-        self.is_stale.store(false, Ordering::Release);
+        let changes = self.changes.load(Ordering::Acquire);
         let states = count(shared).await.map_err(|error| error.message);
         // After the query, so that callers who waited for a slow one share it.
         let snapshot = Arc::new(Snapshot {
+            changes,
             taken: Instant::now(),
             at: SystemTime::now(),
             states,
@@ -142,14 +146,13 @@ impl Live {
 
     fn fresh(&self, shared: &Shared) -> Option<Arc<Snapshot>> {
         let snapshot = self.snapshot.borrow().clone();
-        snapshot.filter(|it| {
-            !self.is_stale.load(Ordering::Acquire) && it.taken.elapsed() < shared.refresh / 2
-        })
+        let changes = self.changes.load(Ordering::Acquire);
+        snapshot.filter(|it| it.changes == changes && it.taken.elapsed() < shared.refresh / 2)
     }
 
     /// Makes the next reader query the store, after a change.
     pub(crate) fn invalidate(&self) {
-        self.is_stale.store(true, Ordering::Release);
+        self.changes.fetch_add(1, Ordering::Release);
     }
 
     /// Returns a receiver of the counts and one of the end, or `None` if too many browsers watch.

@@ -37,6 +37,18 @@ impl Params {
         Ok(Self(pairs))
     }
 
+    /// Returns the fields with LF in place of each CRLF in one of them.
+    ///
+    /// Browsers send each line break of a text area as CRLF.
+    pub(crate) fn with_line_feeds(mut self, name: &str) -> Self {
+        for (field, value) in &mut self.0 {
+            if *field == name {
+                *value = value.replace("\r\n", "\n");
+            }
+        }
+        self
+    }
+
     /// Returns the first value that is not empty.
     pub(crate) fn get<'a>(&'a self, name: &'a str) -> Option<&'a str> {
         self.all(name).next()

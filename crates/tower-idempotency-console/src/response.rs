@@ -1,4 +1,4 @@
-//! The response that an operator gives to the decision `complete`: its status and its headers, as text.
+//! The response that an operator records with the decision `complete`: its status and its headers, as text.
 //!
 //! The console and the tool `idempotency` accept the same texts.
 

@@ -53,8 +53,8 @@ const MAX_REASON: usize = 200;
 /// - The first response of an endpoint has no increase, since its time is unknown.
 /// - If a counter of an endpoint fell, a restart has reset all of them, and each has increased by its value.
 /// - A series that a response lacks keeps its value until it returns, so the chart has no false peak. If it returns with a
-///   lower value, it alone began at zero. The console remembers at most 10,000 such series of an endpoint, with 16 MiB of
-///   labels. With more, it forgets the older ones, and they count as new.
+///   lower value, it alone began at zero. The console stores at most 10,000 such series of an endpoint, with 16 MiB of labels.
+///   With more, it drops the older ones, and they count as new.
 /// - A series that is new has increased by its value. If a process renames the labels of a series, its value counts again.
 ///   A counter without a series is zero, so its first series is drawn too.
 /// - After three failures in a row the endpoint has no data. Its next response counts as the first one.

@@ -38,7 +38,7 @@ struct BulkOutcome {
     choice: Choice,
     results: Vec<Ticked>,
     applied: usize,
-    /// Number of decisions that may be applied.
+    /// Number of decisions that may have been applied.
     unknown: usize,
     back: String,
 }
@@ -163,8 +163,8 @@ pub(crate) async fn resolve(
     Ok(html(status, &page))
 }
 
-/// Resolves the entries one after the other. Returns the result of each, the number of decisions that are applied, and the
-/// number of those that may be. Changes nothing more once the console shuts down.
+/// Resolves the entries one after the other. Returns the result of each, and the numbers of decisions that were applied and
+/// that may have been. Changes nothing more once the console shuts down.
 async fn resolve_all(
     shared: &Arc<Shared>,
     ticked: Vec<Seen>,
@@ -187,12 +187,12 @@ async fn resolve_all(
             reason: reason.to_owned(),
         };
         let result = match act::resolve(shared, request).await {
-            Ok(acted) if acted.is_applied => {
+            Ok(outcome) if outcome.is_applied => {
                 applied += 1;
                 "done".to_owned()
             }
-            Ok(acted) => {
-                let now = acted.after.map_or("absent", |entry| label(entry.state()));
+            Ok(outcome) => {
+                let now = outcome.after.map_or("absent", |entry| label(entry.state()));
                 format!("not changed: it is {now} now")
             }
             Err(error) if error.is_unknown => {

@@ -37,6 +37,7 @@ struct EntriesPage {
     /// The query of the next page. Empty after the last one.
     next: String,
     is_first: bool,
+    /// The query of the first page.
     first: String,
 }
 

@@ -46,7 +46,7 @@ pub(crate) fn parse_id(id: &str) -> Result<KeyId, PageError> {
 
 pub(crate) fn parse_seen(seen: &str) -> Result<Seen, PageError> {
     seen.parse().map_err(|_| {
-        PageError::bad_request("The form does not say which entry was seen. Nothing was changed.")
+        PageError::bad_request("Expected the value of seen from the page or the JSON of the entry. Nothing was changed.")
     })
 }
 

@@ -136,7 +136,7 @@ pub(crate) async fn confirm(
     let Some(choice) = applying else {
         let state = label(entry.state());
         return Err(PageError::bad_request(format!(
-            "This decision does not apply to an entry that is {state}."
+            "This decision does not apply to an entry in the state {state}."
         )));
     };
     let record = details.record.as_deref();
@@ -163,7 +163,7 @@ pub(crate) async fn resolve(
     body: Bytes,
 ) -> Result<Response, PageError> {
     visit.check_resolve()?;
-    let params = Params::parse(&body);
+    let params = Params::parse(&body).with_line_feeds("body");
     let seen = parse_seen(params.get("seen").unwrap_or_default())?;
     if seen.id() != &parse_id(&id)? {
         return Err(PageError::bad_request(
@@ -182,26 +182,26 @@ pub(crate) async fn resolve(
         decision,
         reason: act::reason(&params)?,
     };
-    let acted = act::resolve(&shared, request).await?;
+    let outcome = act::resolve(&shared, request).await?;
     let id = seen.id().to_hex();
     let page = Outcome {
         short: id[..8].to_owned(),
         id,
         choice,
-        is_applied: acted.is_applied,
-        before: match &acted.before {
+        is_applied: outcome.is_applied,
+        before: match &outcome.before {
             Some(entry) => Side::of(Some(entry)),
             None => Side::seen(&seen),
         },
-        after: Side::of(acted.after.as_ref()),
-        next_request: acted.after.as_ref().map_or(
+        after: Side::of(outcome.after.as_ref()),
+        next_request: outcome.after.as_ref().map_or(
             "The next request with the key executes as the first one.",
             next_request,
         ),
         back: params.back(),
         visit,
     };
-    let status = if acted.is_applied {
+    let status = if outcome.is_applied {
         StatusCode::OK
     } else {
         StatusCode::CONFLICT
@@ -209,7 +209,7 @@ pub(crate) async fn resolve(
     Ok(html(status, &page))
 }
 
-/// Returns an error unless the form confirms a decision that cannot be taken back.
+/// Returns an error if the decision needs a confirmation that the form lacks.
 pub(crate) fn check_confirmation(decision: &Decision, params: &Params) -> Result<(), PageError> {
     if act::needs_confirmation(decision.name()) && params.get("confirm") != Some("yes") {
         return Err(PageError::bad_request(

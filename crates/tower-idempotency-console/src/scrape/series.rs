@@ -48,18 +48,18 @@ impl SeriesHistory {
                 *increase += value - before.unwrap_or_default();
             }
         }
-        self.keep_absent(last);
+        self.add_absent(last);
         increases
     }
 
-    /// Keeps the series of an earlier response that the last one lacks.
-    fn keep_absent(&mut self, mut earlier: RequestCounters) {
+    /// Adds the series of an earlier response that the last one lacks.
+    fn add_absent(&mut self, mut earlier: RequestCounters) {
         for (earlier, last) in earlier.series.iter_mut().zip(&self.last.series) {
             earlier.retain(|labels, _| !last.contains_key(labels));
         }
         // The series of one response are within the limits. If both are too many, those that were absent before are dropped.
-        let (kept, added) = (Size::of(&self.absent), Size::of(&earlier));
-        if kept.series + added.series > MAX_SERIES || kept.bytes + added.bytes > MAX_BYTES {
+        let (present, added) = (Size::of(&self.absent), Size::of(&earlier));
+        if present.series + added.series > MAX_SERIES || present.bytes + added.bytes > MAX_BYTES {
             self.absent = RequestCounters::default();
         }
         for (absent, earlier) in self.absent.series.iter_mut().zip(earlier.series) {
@@ -133,8 +133,8 @@ mod tests {
             // The series of the response before the last one are still known, and those of the first one are not.
             let returned = response("c", 1, length);
             assert_eq!(history.record(returned), [0.0; 3]);
-            let forgotten = response("a", 1, length);
-            assert_eq!(history.record(forgotten), [100.0, 0.0, 0.0]);
+            let dropped = response("a", 1, length);
+            assert_eq!(history.record(dropped), [100.0, 0.0, 0.0]);
         }
     }
 

@@ -135,7 +135,7 @@ fn returned_series_has_no_peak() {
 }
 
 #[test]
-fn restart_forgets_absent_series() {
+fn restart_drops_absent_series() {
     let metrics = ScrapedMetrics::new();
     let endpoint = metrics.add_endpoint("a");
     for (granted, refused, expected) in [

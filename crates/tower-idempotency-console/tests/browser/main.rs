@@ -53,8 +53,8 @@ async fn play(scenario: &'static str, urls: &[String]) {
             .expect("node")
     });
     let played = played.await.expect("no panic");
-    let said = String::from_utf8_lossy(&played.stderr).into_owned();
-    assert!(played.status.success(), "{scenario}: {said}");
+    let errors = String::from_utf8_lossy(&played.stderr).into_owned();
+    assert!(played.status.success(), "{scenario}: {errors}");
 }
 
 impl Server {
@@ -242,7 +242,7 @@ async fn playground_leads_to_replay() {
     assert_eq!(playground.executions().await, 3);
 }
 
-/// Redis has no list of completed entries. The page does not query them, and says so.
+/// Redis has no list of completed entries. The page does not query them, and shows that.
 #[tokio::test(flavor = "multi_thread")]
 async fn playground_queries_listed_states_only() {
     let redis = RedisServer::start(&[]);

@@ -154,7 +154,7 @@ const scenarios = {
     await tabTo(page, ({ text }) => text === "Back to the list");
     await page.keyboard.press("Enter");
     await page.waitForURL(/state=needs-attention/);
-    await page.getByText("No entry is needs attention").waitFor();
+    await page.getByText("No entry has the state needs attention").waitFor();
     await close(page);
   },
 
@@ -306,9 +306,9 @@ const scenarios = {
     const page = await open({}, "status of 40");
     for (const host of ["127.0.0.1", "localhost"]) {
       await page.goto(`http://${host}:${server.address().port}/`);
-      const answered = page.waitForResponse((response) => response.url() === url);
+      const responded = page.waitForResponse((response) => response.url() === url);
       await page.getByRole("button", { name: "Go" }).click();
-      assert.equal((await answered).status(), 403);
+      assert.equal((await responded).status(), 403);
     }
     server.close();
     await close(page);
@@ -335,11 +335,11 @@ const scenarios = {
     const page = await open({ viewport: { width: 1280, height: 860 } }, "status of 4");
     await page.goto(urls[0]);
     const responses = page.locator("#responses tr");
-    const said = page.getByRole("status");
+    const statusLine = page.getByRole("status");
     const press = async (button, rows, text) => {
       await page.getByRole("button", { name: button }).click();
       await page.waitForFunction((count) => document.querySelectorAll("#responses tr").length === count, rows);
-      await said.getByText(text).waitFor();
+      await statusLine.getByText(text).waitFor();
     };
     const newest = () => responses.first().locator("td").allTextContents();
     const effects = () => page.locator("#effects").textContent();
@@ -396,11 +396,11 @@ const scenarios = {
     const page = await open();
     await page.goto(root);
     await page.getByText("This store lists no completed entries.").waitFor();
-    const said = page.getByRole("status");
+    const statusLine = page.getByRole("status");
     await page.getByRole("button", { name: "Send a request" }).click();
-    await said.getByText("Now send it again").waitFor();
+    await statusLine.getByText("Now send it again").waitFor();
     await page.getByRole("button", { name: "Send it again" }).click();
-    await said.getByText("replayed from the record").waitFor();
+    await statusLine.getByText("replayed from the record").waitFor();
     fetch(`${root}slow/60000`, { method: "POST", body: "tea", headers: { "idempotency-key": '"slow"' } }).catch(() => {});
     await page.locator("#entries").getByText("▶ in progress").waitFor();
     assert.equal(await page.locator("#entries tr").count(), 1, "the completed entry is not listed");

@@ -131,7 +131,7 @@ async fn filters_are_links() {
         .get("/entries?state=orphaned&operation=GET")
         .await
         .text;
-    assert!(none.contains("No entry is orphaned"), "{none}");
+    assert!(none.contains("No entry has the state orphaned"), "{none}");
     let old = server
         .get("/entries?state=in-progress&older=10m")
         .await

@@ -9,19 +9,21 @@ use std::{
 use axum::{Router, body::Body, response::Response};
 use http::Request;
 use http_body_util::BodyExt as _;
+use tests::scratch::Scratch;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
     net::TcpStream,
     time::{sleep, timeout},
 };
 use tower::ServiceExt as _;
-use tower_idempotency::inspect::Inspector;
+use tower_idempotency::inspect::{Inspect as _, Inspector};
 use tower_idempotency_console::{
     Console,
+    audit::AuditLog,
     scrape::{CounterReader, RequestCounters, ScrapedMetrics},
 };
 
-use crate::harness::{Counted, Keys, Server, access};
+use crate::harness::{Counted, Keys, Server, access, form, orphan};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -223,6 +225,42 @@ async fn overview(app: &Router) -> String {
     let res = app.clone().oneshot(req).await.expect("a response");
     let body = res.into_body().collect().await.expect("a body");
     String::from_utf8_lossy(&body.to_bytes()).into_owned()
+}
+
+/// A browser disconnects during the first query after a decision. The counts from before it would be shown for half an hour.
+#[tokio::test(start_paused = true)]
+async fn dropped_query_leaves_counts_stale() {
+    let (scratch, mut store) = (Scratch::new(), Counted::new());
+    store.summary_delay = Duration::from_secs(1);
+    let id = orphan(&store.store, "POST /orders").await.id;
+    let app = Console::new(Inspector::new(store.clone()), access)
+        .with_refresh(LONG * 60)
+        .with_chart_window(LONG * 60 * 24 * 60)
+        .with_audit_log(AuditLog::new(scratch.file("audit.jsonl")))
+        .into_router();
+    assert!(overview(&app).await.contains("<strong>1</strong>"));
+    let details = store.get(&id).await.expect("memory").expect("an entry");
+    let seen = details.entry.seen().to_string();
+    let fields = [
+        ("seen", &*seen),
+        ("how", "free"),
+        ("reason", "ticket 17"),
+        ("confirm", "yes"),
+    ];
+    let req = Request::post(format!("/entries/{}/resolve", id.to_hex()))
+        .header("content-type", "application/x-www-form-urlencoded")
+        .header("host", "console.test")
+        .header("sec-fetch-site", "same-origin")
+        .body(Body::from(form(&fields)));
+    let res = app.clone().oneshot(req.expect("a request")).await;
+    assert_eq!(res.expect("a response").status(), 200);
+    let queries = || store.summaries.load(Ordering::Relaxed);
+    assert_eq!(queries(), 1);
+    let dropped = timeout(Duration::from_millis(10), overview(&app)).await;
+    assert!(dropped.is_err());
+    assert_eq!(queries(), 2);
+    let page = overview(&app).await;
+    assert!(!page.contains("<strong>1</strong>"), "{page}");
 }
 
 #[tokio::test(start_paused = true)]

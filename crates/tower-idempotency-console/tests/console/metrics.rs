@@ -1,4 +1,4 @@
-//! `/metrics`: what a scrape lists, and what it must not contain.
+//! `/metrics`: the series of a scrape, and the texts that it must not contain.
 
 use std::{collections::BTreeSet, sync::atomic::Ordering, time::Duration};
 

@@ -97,7 +97,7 @@ fn retry(claim: &Claim) -> Claim {
 #[tokio::test]
 async fn entry_with_value_gets_no_response() {
     let server = Server::start().await;
-    for operation in ["run_once", "item POST /deposits"] {
+    for operation in ["run_once", "item: POST /deposits"] {
         let id = orphan(&server.store.store, operation).await.id;
         let entry = format!("/entries/{}", id.to_hex());
         let page = server.get(&entry).await.text;
@@ -356,7 +356,7 @@ async fn form_needs_reason_and_confirmation() {
         ),
         (
             vec![("seen", "x"), ("how", "retry"), ("reason", "x")],
-            "which entry was seen",
+            "Expected the value of seen",
         ),
         (
             vec![("seen", &other), ("how", "retry"), ("reason", "x")],
@@ -657,7 +657,7 @@ async fn entry_page_decides_on_state_it_showed() {
 }
 
 #[tokio::test]
-async fn each_failure_says_if_entry_is_changed() {
+async fn each_failure_shows_if_entry_is_changed() {
     for (kind, status, outcome, expected) in [
         (
             InspectErrorKind::WrongState,
@@ -681,7 +681,7 @@ async fn each_failure_says_if_entry_is_changed() {
             InspectErrorKind::Backend,
             502,
             "unknown",
-            "The decision may be applied: see the entry.",
+            "The decision may have been applied: see the entry.",
         ),
     ] {
         let server = Server::start().await;
@@ -697,7 +697,7 @@ async fn each_failure_says_if_entry_is_changed() {
         let is_unchanged = bulk.contains("Some entries are not changed.");
         assert_eq!(is_unchanged, outcome == "failed", "{bulk}");
         assert_eq!(
-            bulk.contains("1 decisions may be applied"),
+            bulk.contains("1 decisions may have been applied"),
             !is_unchanged,
             "{bulk}"
         );
@@ -737,6 +737,31 @@ async fn response_is_recorded_whole_or_rejected() {
     }
     assert_eq!(server.seen(&claim.id).await, seen);
     assert!(server.audit().is_empty());
+}
+
+/// Browsers send each line break of a text area as CRLF. A program sends the bytes of the body.
+#[tokio::test]
+async fn page_records_line_feeds() {
+    let server = Server::start().await;
+    for (is_page, recorded) in [(true, "a\nb\n"), (false, "a\r\nb\r\n")] {
+        let claim = orphan(&server.store.store, "POST /orders").await;
+        let (id, seen) = (claim.id.to_hex(), server.seen(&claim.id).await);
+        let done = if is_page {
+            let mut form = fields(&seen, "complete");
+            form.extend([("status", "201"), ("body", "a\r\nb\r\n")]);
+            server.post(&format!("/entries/{id}/resolve"), &form).await
+        } else {
+            let path = format!("/api/v1/entries/{id}/resolve");
+            let json = [("content-type", "application/json")];
+            let object = format!(
+                r#"{{"seen":"{seen}","how":"complete","status":201,"reason":"x","body":"a\r\nb\r\n"}}"#
+            );
+            server.send(Method::POST, &path, &json, &object).await
+        };
+        assert_eq!(done.status, 200, "{}", done.text);
+        let body = server.get(&format!("/entries/{id}/body")).await;
+        assert_eq!(body.text, recorded);
+    }
 }
 
 #[tokio::test]
@@ -816,7 +841,7 @@ async fn lines_of_change_have_common_id() {
     }
     assert_eq!((&ids[0], &ids[2]), (&ids[1], &ids[3]), "{ids:?}");
     assert_ne!(ids[0], ids[2]);
-    // Beyond the end of the log, a page cannot tell that it has all lines.
+    // A page reads only the end of the log, and cannot know if it has all lines.
     let page = format!("/entries/{}", keys.orphaned.id.to_hex());
     let note = "Only the end of the audit log";
     assert!(!server.get(&page).await.text.contains(note));

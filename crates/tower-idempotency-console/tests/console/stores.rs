@@ -29,7 +29,7 @@ macro_rules! store_test {
         #[tokio::test(flavor = "multi_thread")]
         async fn $name() {
             let (store, _server) = $start;
-            settle_each_kind(store).await;
+            resolve_each_kind(store).await;
         }
     };
 }
@@ -118,8 +118,8 @@ impl Visited {
     }
 }
 
-/// Lists and settles a key of each kind as an operator in a browser. A SQL store has the audit lines too.
-async fn settle_each_kind(store: AnyStore) {
+/// Lists and resolves a key of each kind as an operator in a browser. A SQL store has the audit lines too.
+async fn resolve_each_kind(store: AnyStore) {
     let keys = Keys::create(&store).await;
     // Longer than the clock skew of DynamoDB.
     sleep(Duration::from_millis(300)).await;

@@ -13,7 +13,7 @@ use h2::{Reason, SendStream, client};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
     sync::watch,
     task::JoinHandle,
 };
@@ -416,6 +416,25 @@ impl Stream {
             body: data.freeze(),
         })
     }
+}
+
+/// Returns a listener that accepts no further connection: the kernel drops the packets of clients. The streams fill its queue.
+///
+/// # Panics
+///
+/// Panics if there is no free port.
+pub async fn full_listener() -> (TcpListener, Vec<TcpStream>) {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+    socket.bind(any_port).expect("a port");
+    let listener = socket.listen(1).expect("a listener");
+    let address = listener.local_addr().expect("an address");
+    let mut queued = Vec::new();
+    // The queue holds one connection more than the backlog.
+    for _ in 0..2 {
+        queued.push(TcpStream::connect(address).await.expect("a connection"));
+    }
+    (listener, queued)
 }
 
 /// Returns the output of `future`, or `None` if it is still pending after a moment. Use it for events that must not

@@ -16,13 +16,14 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, Promet
 use sd_notify::NotifyState;
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
+    task::block_in_place,
     time::sleep,
 };
 use tower_idempotency::metrics::{RECORD_BYTES_BUCKETS, SECONDS_BUCKETS};
 use tower_idempotency_proxy::{Config, ConfigError, Proxy, ProxyHandle, Sockets};
 
 use self::admin_console::AdminConsole;
-use crate::output::print_note;
+use crate::{BLOCKING_LIMIT, output::print_note};
 
 /// Exit code of a configuration that is rejected.
 const WRONG_CONFIG: u8 = 2;
@@ -33,20 +34,20 @@ const UPKEEP_PERIOD: Duration = Duration::from_secs(5);
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Option<Command>,
-    /// The configuration file. SIGHUP reads it again.
+    /// The configuration file. SIGHUP reads it again
     #[arg(long, value_name = "FILE", required = true)]
     config: Option<PathBuf>,
-    /// The address for clients, in place of the one in the file and in IDEMPOTENCY_PROXY__LISTEN__ADDRESS.
+    /// The address for clients, in place of the one in the file and in IDEMPOTENCY_PROXY__LISTEN__ADDRESS
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
-    /// Checks the configuration, prints it with all defaults as JSON, and exits.
+    /// Check the configuration, print it with all defaults as JSON, and exit
     #[arg(long)]
     check: bool,
 }
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Print the policy of each route: what a client has to know to send keys and to retry
+    /// Print the policy of each route: the rules by which a client sends keys and retries
     Policy(PolicyArgs),
 }
 
@@ -142,7 +143,11 @@ pub(crate) fn main(args: Args, store: Option<String>, is_json: bool) -> ExitCode
         .enable_all()
         .build();
     let ran = match runtime {
-        Ok(runtime) => runtime.block_on(run(args, store, config, sockets)),
+        Ok(runtime) => {
+            let ran = runtime.block_on(run(args, store, config, sockets));
+            runtime.shutdown_timeout(BLOCKING_LIMIT);
+            ran
+        }
         Err(error) => Err(format!("cannot start the runtime: {error}")),
     };
     match ran {
@@ -178,7 +183,7 @@ fn start_log() {
         .with_env_filter(filter)
         .with_ansi(false)
         .with_writer(io::stderr)
-        // It would print them to standard error, and panic if the reader has ended.
+        // The subscriber would print its own errors to standard error, and panic if the reader has ended.
         .log_internal_errors(false)
         .init();
 }
@@ -278,6 +283,8 @@ async fn reload_on_signal(
 ) {
     while signal.recv().await.is_some() {
         // The handle logs and counts the result.
-        let _ = handle.reload(args.load(store.as_deref()));
+        let reload = || handle.reload(args.load(store.as_deref()));
+        // Reading a file may hang, and other tasks must not wait for it.
+        let _ = block_in_place(reload);
     }
 }

@@ -25,8 +25,8 @@ use tower_service::Service;
 use crate::{body::BodyError, proxy::Shared, sockets, telemetry::WarningLimit};
 
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// Largest number of open connections. A further client waits until one of them is closed. Health checks are among them, so silent
-/// clients must not use up the number easily.
+/// Largest number of open connections. A further client waits until one of them is closed. Health checks need connections too,
+/// so unresponsive clients must not use them all up.
 const MAX_CONNECTIONS: usize = 5_000;
 /// Time after which a connection accepts no further request.
 const MAX_AGE: Duration = Duration::from_secs(600);

@@ -163,7 +163,7 @@ impl Progress {
         self.last.store(elapsed, Ordering::Relaxed);
     }
 
-    /// Returns the time at which the body was read last, or else that of its creation.
+    /// Returns the time of the last read of the body. Before the first read, this is the time of its creation.
     pub(crate) fn last(&self) -> Instant {
         self.began + Duration::from_millis(self.last.load(Ordering::Relaxed))
     }

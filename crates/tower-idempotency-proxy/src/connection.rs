@@ -1,11 +1,15 @@
 //! A connection of a client: TLS, HTTP/1.1 or HTTP/2, and its limits.
 
 use std::{
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
+use http::HeaderValue;
 use hyper::service::service_fn;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -14,8 +18,8 @@ use hyper_util::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
-    sync::{OwnedSemaphorePermit, watch},
-    time::timeout,
+    sync::OwnedSemaphorePermit,
+    time::{Instant, sleep_until, timeout},
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -28,7 +32,6 @@ use crate::{
 
 /// Time for the TLS handshake. Also the minimum time for the first request of a connection.
 const FIRST_REQUEST: Duration = Duration::from_secs(30);
-const MAX_HEADERS: usize = 100;
 const MAX_HEAD_BYTES: u32 = 64 * 1024;
 const MAX_STREAMS: u32 = 256;
 /// Bytes of an upload that the proxy reads before the upstream does. An upload that the upstream does not read delays no other
@@ -41,17 +44,21 @@ const MAX_ERROR_RESETS: usize = 1024;
 /// An HTTP/2 connection is closed if its client does not reply to pings, after at most twice this time.
 const PING_PERIOD: Duration = Duration::from_secs(20);
 
-/// A connection of a client, without its stream.
+/// A connection of a client, without its stream. It counts as open until its tunnel is closed too.
 pub(crate) struct Connection {
-    pub(crate) address: IpAddr,
+    /// The address of the client.
+    pub(crate) address: HeaderValue,
     pub(crate) is_tls: bool,
-    pub(crate) open: Arc<OpenConnection>,
     pub(crate) lengths: Arc<LengthCheck>,
+    accepted: Instant,
     /// Number of requests without a complete response.
-    requests: watch::Sender<usize>,
+    open_requests: AtomicUsize,
+    /// Milliseconds from `accepted` to the end of the last request, rounded up. 0 if no request has ended.
+    last_end: AtomicU64,
+    _open: OpenConnection,
 }
 
-/// Counts a connection as open, until its tunnel is closed too.
+/// Counts a connection as open until it is dropped.
 pub(crate) struct OpenConnection {
     _gauge: telemetry::OpenConnectionGauge,
     _permit: OwnedSemaphorePermit,
@@ -71,31 +78,55 @@ pub(crate) struct OpenRequest(Arc<Connection>);
 
 impl Drop for OpenRequest {
     fn drop(&mut self) {
-        self.0.requests.send_modify(|open| *open -= 1);
+        self.0.end_request();
     }
 }
 
 impl Connection {
+    pub(crate) fn new(peer: SocketAddr, is_tls: bool, open: OpenConnection) -> Arc<Self> {
+        let address = HeaderValue::try_from(peer.ip().to_canonical().to_string());
+        Arc::new(Self {
+            address: address.expect("an address has digits, dots and colons"),
+            is_tls,
+            lengths: LengthCheck::new(),
+            accepted: Instant::now(),
+            open_requests: AtomicUsize::new(0),
+            last_end: AtomicU64::new(0),
+            _open: open,
+        })
+    }
+
     /// Counts a request as open.
     pub(crate) fn begin_request(self: &Arc<Self>) -> OpenRequest {
-        self.requests.send_modify(|open| *open += 1);
+        self.open_requests.fetch_add(1, Ordering::Relaxed);
         OpenRequest(Arc::clone(self))
     }
 
-    /// Resolves when the connection has had no open request for this time. Resolves with `false` if no request has arrived
-    /// at all. `open` is a receiver of `requests` from before the first request.
-    async fn unused(mut open: watch::Receiver<usize>, idle: Duration) -> bool {
-        let first = timeout(FIRST_REQUEST.max(idle), open.changed()).await;
-        if first.is_err() {
-            return false;
-        }
+    fn end_request(&self) {
+        let elapsed = u64::try_from(self.accepted.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last_end
+            .fetch_max(elapsed.saturating_add(1), Ordering::Relaxed);
+        self.open_requests.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Resolves when the connection has had no open request for the time `idle`. Resolves with `false` if no request has
+    /// arrived since `began`, after at least [`FIRST_REQUEST`].
+    ///
+    /// Looks at the requests when a timer fires, at the latest after `idle`. So a request wakes no task and sets no timer.
+    async fn unused(&self, began: Instant, idle: Duration) -> bool {
         loop {
-            let is_idle = *open.borrow_and_update() == 0;
-            if !is_idle {
-                let _ = open.changed().await;
-            } else if timeout(idle, open.changed()).await.is_err() {
-                return true;
+            let now = Instant::now();
+            let is_open = self.open_requests.load(Ordering::Acquire) > 0;
+            let last_end = self.last_end.load(Ordering::Relaxed);
+            let deadline = match last_end {
+                _ if is_open => now + idle,
+                0 => began + FIRST_REQUEST.max(idle),
+                _ => self.accepted + Duration::from_millis(last_end) + idle,
+            };
+            if deadline <= now {
+                return last_end > 0;
             }
+            sleep_until(deadline.min(now + idle)).await;
         }
     }
 }
@@ -110,17 +141,9 @@ pub(crate) async fn serve(
 ) {
     // A failure affects only the latency.
     let _ = stream.set_nodelay(true);
-    let live = shared.live.load_full();
-    let connection = Arc::new(Connection {
-        address: peer.ip().to_canonical(),
-        is_tls: live.tls.is_some(),
-        open: Arc::new(open),
-        lengths: LengthCheck::new(),
-        requests: watch::Sender::new(0),
-    });
-    let tls = live.tls.clone();
-    // A reload replaces the configuration while the connection is open.
-    drop(live);
+    // The rest of the configuration is not held: a reload may replace it while the connection is open.
+    let tls = shared.live.load().tls.clone();
+    let connection = Connection::new(peer, tls.is_some(), open);
     let Some(config) = tls else {
         return serve_stream(shared, stream, connection, closing).await;
     };
@@ -155,10 +178,9 @@ async fn serve_stream(
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()
-        .timer(TokioTimer::new())
-        // The first head has this time. `unused` closes a connection that is idle for less.
-        .header_read_timeout(FIRST_REQUEST.max(idle))
-        .max_headers(MAX_HEADERS)
+        // `unused` limits the time of a head. hyper would set a timer for each one.
+        .header_read_timeout(None::<Duration>)
+        // A head has at most 100 lines by default. hyper parses it faster if the number is not set.
         .max_buf_size(MAX_HEAD_BYTES as usize);
     builder
         .http2()
@@ -171,7 +193,6 @@ async fn serve_stream(
         .max_local_error_reset_streams(MAX_ERROR_RESETS)
         .keep_alive_interval(PING_PERIOD)
         .keep_alive_timeout(PING_PERIOD);
-    let open = connection.requests.subscribe();
     let stream = CheckedStream::new(stream, Arc::clone(&connection.lengths));
     let service = {
         let connection = Arc::clone(&connection);
@@ -179,29 +200,111 @@ async fn serve_stream(
     };
     let mut served =
         std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
-    let close = async {
-        tokio::select! {
-            () = closing.cancelled() => true,
-            has_request = Connection::unused(open, idle) => has_request,
-        }
-    };
-    tokio::select! {
+    let began = Instant::now();
+    let has_request = tokio::select! {
         // A request that has arrived is served before the connection closes.
         biased;
         served = served.as_mut() => return report(served),
-        has_request = close => {
-            if !has_request {
-                tracing::debug!("connection closed: no request arrived");
-                return;
-            }
+        () = closing.cancelled() => true,
+        has_request = connection.unused(began, idle) => has_request,
+    };
+    if has_request {
+        served.as_mut().graceful_shutdown();
+        tokio::select! {
+            biased;
+            served = served.as_mut() => return report(served),
+            // A drain waits for the rest of the first head.
+            false = connection.unused(began, idle) => {}
         }
     }
-    served.as_mut().graceful_shutdown();
-    report(served.await);
+    tracing::debug!("connection closed: no request arrived");
 }
 
 fn report(served: Result<(), Box<dyn std::error::Error + Send + Sync>>) {
     if let Err(error) = served {
         tracing::debug!(%error, "connection failed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{io::AsyncWriteExt, sync::Semaphore, time::sleep};
+
+    use super::*;
+    use crate::{Config, Proxy};
+
+    const IDLE: Duration = Duration::from_secs(4);
+    /// Timers and times of requests are rounded up to a millisecond.
+    const ROUNDING: Duration = Duration::from_millis(5);
+
+    fn connection() -> Arc<Connection> {
+        let permit = Arc::new(Semaphore::new(1)).try_acquire_owned();
+        let open = OpenConnection::new(permit.unwrap());
+        Connection::new(([127, 0, 0, 1], 1).into(), false, open)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connection_without_request_has_time_for_first() {
+        for (idle, expected) in [
+            (IDLE, FIRST_REQUEST),
+            (FIRST_REQUEST * 2, FIRST_REQUEST * 2),
+        ] {
+            let began = Instant::now();
+            assert!(!connection().unused(began, idle).await);
+            let elapsed = began.elapsed();
+            assert!(
+                elapsed >= expected && elapsed < expected + ROUNDING,
+                "{elapsed:?}"
+            );
+        }
+    }
+
+    /// The times between the requests are shorter than `IDLE`, and each request takes longer.
+    #[tokio::test(start_paused = true)]
+    async fn connection_is_unused_after_last_request() {
+        let (connection, began) = (connection(), Instant::now());
+        let requests = async {
+            for _ in 0..3 {
+                sleep(IDLE * 3 / 4).await;
+                let request = connection.begin_request();
+                let other = connection.begin_request();
+                sleep(IDLE / 2).await;
+                drop(other);
+                sleep(IDLE * 3 / 2).await;
+                drop(request);
+            }
+            Instant::now()
+        };
+        let unused = async { (connection.unused(began, IDLE).await, Instant::now()) };
+        let (last, (has_request, ended)) = tokio::join!(requests, unused);
+        let elapsed = ended - last;
+        assert!(has_request);
+        assert!(elapsed >= IDLE && elapsed < IDLE + ROUNDING, "{elapsed:?}");
+    }
+
+    /// hyper has no timeout of its own.
+    #[tokio::test(start_paused = true)]
+    async fn drain_ends_with_time_for_first_head() {
+        let config = r#"
+            [listen]
+            address = "127.0.0.1:0"
+            [store]
+            url = "memory"
+            [upstream.app]
+            url = "http://127.0.0.1:3000"
+            [[route]]
+            path = "/**"
+            upstream = "app"
+        "#;
+        let proxy = Proxy::bind(Config::from_toml(config).unwrap()).await;
+        let shared = Arc::clone(&proxy.unwrap().shared);
+        let (mut client, stream) = tokio::io::duplex(1);
+        let closing = CancellationToken::new();
+        let serving = tokio::spawn(serve_stream(shared, stream, connection(), closing.clone()));
+        // The proxy has read all bytes but one.
+        client.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
+        closing.cancel();
+        let ended = timeout(Duration::from_secs(60 * 60), serving).await;
+        ended.unwrap().unwrap();
     }
 }

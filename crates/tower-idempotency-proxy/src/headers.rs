@@ -1,7 +1,5 @@
 //! Fields that a proxy removes, adds or rewrites (RFC 9110, section 7.6).
 
-use std::net::IpAddr;
-
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, Version, header, request, uri::Authority,
 };
@@ -43,8 +41,8 @@ const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto
 
 /// The connection of a client.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ClientConnection {
-    pub(crate) address: IpAddr,
+pub(crate) struct ClientConnection<'a> {
+    pub(crate) address: &'a HeaderValue,
     pub(crate) is_tls: bool,
     pub(crate) forwarded: Forwarded,
 }
@@ -72,16 +70,19 @@ pub(crate) fn remove_other_upgrade<B>(req: &mut Request<B>) {
 
 /// Removes the fields that belong to one connection.
 ///
-/// `Trailer` stays, and of `TE` the value `trailers`: both ends of the proxy forward trailers. So do the headers `kept`,
-/// even if `Connection` names them.
+/// `Trailer` and the value `trailers` of `TE` stay, because the proxy forwards trailers. The headers `kept` stay too, even if
+/// `Connection` names them.
 pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap, kept: &[Option<&HeaderName>]) {
+    if !has_any(headers, &HOP_BY_HOP) {
+        return;
+    }
     let named: Vec<HeaderName> = list(headers, &header::CONNECTION)
         .filter_map(|token| token.parse().ok())
         .collect();
     let accepts_trailers =
         list(headers, &header::TE).any(|token| token.eq_ignore_ascii_case("trailers"));
     for name in named {
-        // A client does not remove fields that identify it or the message.
+        // A client must not remove fields that identify it or the message.
         if !is_protected(&name) && !kept.contains(&Some(&name)) {
             headers.remove(name);
         }
@@ -92,6 +93,13 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap, kept: &[Option<&HeaderN
     if accepts_trailers {
         headers.insert(header::TE, HeaderValue::from_static("trailers"));
     }
+}
+
+/// Returns `true` if the message has one of these fields.
+///
+/// Compares the names. To look all of them up takes longer, because the map hashes each one.
+fn has_any(headers: &HeaderMap, names: &[HeaderName]) -> bool {
+    headers.keys().any(|name| names.contains(name))
 }
 
 /// Returns `true` for fields that a `Connection` header must not remove, because they are not meant for one connection.
@@ -125,7 +133,7 @@ fn without_user(authority: &Authority) -> &str {
 /// Rewrites the fields of a request for the upstream.
 pub(crate) fn for_upstream(
     head: &mut request::Parts,
-    client: &ClientConnection,
+    client: &ClientConnection<'_>,
     host: HostHeader,
     upstream: &HeaderValue,
     kept: &[Option<&HeaderName>],
@@ -155,7 +163,13 @@ pub(crate) fn for_upstream(
 /// CGI and servers like it read both names as the same one. A client could then add a value that the proxy does not
 /// see.
 fn remove_other_spellings(headers: &mut HeaderMap, kept: &[Option<&HeaderName>]) {
-    let known = || FORWARDED.iter().chain(kept.iter().copied().flatten());
+    let kept = || kept.iter().copied().flatten();
+    // One of two spellings has a `_`, and no name in `FORWARDED` has one.
+    let has_underscore = |name: &HeaderName| name.as_str().contains('_');
+    if !headers.keys().any(has_underscore) && !kept().any(has_underscore) {
+        return;
+    }
+    let known = || FORWARDED.iter().chain(kept());
     let others: Vec<HeaderName> = headers
         .keys()
         .filter(|name| known().any(|known| is_other_spelling(name, known)))
@@ -176,20 +190,23 @@ fn is_other_spelling(name: &HeaderName, other: &HeaderName) -> bool {
     name != other && dashed(name).eq(dashed(other))
 }
 
-fn set_forwarded(headers: &mut HeaderMap, client: &ClientConnection, host: Option<&HeaderValue>) {
+fn set_forwarded(
+    headers: &mut HeaderMap,
+    client: &ClientConnection<'_>,
+    host: Option<&HeaderValue>,
+) {
     match client.forwarded {
         Forwarded::Pass => return,
-        Forwarded::Replace => {
+        Forwarded::Replace if has_any(headers, &FORWARDED) => {
             for name in &FORWARDED {
                 headers.remove(name);
             }
         }
+        Forwarded::Replace => {}
         // `Forwarded` of the client would contradict the other fields.
         Forwarded::Append => drop(headers.remove(header::FORWARDED)),
     }
-    if let Ok(address) = HeaderValue::from_str(&client.address.to_string()) {
-        headers.append(X_FORWARDED_FOR, address);
-    }
+    headers.append(X_FORWARDED_FOR, client.address.clone());
     let protocol = if client.is_tls { "https" } else { "http" };
     let protocol = HeaderValue::from_static(protocol);
     headers.entry(X_FORWARDED_PROTO).or_insert(protocol);
@@ -246,7 +263,7 @@ mod tests {
         }
         let (mut head, ()) = req.body(()).unwrap().into_parts();
         let client = ClientConnection {
-            address: [192, 0, 2, 7].into(),
+            address: &HeaderValue::from_static("192.0.2.7"),
             is_tls: true,
             forwarded,
         };
@@ -355,6 +372,14 @@ mod tests {
             names.sort_unstable();
             assert_eq!(names, ["api_key", "x_user-id"], "{forwarded:?}");
         }
+    }
+
+    /// The `_` is in the configuration alone.
+    #[test]
+    fn other_spelling_of_configured_name_is_removed() {
+        let user = HeaderName::from_static("x_user_id");
+        let headers = rewritten_with(Forwarded::Pass, &[("x-user-id", "8")], &[Some(&user)]);
+        assert!(!headers.contains_key("x-user-id"), "{headers:?}");
     }
 
     #[test]

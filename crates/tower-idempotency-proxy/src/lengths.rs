@@ -4,7 +4,8 @@
 //! the service gets shows neither.
 
 use std::{
-    io, mem,
+    io::{self, BufRead},
+    mem,
     pin::Pin,
     sync::{
         Arc,
@@ -106,8 +107,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for CheckedStream<S> {
 
 /// Reads the heads of requests, and skips their bodies. Lines and bodies end where they end for hyper.
 ///
-/// After other bytes hyper closes the connection. After an upgrade the result does not count, because there is no further
-/// request.
+/// hyper closes the connection after bytes that are no request. After an upgrade the result does not count, because there is no
+/// further request.
 struct Reader {
     check: Arc<LengthCheck>,
     part: Part,
@@ -184,8 +185,10 @@ impl Reader {
 
     /// Reads to the end of the line, or all bytes. Returns the rest.
     fn read_line<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
-        let end = bytes.iter().position(|byte| *byte == b'\n');
-        let (piece, rest) = bytes.split_at(end.map_or(bytes.len(), |end| end + 1));
+        // An iterator would compare one byte after another.
+        let mut rest = bytes;
+        let count = rest.skip_until(b'\n').expect("a slice has no errors");
+        let piece = &bytes[..count];
         let limit = MAX_LINE.saturating_sub(self.line.len());
         self.line
             .extend_from_slice(&piece[..piece.len().min(limit)]);
@@ -195,7 +198,7 @@ impl Reader {
         };
         self.last = piece.last().copied().unwrap_or_default();
         // Trailers and sizes of chunks end with CR LF, and heads also with LF alone.
-        if end.is_some() && (self.part == Part::Head || before == b'\r') {
+        if self.last == b'\n' && (self.part == Part::Head || before == b'\r') {
             self.end_line();
         }
         rest
@@ -230,15 +233,11 @@ impl Reader {
         if is_empty {
             return self.end_head();
         }
-        let Some(colon) = line.iter().position(|byte| *byte == b':') else {
-            return;
-        };
-        let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
         let head = &mut self.head;
-        if name.eq_ignore_ascii_case(b"transfer-encoding") {
+        if field_value(line, b"transfer-encoding").is_some() {
             head.is_ambiguous |= head.length.is_some();
             head.has_transfer_coding = true;
-        } else if name.eq_ignore_ascii_case(b"content-length") {
+        } else if let Some(value) = field_value(line, b"content-length") {
             let is_complete = line.ends_with(b"\n");
             let length = parse_number(value, 10).filter(|_| is_complete);
             head.is_ambiguous |=
@@ -271,6 +270,13 @@ impl Reader {
 fn skip(left: u64, bytes: &[u8]) -> (u64, &[u8]) {
     let count = usize::try_from(left).map_or(bytes.len(), |left| left.min(bytes.len()));
     (left - count as u64, &bytes[count..])
+}
+
+/// Returns the value of a line with this name, or `None` if the line has another name.
+fn field_value<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    let (start, rest) = line.split_at_checked(name.len())?;
+    let value = rest.strip_prefix(b":")?;
+    start.eq_ignore_ascii_case(name).then(|| value.trim_ascii())
 }
 
 /// Returns the size in the first line of a chunk, before its extensions.
@@ -366,7 +372,7 @@ mod tests {
         assert_eq!(ambiguous(chunked + &head(BOTH)), Some(1));
     }
 
-    /// The next head is where the size says, and the size of this chunk is not read to its end.
+    /// The next head begins after the number of bytes in the size, but the size of this chunk is not read to its end.
     #[test]
     fn size_of_many_digits_is_ambiguous() {
         let digits = "0".repeat(MAX_LINE);

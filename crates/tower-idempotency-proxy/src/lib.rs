@@ -50,6 +50,7 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod addresses;
 mod admin;
 mod body;
 mod config;
@@ -67,6 +68,7 @@ mod tls;
 mod upstream;
 
 pub use self::{
+    addresses::connect_first,
     config::{Config, ConfigError, ConsoleConfig},
     proxy::{BindError, Proxy, ProxyHandle},
     sockets::Sockets,

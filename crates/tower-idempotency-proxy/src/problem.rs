@@ -63,14 +63,14 @@ impl Problem {
             }
             Self::NoRoute => "no route of the proxy matches this request",
             Self::BadPath => {
-                "the path has two slashes at its start, dot segments, an empty name before a semicolon, an encoded slash, a backslash or an incomplete escape"
+                "expected a path without two slashes at its start, a dot segment, an empty name before a semicolon, an encoded slash, a backslash or an incomplete escape"
             }
             Self::BadHost => "the request has no valid host, or more than one",
             Self::BadMethod => {
                 "the method has a small letter, and some services read it as another method"
             }
             Self::BadLength => {
-                "the request has several lengths, an empty one, or a length and chunks"
+                "the request has several lengths, an empty length, or both a length and chunks"
             }
             Self::Connect => "this proxy opens no tunnels",
         }

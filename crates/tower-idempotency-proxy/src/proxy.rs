@@ -40,7 +40,7 @@ use crate::{
 /// A reverse proxy that is bound to its addresses.
 #[must_use = "a proxy accepts no connection before `serve` is called"]
 pub struct Proxy {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     listener: TcpListener,
     admin: Option<TcpListener>,
     store: AnyStore,

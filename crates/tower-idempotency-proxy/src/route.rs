@@ -1,6 +1,6 @@
 //! Patterns of paths and hosts, and the segments of a request path.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use http::{Method, uri::PathAndQuery};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
@@ -29,13 +29,15 @@ impl PathPattern {
         };
         if text.contains(['?', '#', '%', ';']) {
             return Err(format!(
-                "`{text}` is no path: it has no query, no escapes and no parameters"
+                "`{text}` is no path, expected one without a query, an escape or a parameter"
             ));
         }
         let (mut segments, mut is_prefix) = (Vec::new(), false);
         for segment in rest.split('/').filter(|segment| !segment.is_empty()) {
             if is_prefix {
-                return Err(format!("`**` is only the end of a path, in `{text}`"));
+                return Err(format!(
+                    "expected `**` only at the end of a path, found `{text}`"
+                ));
             }
             if segment == "**" {
                 is_prefix = true;
@@ -62,7 +64,7 @@ impl PathPattern {
         })
     }
 
-    fn is_match(&self, path: &[String], ignores_case: bool) -> bool {
+    fn is_match(&self, path: &[Cow<'_, str>], ignores_case: bool) -> bool {
         let length_fits = if self.is_prefix {
             path.len() >= self.segments.len()
         } else {
@@ -74,7 +76,7 @@ impl PathPattern {
                 .iter()
                 .zip(path)
                 .all(|(segment, part)| match segment {
-                    Segment::Literal(literal) if ignores_case => literal.eq_ignore_ascii_case(part),
+                    Segment::Literal(literal) if ignores_case => eq_ignore_case(literal, part),
                     Segment::Literal(literal) => literal == part,
                     Segment::Any => true,
                 })
@@ -95,7 +97,7 @@ impl PathPattern {
                 .all(|pair| match pair {
                     (Segment::Any, _) => true,
                     (Segment::Literal(a), Segment::Literal(b)) if ignores_case => {
-                        a.eq_ignore_ascii_case(b)
+                        eq_ignore_case(a, b)
                     }
                     (Segment::Literal(a), Segment::Literal(b)) => a == b,
                     (Segment::Literal(_), Segment::Any) => false,
@@ -116,10 +118,25 @@ impl PathPattern {
                 .iter()
                 .zip(&long.segments)
                 .all(|pair| match pair {
-                    (Segment::Literal(a), Segment::Literal(b)) => a.eq_ignore_ascii_case(b),
+                    (Segment::Literal(a), Segment::Literal(b)) => eq_ignore_case(a, b),
                     (Segment::Any, _) | (_, Segment::Any) => true,
                 })
     }
+}
+
+/// Returns `true` if a service that ignores letter case may read both segments as the same one.
+fn eq_ignore_case(a: &str, b: &str) -> bool {
+    a.eq_ignore_ascii_case(b) || folded(a).eq(folded(b))
+}
+
+/// Returns the letters of a segment without their case.
+///
+/// Services use different rules of Unicode. Letters that are equal by one of these rules are equal here. So `s` equals U+017F,
+/// and `k` equals U+212A. `i` equals U+0130, whose small letter has a dot of its own, U+0307.
+fn folded(segment: &str) -> impl Iterator<Item = char> {
+    let lower = segment.chars().flat_map(char::to_lowercase);
+    let upper = lower.flat_map(char::to_uppercase);
+    upper.filter(|letter| *letter != '\u{307}')
 }
 
 impl fmt::Display for PathPattern {
@@ -178,7 +195,7 @@ pub(crate) struct RouteMatch {
 }
 
 impl RouteMatch {
-    pub(crate) fn is_match(&self, method: &Method, host: &str, path: &[String]) -> bool {
+    pub(crate) fn is_match(&self, method: &Method, host: &str, path: &[Cow<'_, str>]) -> bool {
         (self.methods.is_empty() || self.methods.contains(method))
             && self
                 .host
@@ -253,10 +270,10 @@ impl fmt::Display for RouteMatch {
 ///
 /// - begins with `//`, which parsers of URLs read as the start of a host;
 /// - or has `.` or `..`, a segment of parameters alone, an encoded slash, a backslash, a zero byte or an incomplete escape.
-pub(crate) fn segments(path: &PathAndQuery) -> Option<Vec<String>> {
+pub(crate) fn segments(path: &PathAndQuery) -> Option<Vec<Cow<'_, str>>> {
     let path = path.path();
     if path == "*" {
-        return Some(vec!["*".to_owned()]);
+        return Some(vec![path.into()]);
     }
     if path.starts_with("//") {
         return None;
@@ -267,8 +284,10 @@ pub(crate) fn segments(path: &PathAndQuery) -> Option<Vec<String>> {
         if segment.contains(['\\', '\0', '/']) {
             return None;
         }
-        segment.truncate(segment.find(';').unwrap_or(segment.len()));
-        match segment.as_str() {
+        if let Some(end) = segment.find(';') {
+            segment = Cow::Owned(segment[..end].to_owned());
+        }
+        match &*segment {
             "" if !raw.is_empty() => return None,
             "" => {}
             "." | ".." => return None,
@@ -278,9 +297,9 @@ pub(crate) fn segments(path: &PathAndQuery) -> Option<Vec<String>> {
     Some(segments)
 }
 
-fn decode(raw: &str) -> Option<String> {
+fn decode(raw: &str) -> Option<Cow<'_, str>> {
     if !raw.contains('%') {
-        return Some(raw.to_owned());
+        return Some(Cow::Borrowed(raw));
     }
     let (mut bytes, mut rest) = (Vec::with_capacity(raw.len()), raw.as_bytes());
     while let Some((&first, tail)) = rest.split_first() {
@@ -296,7 +315,7 @@ fn decode(raw: &str) -> Option<String> {
         rest = tail;
     }
     // A segment that is not UTF-8 matches a `{name}`, and no literal.
-    Some(String::from_utf8_lossy(&bytes).into_owned())
+    Some(Cow::Owned(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
 #[cfg(test)]
@@ -332,11 +351,37 @@ mod tests {
             assert!(!is_match("/v1/charges", path), "{path}");
         }
         let pattern = PathPattern::parse("/v1/Charges").unwrap();
-        let path = segments(&"/V1/charges".parse().unwrap()).unwrap();
+        let path = "/V1/charges".parse().unwrap();
+        let path = segments(&path).unwrap();
         assert!(pattern.is_match(&path, true) && !pattern.is_match(&path, false));
         assert!(is_match("/orders/{id}/refund", "/orders/7/refund"));
         assert!(!is_match("/orders/{id}/refund", "/orders/refund"));
         assert!(is_match("/**", "/") && is_match("/**", "/a/b") && is_match("/a/**", "/a"));
+    }
+
+    /// An upstream that ignores letter case may read both paths as the same one.
+    #[test]
+    fn pattern_ignores_case_of_all_letters() {
+        for (pattern, path) in [
+            ("/v1/checkouts", "/V1/chec%E2%84%AAout%C5%BF"),
+            ("/items", "/%C4%B0tems"),
+            ("/items", "/%C4%B1tems"),
+            ("/\u{c4}rzte", "/%C3%A4rzte"),
+            ("/stra\u{df}e", "/STRASSE"),
+            ("/\u{3bf}\u{3b4}\u{3cc}\u{3c2}", "/%CE%9F%CE%94%CE%8C%CE%A3"),
+        ] {
+            let path = path.parse().unwrap();
+            let path = segments(&path).unwrap();
+            let is_match = |ignores_case| {
+                let rule = rule(pattern, &[], None, ignores_case);
+                rule.is_match(&Method::POST, "", &path)
+            };
+            assert!(is_match(true) && !is_match(false), "{pattern} {path:?}");
+        }
+        let lower = rule("/\u{e4}", &[], None, true);
+        let upper = rule("/\u{c4}", &[], None, true);
+        assert!(lower.covers(&upper) && lower.overlaps(&upper));
+        assert!(!lower.covers(&rule("/a", &[], None, true)));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The routes of a configuration as services, and the choice of the route of a request.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Version, header};
 use rustls::ServerConfig;
@@ -15,7 +15,7 @@ use tower_layer::Layer;
 use crate::{
     config::{
         ConcurrentRequests, ConfigError, Identity, KeySyntaxName, MissingKeyName, Mode,
-        OrphansName, PresetName, PrincipalName, RequestIdentity, RouteConfig, Settings,
+        OrphansName, PresetName, PrincipalName, RequestIdentity, RouteConfig, SAFE, Settings,
         UnknownOutcome, Upstream,
     },
     route::RouteMatch,
@@ -97,6 +97,7 @@ impl Live {
                 name: upstream.as_str().into(),
                 is_protected: route.mode() != Mode::Off,
                 pool: Arc::clone(&pools[upstream].1),
+                forwarded: config.listen.forwarded,
                 host: settings.host,
                 unknown: route.unknown,
                 unknown_statuses: statuses(route),
@@ -213,8 +214,7 @@ fn without_status(range: StatusRange, status: u16) -> impl Iterator<Item = Statu
 impl Route {
     /// Returns the protection of an unsafe request, and `None` for other requests.
     pub(crate) fn coverage<B>(&self, req: &Request<B>) -> Option<Coverage> {
-        let safe = [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE];
-        if safe.contains(req.method()) {
+        if SAFE.contains(&req.method().as_str()) {
             return None;
         }
         let headers = req.headers();
@@ -229,7 +229,7 @@ impl Route {
         })
     }
 
-    pub(crate) fn is_match(&self, method: &Method, host: &str, path: &[String]) -> bool {
+    pub(crate) fn is_match(&self, method: &Method, host: &str, path: &[Cow<'_, str>]) -> bool {
         self.rule.is_match(method, host, path)
     }
 }

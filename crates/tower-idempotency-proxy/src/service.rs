@@ -15,7 +15,7 @@ use tower_service::Service;
 use crate::{
     body::{ReceivedBody, ResponseBody},
     connection::Connection,
-    headers::{ClientConnection, remove_other_upgrade},
+    headers::remove_other_upgrade,
     problem::Problem,
     proxy::Shared,
     route::segments,
@@ -44,12 +44,7 @@ pub(crate) async fn respond(
             if let Some(coverage) = route.coverage(&req) {
                 route.counters.unsafe_request(coverage);
             }
-            req.extensions_mut().insert(ClientConnection {
-                address: connection.address,
-                is_tls: connection.is_tls,
-                forwarded: live.config.listen.forwarded,
-            });
-            req.extensions_mut().insert(Arc::clone(&connection.open));
+            req.extensions_mut().insert(connection);
             let res = call(&route.service, req).await;
             route.counters.responded(res.status());
             res
@@ -88,34 +83,35 @@ fn find_route<'a>(routes: &'a [Route], req: &Request<ReceivedBody>) -> Result<&'
         return Err(Problem::BadLength);
     }
     let hosts = req.headers().get_all(header::HOST).iter().count();
-    let (method, host) = (req.method(), host(req)?);
+    let (method, authority) = (req.method(), authority(req)?);
     if hosts > 1 || (hosts == 0 && req.version() == Version::HTTP_11) {
         return Err(Problem::BadHost);
     }
+    // A trailing dot (RFC 1034, section 3.1) names the same host. A request without a host has an empty name.
+    let host = authority.as_ref().map_or("", Authority::host);
+    let host = host.strip_suffix('.').unwrap_or(host);
     let root = PathAndQuery::from_static("/");
     let path = req.uri().path_and_query().unwrap_or(&root);
     let path = segments(path).ok_or(Problem::BadPath)?;
     let route = routes
         .iter()
-        .find(|route| route.is_match(method, &host, &path));
+        .find(|route| route.is_match(method, host, &path));
     route.ok_or(Problem::NoRoute)
 }
 
-/// Returns the name of the requested host; empty if there is none.
-fn host(req: &Request<ReceivedBody>) -> Result<String, Problem> {
-    let host = match (req.uri().authority(), req.headers().get(header::HOST)) {
-        (Some(authority), _) => authority.host().to_owned(),
+/// Returns the requested host with its port, if there is one.
+fn authority(req: &Request<ReceivedBody>) -> Result<Option<Authority>, Problem> {
+    match (req.uri().authority(), req.headers().get(header::HOST)) {
+        (Some(authority), _) => Ok(Some(authority.clone())),
         (None, Some(host)) => {
             let authority = Authority::try_from(host.as_bytes()).map_err(|_| Problem::BadHost)?;
             if authority.as_str().contains('@') {
                 return Err(Problem::BadHost);
             }
-            authority.host().to_owned()
+            Ok(Some(authority))
         }
-        (None, None) => String::new(),
-    };
-    // A trailing dot (RFC 1034, section 3.1) names the same host.
-    Ok(host.strip_suffix('.').unwrap_or(&host).to_owned())
+        (None, None) => Ok(None),
+    }
 }
 
 async fn call(service: &RouteService, req: Request<ReceivedBody>) -> Response<ResponseBody> {

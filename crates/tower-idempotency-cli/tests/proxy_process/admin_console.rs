@@ -195,7 +195,7 @@ fn live_view_ends_with_proxy() {
     assert!(proxy.wait().success());
 }
 
-/// The browser disconnects while the store holds its change, and the process is asked to end.
+/// The browser disconnects while the store holds its change, and the process gets SIGTERM.
 #[test]
 fn change_ends_before_proxy() {
     let server = PostgresServer::start(&[]);

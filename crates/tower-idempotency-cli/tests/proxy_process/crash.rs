@@ -11,7 +11,7 @@ use tests::{
     servers::{postgres, redis},
 };
 
-use crate::harness::{Process, Upstream, config, post, post_settled};
+use crate::harness::{Process, Upstream, config, post, post_until_resolved};
 
 const ROUTE: &str = "lease = \"1s\"";
 
@@ -39,7 +39,7 @@ fn kill_during_execution(store: &str) {
     assert_eq!(client.join().unwrap().status(), 0);
     let proxy = Process::start(&file);
     for _ in 0..3 {
-        let reply = post_settled(proxy.address, "/pay", &key);
+        let reply = post_until_resolved(proxy.address, "/pay", &key);
         assert!(
             reply.status() == 409 && reply.is_problem("outcome-unknown"),
             "{reply:?}"
@@ -48,7 +48,7 @@ fn kill_during_execution(store: &str) {
     assert_eq!(upstream.effects(), 1);
     // Other keys are not affected.
     assert_eq!(
-        post_settled(proxy.address, "/pay", &format!("{key}-other")).status(),
+        post_until_resolved(proxy.address, "/pay", &format!("{key}-other")).status(),
         201
     );
 }
@@ -110,7 +110,7 @@ fn proxy_killed_at_any_time_executes_once() {
             response_time *= 2;
         }
         let proxy = Process::start(&file);
-        let retry = post_settled(proxy.address, &path, &key);
+        let retry = post_until_resolved(proxy.address, &path, &key);
         let context = format!("{round}: {first:?} {retry:?}");
         // A client that got the response gets it again.
         assert!(first.status() != 201 || retry.is_replay(), "{context}");

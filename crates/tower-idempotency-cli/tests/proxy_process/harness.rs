@@ -290,8 +290,8 @@ pub(crate) fn post(address: SocketAddr, path: &str, key: &str, body: &str) -> Re
     )
 }
 
-/// Sends a POST until it is no duplicate of an execution in progress, and the store is not late.
-pub(crate) fn post_settled(address: SocketAddr, path: &str, key: &str) -> Reply {
+/// Sends a POST until the response is neither `in-progress` nor `store-unavailable`.
+pub(crate) fn post_until_resolved(address: SocketAddr, path: &str, key: &str) -> Reply {
     let began = Instant::now();
     loop {
         let reply = post(address, path, key, "1");

@@ -108,7 +108,7 @@ fn check(upstream: &Program) {
 }
 
 /// The executions of `idempotency conform` without the rows of another path and another method.
-const EXECUTIONS: usize = 8;
+const EXECUTIONS: usize = 9;
 
 /// Runs all rows for which the example has a route.
 fn check_conformance(proxy: &Process) {
@@ -245,7 +245,7 @@ fn shipped_configurations_observe() {
                 "{name}: {reply:?}"
             );
         }
-        // Enforced by a reload, as the guide says.
+        // A reload enforces the route, as in the guide.
         fs::write(
             &file,
             text.replace("mode = \"observe\"", "mode = \"enforce\""),

@@ -188,6 +188,30 @@ fn hangup_reloads_configuration() {
     }
 }
 
+/// The file stands for all calls of the system that hang and cannot be cancelled, such as the lookup of a name.
+#[test]
+fn hanging_file_delays_neither_requests_nor_exit() {
+    let scratch = Scratch::new();
+    let file = scratch.file("proxy.toml");
+    let upstream = Upstream::start(|_| true);
+    fs::write(&file, config("memory", upstream.address, "")).unwrap();
+    let mut command = command(&file);
+    command.env("TOKIO_WORKER_THREADS", "1");
+    let mut proxy = Process::spawn(command, &file);
+    fs::remove_file(&file).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(&file).status();
+    assert!(made.unwrap().success());
+    // The pipe opens when the proxy opens it too. The proxy then waits for its end.
+    let opening = thread::spawn(move || fs::File::options().write(true).open(&file));
+    proxy.signal("-HUP");
+    proxy.wait_until(|_| opening.is_finished());
+    let writer = opening.join().unwrap().unwrap();
+    assert_eq!(post(proxy.address, "/pay", "k", "1").status(), 201);
+    proxy.signal("-TERM");
+    assert!(proxy.wait().success());
+    drop(writer);
+}
+
 // S-871
 #[test]
 fn scrape_after_start_lists_every_metric() {
@@ -261,6 +285,8 @@ fn coverage_of_unsafe_requests_is_counted() {
         ),
         ("POST /open/pay HTTP/1.1\r\nhost: a\r\n", 1),
         ("GET /pay HTTP/1.1\r\nhost: a\r\n", 1),
+        ("QUERY /pay HTTP/1.1\r\nhost: a\r\n", 1),
+        ("QUERY /open/pay HTTP/1.1\r\nhost: a\r\n", 1),
     ] {
         for _ in 0..times {
             request(head);

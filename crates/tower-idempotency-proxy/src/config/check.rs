@@ -65,8 +65,9 @@ impl Settings {
         Ok(())
     }
 
-    /// Checks that two services on two hosts do not share keys. The host is no part of a fingerprint, so the client of one
-    /// service could get the response of the other one.
+    /// Returns an error if two services on two hosts share keys. A fingerprint does not contain the host, so the client of one
+    /// service could get the response of the other one. Routes with different principals are not exempt, because two sources can
+    /// find the same principal.
     fn check_hosts(
         &self,
         check: &Check<'_>,
@@ -78,7 +79,6 @@ impl Settings {
         let other = self.route[..index].iter().find(|other| {
             shares_keys(other)
                 && url(other) != url(route)
-                && other.principal == route.principal
                 && other.rule().is_separated_by_host(&route.rule())
                 && other.protects_method_of(route)
         });
@@ -136,14 +136,17 @@ impl Upstream {
         if authority.contains('@') {
             return check.fail(
                 &self.url.span(),
-                "the URL of an upstream has no user and no password",
+                "expected a URL without a user and a password",
             );
         }
         if !is_http || has_path || parsed.host().is_none_or(str::is_empty) {
             return check.fail(&self.url.span(), form);
         }
         if self.ca_file.is_some() && parsed.scheme_str() != Some("https") {
-            return check.fail(&self.url.span(), "ca_file needs an URL of https");
+            return check.fail(
+                &self.url.span(),
+                "ca_file has no effect with http, expected https://HOST:PORT as the URL",
+            );
         }
         if let Some(file) = &self.ca_file {
             check.file("ca_file", file)?;
@@ -174,12 +177,13 @@ impl RouteConfig {
         {
             return check.fail(
                 &lease.span(),
-                "lease is at least 1s, or paused processes lose it",
+                "expected a lease of at least 1s, because a process that is suspended longer loses its leases",
             );
         }
         let statuses = self.unknown_statuses.get_ref();
         if let Some(status) = statuses.iter().find(|status| !(500..600).contains(*status)) {
-            let message = format!("unknown_statuses are 5xx, found {status}");
+            let message =
+                format!("expected statuses of 500 to 599 in unknown_statuses, found {status}");
             return check.fail(&self.unknown_statuses.span(), message);
         }
         if self.mode() != Mode::Off {
@@ -196,7 +200,10 @@ impl RouteConfig {
         if let Some(PrincipalName::Cookie(name)) = &self.principal
             && name.is_empty()
         {
-            return check.fail(&self.path.span(), "the cookie of the principal has no name");
+            return check.fail(
+                &self.path.span(),
+                "expected a name of the cookie of the principal, found an empty one",
+            );
         }
         Ok(())
     }
@@ -235,7 +242,7 @@ impl RouteConfig {
 }
 
 /// Methods without effects.
-const SAFE: [&str; 5] = ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY"];
+pub(crate) const SAFE: [&str; 5] = ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY"];
 
 /// The sources of the settings, from which errors get their lines and variables.
 pub(super) struct Check<'a> {
@@ -264,14 +271,16 @@ impl Check<'_> {
         duration: &Spanned<super::HumanDuration>,
     ) -> Result<(), ConfigError> {
         if duration.get_ref().is_zero() {
-            return self.fail(&duration.span(), format!("{name} is longer than zero"));
+            return self.fail(
+                &duration.span(),
+                format!("expected {name} to be longer than zero"),
+            );
         }
         Ok(())
     }
 
-    /// Reads a file without the line break at its end.
-    /// Fails if a variable names a file that does not exist. It may contain the key itself in place of its file, which a later
-    /// error would quote.
+    /// Returns an error if a variable names a file that does not exist. The variable may contain the key itself in place of its
+    /// file, and a later error would quote it.
     fn file(&self, setting: &str, file: &Spanned<String>) -> Result<(), ConfigError> {
         match fs::metadata(file.get_ref()) {
             Err(error) if self.sources.variable(&file.span()).is_some() => {
@@ -282,6 +291,7 @@ impl Check<'_> {
         }
     }
 
+    /// Reads a file without the line break at its end.
     pub(super) fn read(
         &self,
         setting: &str,

@@ -8,7 +8,7 @@ mod reload;
 mod values;
 mod variables;
 
-use std::{collections::BTreeMap, ffi::OsString, fs, net::SocketAddr, path::Path};
+use std::{borrow::Cow, collections::BTreeMap, ffi::OsString, fs, net::SocketAddr, path::Path};
 
 use http::Method;
 use serde::{Deserialize, Serialize};
@@ -16,8 +16,8 @@ use toml::{Spanned, de::DeTable};
 use tower_idempotency::Policy;
 
 use self::variables::{Sources, Variable};
-pub use self::{console::ConsoleConfig, error::ConfigError};
 pub(crate) use self::{
+    check::SAFE,
     policy::{
         ConcurrentRequests, ConsoleMode, Encoding, ForwardKey, Forwarded, HostHeader,
         KeySyntaxName, MissingKeyName, Mode, OrphansName, PresetName, PrincipalName,
@@ -26,6 +26,7 @@ pub(crate) use self::{
     reload::EnforcedRoutes,
     values::{Duration as HumanDuration, Secret, Size},
 };
+pub use self::{console::ConsoleConfig, error::ConfigError};
 use crate::{
     route::{HostPattern, PathPattern},
     routes,
@@ -347,7 +348,7 @@ impl Config {
             let segments = base.split('/').chain(path.split('/'));
             let segments: Vec<_> = segments
                 .filter(|segment| !segment.is_empty())
-                .map(str::to_owned)
+                .map(Cow::Borrowed)
                 .collect();
             rules
                 .iter()

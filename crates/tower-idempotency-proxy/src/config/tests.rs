@@ -129,7 +129,7 @@ fn wrong_files_name_line_and_nearest_name() {
         ),
         (
             broken("http://127.0.0.1:3000", "http://u:hush@127.0.0.1:3000"),
-            "line 6: the URL of an upstream has no user and no password",
+            "line 6: expected a URL without a user and a password",
         ),
         (
             with_upstream("timeout = 30"),
@@ -141,11 +141,11 @@ fn wrong_files_name_line_and_nearest_name() {
         ),
         (
             with_upstream("timeout = \"0s\""),
-            "line 7: timeout is longer than zero",
+            "line 7: expected timeout to be longer than zero",
         ),
         (
             broken("8080\"", "8080\"\nidle_timeout = \"0s\""),
-            "line 3: idle_timeout is longer than zero",
+            "line 3: expected idle_timeout to be longer than zero",
         ),
         (
             inline("drain.timeout = \"5000 years\"", ""),
@@ -185,7 +185,7 @@ fn wrong_files_name_line_and_nearest_name() {
         ),
         (
             broken("path = \"/v1/charges\"", "path = \"/v1/**/x\""),
-            "line 8: `**` is only the end of a path, in `/v1/**/x`",
+            "line 8: expected `**` only at the end of a path, found `/v1/**/x`",
         ),
         (
             broken("path = \"/v1/charges\"", "path = \"/v1/{}/x\""),
@@ -225,7 +225,7 @@ fn wrong_files_name_line_and_nearest_name() {
         ),
         (
             with_route("unknown_statuses = [404]"),
-            "line 10: unknown_statuses are 5xx, found 404",
+            "line 10: expected statuses of 500 to 599 in unknown_statuses, found 404",
         ),
         (
             with_route("orphans = \"takeover\""),
@@ -245,7 +245,7 @@ fn wrong_files_name_line_and_nearest_name() {
         ),
         (
             with_route("lease = \"10ms\""),
-            "line 10: lease is at least 1s, or paused processes lose it",
+            "line 10: expected a lease of at least 1s, because a process that is suspended longer loses its leases",
         ),
         (
             with_route("request_limit = \"2MB\""),
@@ -311,8 +311,17 @@ fn services_on_two_hosts_share_no_keys() {
     assert_eq!(error.unwrap_err().to_string(), expected);
     // All other hosts.
     assert!(two_hosts("", "path = \"/**\"\nupstream = \"b\"").is_err());
-    let observed = "host = \"b.example\"\npath = \"/**\"\nupstream = \"b\"\nmode = \"observe\"";
-    assert!(two_hosts("", observed).is_err());
+    let b = "host = \"b.example\"\npath = \"/**\"\nupstream = \"b\"";
+    for lines in [
+        "mode = \"observe\"",
+        // Requests can have the principal of the first route, or none for both routes.
+        "principal = \"credentials\"",
+        "principal = \"authorization\"",
+        "principal = { header = \"authorization\" }",
+        "principal = { cookie = \"session\" }",
+    ] {
+        assert!(two_hosts("", &format!("{b}\n{lines}")).is_err(), "{lines}");
+    }
 }
 
 #[test]

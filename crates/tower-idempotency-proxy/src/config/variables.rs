@@ -9,8 +9,8 @@ use toml::{
 
 use super::{ConfigError, error::suggestion};
 
-/// The start of the names of all variables. Kubernetes sets variables with one underscore, such as those of a service
-/// `idempotency-proxy`.
+/// The start of the names of all variables. It has two underscores, because Kubernetes sets variables with one, such as
+/// `IDEMPOTENCY_PROXY_PORT` for a service `idempotency-proxy`.
 const PREFIX: &str = "IDEMPOTENCY_PROXY__";
 
 /// A variable of the proxy. The value may be a secret.
@@ -65,7 +65,7 @@ impl Variable {
         let name = name.to_ascii_lowercase();
         let (table, setting) = name.split_once("__").unwrap_or((name.as_str(), ""));
         match (table, setting.rsplit_once("__")) {
-            ("route", _) => Err("a route has no variables, set it in the file".to_owned()),
+            ("route", _) => Err("variables cannot set a route, set it in the file".to_owned()),
             ("upstream", Some((upstream, setting))) => {
                 let upstream = upstream_name(file, upstream)?;
                 Ok(vec![table.to_owned(), upstream, setting.to_owned()])

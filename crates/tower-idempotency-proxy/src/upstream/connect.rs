@@ -1,16 +1,17 @@
 //! Connections to an upstream.
 
-use std::{io, sync::Arc};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use http::{HeaderValue, Uri};
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
+    net::{TcpStream, lookup_host},
 };
 use tokio_rustls::TlsConnector;
 
 use crate::{
+    addresses::connect_first,
     config::{ConfigError, Upstream},
     tls,
 };
@@ -71,7 +72,14 @@ impl Target {
     }
 
     pub(crate) async fn connect(&self) -> io::Result<Box<dyn Io>> {
-        let tcp = TcpStream::connect((self.host.as_str(), self.port)).await?;
+        let found = lookup_host((self.host.as_str(), self.port)).await?;
+        let addresses: Vec<_> = found.collect();
+        self.connect_to(&addresses).await
+    }
+
+    /// Connects to the first of the addresses that accepts it.
+    async fn connect_to(&self, addresses: &[SocketAddr]) -> io::Result<Box<dyn Io>> {
+        let tcp = connect_first(addresses, TcpStream::connect::<SocketAddr>).await?;
         tcp.set_nodelay(true)?;
         let Some((connector, name)) = &self.tls else {
             return Ok(Box::new(tcp));
@@ -86,4 +94,39 @@ impl Target {
 
 fn connector(config: ClientConfig) -> TlsConnector {
     TlsConnector::from(Arc::new(config))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ::tests::wire::full_listener;
+    use tokio::{net::TcpListener, time::timeout};
+
+    use super::*;
+    use crate::config::Config;
+
+    /// Without another attempt, the kernel tries the first address for two minutes.
+    #[tokio::test]
+    async fn next_address_is_tried_if_first_is_dead() {
+        let config = Config::from_toml(
+            r#"
+            [listen]
+            address = "127.0.0.1:0"
+            [store]
+            url = "memory"
+            [upstream.app]
+            url = "http://localhost:3000"
+            [[route]]
+            path = "/**"
+            upstream = "app"
+            "#,
+        );
+        let target = Target::new(&config.unwrap().0.upstream["app"]).unwrap();
+        let (dead, _queued) = full_listener().await;
+        let live = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addresses = [&dead, &live].map(|it| it.local_addr().unwrap());
+        let connected = timeout(Duration::from_secs(30), target.connect_to(&addresses)).await;
+        assert!(connected.is_ok_and(|it| it.is_ok()));
+    }
 }

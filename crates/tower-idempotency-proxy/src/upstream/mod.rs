@@ -26,8 +26,8 @@ pub(crate) use self::{
 };
 use crate::{
     body::{ReceivedBody, RequestBody, UpstreamBody},
-    config::{Encoding, ForwardKey, HostHeader, UnknownOutcome},
-    connection::OpenConnection,
+    config::{Encoding, ForwardKey, Forwarded, HostHeader, UnknownOutcome},
+    connection::Connection,
     headers::{self, ClientConnection},
     problem::Problem,
 };
@@ -42,6 +42,7 @@ pub(crate) struct Forwarding {
     /// `true` if the layer enforces or observes the route. It reads the outcome from the extensions of a response.
     pub(crate) is_protected: bool,
     pub(crate) pool: Arc<Pool>,
+    pub(crate) forwarded: Forwarded,
     pub(crate) host: HostHeader,
     pub(crate) unknown: UnknownOutcome,
     pub(crate) unknown_statuses: Vec<StatusCode>,
@@ -59,10 +60,10 @@ pub(crate) struct Forwarding {
 pub(crate) struct Upgrade {
     client: OnUpgrade,
     /// The connection counts as open while its tunnel is.
-    connection: Option<Arc<OpenConnection>>,
+    connection: Option<Arc<Connection>>,
 }
 
-/// The key that the upstream got in place of that of the client.
+/// The derived key, which the upstream gets, and the header of the client that it replaces.
 struct ReplacedKey {
     client: Option<HeaderValue>,
     derived: HeaderValue,
@@ -137,14 +138,18 @@ impl Forwarding {
         head: &mut request::Parts,
         lease: Option<&Lease>,
     ) -> (Option<Upgrade>, Option<ReplacedKey>) {
-        let client = head.extensions.remove::<ClientConnection>();
-        let connection = head.extensions.remove::<Arc<OpenConnection>>();
+        let connection = head.extensions.remove::<Arc<Connection>>();
         let on_upgrade = head.extensions.remove::<OnUpgrade>();
         let protocol = headers::upgrade_protocol(&head.headers)
             .filter(|_| !self.pool.target.http2 && lease.is_none());
         let authority = &self.pool.target.authority;
         let principal = self.principal.as_ref();
-        if let Some(client) = client {
+        if let Some(connection) = &connection {
+            let client = ClientConnection {
+                address: &connection.address,
+                is_tls: connection.is_tls,
+                forwarded: self.forwarded,
+            };
             let kept = [principal, Some(&self.key_header)];
             headers::for_upstream(head, &client, self.host, authority, &kept);
         }
@@ -209,7 +214,6 @@ impl Forwarding {
     /// Returns the target of the request: the path for HTTP/1.1, and scheme, host and path for HTTP/2.
     fn uri(&self, head: &mut request::Parts) -> Uri {
         let root = PathAndQuery::from_static("/");
-        let is_asterisk = head.method == Method::OPTIONS && head.uri.path() == "*";
         // An empty path reads as `/`, and would be written as nothing.
         let path = head
             .uri
@@ -223,7 +227,7 @@ impl Forwarding {
             Some(path) => path.clone(),
             None => root,
         };
-        if !self.pool.target.http2 || is_asterisk {
+        if !self.pool.target.http2 {
             return Uri::from(path);
         }
         let host = head.headers.remove(header::HOST);
@@ -255,7 +259,7 @@ impl Forwarding {
             self.tunnels.open(upgrade, upstream);
             return Some(res.map(UpstreamBody::from));
         }
-        // The chunks decide, and the client would read the length (RFC 9112, section 6.3).
+        // The chunks determine the end of the body, but the client would use the length (RFC 9112, section 6.3).
         if res.headers().contains_key(header::TRANSFER_ENCODING) {
             res.headers_mut().remove(header::CONTENT_LENGTH);
         }
@@ -267,8 +271,8 @@ impl Forwarding {
         Some(res.map(UpstreamBody::from))
     }
 
-    /// Decides if a response of the upstream is an outcome. Without a lease, the layer observes the request or it has no
-    /// key: an extension of the response does not change its bytes.
+    /// Decides if a response of the upstream is an outcome. Without a lease, the layer only observes the request, or it has no
+    /// key. The extensions of the response then do not change its bytes.
     fn judge(
         &self,
         mut res: Response<UpstreamBody>,
@@ -280,7 +284,7 @@ impl Forwarding {
             }
             return self.unknown(res, STATUS, has_lease);
         }
-        // The upstream requests a retry. With 409 its own layer says that the first request is still being executed.
+        // The upstream requests a retry. A 409 then comes from its own layer, which still executes the first request.
         let is_temporary = [StatusCode::CONFLICT, StatusCode::SERVICE_UNAVAILABLE]
             .contains(&res.status())
             && res.headers().contains_key(header::RETRY_AFTER);
@@ -387,6 +391,7 @@ mod tests {
             name: "app".into(),
             is_protected: true,
             pool: Arc::new(Pool::new(&config.upstream["app"]).unwrap()),
+            forwarded: Forwarded::default(),
             host: HostHeader::default(),
             unknown,
             unknown_statuses: vec![StatusCode::BAD_GATEWAY],

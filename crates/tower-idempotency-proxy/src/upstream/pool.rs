@@ -116,6 +116,10 @@ const STREAM_WINDOW: u32 = 256 * 1024;
 /// The largest window of HTTP/2 (RFC 9113, section 6.9.1).
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 
+/// Largest head of a response with HTTP/2, in bytes: as large as that of a request. The default of hyper is 16 KiB. The outcome
+/// of a request is unknown if the head of its response is larger.
+const MAX_HEAD_BYTES: u32 = 64 * 1024;
+
 /// A connection without a request.
 struct Idle {
     sender: http1::SendRequest<RequestBody>,
@@ -158,9 +162,10 @@ impl Pool {
         mut req: Request<RequestBody>,
     ) -> Result<Response<Incoming>, SendError> {
         *req.version_mut() = Version::HTTP_11;
-        while let Some(mut sender) = self.take_idle() {
+        let mut now = Instant::now();
+        while let Some(mut sender) = self.take_idle(now) {
             match self
-                .attempt(req.body().progress(), sender.try_send_request(req))
+                .attempt(now, req.body().progress(), sender.try_send_request(req))
                 .await
             {
                 Ok(res) => return Ok(self.received(sender, res)),
@@ -168,10 +173,12 @@ impl Pool {
                 Err(AttemptError::Unsent(unsent, _)) => req = *unsent,
                 Err(AttemptError::Failed(error)) => return Err(error),
             }
+            now = Instant::now();
         }
         let mut sender = self.connect_http1().await.map_err(SendError::Unsent)?;
+        let (began, progress) = (Instant::now(), req.body().progress());
         match self
-            .attempt(req.body().progress(), sender.try_send_request(req))
+            .attempt(began, progress, sender.try_send_request(req))
             .await
         {
             Ok(res) => Ok(self.received(sender, res)),
@@ -188,7 +195,8 @@ impl Pool {
             let shared = self.shared_sender().await.map_err(SendError::Unsent)?;
             let (mut sender, stream, is_fresh) = shared;
             req.body_mut().set_stream(Arc::clone(&stream));
-            let sent = self.attempt(req.body().progress(), sender.try_send_request(req));
+            let (began, progress) = (Instant::now(), req.body().progress());
+            let sent = self.attempt(began, progress, sender.try_send_request(req));
             let error = match sent.await {
                 Ok(res) => {
                     let received = |body| ReceivedBody::new(body, Version::HTTP_2);
@@ -201,7 +209,7 @@ impl Pool {
                     self.discard(&stream).await;
                     req = *unsent;
                 }
-                // The upstream may have vanished without closing the connection.
+                // The upstream may have stopped without closing the connection.
                 AttemptError::Failed(SendError::Timeout) => {
                     self.discard(&stream).await;
                     return Err(SendError::Timeout);
@@ -217,14 +225,15 @@ impl Pool {
         shared.retain(|connection| !Arc::ptr_eq(&connection.streams, &stream.0));
     }
 
-    /// Waits for the head of a response. The timeout restarts when the upstream reads from the request body.
+    /// Waits for the head of a response. The timeout begins at `began`, and restarts when the upstream reads from the request
+    /// body.
     async fn attempt(
         &self,
+        began: Instant,
         progress: Arc<Progress>,
         sent: impl Future<Output = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>>,
     ) -> Result<Response<Incoming>, AttemptError> {
         let mut sent = std::pin::pin!(sent);
-        let began = Instant::now();
         let deadline = || progress.last().max(began) + self.timeout;
         loop {
             let current = deadline();
@@ -271,10 +280,10 @@ impl Pool {
     }
 
     /// Takes the connection that was used last, unless it is closed or has been idle for too long.
-    fn take_idle(&self) -> Option<http1::SendRequest<RequestBody>> {
+    fn take_idle(&self, now: Instant) -> Option<http1::SendRequest<RequestBody>> {
         let mut idle = self.idle();
         while let Some(last) = idle.pop_back() {
-            if last.since.elapsed() >= self.keep_alive {
+            if now.duration_since(last.since) >= self.keep_alive {
                 // The other connections have been idle for longer.
                 idle.clear();
                 return None;
@@ -288,13 +297,13 @@ impl Pool {
 
     fn put_idle(&self, sender: http1::SendRequest<RequestBody>) {
         let mut idle = self.idle();
+        let since = Instant::now();
         while let Some(first) = idle.front()
-            && (first.since.elapsed() >= self.keep_alive || idle.len() >= self.max_idle)
+            && (since.duration_since(first.since) >= self.keep_alive || idle.len() >= self.max_idle)
         {
             idle.pop_front();
         }
         if self.max_idle > 0 {
-            let since = Instant::now();
             idle.push_back(Idle { sender, since });
         }
     }
@@ -331,6 +340,7 @@ impl Pool {
             let mut builder = http2::Builder::new(TokioExecutor::new());
             builder
                 .timer(TokioTimer::new())
+                .max_header_list_size(MAX_HEAD_BYTES)
                 .initial_stream_window_size(STREAM_WINDOW)
                 .initial_connection_window_size(CONNECTION_WINDOW);
             let (sender, connection) = builder.handshake(io).await?;
@@ -353,7 +363,7 @@ impl Pool {
             });
             Ok::<_, Cause>((sender, stream, true))
         };
-        // Also the wait for requests that connect before this one.
+        // The timeout includes the wait for requests that connect before this one.
         timeout(self.connect_timeout, connecting).await?
     }
 }

@@ -39,7 +39,7 @@ async fn empty_path_is_written_as_root() {
 }
 
 #[tokio::test]
-async fn empty_path_is_root_with_http2() {
+async fn http2_upstream_gets_path_of_target() {
     let app = Router::new().fallback(async |req: Request| {
         let path = req.uri().path_and_query().unwrap();
         path.as_str().to_owned()
@@ -47,12 +47,13 @@ async fn empty_path_is_root_with_http2() {
     let upstream = Server::start(app).await;
     let proxy = Served::start(&config(upstream.addr(), "http2 = true", "")).await;
     for (target, path) in [
-        ("http://a", "/"),
-        ("http://a?q", "/?q"),
-        ("http://a/b?q", "/b?q"),
+        ("POST http://a", "/"),
+        ("POST http://a?q", "/?q"),
+        ("POST http://a/b?q", "/b?q"),
+        ("OPTIONS *", "*"),
     ] {
         let request = format!(
-            "POST {target} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+            "{target} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
         );
         let reply = exchange(proxy.address, request).await;
         assert_eq!(reply.status(), 200, "{reply:?}");

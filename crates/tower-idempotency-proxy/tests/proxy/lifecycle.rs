@@ -245,7 +245,7 @@ async fn rejected_reload_changes_nothing() {
 #[cfg(feature = "sqlite")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
 async fn drain_finishes_open_requests_and_executions() {
-    // The upstream responds when the test says so.
+    // The upstream responds when the test releases it.
     let released = Arc::new(AtomicBool::new(false));
     let barrier = Arc::clone(&released);
     let upstream = Upstream::start(move |_| {

@@ -4,6 +4,7 @@
 
 mod accept;
 mod admin;
+mod bodiless;
 mod breaks;
 mod close_delimited;
 mod expect;

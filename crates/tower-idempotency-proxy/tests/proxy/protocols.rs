@@ -7,7 +7,12 @@ use std::{
 };
 
 use axum::{
-    Router, body::Body, extract::Request, http::HeaderMap, response::IntoResponse, routing::any,
+    Router,
+    body::Body,
+    extract::Request,
+    http::{HeaderMap, StatusCode},
+    response::IntoResponse,
+    routing::any,
 };
 use bytes::Bytes;
 use http_body_util::{BodyExt, StreamBody};
@@ -22,7 +27,7 @@ use tokio::{
     sync::{mpsc, oneshot},
 };
 
-use crate::harness::{Script, Served, Upstream, config, exchange, post_with};
+use crate::harness::{Script, Served, Upstream, config, exchange, post, post_with};
 
 /// An upstream that echoes bodies as they arrive, and adds a trailer.
 async fn echo() -> Server {
@@ -305,6 +310,28 @@ async fn body_of_get_reaches_upstream() {
             .contains("transfer-encoding"),
         "{requests:?}"
     );
+}
+
+/// Its request was executed, so the response must reach the client.
+#[tokio::test]
+async fn large_head_of_response_is_recorded() {
+    let app = Router::new().fallback(async || {
+        let headers = [("x-large", "x".repeat(20_000))];
+        (StatusCode::CREATED, headers)
+    });
+    let upstream = Server::start(app).await;
+    for upstream_lines in ["", "http2 = true"] {
+        let proxy = Served::start(&config(upstream.addr(), upstream_lines, "")).await;
+        for is_replay in [false, true] {
+            let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
+            assert_eq!(
+                (reply.status(), reply.is_replay()),
+                (201, is_replay),
+                "{upstream_lines}: {reply:?}"
+            );
+            assert!(reply.0.contains(&"x".repeat(20_000)), "{reply:?}");
+        }
+    }
 }
 
 /// An open request outlasts the timeout of idle connections.

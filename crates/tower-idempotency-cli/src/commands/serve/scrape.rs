@@ -3,8 +3,6 @@
 //! An endpoint may be faulty or hostile: a response has a limit of time and of size, and a redirect is not followed. The URL
 //! may contain credentials, so only its host and its port are shown.
 
-mod connect;
-
 use std::{io, net::SocketAddr, pin::pin, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
@@ -24,8 +22,8 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 use tower_idempotency_console::scrape::{CounterReader, Endpoint, RequestCounters, ScrapedMetrics};
+use tower_idempotency_proxy::connect_first;
 
-use self::connect::connect_first;
 use crate::{
     failure::Failure,
     stream::{self, Io, Tls},

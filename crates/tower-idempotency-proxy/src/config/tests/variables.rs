@@ -246,7 +246,7 @@ fn wrong_variable_is_named_without_secret() {
         (
             "UPSTREAM__APP__URL",
             "http://u:hush@127.0.0.1:3000",
-            "the URL of an upstream has no user and no password",
+            "expected a URL without a user and a password",
         ),
         (
             "UPSTREAM__AP__URL",
@@ -261,7 +261,7 @@ fn wrong_variable_is_named_without_secret() {
         (
             "ROUTE__0__MODE",
             "off",
-            "a route has no variables, set it in the file",
+            "variables cannot set a route, set it in the file",
         ),
         (
             "listen__address",

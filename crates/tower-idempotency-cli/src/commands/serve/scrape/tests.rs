@@ -7,6 +7,7 @@ use std::{
     },
 };
 
+use ::tests::wire::full_listener;
 use axum::{
     Router,
     body::Body,
@@ -206,21 +207,6 @@ async fn unfinished_lookup_is_not_repeated() {
     let scraped = target.scrape(LONG).await;
     let reason = scraped.expect_err("a closed port");
     assert!(reason.starts_with("no connection: "), "{reason}");
-}
-
-/// Returns a listener that accepts no further connection: the kernel drops the packets of clients. The streams fill its queue.
-async fn full_listener() -> (TcpListener, Vec<TcpStream>) {
-    let socket = TcpSocket::new_v4().expect("a socket");
-    let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
-    socket.bind(any_port).expect("a port");
-    let listener = socket.listen(1).expect("a listener");
-    let address = listener.local_addr().expect("an address");
-    let mut queued = Vec::new();
-    // The queue holds one connection more than the backlog.
-    for _ in 0..2 {
-        queued.push(TcpStream::connect(address).await.expect("a connection"));
-    }
-    (listener, queued)
 }
 
 /// Without another attempt, the kernel tries the first address for two minutes.

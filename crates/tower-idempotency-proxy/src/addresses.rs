@@ -10,11 +10,16 @@ const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// Returns the first connection to one of the addresses. The other attempts end with it.
 ///
-/// The addresses are tried in their order. The next attempt begins when an earlier one fails, or after [`ATTEMPT_DELAY`]. So an
-/// address that drops packets leaves time for the others. An attempt has no time limit of its own.
+/// The addresses are tried in their order. The next attempt begins when an earlier one fails, or after 250 ms. So an address that
+/// drops packets leaves time for the others. An attempt has no time limit of its own.
 ///
-/// If all attempts fail, the error is that of the last failure.
-pub(super) async fn connect_first<T, F>(
+/// # Errors
+///
+/// The error of the last attempt that failed, if all of them fail. Without addresses, an error of the kind
+/// [`NotFound`](io::ErrorKind::NotFound).
+// For the program `idempotency`, which connects to other servers in the same way.
+#[doc(hidden)]
+pub async fn connect_first<T, F>(
     addresses: &[SocketAddr],
     connect: impl Fn(SocketAddr) -> F,
 ) -> io::Result<T>

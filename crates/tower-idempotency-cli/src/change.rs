@@ -1,4 +1,4 @@
-//! A change and its audit: events always, and lines in a file, in a table or in both.
+//! A change and its audit: events, and lines in a file, in a table or in both.
 
 use std::{fs, future::pending, io};
 
@@ -27,7 +27,7 @@ impl<'a> Change<'a> {
     pub(crate) async fn begin(
         context: &'a Context,
         args: &ChangeArgs,
-        what: &str,
+        decision: &str,
         id: Option<&str>,
         before: &Value,
     ) -> Result<Self, Failure> {
@@ -45,7 +45,7 @@ impl<'a> Change<'a> {
             store: &context.store_name,
             actor: &args.actor,
             source: "cli",
-            decision: what,
+            decision,
             reason: &args.reason,
             id,
             before,
@@ -71,7 +71,7 @@ impl<'a> Change<'a> {
         &mut self,
         call: impl Future<Output = Result<T, InspectError>>,
     ) -> Result<T, Failure> {
-        self.signals.interrupt(self.context.call(call)).await
+        self.signals.run_until_signal(self.context.call(call)).await
     }
 
     /// Makes a call of the change like [`call`](Self::call), but without a timeout.
@@ -79,7 +79,9 @@ impl<'a> Change<'a> {
         &mut self,
         call: impl Future<Output = Result<T, InspectError>>,
     ) -> Result<T, Failure> {
-        self.signals.interrupt(async { Ok(call.await?) }).await
+        self.signals
+            .run_until_signal(async { Ok(call.await?) })
+            .await
     }
 
     /// Records the outcome. If this fails, the change may have taken effect, and the log may show only the intent.
@@ -89,7 +91,7 @@ impl<'a> Change<'a> {
     }
 }
 
-/// The signals that ask the process to end. They no longer end it once they are caught.
+/// The signals that end a process. Once they are caught, they no longer end this one.
 struct Signals {
     /// `None` if the process ignores SIGHUP, as under `nohup`.
     hangup: Option<Signal>,
@@ -134,8 +136,8 @@ impl Signals {
         }
     }
 
-    /// Waits for the call, or for the first signal. A signal that came before the call ends it before it begins.
-    async fn interrupt<T>(
+    /// Makes the call, until the first signal. After an earlier signal, the call does not begin.
+    async fn run_until_signal<T>(
         &mut self,
         call: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
@@ -151,7 +153,7 @@ fn interrupted_by(signal: &str) -> String {
     format!("interrupted by {signal}")
 }
 
-/// Returns `true` if the process ignores SIGHUP. A handler would end that.
+/// Returns `true` if the process ignores SIGHUP. With a handler, it would no longer do so.
 ///
 /// Linux reports the ignored signals as a number in hexadecimal digits. SIGHUP is its lowest bit.
 fn is_hangup_ignored() -> bool {

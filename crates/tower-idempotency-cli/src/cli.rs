@@ -31,7 +31,7 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// Options of every command.
+/// Options of all commands.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Global {
     /// The store: redis://HOST:PORT/DB, redis+cluster://HOST:PORT,.., postgres://.., mysql://.., sqlite:PATH or
@@ -87,7 +87,7 @@ pub(crate) enum Command {
     Export(export::Args),
     Serve(serve::Args),
     Conform(conform::Args),
-    /// Runs a reverse proxy that sends each request with an Idempotency-Key to its upstream once
+    /// Run a reverse proxy that sends each request with an Idempotency-Key to its upstream once
     Proxy(proxy::Args),
     Completions(completions::Args),
     /// Print the manual page
@@ -139,19 +139,19 @@ pub(crate) fn confirm(has_yes: bool) -> Result<(), Failure> {
     }
     if !io::stdin().is_terminal() {
         return Err(Failure::usage(
-            "expected --yes, because there is no terminal to ask",
+            "expected --yes, because standard input is no terminal",
         ));
     }
     let mut errors = io::stderr();
-    let asked = write!(errors, "Type yes to go on: ").and_then(|()| errors.flush());
-    if asked.is_err() {
+    let written = write!(errors, "Type yes to continue: ").and_then(|()| errors.flush());
+    if written.is_err() {
         return Err(Failure::usage(
-            "cannot ask for the confirmation, so nothing was changed",
+            "cannot write the question for the confirmation, so nothing was changed",
         ));
     }
-    let mut answer = String::new();
-    io::stdin().read_line(&mut answer)?;
-    if answer.trim() == "yes" {
+    let mut reply = String::new();
+    io::stdin().read_line(&mut reply)?;
+    if reply.trim() == "yes" {
         Ok(())
     } else {
         Err(Failure::usage("not confirmed, so nothing was changed"))
@@ -162,7 +162,10 @@ pub(crate) fn confirm(has_yes: bool) -> Result<(), Failure> {
 pub(crate) fn state(name: &str) -> Result<State, String> {
     match name {
         "attention" => Ok(State::NeedsAttention),
-        "unreadable" => Err("unreadable entries are listed with the other states".to_owned()),
+        "unreadable" => Err(
+            "expected another state: the lists of all other states contain unreadable entries"
+                .to_owned(),
+        ),
         name => name.parse().map_err(|_| {
             "expected in-progress, orphaned, attention, needs-attention or completed".to_owned()
         }),

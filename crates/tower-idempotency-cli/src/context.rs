@@ -18,7 +18,7 @@ use crate::{
 
 pub(crate) struct Context {
     pub(crate) store: Inspector,
-    /// The same store, for what [`Inspector`] cannot do.
+    /// The same store, for its check, its repair and its audit table, which [`Inspector`] lacks.
     pub(crate) any: AnyStore,
     /// The name of the store, such as `postgres`.
     pub(crate) name: &'static str,
@@ -36,7 +36,7 @@ impl Context {
                 "expected a store: set --store or IDEMPOTENCY_STORE",
             ));
         };
-        // The store reports its timeout first: it knows the reason.
+        // The timeout of the store ends first, because its error contains the reason.
         let options = OpenOptions::new().with_timeout(global.timeout.saturating_mul(9) / 10);
         // A typing error in the URL must not create a table.
         let mut options = options.with_create_if_missing(false);
@@ -101,7 +101,7 @@ impl Context {
         if setting.is_some_and(|it| it.contains("with_completed_index")) {
             message.push_str(": set completed-index=true in its URL, and in the service");
         }
-        Err(Failure::new(Exit::NotKept, message))
+        Err(Failure::new(Exit::Unsupported, message))
     }
 
     /// Makes a call, within the timeout.

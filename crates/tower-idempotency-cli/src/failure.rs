@@ -8,16 +8,19 @@ use tower_idempotency::{
 };
 use tower_idempotency_console::{audit::changes_nothing, describe::printable};
 
-/// The result of a command for the process that started it.
+/// The result of a command, which determines the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
     Done,
     Failed,
     Usage,
     NotFound,
+    /// The entry has changed since it was seen.
     Changed,
+    /// `list --fail-if-any` found entries.
     NotEmpty,
-    NotKept,
+    /// The store does not list the state, or does not need the command.
+    Unsupported,
     /// A signal ended a change: SIGHUP.
     HungUp,
     /// A signal ended a change or `watch`: SIGINT.
@@ -28,7 +31,7 @@ pub(crate) enum Exit {
 }
 
 impl Exit {
-    /// Returns this result after its output. If the reader of the output has ended, the result stays.
+    /// Returns this result, or the failure of its output. If the reader of the output has ended, that is no failure.
     pub(crate) fn after(self, printed: Result<(), Failure>) -> Result<Self, Failure> {
         match printed {
             Err(failure) if !failure.is_broken_pipe() => Err(failure),
@@ -45,7 +48,7 @@ impl Exit {
             Self::NotFound => 3,
             Self::Changed => 4,
             Self::NotEmpty => 5,
-            Self::NotKept => 6,
+            Self::Unsupported => 6,
             Self::HungUp => 129,
             Self::Interrupted => 130,
             Self::Terminated => 143,
@@ -58,7 +61,7 @@ impl Exit {
 pub(crate) struct Failure {
     exit: Exit,
     message: String,
-    /// `true` if the store has certainly changed nothing.
+    /// `true` if it is certain that the store has changed nothing.
     is_unchanged: bool,
 }
 
@@ -92,12 +95,12 @@ impl Failure {
         format!("{outcome}: {self}")
     }
 
-    /// Adds that the decision may be applied, unless the store has certainly changed nothing.
+    /// Adds that the decision may have been applied, or that nothing was changed.
     pub(crate) fn of_decision(self) -> Self {
         let end = if self.is_unchanged {
             "nothing was changed"
         } else {
-            "the decision may be applied: see the entry"
+            "the decision may have been applied: see the entry"
         };
         Self {
             message: format!("{}; {end}", self.message),
@@ -134,7 +137,7 @@ impl From<io::Error> for Failure {
 impl From<InspectError> for Failure {
     fn from(error: InspectError) -> Self {
         let exit = match error.kind() {
-            InspectErrorKind::Unsupported => Exit::NotKept,
+            InspectErrorKind::Unsupported => Exit::Unsupported,
             InspectErrorKind::WrongState | InspectErrorKind::InvalidPage => Exit::Usage,
             _ => Exit::Failed,
         };

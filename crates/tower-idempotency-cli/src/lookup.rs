@@ -14,7 +14,7 @@ use crate::{
 pub(crate) async fn find(context: &Context, id: &IdPrefix) -> Result<EntryDetails, Failure> {
     let id = match id.to_key_id() {
         Some(id) => id,
-        None => complete(context, id).await?,
+        None => complete_id(context, id).await?,
     };
     let found = context.call(context.store.get(&id)).await?;
     found.ok_or_else(|| {
@@ -24,7 +24,7 @@ pub(crate) async fn find(context: &Context, id: &IdPrefix) -> Result<EntryDetail
 }
 
 /// Returns the only ID that begins with these digits.
-async fn complete(context: &Context, prefix: &IdPrefix) -> Result<KeyId, Failure> {
+async fn complete_id(context: &Context, prefix: &IdPrefix) -> Result<KeyId, Failure> {
     let abilities = context.store.abilities();
     let mut ids: Vec<KeyId> = Vec::new();
     for state in State::ALL {

@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     let cli = match cli.command {
         Command::Proxy(_) if cli.global.table.is_some() || cli.global.prefix.is_some() => {
             print_note(
-                "idempotency: --table and --prefix are for operators, and the proxy has neither",
+                "idempotency: the proxy uses the default table or prefix: remove --table, --prefix, IDEMPOTENCY_TABLE and IDEMPOTENCY_PREFIX",
             );
             return ExitCode::from(Exit::Usage.code());
         }
@@ -79,7 +79,7 @@ fn log_events() {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(false)
-        // It would print them to standard error, and panic if the reader has ended.
+        // The subscriber would print its own errors to standard error, and panic if the reader has ended.
         .log_internal_errors(false)
         .init();
 }

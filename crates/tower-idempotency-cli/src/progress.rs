@@ -12,8 +12,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 pub(crate) struct Progress(ProgressBar);
 
 impl Progress {
-    /// Creates a line for `what`, such as `entries deleted`. With a `total` it is a bar.
-    pub(crate) fn new(what: &'static str, total: Option<u64>) -> Self {
+    /// Creates a line with the text `unit`, such as `entries deleted`. With a `total` it is a bar.
+    pub(crate) fn new(unit: &'static str, total: Option<u64>) -> Self {
         if !io::stderr().is_terminal() {
             return Self(ProgressBar::hidden());
         }
@@ -25,17 +25,17 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
-        bar.set_message(what);
+        bar.set_message(unit);
         bar.enable_steady_tick(Duration::from_millis(200));
         Self(bar)
     }
 
-    /// Creates a line for a command that prints meanwhile. Nothing is shown if both go to a terminal.
-    pub(crate) fn beside_output(what: &'static str) -> Self {
+    /// Creates a line for a command that prints at the same time. Nothing is shown if its output goes to a terminal too.
+    pub(crate) fn alongside_output(unit: &'static str) -> Self {
         if io::stdout().is_terminal() {
             return Self(ProgressBar::hidden());
         }
-        Self::new(what, None)
+        Self::new(unit, None)
     }
 
     pub(crate) fn set(&self, count: u64) {

@@ -16,7 +16,7 @@ use crate::{
     progress::Progress,
 };
 
-/// Check that the store has all that it needs, and print what it lists
+/// Check the tables and settings of the store, and print the states that it lists
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Repair the indexes from which Redis lists entries: add entries that are missing, remove members without an entry.
@@ -91,7 +91,7 @@ async fn repair(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let output = &context.output;
     if context.name != "redis" {
         let message = format!("the {} store maintains its indexes itself", context.name);
-        return Err(Failure::new(Exit::NotKept, message));
+        return Err(Failure::new(Exit::Unsupported, message));
     }
     print_note(
         "This reads all keys of all servers of the store. Other clients are served more slowly meanwhile.",

@@ -42,7 +42,7 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     for state in &selected {
         context.expect_listed(*state)?;
     }
-    let progress = Progress::beside_output("entries exported");
+    let progress = Progress::alongside_output("entries exported");
     let mut exported = 0;
     for state in selected {
         let mut query = args.filters.apply(Query::new(state)).with_limit(500);

@@ -31,7 +31,7 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     if !context.store.abilities().can_purge() {
         let name = context.name;
         let message = format!("the {name} store deletes expired entries itself");
-        return Err(Failure::new(Exit::NotKept, message));
+        return Err(Failure::new(Exit::Unsupported, message));
     }
     if !args.change.yes {
         print_note(format!(

@@ -30,7 +30,7 @@ use crate::{
     output::{duration, entry_json, or_dash, print_note},
 };
 
-/// Settle an entry, if it is still as it was seen
+/// Resolve an entry, if it has not changed since it was seen
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The id, or its first 8 digits or more
@@ -47,7 +47,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     change: ChangeArgs,
 
-    /// Required by break-lease and delete-record: a handler or a client may rely on what they end
+    /// Required by break-lease and delete-record: a handler may rely on its lease, and a client on the recorded response
     #[arg(long)]
     force: bool,
 
@@ -72,7 +72,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = humantime::parse_duration)]
     retention: Duration,
 
-    /// A word for clients, of a to z, 0 to 9 and -, for needs-attention. Default: the code of the entry, or operator
+    /// A code for clients, 1 to 64 characters of a to z, 0 to 9 and -, for needs-attention. Default: the code of the entry, or
+    /// operator
     #[arg(long, value_parser = code)]
     code: Option<&'static str>,
 }
@@ -119,7 +120,7 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     let resolution = resolution(args, &details)?;
     let (name, state) = (resolution.name(), entry.state());
     if !resolution.applies_to(state) {
-        let message = format!("{name} does not apply to an entry that is {state}");
+        let message = format!("{name} does not apply to an entry in the state {state}");
         return Err(Failure::usage(message));
     }
     if args.decision == Decision::Complete && entry.is_of_run_once() {
@@ -166,7 +167,9 @@ async fn find(context: &Context, args: &Args) -> Result<Option<EntryDetails>, Fa
         return lookup::find(context, &args.id).await.map(Some);
     };
     if !args.id.matches(seen.id()) {
-        return Err(Failure::usage("--seen is that of another entry"));
+        return Err(Failure::usage(
+            "expected the value of --seen of this entry, found that of another entry",
+        ));
     }
     context.call(context.store.get(seen.id())).await
 }
@@ -297,12 +300,12 @@ fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
         .ok_or_else(|| "expected a header as in \"location: /orders/1\"".to_owned())
 }
 
-/// Returns the code for the rest of the process, which ends with this command.
+/// Parses a code. Its memory is not freed, because the process ends with this command.
 fn code(text: &str) -> Result<&'static str, String> {
     let is_valid = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
     if (1..=64).contains(&text.len()) && text.bytes().all(is_valid) {
         Ok(text.to_owned().leak())
     } else {
-        Err("expected 1 to 64 of a to z, 0 to 9 and -".to_owned())
+        Err("expected 1 to 64 characters of a to z, 0 to 9 and -".to_owned())
     }
 }

@@ -1,10 +1,10 @@
 //! `idempotency show`.
 
 use std::{
-    fs::OpenOptions,
+    fs::{OpenOptions, Permissions},
     io::{self, IsTerminal as _, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
-    path::PathBuf,
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
@@ -42,7 +42,7 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     Ok(Exit::Done)
 }
 
-fn write_record(details: &EntryDetails, path: &PathBuf) -> Result<(), Failure> {
+fn write_record(details: &EntryDetails, path: &Path) -> Result<(), Failure> {
     let Some(record) = &details.record else {
         return Err(Failure::new(Exit::NotFound, "the entry has no record"));
     };
@@ -57,17 +57,25 @@ fn write_record(details: &EntryDetails, path: &PathBuf) -> Result<(), Failure> {
         out.write_all(record)?;
         out.flush()?;
     } else {
-        // A response may contain personal data.
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
-        let written = options
-            .open(path)
-            .and_then(|mut file| file.write_all(record));
-        written.map_err(|error| {
+        write_private(path, record).map_err(|error| {
             Failure::failed(format!("cannot write {}: {error}", path.display()))
         })?;
     }
     Ok(())
+}
+
+/// Writes to a file that only its owner reads, because a response may contain personal data.
+fn write_private(path: &Path, record: &[u8]) -> io::Result<()> {
+    const MODE: u32 = 0o600;
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(MODE);
+    let mut file = options.open(path)?;
+    if file.metadata()?.is_file() {
+        // An existing file has a mode of its own.
+        file.set_permissions(Permissions::from_mode(MODE))?;
+        file.set_len(0)?;
+    }
+    file.write_all(record)
 }
 
 pub(crate) fn print(context: &Context, details: &EntryDetails) -> Result<(), Failure> {

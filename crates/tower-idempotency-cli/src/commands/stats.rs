@@ -11,7 +11,7 @@ use crate::{
 /// Count the entries in each state
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Count at most so many of each state
+    /// Count at most this number of entries in each state
     #[arg(long, default_value_t = 100_000)]
     limit: u32,
 }

@@ -17,14 +17,14 @@ use crate::{
     output::{Output, time},
 };
 
-/// Count the entries in each state again and again, until Ctrl-C
+/// Count the entries in each state repeatedly, until Ctrl-C
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The time between two counts
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = humantime::parse_duration)]
     interval: Duration,
 
-    /// Count at most so many of each state
+    /// Count at most this number of entries in each state
     #[arg(long, default_value_t = 1_000)]
     limit: u32,
 

@@ -165,7 +165,7 @@ async fn wait_for_state(store: &AnyStore, id: &KeyId, state: State) {
     }
 }
 
-/// The store dies between the intent and the outcome: the log has both, and the second one says that it is unknown.
+/// The store dies between the intent and the outcome: the log has both, and the second one is `unknown`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn store_that_dies_leaves_unknown_outcome() {
     let statement = "with resolved as";
@@ -213,7 +213,7 @@ async fn store_that_dies_leaves_unknown_outcome() {
         assert_eq!(lines.len(), 2, "{log}");
         assert!(lines[0].contains("\"line\":\"intent\""), "{log}");
         assert!(lines[1].contains("\"outcome\":\"unknown: "), "{log}");
-        // The present state tells which it is.
+        // The present state of the entry shows the outcome.
         server.restart();
         let shown = run_in(
             &scratch.file(""),
@@ -347,7 +347,7 @@ async fn nothing_is_resolved_without_line_in_table() {
     );
 }
 
-/// The database holds the line of the intent. Both logs then say that nothing was changed.
+/// The database holds the line of the intent. Both logs then show that nothing was changed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn interrupted_intent_changes_nothing() {
     let server = PostgresServer::start(&[]);

@@ -34,7 +34,7 @@ fn visit_console(directory: &Path, url: &str, keys: &Keys) {
     for path in ["/", "/find", "/find?id=bbbbbbbb", "/audit", "/metrics"] {
         get(path);
     }
-    // The page of a state without a list says so.
+    // The page of a state that the store does not list shows that.
     for state in ["in-progress", "orphaned", "needs-attention", "completed"] {
         get(&format!("/entries?state={state}"));
     }
@@ -114,8 +114,8 @@ const ALLOWED: [&str; 14] = [
 
 /// Returns the names of the commands of clients. Those of the nodes among themselves are left out.
 fn names(monitor: Monitor<'_>) -> BTreeSet<String> {
-    let asked = monitor.into_commands().into_iter();
-    asked.map(|asked| asked.name).collect()
+    let commands = monitor.into_commands().into_iter();
+    commands.map(|command| command.name).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]

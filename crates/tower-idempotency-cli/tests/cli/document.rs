@@ -59,8 +59,8 @@ fn type_commands(url: &str, heading: &str) {
     assert_eq!(log.lines().count(), 2, "{log}");
 }
 
-/// Finds and settles a key in progress, an orphan and a key that needs attention with the commands of the page.
-pub(crate) async fn settle_in_three_commands(url: &str) {
+/// Finds and resolves a key in progress, an orphan and a key that needs attention with the commands of the page.
+pub(crate) async fn resolve_in_three_commands(url: &str) {
     let store = crate::open(url).await.expect("the server runs");
     let long = Ttl::from_secs(36_000);
     let state = async |claim: &Claim| {

@@ -52,9 +52,9 @@ fn wrong_urls_are_one_sentence() {
     for (url, expected) in [
         (
             "mongodb://app:hush@localhost/x",
-            "expected a store of memory",
+            "expected the URL of a store: memory",
         ),
-        ("hush", "expected a store of memory"),
+        ("hush", "expected the URL of a store: memory"),
         (
             "postgres://app:hush@[::/app",
             "expected a URL of the form postgres://",
@@ -74,7 +74,7 @@ fn wrong_urls_are_one_sentence() {
         ("dynamodb://?endpoint=hush", "expected a table"),
         ("dynamodb://keys?hush=hush", "expected endpoint=URL"),
         ("sqlite:", "expected a path after sqlite:"),
-        ("", "expected a store"),
+        ("", "expected the URL of a store"),
         (
             "memory",
             "expected a store that other processes can reach, found memory",
@@ -425,16 +425,31 @@ async fn record_that_is_not_written_is_failure() {
         .output();
     let ran = ran.expect("the tool runs");
     assert_eq!(ran.status.code(), Some(1), "{ran:?}");
-    let file = scratch.file("record");
-    let path = file.display().to_string();
-    let ran = run_in(
-        scratch.path(),
-        &url,
-        &["show", "dddddddd", "--record", &path],
-    );
-    assert_eq!(ran.code, 0, "{ran:?}");
-    let metadata = fs::metadata(&file).expect("a file");
-    assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
+}
+
+/// Also if the file exists, and others can read it.
+#[tokio::test(flavor = "multi_thread")]
+async fn only_owner_reads_record() {
+    let scratch = Scratch::new();
+    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    let store = AnyStore::open(&url).await.expect("a file");
+    Keys::create(&store).await;
+    let (new, old) = (scratch.file("new"), scratch.file("old"));
+    fs::write(&old, [b'x'; 10_000]).expect("a file");
+    fs::set_permissions(&old, fs::Permissions::from_mode(0o644)).expect("an own file");
+    for file in [&new, &old] {
+        let path = file.display().to_string();
+        let ran = run_in(
+            scratch.path(),
+            &url,
+            &["show", "dddddddd", "--record", &path],
+        );
+        assert_eq!(ran.code, 0, "{ran:?}");
+        let metadata = fs::metadata(file).expect("a file");
+        assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
+    }
+    let record = fs::read(&new).expect("a file");
+    assert_eq!(record, fs::read(&old).expect("a file"));
 }
 
 /// A retry of an execution whose response was not recorded gets no response.

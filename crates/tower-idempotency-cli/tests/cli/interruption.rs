@@ -129,7 +129,7 @@ async fn failed_purge_has_unknown_outcome() {
     check_log(&log, &ran.err, "");
 }
 
-/// The exit code says that no entry is left, so a wait continues without a reader.
+/// The exit code shows that no entry is left, so `watch` continues without a reader.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_without_reader_waits() {
     let server = PostgresServer::start(&[]);

@@ -86,7 +86,7 @@ pub(crate) async fn read_in_each_form(url: &str) -> String {
     session.run("export --state orphaned --state attention --with-records");
     session.run("export --state completed --with-records");
 
-    // The order of these two entries is that of the store. They look the same.
+    // The order of these two entries is that of the store. Their lines are equal.
     acquire(&store, &claim(0xaa)).await;
     session.run("show aaaaaaaa");
     session.read(&["stats --limit 1"]);

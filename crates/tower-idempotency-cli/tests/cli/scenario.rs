@@ -94,9 +94,9 @@ impl Keys {
     }
 }
 
-/// Settles a key of each kind with each decision, in text and in JSON, and then purges. Returns what the operator typed and
+/// Resolves a key of each kind with each decision, in text and in JSON, and then purges. Returns what the operator typed and
 /// read.
-pub(crate) async fn settle_every_kind(url: &str) -> String {
+pub(crate) async fn resolve_every_kind(url: &str) -> String {
     let store = crate::open(url).await.expect("the server runs");
     let keys = Keys::create(&store).await;
     let mut session = Session::new(url);

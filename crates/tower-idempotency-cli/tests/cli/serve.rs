@@ -376,7 +376,7 @@ async fn signal_ends_console_with_open_stream() {
     assert!(wait_for_end(&mut served.child).success());
 }
 
-/// The browser leaves while the store holds its change, and the process is asked to end.
+/// The browser disconnects while the store holds its change, and the process gets SIGTERM or SIGHUP.
 #[tokio::test(flavor = "multi_thread")]
 async fn change_ends_before_console() {
     for signal in ["-TERM", "-HUP"] {

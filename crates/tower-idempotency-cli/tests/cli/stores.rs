@@ -15,10 +15,10 @@ use tests::{
 use tower_idempotency_any::OpenOptions;
 
 use crate::{
-    document::settle_in_three_commands,
+    document::resolve_in_three_commands,
     reading::read_in_each_form,
     run,
-    scenario::{Keys, resolve_removed_entry, settle_every_kind},
+    scenario::{Keys, resolve_every_kind, resolve_removed_entry},
     session::FILTERS,
 };
 
@@ -37,9 +37,9 @@ macro_rules! store_tests {
             use super::*;
 
             #[tokio::test(flavor = "multi_thread")]
-            async fn operator_settles_every_kind() {
+            async fn operator_resolves_every_kind() {
                 let url = $start;
-                check(&settle_every_kind(&url()).await, $snapshot);
+                check(&resolve_every_kind(&url()).await, $snapshot);
             }
 
             #[tokio::test(flavor = "multi_thread")]
@@ -56,9 +56,9 @@ macro_rules! store_tests {
             }
 
             #[tokio::test(flavor = "multi_thread")]
-            async fn commands_of_document_settle_keys() {
+            async fn commands_of_document_resolve_keys() {
                 let url = $start;
-                settle_in_three_commands(&url()).await;
+                resolve_in_three_commands(&url()).await;
             }
 
             #[tokio::test(flavor = "multi_thread")]
@@ -138,10 +138,8 @@ async fn open_other_table(url: &str, setting: Option<&str>) {
         if setting != Some(wrong) {
             let refused = run(url, &["stats", wrong, other]);
             assert_eq!(refused.code, 2, "{refused:?}");
-            assert!(
-                refused.err.contains("whose store has the setting"),
-                "{refused:?}"
-            );
+            let reason = format!("because a {} is set", &wrong[2..]);
+            assert!(refused.err.contains(&reason), "{refused:?}");
         }
     }
 }

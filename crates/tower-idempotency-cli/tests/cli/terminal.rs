@@ -153,7 +153,7 @@ async fn change_asks_on_terminal() {
         let (ended, shown) = on_terminal(100, typed, &[store], &line);
         assert_eq!(ended, code, "{shown}");
         assert!(shown.contains("would happen twice"), "{shown}");
-        assert!(shown.contains("Type yes to go on"), "{shown}");
+        assert!(shown.contains("Type yes to continue"), "{shown}");
     }
     assert!(any.get(&keys.orphaned.id).await.expect("a file").is_none());
     let log = scratch.file("purges");

@@ -80,14 +80,14 @@ fn layered() -> (Router, Counts) {
     (app, counts)
 }
 
-/// Returns the effects that the rows have on a server that conforms: one for each key.
+/// Returns the effects that the rows have on a server that conforms: one for each key of each caller.
 fn one_for_each_key() -> BTreeMap<String, u64> {
     let rows = [
         ("fresh", 2),
         ("other-body", 1),
         ("other-path", 1),
         ("other-method", 1),
-        ("other-caller", 1),
+        ("other-caller", 2),
         ("case", 1),
         ("concurrent", 1),
         ("many", 1),

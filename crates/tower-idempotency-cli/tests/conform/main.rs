@@ -4,6 +4,7 @@
 
 mod conforming;
 mod faulty;
+mod refusals;
 mod usage;
 
 use std::{

@@ -24,7 +24,11 @@ async fn wrong_arguments_exit_with_two() {
     }
     fails(&["http://app:hush@[::/"], "expected a URL of the form").await;
     fails(&[url, "--header=hush"], "expected NAME:VALUE").await;
-    fails(&[url, "--header=idempotency-key: k"], "keys are random").await;
+    fails(
+        &[url, "--header=idempotency-key: k"],
+        "conform sets the key itself",
+    )
+    .await;
     fails(&[url, "--body-file=/no/such/file"], "cannot read").await;
 }
 

@@ -1,6 +1,6 @@
 //! HTTP/1.1 to the judged server, with a connection for each request.
 
-use std::time::Duration;
+use std::{io, net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, StatusCode, Uri, header};
@@ -9,9 +9,10 @@ use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpStream,
+    net::{TcpStream, lookup_host},
     time::timeout,
 };
+use tower_idempotency_proxy::connect_first;
 
 use crate::{
     failure::Failure,
@@ -83,14 +84,20 @@ impl Client {
     /// Opens a connection.
     pub(super) async fn connect(&self) -> Result<Connection, String> {
         let opened = async {
-            let tcp = TcpStream::connect((self.host.as_str(), self.port)).await?;
-            tcp.set_nodelay(true)?;
-            Ok(Connection(stream::open(tcp, self.tls.as_ref()).await?))
+            let found = lookup_host((self.host.as_str(), self.port)).await?;
+            self.open(&found.collect::<Vec<_>>()).await
         };
         let opened = timeout(self.timeout, opened).await;
         opened
             .map_err(|_| "no connection within --timeout".to_owned())?
-            .map_err(|error: std::io::Error| format!("no connection: {error}"))
+            .map_err(|error| format!("no connection: {error}"))
+    }
+
+    /// Opens a connection to the first of the addresses that accepts it.
+    async fn open(&self, addresses: &[SocketAddr]) -> io::Result<Connection> {
+        let tcp = connect_first(addresses, TcpStream::connect::<SocketAddr>).await?;
+        tcp.set_nodelay(true)?;
+        Ok(Connection(stream::open(tcp, self.tls.as_ref()).await?))
     }
 
     pub(super) async fn send_on(
@@ -184,4 +191,24 @@ pub(super) fn to_bytes(call: &Call, body: &Bytes, key: Option<&[u8]>) -> Vec<u8>
     bytes.extend_from_slice(length.as_bytes());
     bytes.extend_from_slice(body);
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use ::tests::wire::full_listener;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// Without another attempt, the kernel tries the first address for two minutes.
+    #[tokio::test]
+    async fn next_address_is_tried_if_first_is_dead() {
+        let (dead, _queued) = full_listener().await;
+        let live = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let addresses = [&dead, &live].map(|it| it.local_addr().expect("an address"));
+        let url = Uri::from_static("http://localhost");
+        let client = Client::new(&url, Duration::from_secs(30)).expect("a URL");
+        let opened = timeout(client.timeout, client.open(&addresses)).await;
+        opened.expect("the second address").expect("a connection");
+    }
 }

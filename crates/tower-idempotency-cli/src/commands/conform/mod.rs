@@ -1,9 +1,10 @@
 //! `idempotency conform`: judges any server that supports `Idempotency-Key`, over HTTP.
 //!
-//! [`plan`] has the requests, [`judge`](mod@judge) sends them and judges the responses, and [`row`] has the words. To add a
-//! row, add it to [`ROWS`] and to the judge.
+//! [`plan`] has the requests, [`judge`](mod@judge) sends them and judges the responses, and [`row`] has the rule of each row.
+//! To add a row, add it to [`ROWS`] and to the judge.
 
 mod client;
+mod compare;
 mod judge;
 mod plan;
 mod row;
@@ -196,7 +197,7 @@ impl Args {
         Ok(())
     }
 
-    /// Prints the table, the words of the rows that do not hold, and the sums.
+    /// Prints the table, the rules of the rows that do not hold, and the number of rows with each verdict.
     fn print(&self, output: &Output, verdicts: &Verdicts) -> Result<(), Failure> {
         let mut lines = Vec::new();
         for (row, verdict) in judged(verdicts) {
@@ -236,10 +237,10 @@ impl Args {
     }
 }
 
-/// Sets headers. Several lines of one name are kept, and replace those that were set before.
+/// Sets headers. All lines of one name are set, and replace those that were set before.
 fn set(headers: &mut HeaderMap, lines: &[String]) -> Result<(), Failure> {
     let parsed: Result<Vec<_>, _> = lines.iter().map(|line| parse_header(line)).collect();
-    let parsed = parsed.map_err(|error| Failure::usage(format!("a header is wrong: {error}")))?;
+    let parsed = parsed.map_err(|error| Failure::usage(format!("invalid header: {error}")))?;
     for (name, _) in &parsed {
         headers.remove(name);
     }
@@ -256,10 +257,10 @@ fn parse_header(line: &str) -> Result<(HeaderName, HeaderValue), String> {
     let mut value =
         HeaderValue::from_str(value.trim()).map_err(|_| "invalid characters in the value")?;
     if name == "idempotency-key" {
-        return Err("the keys are random".to_owned());
+        return Err("conform sets the key itself".to_owned());
     }
     if name == header::CONTENT_LENGTH || name == header::TRANSFER_ENCODING {
-        return Err("the length is that of the body".to_owned());
+        return Err("conform sets the length itself".to_owned());
     }
     value.set_sensitive(true);
     Ok((name, value))

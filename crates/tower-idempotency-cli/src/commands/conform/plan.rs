@@ -1,4 +1,4 @@
-//! The requests: what each row sends.
+//! The requests of each row.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, header};
@@ -23,7 +23,7 @@ impl Shape {
     pub(super) fn call(&self, row: &str, key: Option<HeaderValue>) -> Call {
         let mut call = Request::new(Full::new(self.body.clone()));
         *call.method_mut() = self.method.clone();
-        // Both were valid parts of a URL.
+        // Path and query were parts of a valid URL.
         *call.uri_mut() = self.target.parse().unwrap_or_default();
         *call.headers_mut() = self.headers.clone();
         let agent = format!("idempotency-conform/{} ({row})", env!("CARGO_PKG_VERSION"));
@@ -69,8 +69,11 @@ impl Plan {
         let caller = usize::from(self.other_caller.is_some());
         let missing = usize::from(self.requires_key);
         let concurrent = 2 + 1 + MANY + 1;
-        let sent = 7 + 2 * others + caller + missing + 4 + concurrent + 3;
-        (sent, 7 + others + caller)
+        // The 7 are fresh twice, retry, other-body twice, case and quoting. Then there are 4 malformed keys, and 3 requests of
+        // disconnect.
+        let sent = 7 + 2 * others + 2 * caller + missing + 4 + concurrent + 3;
+        // The 7 are fresh twice, other-body with a new key, case, concurrent, many and disconnect.
+        (sent, 7 + others + 2 * caller)
     }
 
     /// Returns the value of `Idempotency-Key` for a key.
@@ -79,22 +82,25 @@ impl Plan {
     }
 }
 
-/// Returns a key as a header, quoted as the draft demands, or bare.
+/// Returns a key as the value of a header: quoted, as the draft requires, or bare.
 pub(super) fn spell(key: &str, is_bare: bool) -> HeaderValue {
     let spelled = if is_bare {
         key.to_owned()
     } else {
         format!("\"{key}\"")
     };
-    // Keys are UUIDs.
+    // A UUID is always a valid value.
     HeaderValue::from_str(&spelled).unwrap_or(HeaderValue::from_static("\"\""))
 }
 
 /// Returns a random UUID of version 4.
 pub(super) fn fresh_key() -> Result<String, Failure> {
     let mut bytes = [0_u8; 16];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| Failure::failed(format!("no random numbers: {error}")))?;
+    getrandom::fill(&mut bytes).map_err(|error| {
+        Failure::failed(format!(
+            "the operating system provides no random numbers: {error}"
+        ))
+    })?;
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
     // A letter, so that the key has two spellings that differ in their letter case.

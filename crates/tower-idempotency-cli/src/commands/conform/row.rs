@@ -1,4 +1,4 @@
-//! The rows: what is judged, and in which words.
+//! The rows: the name, the level, the source and the rule of each.
 
 /// The weight of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

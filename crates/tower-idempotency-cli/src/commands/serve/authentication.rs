@@ -59,7 +59,7 @@ struct Refusal(StatusCode, &'static str);
 
 /// Decides which requests come from an operator.
 pub(crate) struct Authentication {
-    /// Digest of the token. Digests are compared, so the time tells nothing about the token.
+    /// Digest of the token. Digests are compared, so the time of a comparison does not reveal the token.
     token: Option<[u8; 32]>,
     actor: Box<str>,
     listener: ListenerKind,
@@ -95,12 +95,12 @@ impl Authentication {
         if self.listener == ListenerKind::Network {
             return Err(Refusal(StatusCode::FORBIDDEN, "A token is required."));
         }
-        // The name of another site may lead to loopback, and its page must not read this one. A browser gets to a Unix
-        // socket through a forwarded port of loopback.
+        // The name of another site may resolve to loopback, and a page of that site must not read this one. A browser gets to a
+        // Unix socket through a forwarded port of loopback.
         if !is_loopback_host(headers) {
             return Err(Refusal(
                 StatusCode::MISDIRECTED_REQUEST,
-                "The host is not that of loopback.",
+                "Expected localhost or an address of loopback as the host.",
             ));
         }
         match self.listener {
@@ -138,7 +138,7 @@ impl Refusal {
     }
 }
 
-/// Returns the name and the token: those of `Basic`, or `token` and that of `Bearer`.
+/// Returns the name of the operator and the token. `Bearer` has no name, so its operator is `token`.
 fn credentials(value: &str) -> Option<(String, Vec<u8>)> {
     let (scheme, value) = value.split_once(' ')?;
     let value = value.trim();
@@ -176,6 +176,7 @@ fn is_loopback_host(headers: &HeaderMap) -> bool {
     })
 }
 
+/// Passes the requests of operators on, and those for `/healthz`.
 pub(crate) async fn check(
     State(authentication): State<Arc<Authentication>>,
     ConnectInfo(peer): ConnectInfo<Peer>,

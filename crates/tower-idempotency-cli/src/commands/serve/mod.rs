@@ -144,7 +144,7 @@ pub(crate) async fn run(context: &Context, args: &Args, global: &Global) -> Resu
         Some(path) => {
             let listener = bind_unix(path)?;
             let owner = own_uid().map_err(|error| {
-                Failure::failed(format!("cannot find out the user of this process: {error}"))
+                Failure::failed(format!("cannot read the user ID of this process: {error}"))
             })?;
             let app = router(ListenerKind::Unix { owner });
             context
@@ -277,7 +277,7 @@ fn start_log() {
         .with_env_filter(filter)
         .with_ansi(false)
         .with_writer(io::stderr)
-        // It would print them to standard error, and panic if the reader has ended.
+        // The subscriber would print its own errors to standard error, and panic if the reader has ended.
         .log_internal_errors(false);
     log.try_init().ok();
 }

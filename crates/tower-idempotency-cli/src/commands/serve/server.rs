@@ -73,7 +73,7 @@ where
         .header_read_timeout(HEAD_TIMEOUT);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     tokio::select! {
-        // An error is that of the client: it left, or sent no valid request.
+        // An error comes from the client, which left or sent an invalid request.
         _ = connection.as_mut() => return,
         _ = stopped.wait_for(|stopped| *stopped) => {}
         () = sleep(MAX_AGE) => {}
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silent_connection_is_closed() {
+    async fn unresponsive_connection_is_closed() {
         let server = Running::start(hello());
         for sent in [&b""[..], b"GET / HTTP/1.1\r\nhost", REQUEST] {
             let mut client = server.connect(sent).await;
@@ -175,9 +175,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn open_connections_are_limited() {
         let server = Running::start(hello());
-        let mut silent = Vec::new();
+        let mut unresponsive = Vec::new();
         for _ in 0..MAX_CONNECTIONS {
-            silent.push(server.connect(b"").await);
+            unresponsive.push(server.connect(b"").await);
         }
         let began = Instant::now();
         let mut client = server.connect(REQUEST).await;

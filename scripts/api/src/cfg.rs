@@ -15,8 +15,8 @@ pub(crate) struct Marks {
 
 impl Marks {
     /// Returns the marks of an item inside of one with these marks, or [`None`] if the build has no such item.
-    pub(crate) fn of(&self, attributes: &[Attribute]) -> Result<Option<Self>, String> {
-        let mut marks = self.within();
+    pub(crate) fn of_item(&self, attributes: &[Attribute]) -> Result<Option<Self>, String> {
+        let mut marks = self.inherited();
         for attribute in attributes {
             let path = text(attribute.path());
             match path.as_str() {
@@ -48,7 +48,7 @@ impl Marks {
     }
 
     /// Returns the marks that an item passes on to its parts: a hidden module hides its contents.
-    pub(crate) fn within(&self) -> Self {
+    pub(crate) fn inherited(&self) -> Self {
         let hidden = self.attributes.iter().filter(|one| *one == HIDDEN);
         Self {
             attributes: hidden.cloned().collect(),
@@ -57,7 +57,7 @@ impl Marks {
     }
 
     /// Returns the marks of an item that has these and `other`.
-    pub(crate) fn and(&self, other: &Self) -> Self {
+    pub(crate) fn joined_with(&self, other: &Self) -> Self {
         let join = |one: &[String], two: &[String]| {
             let mut joined = one.to_vec();
             joined.extend(two.iter().filter(|mark| !one.contains(mark)).cloned());
@@ -70,7 +70,7 @@ impl Marks {
     }
 
     /// Adds the marks to a line.
-    pub(crate) fn on(&self, line: &str) -> String {
+    pub(crate) fn mark_line(&self, line: &str) -> String {
         let mut marked = String::new();
         for attribute in &self.attributes {
             marked += attribute;

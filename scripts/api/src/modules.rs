@@ -96,7 +96,7 @@ impl Modules {
         read: &Read<'_>,
     ) -> Result<(), String> {
         for item in items {
-            let Some(marks) = outer.of(attributes(&item)?)? else {
+            let Some(marks) = outer.of_item(attributes(&item)?)? else {
                 continue;
             };
             match item {

@@ -42,7 +42,7 @@ pub(crate) fn items(modules: &Modules) -> Result<PublicItems, String> {
         }
         known.insert(id, shown.clone());
         if id != 0 {
-            public.lines.push(marks.on(&format!("mod {shown}")));
+            public.lines.push(marks.mark_line(&format!("mod {shown}")));
         }
         module(modules, id, &path, &marks, &mut public, &mut waiting)?;
     }
@@ -74,11 +74,11 @@ fn module(
     children.sort_by_key(|(name, _)| *name);
     for (name, child) in children {
         if child.public {
-            waiting.push_back((child.id, below(name), marks.and(&child.marks)));
+            waiting.push_back((child.id, below(name), marks.joined_with(&child.marks)));
         }
     }
     for import in module.imports.iter().filter(|import| import.public) {
-        let marks = marks.and(&import.marks);
+        let marks = marks.joined_with(&import.marks);
         let target = modules.resolve(id, &import.path);
         let Some(name) = &import.name else {
             match target {
@@ -101,7 +101,7 @@ fn module(
             }
             Target::External(of) => {
                 let line = format!("use {} = {}", below(name).join("::"), of.join("::"));
-                public.lines.push(marks.on(&line));
+                public.lines.push(marks.mark_line(&line));
             }
             Target::Item { .. } | Target::Unknown => {
                 return Err(format!("cannot follow {}", import.path.join("::")));
@@ -119,7 +119,7 @@ fn add(public: &mut PublicItems, item: ItemId, path: Vec<String>, marks: &Marks)
         Some((first, _)) if *first == path => {}
         Some((first, _)) => {
             let line = format!("use {} = {}", path.join("::"), first.join("::"));
-            public.lines.push(marks.on(&line));
+            public.lines.push(marks.mark_line(&line));
         }
     }
 }

@@ -29,7 +29,7 @@ pub(crate) fn lines(modules: &Modules, public: &PublicItems) -> Result<Vec<Strin
     for ((module, of), (path, marks)) in &public.paths {
         for (item, own) in &modules.get(*module).items {
             if name(item).is_some_and(|name| name == of) {
-                writer.item(*module, item, &path.join("::"), &marks.and(own))?;
+                writer.item(*module, item, &path.join("::"), &marks.joined_with(own))?;
             }
         }
     }
@@ -85,7 +85,7 @@ struct Writer<'a> {
 
 impl Writer<'_> {
     fn line(&mut self, marks: &Marks, line: &str) {
-        self.lines.insert(marks.on(line));
+        self.lines.insert(marks.mark_line(line));
     }
 
     fn item(
@@ -128,7 +128,7 @@ impl Writer<'_> {
                 self.derives(module, &item.attrs, &item.generics, path, marks)?;
                 for (at, field) in item.fields.iter().enumerate() {
                     if is_public(&field.vis)
-                        && let Some(marks) = marks.of(&field.attrs)?
+                        && let Some(marks) = marks.of_item(&field.attrs)?
                     {
                         let name = field.ident.as_ref();
                         let name = name.map_or_else(|| at.to_string(), ToString::to_string);
@@ -142,7 +142,7 @@ impl Writer<'_> {
                 self.line(marks, &format!("enum {path}{generics}{bounds}"));
                 self.derives(module, &item.attrs, &item.generics, path, marks)?;
                 for variant in &item.variants {
-                    if let Some(marks) = marks.of(&variant.attrs)? {
+                    if let Some(marks) = marks.of_item(&variant.attrs)? {
                         let mut fields = variant.fields.clone();
                         for field in &mut fields {
                             field.attrs.clear();
@@ -212,7 +212,7 @@ impl Writer<'_> {
                 }
                 other => return Err(format!("cannot list {}", text(other))),
             };
-            if let Some(marks) = marks.of(attributes)? {
+            if let Some(marks) = marks.of_item(attributes)? {
                 self.line(&marks, &line);
             }
         }
@@ -243,7 +243,7 @@ impl Writer<'_> {
                 let (parameters, bounds) = self.generics(module, &[], generics);
                 let names = arguments(generics);
                 let line = format!("impl{parameters} {derived} for {path}{names}{bounds}");
-                self.line(&marks.within(), &line);
+                self.line(&marks.inherited(), &line);
             }
         }
         Ok(())
@@ -273,7 +273,7 @@ impl Writer<'_> {
             // A hidden type hides its methods.
             Target::Item { module, name, .. } => {
                 let (_, of_type) = &self.public.paths[&(*module, name.clone())];
-                of_type.within().and(marks)
+                of_type.inherited().joined_with(marks)
             }
             _ => marks.clone(),
         };
@@ -316,7 +316,7 @@ impl Writer<'_> {
                 ImplItem::Const(item) => (&item.vis, &item.attrs),
                 other => return Err(format!("cannot list {}", text(other))),
             };
-            let Some(marks) = marks.of(attributes)? else {
+            let Some(marks) = marks.of_item(attributes)? else {
                 continue;
             };
             if !is_public(visibility) {

@@ -1,7 +1,7 @@
 //! Two versions of a store on one table at the same time.
 //!
-//! A test has a frozen copy of the calls of an earlier version. Both versions then make the steps in the life of entries, in all
-//! combinations.
+//! A test has a frozen copy of the calls of an earlier version. Both versions then make the steps in the life of entries: any
+//! three steps are made in all combinations of versions.
 
 use std::future::Future;
 
@@ -54,13 +54,29 @@ pub fn claims(id: u8) -> (Claim, Claim) {
     (claim, rival)
 }
 
-/// Asserts that both versions can make each step in the life of an entry, in all combinations.
+/// Returns `true` if the current version makes a step in a combination of versions, and `false` if the earlier one makes it.
+///
+/// Any three of the steps 0 to 10 are made in all combinations of versions if `combination` takes each value below 32. For the
+/// steps 0 to 7 each value below 16 suffices.
+///
+/// # Panics
+///
+/// Panics if the step is greater than 10.
+#[must_use]
+pub fn is_current(combination: u8, step: u8) -> bool {
+    // The parity of some bits of the combination chooses the version. The parities of three steps are independent, because each
+    // number has an odd count of bits.
+    const BITS: [u8; 11] = [1, 2, 4, 7, 8, 11, 13, 14, 16, 19, 21];
+    (combination & BITS[usize::from(step)]).count_ones() & 1 == 0
+}
+
+/// Asserts that both versions can make each step in the life of an entry. Any three steps are made in all combinations.
 ///
 /// # Panics
 ///
 /// Panics if a reply is wrong, or a call fails.
 pub async fn share_entries(store: &impl Store, earlier: &mut impl EarlierVersion) {
-    for combination in 0..64 {
+    for combination in 0..32 {
         let mut by = Deployments {
             store,
             earlier: &mut *earlier,
@@ -75,11 +91,11 @@ pub async fn share_entries(store: &impl Store, earlier: &mut impl EarlierVersion
         by.release(4, &claim).await;
         let free = by.acquire(5, &rival).await;
         assert_eq!(free, Reply::Granted(1), "the key is free");
-        assert!(!by.complete(0, &claim).await, "the key is leased");
-        assert!(by.complete(1, &rival).await);
-        assert!(by.complete(2, &rival).await, "once more");
-        assert_eq!(by.acquire(3, &claim).await, Reply::Completed);
-        assert!(!by.renew(4, &rival).await);
+        assert!(!by.complete(6, &claim).await, "the key is leased");
+        assert!(by.complete(7, &rival).await);
+        assert!(by.complete(8, &rival).await, "once more");
+        assert_eq!(by.acquire(9, &claim).await, Reply::Completed);
+        assert!(!by.renew(10, &rival).await);
     }
 }
 
@@ -106,16 +122,16 @@ pub async fn take_over(
         expire().await;
         assert_eq!(by.acquire(1, &rival).await, Reply::Granted(2));
         assert!(!by.renew(2, &claim).await);
-        by.release(2, &rival).await;
-        let orphan = by.acquire(3, &claim).await;
+        by.release(3, &rival).await;
+        let orphan = by.acquire(4, &claim).await;
         assert_eq!(orphan, Reply::Granted(3), "still an orphan");
-        assert!(!by.complete(0, &rival).await);
-        assert!(by.complete(1, &claim).await);
-        assert_eq!(by.acquire(2, &rival).await, Reply::Completed);
+        assert!(!by.complete(5, &rival).await);
+        assert!(by.complete(6, &claim).await);
+        assert_eq!(by.acquire(7, &rival).await, Reply::Completed);
     }
 }
 
-/// Two deployments on one table. Each bit of `combination` chooses the version that makes a step.
+/// Two deployments on one table. `combination` chooses the version that makes a step.
 struct Deployments<'a, S, E> {
     store: &'a S,
     earlier: &'a mut E,
@@ -125,7 +141,7 @@ struct Deployments<'a, S, E> {
 impl<S: Store, E: EarlierVersion> Deployments<'_, S, E> {
     /// Returns `true` if the current version makes the step.
     fn is_current(&self, step: u8) -> bool {
-        self.combination >> step & 1 == 0
+        is_current(self.combination, step)
     }
 
     async fn acquire(&mut self, step: u8, claim: &Claim) -> Reply {

@@ -4,7 +4,7 @@
 ///
 /// `store` is a closure like that of [`conformance_tests!`](crate::conformance_tests), and the options are the same. Run
 /// the cases on a store with all details. For a store that lists few states, or stores no owner and operation, the suite
-/// skips the other cases.
+/// skips the other cases. Start no background purger: it could delete the expired entries of the case about purges first.
 ///
 /// ```
 /// # mod store_tests {

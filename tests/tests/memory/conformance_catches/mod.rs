@@ -5,6 +5,7 @@
 
 mod held_up;
 mod mutant;
+mod purging;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -6,7 +6,10 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use tests::servers::redis::{RedisServer, UNHURRIED};
+use tests::{
+    servers::redis::{RedisServer, UNHURRIED},
+    versions::is_current,
+};
 use tower_idempotency::{
     Ttl,
     store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, Store, Token},
@@ -130,7 +133,7 @@ enum Version<'a> {
 impl<'a> Version<'a> {
     /// Returns the version that makes this step.
     fn of(store: &'a RedisStore, other: &'a Other, combination: u8, step: u8) -> Self {
-        if combination >> step & 1 == 0 {
+        if is_current(combination, step) {
             Self::This(store)
         } else {
             Self::Other(other)
@@ -217,12 +220,12 @@ async fn both(server: &RedisServer) -> (RedisStore, Other) {
 }
 
 // F-139
-// Each step of an entry's life is made by one of the versions, in all combinations.
+// Each step of an entry's life is made by one of the versions. Any three steps are made in all combinations.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_script_versions_share_entries() {
     let server = RedisServer::start(&[]);
     let (store, other) = both(&server).await;
-    for combination in 0..64_u8 {
+    for combination in 0..32_u8 {
         let by = |step| Version::of(&store, &other, combination, step);
         let id = KeyId::from_bytes([combination; 32]);
         let claim = Claim::new(id, FINGERPRINT).unwrap();
@@ -235,11 +238,11 @@ async fn two_script_versions_share_entries() {
         assert!(!by(3).renew(&rival).await);
         by(4).release(&claim).await;
         assert_eq!(by(5).acquire(&rival).await, 1, "the key is free");
-        assert!(!by(0).complete(&claim).await, "the key is leased");
-        assert!(by(1).complete(&rival).await);
-        assert!(by(2).complete(&rival).await, "once more");
-        assert_eq!(by(3).acquire(&claim).await, 4);
-        assert!(!by(4).renew(&rival).await);
+        assert!(!by(6).complete(&claim).await, "the key is leased");
+        assert!(by(7).complete(&rival).await);
+        assert!(by(8).complete(&rival).await, "once more");
+        assert_eq!(by(9).acquire(&claim).await, 4);
+        assert!(!by(10).renew(&rival).await);
         assert!(!other.is_in_progress(&claim).await);
     }
     // One version may flush the scripts while the other one runs.
@@ -270,11 +273,11 @@ async fn two_script_versions_take_over() {
         assert!(!other.is_in_progress(&claim).await);
         assert_eq!(by(1).acquire(&rival).await, 20);
         assert!(!by(2).renew(&claim).await);
-        by(2).release(&rival).await;
-        assert_eq!(by(3).acquire(&claim).await, 30, "still an orphan");
-        assert!(!by(0).complete(&rival).await);
-        assert!(by(1).complete(&claim).await);
-        assert_eq!(by(2).acquire(&rival).await, 4);
+        by(3).release(&rival).await;
+        assert_eq!(by(4).acquire(&claim).await, 30, "still an orphan");
+        assert!(!by(5).complete(&rival).await);
+        assert!(by(6).complete(&claim).await);
+        assert_eq!(by(7).acquire(&rival).await, 4);
     }
 }
 

@@ -332,7 +332,7 @@ where
     let closed = lease.close();
     // An error or another value may contradict the commit that the work reported.
     let is_confirmed = matches!((&closed, &result), (CommitOutcome::Committed(record), Ok(value))
-        if disposition::is_record_of(rules, id, value, record));
+        if disposition::has_value(record, rules, id, value));
     if let Some(record) = execution.committed_record(closed, is_confirmed).await {
         return HandlerOutcome::Committed(WorkResult::from(result), record);
     }

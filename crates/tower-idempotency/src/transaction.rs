@@ -119,7 +119,8 @@ pub struct Prepared<T> {
     retention: Ttl,
     status: StatusCode,
     output: T,
-    /// Marks the output when its commit is reported.
+    /// Inserts [`CommittedResponse`](crate::lease::commits::CommittedResponse) into a response when its commit is reported.
+    /// Does nothing to a value.
     mark: fn(&mut T),
 }
 

@@ -139,6 +139,11 @@ impl Link {
                     execution.refused = matches!(done, StoreReply::Lost);
                 }
                 "commit" => execution.received = true,
+                // The layer has its lease back.
+                "acquire" => {
+                    execution.refused &=
+                        !matches!(done, StoreReply::Acquired(Acquired::Granted { .. }));
+                }
                 "renew" => execution.lost |= matches!(done, StoreReply::Lost),
                 _ => {}
             }

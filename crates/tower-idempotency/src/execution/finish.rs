@@ -77,7 +77,7 @@ impl Execution {
                 CompleteOutcome::Failed | CompleteOutcome::TooLarge { .. } => {
                     let Self { lease, permit } = self;
                     // A renewal may have reported that another process holds the lease. This response is then not the valid
-                    // one. Or it has found none, which the completion itself may have caused.
+                    // one. Or the renewal has found no lease, because the completion itself has ended it.
                     let mut unknown = lease.has_unacknowledged_commit() || lease.is_lost();
                     if !unknown && lease.is_renewal_refused() {
                         let reconciled = reconcile_refused_renewal(&lease, &pending.record);
@@ -365,6 +365,7 @@ fn spawn_complete(
         let _held = held;
         let lease = &*lease.0;
         let mut backoff = Backoff::new();
+        let mut is_refused = false;
         while backoff.wait_until(deadline).await {
             match pending.complete(lease, &reference, false).await {
                 Ok(CompleteOutcome::Failed) => {}
@@ -381,7 +382,7 @@ fn spawn_complete(
                     if lease.is_renewal_refused() {
                         lease.mark_lost();
                     }
-                    release_late_acquire(lease, permit);
+                    is_refused = true;
                     break;
                 }
                 // The lease may still be held. It prevents another execution until it expires.
@@ -392,9 +393,7 @@ fn spawn_complete(
                     let warnings = lease.warnings();
                     let released = store.release_until(&reference, deadline, timeout, warnings);
                     released.await;
-                    if lease.has_unacknowledged_commit() || lease.may_acquire_late() {
-                        spawn_release_unacknowledged(lease.config(), store, lease.claim(), permit);
-                    }
+                    release_late_acquire(lease, permit);
                     return;
                 }
             }
@@ -402,6 +401,10 @@ fn spawn_complete(
         telemetry::attention_not_stored(lease.layer(), lease.id(), &pending.record);
         if responded {
             lease.warnings().unrecorded(lease.id());
+        }
+        // A drain waits for the permit, so the loss is counted before.
+        if is_refused {
+            release_late_acquire(lease, permit);
         }
     });
 }

@@ -192,19 +192,20 @@ pub(super) async fn verify_stored_record(
     }
 }
 
-/// Returns the result if the store has a record: this one, or that of another execution. Returns `None` if it has none, or
-/// does not reply. Marks the lease as lost, except if the store has a record of this execution or does not reply.
+/// Returns the result if the store has a record of this execution or of another one. Returns `None` if it has none, or does
+/// not reply. Marks the lease as lost, except if the store has a record of this execution or does not reply.
 ///
 /// Call it for a record that was sent without a reply, after a renewal has found no lease. An attempt to store the record may
-/// have ended the lease.
+/// have ended the lease. The handler must have begun no commit. Each record under the token of the lease then comes from the
+/// same response. It may be smaller than the whole record if the store rejects the size.
 pub(super) async fn reconcile_refused_renewal(
     lease: &LeaseState,
     record: &Bytes,
 ) -> Option<Finished> {
     let (layer, id) = (lease.layer(), lease.id());
     match query_entry(lease).await {
-        EntryStatus::CompletedHere(stored) if stored == *record => {
-            telemetry::recorded(layer, id, record);
+        EntryStatus::CompletedHere(stored) => {
+            telemetry::recorded(layer, id, &stored);
             Some(Finished::Own)
         }
         EntryStatus::Completed(stored) => {
@@ -216,8 +217,7 @@ pub(super) async fn reconcile_refused_renewal(
             lease.mark_lost();
             None
         }
-        // An earlier attempt may have stored a larger record under this token.
-        EntryStatus::CompletedHere(_) | EntryStatus::Unknown => None,
+        EntryStatus::Unknown => None,
     }
 }
 

@@ -24,8 +24,9 @@ pub(crate) struct CommitAttempts {
     first_expiry: Mutex<Option<Instant>>,
 }
 
-/// Extension of a response that [`Prepared::commit`](crate::transaction::Prepared::commit) returned. If the handler returns
-/// another response, its commit may have been reported too early.
+/// Extension of a response that [`Prepared::commit`](crate::transaction::Prepared::commit) or
+/// [`BegunCommit::acknowledge`](crate::transaction::BegunCommit::acknowledge) returned. If the handler returns another
+/// response, its commit may have been reported too early.
 #[derive(Clone, Copy)]
 pub(crate) struct CommittedResponse;
 

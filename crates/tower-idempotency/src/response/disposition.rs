@@ -16,7 +16,7 @@ use crate::{
     body::Body,
     limits::Buffer,
     panics::catch_setting_panic,
-    record::{Codec, MAX_LINES, NeedsAttention, Origin, TombstoneReason},
+    record::{Codec, MAX_LINES, NeedsAttention, Origin, Record, TombstoneReason},
     response::{
         buffer::{Buffered, BufferedBody},
         directives::{Directive, take_directive},
@@ -350,16 +350,13 @@ pub(crate) fn encode_value(rules: &Rules, id: &KeyId, value: &impl Serialize) ->
     }
 }
 
-/// Returns `true` if `record` is the record of the value, and no tombstone.
-pub(crate) fn is_record_of(
-    rules: &Rules,
-    id: &KeyId,
-    value: &impl Serialize,
-    record: &Bytes,
-) -> bool {
+/// Returns `true` if the record contains this value. A tombstone contains none.
+pub(crate) fn has_value(record: &Bytes, rules: &Rules, id: &KeyId, value: &impl Serialize) -> bool {
+    let Ok(Record::Value(committed)) = rules.codec().decode(id, record) else {
+        return false;
+    };
     let bytes = catch_unwind(AssertUnwindSafe(|| rmp_serde::to_vec_named(value)));
-    matches!(bytes, Ok(Ok(bytes)) if bytes.len() <= rules.body_limit
-        && rules.codec().encode_value(id, &bytes) == *record)
+    matches!(bytes, Ok(Ok(bytes)) if committed == bytes)
 }
 
 /// Encodes the tombstone of a value that cannot be recorded.

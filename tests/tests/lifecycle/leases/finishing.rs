@@ -1,16 +1,24 @@
 //! Lost leases and rejected records while the layer stores the record.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex, OnceLock},
+    time::Duration,
+};
 
+use metrics::{
+    Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+};
 use metrics_util::debugging::DebuggingRecorder;
 use tests::{
     barrier::within,
     observed::{read, total},
+    sql::claim,
 };
 use tokio::time::sleep;
 use tower_idempotency::{
+    IdempotencyLayer,
     conformance::{Fault, Operation},
-    store::Store,
+    store::{Acquired, Store},
     transaction::LeaseExt,
 };
 
@@ -94,7 +102,7 @@ async fn loss_is_reported_after_failed_query() {
     .await;
 }
 
-// S-801
+// S-806
 /// The other process has left an orphan, or the entry was deleted. The record of this execution is then the only one.
 #[tokio::test(start_paused = true)]
 async fn record_is_stored_after_loss_during_completion() {
@@ -155,6 +163,103 @@ async fn stored_record_without_reply_is_returned() {
         assert_eq!(total(&counted, "idempotency_lease_lost_total"), 0.0);
         assert_eq!(total(&counted, "idempotency_unrecorded_total"), 0.0);
         assert_eq!((node.effects.count(), node.layer.in_flight()), (1, 0));
+    })
+    .await;
+}
+
+// S-802, F-801
+/// The completion stores the whole record without a reply. The store then rejects the size, so the layer sends a tombstone.
+#[tokio::test(start_paused = true)]
+async fn whole_record_without_reply_is_own() {
+    within(LONG, async {
+        let node = Node::new();
+        let (first, _) = node.start().await;
+        sleep(LEASE / 3 - Duration::from_secs(1)).await;
+        node.store.set_script(|op, nth| match (op, nth) {
+            (Operation::Complete, 2) => Fault::RecordTooLarge(1),
+            (Operation::Complete, _) => Fault::HangReply,
+            _ => Fault::None,
+        });
+        node.barrier.open_for_good();
+        let first = joined(first).await;
+        assert_eq!((first.text(), first.is_replay()), ("execution 1", false));
+        let calls = node.store.calls(Operation::Complete);
+        assert!(calls > 2, "the tombstone was sent: {calls}");
+        let retry = node.another().response().await;
+        assert_eq!((retry.text(), retry.is_replay()), ("execution 1", true));
+        sleep(LEASE * 2).await;
+        assert_eq!(node.store.calls(Operation::Complete), calls);
+        assert_eq!((node.effects.count(), node.layer.in_flight()), (1, 0));
+    })
+    .await;
+}
+
+/// Reads the number of executions in flight each time a response is counted as unrecorded.
+#[derive(Clone, Default)]
+struct InFlightAtCount {
+    layer: Arc<OnceLock<IdempotencyLayer>>,
+    in_flight: Arc<Mutex<Vec<usize>>>,
+}
+
+impl CounterFn for InFlightAtCount {
+    fn increment(&self, value: u64) {
+        // A registration adds 0.
+        if value == 0 {
+            return;
+        }
+        let layer = self.layer.get().expect("a layer");
+        let mut in_flight = self.in_flight.lock().expect("no poison");
+        in_flight.push(layer.in_flight());
+    }
+
+    fn absolute(&self, _value: u64) {}
+}
+
+impl Recorder for InFlightAtCount {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        match key.name() {
+            "idempotency_unrecorded_total" => Counter::from_arc(Arc::new(self.clone())),
+            _ => Counter::noop(),
+        }
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+/// Another execution holds the key, so the store refuses the completion in the background. A drain ends the process only after
+/// the response is counted.
+#[tokio::test(start_paused = true)]
+async fn unrecorded_response_is_counted_before_drain() {
+    let recorder = InFlightAtCount::default();
+    let _recorded = metrics::set_default_local_recorder(&recorder);
+    within(LONG, async {
+        let node = Node::new();
+        assert!(recorder.layer.set(node.layer.clone()).is_ok());
+        let (first, lease) = node.start().await;
+        node.fail(&[Operation::Complete], Fault::HangCall);
+        node.barrier.open_for_good();
+        assert_eq!(joined(first).await.text(), "execution 1");
+        let deleted = node.store.inner().release(&lease.lease_ref()).await;
+        deleted.expect("memory");
+        let mut rival = claim();
+        rival.id = lease.key_id();
+        let taken = node.store.inner().acquire(&rival).await;
+        assert!(matches!(taken, Ok(Acquired::Granted { .. })), "{taken:?}");
+        node.recover();
+        assert!(node.layer.drain(LEASE).await);
+        assert_eq!(*recorder.in_flight.lock().expect("no poison"), [1]);
     })
     .await;
 }

@@ -1,5 +1,7 @@
 //! Acquires of a query that arrive after their execution has ended.
 
+use std::time::Duration;
+
 use axum::{Router, body::Body};
 use http::{Request, StatusCode};
 use tests::{
@@ -7,6 +9,7 @@ use tests::{
     barrier::{Barrier, bounded},
     created, creating,
 };
+use tokio::time::timeout;
 use tower_idempotency::{
     IdempotencyLayer, Lease, OrphanPolicy,
     conformance::{Fault, Operation},
@@ -16,12 +19,18 @@ use tower_idempotency::{
 
 use super::{StalledStore, assert_late_lease_is_released, releasing_first, spawn_order};
 
-/// Returns a service whose store loses the lease of each execution, which then waits at the barrier. If `commits` is set, the
-/// commit of the execution gets no reply.
+/// A commit that is dropped after this time has sent its query, which has no reply yet.
+const DROPPED: Duration = Duration::from_secs(1);
+
+/// A commit that is not dropped.
+const AWAITED: Duration = Duration::from_secs(60);
+
+/// Returns a service whose store loses the lease of each execution, which then waits at the barrier. If `commit_limit` is set,
+/// the execution commits without a reply, and drops the commit after this time.
 fn losing_lease(
     store: &StalledStore,
     layer: IdempotencyLayer,
-    commits: bool,
+    commit_limit: Option<Duration>,
     barrier: &Barrier,
 ) -> Router {
     let (backend, barrier) = (store.injector.inner().clone(), barrier.clone());
@@ -32,10 +41,16 @@ fn losing_lease(
             let released = backend.release(&lease.lease_ref()).await;
             released.expect("memory");
             barrier.pass().await;
-            if commits {
+            if let Some(limit) = commit_limit {
                 let prepared = lease.prepare(created(n)).await.expect("recorded");
                 let commit = prepared.commit(async { Err(StoreError::backend("no reply")) });
-                assert!(matches!(commit.await, Err(StoreError::LeaseLost)));
+                match timeout(limit, commit).await {
+                    Ok(committed) => {
+                        assert!(matches!(committed, Err(StoreError::LeaseLost)));
+                        assert_eq!(limit, AWAITED);
+                    }
+                    Err(_elapsed) => assert_eq!(limit, DROPPED),
+                }
             }
             created(n)
         }
@@ -48,13 +63,18 @@ fn losing_lease(
 /// the background finds the other execution.
 #[tokio::test(start_paused = true)]
 async fn late_query_of_lost_lease_is_released() {
-    for (commits, hanging) in [(false, 3..=3), (false, 3..=4), (true, 3..=3)] {
+    for (commit_limit, hanging) in [
+        (None, 3..=3),
+        (None, 3..=4),
+        (Some(AWAITED), 3..=3),
+        (Some(DROPPED), 3..=3),
+    ] {
         let store = StalledStore::new(hanging);
         let layer = || {
             IdempotencyLayer::new(store.injector.clone()).with_orphan_policy(OrphanPolicy::Refuse)
         };
         let (lost, held) = (Barrier::closed(), Barrier::closed());
-        let ending = losing_lease(&store, layer(), commits, &lost);
+        let ending = losing_lease(&store, layer(), commit_limit, &lost);
         let first = spawn_order(&ending);
         bounded(lost.arrival()).await;
         let rival = layer();
@@ -63,7 +83,11 @@ async fn late_query_of_lost_lease_is_released() {
         bounded(held.arrival()).await;
         lost.open_for_good();
         let first = bounded(first).await.expect("no panic");
-        assert_eq!(first.code(), "outcome-unknown", "{commits} {first:?}");
+        assert_eq!(
+            first.code(),
+            "outcome-unknown",
+            "{commit_limit:?} {first:?}"
+        );
         store.wait_for_releases(1).await;
         held.open_for_good();
         let second = bounded(second).await.expect("no panic");

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"sync"
+	"unicode/utf8"
 )
 
 var (
@@ -24,23 +25,32 @@ func respond(response http.ResponseWriter, status int, value any) {
 }
 
 func serve(response http.ResponseWriter, request *http.Request) {
-	mutex.Lock()
-	defer mutex.Unlock()
 	if request.Method != http.MethodPost {
-		respond(response, http.StatusOK, len(orders))
+		mutex.Lock()
+		count := len(orders)
+		mutex.Unlock()
+		respond(response, http.StatusOK, count)
 		return
 	}
+	if request.URL.Path != "/orders" {
+		respond(response, http.StatusNotFound, "unknown path")
+		return
+	}
+	// Not under the lock: a client that sends slowly must not stop the others.
 	item, err := io.ReadAll(request.Body)
-	if err != nil {
-		respond(response, http.StatusBadRequest, "incomplete")
+	if err != nil || !utf8.Valid(item) {
+		respond(response, http.StatusBadRequest, "expected text")
 		return
 	}
+	mutex.Lock()
 	orders = append(orders, string(item))
+	order := len(orders)
+	mutex.Unlock()
 	if string(item) == "crash" {
 		// The server closes the connection without a response.
 		panic(http.ErrAbortHandler)
 	}
-	respond(response, http.StatusCreated, map[string]any{"order": len(orders), "item": string(item)})
+	respond(response, http.StatusCreated, map[string]any{"order": order, "item": string(item)})
 }
 
 func main() {

@@ -1,5 +1,6 @@
 // The service of orders.py in Node: orders.js [PORT]
 
+const { isUtf8 } = require("node:buffer");
 const http = require("node:http");
 
 const orders = [];
@@ -10,9 +11,14 @@ const server = http.createServer((request, response) => {
     response.end(JSON.stringify(value));
   };
   if (request.method !== "POST") return respond(200, orders.length);
-  let item = "";
-  request.on("data", (data) => (item += data));
+  if (request.url.split("?")[0] !== "/orders") return respond(404, "unknown path");
+  const parts = [];
+  request.on("data", (part) => parts.push(part));
   request.on("end", () => {
+    // As a whole: a character may be split between two parts.
+    const body = Buffer.concat(parts);
+    if (!isUtf8(body)) return respond(400, "expected text");
+    const item = body.toString();
     orders.push(item);
     if (item === "crash") return request.socket.destroy();
     respond(201, { order: orders.length, item });

@@ -6,21 +6,34 @@ connection breaks.
 
 import json
 import sys
+import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 orders = []
+lock = threading.Lock()
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self):
-        item = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        orders.append(item)
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path.split("?")[0] != "/orders":
+            self.respond(404, "unknown path")
+            return
+        try:
+            item = body.decode()
+        except UnicodeDecodeError:
+            self.respond(400, "expected text")
+            return
+        # Each request has a thread.
+        with lock:
+            orders.append(item)
+            order = len(orders)
         if item == "crash":
             self.close_connection = True
             return
-        self.respond(201, {"order": len(orders), "item": item})
+        self.respond(201, {"order": order, "item": item})
 
     def do_GET(self):
         self.respond(200, len(orders))

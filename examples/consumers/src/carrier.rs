@@ -42,7 +42,7 @@ impl Carrier {
     ///
     /// If the future is dropped, the parcel may be sent.
     pub async fn send(&self, order: &str) -> Result<(), Unsent> {
-        let is_valid = order.lines().count() == 1 && order.contains(" to ");
+        let is_valid = !order.contains(['\n', '\r']) && order.contains(" to ");
         if !is_valid {
             return Err(Unsent::Never("the order has no address".into()));
         }

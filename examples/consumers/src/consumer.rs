@@ -57,7 +57,8 @@ impl Consumer {
 
     /// Sets the time after which a message is delivered again if its consumer does not move it. Default: 1 minute.
     ///
-    /// If it is shorter than an attempt, each further delivery fails: the key is in progress.
+    /// If it is shorter than an attempt, each further delivery fails: the key is in progress. The failure of such an attempt
+    /// is not counted, so the message is retried without end.
     #[must_use]
     pub fn with_visibility(self, visibility: Duration) -> Self {
         Self { visibility, ..self }

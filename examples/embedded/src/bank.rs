@@ -1,4 +1,4 @@
-use std::path::Path;
+use std::{num::NonZeroU32, path::Path};
 
 use axum::{
     Json, Router,
@@ -89,7 +89,8 @@ impl Bank {
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Deposit {
     pub(crate) account: String,
-    pub(crate) cents: i64,
+    /// `Json` rejects other amounts with 422, which is recorded. An error of SQLite would make the client retry without end.
+    pub(crate) cents: NonZeroU32,
 }
 
 #[derive(Debug, Deserialize, Serialize)]
@@ -128,7 +129,7 @@ pub(crate) async fn write(
 ) -> Result<Receipt, sqlx::Error> {
     let id = sqlx::query_scalar("insert into deposits (account, cents) values (?, ?) returning id")
         .bind(&deposit.account)
-        .bind(deposit.cents)
+        .bind(i64::from(deposit.cents.get()))
         .fetch_one(&mut *connection)
         .await?;
     let balance = sqlx::query_scalar(
@@ -136,7 +137,7 @@ pub(crate) async fn write(
          on conflict (name) do update set cents = cents + excluded.cents returning cents",
     )
     .bind(&deposit.account)
-    .bind(deposit.cents)
+    .bind(i64::from(deposit.cents.get()))
     .fetch_one(&mut *connection)
     .await?;
     Ok(Receipt {

@@ -30,7 +30,7 @@ async fn deposit(
     let id: i64 =
         sqlx::query_scalar("insert into deposits (account, cents) values (?, ?) returning id")
             .bind(&deposit.account)
-            .bind(deposit.cents)
+            .bind(i64::from(deposit.cents.get()))
             .fetch_one(&mut *tx)
             .await?;
     let balance: i64 = sqlx::query_scalar(
@@ -38,7 +38,7 @@ async fn deposit(
          on conflict (name) do update set cents = cents + excluded.cents returning cents",
     )
     .bind(&deposit.account)
-    .bind(deposit.cents)
+    .bind(i64::from(deposit.cents.get()))
     .fetch_one(&mut *tx)
     .await?;
     StopPoint::BeforeCommit.reach(bank.stop_at).await;

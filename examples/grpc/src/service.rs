@@ -36,12 +36,14 @@ impl Accounts {
 
     fn pay(&self, req: &PayRequest) -> Result<Payment, Status> {
         self.with_ledger(|ledger| {
-            let paid = ledger.paid.entry(req.account.clone()).or_default();
-            if *paid + req.amount > INITIAL {
+            let paid = ledger.paid.get(&req.account).copied().unwrap_or(0);
+            // The client chooses the amount, so the sum may overflow.
+            let total = paid.checked_add(req.amount);
+            let Some(total) = total.filter(|total| *total <= INITIAL) else {
                 // An outcome: a retry with the same key gets it again.
                 return Err(Status::failed_precondition("not enough money"));
-            }
-            *paid += req.amount;
+            };
+            ledger.paid.insert(req.account.clone(), total);
             let id = ledger.payments.len() as u64 + 1;
             let amount = req.amount;
             let payment = Payment { id, amount };

@@ -5,13 +5,13 @@ use axum::{
     routing::{get, post},
 };
 use metrics_exporter_prometheus::PrometheusHandle;
-use tower_idempotency::{IdempotencyLayer, Store};
+use tower_idempotency::IdempotencyLayer;
 
 use crate::telemetry::trace;
 
-/// Returns the service on this store. The page `/metrics` has the counters of the layer.
-pub fn app(store: impl Store, metrics: PrometheusHandle) -> Router {
-    let layer = IdempotencyLayer::new(store).with_trace_links(true);
+/// Returns the service behind this layer. The page `/metrics` has the counters of the layer.
+pub fn app(layer: IdempotencyLayer, metrics: PrometheusHandle) -> Router {
+    let layer = layer.with_trace_links(true);
     Router::new()
         .route("/payments", post(pay))
         .route_layer(layer)

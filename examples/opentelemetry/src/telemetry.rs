@@ -1,11 +1,11 @@
-use std::error::Error;
+use std::{error::Error, time::Duration};
 
 use axum::{
     extract::{MatchedPath, Request},
     middleware::Next,
     response::Response,
 };
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use opentelemetry::{
     propagation::TextMapPropagator,
     trace::{TraceContextExt, TracerProvider},
@@ -13,7 +13,11 @@ use opentelemetry::{
 use opentelemetry_http::{HeaderExtractor, HeaderInjector};
 use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig};
 use opentelemetry_sdk::{Resource, propagation::TraceContextPropagator, trace::SdkTracerProvider};
-use tower_idempotency::ExecutionTrace;
+use tokio::time::sleep;
+use tower_idempotency::{
+    ExecutionTrace,
+    metrics::{RECORD_BYTES_BUCKETS, SECONDS_BUCKETS},
+};
 use tracing::{Instrument, field::Empty, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use tracing_subscriber::{EnvFilter, layer::SubscriberExt, util::SubscriberInitExt};
@@ -48,13 +52,31 @@ pub fn install_traces(collector: &str) -> Result<SdkTracerProvider, TelemetryErr
     Ok(provider)
 }
 
-/// Installs the recorder for the counters of the layer. A collector scrapes its text.
+/// Installs the recorder for the counters and histograms of the layer. A collector scrapes its text.
 ///
 /// # Errors
 ///
 /// Returns an error if a recorder is installed already.
+///
+/// # Panics
+///
+/// Panics outside of a tokio runtime.
 pub fn install_metrics() -> Result<PrometheusHandle, TelemetryError> {
-    Ok(PrometheusBuilder::new().install_recorder()?)
+    let full = |name: &str| Matcher::Full(name.to_owned());
+    let recorder = PrometheusBuilder::new()
+        .set_buckets_for_metric(full("idempotency_handler_seconds"), &SECONDS_BUCKETS)?
+        .set_buckets_for_metric(full("idempotency_store_seconds"), &SECONDS_BUCKETS)?
+        .set_buckets_for_metric(full("idempotency_record_bytes"), &RECORD_BYTES_BUCKETS)?
+        .install_recorder()?;
+    // Without this, the samples of histograms use up memory until the next scrape.
+    let upkeep = recorder.clone();
+    tokio::spawn(async move {
+        loop {
+            sleep(Duration::from_secs(5)).await;
+            upkeep.run_upkeep();
+        }
+    });
+    Ok(recorder)
 }
 
 /// Runs the request in a span, and links the span of a replay to that of the execution.

@@ -1,4 +1,5 @@
-//! The handlers' connections. They wait for an unresponsive database no longer than a request may take.
+//! The connections of the handlers and of the worker. They wait for an unresponsive database no longer than a request may
+//! take.
 
 use std::{future::Future, time::Duration};
 
@@ -36,8 +37,8 @@ pub async fn connect(url: &str, patience: Duration) -> Result<PgPool, Failure> {
     Ok(options.connect(url).await?)
 }
 
-/// Returns the result of the work, or 503 if it is not done within `limit`. If a commit was in flight, the layer queries
-/// the store before it responds.
+/// Returns the result of the work, or a failure (503) if it is not done within `limit`. If a commit was in flight, the layer
+/// queries the store before it responds.
 ///
 /// A driver waits for its server indefinitely, and a key stays in progress while its handler waits.
 pub(crate) fn within<T>(

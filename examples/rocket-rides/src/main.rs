@@ -30,7 +30,7 @@ struct Args {
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "5s")]
     patience: Duration,
 
-    /// The timeout of a request, including all its calls.
+    /// The timeout of a request, including all its calls, and of the delivery of a receipt.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "30s")]
     limit: Duration,
 
@@ -75,7 +75,8 @@ async fn main() -> Result<(), Failure> {
     };
 
     let mailbox = Mailbox::new(&args.mailbox);
-    tokio::spawn(deliver(pool, mailbox, Duration::from_millis(100)));
+    let interval = Duration::from_millis(100);
+    tokio::spawn(deliver(pool, mailbox, interval, args.limit));
     let _purging = store.spawn_purger(Duration::from_secs(60));
     if args.careless {
         serve(&args.listen, careless(rides, layer.clone())).await?;

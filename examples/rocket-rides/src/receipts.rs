@@ -10,7 +10,7 @@ use std::{
 use tokio::{fs::OpenOptions, io::AsyncWriteExt, time::sleep};
 use tower_idempotency_sqlx::sqlx::{self, PgPool};
 
-use crate::Failure;
+use crate::{Failure, database::within};
 
 /// The destination of receipts: a file with a line `RECEIPT RIDE RECIPIENT FARE` for each delivery.
 #[derive(Clone, Debug)]
@@ -35,12 +35,15 @@ impl Mailbox {
 
 /// Delivers all receipts that are due, and repeats this after `every`. Never returns, and may run on every replica.
 ///
+/// A delivery that takes longer than `limit` is repeated. Without this, the worker would stop at a connection that hangs, and
+/// the workers of other replicas would skip its receipt. If the limit is too short, receipts are delivered several times.
+///
 /// # Cancellation
 ///
 /// If the future is dropped, a receipt that is being delivered will be delivered again.
-pub async fn deliver(pool: PgPool, mailbox: Mailbox, every: Duration) {
+pub async fn deliver(pool: PgPool, mailbox: Mailbox, every: Duration, limit: Duration) {
     loop {
-        match deliver_one(&pool, &mailbox).await {
+        match within(limit, deliver_one(&pool, &mailbox)).await {
             Ok(true) => {}
             Ok(false) => sleep(every).await,
             Err(error) => {

@@ -87,6 +87,14 @@ struct Wanted {
     card: String,
 }
 
+impl Wanted {
+    /// Returns `false` for text that PostgreSQL refuses, or that would break the line of a receipt.
+    fn is_valid(&self) -> bool {
+        let mut texts = [&self.rider, &self.destination, &self.card].into_iter();
+        texts.all(|text| !text.contains(char::is_control))
+    }
+}
+
 /// The progress of a request.
 enum Reached {
     Created { ride: i64 },
@@ -98,6 +106,11 @@ async fn ride(
     lease: Lease,
     Json(wanted): Json<Wanted>,
 ) -> Result<Response, Failure> {
+    if !wanted.is_valid() {
+        // An outcome: a 503 would make the client retry a request that cannot succeed.
+        let body = Json(json!({ "error": "expected text without control characters" }));
+        return Ok((StatusCode::UNPROCESSABLE_ENTITY, body).into_response());
+    }
     let limit = rides.limit;
     within(limit, async {
         // A first execution has no predecessor that could have left a checkpoint.

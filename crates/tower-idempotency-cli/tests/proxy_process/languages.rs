@@ -2,15 +2,15 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
-    net::SocketAddr,
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
 
-use tests::scratch::Scratch;
+use tests::{HANG_GUARD, scratch::Scratch};
 
-use crate::harness::{Process, get, post};
+use crate::harness::{Process, exchange, get, post};
 
 /// A program that prints its address. It is killed when this is dropped.
 struct Program {
@@ -61,6 +61,9 @@ fn check(upstream: &Program) {
     }
     fs::write(&file, text).unwrap();
     let proxy = Process::start(&file);
+    // A client that stops in the middle of its body does not stop the other ones.
+    let stalled = "POST /orders HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\na";
+    let stalled = send(upstream.address, stalled.as_bytes());
     let count = || {
         get(proxy.address, "/count")
             .body()
@@ -87,10 +90,23 @@ fn check(upstream: &Program) {
     // A request without a key passes as before.
     let without_key =
         "POST /orders HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 4\r\n\r\nbook";
-    assert_eq!(
-        crate::harness::exchange(proxy.address, without_key).status(),
-        400
-    );
+    assert_eq!(exchange(proxy.address, without_key).status(), 400);
+    // Another path does not avoid the key, neither at the proxy nor at the service.
+    let elsewhere = without_key.replace("/orders", "/elsewhere");
+    for address in [proxy.address, upstream.address] {
+        assert_eq!(exchange(address, &elsewhere).status(), 404);
+    }
+    // A body that is no text gets a response.
+    let binary = [
+        without_key.replace("4\r\n\r\nbook", "1\r\n\r\n").as_bytes(),
+        &[0xff],
+    ]
+    .concat();
+    let mut reply = String::new();
+    send(upstream.address, &binary)
+        .read_to_string(&mut reply)
+        .unwrap();
+    assert!(reply.starts_with("HTTP/1.1 400 "), "{reply}");
     assert_eq!(count(), 20);
     // The upstream fails after it has stored the order.
     let failed = post(proxy.address, "/orders", "crash", "crash");
@@ -105,6 +121,15 @@ fn check(upstream: &Program) {
     check_conformance(&proxy);
     // One for each key of the rows that are judged, as in front of an upstream in Rust.
     assert_eq!(count(), 21 + EXECUTIONS);
+    drop(stalled);
+}
+
+/// Sends bytes, and returns the connection.
+fn send(address: SocketAddr, bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(HANG_GUARD)).unwrap();
+    stream.write_all(bytes).unwrap();
+    stream
 }
 
 /// The executions of `idempotency conform` without the rows of another path and another method.
@@ -151,9 +176,15 @@ fn python_upstream_executes_once() {
 #[test]
 #[ignore = "needs Node; scripts/test --all installs it and runs this test"]
 fn node_upstream_executes_once() {
-    check(&Program::start(
-        Command::new("node").arg(example("orders.js")).arg("0"),
-    ));
+    let program = Program::start(Command::new("node").arg(example("orders.js")).arg("0"));
+    check(&program);
+    // Node emits each chunk by itself: both bytes of a character are in different chunks.
+    let head = "POST /orders HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
+    let chunks = b"1\r\n\xc3\r\n1\r\n\xa9\r\n0\r\n\r\n";
+    let mut reply = String::new();
+    let mut stream = send(program.address, &[head.as_bytes(), chunks].concat());
+    stream.read_to_string(&mut reply).unwrap();
+    assert!(reply.contains("\"item\":\"é\""), "{reply}");
 }
 
 #[test]

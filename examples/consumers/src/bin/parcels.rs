@@ -134,6 +134,8 @@ async fn main() -> Result<(), Failure> {
             Command::Consume(args) => {
                 let store = PostgresStore::from_url(&database)?;
                 store.migrate().await?;
+                // Redis deletes expired entries by itself.
+                let _purging = store.spawn_purger(Duration::from_secs(60));
                 consume(queue, IdempotencyLayer::new(store), args).await
             }
             Command::Operate(operation) => operate(&queue, operation).await,
@@ -182,8 +184,9 @@ fn line(message: &Message) -> String {
     let since = Duration::from_millis(message.since.try_into().unwrap_or(0));
     let age = SystemTime::UNIX_EPOCH + since;
     let age = age.elapsed().unwrap_or_default().as_secs();
+    // The producer chooses the id and the order: line breaks and escape sequences in them must not reach the terminal.
     format!(
-        "{} {} delivery {}, {} failures, for {}: {} ({})",
+        "{} {:?} delivery {}, {} failures, for {}: {:?} ({:?})",
         message.state,
         message.id,
         message.delivery,

@@ -1,16 +1,17 @@
-use std::time::Duration;
+use std::{future::Future, time::Duration};
 
+use tokio::time::timeout;
 use tower_idempotency_sqlx::{
     SqlError,
-    sqlx::{self, PgPool, postgres::PgPoolOptions},
+    sqlx::{self, Connection as _, PgPool, postgres::PgPoolOptions},
 };
 
-use super::{Message, Move, RetryQueue, State, message::millis};
+use super::{Message, Move, RetryQueue, State, message::millis, queue::TIMEOUT};
 use crate::Failure;
 
 /// A retry queue in PostgreSQL: the table `messages`.
 ///
-/// Its errors are [`SqlError`], which quotes no values of statements.
+/// A call has a timeout of ten seconds. Errors of the database are [`SqlError`], which quotes no values of statements.
 #[derive(Clone, Debug)]
 pub struct PostgresQueue(PgPool);
 
@@ -27,31 +28,34 @@ impl PostgresQueue {
     pub async fn connect(url: &str) -> Result<Self, Failure> {
         // Without limits of age and idle time, sqlx 0.9.0 does not start a task that can use a processor without end
         // (sqlx issue 3645).
-        let options = PgPoolOptions::new().max_lifetime(None).idle_timeout(None);
-        let pool = options.connect(url).await.map_err(SqlError::from)?;
-        let created = sqlx::raw_sql(CREATE).execute(&pool).await;
-        created.map_err(SqlError::from)?;
+        let options = PgPoolOptions::new()
+            .max_lifetime(None)
+            .idle_timeout(None)
+            .acquire_timeout(TIMEOUT)
+            // The pool checks each returned connection without a timeout: connections that hang would use it up.
+            .after_release(|connection, _| {
+                Box::pin(async move {
+                    let alive = timeout(TIMEOUT, connection.ping()).await;
+                    alive.unwrap_or_else(|elapsed| Err(sqlx::Error::Io(elapsed.into())))?;
+                    Ok(true)
+                })
+            });
+        let pool = within(options.connect(url)).await?;
+        within(sqlx::raw_sql(CREATE).execute(&pool)).await?;
         Ok(Self(pool))
     }
 }
 
 impl RetryQueue for PostgresQueue {
     async fn send(&self, id: &str, body: &str) -> Result<bool, Failure> {
-        let sent = sqlx::query(SEND)
-            .bind(id)
-            .bind(body)
-            .execute(&self.0)
-            .await
-            .map_err(SqlError::from)?;
+        let sent = sqlx::query(SEND).bind(id).bind(body);
+        let sent = within(sent.execute(&self.0)).await?;
         Ok(sent.rows_affected() == 1)
     }
 
     async fn receive(&self, visibility: Duration) -> Result<Option<Message>, Failure> {
         let received = sqlx::query_as(RECEIVE).bind(millis(visibility));
-        let row: Option<Row> = received
-            .fetch_optional(&self.0)
-            .await
-            .map_err(SqlError::from)?;
+        let row: Option<Row> = within(received.fetch_optional(&self.0)).await?;
         row.map(message).transpose()
     }
 
@@ -65,7 +69,7 @@ impl RetryQueue for PostgresQueue {
             .bind(next.round)
             .bind(&next.reason)
             .bind(millis(next.delay));
-        let moved = moved.execute(&self.0).await.map_err(SqlError::from)?;
+        let moved = within(moved.execute(&self.0)).await?;
         Ok(moved.rows_affected() == 1)
     }
 
@@ -73,14 +77,20 @@ impl RetryQueue for PostgresQueue {
         let listed = sqlx::query_as(LIST)
             .bind(state.name())
             .bind(i64::from(limit));
-        let rows: Vec<Row> = listed.fetch_all(&self.0).await.map_err(SqlError::from)?;
+        let rows: Vec<Row> = within(listed.fetch_all(&self.0)).await?;
         rows.into_iter().map(message).collect()
     }
 
     async fn purge(&self) -> Result<u64, Failure> {
-        let purged = sqlx::query(PURGE).execute(&self.0).await;
-        Ok(purged.map_err(SqlError::from)?.rows_affected())
+        let purged = sqlx::query(PURGE).execute(&self.0);
+        Ok(within(purged).await?.rows_affected())
     }
+}
+
+/// Returns the result of a call, or an error after [`TIMEOUT`]. The driver itself waits for its server indefinitely.
+async fn within<T>(call: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, Failure> {
+    let done = timeout(TIMEOUT, call).await?;
+    Ok(done.map_err(SqlError::from)?)
 }
 
 /// Id, body, state, delivery, failures, round, since, due, reason.

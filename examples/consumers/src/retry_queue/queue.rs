@@ -31,3 +31,6 @@ pub trait RetryQueue: Clone + Send + Sync + 'static {
     /// Deletes finished messages whose time has passed, and returns their number. Run it regularly.
     fn purge(&self) -> impl Future<Output = Result<u64, Failure>> + Send;
 }
+
+/// The timeout of a call to the database. A consumer whose call fails repeats it.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(10);

@@ -5,7 +5,7 @@ use deadpool_redis::{
     redis::{AsyncConnectionConfig, FromRedisValue, Script, ToRedisArgs},
 };
 
-use super::{Message, Move, RetryQueue, State, message::millis};
+use super::{Message, Move, RetryQueue, State, message::millis, queue::TIMEOUT};
 use crate::Failure;
 
 /// A retry queue in Redis: a hash of messages, and a sorted set of ids for each state, in the order of their times.
@@ -100,6 +100,5 @@ const RECEIVE: &str = include_str!("scripts/receive.lua");
 const MOVE: &str = include_str!("scripts/move.lua");
 const LIST: &str = include_str!("scripts/list.lua");
 const PURGE: &str = include_str!("scripts/purge.lua");
-const TIMEOUT: Duration = Duration::from_secs(10);
 /// The largest number of messages in a call. While a script runs, the server executes nothing else.
 const MOST: u32 = 1000;

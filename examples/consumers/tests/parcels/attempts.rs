@@ -6,7 +6,11 @@ use consumers::{
     Carrier,
     retry_queue::{Move, Resolution, RetryQueue, State},
 };
-use tests::proxy::Mode;
+use tests::{
+    HANG_GUARD,
+    barrier::within,
+    proxy::{ConnectionEnd, Fault, Mode},
+};
 use tokio::{sync::Barrier, task::JoinSet};
 
 use crate::{
@@ -59,17 +63,16 @@ async fn last_attempt_makes_dead_letter(harness: Harness<impl RetryQueue>) {
 
 async fn refused_order_is_dead_letter_at_once(harness: Harness<impl RetryQueue>) {
     harness.open_carrier();
-    harness.send("7", "tea").await;
-    assert!(
-        harness
-            .consumer()
-            .step(&harness.queue)
-            .await
-            .expect("it runs")
-    );
-    let message = harness.only(State::DeadLetter).await;
-    assert_eq!(message.reason, "the order has no address");
-    assert!(harness.parcels().is_empty());
+    let consumer = harness.consumer();
+    // A line break at the end would be a second parcel.
+    for order in ["tea", "tea to Vienna\n"] {
+        harness.send("7", order).await;
+        assert!(consumer.step(&harness.queue).await.expect("it runs"));
+        let message = harness.only(State::DeadLetter).await;
+        assert_eq!(message.reason, "the order has no address");
+        assert!(harness.parcels().is_empty());
+        harness.clear().await;
+    }
 }
 
 async fn unconfirmed_parcel_needs_attention(harness: Harness<impl RetryQueue>) {
@@ -103,6 +106,21 @@ async fn store_outage_counts_no_failure(harness: Harness<impl RetryQueue>) {
     );
     harness.only(State::Done).await;
     assert_eq!(harness.parcels_of(TEA), 1);
+}
+
+/// The driver itself would wait for the reply indefinitely.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn call_to_unresponsive_postgres_ends() {
+    let harness = Harness::postgres("parcels_unresponsive").await;
+    harness.send("7", TEA).await;
+    let queue = harness.queue_behind_proxy().await;
+    harness
+        .proxy
+        .once(Fault::request("with next as ("), ConnectionEnd::Hang);
+    let received = within(HANG_GUARD, queue.receive(HOUR)).await;
+    assert!(received.is_err(), "{received:?}");
+    let received = within(HANG_GUARD, queue.receive(HOUR)).await;
+    assert!(received.expect("it runs").is_some());
 }
 
 async fn late_consumer_of_redriven_message_sends_nothing(harness: Harness<impl RetryQueue>) {

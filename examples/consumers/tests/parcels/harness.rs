@@ -75,6 +75,12 @@ impl Harness<PostgresQueue> {
             scratch: closed_carrier(),
         }
     }
+
+    /// Returns a queue that reaches its database through the proxy.
+    pub(crate) async fn queue_behind_proxy(&self) -> PostgresQueue {
+        let queue = PostgresQueue::connect(&self.proxied_url).await;
+        queue.expect("it runs")
+    }
 }
 
 impl Harness<RedisQueue> {

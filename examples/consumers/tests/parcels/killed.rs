@@ -39,7 +39,7 @@ async fn killed_attempt_sends_at_most_one_parcel(harness: Harness<impl RetryQueu
     assert_eq!(lines.lines().count(), 2, "{lines}");
     for message in harness.list(State::NeedsAttention).await {
         let start = format!(
-            "needs-attention {} delivery {}, ",
+            "needs-attention {:?} delivery {}, ",
             message.id, message.delivery
         );
         assert!(lines.contains(&start), "{lines}");

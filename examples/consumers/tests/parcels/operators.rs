@@ -20,15 +20,28 @@ async fn list_shows_reason_and_delivery(harness: Harness<impl RetryQueue>) {
     let dead = dead_letter(&harness).await;
     let (is_listed, lines) = harness.operate(&["list"]).await;
     assert!(is_listed);
-    let start = format!("dead-letter 7 delivery {}, 1 failures, for ", dead.delivery);
-    assert!(lines.starts_with(&start), "{lines}");
-    assert!(
-        lines.contains(&dead.reason) && lines.contains(TEA),
-        "{lines}"
+    let start = format!(
+        "dead-letter \"7\" delivery {}, 1 failures, for ",
+        dead.delivery
     );
+    assert!(lines.starts_with(&start), "{lines}");
+    let end = format!(": {:?} ({TEA:?})\n", dead.reason);
+    assert!(lines.ends_with(&end), "{lines}");
     assert_eq!(lines.lines().count(), 1);
     let (_, lines) = harness.operate(&["list", "needs-attention"]).await;
     assert_eq!(lines, "");
+}
+
+/// The producer of a message does not forge another line, or control the terminal.
+async fn list_shows_one_line_for_each_message(harness: Harness<impl RetryQueue>) {
+    harness
+        .send("8\nx", "tea\nneeds-attention 7 delivery 3")
+        .await;
+    harness.send("9", "tea\r\u{1b}[2J").await;
+    let (is_listed, lines) = harness.operate(&["list", "queued"]).await;
+    assert!(is_listed);
+    assert_eq!(lines.lines().count(), 2, "{lines}");
+    assert!(!lines.contains(['\r', '\u{1b}']), "{lines}");
 }
 
 async fn redriven_dead_letter_sends_one_parcel(harness: Harness<impl RetryQueue>) {
@@ -124,6 +137,7 @@ async fn one_of_two_opposite_resolutions_counts(harness: Harness<impl RetryQueue
 
 on_each_database!(
     list_shows_reason_and_delivery,
+    list_shows_one_line_for_each_message,
     redriven_dead_letter_sends_one_parcel,
     command_of_earlier_delivery_is_refused,
     killed_redrive_is_repeated,

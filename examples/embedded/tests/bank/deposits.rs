@@ -42,6 +42,34 @@ async fn deposit_without_key_is_refused() {
     assert_eq!(response.text(), r#"{"balance":0}"#);
 }
 
+/// A client that obeys a 503 would retry without end.
+#[tokio::test]
+async fn impossible_deposits_are_refused_finally() {
+    let scratch = Scratch::new();
+    let file = scratch.file("bank.db");
+    let app = bank(&file).await;
+    let deposits = ["0", "-500", "9223372036854775807"].map(|cents| {
+        let deposit = format!(r#""account":"ann","cents":{cents}"#);
+        let batch = format!(r#"[{{"key":"1",{deposit}}}]"#);
+        [
+            ("/deposits", format!("{{{deposit}}}")),
+            ("/deposits/batch", batch),
+        ]
+    });
+    for (n, (path, body)) in deposits.into_iter().flatten().enumerate() {
+        for is_replay in [false, true] {
+            let req = Request::post(path)
+                .header("idempotency-key", format!("key-{n}"))
+                .header("content-type", "application/json")
+                .body(Body::from(body.clone()));
+            let response = send(&app, req.expect("a request")).await;
+            assert_eq!(response.status, StatusCode::UNPROCESSABLE_ENTITY, "{body}");
+            assert_eq!(response.is_replay(), is_replay, "{response:?}");
+        }
+    }
+    assert!(Totals::open(&file).await.deposits.is_empty());
+}
+
 async fn deposit(file: &Path, key: &str) -> TestResponse {
     send(&bank(file).await, request(Some(key))).await
 }

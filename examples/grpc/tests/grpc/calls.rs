@@ -10,7 +10,9 @@ use std::{
 
 use payments_grpc::{
     client::{connect, pay, with_key},
+    messages::{BalanceRequest, PayRequest},
     payments::payments_server::PaymentsServer,
+    service::{Accounts, serve},
 };
 use tests::barrier::{Barrier, eventually};
 use tokio::{net::TcpListener, sync::Semaphore, time::sleep};
@@ -393,6 +395,29 @@ async fn compressed_call_is_replayed() {
     let status = status.expect_err("another message");
     assert_eq!(reason(&status), "IDEMPOTENCY_KEY_REUSED");
     assert_eq!(service.effects.count(), 1);
+}
+
+#[tokio::test]
+async fn overflowing_amount_is_refused() {
+    let addr = serve(layer(), Accounts::default()).await;
+    let mut client = connect(addr.expect("a free port")).expect("a valid address");
+    let payment = |amount| PayRequest {
+        account: "a".to_owned(),
+        amount,
+    };
+    let paid = client.pay(with_key(payment(30), &key("k"))).await;
+    paid.expect("paid");
+    for is_replay in [false, true] {
+        // With the first payment, the sum is 0 in 64 bits.
+        let refused = client.pay(with_key(payment(u64::MAX - 29), &key("l")));
+        let status = refused.await.expect_err("not enough money");
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        let metadata = status.metadata();
+        assert_eq!(metadata.contains_key("idempotent-replayed"), is_replay);
+    }
+    let account = "a".to_owned();
+    let balance = client.get_balance(BalanceRequest { account }).await;
+    assert_eq!(balance.expect("a balance").get_ref().amount, 70);
 }
 
 /// tonic copies the extensions of requests and responses.

@@ -15,7 +15,7 @@ use opentelemetry_proto::tonic::{
 use prost::Message;
 use tests::{TestResponse, server_process::send_http, wire::Server};
 use tokio::task::spawn_blocking;
-use tower_idempotency::MemoryStore;
+use tower_idempotency::{IdempotencyLayer, MemoryStore};
 
 const KEY: &str = "key-8e03978e";
 /// The traces of the two attempts of the client.
@@ -88,7 +88,8 @@ async fn replay_links_to_trace_of_execution() {
     let traces = spawn_blocking(move || install_traces(&url)).await;
     let traces = traces.expect("no panic").expect("an exporter");
     let metrics = install_metrics().expect("a recorder");
-    let server = Server::start(app(MemoryStore::new(), metrics)).await;
+    let layer = IdempotencyLayer::new(MemoryStore::new());
+    let server = Server::start(app(layer, metrics)).await;
 
     let (first, retry) = (pay(&server, TRACES[0]).await, pay(&server, TRACES[1]).await);
     assert_eq!((first.status.as_u16(), retry.status.as_u16()), (201, 201));
@@ -147,11 +148,15 @@ async fn replay_links_to_trace_of_execution() {
     )
     .await;
     let metrics = metrics.expect("a page");
-    assert!(
-        metrics.text().contains("idempotency_replayed_total 1"),
-        "{}",
-        metrics.text()
-    );
+    // Without buckets, the recorder renders a histogram as a summary.
+    for line in [
+        "idempotency_replayed_total 1",
+        "idempotency_handler_seconds_bucket{",
+        "idempotency_store_seconds_bucket{",
+        "idempotency_record_bytes_bucket{",
+    ] {
+        assert!(metrics.text().contains(line), "{}", metrics.text());
+    }
     for secret in [KEY, "secret-of-ada", "7 EUR"] {
         let is_exported =
             |body: &Bytes| body.windows(secret.len()).any(|it| it == secret.as_bytes());

@@ -142,6 +142,17 @@ impl Harness {
         age.bind(by).execute(&self.pool).await.expect("aged");
     }
 
+    /// Executes the statement of the README on the only ride.
+    pub(crate) async fn make_ride_recent(&self) {
+        let (_, statement) = README.split_once("```sql\nupdate ").expect("a statement");
+        let (statement, _) = statement.split_once(" = 42;").expect("a statement");
+        let statement = AssertSqlSafe(format!("update {statement} = $1"));
+        let ride = sqlx::query_scalar("select id from rides").fetch_one(&self.pool);
+        let ride: i64 = ride.await.expect("a ride");
+        let updated = sqlx::query(statement).bind(ride).execute(&self.pool).await;
+        assert_eq!(updated.expect("updated").rows_affected(), 1);
+    }
+
     /// Allows a retry of the only request that needs attention, as an operator does.
     pub(crate) async fn allow_retry(&self) {
         let store = PostgresStore::new((*self.pool.connect_options()).clone());
@@ -177,6 +188,7 @@ impl Harness {
     }
 }
 
+const README: &str = include_str!("../../README.md");
 /// The timeout for a provider that gives no verdict.
 const HASTE: Duration = Duration::from_millis(300);
 /// Longer than any ride takes.

@@ -47,6 +47,23 @@ async fn declined_card_is_recorded() {
     );
 }
 
+/// PostgreSQL refuses a zero, and a line break would forge a line of the mailbox.
+#[tokio::test]
+async fn control_characters_are_refused_finally() {
+    let harness = Harness::new("controls").await;
+    for (key, card) in [
+        ("k", r"card\u0000"),
+        ("l", r"card\n9 9 bob@example.com 2000"),
+    ] {
+        for is_replay in [false, true] {
+            let response = harness.ride(key, card).await;
+            assert_eq!(response.status, StatusCode::UNPROCESSABLE_ENTITY);
+            assert_eq!(response.is_replay(), is_replay, "{response:?}");
+        }
+    }
+    assert!(harness.rides().await.is_empty());
+}
+
 #[tokio::test]
 async fn unresponsive_provider_charges_once() {
     let harness = Harness::new("moods").await;
@@ -195,7 +212,7 @@ async fn allowed_retries_continue_ride() {
         harness.allow_retry().await;
     }
     // The operator has found that the provider still has the key.
-    harness.age_rides("-25 hours").await;
+    harness.make_ride_recent().await;
     let response = harness.ride("k", "card-1").await;
     assert_eq!(response.status, StatusCode::CREATED, "{response:?}");
     assert_eq!(harness.rides().await, ["booked"]);

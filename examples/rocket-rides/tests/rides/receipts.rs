@@ -5,7 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rocket_rides::{Mailbox, deliver_one};
+use rocket_rides::{Mailbox, connect, deliver, deliver_one};
+use tests::{
+    barrier::eventually,
+    proxy::{ConnectionEnd, Fault, Proxy},
+    servers::postgres,
+};
 use tower_idempotency_sqlx::sqlx;
 
 use crate::harness::Harness;
@@ -63,4 +68,26 @@ async fn undeliverable_receipt_stays_queued() {
     {
         assert!(Instant::now() < deadline, "the receipt is gone");
     }
+}
+
+#[tokio::test]
+async fn worker_recovers_after_unresponsive_database() {
+    let proxy = Proxy::start(postgres::shared().address());
+    let harness = Harness::new("worker").await;
+    harness.ride("k", "card-1").await;
+    let limit = Duration::from_secs(2);
+    let url = format!("postgres://app@{}/worker", proxy.address());
+    let pool = connect(&url, limit).await.expect("the server runs");
+    // The server has locked the receipt, and the worker gets no reply.
+    proxy.once(
+        Fault::reply_to("select id, ride, recipient"),
+        ConnectionEnd::Hang,
+    );
+    let mailbox = Mailbox::new(&harness.file("mailbox"));
+    let worker = tokio::spawn(deliver(pool, mailbox, Duration::from_millis(10), limit));
+    let is_delivered =
+        || fs::read_to_string(harness.file("mailbox")).is_ok_and(|it| !it.is_empty());
+    eventually("a delivered receipt", is_delivered).await;
+    assert_eq!(proxy.injected_faults(), 1);
+    worker.abort();
 }

@@ -89,6 +89,10 @@ fn sweep(arguments: &Arguments) -> ExitCode {
         limit: arguments.limit,
     };
     let swept = sweep.run();
+    if swept.ran == 0 {
+        eprintln!("expected time for at least one seed, and a count above 0");
+        return ExitCode::FAILURE;
+    }
     println!("{swept}");
     match swept.found {
         None => ExitCode::SUCCESS,

@@ -94,12 +94,10 @@ impl<'a> RedisUrl<'a> {
         if self.suffix.contains(',') {
             return Err(OpenError::url(PARAMETERS_BEFORE_NODE));
         }
-        let nodes = nodes.split(',').map(|node| {
-            // The check of the whole URL has seen only the `@` of the first node.
-            let checked = refuse_split_password(&format!("{scheme}://{node}"));
-            checked.map(|()| format!("{scheme}://{node}{}", self.suffix))
-        });
-        nodes.collect()
+        let nodes = nodes.split(',');
+        Ok(nodes
+            .map(|node| format!("{scheme}://{node}{}", self.suffix))
+            .collect())
     }
 }
 

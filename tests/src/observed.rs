@@ -7,6 +7,7 @@ use std::{
     sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
 };
 
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use tokio::runtime::Runtime;
 use tracing::{Dispatch, subscriber::NoSubscriber};
@@ -15,6 +16,30 @@ use tracing_subscriber::{EnvFilter, fmt::format::FmtSpan, util::SubscriberInitEx
 /// Values of metrics, under `name` or `name{label=value}`. The value of a histogram is the number of its samples. A
 /// layer registers all counters and histograms; those without a count are omitted.
 pub type Metrics = BTreeMap<String, f64>;
+
+/// A recorder of these counters, by the names of their metrics. It omits all other metrics.
+pub struct Counters<const N: usize>(pub [(&'static str, Counter); N]);
+
+impl<const N: usize> Recorder for Counters<N> {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        let counter = self.0.iter().find(|(name, _)| *name == key.name());
+        counter.map_or_else(Counter::noop, |(_, counter)| counter.clone())
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
 
 /// Runs a future on a paused clock. Returns the metrics that it changed, and everything that it logged from this level on.
 ///

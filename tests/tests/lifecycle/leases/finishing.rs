@@ -5,13 +5,11 @@ use std::{
     time::Duration,
 };
 
-use metrics::{
-    Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit,
-};
+use metrics::{Counter, CounterFn};
 use metrics_util::debugging::DebuggingRecorder;
 use tests::{
     barrier::within,
-    observed::{read, total},
+    observed::{Counters, read, total},
     sql::claim,
 };
 use tokio::time::sleep;
@@ -195,10 +193,10 @@ async fn whole_record_without_reply_is_own() {
 }
 
 /// Reads the number of executions in flight each time a response is counted as unrecorded.
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct InFlightAtCount {
-    layer: Arc<OnceLock<IdempotencyLayer>>,
-    in_flight: Arc<Mutex<Vec<usize>>>,
+    layer: OnceLock<IdempotencyLayer>,
+    in_flight: Mutex<Vec<usize>>,
 }
 
 impl CounterFn for InFlightAtCount {
@@ -215,38 +213,17 @@ impl CounterFn for InFlightAtCount {
     fn absolute(&self, _value: u64) {}
 }
 
-impl Recorder for InFlightAtCount {
-    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-
-    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-
-    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-
-    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        match key.name() {
-            "idempotency_unrecorded_total" => Counter::from_arc(Arc::new(self.clone())),
-            _ => Counter::noop(),
-        }
-    }
-
-    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
-        Gauge::noop()
-    }
-
-    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
-        Histogram::noop()
-    }
-}
-
 /// Another execution holds the key, so the store refuses the completion in the background. A drain ends the process only after
 /// the response is counted.
 #[tokio::test(start_paused = true)]
 async fn unrecorded_response_is_counted_before_drain() {
-    let recorder = InFlightAtCount::default();
+    let unrecorded = Arc::<InFlightAtCount>::default();
+    let counter = Counter::from_arc(Arc::clone(&unrecorded));
+    let recorder = Counters([("idempotency_unrecorded_total", counter)]);
     let _recorded = metrics::set_default_local_recorder(&recorder);
     within(LONG, async {
         let node = Node::new();
-        assert!(recorder.layer.set(node.layer.clone()).is_ok());
+        assert!(unrecorded.layer.set(node.layer.clone()).is_ok());
         let (first, lease) = node.start().await;
         node.fail(&[Operation::Complete], Fault::HangCall);
         node.barrier.open_for_good();
@@ -259,7 +236,7 @@ async fn unrecorded_response_is_counted_before_drain() {
         assert!(matches!(taken, Ok(Acquired::Granted { .. })), "{taken:?}");
         node.recover();
         assert!(node.layer.drain(LEASE).await);
-        assert_eq!(*recorder.in_flight.lock().expect("no poison"), [1]);
+        assert_eq!(*unrecorded.in_flight.lock().expect("no poison"), [1]);
     })
     .await;
 }

@@ -36,7 +36,7 @@ func serve(response http.ResponseWriter, request *http.Request) {
 		respond(response, http.StatusNotFound, "unknown path")
 		return
 	}
-	// Not under the lock: a client that sends slowly must not stop the others.
+	// The lock is not held yet, because a client that sends slowly must not stop other clients.
 	item, err := io.ReadAll(request.Body)
 	if err != nil || !utf8.Valid(item) {
 		respond(response, http.StatusBadRequest, "expected text")

@@ -15,7 +15,7 @@ const server = http.createServer((request, response) => {
   const parts = [];
   request.on("data", (part) => parts.push(part));
   request.on("end", () => {
-    // As a whole: a character may be split between two parts.
+    // The body is decoded as a whole, because a character may be split between two parts.
     const body = Buffer.concat(parts);
     if (!isUtf8(body)) return respond(400, "expected text");
     const item = body.toString();

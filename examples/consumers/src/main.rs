@@ -141,7 +141,7 @@ async fn main() -> Result<(), Failure> {
     let done = timeout(GRACE, all).await;
     let ended = layer.drain(GRACE).await;
     match (ended, in_time) {
-        (true, true) => done?,
+        (true, true) => done.unwrap_or_else(|_| Err("the consumers did not end in time".into())),
         (true, false) => {
             Err("not all messages were processed in time; see the messages above".into())
         }

@@ -241,7 +241,7 @@ async fn consume(
     stop.send_replace(true);
     let ended = timeout(GRACE, all).await;
     match layer.drain(GRACE).await {
-        true => ended?,
+        true => ended.unwrap_or_else(|_| Err("the consumers did not end in time".into())),
         false => Err("attempts that had begun have not ended in time".into()),
     }
 }

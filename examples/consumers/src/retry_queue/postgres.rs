@@ -89,7 +89,8 @@ impl RetryQueue for PostgresQueue {
 
 /// Returns the result of a call, or an error after [`TIMEOUT`]. The driver itself waits for its server indefinitely.
 async fn within<T>(call: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, Failure> {
-    let done = timeout(TIMEOUT, call).await?;
+    let done = timeout(TIMEOUT, call).await;
+    let done = done.map_err(|_| "the database did not respond within ten seconds")?;
     Ok(done.map_err(SqlError::from)?)
 }
 

@@ -32,7 +32,7 @@ async fn list_shows_reason_and_delivery(harness: Harness<impl RetryQueue>) {
     assert_eq!(lines, "");
 }
 
-/// The producer of a message does not forge another line, or control the terminal.
+/// The text of a message must not forge another line, or control the terminal of the operator.
 async fn list_shows_one_line_for_each_message(harness: Harness<impl RetryQueue>) {
     harness
         .send("8\nx", "tea\nneeds-attention 7 delivery 3")

@@ -32,7 +32,9 @@ use crate::{
 
 /// Time for the TLS handshake. Also the minimum time for the first request of a connection.
 const FIRST_REQUEST: Duration = Duration::from_secs(30);
-const MAX_HEAD_BYTES: u32 = 64 * 1024;
+/// Largest head of a request, and of a response with HTTP/2, in bytes. If the head of a response is larger, the outcome of its
+/// request is unknown. The default of hyper for such a response is 16 KiB.
+pub(crate) const MAX_HEAD_BYTES: u32 = 64 * 1024;
 const MAX_STREAMS: u32 = 256;
 /// Bytes of an upload that the proxy reads before the upstream does. An upload that the upstream does not read delays no other
 /// stream until there are 16 of them.

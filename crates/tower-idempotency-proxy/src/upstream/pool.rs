@@ -30,6 +30,7 @@ use super::connect::Target;
 use crate::{
     body::{Progress, ReceivedBody, RequestBody},
     config::{ConfigError, Upstream},
+    connection::MAX_HEAD_BYTES,
     telemetry::UpstreamWarnings,
 };
 
@@ -115,10 +116,6 @@ impl SharedConnection {
 const STREAM_WINDOW: u32 = 256 * 1024;
 /// The largest window of HTTP/2 (RFC 9113, section 6.9.1).
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
-
-/// Largest head of a response with HTTP/2, in bytes: as large as that of a request. The default of hyper is 16 KiB. The outcome
-/// of a request is unknown if the head of its response is larger.
-const MAX_HEAD_BYTES: u32 = 64 * 1024;
 
 /// A connection without a request.
 struct Idle {

@@ -378,7 +378,7 @@ pub(crate) fn post_with(path: &str, key: &str, lines: &str, body: &str) -> Strin
 }
 
 /// Sends a request until it is no duplicate of an execution in progress.
-pub(crate) async fn settled(address: SocketAddr, request: &str) -> Reply {
+pub(crate) async fn exchange_until_resolved(address: SocketAddr, request: &str) -> Reply {
     let sending = async {
         loop {
             let reply = exchange(address, request).await;

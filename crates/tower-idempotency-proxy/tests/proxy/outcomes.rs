@@ -8,7 +8,8 @@ use std::{
 use tests::barrier::eventually;
 
 use crate::harness::{
-    CREATED, ConnectionEnd, Script, Served, Upstream, config, exchange, post, settled,
+    CREATED, ConnectionEnd, Script, Served, Upstream, config, exchange, exchange_until_resolved,
+    post,
 };
 
 #[tokio::test]
@@ -253,7 +254,7 @@ async fn status_of_upstream_decides_about_key() {
             "{first} {route}: {reply:?}"
         );
         // A held key is an orphan after one millisecond.
-        let reply = settled(proxy.address, &post("/pay", "k", "1")).await;
+        let reply = exchange_until_resolved(proxy.address, &post("/pay", "k", "1")).await;
         assert_eq!(reply.status(), retry, "{first} {route}: {reply:?}");
         assert!(
             retry != 409 || reply.is_problem("outcome-unknown"),
@@ -281,7 +282,7 @@ async fn unknown_setting_decides_about_broken_upstream() {
             let proxy = Served::start(&config(upstream.address, "", route)).await;
             exchange(proxy.address, post("/pay", "k", "1")).await;
             // A held key is an orphan after one millisecond.
-            let retried = settled(proxy.address, &post("/pay", "k", "1")).await;
+            let retried = exchange_until_resolved(proxy.address, &post("/pay", "k", "1")).await;
             assert_eq!(retried.status(), retry, "{route} {reply:?}: {retried:?}");
             assert_eq!(upstream.effects(), effects, "{route} {reply:?}");
         }
@@ -297,7 +298,7 @@ async fn client_that_leaves_does_not_stop_execution() {
         let client = std::net::TcpStream::connect(proxy.address).unwrap();
         std::io::Write::write_all(&mut &client, request.as_bytes()).unwrap();
         drop(client);
-        let reply = settled(proxy.address, &request).await;
+        let reply = exchange_until_resolved(proxy.address, &request).await;
         assert_eq!(reply.status(), 201, "{reply:?}");
         assert_eq!(upstream.effects(), round + 1);
     }

@@ -22,7 +22,7 @@ use crate::{
 /// The outcome of a decision.
 #[derive(Debug)]
 pub(crate) struct DecisionOutcome {
-    /// The entry before the change. `None` if it has changed since the operator saw it.
+    /// The entry as it was read before the change. `None` if it had already changed since the operator saw it.
     pub(crate) before: Option<Entry>,
     /// The entry afterwards. `None` if the store has none.
     pub(crate) after: Option<Entry>,
@@ -39,7 +39,7 @@ pub(crate) struct Request {
     pub(crate) reason: String,
 }
 
-/// The decision of a form, before the entry is read.
+/// The decision of a form or of an API call, before the entry is read.
 #[derive(Clone)]
 pub(crate) enum Decision {
     Free,

@@ -46,8 +46,8 @@
 //!   resolved.
 //! - **A decision applies to what was seen.** If the entry has changed, nothing is changed, and the page shows the present
 //!   entry with status 409.
-//! - **Another site cannot act.** A POST of a browser needs `same-origin` or `none` as `Sec-Fetch-Site`, or an `Origin` that equals
-//!   the host. A POST with neither header passes: it is that of a program.
+//! - **Another site cannot act.** A POST of a browser needs `same-origin` or `none` as `Sec-Fetch-Site`, or an `Origin` that
+//!   equals the host. A POST with neither header passes: it is that of a program.
 //! - **What clients have sent is text.** Pages escape it. A recorded body is only downloaded, as `text/plain`, sandboxed.
 //! - **Browsers do not multiply the load.** All of them share one query of the store.
 

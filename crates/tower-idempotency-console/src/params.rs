@@ -37,7 +37,7 @@ impl Params {
         Ok(Self(pairs))
     }
 
-    /// Returns the fields with LF in place of each CRLF in one of them.
+    /// Replaces each CRLF by LF in the fields with this name.
     ///
     /// Browsers send each line break of a text area as CRLF.
     pub(crate) fn with_line_feeds(mut self, name: &str) -> Self {

@@ -697,7 +697,7 @@ async fn each_failure_shows_if_entry_is_changed() {
         let is_unchanged = bulk.contains("Some entries are not changed.");
         assert_eq!(is_unchanged, outcome == "failed", "{bulk}");
         assert_eq!(
-            bulk.contains("1 decisions may have been applied"),
+            bulk.contains("Decisions that may have been applied: 1."),
             !is_unchanged,
             "{bulk}"
         );

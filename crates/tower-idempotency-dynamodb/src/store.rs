@@ -196,13 +196,13 @@ impl Store for DynamoDbStore {
         self.inner.acquire(claim, Attempts::WhileRejected).await
     }
 
-    /// The service may apply a write after a later renewal. So the first write extends a lease, and shortens none. If the clock
-    /// went back, or `ttl` is shorter than before, a second write shortens the lease that the first one has found.
+    /// Extends the lease. The first write is refused if the clock went back, or if `ttl` is shorter than before. A second one then
+    /// shortens the lease that the first one has found. A write that the service applies after a later renewal changes nothing.
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
         let inner = &*self.inner;
         let mut seen: Option<u64> = None;
         for _ in 0..MAX_ATTEMPTS {
-            // Read again after a refusal: another renewal of this lease may have been applied meanwhile.
+            // Each write reads the clock: after a refusal, a longer lease may have been granted meanwhile, which the next write keeps.
             let moment = inner.options.clock.read();
             let lease_ends = moment.now.saturating_add(ttl.as_millis());
             let mut values = vec![
@@ -213,7 +213,6 @@ impl Store for DynamoDbStore {
                 (":ttl", n(ceil_seconds(lease_ends))),
             ];
             let condition = match seen {
-                // The clock went back, or `ttl` is shorter than before.
                 Some(seen) if seen > lease_ends => {
                     values.push((":seen_lease_ends", n(seen)));
                     expression::CAN_SHORTEN

@@ -164,8 +164,8 @@ impl RedisOptions {
     /// A failover to a replica that has confirmed the writes loses no lease and no record. A failover to another replica may
     /// lose some, so wait for as many replicas as can be promoted.
     ///
-    /// Each new request costs one more round trip, and each record is sent twice. While fewer replicas than this reply, new
-    /// requests get 503. Calls that wait for replicas use a connection of their own, one after the other.
+    /// Each new request costs one more round trip, and each record is sent twice. While fewer than `replicas` replicas confirm
+    /// writes, new requests get 503. Calls that wait for replicas use a connection of their own, one after the other.
     ///
     /// Renewals do not wait for replicas: the new primary has the renewals that reached it. If the new primary is behind by
     /// a lease duration or more, leases that are still held may expire there. Clusters do not support this setting.

@@ -5,7 +5,8 @@
 //! | acquires | The client gets 503. A background task releases the lease, because the store may have granted it. |
 //! | acquires after a wait for another request | The same as in the first row happens. The setting below does not apply. |
 //! | renews | The renewer repeats the call. The lease keeps its deadline. After that, `Lease::is_held` returns `false`. |
-//! | completes | The client gets the response, unless a renewal found no lease. A task retries for one lease duration. |
+//! | completes | The client gets the response. A background task tries to store the record for one lease duration. |
+//! | completes, and a renewal finds no lease | The layer queries the entry. The client gets the stored response, else 409. |
 //! | releases | The client gets the response. A background task tries to release the key for one lease duration. |
 //! | queries the entry after a lost lease | The client gets 409 `outcome-unknown`. A background task tries to store the record. |
 //!

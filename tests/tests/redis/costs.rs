@@ -228,18 +228,18 @@ async fn waiter_makes_two_calls_with_backoff() {
         (most, pause) = (most + 1, f64::min(pause * 1.6, 1000.0));
         next += pause;
     }
-    let (looks, acquires) = (
+    let (queries, acquires) = (
         called(&commands, IS_IN_PROGRESS),
         called(&commands, ACQUIRE),
     );
-    println!("{looks} queries and {acquires} acquires in {took:?}, at most {most}");
+    println!("{queries} queries and {acquires} acquires in {took:?}, at most {most}");
     // One acquire precedes the first delay. If a delay ends before the waiter listens, the waiter does not query.
     assert!((9..=most + 1).contains(&acquires), "{acquires} in {took:?}");
-    assert!((1..acquires).contains(&looks), "{looks}");
+    assert!((1..acquires).contains(&queries), "{queries}");
     // One more call completes the first request.
     assert_eq!(
         calls_of_the_store(&commands),
-        looks + acquires + 1,
+        queries + acquires + 1,
         "{commands:?}"
     );
 }

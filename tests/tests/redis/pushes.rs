@@ -46,7 +46,7 @@ fn was_woken(commands: &[ReceivedCommand]) -> bool {
         let is_call = |n: &usize| commands[*n].first == sha;
         (0..commands.len()).filter(is_call).collect()
     };
-    let (acquires, looks) = (places(ACQUIRE), places(IS_IN_PROGRESS));
+    let (acquires, queries) = (places(ACQUIRE), places(IS_IN_PROGRESS));
     let completed = places(COMPLETE)[0];
     let Some(last) = acquires.iter().position(|it| *it > completed) else {
         panic!("expected an acquire after the completion: {commands:?}");
@@ -54,7 +54,7 @@ fn was_woken(commands: &[ReceivedCommand]) -> bool {
     let Some(before) = last.checked_sub(1).map(|it| acquires[it]) else {
         return false;
     };
-    let listened = looks.iter().any(|it| (before..completed).contains(it));
+    let listened = queries.iter().any(|it| (before..completed).contains(it));
     // The first delay is the one between the first two acquires.
     let delay = (1..last).fold(25.0, |delay, _| f64::min(delay * 1.6, 1000.0));
     let apart = commands[acquires[last]]

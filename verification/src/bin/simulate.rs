@@ -90,7 +90,7 @@ fn sweep(arguments: &Arguments) -> ExitCode {
     };
     let swept = sweep.run();
     if swept.ran == 0 {
-        eprintln!("expected time for at least one seed, and a count above 0");
+        eprintln!("no seed ran: raise --count or --for");
         return ExitCode::FAILURE;
     }
     println!("{swept}");

@@ -202,8 +202,8 @@ fn judge_response(world: &WorldState, attempt: usize, reply: &Reply) -> Result<(
     Ok(())
 }
 
-/// Returns `true` if the layer tried to store the response and received no reply, neither to the completion nor that the lease
-/// is lost. Only the first client may receive such a response.
+/// Returns `true` if the layer tried to store the response, received no reply, and no renewal found the lease lost. Only the
+/// first client may receive such a response.
 pub(super) fn lacks_reply(world: &WorldState, attempt: usize, reply: &Reply) -> bool {
     let own = world.attempts[attempt].execution;
     let execution = own.filter(|_| own == reply.execution && !reply.replayed);

@@ -143,7 +143,7 @@ pub(super) struct Execution {
     pub(super) responses: Vec<ProducedResponse>,
     pub(super) state: Progress,
     /// `completing` is `true` if a completion under the lease was sent. `received` is `true` if a completion had a
-    /// definite reply, and `refused` if the last one that the layer sent found the lease lost.
+    /// definite reply. `refused` is `true` if the last one found the lease lost, and no query has acquired it since.
     pub(super) completing: bool,
     pub(super) received: bool,
     pub(super) refused: bool,

@@ -31,7 +31,7 @@ pub(crate) enum Node {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Delivery {
     /// A cluster may receive the command again after a lost reply. Other links send it once. The server may execute such a
-    /// command twice, and late.
+    /// command twice, and after the call has ended.
     AtLeastOnce,
     /// The command is not sent again after a lost reply. The call fails, and its outcome is unknown. After a redirection or
     /// a temporary error, the node has not executed the command, and the store sends it again.

@@ -2,7 +2,8 @@
 
 /// Returns `true` if the driver knows each parameter of the URL.
 ///
-/// The driver ignores other parameters, and logs their names and values. Such a value may be a secret, such as that of `sslpassword`.
+/// The driver ignores other parameters, and logs their names and values. A value may be a secret, for example that of
+/// `sslpassword`.
 pub(super) fn has_only_known_parameters(url: &str) -> bool {
     let (_, query) = url.split_once('?').unwrap_or_default();
     let query = query.split('#').next().unwrap_or_default();
@@ -11,10 +12,11 @@ pub(super) fn has_only_known_parameters(url: &str) -> bool {
     names.all(is_known)
 }
 
-/// Returns `true` for a parameter of the driver, sqlx 0.9. Rejects other names with an escape: none needs one.
+/// Returns `true` for a parameter of the driver, sqlx 0.9. Any other name with an escape counts as unknown, because only the
+/// brackets of `options[..]` need escapes.
 fn is_known(name: &str) -> bool {
-    let is_setting = ["options[", "options%5B", "options%5b"];
-    KNOWN.contains(&name) || is_setting.iter().any(|start| name.starts_with(start))
+    let prefixes = ["options[", "options%5B", "options%5b"];
+    KNOWN.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// The parameters of the driver, except for settings of the server such as `options[search_path]`.

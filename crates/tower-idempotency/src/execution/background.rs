@@ -25,11 +25,11 @@ pub(super) fn spawn_release(lease: &LeaseState, permit: InFlightPermit) {
     });
 }
 
-/// Releases the key if an acquire under the token of this lease may still take effect. Otherwise that acquire could block the
-/// key after another execution has released it.
+/// Releases the key if an acquire under the token of this lease may still take effect. Without the release, that acquire could
+/// block the key after another execution has released it.
 ///
 /// A commit that the handler dropped may have sent such an acquire. Call this function only after the store has refused a
-/// completion, or after a release. Otherwise it would free a lease that is still held.
+/// completion, or after a release. Called earlier, it would free a lease that is still held.
 pub(super) fn release_late_acquire(lease: &LeaseState, permit: InFlightPermit) {
     if lease.has_unacknowledged_commit() || lease.may_acquire_late() {
         spawn_release_unacknowledged(lease.config(), lease.store(), lease.claim(), permit);

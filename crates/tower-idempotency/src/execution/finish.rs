@@ -76,8 +76,8 @@ impl Execution {
                 // record. Retries get `in-progress` until the lease expires.
                 CompleteOutcome::Failed | CompleteOutcome::TooLarge { .. } => {
                     let Self { lease, permit } = self;
-                    // A renewal may have reported that another process holds the lease. This response is then not the valid
-                    // one. Or the renewal has found no lease, because the completion itself has ended it.
+                    // A renewal may have found no lease. If another process holds it, this response is not the valid one. If
+                    // the completion itself has ended the lease, it is.
                     let mut unknown = lease.has_unacknowledged_commit() || lease.is_lost();
                     if !unknown && lease.is_renewal_refused() {
                         let reconciled = reconcile_refused_renewal(&lease, &pending.record);
@@ -113,7 +113,7 @@ impl Execution {
                 self.release(reason).await;
                 Finished::Own
             }
-            // A commit that the handler reported may be one that the database refused: see `committed`.
+            // A commit that the handler reported may be one that the database refused: see `committed_record`.
             CommitOutcome::Committed(_) | CommitOutcome::Unacknowledged => {
                 Box::pin(self.release_and_reconcile(reason)).await
             }

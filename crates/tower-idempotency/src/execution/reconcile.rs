@@ -256,7 +256,7 @@ pub(super) async fn reconcile_after_lost_lease(
             | EntryStatus::Orphaned
             | EntryStatus::HeldElsewhere
             | EntryStatus::Unknown => {
-                // The commit has queried the entry under the token of the lease.
+                // The handler's commit may have queried the entry under the token of the lease.
                 release_late_acquire(lease, permit);
                 unknown_outcome(lease)
             }

@@ -204,8 +204,8 @@ impl Tier {
 
     /// Stops serving the record. Its queue still contains the record until its maximum age has passed.
     ///
-    /// A reply to an earlier call may still have the record. So no reply to an earlier call is inserted any more, also of
-    /// other entries, which then cost another call.
+    /// The reply to an earlier call may still contain the record. The tier therefore inserts no reply to an earlier call, for
+    /// any entry. The next retry of such an entry costs a round trip.
     pub(super) fn remove(&self, id: &KeyId) {
         let hash = self.hasher.hash_one(id);
         let mut records = self.records.write().unwrap_or_else(PoisonError::into_inner);

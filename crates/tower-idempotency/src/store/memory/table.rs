@@ -154,7 +154,7 @@ impl Table {
         true
     }
 
-    /// Reports the records that were evicted before their expiry. Reads the time only if there are any.
+    /// Reports the records that were evicted before their expiry.
     pub(super) fn report_evictions(&self, now: impl FnOnce() -> u64) {
         self.shared.evictions.report(self.budget(), now);
     }

@@ -20,9 +20,13 @@ use http_body_util::BodyExt;
 use tower::{Service, ServiceExt};
 use tower_idempotency::IdempotencyLayer;
 
+mod guarded_child;
 mod scripted;
 
-pub use self::scripted::{Broken, Scripted, Step};
+pub use self::{
+    guarded_child::GuardedChild,
+    scripted::{Broken, Scripted, Step},
+};
 
 pub mod attention;
 pub mod barrier;
@@ -42,6 +46,7 @@ pub mod scratch;
 pub mod server_process;
 pub mod servers;
 pub mod sql;
+pub mod unreadable_store;
 pub mod versions;
 pub mod wire;
 

@@ -12,7 +12,7 @@ use std::{
     io::{BufRead, BufReader, Read},
     net::SocketAddr,
     path::PathBuf,
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{ChildStdout, Command, ExitStatus, Stdio},
     sync::OnceLock,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -23,16 +23,16 @@ use http::{Request, request};
 use http_body_util::{BodyExt, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 
-use crate::{HANG_GUARD, TestResponse};
+use crate::{GuardedChild, HANG_GUARD, TestResponse};
 
 /// The environment variable with the path of a playground that is built.
 pub const EXECUTABLE: &str = "TOWER_IDEMPOTENCY_PLAYGROUND";
 
-/// A running playground; killed when it is dropped.
+/// A running playground. It is killed when this is dropped, and when the test process ends.
 pub struct Playground {
-    child: Child,
+    child: GuardedChild,
     url: String,
-    stdout: BufReader<std::process::ChildStdout>,
+    stdout: BufReader<ChildStdout>,
     stderr: Option<JoinHandle<String>>,
 }
 
@@ -44,7 +44,7 @@ impl Playground {
     /// Panics if it cannot be built, or does not print that it is listening.
     #[must_use]
     pub fn start(args: &[&str]) -> Self {
-        Self::started_by(&mut command(args))
+        Self::started_by(&command(args))
     }
 
     /// Like [`start`](Self::start), with another command; its process must execute the playground.
@@ -53,14 +53,10 @@ impl Playground {
     ///
     /// Panics if it cannot be started, or does not print that it is listening.
     #[must_use]
-    pub fn started_by(command: &mut Command) -> Self {
-        let mut child = command
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the playground starts");
-        let mut stdout = BufReader::new(child.stdout.take().expect("a piped stdout"));
-        let mut stderr = child.stderr.take().expect("a piped stderr");
+    pub fn started_by(command: &Command) -> Self {
+        let mut child = GuardedChild::spawn(command, Stdio::piped(), Stdio::piped());
+        let mut stdout = BufReader::new(child.stdout());
+        let mut stderr = child.stderr();
         let stderr = thread::spawn(move || {
             let mut text = String::new();
             stderr.read_to_string(&mut text).expect("stderr is text");
@@ -69,7 +65,7 @@ impl Playground {
         let mut line = String::new();
         stdout.read_line(&mut line).expect("a line on stdout");
         let Some(url) = line.trim_end().strip_prefix("listening on ") else {
-            child.wait().expect("the playground can be waited for");
+            child.wait();
             let said = stderr.join().expect("stderr is read");
             panic!("expected a line with the address, found {line:?} and:\n{said}");
         };
@@ -122,14 +118,7 @@ impl Playground {
     /// Panics if it does not end within [`HANG_GUARD`].
     #[must_use]
     pub fn wait(mut self) -> (ExitStatus, String, String) {
-        let deadline = Instant::now() + HANG_GUARD;
-        let status = loop {
-            if let Some(status) = self.child.try_wait().expect("a child of this process") {
-                break status;
-            }
-            assert!(Instant::now() < deadline, "the playground does not end");
-            thread::sleep(Duration::from_millis(5));
-        };
+        let status = self.child.wait();
         let mut rest = String::new();
         self.stdout
             .read_to_string(&mut rest)
@@ -216,13 +205,6 @@ impl Playground {
 
 /// The reason that no complete response arrived.
 pub type SendError = Box<dyn Error + Send + Sync>;
-
-impl Drop for Playground {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 impl fmt::Debug for Playground {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

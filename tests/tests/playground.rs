@@ -12,7 +12,7 @@ use std::{
 
 use http::{HeaderMap, Method, Request, StatusCode};
 use tests::{
-    HANG_GUARD, TestResponse, metrics_page,
+    GuardedChild, HANG_GUARD, TestResponse, metrics_page,
     playground::{Playground, command, run},
     servers::redis::RedisServer,
 };
@@ -637,14 +637,10 @@ fn signature(environment: &[(&str, &str)]) -> (String, String) {
     command.env("AWS_CONFIG_FILE", "/nowhere");
     command.env("AWS_SHARED_CREDENTIALS_FILE", "/nowhere");
     command.envs(environment.iter().copied());
-    let mut playground = command
-        .stdout(process::Stdio::null())
-        .stderr(process::Stdio::null())
-        .spawn()
-        .expect("the playground starts");
+    let null = process::Stdio::null;
+    let playground = GuardedChild::spawn(&command, null(), null());
     let head = first_head(&listener);
-    playground.kill().expect("a child of this process");
-    playground.wait().expect("a child of this process");
+    drop(playground);
     let (_, scope) = head.split_once("Credential=").expect("a signature");
     let scope: Vec<_> = scope.split(['/', ',']).collect();
     assert_eq!(scope[3..5], ["dynamodb", "aws4_request"]);

@@ -44,7 +44,7 @@ pub struct Campaign {
     pub seed: u64,
     /// No round begins after this time.
     pub limit: Duration,
-    /// No round begins after this number of faults.
+    /// No round begins after this number of faults that met a request.
     pub strikes: usize,
 }
 
@@ -99,7 +99,7 @@ impl Campaign {
     async fn round(&self, seed: u64) -> Round {
         let site = Arc::new(Mutex::new(Site::start(self.kind, self.fault)));
         let load = self.load(seed);
-        let strikes = load.strike_count;
+        let injected = load.strike_count;
         let history = match self.mode {
             Mode::Transaction => bank::run(self, &site, load).await,
             Mode::Refuse | Mode::TakeOver => {
@@ -110,8 +110,17 @@ impl Campaign {
                 self.run_with_fault(fleet, &site, load).await
             }
         };
+        let strikes = if self.fault.strikes_members() {
+            history.count_strikes_with_request()
+        } else {
+            let site = at(&site);
+            let faults = site.faults.iter();
+            let met = faults.filter(|(from, until)| history.has_request_between(*from, *until));
+            met.count()
+        };
         Round {
             seed,
+            injected,
             strikes,
             violations: self.mode.violations(&history),
             sums: history.sums(),
@@ -185,6 +194,9 @@ pub struct Round {
     /// The seed of the round. All random choices follow from the seed, except those that depend on timing.
     pub seed: u64,
     /// The number of faults that were injected.
+    pub injected: usize,
+    /// The number of these that met a request. A request was in flight during the fault, at the member if the fault struck a
+    /// member.
     pub strikes: usize,
     /// The violations of the promise, described key by key.
     pub violations: Vec<String>,

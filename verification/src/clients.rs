@@ -7,11 +7,12 @@
 use std::{
     fmt, fs,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use tests::{
+    GuardedChild,
     random::Random,
     scratch::Scratch,
     servers::{postgres::PostgresServer, redis::RedisServer},
@@ -20,7 +21,11 @@ use tests::{
 use tokio::time::sleep;
 use tower_idempotency::MemoryStore;
 
-use self::{journal::Journal, relay::Relay, server::Server};
+use self::{
+    journal::{Journal, LINE},
+    relay::Relay,
+    server::Server,
+};
 
 mod journal;
 mod orders;
@@ -83,9 +88,13 @@ pub struct ClientTally {
     pub done: usize,
     /// Operations that the client reported as done by a recovery.
     pub recovered: usize,
+    /// Reports of operations that were reported before. A process that is killed between its report and the removal of the
+    /// entry leaves the entry for a recovery.
+    pub repeated: usize,
     /// Reports that an operation was not executed. Each was sent again under a new key.
     pub reported_not_executed: usize,
-    /// Responses of another operation, and operations that were reported as done twice.
+    /// Responses of another operation or effect, and second reports that the client does not permit. It permits a second
+    /// report only to the recovery of a later process, with the same response.
     pub contradictions: usize,
     /// Entries that the outbox still had at the end.
     pub pending: usize,
@@ -102,7 +111,7 @@ pub struct ClientTally {
 }
 
 impl ClientTally {
-    /// Returns `true` if each operation has one effect and one report.
+    /// Returns `true` if each operation has one effect and one response, and the outbox is empty.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         let clean = Self {
@@ -122,14 +131,15 @@ impl fmt::Display for ClientTally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} operations, {} effects, {} executed twice, {} not executed, {} done ({} by recovery), {} contradictions, \
-             {} pending; {} reports of not executed, {} kills, {} of {} connections broken, {} requests, {} replays",
+            "{} operations, {} effects, {} executed twice, {} not executed, {} done ({} by recovery), {} reported again, {} \
+             contradictions, {} pending; {} reports of not executed, {} kills, {} of {} connections broken, {} requests, {} replays",
             self.operations,
             self.effects,
             self.executed_twice,
             self.not_executed,
             self.done,
             self.recovered,
+            self.repeated,
             self.contradictions,
             self.pending,
             self.reported_not_executed,
@@ -159,12 +169,11 @@ impl Clients {
             .arg(format!("http://{}", relay.address()))
             .arg(outbox)
             .arg(&path)
-            .arg(self.operations.to_string())
-            .stdin(Stdio::null());
+            .arg(self.operations.to_string());
         let mut random = Random(self.seed ^ 0x6b69_6c6c);
         let mut kills = 0;
         loop {
-            let mut child = command.spawn().expect("the client is built");
+            let mut child = GuardedChild::spawn(&command, Stdio::inherit(), Stdio::inherit());
             if let Some(success) = self.live(&mut child, &path, &mut random).await {
                 assert!(success, "the client failed, see its output above");
                 break;
@@ -177,6 +186,7 @@ impl Clients {
         tally.operations = self.operations;
         tally.done = journal.done.len();
         tally.recovered = journal.recovered;
+        tally.repeated = journal.repeated;
         tally.reported_not_executed = journal.not_executed;
         tally.contradictions = journal.contradictions;
         tally.pending = journal.pending;
@@ -187,33 +197,33 @@ impl Clients {
 
     /// Lets the client live until it has reported some operations, and kills it a moment later. Returns `None` then, or the
     /// success of a client that ended.
-    async fn live(&self, child: &mut Child, journal: &Path, random: &mut Random) -> Option<bool> {
+    async fn live(
+        &self,
+        child: &mut GuardedChild,
+        journal: &Path,
+        random: &mut Random,
+    ) -> Option<bool> {
         let length = || fs::metadata(journal).map_or(0, |file| file.len());
         let before = length();
-        // Some clients die before they report anything. Lines of the journal have about 12 bytes.
+        // Some clients die before they report anything.
         let lines = match random.below(8) {
             0 => 0,
             _ => random.below(self.between_kills) as u64 + 1,
         };
         let moment = Duration::from_micros(random.draw() % 30_000);
         let deadline = Instant::now() + Duration::from_secs(120);
-        while length() < before + 12 * lines {
-            if let Some(status) = child.try_wait().expect("a child") {
+        while length() < before + LINE as u64 * lines {
+            if let Some(status) = child.try_wait() {
                 return Some(status.success());
             }
-            if Instant::now() > deadline {
-                let _ = child.kill();
-                panic!("the client makes no progress");
-            }
+            assert!(Instant::now() < deadline, "the client makes no progress");
             sleep(Duration::from_millis(1)).await;
         }
         sleep(moment).await;
-        if let Some(status) = child.try_wait().expect("a child") {
+        if let Some(status) = child.try_wait() {
             return Some(status.success());
         }
-        // SIGKILL. A client that ended meanwhile is not signalled, because it has not been waited for.
-        child.kill().expect("the child runs");
-        child.wait().expect("a child");
+        child.kill();
         None
     }
 

@@ -182,7 +182,7 @@ pub async fn survive_pauses<S: TestDialect>(
 ///
 /// # Panics
 ///
-/// Panics if no key had two effects, or if a strike does not explain one of them.
+/// Panics if no key had two effects, or if neither a strike nor a slow process explains the second one.
 pub async fn find_second_effects<S: TestDialect>(
     database: &TestDatabase<S>,
     bank: Bank<'_>,
@@ -191,19 +191,14 @@ pub async fn find_second_effects<S: TestDialect>(
     if handlers.other_processes == OtherProcesses::TakeOver {
         until_seen(&[DOUBLE, OUTRUN], async |round| {
             let load = pauses(handlers.stopped, 4 + round * 100, few_or(6, 30));
-            let strike_kind = load.strike_kind;
-            let history = run(database, bank, load).await;
-            summed(database, bank, strike_kind, &history).await
+            assert_effects_explained(database, bank, load).await
         })
         .await;
     }
     let (_, at_a_time) = handlers.killed;
     until_seen(&[DOUBLE], async |round| {
         let load = kills((40, at_a_time), 3 + round * 100);
-        let strike_kind = load.strike_kind;
-        let history = run(database, bank, load).await;
-        none("unexplained", &history.unexplained_effects());
-        summed(database, bank, strike_kind, &history).await
+        assert_effects_explained(database, bank, load).await
     })
     .await;
 }
@@ -281,6 +276,18 @@ async fn exactly_once<S: TestDialect>(
         (0, 0),
         "{sums}"
     );
+    summed(database, bank, strike_kind, &history).await
+}
+
+/// Asserts that a strike at its process, or a process that was slower than its lease, explains each second effect of a key.
+async fn assert_effects_explained<S: TestDialect>(
+    database: &TestDatabase<S>,
+    bank: Bank<'_>,
+    load: Load,
+) -> Round {
+    let strike_kind = load.strike_kind;
+    let history = run(database, bank, load).await;
+    none("unexplained", &history.unexplained_effects());
     summed(database, bank, strike_kind, &history).await
 }
 

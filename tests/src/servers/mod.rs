@@ -3,7 +3,9 @@
 
 use std::{
     collections::VecDeque,
-    env, fs,
+    env,
+    ffi::OsStr,
+    fs,
     io::{BufRead, BufReader, Read, Write},
     net::{Ipv4Addr, TcpListener, UdpSocket},
     path::{Path, PathBuf},
@@ -54,22 +56,12 @@ impl Guard {
     /// Panics if there is no shell, or the directory does not exist.
     #[must_use]
     pub fn start(directory: &Path, command: &Command, signal: &str) -> Self {
-        let mut shell = Command::new("sh");
+        let args = [directory.as_os_str(), OsStr::new(signal)];
+        let mut shell = shell(SHELL, &args, command);
         shell
-            .args(["-c", SHELL, "guard"])
-            .arg(directory)
-            .arg(signal)
-            .arg(command.get_program())
-            .args(command.get_args())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => shell.env(name, value),
-                None => shell.env_remove(name),
-            };
-        }
         // A terminal ends a whole process group. The shell gets its own group, so that it can clean up.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut shell, 0);
@@ -201,6 +193,27 @@ impl Drop for Guard {
         self.orders.take();
         let _ = self.shell.wait();
     }
+}
+
+/// Returns a shell that runs `script`. The parameters of the script are `args`, and then the words of the command. The shell
+/// has the environment and the directory of the command.
+pub(crate) fn shell(script: &str, args: &[&OsStr], command: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", script, "guard"])
+        .args(args)
+        .arg(command.get_program())
+        .args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    if let Some(directory) = command.get_current_dir() {
+        shell.current_dir(directory);
+    }
+    shell
 }
 
 /// Creates a throwaway directory, which a [`Guard`] deletes later.

@@ -32,7 +32,7 @@ fn first_command(args: &[&str]) -> Command {
 
 #[tokio::test]
 async fn first_readme_command_executes_key_once() {
-    let playground = Playground::started_by(&mut first_command(&["--listen", "127.0.0.1:0"]));
+    let playground = Playground::started_by(&first_command(&["--listen", "127.0.0.1:0"]));
     let key = "8e03978e-40d5";
     let first = playground.post("/orders", key, b"one espresso").await;
     let retry = playground.post("/orders", key, b"one espresso").await;

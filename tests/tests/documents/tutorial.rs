@@ -27,7 +27,7 @@ fn start(directory: &Path, database: &PostgresServer) -> Playground {
         .arg("--quiet")
         .env("DATABASE_URL", database.url())
         .env("LISTEN", "127.0.0.1:0");
-    Playground::started_by(&mut command)
+    Playground::started_by(&command)
 }
 
 async fn pay(service: &Playground, key: Option<&str>, cents: u32) -> TestResponse {

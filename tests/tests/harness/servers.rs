@@ -2,22 +2,26 @@
 
 use std::{
     env, fs,
-    io::{self, Write},
+    io::{self, Read, Write},
     net::{Ipv4Addr, TcpListener, UdpSocket},
     path::Path,
-    process::{Command, Stdio},
+    process::{Child, ChildStdout, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use tests::servers::{
-    free_port,
-    mariadb::MariaDbServer,
-    redis::{self, RedisCluster, RedisServer, Sentinel},
+use tests::{
+    GuardedChild,
+    playground::Playground,
+    servers::{
+        free_port,
+        mariadb::MariaDbServer,
+        redis::{self, RedisCluster, RedisServer, Sentinel},
+    },
 };
 use tower_idempotency_sqlx::sqlx::{self, Connection as _, MySqlConnection};
 
-// ---- The guard ----
+// ---- The guards ----
 
 /// The process that the next test kills.
 #[test]
@@ -30,24 +34,73 @@ fn server_holder_process() {
 
 #[test]
 fn server_ends_with_killed_test_process() {
-    let mut holder = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "servers::server_holder_process"])
-        .args(["--ignored", "--nocapture"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let stdout = io::BufReader::new(holder.stdout.take().unwrap());
-    let pid = io::BufRead::lines(stdout)
-        .map_while(Result::ok)
-        // The harness may begin the line with the name of the test.
-        .find_map(|line| line.split_once("holding ")?.1.parse::<u32>().ok())
-        .expect("the process holds a server");
+    let (mut holder, _stdout, pid) = start_holder("servers::server_holder_process");
     let directory = env::temp_dir().join(format!("tower-idempotency-redis-{}-0", holder.id()));
     assert!(is_running(pid) && directory.is_dir());
     holder.kill().unwrap();
     holder.wait().unwrap();
     eventually("the server has ended", || !is_running(pid));
     eventually("the directory is deleted", || !directory.exists());
+}
+
+/// The process that the next test kills. Its child has inherited its output.
+#[test]
+#[ignore = "child_ends_with_killed_test_process starts it"]
+fn child_holder_process() {
+    let child = GuardedChild::spawn(&sleep_command(), Stdio::inherit(), Stdio::inherit());
+    println!("holding {}", child.id());
+    thread::sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn child_ends_with_killed_test_process() {
+    let (mut holder, mut stdout, pid) = start_holder("servers::child_holder_process");
+    assert!(is_running(pid));
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    eventually("the child has ended", || !is_running(pid));
+    // The output ends, because no process can write to it any more.
+    stdout.read_to_end(&mut Vec::new()).unwrap();
+}
+
+/// The process that the next test kills.
+#[test]
+#[ignore = "playground_ends_with_killed_test_process starts it"]
+fn playground_holder_process() {
+    let playground = Playground::start(&[]);
+    println!("holding {}", playground.pid());
+    thread::sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn playground_ends_with_killed_test_process() {
+    let (mut holder, _stdout, pid) = start_holder("servers::playground_holder_process");
+    assert!(is_running(pid));
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    eventually("the playground has ended", || !is_running(pid));
+}
+
+/// The pipes and the exit status are those of the command. Its watcher, which still runs, holds no pipe.
+#[test]
+fn guarded_child_returns_output_and_status() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "echo out; echo error >&2; exit 3"]);
+    let mut child = GuardedChild::spawn(&command, Stdio::piped(), Stdio::piped());
+    let [mut out, mut error] = [String::new(), String::new()];
+    child.stdout().read_to_string(&mut out).unwrap();
+    child.stderr().read_to_string(&mut error).unwrap();
+    assert_eq!((out.as_str(), error.as_str()), ("out\n", "error\n"));
+    assert_eq!(child.wait().code(), Some(3));
+}
+
+#[test]
+fn dropped_child_is_killed() {
+    let child = GuardedChild::spawn(&sleep_command(), Stdio::null(), Stdio::null());
+    let pid = child.id();
+    assert!(is_running(pid));
+    drop(child);
+    assert!(!is_running(pid));
 }
 
 /// No port is returned twice, even if no server listens on it: the server may be restarting.
@@ -297,6 +350,30 @@ fn cluster_replica_replaces_dead_master() {
 }
 
 // ---- Helpers ----
+
+/// Starts an ignored test of this binary in a separate process. Returns the process, its output, and the process id that it
+/// printed.
+fn start_holder(test: &str) -> (Child, io::BufReader<ChildStdout>, u32) {
+    let mut holder = Command::new(env::current_exe().expect("this binary has a path"))
+        .args(["--exact", test, "--ignored", "--nocapture"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("this binary starts");
+    let mut stdout = io::BufReader::new(holder.stdout.take().expect("a piped stdout"));
+    let pid = io::BufRead::lines(&mut stdout)
+        .map_while(Result::ok)
+        // The harness may begin the line with the name of the test.
+        .find_map(|line| line.split_once("holding ")?.1.parse::<u32>().ok())
+        .expect("the process prints the id");
+    (holder, stdout, pid)
+}
+
+/// Returns a command that runs for longer than a test waits for its end.
+fn sleep_command() -> Command {
+    let mut command = Command::new("sleep");
+    command.arg("120");
+    command
+}
 
 fn is_running(pid: u32) -> bool {
     // A zombie has ended, but its parent has not waited for it yet.

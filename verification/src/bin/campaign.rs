@@ -26,8 +26,8 @@ async fn main() -> ExitCode {
     let tally = campaign
         .run(|round| {
             println!(
-                "seed {}, {} times: {}",
-                round.seed, round.strikes, round.sums
+                "seed {}, {} times, {} of them during a request: {}",
+                round.seed, round.injected, round.strikes, round.sums
             );
             for violation in round.violations.iter().take(SHOWN) {
                 println!("VIOLATION, key that {violation}");
@@ -35,6 +35,9 @@ async fn main() -> ExitCode {
         })
         .await;
     println!("\n{}\n{tally}", Tally::HEAD);
+    if tally.strikes() == 0 {
+        eprintln!("no fault met a request: raise --for");
+    }
     if tally.is_clean() {
         ExitCode::SUCCESS
     } else {

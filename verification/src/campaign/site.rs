@@ -29,6 +29,8 @@ pub(super) struct Site {
     /// The proxy that delays replies. A member is therefore often struck after the store acted and before the reply
     /// arrived.
     proxy: Option<Proxy>,
+    /// The time at which each fault was injected, and the time at which it ended.
+    pub(super) faults: Vec<(Instant, Instant)>,
 }
 
 #[derive(Debug)]
@@ -82,7 +84,11 @@ impl Site {
         if let Some(proxy) = &proxy {
             proxy.set(LATE);
         }
-        Self { server, proxy }
+        Self {
+            server,
+            proxy,
+            faults: Vec::new(),
+        }
     }
 
     /// Returns the URL of the store for playgrounds.
@@ -195,6 +201,7 @@ impl Site {
             Fault::Kill | Fault::Pause => unreachable!("the fault strikes the fleet"),
         };
         let until = Instant::now();
+        self.faults.push((from, until));
         forgets.then_some(Occasion {
             key: None,
             from,

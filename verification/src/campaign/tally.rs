@@ -43,16 +43,17 @@ impl Tally {
         self.took = took;
     }
 
-    /// Returns the number of faults that were injected.
+    /// Returns the number of faults that met a request.
     #[must_use]
     pub fn strikes(&self) -> usize {
         self.strikes
     }
 
-    /// Returns `true` if no violation was found.
+    /// Returns `true` if no violation was found, and a fault met a request. Without such a fault, the campaign proves
+    /// nothing.
     #[must_use]
     pub fn is_clean(&self) -> bool {
-        self.violations == 0
+        self.violations == 0 && self.strikes > 0
     }
 }
 
@@ -86,5 +87,39 @@ impl fmt::Display for Tally {
             self.took.as_secs_f64() / 60.0,
             self.violations,
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::campaign::{Fault, Kind, Mode};
+
+    fn tally(strikes: usize, violations: &[&str]) -> Tally {
+        let mut tally = Tally::new(&Campaign {
+            kind: Kind::Redis,
+            fault: Fault::Cut,
+            mode: Mode::Refuse,
+            seed: 0,
+            limit: Duration::ZERO,
+            strikes: 1,
+        });
+        let round = Round {
+            seed: 0,
+            injected: 20,
+            strikes,
+            violations: violations.iter().map(|&it| it.to_owned()).collect(),
+            sums: Sums::default(),
+            requests: 5,
+        };
+        tally.add(&round, Duration::ZERO);
+        tally
+    }
+
+    #[test]
+    fn campaign_needs_fault_that_met_request() {
+        assert!(!tally(0, &[]).is_clean());
+        assert!(tally(1, &[]).is_clean());
+        assert!(!tally(1, &["key"]).is_clean());
     }
 }

@@ -3,7 +3,9 @@
 use std::{
     collections::HashSet,
     fs::File,
+    hash::{DefaultHasher, Hash, Hasher},
     path::PathBuf,
+    process,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -97,11 +99,13 @@ impl<O: Outbox> Orders<O> {
             .with_max_retry_after(Duration::from_millis(20));
         let layer = OutboxLayer::new(outbox.clone(), retries).with_manual_removal();
         let done = Journal::read(journal).done;
+        let journal = Journal::append(journal);
+        report(&journal, "started", process::id() as usize, 0);
         Arc::new(Self {
             client: layer.layer(Client::builder(TokioExecutor::new()).build_http()),
             outbox,
             server: server.to_owned(),
-            journal: Journal::append(journal),
+            journal,
             done: Mutex::new(done),
             operations,
         })
@@ -121,7 +125,7 @@ impl<O: Outbox> Orders<O> {
             self.clone().send_all(left).await;
         }
         let pending = self.outbox.pending(0, 1).await.expect("an outbox");
-        report(&self.journal, "pending", pending.len());
+        report(&self.journal, "pending", pending.len(), 0);
     }
 
     /// Sends the pending operations again. Returns those that are still pending.
@@ -180,7 +184,7 @@ impl<O: Outbox> Orders<O> {
                 .expect("a valid request");
             let result = self.client.clone().oneshot(req).await;
             match (operation.outcome(), result) {
-                (Outcome::NotExecuted, _) => report(&self.journal, "rejected", number),
+                (Outcome::NotExecuted, _) => report(&self.journal, "rejected", number, 0),
                 (Outcome::Definite, Ok(res)) => {
                     self.settle(number, operation.key(), res, "done").await;
                     return;
@@ -192,22 +196,25 @@ impl<O: Outbox> Orders<O> {
     }
 
     /// Reports a response, and removes the entry. Returns `false` if the body did not arrive.
+    ///
+    /// A recovery reports again if an earlier process was killed between its report and the removal.
     async fn settle(&self, number: usize, key: &str, res: Res, word: &str) -> bool {
         let status = res.status();
         let Ok(body) = res.into_body().collect().await else {
             return false;
         };
         let body = body.to_bytes();
+        let mut digest = DefaultHasher::new();
+        (status.as_u16(), &body[..]).hash(&mut digest);
+        let response = digest.finish();
         let expected = format!("effect 1 of {number} ");
         if status != StatusCode::CREATED || !body.starts_with(expected.as_bytes()) {
             let text = String::from_utf8_lossy(&body);
             eprintln!("CONTRADICTION: order {number} got {status}: {text}");
-            report(&self.journal, "wrong", number);
+            report(&self.journal, "wrong", number, response);
         }
-        // A process that was killed after its report left the entry.
-        if self.done.lock().expect("no panic").insert(number) {
-            report(&self.journal, word, number);
-        }
+        report(&self.journal, word, number, response);
+        self.done.lock().expect("no panic").insert(number);
         self.outbox.remove(key).await.expect("an outbox");
         true
     }

@@ -127,6 +127,21 @@ impl Effect {
     }
 }
 
+impl History {
+    /// Returns the number of strikes during which a request to their member was in flight.
+    pub(crate) fn count_strikes_with_request(&self) -> usize {
+        let strikes = self.strikes.iter();
+        let met = strikes.filter(|strike| self.attempts.iter().any(|it| it.is_struck_by(strike)));
+        met.count()
+    }
+
+    /// Returns `true` if a request was in flight at any time between these two.
+    pub(crate) fn has_request_between(&self, from: Instant, until: Instant) -> bool {
+        let mut attempts = self.attempts.iter();
+        attempts.any(|it| it.is_in_flight_between(from, until))
+    }
+}
+
 impl Attempt {
     /// Returns the response, if there is one.
     #[must_use]
@@ -153,7 +168,11 @@ impl Attempt {
 
     /// Returns `true` if the attempt was in flight when its member was struck, or while the member was still stopped.
     pub(super) fn is_struck_by(&self, strike: &Strike) -> bool {
-        self.member == strike.member && self.began <= strike.end() && self.ended >= strike.ordered
+        self.member == strike.member && self.is_in_flight_between(strike.ordered, strike.end())
+    }
+
+    fn is_in_flight_between(&self, from: Instant, until: Instant) -> bool {
+        self.began <= until && self.ended >= from
     }
 
     /// Returns `true` if the attempt was in flight for the whole time that its process was stopped, and that time was at

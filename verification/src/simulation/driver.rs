@@ -225,7 +225,7 @@ impl Driver {
         let mut world = self.world.lock();
         let number = world.dead.len();
         world.dead.push(false);
-        world.paused.push(false);
+        world.paused_until.push(None);
         world.record_event(EventKind::ProcessStarted(number));
         let process = Process::start(world.now);
         drop(world);
@@ -281,8 +281,7 @@ impl Driver {
         }
         host.paused = true;
         let mut world = self.world.lock();
-        world.paused[host.number] = true;
-        world.record_event(EventKind::ProcessPaused(host.number));
+        world.pause(host.number);
         world.after(pause, ScheduledEvent::Resume(host.number));
     }
 
@@ -291,9 +290,7 @@ impl Driver {
         let host = hosts.find(|host| host.number == number && host.process.is_some());
         if let Some(host) = host {
             host.paused = false;
-            self.world
-                .lock()
-                .record_event(EventKind::ProcessResumed(number));
+            self.world.lock().resume(number);
         }
     }
 
@@ -349,7 +346,7 @@ impl Driver {
         let (Some(process), Some(served)) = (&host.process, &host.served) else {
             return;
         };
-        let number = world.attempts.len();
+        let (number, sent) = (world.attempts.len(), world.now);
         let request = world.clients[client].request;
         let faults_ended = world.faults_ended;
         let (req, clean) =
@@ -363,6 +360,7 @@ impl Driver {
             client: Some(client),
             process: host.number,
             request,
+            sent,
             execution: None,
             clean: clean || self.plan.jobs,
             left: false,

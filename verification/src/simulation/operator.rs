@@ -287,7 +287,7 @@ pub(super) fn take_over(process: &Process, link: &Link, layer: &IdempotencyLayer
     let (request, Some(lease)) = (execution.request, execution.lease) else {
         return;
     };
-    let number = world.attempts.len();
+    let (number, sent) = (world.attempts.len(), world.now);
     let plan = world.plan;
     let leave = Leave::draw(&mut world.random, &plan);
     world.open += 1;
@@ -295,6 +295,7 @@ pub(super) fn take_over(process: &Process, link: &Link, layer: &IdempotencyLayer
         client: None,
         process: link.process,
         request,
+        sent,
         execution: None,
         clean: true,
         left: false,

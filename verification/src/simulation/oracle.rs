@@ -35,8 +35,8 @@ pub(super) fn judge_execution(world: &mut WorldState, number: usize, held: Optio
     }
 }
 
-/// Judges a takeover that is about to happen. The takeover is a violation if the execution still runs, its process is
-/// undisturbed, and the store replies in time.
+/// Judges a takeover that is about to happen. It is a violation if the execution still runs, its process is well, and the
+/// store replies in time. A process is well if it is alive and was not paused since it received the request.
 pub(super) fn judge_takeover(world: &mut WorldState, id: KeyId, by: Token) {
     let plan = &world.plan;
     let well = plan.faults == 0 && plan.store_timeout <= plan.lease / 3 && world.clock_offset == 0;
@@ -46,7 +46,7 @@ pub(super) fn judge_takeover(world: &mut WorldState, id: KeyId, by: Token) {
     };
     let runs = world.executions.iter().position(|it| {
         let holds = it.lease.is_some_and(|it| it.id == id && it.token == holder);
-        let unwell = world.dead[it.process] || world.paused[it.process];
+        let unwell = world.dead[it.process] || world.was_paused_since_sent(it.attempt);
         holds && !unwell && it.state == Progress::Runs
     });
     if let Some(number) = runs {
@@ -283,3 +283,6 @@ impl Execution {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

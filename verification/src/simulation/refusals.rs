@@ -151,8 +151,8 @@ fn may_have_failed_call(world: &WorldState, attempt: usize, is_such: fn(&str) ->
         } => by == process && is_such(call),
         _ => false,
     };
-    // The timeouts of a paused process pass during its pause.
-    world.paused[process] || events_since_sent(world, attempt).iter().any(is_faulty)
+    // The timeouts of a request in flight pass during the pause of its process.
+    world.was_paused_since_sent(attempt) || events_since_sent(world, attempt).iter().any(is_faulty)
 }
 
 /// Returns `false` if the entry is known to be that of another key. An execution shows the entry of its key.

@@ -54,8 +54,8 @@ pub(super) struct WorldState {
     pub(super) operator_responses: Vec<OperatorResponse>,
     /// The number of attempts that have not ended.
     pub(super) open: usize,
-    /// `true` for each process that was ever paused.
-    pub(super) paused: Vec<bool>,
+    /// The end of the last pause of each process, or `None` if it was never paused. `Millis::MAX` during a pause.
+    pub(super) paused_until: Vec<Option<Millis>>,
     /// `true` for each process that has died.
     pub(super) dead: Vec<bool>,
     pub(super) history: Vec<Event>,
@@ -120,6 +120,8 @@ pub(super) struct SimulatedAttempt {
     pub(super) client: Option<usize>,
     pub(super) process: usize,
     pub(super) request: Request,
+    /// The time at which the request was sent.
+    pub(super) sent: Millis,
     pub(super) execution: Option<usize>,
     /// `true` if its body arrives at once and complete.
     pub(super) clean: bool,
@@ -214,7 +216,7 @@ impl World {
             resolutions: 0,
             operator_responses: Vec::new(),
             open: 0,
-            paused: Vec::new(),
+            paused_until: Vec::new(),
             dead: Vec::new(),
             history: Vec::new(),
             is_watched_inside: true,
@@ -285,6 +287,28 @@ impl WorldState {
     pub(super) fn name_id(&mut self, id: KeyId) -> usize {
         let next = self.ids.len();
         *self.ids.entry(id).or_insert(next)
+    }
+
+    // ---- Pauses ----
+
+    pub(super) fn pause(&mut self, process: usize) {
+        self.paused_until[process] = Some(Millis::MAX);
+        self.record_event(EventKind::ProcessPaused(process));
+    }
+
+    pub(super) fn resume(&mut self, process: usize) {
+        self.paused_until[process] = Some(self.now);
+        self.record_event(EventKind::ProcessResumed(process));
+    }
+
+    /// Returns `true` if the process of the attempt was paused at any time since the request was sent.
+    ///
+    /// The timeouts and the lease of such an attempt may have expired during the pause, also if its client has left. At the
+    /// end of a pause, the process handles everything that is due before the clock advances. The timeouts of a later request
+    /// therefore begin after the pause. A request of the same millisecond may arrive earlier, so it counts as in flight.
+    pub(super) fn was_paused_since_sent(&self, attempt: usize) -> bool {
+        let known = &self.attempts[attempt];
+        self.paused_until[known.process].is_some_and(|until| known.sent <= until)
     }
 
     // ---- The store ----

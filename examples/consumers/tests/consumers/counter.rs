@@ -11,7 +11,7 @@ use std::{
 
 use consumers::{Applied, Counter, Tally, Unadded};
 use tests::{
-    few_or,
+    GuardedChild, few_or,
     proxy::{ConnectionEnd, Fault, Mode, Proxy},
     servers::{
         dynamodb::{StandIn, client, shared},
@@ -202,15 +202,14 @@ async fn writers_fail_without_database() {
     let fixture = CounterFixture::new().await;
     let proxy = Proxy::start(shared(StandIn::Dynoxide).address());
     let endpoint = format!("http://{}", proxy.address());
-    let mut process = Command::new(env!("CARGO_BIN_EXE_consumers"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_consumers"));
+    command
         .args(["--endpoint", &endpoint, "--table", &fixture.table])
         .args(["--patience", "3s", "counter", "--updates", "5"])
         // No update is recorded before the test has seen the first addition and cut the connections.
-        .args(["--work", "5s"])
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("it is built");
-    let mut stderr = process.stderr.take().expect("a piped stderr");
+        .args(["--work", "5s"]);
+    let mut process = GuardedChild::spawn(&command, Stdio::inherit(), Stdio::piped());
+    let mut stderr = process.stderr();
     let said = thread::spawn(move || {
         let mut said = String::new();
         stderr.read_to_string(&mut said).map(|_| said)
@@ -225,13 +224,10 @@ async fn writers_fail_without_database() {
     }
     proxy.set(Mode::Cut);
     let ended = loop {
-        if let Some(ended) = process.try_wait().expect("a child process") {
+        if let Some(ended) = process.try_wait() {
             break ended;
         }
-        if began.elapsed() > Duration::from_secs(240) {
-            process.kill().expect("a child process");
-            panic!("it goes on");
-        }
+        assert!(began.elapsed() < Duration::from_secs(240), "it goes on");
         sleep(Duration::from_millis(20)).await;
     };
     assert!(!ended.success());

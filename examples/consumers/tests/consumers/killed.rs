@@ -3,12 +3,12 @@
 use std::{
     io::Read,
     os::unix::process::ExitStatusExt as _,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use tests::{HANG_GUARD, random::Random};
+use tests::{GuardedChild, HANG_GUARD, random::Random};
 use tokio::{sync::Mutex, task::spawn_blocking, time::sleep};
 
 /// Processes with short leases run one after another: in parallel they could delay each other's renewals.
@@ -19,10 +19,10 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 /// The arguments have to make the process wait at the point that `is_reached` detects, such as `--work 1h`.
 pub(crate) async fn kill_at(args: &[&str], is_reached: impl AsyncFn() -> bool) {
     let _turn = ONE_AT_A_TIME.lock().await;
-    let mut process = Killed(start(args));
+    let mut process = start(args);
     let began = Instant::now();
     while !is_reached().await {
-        let ended = process.0.try_wait().expect("a child process");
+        let ended = process.try_wait();
         assert!(
             ended.is_none(),
             "ended before it reached the point: {ended:?}"
@@ -33,8 +33,7 @@ pub(crate) async fn kill_at(args: &[&str], is_reached: impl AsyncFn() -> bool) {
         );
         sleep(Duration::from_millis(10)).await;
     }
-    process.0.kill().expect("a child process");
-    let status = process.0.wait().expect("a child process");
+    let status = process.kill();
     assert_eq!(
         status.signal(),
         Some(9),
@@ -53,10 +52,9 @@ pub(crate) async fn kill_at_random(args: &[&str], most: usize) -> (usize, String
         let args: Vec<_> = owned.iter().map(String::as_str).collect();
         let (mut random, mut kills) = (Random(7), 0);
         while kills < most {
-            let mut process = Killed(start(&args));
+            let mut process = start(&args);
             thread::sleep(random.around(Duration::from_millis(250)));
-            process.0.kill().expect("a child process");
-            let status = process.0.wait().expect("a child process");
+            let status = process.kill();
             // A process that has done all its work leaves nothing to kill.
             if status.success() {
                 break;
@@ -78,36 +76,18 @@ pub(crate) async fn kill_at_random(args: &[&str], most: usize) -> (usize, String
 /// Runs the program to its end and returns its output.
 pub(crate) async fn run_to_end(args: &[&str]) -> String {
     let _turn = ONE_AT_A_TIME.lock().await;
-    let mut process = Killed(start(args));
+    let mut process = start(args);
     let running = spawn_blocking(move || {
-        let began = Instant::now();
-        while process.0.try_wait().expect("a child process").is_none() {
-            assert!(began.elapsed() < HANG_GUARD, "the process does not end");
-            thread::sleep(Duration::from_millis(20));
-        }
-        assert!(process.0.wait().expect("a child process").success());
+        assert!(process.wait().success());
         let mut output = String::new();
-        let mut stdout = process.0.stdout.take().expect("a piped stdout");
-        stdout.read_to_string(&mut output).expect("text");
+        process.stdout().read_to_string(&mut output).expect("text");
         output
     });
     running.await.expect("the task does not panic")
 }
 
-/// A process that is killed when this is dropped, also by a test that fails.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn start(args: &[&str]) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_consumers"))
-        .args(args)
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("it is built")
+fn start(args: &[&str]) -> GuardedChild {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_consumers"));
+    command.args(args);
+    GuardedChild::spawn(&command, Stdio::piped(), Stdio::inherit())
 }

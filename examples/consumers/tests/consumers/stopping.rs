@@ -1,19 +1,18 @@
 //! Consumers that are stopped, or reach their time limit, while they handle messages.
 
 use std::{
-    process::{Child, Command, ExitStatus, Stdio},
+    io::Read,
+    process::{Command, ExitStatus, Stdio},
     time::Duration,
 };
 
 use consumers::Tally;
 use tests::{
+    GuardedChild,
     playground::run,
     servers::dynamodb::{StandIn, client, shared},
 };
-use tokio::{
-    task::spawn_blocking,
-    time::{sleep, timeout},
-};
+use tokio::time::{sleep, timeout};
 
 // F-049
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -60,14 +59,13 @@ impl ProcessFixture {
         }
     }
 
-    fn start(&self, lease: &str, args: &[&str], work: &str) -> Child {
+    fn start(&self, lease: &str, args: &[&str], work: &str) -> GuardedChild {
         let mut command = Command::new(env!("CARGO_BIN_EXE_consumers"));
         command.args(["--endpoint", &self.endpoint, "--table", &self.table]);
         command.args(["--lease", lease, "--skew", "0s"]).args(args);
         command.args(["shipments", "--packing", "0s", "--work", work]);
         command.args(["--messages", &MESSAGES.to_string()]);
-        let command = command.stdout(Stdio::piped()).stderr(Stdio::inherit());
-        command.spawn().expect("it is built")
+        GuardedChild::spawn(&command, Stdio::piped(), Stdio::inherit())
     }
 
     async fn sent(&self) -> Vec<u64> {
@@ -82,10 +80,10 @@ impl ProcessFixture {
 
     /// Waits until a parcel is sent, which is recorded when the work for it is done. Returns `false` if the process ends
     /// instead.
-    async fn work_has_begun(&self, process: &mut Child) -> bool {
+    async fn work_has_begun(&self, process: &mut GuardedChild) -> bool {
         let begun = async {
             while self.sent().await.iter().sum::<u64>() == 0 {
-                if process.try_wait().expect("a child process").is_some() {
+                if process.try_wait().is_some() {
                     return false;
                 }
                 sleep(Duration::from_millis(10)).await;
@@ -106,16 +104,20 @@ impl ProcessFixture {
     }
 }
 
-async fn end(process: Child) -> (ExitStatus, String) {
-    let id = process.id();
-    let ended = spawn_blocking(|| process.wait_with_output());
-    let Ok(ended) = timeout(PATIENCE, ended).await else {
-        run("kill", ["-KILL", &id.to_string()]).ok();
-        panic!("it does not end");
+/// Waits for the end of the process. It writes less than a pipe holds.
+async fn end(mut process: GuardedChild) -> (ExitStatus, String) {
+    let ended = async {
+        loop {
+            if let Some(status) = process.try_wait() {
+                return status;
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
     };
-    let output = ended.expect("it comes back").expect("a child process");
-    let said = String::from_utf8(output.stdout).expect("text");
-    (output.status, said)
+    let status = timeout(PATIENCE, ended).await.expect("it ends");
+    let mut said = String::new();
+    process.stdout().read_to_string(&mut said).expect("text");
+    (status, said)
 }
 
 const MESSAGES: usize = 12;

@@ -3,36 +3,35 @@
 use std::{
     io::Read,
     os::unix::process::ExitStatusExt as _,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
-use tests::{HANG_GUARD, playground::run};
+use tests::{GuardedChild, HANG_GUARD, playground::run};
 use tokio::time::sleep;
 
-/// A process that is killed when this is dropped, also by a test that fails.
-pub(crate) struct Process(Child);
+/// A process that is killed when this is dropped, and when the test process ends.
+pub(crate) struct Process(GuardedChild);
 
 impl Process {
     pub(crate) fn start(args: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_parcels"));
-        let command = command.args(args);
+        command.args(args);
         // Both pipes are read at the end: the program writes less than they hold.
-        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        Self(command.spawn().expect("it is built"))
+        let child = GuardedChild::spawn(&command, Stdio::piped(), Stdio::piped());
+        Self(child)
     }
 
     /// Waits until `is_reached` returns `true`, and kills the process with SIGKILL.
     pub(crate) async fn kill_when(mut self, is_reached: impl AsyncFn() -> bool) {
         let began = Instant::now();
         while !is_reached().await {
-            let ended = self.0.try_wait().expect("a child process");
+            let ended = self.0.try_wait();
             assert!(ended.is_none(), "it ended before the point: {ended:?}");
             assert!(began.elapsed() < HANG_GUARD, "it does not reach the point");
             sleep(Duration::from_millis(5)).await;
         }
-        self.0.kill().expect("a child process");
-        let status = self.0.wait().expect("a child process");
+        let status = self.0.kill();
         assert_eq!(status.signal(), Some(9), "it ended by itself: {status}");
     }
 
@@ -46,17 +45,15 @@ impl Process {
     pub(crate) async fn end(mut self) -> (bool, String) {
         let began = Instant::now();
         let status = loop {
-            if let Some(status) = self.0.try_wait().expect("a child process") {
+            if let Some(status) = self.0.try_wait() {
                 break status;
             }
             assert!(began.elapsed() < HANG_GUARD, "it does not end");
             sleep(Duration::from_millis(5)).await;
         };
         let mut output = String::new();
-        let mut stdout = self.0.stdout.take().expect("a piped stdout");
-        stdout.read_to_string(&mut output).expect("text");
-        let mut stderr = self.0.stderr.take().expect("a piped stderr");
-        stderr.read_to_string(&mut output).expect("text");
+        self.0.stdout().read_to_string(&mut output).expect("text");
+        self.0.stderr().read_to_string(&mut output).expect("text");
         (status.success(), output)
     }
 }
@@ -67,12 +64,5 @@ pub(crate) async fn wait_until(is_reached: impl AsyncFn() -> bool) {
     while !is_reached().await {
         assert!(began.elapsed() < HANG_GUARD, "the state is not reached");
         sleep(Duration::from_millis(5)).await;
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }

@@ -123,6 +123,44 @@ fn pause_explains_only_expired_lease() {
     }
 }
 
+/// While a process is stopped, a second effect of other processes needs its own reason.
+#[test]
+fn pause_explains_only_keys_of_its_process() {
+    for (member, pid, at, unexplained) in [
+        (0, 10, 5, 0),
+        // The process had no effect of the key.
+        (2, 30, 5, 1),
+        // The key had its response.
+        (0, 10, 70, 1),
+    ] {
+        let history = HistoryBuilder::new()
+            .effect(10, 1)
+            .attempt(0, 0, 20, Outcome::HungUp)
+            .effect(20, 7)
+            .attempt(1, 30, 60, response(7))
+            .strike(member, pid, at, Some(at + 150))
+            .1;
+        let found = history.unexplained_effects().len();
+        assert_eq!(found, unexplained, "{pid} at {at}");
+    }
+}
+
+#[test]
+fn fault_without_request_is_not_counted() {
+    let request = || HistoryBuilder::new().attempt(0, 10, 20, Outcome::Failed);
+    // A kill takes a millisecond here.
+    for (member, at, counted) in [(0, 8, 0), (0, 9, 1), (0, 20, 1), (0, 21, 0), (1, 15, 0)] {
+        let history = request().strike(member, 10, at, None).1;
+        let found = history.count_strikes_with_request();
+        assert_eq!(found, counted, "member {member} at {at}");
+    }
+    let HistoryBuilder(start, history) = request();
+    for (from, until, counts) in [(5, 9, false), (5, 10, true), (21, 25, false)] {
+        let [from, until] = [from, until].map(|at| start + Duration::from_millis(at));
+        assert_eq!(history.has_request_between(from, until), counts);
+    }
+}
+
 #[test]
 fn response_without_effect_is_contradiction() {
     for (outcome, contradictions) in [

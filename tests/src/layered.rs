@@ -63,11 +63,7 @@ impl<S: Store> Store for Layered<S> {
     const COMPRESS_ABOVE: usize = S::COMPRESS_ABOVE;
 
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        let mut acquired = self.inner.acquire(claim).await?;
-        if let Acquired::Completed { record, .. } = &mut acquired {
-            *record = record.slice(PREFIX..);
-        }
-        Ok(acquired)
+        Ok(without_prefix(self.inner.acquire(claim).await?))
     }
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
@@ -98,6 +94,18 @@ impl<S: Store> Store for Layered<S> {
     async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
         self.inner.wait_for_change(id, timeout).await;
     }
+
+    fn find_completed(&self, id: &KeyId) -> Option<Acquired> {
+        self.inner.find_completed(id).map(without_prefix)
+    }
+}
+
+/// Removes the prefix from the record of a reply.
+fn without_prefix(mut acquired: Acquired) -> Acquired {
+    if let Acquired::Completed { record, .. } = &mut acquired {
+        *record = record.slice(PREFIX..);
+    }
+    acquired
 }
 
 /// Several processes on one store, each of which gets every nth call.
@@ -147,6 +155,10 @@ impl<S: Store> Store for Processes<S> {
 
     async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
         self.next().wait_for_change(id, timeout).await;
+    }
+
+    fn find_completed(&self, id: &KeyId) -> Option<Acquired> {
+        self.next().find_completed(id)
     }
 }
 

@@ -1,6 +1,9 @@
 //! The memory store passes the suite.
 
-use tower_idempotency::store::MemoryStore;
+use tower_idempotency::{
+    conformance::{Case, Subject},
+    store::MemoryStore,
+};
 
 tower_idempotency::conformance_tests! {
     mod memory,
@@ -18,4 +21,12 @@ tower_idempotency::inspect_conformance_tests! {
     mod inspect_without_details,
     start_paused = true,
     store = || async { MemoryStore::new() },
+}
+
+/// The store is too small for the record of the case.
+#[test]
+fn small_store_rejects_large_record() {
+    let case = Case::named("large_record_is_stored_or_rejected_for_size");
+    let subject = async || Subject::new(MemoryStore::new().with_max_bytes(1 << 19));
+    case.run(true, subject, |_| None);
 }

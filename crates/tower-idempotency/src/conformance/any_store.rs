@@ -46,4 +46,8 @@ impl Store for AnyStore {
     async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
         self.0.wait_for_change(id, timeout).await;
     }
+
+    fn find_completed(&self, id: &KeyId) -> Option<Acquired> {
+        self.0.find_completed(id)
+    }
 }

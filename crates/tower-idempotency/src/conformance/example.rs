@@ -135,7 +135,7 @@ impl Store for MapStore {
         retention: Ttl,
     ) -> Result<(), StoreError> {
         self.step(lease.id, |found, now| {
-            match found {
+            let generation = match found {
                 Some(Entry {
                     token: Some(token), ..
                 }) if *token != lease.token => return Err(StoreError::LeaseLost),
@@ -144,17 +144,19 @@ impl Store for MapStore {
                     state: State::Completed { .. },
                     ..
                 }) => return token.map(drop).ok_or(StoreError::LeaseLost),
-                // An orphan without a holder accepts the record, like an absent entry.
+                // This token holds the entry, which keeps its generation.
                 Some(Entry {
-                    state: State::Leased { .. },
+                    token: Some(_),
+                    generation,
                     ..
-                })
-                | None => {}
-            }
+                }) => *generation,
+                // An orphan without a holder accepts the record, like an absent entry.
+                Some(Entry { token: None, .. }) | None => lease.generation,
+            };
             *found = Some(Entry {
                 token: Some(lease.token),
                 fingerprint: lease.fingerprint,
-                generation: lease.generation,
+                generation,
                 state: State::Completed {
                     record,
                     expires: now + retention.as_duration(),

@@ -136,6 +136,7 @@ macro_rules! __conformance_cases {
                 other_request_cannot_take_over_orphan
                 other_token_cannot_overwrite_record
                 complete_of_absent_key_stores_record
+                complete_of_expired_entry_stores_record
                 second_complete_changes_nothing
                 completion_wakes_waiters
                 each_takeover_raises_generation
@@ -145,6 +146,7 @@ macro_rules! __conformance_cases {
                 release_frees_key
                 release_frees_key_for_other_request
                 release_of_completed_key_leaves_record
+                release_of_expired_takeover_leaves_no_orphan
                 takeover_release_wakes_waiters
                 release_twice_is_harmless
                 release_wakes_waiters

@@ -3,13 +3,20 @@
 //! Feature `conformance`. **Not a stable part of the API**: a release may add cases and may change any name in this module.
 //! A store that violates the contract may pass today, and fail a new case later.
 //!
-//! Each rule of the [contract](crate::store::Store) that affects replies has cases in [`cases`]. A case is a plain `async
-//! fn` over a [`Subject`]. [`conformance_tests!`](crate::conformance_tests) defines a test for each case. It also runs the
-//! cases through [`FaultInjector`], which loses calls and replies: a retried call must have the same result as a single
-//! call.
+//! Each rule of the [contract](crate::store::Store) that affects replies has cases in [`cases`], except rule 10. A case is a
+//! plain `async fn` over a [`Subject`]. [`conformance_tests!`](crate::conformance_tests) defines a test for each case. It
+//! also runs the cases through [`FaultInjector`], which loses calls and replies: a retried call must have the same result
+//! as a single call.
 //!
 //! A store that passes follows the rules on the server under test, as far as a few seconds of races can show. The
 //! suite does not test a server that loses acknowledged writes, or fails over to a replica that lacks them.
+//!
+//! Two rules depend on limits of the store:
+//!
+//! - No case exceeds the limit of one scope (rule 10).
+//! - If the store accepts a record of 1 MiB, the suite sees no rejection for size (rule 9). If the limit is a setting, also run
+//!   the case [`large_record_is_stored_or_rejected_for_size`](cases::large_record_is_stored_or_rejected_for_size) with a lower
+//!   limit.
 //!
 //! # Operators
 //!

@@ -91,6 +91,8 @@ impl<S: Store> Subject<S> {
 
     /// Sets whether [`Store::wait_for_change`] returns when the entry changes, not only after its timeout. Default:
     /// `true`.
+    ///
+    /// With `false`, the cases about notifications only check that every wait ends.
     #[must_use]
     pub fn with_push(self, push: bool) -> Self {
         Self { push, ..self }
@@ -356,7 +358,7 @@ fn outcome(result: Result<(), StoreError>) -> Result<CallOutcome, Box<BackendSou
         Ok(()) => Ok(CallOutcome::Done),
         Err(StoreError::LeaseLost) => Ok(CallOutcome::Lost),
         Err(StoreError::RecordTooLarge { limit }) => Ok(CallOutcome::TooLarge { limit }),
-        Err(error @ StoreError::CallerLimit) => Err(error.into()),
+        Err(error @ (StoreError::CallerLimit | StoreError::Unreadable(_))) => Err(error.into()),
         Err(StoreError::Backend(source)) => Err(source),
     }
 }

@@ -1,7 +1,7 @@
 //! Operations for operators on the store for a single process.
 //!
 //! Leases and records have separate orders, so a listing of leases or orphans reads no records. Records that need attention
-//! are stored for [`Ttl::MAX`], so they are the last in their order.
+//! are stored for [`Ttl::MAX`], so a listing of them begins at the end of the order of each shard.
 
 use std::{
     collections::HashSet,
@@ -139,10 +139,7 @@ impl MemoryStore {
     ) -> (Vec<Snapshot>, Option<ListPosition>) {
         let (kind, first_deadline) = match state {
             State::InProgress | State::Orphaned => (ListKind::Leases, 0),
-            State::NeedsAttention => (
-                ListKind::Records,
-                moment.now.saturating_add(ATTENTION_EXPIRES),
-            ),
+            State::NeedsAttention => (ListKind::Records, FIRST_ATTENTION),
             State::Completed | State::Unreadable => (ListKind::Records, 0),
         };
         let from = if from.deadline < first_deadline {
@@ -322,6 +319,5 @@ const SHARD_AS_ENTRIES: usize = 8;
 /// The maximum number of entries that are examined for a page.
 const MAX_EXAMINED: usize = 16 * 1024;
 
-/// Minimum time until the expiry of a record that needs attention, in nanoseconds: one year less than [`Ttl::MAX`]. It
-/// assumes that the process, and so the record, is less than a year old.
-const ATTENTION_EXPIRES: u64 = (Ttl::MAX.as_millis() - 365 * 24 * 60 * 60 * 1000) * 1_000_000;
+/// The first deadline that a record with the retention [`Ttl::MAX`] can have, in nanoseconds since the store was created.
+const FIRST_ATTENTION: u64 = Ttl::MAX.as_millis() * 1_000_000;

@@ -5,7 +5,7 @@
 
 mod held_up;
 mod mutant;
-mod purging;
+mod operators;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -73,6 +73,7 @@ caught! {
     NoTakeover by expired_lease_is_taken_over_by_same_request;
     TakeoverOfAnotherRequest by other_request_cannot_take_over_orphan;
     TakeoverAgainstThePolicy by refuse_policy_prevents_takeover;
+    TakeoverUnderNever by refuse_policy_prevents_takeover;
     TakeoverKeepsTheGeneration by each_takeover_raises_generation;
     TakeoverIsHidden by expired_lease_is_taken_over_by_same_request;
     TakeoverKeepsTheToken by replaced_token_cannot_renew_or_complete;
@@ -107,6 +108,7 @@ caught! {
     CompleteTwiceIsLost by second_complete_changes_nothing;
     CompleteTwiceReplaces by second_complete_changes_nothing;
     CompleteTwiceExtends by second_complete_changes_nothing;
+    CompleteIgnoresExpiry by complete_of_expired_entry_stores_record;
     RecordIsText by record_is_returned_unchanged;
     RecordIsCut by large_record_is_stored_or_rejected_for_size;
     RecordExpiresWithTheLease by record_outlives_its_lease;
@@ -115,6 +117,10 @@ caught! {
     RetentionCountsFromTheGrant by record_outlives_its_lease;
     ReplayExtends by replay_does_not_extend_retention;
     LimitIsNotTrue by large_record_is_stored_or_rejected_for_size;
+    LimitIsTooLow by large_record_is_stored_or_rejected_for_size;
+    RejectionFreesTheKey by large_record_is_stored_or_rejected_for_size;
+    FindsExpiredRecords by record_is_absent_after_retention replay_does_not_extend_retention;
+    FindsRecordsWithoutToken by record_reports_its_expiry_and_token;
     ReleaseIsUnfenced by stale_release_leaves_next_holder rejected_claim_cannot_end_holders_lease
         stale_takeover_release_changes_nothing;
     ReleaseIsReadThenWritten by concurrent_release_and_takeover_leave_next_holder;
@@ -137,6 +143,7 @@ caught! {
     ReleaseForgetsSooner by released_takeover_lasts_for_orphan_retention;
     ReleaseForgetsLater by released_takeover_expires_after_orphan_retention;
     ReleaseTwiceExtends by released_takeover_expires_after_orphan_retention;
+    ReleaseIgnoresExpiry by release_of_expired_takeover_leaves_no_orphan;
     ReleasedIsHeldByAll by renewal_does_not_revive_released_takeover
         takeover_released_after_expiry_is_orphan;
     ReleasedRefusesAnswers by released_takeover_accepts_first_record
@@ -147,6 +154,7 @@ caught! {
     WaitingSubscribesNever by completion_wakes_waiters release_wakes_waiters takeover_release_wakes_waiters;
     WaitingSubscribesLate by completion_wakes_waiters release_wakes_waiters takeover_release_wakes_waiters;
     WaitingNeverEnds by wait_ends_at_timeout;
+    WaitingEndsLate by wait_ends_at_timeout;
     WaitingIsBlind by wait_returns_at_once_if_not_in_progress;
 }
 

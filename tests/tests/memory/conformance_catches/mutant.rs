@@ -37,6 +37,7 @@ pub(crate) enum Flaw {
     NoTakeover,
     TakeoverOfAnotherRequest,
     TakeoverAgainstThePolicy,
+    TakeoverUnderNever,
     TakeoverKeepsTheGeneration,
     TakeoverIsHidden,
     TakeoverKeepsTheToken,
@@ -70,6 +71,7 @@ pub(crate) enum Flaw {
     CompleteTwiceIsLost,
     CompleteTwiceReplaces,
     CompleteTwiceExtends,
+    CompleteIgnoresExpiry,
     RecordIsText,
     RecordIsCut,
     RecordExpiresWithTheLease,
@@ -78,6 +80,10 @@ pub(crate) enum Flaw {
     RetentionCountsFromTheGrant,
     ReplayExtends,
     LimitIsNotTrue,
+    LimitIsTooLow,
+    RejectionFreesTheKey,
+    FindsExpiredRecords,
+    FindsRecordsWithoutToken,
     ReleaseIsUnfenced,
     ReleaseIsReadThenWritten,
     ReleaseFreesAnyOrphan,
@@ -94,6 +100,7 @@ pub(crate) enum Flaw {
     ReleaseForgetsSooner,
     ReleaseForgetsLater,
     ReleaseTwiceExtends,
+    ReleaseIgnoresExpiry,
     ReleasedIsHeldByAll,
     ReleasedRefusesAnswers,
     ReleasedWakesNobody,
@@ -101,6 +108,7 @@ pub(crate) enum Flaw {
     WaitingSubscribesNever,
     WaitingSubscribesLate,
     WaitingNeverEnds,
+    WaitingEndsLate,
     WaitingIsBlind,
 }
 
@@ -169,11 +177,22 @@ impl Mutant {
     }
 
     fn step<T>(&self, id: KeyId, step: impl FnOnce(&mut Option<Entry>, Instant) -> T) -> T {
+        self.step_unless_expired(id, true, step)
+    }
+
+    /// Runs the step on the stored entry. With `checks_expiry`, an expired entry is absent.
+    fn step_unless_expired<T>(
+        &self,
+        id: KeyId,
+        checks_expiry: bool,
+        step: impl FnOnce(&mut Option<Entry>, Instant) -> T,
+    ) -> T {
         let (id, now) = (self.id(id), Instant::now());
         let mut entries = self.entries.lock().unwrap();
         let found = entries.remove(&id);
         let before = found.clone();
         let mut entry = found.filter(|entry| match entry.state {
+            _ if !checks_expiry => true,
             State::Leased { ends, .. } if self.has(Flaw::OrphanIsForgottenAtOnce) => now < ends,
             State::Leased { .. } if self.has(Flaw::OrphanIsNeverForgotten) => true,
             State::Leased { .. } if self.has(Flaw::GenerationOutlivesTheEntry) => true,
@@ -294,7 +313,11 @@ impl Mutant {
             };
         }
         let same = entry.fingerprint == claim.fingerprint;
-        let asks = claim.orphans == OrphanPolicy::TakeOver;
+        let asks = match claim.orphans {
+            OrphanPolicy::TakeOver => true,
+            OrphanPolicy::Refuse => false,
+            OrphanPolicy::Never => self.has(Flaw::TakeoverUnderNever),
+        };
         let may = asks
             && (entry.orphans == OrphanPolicy::TakeOver
                 || !self.has(Flaw::RefusalOfTheHolderCounts));
@@ -530,7 +553,8 @@ impl Store for Mutant {
         record: Bytes,
         retention: Ttl,
     ) -> Result<(), StoreError> {
-        let completed = self.step(lease.id, |found, now| {
+        let checks_expiry = !self.has(Flaw::CompleteIgnoresExpiry);
+        let completed = self.step_unless_expired(lease.id, checks_expiry, |found, now| {
             let seconds = retention.as_duration().as_secs();
             let mut expires = now + retention.as_duration();
             if self.has(Flaw::RetentionOverflows) && i32::try_from(seconds).is_err() {
@@ -584,8 +608,17 @@ impl Store for Mutant {
                     }
                 },
             }
-            if self.has(Flaw::LimitIsNotTrue) && record.len() > 1 << 18 {
-                return Err(StoreError::RecordTooLarge { limit: 1 << 19 });
+            let (above, limit) = match self.flaw {
+                Flaw::LimitIsNotTrue => (1 << 18, 1 << 19),
+                Flaw::LimitIsTooLow => (1 << 10, 1 << 10),
+                Flaw::RejectionFreesTheKey => (1 << 19, 1 << 19),
+                _ => (usize::MAX, usize::MAX),
+            };
+            if record.len() > above {
+                if self.has(Flaw::RejectionFreesTheKey) {
+                    *found = None;
+                }
+                return Err(StoreError::RecordTooLarge { limit });
             }
             *found = Some(Entry {
                 token: Some(lease.token),
@@ -615,7 +648,10 @@ impl Store for Mutant {
             }
             released
         } else {
-            self.step(lease.id, |found, now| self.apply_release(found, lease, now))
+            let checks_expiry = !self.has(Flaw::ReleaseIgnoresExpiry);
+            self.step_unless_expired(lease.id, checks_expiry, |found, now| {
+                self.apply_release(found, lease, now)
+            })
         };
         if !(self.has(Flaw::ReleasedWakesNobody) && matches!(released, Ok(true))) {
             self.changed.notify_waiters();
@@ -627,6 +663,7 @@ impl Store for Mutant {
         match self.flaw {
             Flaw::NobodyIsWoken => return sleep(within).await,
             Flaw::WaitingNeverEnds => return pending().await,
+            Flaw::WaitingEndsLate => return sleep(within.max(Duration::from_secs(59))).await,
             Flaw::WaitingSubscribesNever if self.is_in_progress(*id) => {
                 return sleep(within).await;
             }
@@ -652,5 +689,28 @@ impl Store for Mutant {
                 return;
             }
         }
+    }
+
+    fn find_completed(&self, id: &KeyId) -> Option<Acquired> {
+        let token_is_known = match self.flaw {
+            Flaw::FindsExpiredRecords => true,
+            Flaw::FindsRecordsWithoutToken => false,
+            _ => return None,
+        };
+        let entries = self.entries.lock().unwrap();
+        let entry = entries.get(&self.id(*id))?;
+        let State::Completed { record, expires } = &entry.state else {
+            return None;
+        };
+        let expires_in = expires.saturating_duration_since(Instant::now());
+        if expires_in.is_zero() && !self.has(Flaw::FindsExpiredRecords) {
+            return None;
+        }
+        Some(Acquired::Completed {
+            fingerprint: entry.fingerprint,
+            record: record.clone(),
+            expires_in,
+            token: entry.token.filter(|_| token_is_known),
+        })
     }
 }

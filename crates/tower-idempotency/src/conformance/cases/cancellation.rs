@@ -2,7 +2,7 @@ use std::{future::poll_fn, pin::pin, task::Poll};
 
 use bytes::Bytes;
 
-use super::records::assert_completed;
+use super::{FIRST, records::assert_completed};
 use crate::{
     conformance::{
         Subject,
@@ -24,11 +24,7 @@ pub async fn dropped_call_leaves_store_usable<S: Store>(subject: &Subject<S>) {
     for polls in 0..POLLS {
         let claim = subject.claim();
         drop_after(polls, subject.store().acquire(&claim)).await;
-        let first = Acquired::Granted {
-            generation: 1,
-            takeover: false,
-        };
-        assert_eq!(subject.acquire(&claim).await, first);
+        assert_eq!(subject.acquire(&claim).await, FIRST);
         let lease = claim.lease_ref(1);
 
         drop_after(polls, subject.store().renew(&lease, LONG)).await;
@@ -36,7 +32,7 @@ pub async fn dropped_call_leaves_store_usable<S: Store>(subject: &Subject<S>) {
 
         drop_after(polls, subject.store().release(&lease)).await;
         let next = subject.other_request(&claim);
-        assert_eq!(release_then_acquire(subject, &claim, &next).await, first);
+        assert_eq!(release_then_acquire(subject, &claim, &next).await, FIRST);
         let lease = next.lease_ref(1);
 
         let timeout = subject.units(1).as_duration();

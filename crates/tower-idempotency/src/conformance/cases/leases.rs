@@ -1,14 +1,10 @@
+use super::FIRST;
 use crate::{
     conformance::{
         Subject,
         subject::{CallOutcome, LONG, random},
     },
     store::{Acquired, Claim, KeyId, OrphanPolicy, Store},
-};
-
-const FIRST: Acquired = Acquired::Granted {
-    generation: 1,
-    takeover: false,
 };
 
 /// 2: a claim on a held key gets the fingerprint of the holder, not its own, and the time left.

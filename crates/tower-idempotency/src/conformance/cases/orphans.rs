@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::{
+    FIRST, SECOND, THIRD,
     leases::assert_in_progress,
     records::{assert_completed, assert_restarts_at_generation_1},
 };
@@ -10,19 +11,6 @@ use crate::{
         subject::{CallOutcome, LONG},
     },
     store::{Acquired, Claim, OrphanPolicy, Store, Ttl},
-};
-
-const FIRST: Acquired = Acquired::Granted {
-    generation: 1,
-    takeover: false,
-};
-const SECOND: Acquired = Acquired::Granted {
-    generation: 2,
-    takeover: true,
-};
-const THIRD: Acquired = Acquired::Granted {
-    generation: 3,
-    takeover: true,
 };
 
 // F-030, S-148
@@ -163,15 +151,17 @@ pub async fn other_request_cannot_take_over_orphan<S: Store>(subject: &Subject<S
 }
 
 // S-150
-/// 6: under `Refuse` no request takes an orphan over, not even the same request.
+/// 6: under `Refuse` and under `Never` no request takes an orphan over, not even the same request.
 pub async fn refuse_policy_prevents_takeover<S: Store>(subject: &Subject<S>) {
     let (claim, _) = subject.orphan().await;
-    let refusing = Claim {
-        orphans: OrphanPolicy::Refuse,
-        ..subject.duplicate(&claim)
-    };
-    assert_orphaned(subject, &claim, &refusing).await;
-    assert_orphaned(subject, &claim, &refusing).await;
+    for orphans in [OrphanPolicy::Refuse, OrphanPolicy::Never] {
+        let refusing = Claim {
+            orphans,
+            ..subject.duplicate(&claim)
+        };
+        assert_orphaned(subject, &claim, &refusing).await;
+        assert_orphaned(subject, &claim, &refusing).await;
+    }
     assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, SECOND);
 }
 

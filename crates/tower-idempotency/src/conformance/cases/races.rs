@@ -6,7 +6,7 @@ use std::sync::{
 use bytes::Bytes;
 use tokio::{sync::Barrier, task::JoinSet};
 
-use super::{records::assert_completed, releases::takeover};
+use super::{FIRST, SECOND, records::assert_completed, releases::takeover};
 use crate::{
     conformance::{
         Subject,
@@ -15,14 +15,6 @@ use crate::{
     store::{Acquired, Claim, Store},
 };
 
-const FIRST: Acquired = Acquired::Granted {
-    generation: 1,
-    takeover: false,
-};
-const SECOND: Acquired = Acquired::Granted {
-    generation: 2,
-    takeover: true,
-};
 const CLAIMS: usize = 32;
 
 // F-050

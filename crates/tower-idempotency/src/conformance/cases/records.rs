@@ -2,17 +2,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::leases::assert_in_progress;
+use super::{FIRST, leases::assert_in_progress};
 use crate::{
     conformance::{
         Subject,
         subject::{CallOutcome, LONG},
     },
-    store::{Acquired, Claim, OrphanPolicy, Store, Ttl},
-};
-const FIRST: Acquired = Acquired::Granted {
-    generation: 1,
-    takeover: false,
+    store::{Acquired, Claim, MIN_RECORD_LIMIT, OrphanPolicy, Store, Ttl},
 };
 
 // F-087
@@ -42,7 +38,7 @@ pub async fn record_is_returned_unchanged<S: Store>(subject: &Subject<S>) {
 
 // F-105
 /// 9: a record of 1 MiB is stored, or rejected for its size. After a rejection the entry stays in progress, and a
-/// record of the reported limit is accepted.
+/// record of the reported limit is accepted. The records of the layer itself never exceed the limit.
 pub async fn large_record_is_stored_or_rejected_for_size<S: Store>(subject: &Subject<S>) {
     let record: Bytes = (0..1 << 20).map(|n: u32| ((n * 31) >> 3) as u8).collect();
     let claim = subject.claim();
@@ -51,6 +47,7 @@ pub async fn large_record_is_stored_or_rejected_for_size<S: Store>(subject: &Sub
         CallOutcome::Done => assert_record(subject, &claim, &record).await,
         CallOutcome::TooLarge { limit } => {
             assert!(limit < record.len(), "refused below its limit of {limit}");
+            assert!(limit >= MIN_RECORD_LIMIT, "the limit is only {limit}");
             assert_in_progress(subject, &claim).await;
             let largest = record.slice(..limit);
             let completed = subject.complete(&lease, &largest, LONG).await;
@@ -83,7 +80,7 @@ pub async fn record_carries_fingerprint_of_its_request<S: Store>(subject: &Subje
 
 // S-960
 /// 4: every claim on a completed key gets the remaining retention and the token that completed the entry. That may be
-/// the token of a takeover, or one that held no lease.
+/// the token of a takeover, or one that held no lease. If `find_completed` returns the record, it returns the same.
 pub async fn record_reports_its_expiry_and_token<S: Store>(subject: &Subject<S>) {
     let record = Bytes::from("response");
     loop {
@@ -103,6 +100,8 @@ pub async fn record_reports_its_expiry_and_token<S: Store>(subject: &Subject<S>)
         let mut replies = Vec::new();
         for claim in [&takeover, &absent] {
             replies.push((claim, subject.acquire(&subject.duplicate(claim)).await));
+            let found = subject.store().find_completed(&claim.id);
+            replies.extend(found.map(|found| (claim, found)));
         }
         let elapsed = subject.elapsed() - completing;
         if subject.is_late(completing, 30) {
@@ -200,6 +199,35 @@ pub async fn complete_of_absent_key_stores_record<S: Store>(subject: &Subject<S>
     }
 }
 
+// F-103
+/// 5: an expired entry is absent, even if it is still stored. `complete` stores the record, under the token of the expired
+/// entry and under another one.
+pub async fn complete_of_expired_entry_stores_record<S: Store>(subject: &Subject<S>) {
+    let records = [(); 2].map(|()| subject.claim());
+    for claim in &records {
+        let lease = subject.hold(claim).await;
+        let retention = subject.short_lease();
+        let completed = subject.complete(&lease, &"old".into(), retention).await;
+        assert_eq!(completed, CallOutcome::Done);
+    }
+    let orphans = [(); 2].map(|()| Claim {
+        orphan_retention: subject.units(2),
+        ..subject.short_claim()
+    });
+    for claim in &orphans {
+        subject.hold(claim).await;
+    }
+    subject.sleep(10).await;
+    let record = Bytes::from("new");
+    for [own, replaced] in [records, orphans] {
+        for claim in [own, subject.other_request(&replaced)] {
+            let completed = subject.complete(&claim.lease_ref(1), &record, LONG).await;
+            assert_eq!(completed, CallOutcome::Done);
+            assert_record(subject, &claim, &record).await;
+        }
+    }
+}
+
 /// A completed key has no lease to renew. Its record stays.
 pub async fn renew_of_completed_key_is_lost<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
@@ -238,6 +266,7 @@ pub async fn record_is_absent_after_retention<S: Store>(subject: &Subject<S>) {
     let completed = subject.complete(&lease, &"old".into(), retention).await;
     assert_eq!(completed, CallOutcome::Done);
     subject.outlive_short_lease().await;
+    assert_eq!(subject.store().find_completed(&claim.id), None);
     let other = Claim {
         orphans: OrphanPolicy::Refuse,
         ..subject.other_request(&claim)
@@ -311,6 +340,7 @@ pub async fn replay_does_not_extend_retention<S: Store>(subject: &Subject<S>) {
         }
         assert_completed(&claim, &record, found);
         subject.sleep(9).await;
+        assert_eq!(subject.store().find_completed(&claim.id), None);
         assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, FIRST);
         return;
     }

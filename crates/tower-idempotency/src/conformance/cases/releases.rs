@@ -2,18 +2,13 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 
-use super::{leases::assert_in_progress, records::assert_restarts_at_generation_1};
+use super::{THIRD, leases::assert_in_progress, records::assert_restarts_at_generation_1};
 use crate::{
     conformance::{
         Subject,
         subject::{CallOutcome, LONG},
     },
     store::{Acquired, Claim, LeaseRef, OrphanPolicy, Store, Ttl},
-};
-
-const THIRD: Acquired = Acquired::Granted {
-    generation: 3,
-    takeover: true,
 };
 
 /// 7: the execution that was taken over may have had its effect, so the release of a takeover does not free the key.
@@ -166,6 +161,25 @@ pub async fn released_takeover_expires_after_orphan_retention<S: Store>(subject:
     };
     assert_restarts_at_generation_1(subject, &first, &other).await;
     assert_restarts_at_generation_1(subject, &second, &subject.duplicate(&second)).await;
+}
+
+/// 5, 7: a takeover is absent after its orphan retention, even if it is still stored. A late release does not make it an
+/// orphan again.
+pub async fn release_of_expired_takeover_leaves_no_orphan<S: Store>(subject: &Subject<S>) {
+    let (first, _) = subject.orphan().await;
+    let claim = Claim {
+        lease: subject.short_lease(),
+        orphan_retention: subject.units(2),
+        ..subject.duplicate(&first)
+    };
+    let lease = subject.hold(&claim).await;
+    subject.sleep(10).await;
+    subject.release(&lease).await;
+    let other = Claim {
+        orphans: OrphanPolicy::Refuse,
+        ..subject.other_request(&claim)
+    };
+    assert_restarts_at_generation_1(subject, &claim, &other).await;
 }
 
 /// 4: no token holds a released takeover, so any execution with a record stores it, as in an absent entry. Only that token

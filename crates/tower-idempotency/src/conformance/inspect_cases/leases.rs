@@ -1,6 +1,6 @@
 use super::{
-    FIRST, SECOND, apply, assert_state, claim_under, completion, entry_in, resolve, result_record,
-    seen,
+    FIRST, SECOND, THIRD, apply, assert_state, claim_under, completion, entry_in, resolve,
+    result_record, seen,
 };
 use crate::{
     conformance::{
@@ -110,11 +110,7 @@ pub async fn takeover_can_be_broken<S: Store>(subject: &Subject<S>) {
             CallOutcome::Lost
         );
     }
-    let third = Acquired::Granted {
-        generation: 3,
-        takeover: true,
-    };
-    assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, third);
+    assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, THIRD);
 }
 
 /// After a broken lease is freed, the key counts as new, and the old holder cannot overwrite the next execution.

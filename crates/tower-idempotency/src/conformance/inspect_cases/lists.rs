@@ -203,7 +203,8 @@ pub async fn id_prefix_finds_entry<S: Store>(subject: &Subject<S>) {
     }
 }
 
-/// 7: an entry reports its owner, operation and generation, also after a takeover and a completion.
+/// 7: an entry reports its owner, operation and generation, also after a takeover and a completion. The stored generation
+/// stays, even if the holder passes another one.
 pub async fn details_outlive_takeover_and_completion<S: Store>(subject: &Subject<S>) {
     let first = entry_in(subject, State::Orphaned).await;
     let second = Claim {
@@ -220,13 +221,11 @@ pub async fn details_outlive_takeover_and_completion<S: Store>(subject: &Subject
         }
     };
     check(State::Orphaned, "conformance", 1).await;
-    let lease = subject.hold(&second).await;
+    subject.hold(&second).await;
     check(State::InProgress, "another process", 2).await;
     let record = super::result_record(&first.id, "paid");
-    assert_eq!(
-        subject.complete(&lease, &record, LONG).await,
-        CallOutcome::Done
-    );
+    let completed = subject.complete(&second.lease_ref(1), &record, LONG).await;
+    assert_eq!(completed, CallOutcome::Done);
     check(State::Completed, "another process", 2).await;
 }
 
@@ -332,7 +331,8 @@ pub async fn unreadable_record_is_listed_and_deleted<S: Store>(subject: &Subject
     }
 }
 
-/// 2: the summary counts each state that the store lists, up to its limit.
+/// 2: the summary counts each state that the store lists, up to its limit. On a shared server, a small limit may count fewer
+/// entries than there are.
 pub async fn summary_counts_up_to_limit<S: Store>(subject: &Subject<S>) {
     for state in STATES {
         enter(subject, &claims(subject, 3), state).await;
@@ -353,7 +353,7 @@ pub async fn summary_counts_up_to_limit<S: Store>(subject: &Subject<S>) {
             all.count(state).expect("all"),
         );
         assert!(few.value <= 2 && !few.is_exact, "{state}: {few:?}");
-        assert!(all.value >= 3 || !all.is_exact, "{state}: {all:?}");
+        assert!(all.value >= 3, "{state}: {all:?}");
     }
     assert_eq!(all.count(State::Unreadable), None);
 }

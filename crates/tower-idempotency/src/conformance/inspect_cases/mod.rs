@@ -21,6 +21,7 @@ pub use self::{
 };
 use super::{
     Subject,
+    cases::{FIRST, SECOND, THIRD},
     subject::{CallOutcome, LONG, random},
 };
 use crate::{
@@ -29,7 +30,7 @@ use crate::{
         State,
     },
     record::{Codec, NeedsAttention},
-    store::{Acquired, Claim, KeyId, OrphanPolicy, Store, Ttl},
+    store::{Claim, KeyId, OrphanPolicy, Store, Ttl},
 };
 
 /// The states in which the suite can leave an entry.
@@ -39,15 +40,6 @@ const STATES: [State; 4] = [
     State::NeedsAttention,
     State::Completed,
 ];
-
-const FIRST: Acquired = Acquired::Granted {
-    generation: 1,
-    takeover: false,
-};
-const SECOND: Acquired = Acquired::Granted {
-    generation: 2,
-    takeover: true,
-};
 
 const REFUND_FAILED: NeedsAttention = NeedsAttention::new("refund-failed");
 const EXAMINE: NeedsAttention = NeedsAttention::new("examine");

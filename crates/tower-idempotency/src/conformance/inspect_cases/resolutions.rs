@@ -1,8 +1,8 @@
 use bytes::Bytes;
 
 use super::{
-    EXAMINE, FIRST, SECOND, STATES, apply, assert_state, attention_record, can_list, claim_under,
-    completion, entry_in, every_resolution, find, read, result_record, seen,
+    EXAMINE, FIRST, SECOND, STATES, THIRD, apply, assert_state, attention_record, can_list,
+    claim_under, completion, entry_in, every_resolution, find, read, result_record, seen,
 };
 use crate::{
     conformance::{
@@ -213,12 +213,8 @@ pub async fn resolution_keeps_generation<S: Store>(subject: &Subject<S>) {
     let details = read(subject, &claim).await;
     assert_eq!(details.entry.generation(), 2);
     assert_eq!(details.fingerprint, Some(claim.fingerprint));
-    let third = Acquired::Granted {
-        generation: 3,
-        takeover: true,
-    };
     let next = claim_under(subject, &claim, OrphanPolicy::Refuse);
-    assert_eq!(subject.acquire(&next).await, third);
+    assert_eq!(subject.acquire(&next).await, THIRD);
 }
 
 /// 5: a record that the store cannot store is rejected, and the entry stays.

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::{budget::Budget, sync::AtomicUsize};
+use crate::panics::catch_report_panic;
 
 /// Time between two warnings, in seconds.
 const WARNING_INTERVAL: u64 = 60;
@@ -24,17 +25,18 @@ impl Evictions {
         self.uncounted.fetch_add(1, Relaxed);
     }
 
-    /// Counts the evictions since the last report. Logs a warning unless one was logged in the last minute. Reads the time only
-    /// if there are any.
-    pub(super) fn report(&self, budget: &Budget, now: impl FnOnce() -> u64) {
+    /// Counts the evictions since the last report. Logs a warning unless one was logged in the last minute.
+    pub(super) fn report(&self, budget: &Budget, now: u64) {
         if self.uncounted.load(Relaxed) == 0 {
             return;
         }
         let evicted = self.uncounted.swap(0, Relaxed);
         #[cfg(feature = "metrics")]
-        metrics::counter!("idempotency_memory_evicted_total").increment(evicted as u64);
+        catch_report_panic(|| {
+            metrics::counter!("idempotency_memory_evicted_total").increment(evicted as u64);
+        });
         self.without_warning.fetch_add(evicted, Relaxed);
-        let second = now() / NANOS;
+        let second = now / NANOS;
         let due = self.next_warning.load(Relaxed);
         let next = usize::try_from(second + WARNING_INTERVAL).unwrap_or(usize::MAX);
         let is_due = due as u64 <= second
@@ -45,12 +47,14 @@ impl Evictions {
         if is_due {
             let evicted = self.without_warning.swap(0, Relaxed);
             let (entries, bytes) = (budget.entries(), budget.bytes());
-            tracing::warn!(
-                evicted,
-                entries,
-                bytes,
-                "memory store is full: records were evicted before their expiry, their retries execute again"
-            );
+            catch_report_panic(|| {
+                tracing::warn!(
+                    evicted,
+                    entries,
+                    bytes,
+                    "memory store is full: records were evicted before their expiry, their retries execute again"
+                );
+            });
         }
     }
 }

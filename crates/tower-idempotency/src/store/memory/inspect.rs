@@ -130,7 +130,7 @@ impl MemoryStore {
         now: u64,
     ) -> Result<bool, StoreError> {
         let changed = self.table.change(id, &condition, change, now);
-        self.table.report_evictions(|| now);
+        self.table.report_evictions(now);
         changed
     }
 

@@ -44,10 +44,13 @@ mod tests;
 /// # Bounds
 ///
 /// The store holds a bounded number of entries and of bytes. It never evicts a lease or an orphan. When it is full, it
-/// evicts completed records of the principal that uses most of the store, the earliest expiry first. Principals are
-/// compared in 1,024 groups, by the [scope](Claim::scope) of their claims. If no group uses more than 1/64, the store
-/// evicts the records with the earliest expiry in the shard of the new entry. It counts evictions before the expiry in
-/// `idempotency_memory_evicted_total`, and logs them at most once a minute.
+/// evicts completed records of the principal that uses most of the store. Principals are compared in 1,024 groups, by the
+/// [scope](Claim::scope) of their claims. If no group uses more than 1/64, the store evicts the records of any principal.
+/// It begins with the shard of the new entry, and in each shard with the earliest expiry. It counts evictions before the
+/// expiry in `idempotency_memory_evicted_total`, and logs them at most once a minute.
+///
+/// A record with the retention [`Ttl::MAX`] is evicted only if no other record is left. A record that [needs
+/// attention](crate::NeedsAttention) has this retention.
 ///
 /// If leases and orphans fill the store, it returns [`StoreError::Backend`] with [`MemoryFull`] as its source. A group
 /// whose leases and orphans fill more than an eighth of the store cannot use the last quarter: its claims return
@@ -120,7 +123,8 @@ impl MemoryStore {
     /// The store counts the records and 240 bytes for each entry: its measured size with the allocation overhead, rounded
     /// up. If the value is too low, the store evicts records before their retention has passed, and a late retry
     /// executes again. If it exceeds the memory of the machine, the operating system kills the process, and every
-    /// lease and record is lost. A record that can never fit is rejected with [`StoreError::RecordTooLarge`]. Applies
+    /// lease and record is lost. A record that can never fit is rejected with [`StoreError::RecordTooLarge`]. Below 5,000
+    /// bytes, this may be a tombstone or a record that needs attention: a retry after the lease then executes again. Applies
     /// to all clones from the next write on.
     pub fn with_max_bytes(self, max: usize) -> Self {
         self.table.budget().set_max_bytes(max);
@@ -159,21 +163,16 @@ impl MemoryStore {
     }
 
     /// Stores the record and ends the lease. Takes the record out of `record` if it is stored.
-    ///
-    /// The caller calls [`report_evictions`](Self::report_evictions) afterwards.
     pub(crate) fn complete_now(
         &self,
         lease: &LeaseRef,
         record: &mut Bytes,
         retention: Ttl,
     ) -> Result<(), StoreError> {
-        self.table.complete(lease, record, retention, self.now())
-    }
-
-    /// Reports the records that calls have evicted before their expiry. May panic: the recorder of metrics and the subscriber
-    /// are foreign code.
-    pub(crate) fn report_evictions(&self) {
-        self.table.report_evictions(|| self.now());
+        let now = self.now();
+        let completed = self.table.complete(lease, record, retention, now);
+        self.table.report_evictions(now);
+        completed
     }
 
     fn now(&self) -> u64 {
@@ -216,9 +215,7 @@ impl Store for MemoryStore {
         mut record: Bytes,
         retention: Ttl,
     ) -> Result<(), StoreError> {
-        let completed = self.complete_now(lease, &mut record, retention);
-        self.report_evictions();
-        completed
+        self.complete_now(lease, &mut record, retention)
     }
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
@@ -228,7 +225,7 @@ impl Store for MemoryStore {
 
     async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
         let start = Instant::now();
-        let deadline = start.checked_add(timeout).unwrap_or(start + FAR);
+        let deadline = start + timeout.min(Ttl::MAX.as_duration());
         while let Some(watch) = self.table.watch(id, self.now()) {
             // The expiry of a lease causes no notification. At that time, the lease may have been renewed.
             let lease_expires = self.instant(watch.lease_expires()).unwrap_or(deadline);
@@ -252,4 +249,3 @@ impl fmt::Debug for MemoryStore {
 
 const MAX_ENTRIES: usize = 1_000_000;
 const MAX_BYTES: usize = 256 * 1024 * 1024;
-const FAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);

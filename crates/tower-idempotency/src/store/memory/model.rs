@@ -180,28 +180,24 @@ impl Model {
 
     fn complete(&mut self, caller: Caller, record: Bytes, retention: Millis) -> Reply {
         let expires = self.now + retention;
-        let completed = Entry {
-            token: Some(caller.token),
-            fingerprint: caller.fingerprint,
-            generation: caller.generation,
-            state: State::Completed { record, expires },
-        };
-        match self.present(caller.id) {
+        let generation = match self.present(caller.id) {
             Some(entry) if entry.token.is_some_and(|token| token != caller.token) => {
                 return Reply::Lost;
             }
             Some(Entry {
                 state: State::Completed { .. },
                 ..
-            }) => {}
-            Some(Entry {
-                state: State::Leased { .. },
-                ..
-            })
-            | None => {
-                self.entries.insert(caller.id, completed);
-            }
-        }
+            }) => return Reply::Done,
+            Some(held) if held.token.is_some() => held.generation,
+            Some(_) | None => caller.generation,
+        };
+        let completed = Entry {
+            token: Some(caller.token),
+            fingerprint: caller.fingerprint,
+            generation,
+            state: State::Completed { record, expires },
+        };
+        self.entries.insert(caller.id, completed);
         Reply::Done
     }
 

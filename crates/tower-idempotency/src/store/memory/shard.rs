@@ -18,7 +18,7 @@ use tokio::sync::Semaphore;
 use super::{
     budget::{Budget, Cost},
     details::Details,
-    entry::{Entry, EntryState, OrderPosition},
+    entry::{Entry, EntryState, FIRST_LONGEST_DEADLINE, OrderPosition},
     evictions::Evictions,
     order::Order,
     slab::Slab,
@@ -34,7 +34,10 @@ const EXPIRED_PER_WRITE: usize = 2;
 pub(super) struct SharedState {
     pub(super) hasher: HashBuilder,
     pub(super) budget: Budget,
+    /// Leases and orphans, and the records with a shorter retention than the longest.
     pub(super) usage: Usage,
+    /// Records with the longest retention. They are evicted last, so they do not count for the eviction of other records.
+    pub(super) longest: Usage,
     pub(super) evictions: Evictions,
     /// 1 if owner and operation of each entry are stored.
     pub(super) has_details: AtomicUsize,
@@ -45,6 +48,15 @@ impl SharedState {
     pub(super) fn group(&self, scope: Option<&ScopeDigest>) -> PrincipalGroup {
         PrincipalGroup::of(self.hasher.hash_one(scope))
     }
+
+    /// Returns the counters of the records with the longest retention, or of all others.
+    pub(super) const fn usage_of(&self, is_longest: bool) -> &Usage {
+        if is_longest {
+            &self.longest
+        } else {
+            &self.usage
+        }
+    }
 }
 
 /// Aligned, so that two shards never share a cache line.
@@ -54,8 +66,9 @@ pub(super) struct Shard {
     entries: Slab<Entry>,
     /// Completed entries by the expiry of their records.
     records: Order,
-    /// The number of records of each group that has one. The records are searched only for such a group.
-    records_of_groups: BTreeMap<PrincipalGroup, u32>,
+    /// The number of records of each group that has one, apart for those with the longest retention (`true`). The records are
+    /// searched only for such a group.
+    records_of_groups: BTreeMap<(PrincipalGroup, bool), u32>,
     /// Leases and orphans by the expiry of the orphan.
     leases: Order,
     /// Owner and operation by slot. Empty unless the store has details.
@@ -134,8 +147,11 @@ impl Shard {
             }
             Some(len) => {
                 self.records.insert(deadline, slot, group);
-                *self.records_of_groups.entry(group).or_default() += 1;
-                shared.usage.add(group, Cost::entry_with(len));
+                let is_longest = is_longest(deadline);
+                let records = self.records_of_groups.entry((group, is_longest));
+                *records.or_default() += 1;
+                let usage = shared.usage_of(is_longest);
+                usage.add(group, Cost::entry_with(len));
             }
         }
         self.earliest_deadline = self.earliest_deadline.min(deadline);
@@ -152,14 +168,16 @@ impl Shard {
             }
             Some(len) => {
                 self.records.remove(deadline, slot);
-                if let btree_map::Entry::Occupied(mut records) = self.records_of_groups.entry(group)
-                {
+                let is_longest = is_longest(deadline);
+                let records = self.records_of_groups.entry((group, is_longest));
+                if let btree_map::Entry::Occupied(mut records) = records {
                     *records.get_mut() -= 1;
                     if *records.get() == 0 {
                         records.remove();
                     }
                 }
-                shared.usage.remove(group, Cost::entry_with(len));
+                let usage = shared.usage_of(is_longest);
+                usage.remove(group, Cost::entry_with(len));
             }
         }
     }
@@ -336,10 +354,13 @@ impl LockedShard<'_> {
 
     /// Removes an expired entry, else evicts the record of this group that expires first. Without a group, evicts the
     /// record of the shard that expires first. Returns `false` if there is none. Never evicts a lease.
+    ///
+    /// With `spares_longest`, evicts no record with the longest retention. Such records are the last in their order.
     pub(super) fn evict(
         &mut self,
         shared: &SharedState,
         group: Option<PrincipalGroup>,
+        spares_longest: bool,
         now: u64,
     ) -> bool {
         let firsts = [self.first_lease(), self.first_record()];
@@ -350,15 +371,22 @@ impl LockedShard<'_> {
         }
         let slot = match group {
             None => self.first_record().map(|(_, slot)| slot),
-            Some(group) if self.records_of_groups.contains_key(&group) => {
-                self.records.first_of(group)
+            Some(group) => {
+                let has_record = self
+                    .records_of_groups
+                    .contains_key(&(group, !spares_longest));
+                has_record.then(|| self.records.first_of(group)).flatten()
             }
-            Some(_) => None,
         };
         let Some(slot) = slot else {
             return false;
         };
-        shared.usage.note_eviction(self.entry(slot).cost());
+        if spares_longest && self.entry(slot).state.deadline() >= FIRST_LONGEST_DEADLINE {
+            return false;
+        }
+        let entry = self.entry(slot);
+        let usage = shared.usage_of(is_longest(entry.state.deadline()));
+        usage.note_eviction(entry.cost());
         shared.evictions.add();
         self.remove(shared, slot);
         true
@@ -394,6 +422,11 @@ impl LockedShard<'_> {
             self.remove_expired(shared, now);
         }
     }
+}
+
+/// Returns `true` if a record with this deadline has the longest retention.
+const fn is_longest(deadline: u64) -> bool {
+    deadline >= FIRST_LONGEST_DEADLINE
 }
 
 const SLOT_IN_USE: &str = "slots in the index and in the orders are in use";

@@ -5,6 +5,7 @@
 
 use std::{
     hash::BuildHasher,
+    mem,
     num::NonZeroU64,
     sync::{Arc, PoisonError, atomic::Ordering::Relaxed},
     time::Duration,
@@ -61,6 +62,7 @@ impl Table {
                 hasher: HashBuilder::default(),
                 budget: Budget::new(max_entries, max_bytes),
                 usage: Usage::new(),
+                longest: Usage::new(),
                 evictions: Evictions::default(),
                 has_details: AtomicUsize::new(0),
             },
@@ -82,7 +84,7 @@ impl Table {
 
     pub(super) fn acquire(&self, claim: &Claim, now: u64) -> Result<Acquired, StoreError> {
         let acquired = self.acquire_unreported(claim, now);
-        self.report_evictions(|| now);
+        self.report_evictions(now);
         acquired
     }
 
@@ -155,7 +157,7 @@ impl Table {
     }
 
     /// Reports the records that were evicted before their expiry.
-    pub(super) fn report_evictions(&self, now: impl FnOnce() -> u64) {
+    pub(super) fn report_evictions(&self, now: u64) {
         self.shared.evictions.report(self.budget(), now);
     }
 
@@ -204,7 +206,7 @@ impl Table {
                 continue;
             };
             reservation.commit();
-            let record = std::mem::take(record);
+            let record = mem::take(record);
             let waiters = match found {
                 None => {
                     let group = shared.group(lease.scope.as_ref());
@@ -214,9 +216,13 @@ impl Table {
                 }
                 Some(slot) => {
                     shard.update(shared, slot, |entry| {
-                        let is_of_run_once = entry.is_of_run_once;
-                        *entry = Entry::completed(lease, entry.group, record, expires, now);
-                        entry.is_of_run_once = is_of_run_once;
+                        let (group, is_held) = (entry.group, entry.holder().is_some());
+                        let completed = Entry::completed(lease, group, record, expires, now);
+                        let before = mem::replace(entry, completed);
+                        entry.is_of_run_once = before.is_of_run_once;
+                        if is_held {
+                            entry.generation = before.generation;
+                        }
                     });
                     shard.take_waiters(slot)
                 }
@@ -303,7 +309,7 @@ impl Table {
         }
         for _ in 0..EVICTIONS_PER_LOCK {
             let group = self.shared.usage.largest(budget);
-            if !shard.evict(&self.shared, group, now) {
+            if !shard.evict(&self.shared, group, true, now) {
                 return None;
             }
             if let Some(reservation) = budget.reserve(cost) {
@@ -313,7 +319,8 @@ impl Table {
         None
     }
 
-    /// Reserves capacity by evicting records from one shard after the other, starting with the shard of `hash`.
+    /// Reserves capacity by evicting records from one shard after the other, starting with the shard of `hash`. Evicts a
+    /// record with the longest retention only if no other record is left.
     pub(super) fn evict_and_reserve(
         &self,
         hash: u64,
@@ -321,6 +328,7 @@ impl Table {
         now: u64,
     ) -> Result<Reservation<'_>, MemoryFull> {
         let budget = &self.shared.budget;
+        let mut spares_longest = self.shared.usage.has_records();
         let mut is_limited_to_largest = true;
         loop {
             let (mut evicted, mut was_limited) = (false, false);
@@ -332,21 +340,25 @@ impl Table {
                         return Ok(reservation);
                     }
                     // The group may change with each eviction. Its records may be in shards that were visited before.
-                    let largest = self.shared.usage.largest(budget);
+                    let usage = self.shared.usage_of(!spares_longest);
+                    let largest = usage.largest(budget);
                     let group = largest.filter(|_| is_limited_to_largest);
                     was_limited |= group.is_some();
-                    if !shard.evict(&self.shared, group, now) {
+                    if !shard.evict(&self.shared, group, spares_longest, now) {
                         break;
                     }
                     evicted = true;
                 }
             }
-            if !evicted && !was_limited {
+            if evicted || was_limited {
+                // If no shard had such a record, the next round evicts records of any group. Other calls may have evicted or
+                // moved the records of the group meanwhile.
+                is_limited_to_largest = evicted;
+            } else if spares_longest {
+                (spares_longest, is_limited_to_largest) = (false, true);
+            } else {
                 return budget.reserve(cost).ok_or_else(|| budget.full_error());
             }
-            // If no shard had such a record, the next round evicts records of any group. Other calls may have evicted or moved the
-            // records of the group meanwhile.
-            is_limited_to_largest = evicted;
         }
     }
 

@@ -2,7 +2,8 @@ use std::{future::Future, pin::pin, task::Poll};
 
 use super::{budget::ENTRY_BYTES, details::Details, *};
 use crate::{
-    inspect::{Inspect as _, Query, State},
+    inspect::{Inspect as _, Query, Resolution, State},
+    record::NeedsAttention,
     store::{Fingerprint, ScopeDigest, Token},
 };
 
@@ -199,7 +200,7 @@ async fn longest_times_do_not_overflow() {
 }
 
 // F-103
-/// An entry is expired at the very instant of expiry.
+/// An entry is expired at the instant of its expiry.
 #[test]
 fn fm_57_expiry_is_exact_to_nanosecond() {
     const SECOND: u64 = 1_000_000_000;
@@ -243,6 +244,25 @@ fn fm_57_expiry_is_exact_to_nanosecond() {
     let acquire_at = |now| table.acquire(&claim(2), now).unwrap();
     assert!(matches!(acquire_at(SECOND - 1), Acquired::Completed { .. }));
     assert!(matches!(acquire_at(SECOND), Acquired::Granted { .. }));
+}
+
+/// The key of the record answers each retry with an error until an operator resolves it.
+#[tokio::test(start_paused = true)]
+async fn attention_record_is_listed_for_years() {
+    let store = MemoryStore::new();
+    tokio::time::advance(HOUR.as_duration()).await;
+    let lease = hold(&store, 1).await;
+    let attention = Resolution::NeedsAttention(NeedsAttention::new("examine"));
+    let (record, retention) = attention.record(&lease.id).unwrap();
+    store.complete(&lease, record, retention).await.unwrap();
+    for years in [0, 2, 90] {
+        tokio::time::advance(HOUR.as_duration() * 24 * 365 * years).await;
+        let page = store.list(&Query::new(State::NeedsAttention)).await;
+        assert_eq!(page.unwrap().entries.len(), 1, "{years}");
+        let summary = store.summary(10).await.unwrap();
+        let count = summary.count(State::NeedsAttention).unwrap();
+        assert_eq!((count.value, count.is_exact), (1, true), "{years}");
+    }
 }
 
 #[test]

@@ -82,6 +82,12 @@ impl Usage {
         counters.bytes.fetch_sub(cost.bytes, Relaxed);
     }
 
+    /// Returns `true` if a group has a record.
+    pub(super) fn has_records(&self) -> bool {
+        let has_record = |counters: &Counters| counters.entries.load(Relaxed) > 0;
+        self.groups.iter().any(has_record)
+    }
+
     pub(super) fn add_lease(&self, group: PrincipalGroup) {
         let counters = &self.groups[usize::from(group.0)];
         counters.leases_and_orphans.fetch_add(1, Relaxed);

@@ -27,11 +27,26 @@ fn claim_of(principal: u8, n: u64) -> Claim {
 }
 
 async fn record_of(store: &MemoryStore, principal: u8, n: u64, len: usize) {
+    retained_record_of(store, principal, n, len, HOUR).await;
+}
+
+/// Stores a record for as long as one that needs attention.
+async fn longest_record_of(store: &MemoryStore, principal: u8, n: u64, len: usize) {
+    retained_record_of(store, principal, n, len, Ttl::MAX).await;
+}
+
+async fn retained_record_of(
+    store: &MemoryStore,
+    principal: u8,
+    n: u64,
+    len: usize,
+    retention: Ttl,
+) {
     let claim = claim_of(principal, n);
     store.acquire(&claim).await.unwrap();
     let record = Bytes::from(vec![principal; len]);
     store
-        .complete(&claim.lease_ref(1), record, HOUR)
+        .complete(&claim.lease_ref(1), record, retention)
         .await
         .unwrap();
 }
@@ -108,22 +123,74 @@ async fn two_large_callers_get_equal_shares() {
 }
 
 // S-966
-/// A record that needs attention expires last, and is evicted last among those of its caller in its shard. Each shard
-/// has some 50 records here.
+/// A record that needs attention has the longest retention. It is often the only record of its caller in its shard: there
+/// are 64 shards, and 51 of the larger records fit.
 #[tokio::test(start_paused = true)]
 async fn record_with_longest_retention_is_evicted_last() {
-    let store = store_with_groups().with_max_bytes(1 << 20);
-    let claim = claim_of(1, 0);
-    store.acquire(&claim).await.unwrap();
-    let lease = claim.lease_ref(1);
-    store
-        .complete(&lease, "attention".into(), Ttl::MAX)
-        .await
-        .unwrap();
-    for n in 1..10_000 {
-        record_of(&store, 1, n, 100).await;
+    for (len, count) in [(100, 10_000), (20_000, 1000)] {
+        let store = store_with_groups().with_max_bytes(1 << 20);
+        longest_record_of(&store, 1, 0, 500).await;
+        for n in 1..count {
+            record_of(&store, 1, n, len).await;
+        }
+        assert_eq!(records_of(&store, 1, 1).await, 1, "{len}");
     }
+}
+
+// S-966
+/// The other records belong to other callers, and most of these are not large.
+#[tokio::test(start_paused = true)]
+async fn longest_retention_outlives_other_callers() {
+    let store = store_with_groups().with_max_entries(100);
+    longest_record_of(&store, 1, 0, 500).await;
+    for n in 0..1000 {
+        record(&store, n, 0, HOUR).await;
+    }
+    assert_eq!(store.len(), 100);
     assert_eq!(records_of(&store, 1, 1).await, 1);
+}
+
+// S-966
+/// Otherwise each insertion would search all shards for other records of the first caller, and there are none.
+#[tokio::test(start_paused = true)]
+async fn longest_retention_does_not_count_in_share() {
+    let store = store_with_groups().with_max_bytes(1 << 20);
+    for n in 0..5 {
+        longest_record_of(&store, 1, n, 100_000).await;
+    }
+    for n in 0..3 {
+        record_of(&store, 2, n, 20_000).await;
+    }
+    let shared = &store.table.shared;
+    let second = shared.group(Some(&scope_of(2)));
+    assert_eq!(shared.usage.largest(&shared.budget), Some(second));
+}
+
+/// The large record needs the bytes of the only other record, and of some with the longest retention.
+#[tokio::test(start_paused = true)]
+async fn longest_retention_is_evicted_if_no_other_is_left() {
+    let store = store_with_groups().with_max_bytes(1 << 20);
+    for n in 0..10 {
+        longest_record_of(&store, 1, n, 90_000).await;
+    }
+    record_of(&store, 2, 0, 1000).await;
+    record_of(&store, 3, 0, 500_000).await;
+    assert_eq!(records_of(&store, 2, 1).await, 0);
+    assert_eq!(records_of(&store, 3, 1).await, 1);
+    assert_eq!(records_of(&store, 1, 10).await, 6);
+}
+
+/// The shares apply to records with the longest retention as well.
+#[tokio::test(start_paused = true)]
+async fn callers_with_longest_retention_have_shares() {
+    let store = store_with_groups().with_max_bytes(1 << 20);
+    for n in 0..10 {
+        longest_record_of(&store, 1, n, 1000).await;
+    }
+    for n in 0..2000 {
+        longest_record_of(&store, 9, n, 1000).await;
+    }
+    assert_eq!(records_of(&store, 1, 10).await, 10);
 }
 
 #[tokio::test(start_paused = true)]

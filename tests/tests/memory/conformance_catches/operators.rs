@@ -1,4 +1,4 @@
-//! The case about purges detects a store that deletes nothing.
+//! The cases about operators detect a store that deletes nothing in a purge, and one that counts nothing.
 
 use std::time::Duration;
 
@@ -6,28 +6,40 @@ use bytes::Bytes;
 use tower_idempotency::{
     conformance::Subject,
     inspect::{
-        Abilities, EntryDetails, Inspect, InspectError, Page, Query, Resolution, ResolveOutcome,
-        Seen, Summary,
+        Abilities, Count, EntryDetails, Inspect, InspectError, Page, Query, Resolution,
+        ResolveOutcome, Seen, State, Summary,
     },
     store::{Acquired, Claim, KeyId, LeaseRef, MemoryStore, Store, StoreError, Ttl},
 };
 
 use super::fails_case;
 
-/// A store that deletes no expired entry in a purge.
-struct Unpurged {
+/// A store with a flaw in its access for operators.
+struct Flawed {
     store: MemoryStore,
+    flaw: Flaw,
     abilities: Abilities,
 }
 
-impl Unpurged {
-    fn with(abilities: Abilities) -> Subject<Self> {
-        let store = MemoryStore::new().with_details();
-        Subject::new(Self { store, abilities }).with_inspector()
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flaw {
+    Nothing,
+    PurgesNothing,
+    CountsNothing,
+}
+
+impl Flawed {
+    fn with(flaw: Flaw, abilities: Abilities) -> Subject<Self> {
+        let subject = Subject::new(Self {
+            store: MemoryStore::new().with_details(),
+            flaw,
+            abilities,
+        });
+        subject.with_inspector()
     }
 }
 
-impl Store for Unpurged {
+impl Store for Flawed {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         self.store.acquire(claim).await
     }
@@ -54,7 +66,7 @@ impl Store for Unpurged {
     }
 }
 
-impl Inspect for Unpurged {
+impl Inspect for Flawed {
     fn abilities(&self) -> Abilities {
         self.abilities
     }
@@ -68,7 +80,13 @@ impl Inspect for Unpurged {
     }
 
     async fn summary(&self, limit: u32) -> Result<Summary, InspectError> {
-        self.store.summary(limit).await
+        let mut summary = self.store.summary(limit).await?;
+        if self.flaw == Flaw::CountsNothing {
+            for state in State::ALL {
+                summary.set(state, Count::new(0, false));
+            }
+        }
+        Ok(summary)
     }
 
     async fn resolve(
@@ -79,15 +97,27 @@ impl Inspect for Unpurged {
         self.store.resolve(seen, resolution).await
     }
 
-    async fn purge(&self, _batch: u32) -> Result<u64, InspectError> {
-        Ok(0)
+    async fn purge(&self, batch: u32) -> Result<u64, InspectError> {
+        if self.flaw == Flaw::PurgesNothing {
+            return Ok(0);
+        }
+        self.store.purge(batch).await
     }
 }
 
 #[test]
 fn purge_without_effect_is_detected() {
     let case = "purge_deletes_expired_entries_alone";
-    assert!(fails_case(Unpurged::with(Abilities::all()), case));
+    let flaw = Flaw::PurgesNothing;
+    assert!(fails_case(Flawed::with(flaw, Abilities::all()), case));
     let abilities = Abilities::all().without_purge();
-    assert!(!fails_case(Unpurged::with(abilities), case));
+    assert!(!fails_case(Flawed::with(flaw, abilities), case));
+}
+
+#[test]
+fn summary_without_counts_is_detected() {
+    for (flaw, fails) in [(Flaw::Nothing, false), (Flaw::CountsNothing, true)] {
+        let subject = Flawed::with(flaw, Abilities::all());
+        assert_eq!(fails_case(subject, "summary_counts_up_to_limit"), fails);
+    }
 }

@@ -4,18 +4,32 @@ use std::{
     collections::BTreeMap,
     future::Future,
     io,
-    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, LazyLock, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
-use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use metrics::{
+    Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder,
+    SharedString, Unit,
+};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use tokio::runtime::Runtime;
-use tracing::{Dispatch, subscriber::NoSubscriber};
+use tracing::{
+    Dispatch, Subscriber,
+    span::{Attributes, Id, Record},
+    subscriber::NoSubscriber,
+};
 use tracing_subscriber::{EnvFilter, fmt::format::FmtSpan, util::SubscriberInitExt};
 
 /// Values of metrics, under `name` or `name{label=value}`. The value of a histogram is the number of its samples. A
 /// layer registers all counters and histograms; those without a count are omitted.
 pub type Metrics = BTreeMap<String, f64>;
+
+/// If the program has only one subscriber, a thread without a subscriber that reaches an event first disables the event for
+/// all threads. This second one prevents that.
+static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
 
 /// A recorder of these counters, by the names of their metrics. It omits all other metrics.
 pub struct Counters<const N: usize>(pub [(&'static str, Counter); N]);
@@ -60,9 +74,6 @@ pub fn observed_on(
     level: &str,
     run: impl Future<Output = ()>,
 ) -> (Metrics, String) {
-    // If the program has only one subscriber, a thread without a subscriber that reaches an event first disables the
-    // event for all threads. This second one prevents that.
-    static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
     LazyLock::force(&ANOTHER);
     let (recorder, log) = (DebuggingRecorder::new(), Log::default());
     let writer = log.clone();
@@ -86,6 +97,111 @@ pub fn observed_on(
 /// Runs a future on a paused clock, and returns the metrics that it changed.
 pub fn counted(run: impl Future<Output = ()>) -> Metrics {
     observed("off", run).0
+}
+
+/// Runs a future on a runtime of one thread, with a recorder and a subscriber that panic at each metric and at each event.
+/// Only events of this project count. The future gets the number of panics. Drops the runtime.
+pub fn with_panicking_reports<T>(runtime: Runtime, run: impl AsyncFnOnce(&AtomicU64) -> T) -> T {
+    LazyLock::force(&ANOTHER);
+    let panicking = PanickingReports::default();
+    let guard = tracing::subscriber::set_default(panicking.clone());
+    let panics: &AtomicU64 = &panicking.0;
+    let output = metrics::with_local_recorder(&panicking, || {
+        let output = runtime.block_on(run(panics));
+        // Its tasks may log and count when they are dropped.
+        drop(runtime);
+        output
+    });
+    drop(guard);
+    output
+}
+
+/// A recorder and a subscriber that count their calls and panic.
+#[derive(Clone, Default)]
+struct PanickingReports(Arc<AtomicU64>);
+
+impl PanickingReports {
+    fn panic(&self) -> ! {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        panic!("the intended panic");
+    }
+}
+
+impl CounterFn for PanickingReports {
+    fn increment(&self, value: u64) {
+        // A registration adds 0.
+        if value > 0 {
+            self.panic();
+        }
+    }
+
+    fn absolute(&self, _: u64) {
+        self.panic();
+    }
+}
+
+impl GaugeFn for PanickingReports {
+    fn increment(&self, value: f64) {
+        if value != 0.0 {
+            self.panic();
+        }
+    }
+
+    fn decrement(&self, _: f64) {
+        self.panic();
+    }
+
+    fn set(&self, _: f64) {
+        self.panic();
+    }
+}
+
+impl HistogramFn for PanickingReports {
+    fn record(&self, _: f64) {
+        self.panic();
+    }
+}
+
+impl Recorder for PanickingReports {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::from_arc(Arc::new(self.clone()))
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::from_arc(Arc::new(self.clone()))
+    }
+
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::from_arc(Arc::new(self.clone()))
+    }
+}
+
+impl Subscriber for PanickingReports {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target().starts_with("tower_idempotency")
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.panic();
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
 }
 
 /// Returns the values of a recorder, which it then counts from 0 again.

@@ -120,7 +120,8 @@ impl Error {
     /// Returns `true` if the same request with the same key can succeed later.
     ///
     /// That depends on the [kind](ErrorKind::is_retryable), with two exceptions. An unknown outcome is retryable if it may
-    /// become known later. [`StoreUnavailable`](ErrorKind::StoreUnavailable) is not retryable if a record cannot be read.
+    /// become known later. [`StoreUnavailable`](ErrorKind::StoreUnavailable) is not retryable if an entry or its record cannot
+    /// be read.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         self.is_retryable
@@ -179,7 +180,8 @@ pub enum ErrorKind {
     OutcomeUnknown,
     /// The first request was executed, but its response was not recorded.
     ResponseNotRetained,
-    /// The store failed, or its record cannot be read. Nothing was executed now; an earlier attempt may have been executed.
+    /// The store failed, or the entry or its record cannot be read. Nothing was executed now; an earlier attempt may have been
+    /// executed.
     StoreUnavailable,
     /// Too many requests are in flight or too many bytes are buffered.
     Overloaded,

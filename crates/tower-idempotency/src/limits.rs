@@ -229,14 +229,7 @@ impl Caller {
         let taken = self.take(Resource::Arriving, 1, max);
         // Counted before the flag is read: either the request sees the drain, or the drain waits for the request.
         let is_draining = self.totals.draining.load(Ordering::SeqCst);
-        let permit = taken.map(|()| {
-            telemetry::in_flight(layer, 1.0);
-            InFlightPermit {
-                caller: self,
-                layer: layer.clone(),
-                stage: Resource::Arriving,
-            }
-        });
+        let permit = taken.map(|()| InFlightPermit::new(self, layer, Resource::Arriving));
         if is_draining {
             return Err(AdmissionError::Draining);
         }
@@ -303,6 +296,17 @@ impl Caller {
 }
 
 impl InFlightPermit {
+    /// Creates the permit of a request that is counted at this stage.
+    fn new(caller: Arc<Caller>, layer: &LayerName, stage: Resource) -> Self {
+        let permit = Self {
+            caller,
+            layer: layer.clone(),
+            stage,
+        };
+        telemetry::in_flight(layer, 1.0);
+        permit
+    }
+
     pub(crate) fn caller(&self) -> &Arc<Caller> {
         &self.caller
     }
@@ -339,12 +343,7 @@ impl InFlightPermit {
     /// Returns a second permit for other background work of the same request, regardless of the limit.
     pub(crate) fn additional(&self) -> Self {
         self.caller.take_unchecked(self.stage, 1);
-        telemetry::in_flight(&self.layer, 1.0);
-        Self {
-            caller: Arc::clone(&self.caller),
-            layer: self.layer.clone(),
-            stage: self.stage,
-        }
+        Self::new(Arc::clone(&self.caller), &self.layer, self.stage)
     }
 
     /// Exchanges the permit for one of at most `max` permits for background releases. Returns `self` if none is left.
@@ -368,6 +367,7 @@ impl InFlightPermit {
 
 impl Drop for InFlightPermit {
     fn drop(&mut self) {
+        // A drain that ends with this request must find the gauge at 0.
         telemetry::in_flight(&self.layer, -1.0);
         self.caller.release(self.stage, 1);
         self.caller.totals.notify_if_idle();
@@ -409,7 +409,7 @@ impl Drop for WaiterPermit {
 }
 
 /// Adds `n` to the counter unless the sum exceeds `max`. Returns `true` if it was added.
-fn add_within(counter: &AtomicUsize, n: usize, max: usize) -> bool {
+pub(crate) fn add_within(counter: &AtomicUsize, n: usize, max: usize) -> bool {
     counter
         .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |used| {
             used.checked_add(n).filter(|sum| *sum <= max)

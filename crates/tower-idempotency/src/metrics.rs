@@ -270,7 +270,7 @@ const METRICS: &[Metric] = &[
     ),
     Metric::counter(
         "idempotency_released_total",
-        "Executions that ended without a record and freed their keys.",
+        "Executions that ended without a record. Their keys are free, or orphans again after a takeover.",
     )
     .by(
         "reason",
@@ -354,7 +354,7 @@ const METRICS: &[Metric] = &[
     ),
     Metric::counter(
         "idempotency_bad_record_total",
-        "Reads of a record that is damaged or of a later version.",
+        "Reads of a record or an entry that is damaged or of a later version.",
     ),
     Metric::counter(
         "idempotency_store_error_total",

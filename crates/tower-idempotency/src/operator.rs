@@ -172,7 +172,7 @@ impl IdempotencyLayer {
     ///
     /// An operator uses it to resolve an entry that [needs attention](crate::NeedsAttention), and thereby decides the
     /// response that retries get. The record is the one that the layer would store for this response of a handler, with any
-    /// status.
+    /// final status. A record with a 1xx status cannot be read.
     ///
     /// This stores nothing. Each store has its own function or command for that.
     #[must_use]

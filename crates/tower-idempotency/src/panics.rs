@@ -1,4 +1,4 @@
-//! Panics of futures as values.
+//! Panics of foreign code as values.
 
 use std::{
     any::Any,
@@ -8,26 +8,13 @@ use std::{
     task::Poll,
 };
 
-use crate::layer_name::LayerName;
-
-/// Returns the result of a closure of the service, or `None` if it panics.
+/// Reports a metric to the recorder, or an event to the subscriber. Ignores their panic.
 ///
-/// For closures that run after the handler had its effect: their panic must not release the key.
-pub(crate) fn catch_setting_panic<T>(
-    layer: &LayerName,
-    setting: &'static str,
-    call: impl FnOnce() -> T,
-) -> Option<T> {
-    // Unwind safe: a result that was not returned is not used, and the closure is shared by reference.
-    let result = catch_unwind(AssertUnwindSafe(call));
-    if result.is_err() {
-        tracing::error!(
-            layer = layer.as_str(),
-            setting,
-            "closure of a setting panicked"
-        );
-    }
-    result.ok()
+/// Both are foreign code. Many reports follow an effect that is not recorded yet, or a reply of the store: their panic must
+/// lose neither.
+pub(crate) fn catch_report_panic(report: impl FnOnce()) {
+    // Unwind safe: a report changes nothing that the layer reads.
+    let _ = catch_unwind(AssertUnwindSafe(report));
 }
 
 /// Payload of a panic.

@@ -23,7 +23,7 @@ use crate::{
     request::{self, LeaseTerms},
     response::{
         self, disposition,
-        reject::{admission_error, store_unavailable},
+        reject::{admission_error, store_unavailable, unreadable_entry},
     },
     store::{Claim, Fingerprint, KeyId, RUN_ONCE_OPERATION, StoreError, Token, Ttl},
     telemetry,
@@ -118,8 +118,8 @@ impl IdempotencyLayer {
     ///
     /// # Errors
     ///
-    /// - [`StoreUnavailable`](crate::ErrorKind::StoreUnavailable) if no lease could be acquired or the record cannot be
-    ///   read.
+    /// - [`StoreUnavailable`](crate::ErrorKind::StoreUnavailable) if no lease could be acquired, or if the entry or its
+    ///   record cannot be read.
     /// - [`Overloaded`](crate::ErrorKind::Overloaded) and [`Draining`](crate::ErrorKind::Draining), as for requests.
     /// - [`CallerLimit`](crate::ErrorKind::CallerLimit) if calls outside HTTP, which are one caller, use up their share of a
     ///   limit.
@@ -299,6 +299,9 @@ where
         }
         AcquireOutcome::OverLimit(error) => {
             return Err(admission_error(rules, error).with_entry(&id));
+        }
+        AcquireOutcome::Unreadable(source) => {
+            return Err(unreadable_entry(source).with_entry(&id));
         }
         AcquireOutcome::Failed(failed) => {
             let error = failed.release_in_background(&context);

@@ -10,6 +10,9 @@
 //! | releases | The client gets the response. A background task tries to release the key for one lease duration. |
 //! | queries the entry after a lost lease | The client gets 409 `outcome-unknown`. A background task tries to store the record. |
 //!
+//! An entry that the store cannot read is no outage. If an acquire finds one, the client gets 503 under every setting. No call
+//! makes another attempt for it.
+//!
 //! With `StoreFailure::DangerouslyExecuteUnprotected` a failure in the first row leads to an execution without a lease. If a
 //! commit of the handler was refused or is unacknowledged, the client gets 409 `outcome-unknown` when the layer completes,
 //! releases or queries. If only the lease is lost, the client gets it when the layer completes or queries. After a query for
@@ -62,6 +65,12 @@ pub(crate) enum CallError {
     Store(StoreError),
     /// The store did not reply in time, so the outcome is unknown.
     TimedOut,
+    /// The store cannot read the entry, for this reason, which is already reported. The last attempt stored nothing.
+    Unreadable {
+        source: Box<dyn std::error::Error + Send + Sync>,
+        /// `true` if an earlier attempt got no reply. It may still reach the store.
+        may_acquire_late: bool,
+    },
     /// The caller uses up its share of the store. The last attempt stored nothing.
     CallerLimit {
         /// `true` if an earlier attempt got no reply. It may still reach the store.
@@ -71,15 +80,18 @@ pub(crate) enum CallError {
 
 impl CallError {
     /// Adds that an attempt of an earlier call may still reach the store, if `may_acquire_late` is `true`.
-    pub(crate) fn after_attempt(self, may_acquire_late: bool) -> Self {
-        match self {
+    pub(crate) fn after_attempt(mut self, may_acquire_late: bool) -> Self {
+        match &mut self {
             Self::CallerLimit {
                 may_acquire_late: own,
-            } => Self::CallerLimit {
-                may_acquire_late: own || may_acquire_late,
-            },
-            Self::Store(_) | Self::TimedOut => self,
+            }
+            | Self::Unreadable {
+                may_acquire_late: own,
+                ..
+            } => *own |= may_acquire_late,
+            Self::Store(_) | Self::TimedOut => {}
         }
+        self
     }
 }
 
@@ -213,6 +225,13 @@ impl StoreClient {
                 Some(Err(StoreError::CallerLimit)) => {
                     return Err(CallError::CallerLimit { may_acquire_late });
                 }
+                Some(Err(StoreError::Unreadable(source))) => {
+                    telemetry::bad_record(warnings, &claim.id, &source);
+                    return Err(CallError::Unreadable {
+                        source,
+                        may_acquire_late,
+                    });
+                }
                 Some(Err(error)) => CallError::Store(error),
                 None => CallError::TimedOut,
             };
@@ -239,6 +258,10 @@ impl StoreClient {
         match reply {
             Ok(Ok(())) => RenewOutcome::Renewed,
             Ok(Err(StoreError::LeaseLost)) => RenewOutcome::LeaseLost,
+            Ok(Err(StoreError::Unreadable(source))) => {
+                telemetry::bad_record(warnings, &lease.id, &source);
+                RenewOutcome::Failed
+            }
             Ok(Err(error)) => {
                 warnings.store_call_failed("renew", &lease.id, Some(&error));
                 RenewOutcome::Failed
@@ -266,8 +289,6 @@ impl StoreClient {
         let stored = catch_unwind(AssertUnwindSafe(|| {
             store.complete_now(lease, record, retention)
         }));
-        // A panic of foreign code must not hide that the record is stored.
-        let _ = catch_unwind(AssertUnwindSafe(|| store.report_evictions()));
         let is_stored = matches!(stored, Ok(Ok(())));
         if is_stored {
             telemetry::store_time(layer, "complete", started);
@@ -302,6 +323,10 @@ impl StoreClient {
                 Some(Err(StoreError::RecordTooLarge { limit })) => {
                     return CompleteOutcome::TooLarge { limit };
                 }
+                Some(Err(StoreError::Unreadable(source))) => {
+                    telemetry::bad_record(warnings, &lease.id, &source);
+                    return CompleteOutcome::Failed;
+                }
                 Some(Err(error)) => CallError::Store(error),
                 None => CallError::TimedOut,
             };
@@ -330,6 +355,10 @@ impl StoreClient {
             telemetry::store_time(warnings.layer(), "release", started);
             let error = match reply {
                 Some(Ok(()) | Err(StoreError::LeaseLost)) => return true,
+                Some(Err(StoreError::Unreadable(source))) => {
+                    telemetry::bad_record(warnings, &lease.id, &source);
+                    return false;
+                }
                 Some(Err(error)) => CallError::Store(error),
                 None => CallError::TimedOut,
             };
@@ -408,7 +437,7 @@ impl CallError {
     pub(crate) fn store_error(&self) -> Option<&StoreError> {
         match self {
             Self::Store(error) => Some(error),
-            Self::TimedOut | Self::CallerLimit { .. } => None,
+            Self::TimedOut | Self::CallerLimit { .. } | Self::Unreadable { .. } => None,
         }
     }
 
@@ -416,6 +445,7 @@ impl CallError {
     pub(crate) fn into_source(self) -> Box<dyn std::error::Error + Send + Sync> {
         match self {
             Self::Store(error) => error.into(),
+            Self::Unreadable { source, .. } => source,
             Self::TimedOut => "the store did not reply in time".into(),
             Self::CallerLimit { .. } => StoreError::CallerLimit.into(),
         }

@@ -16,7 +16,7 @@ use crate::{
     },
     layer::IdempotencyLayer,
     lease::Lease,
-    response::reject::{admission_error, store_unavailable},
+    response::reject::{admission_error, store_unavailable, unreadable_entry},
     store::{Claim, OrphanPolicy, Token},
 };
 
@@ -121,6 +121,9 @@ impl IdempotencyLayer {
                 AcquireOutcome::OverLimit(error) => {
                     let error = admission_error(&context.config.response, error);
                     return Err(error.with_entry(&id));
+                }
+                AcquireOutcome::Unreadable(source) => {
+                    return Err(unreadable_entry(source).with_entry(&id));
                 }
                 AcquireOutcome::Failed(failed) => {
                     let error = failed.release_in_background(&context);

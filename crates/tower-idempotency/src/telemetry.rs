@@ -2,10 +2,15 @@
 //!
 //! No label and no field carries a key, a principal or a fingerprint. Events name an entry by eight hexadecimal digits of
 //! its id; labels never do. [`metrics`](crate::metrics) describes and registers the counters.
+//!
+//! A panic of the recorder has no effect on the request, nor has a panic of the subscriber at an event. Spans are not guarded.
 
 #[cfg(feature = "metrics")]
 use std::sync::OnceLock;
-use std::time::SystemTime;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::SystemTime,
+};
 
 use http::StatusCode;
 
@@ -14,7 +19,7 @@ use crate::grpc::Side;
 use crate::{
     error::ErrorKind,
     layer_name::LayerName,
-    record::{ExecutionTrace, NeedsAttention, RecordError, TombstoneReason},
+    record::{ExecutionTrace, NeedsAttention, TombstoneReason},
     store::KeyId,
 };
 
@@ -24,11 +29,13 @@ macro_rules! count {
         #[cfg(feature = "metrics")]
         {
             debug_assert!(crate::metrics::is_registered($name, None), $name);
-            let counter = match $layer.keys() {
-                None => metrics::counter!($name),
-                Some(keys) => keys.counter($name, "", ""),
-            };
-            counter.increment(1);
+            crate::panics::catch_report_panic(|| {
+                let counter = match $layer.keys() {
+                    None => metrics::counter!($name),
+                    Some(keys) => keys.counter($name, "", ""),
+                };
+                counter.increment(1);
+            });
         }
         #[cfg(not(feature = "metrics"))]
         let _ = &$layer;
@@ -39,11 +46,13 @@ macro_rules! count {
         {
             let label = Some(($label, $value));
             debug_assert!(crate::metrics::is_registered($name, label), "{} {}", $name, $value);
-            let counter = match $layer.keys() {
-                None => metrics::counter!($name, $label => $value),
-                Some(keys) => keys.counter($name, $label, $value),
-            };
-            counter.increment(1);
+            crate::panics::catch_report_panic(|| {
+                let counter = match $layer.keys() {
+                    None => metrics::counter!($name, $label => $value),
+                    Some(keys) => keys.counter($name, $label, $value),
+                };
+                counter.increment(1);
+            });
         }
         #[cfg(not(feature = "metrics"))]
         let _ = &$layer;
@@ -57,11 +66,13 @@ macro_rules! count {
                 "{} {value}",
                 $name
             );
-            let counter = match $layer.keys() {
-                None => metrics::counter!($name, $label => value),
-                Some(keys) => keys.counter($name, $label, &value),
-            };
-            counter.increment(1);
+            crate::panics::catch_report_panic(|| {
+                let counter = match $layer.keys() {
+                    None => metrics::counter!($name, $label => value),
+                    Some(keys) => keys.counter($name, $label, &value),
+                };
+                counter.increment(1);
+            });
         }
         #[cfg(not(feature = "metrics"))]
         let _ = &$layer;
@@ -72,28 +83,35 @@ macro_rules! count {
 macro_rules! observe {
     ($name:literal, $value:expr, $layer:expr) => {{
         #[cfg(feature = "metrics")]
-        {
+        crate::panics::catch_report_panic(|| {
             let histogram = match $layer.keys() {
                 None => metrics::histogram!($name),
                 Some(keys) => keys.histogram($name, "", ""),
             };
             histogram.record($value);
-        }
+        });
         #[cfg(not(feature = "metrics"))]
         let _ = ($value, &$layer);
     }};
     ($name:literal, $value:expr, $label:literal => $label_value:expr, $layer:expr) => {{
         #[cfg(feature = "metrics")]
-        {
+        crate::panics::catch_report_panic(|| {
             let histogram = match $layer.keys() {
                 None => metrics::histogram!($name, $label => $label_value),
                 Some(keys) => keys.histogram($name, $label, $label_value),
             };
             histogram.record($value);
-        }
+        });
         #[cfg(not(feature = "metrics"))]
         let _ = ($value, $label_value, &$layer);
     }};
+}
+
+// Logs an event at this level.
+macro_rules! log {
+    ($level:ident, $($event:tt)+) => {
+        crate::panics::catch_report_panic(|| tracing::$level!($($event)+))
+    };
 }
 
 // Logs an event about an entry at this level, with the number of its occurrences since the last line at this level. Logs it
@@ -102,8 +120,8 @@ macro_rules! log_limited {
     ($level:ident, $warnings:ident.$limit:ident, $event:literal, %$id:ident $(, $($field:tt)+)?) => {{
         let layer = $warnings.layer().as_str();
         match $warnings.$limit.count() {
-            Some(count) => tracing::$level!(%$id, layer, $($($field)+,)? count, $event),
-            None => tracing::debug!(%$id, layer, $($($field)+,)? $event),
+            Some(count) => log!($level, %$id, layer, $($($field)+,)? count, $event),
+            None => log!(debug, %$id, layer, $($($field)+,)? $event),
         }
     }};
 }
@@ -139,14 +157,35 @@ impl Registration {
     /// two atomic loads.
     pub(crate) fn at_request(&self, layer: &LayerName) {
         #[cfg(feature = "metrics")]
-        {
+        crate::panics::catch_report_panic(|| {
             self.at_request
                 .get_or_init(crate::metrics::register_unnamed);
             layer.at_request();
-        }
+        });
         #[cfg(not(feature = "metrics"))]
         let _ = layer;
     }
+}
+
+/// Returns the result of a closure of the service. Reports its panic, and then returns `None`.
+///
+/// For closures that run after the handler had its effect: their panic must not release the key.
+pub(crate) fn catch_setting_panic<T>(
+    layer: &LayerName,
+    setting: &'static str,
+    call: impl FnOnce() -> T,
+) -> Option<T> {
+    // Unwind safe: a result that was not returned is not used, and the closure is shared by reference.
+    let result = catch_unwind(AssertUnwindSafe(call));
+    if result.is_err() {
+        log!(
+            error,
+            layer = layer.as_str(),
+            setting,
+            "closure of a setting panicked"
+        );
+    }
+    result.ok()
 }
 
 pub(crate) fn granted(warnings: &Warnings, id: &KeyId, generation: u64, takeover: bool) {
@@ -155,7 +194,7 @@ pub(crate) fn granted(warnings: &Warnings, id: &KeyId, generation: u64, takeover
     if takeover {
         warnings.took_over(id, generation);
     } else {
-        tracing::debug!(%id, layer = layer.as_str(), "lease granted");
+        log!(debug, %id, layer = layer.as_str(), "lease granted");
     }
 }
 
@@ -175,7 +214,8 @@ pub(crate) fn replayed(
 ) {
     let execution_trace_id = execution_trace_id(trace);
     // Only subscribers evaluate `age`, so a replay without them saves a reading of the clock.
-    tracing::debug!(
+    log!(
+        debug,
         %id,
         layer = layer.as_str(),
         age = recorded_at
@@ -199,7 +239,9 @@ pub(crate) fn tier_replay(source: &'static str) {
 #[cfg(feature = "tiered")]
 pub(crate) fn tier_dropped(reason: &'static str, records: u64) {
     #[cfg(feature = "metrics")]
-    metrics::counter!("idempotency_tier_dropped_total", "reason" => reason).increment(records);
+    crate::panics::catch_report_panic(|| {
+        metrics::counter!("idempotency_tier_dropped_total", "reason" => reason).increment(records);
+    });
     #[cfg(not(feature = "metrics"))]
     let _ = (reason, records);
 }
@@ -212,7 +254,7 @@ pub(crate) fn tombstone(
     trace: Option<&ExecutionTrace>,
 ) {
     let execution_trace_id = execution_trace_id(trace);
-    tracing::debug!(%id, layer = layer.as_str(), status = status.as_u16(), ?reason, execution_trace_id, "replay impossible: earlier response was not recorded");
+    log!(debug, %id, layer = layer.as_str(), status = status.as_u16(), ?reason, execution_trace_id, "replay impossible: earlier response was not recorded");
     count!("idempotency_tombstone_replays_total", layer);
 }
 
@@ -225,13 +267,14 @@ pub(crate) fn unresolved(
 ) {
     let execution_trace_id = execution_trace_id(trace);
     let status = status.map(|status| status.as_u16());
-    tracing::debug!(%id, layer = layer.as_str(), status, code, execution_trace_id, "retry refused: earlier execution needs attention");
+    log!(debug, %id, layer = layer.as_str(), status, code, execution_trace_id, "retry refused: earlier execution needs attention");
     count!("idempotency_unresolved_total", "reason" => code.to_owned(), layer);
 }
 
 /// Reports a request with a key that the layer does not cover.
 pub(crate) fn passed_through(layer: &LayerName, reason: &'static str) {
-    tracing::debug!(
+    log!(
+        debug,
         layer = layer.as_str(),
         reason,
         "request with a key passed through"
@@ -245,13 +288,15 @@ pub(crate) fn passed_through(layer: &LayerName, reason: &'static str) {
 pub(crate) fn grpc_stream(warnings: &Warnings, side: Side) {
     let (layer, side_name) = (warnings.layer(), side.name());
     if warnings.is_first_grpc_stream(side) {
-        tracing::warn!(
+        log!(
+            warn,
             layer = layer.as_str(),
             side = side_name,
             "several messages in a protected gRPC call: the method is a stream, or the client is faulty"
         );
     } else {
-        tracing::debug!(
+        log!(
+            debug,
             layer = layer.as_str(),
             side = side_name,
             "several messages in a protected gRPC call"
@@ -262,7 +307,7 @@ pub(crate) fn grpc_stream(warnings: &Warnings, side: Side) {
 
 /// Reports a [`NeedsAttention`] that has no effect. This event is its only trace.
 pub(crate) fn attention_ignored(layer: &LayerName, id: &KeyId, code: &str, reason: &'static str) {
-    tracing::warn!(%id, layer = layer.as_str(), code, reason, "NeedsAttention ignored");
+    log!(warn, %id, layer = layer.as_str(), code, reason, "NeedsAttention ignored");
 }
 
 /// Reports a [`NeedsAttention`] in a record that is not stored, or may not be.
@@ -274,22 +319,22 @@ pub(crate) fn attention_not_stored(layer: &LayerName, id: &KeyId, record: &[u8])
 }
 
 pub(crate) fn in_progress(layer: &LayerName, id: &KeyId) {
-    tracing::debug!(%id, layer = layer.as_str(), "request in progress");
+    log!(debug, %id, layer = layer.as_str(), "request in progress");
     count!("idempotency_in_progress_total", layer);
 }
 
 pub(crate) fn waiting(layer: &LayerName, id: &KeyId) {
-    tracing::debug!(%id, layer = layer.as_str(), "waiting for the first request");
+    log!(debug, %id, layer = layer.as_str(), "waiting for the first request");
     count!("idempotency_waiting_total", layer);
 }
 
 pub(crate) fn mismatch(layer: &LayerName, id: &KeyId) {
-    tracing::debug!(%id, layer = layer.as_str(), "key was used with another request");
+    log!(debug, %id, layer = layer.as_str(), "key was used with another request");
     count!("idempotency_mismatch_total", layer);
 }
 
-/// Reports a record that cannot be read. A client may repeat the request without a limit.
-pub(crate) fn bad_record(warnings: &Warnings, id: &KeyId, error: &RecordError) {
+/// Reports a record, or an entry, that cannot be read. A client may repeat the request without a limit.
+pub(crate) fn bad_record(warnings: &Warnings, id: &KeyId, error: &dyn std::fmt::Display) {
     log_limited!(error, warnings.bad_record, "record cannot be read, requests with its key get 503 until it expires", %id, %error);
     count!("idempotency_bad_record_total", warnings.layer());
 }
@@ -316,10 +361,10 @@ impl Recorded {
     /// Reports that the record was stored.
     pub(crate) fn report(&self, layer: &LayerName, id: &KeyId) {
         let bytes = self.bytes;
-        tracing::debug!(%id, layer = layer.as_str(), bytes, "record stored");
+        log!(debug, %id, layer = layer.as_str(), bytes, "record stored");
         if let Some(attention) = &self.attention {
             let code = attention.code();
-            tracing::error!(%id, layer = layer.as_str(), code, "execution needs attention, retries are refused until an operator resolves it");
+            log!(error, %id, layer = layer.as_str(), code, "execution needs attention, retries are refused until an operator resolves it");
             count!("idempotency_needs_attention_total", "reason" => code.to_owned(), layer);
         }
         #[expect(
@@ -332,7 +377,7 @@ impl Recorded {
 }
 
 pub(crate) fn tombstone_stored(layer: &LayerName, id: &KeyId, reason: TombstoneReason) {
-    tracing::debug!(%id, layer = layer.as_str(), ?reason, "tombstone created");
+    log!(debug, %id, layer = layer.as_str(), ?reason, "tombstone created");
     let reason_name = match reason {
         TombstoneReason::TooLarge => "too_large",
         TombstoneReason::Streamed => "streamed",
@@ -344,18 +389,19 @@ pub(crate) fn tombstone_stored(layer: &LayerName, id: &KeyId, reason: TombstoneR
 }
 
 pub(crate) fn released(layer: &LayerName, id: &KeyId, reason: &'static str) {
-    tracing::debug!(%id, layer = layer.as_str(), reason, "key released");
+    log!(debug, %id, layer = layer.as_str(), reason, "key released");
     count!("idempotency_released_total", "reason" => reason, layer);
 }
 
 /// Reports a success that is not recorded, since a transaction of the handler was neither committed nor rolled back.
 pub(crate) fn transaction_unfinished(layer: &LayerName, id: &KeyId) {
-    tracing::error!(%id, layer = layer.as_str(), "transaction neither committed nor rolled back, its effect is lost, success is not recorded");
+    log!(error, %id, layer = layer.as_str(), "transaction neither committed nor rolled back, its effect is lost, success is not recorded");
     count!("idempotency_unfinished_transactions_total", layer);
 }
 
 pub(crate) fn refused(layer: &LayerName, kind: ErrorKind) {
-    tracing::debug!(
+    log!(
+        debug,
         layer = layer.as_str(),
         code = kind.code(),
         "request rejected"
@@ -364,7 +410,8 @@ pub(crate) fn refused(layer: &LayerName, kind: ErrorKind) {
 }
 
 pub(crate) fn detached(layer: &LayerName) {
-    tracing::debug!(
+    log!(
+        debug,
         layer = layer.as_str(),
         "client disconnected, execution continues in background"
     );
@@ -373,13 +420,13 @@ pub(crate) fn detached(layer: &LayerName) {
 
 pub(crate) fn in_flight(layer: &LayerName, change: f64) {
     #[cfg(feature = "metrics")]
-    {
+    crate::panics::catch_report_panic(|| {
         let gauge = match layer.keys() {
             None => metrics::gauge!("idempotency_in_flight"),
             Some(keys) => keys.gauge("idempotency_in_flight"),
         };
         gauge.increment(change);
-    }
+    });
     #[cfg(not(feature = "metrics"))]
     let _ = (layer, change);
 }

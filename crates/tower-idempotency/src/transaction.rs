@@ -120,8 +120,8 @@ pub struct Prepared<T> {
     status: StatusCode,
     output: T,
     /// Inserts [`CommittedResponse`](crate::lease::commits::CommittedResponse) into a response when its commit is reported.
-    /// Does nothing to a value.
-    mark: fn(&mut T),
+    /// [`None`] for a value.
+    mark: Option<fn(&mut T)>,
 }
 
 impl<T> Prepared<T> {
@@ -130,7 +130,7 @@ impl<T> Prepared<T> {
         disposition: Disposition,
         status: StatusCode,
         output: T,
-        mark: fn(&mut T),
+        mark: Option<fn(&mut T)>,
     ) -> Result<Self, NotRecordable<T>> {
         match disposition {
             Disposition::Record {
@@ -226,7 +226,9 @@ impl<T> Prepared<T> {
     ///
     /// # Errors
     ///
-    /// [`StoreError::LeaseLost`] if the lease is lost, has its outcome or ended with the handler's response. Roll back.
+    /// [`StoreError::LeaseLost`] if the lease is lost, has its outcome or ended with the handler's response.
+    /// [`StoreError::Backend`] if the record is of the wrong kind. The lease of a request takes a response, and that of
+    /// [`run_once`](crate::IdempotencyLayer::run_once) or of an item takes a value. Roll back.
     pub fn begin_commit(self) -> Result<BegunCommit<T>, StoreError> {
         self.begin_attempt()?;
         Ok(BegunCommit {
@@ -258,6 +260,9 @@ impl<T> Prepared<T> {
     /// stored neither effect nor record. It may have stored both if the query succeeded only after the retention had passed
     /// and found no record.
     ///
+    /// [`StoreError::Backend`] if the record is of the wrong kind, as in [`begin_commit`](Self::begin_commit). `commit` was not
+    /// polled.
+    ///
     /// Otherwise the error of `commit`. Effect and record may be stored only if it is a [`StoreError::Backend`] and the
     /// query failed too.
     ///
@@ -284,7 +289,9 @@ impl<T> Prepared<T> {
             Ok(()) => {
                 state.commits.succeed(self.record);
                 state.set_finished();
-                (self.mark)(&mut self.output);
+                if let Some(mark) = self.mark {
+                    mark(&mut self.output);
+                }
                 Ok(self.output)
             }
             Err(error) => {
@@ -302,6 +309,11 @@ impl<T> Prepared<T> {
     /// Registers the attempt of a commit, or its refusal.
     fn begin_attempt(&self) -> Result<(), StoreError> {
         let state = &*self.lease.0;
+        // No call with the key could read such a record.
+        if self.mark.is_none() != state.records_value() {
+            state.commits.fail();
+            return Err(StoreError::backend(WRONG_KIND));
+        }
         if state.is_lost() {
             state.commits.refuse();
             return Err(StoreError::LeaseLost);
@@ -317,7 +329,7 @@ pub struct BegunCommit<T> {
     lease: Lease,
     record: Bytes,
     output: T,
-    mark: fn(&mut T),
+    mark: Option<fn(&mut T)>,
     _finishing: FinishingGuard,
 }
 
@@ -328,7 +340,9 @@ impl<T> BegunCommit<T> {
         let state = &*self.lease.0;
         state.commits.succeed(self.record);
         state.set_finished();
-        (self.mark)(&mut self.output);
+        if let Some(mark) = self.mark {
+            mark(&mut self.output);
+        }
         self.output
     }
 }
@@ -435,6 +449,8 @@ impl<T> fmt::Display for NotRecordable<T> {
 }
 
 impl<T> error::Error for NotRecordable<T> {}
+
+const WRONG_KIND: &str = "expected a response under the lease of a request, or a value under that of `run_once` or of an item";
 
 #[cfg(test)]
 mod tests;

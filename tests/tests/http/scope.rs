@@ -10,7 +10,8 @@ use http::{HeaderName, HeaderValue, Request, StatusCode};
 use tests::{Effects, app, created, creating, post, send};
 use tower::ServiceExt;
 use tower_idempotency::{
-    ACTING_HEADERS, FingerprintBy, IdempotencyLayer, MemoryStore, conformance::FaultInjector,
+    ACTING_HEADERS, FingerprintBy, IdempotencyLayer, MemoryStore, MissingKey,
+    conformance::FaultInjector,
 };
 
 fn layer() -> IdempotencyLayer {
@@ -54,6 +55,29 @@ async fn account_of_shared_token_is_in_fingerprint() {
             let layer = layer().with_fingerprint(by);
             assert_eq!(other_account(layer, name).await, (422, 1), "{name}");
         }
+    }
+}
+
+// S-912
+/// Two parts of an upload may have equal bytes, and a request without a body has none.
+#[tokio::test(start_paused = true)]
+async fn part_and_method_are_in_fingerprint() {
+    for name in [
+        "content-range",
+        "upload-offset",
+        "x-http-method-override",
+        "x-method-override",
+    ] {
+        let name = HeaderName::from_static(name);
+        assert_eq!(other_account(layer(), &name).await, (422, 1), "{name}");
+        let (app, effects) = creating(layer().with_missing_key(MissingKey::Derive));
+        for (value, is_replay) in [("a", false), ("a", true), ("b", false)] {
+            let mut req = acting(&name, value);
+            req.headers_mut().remove("idempotency-key");
+            let response = send(&app, req).await;
+            assert_eq!(response.is_replay(), is_replay, "{name}: {value}");
+        }
+        assert_eq!(effects.count(), 2, "{name}");
     }
 }
 

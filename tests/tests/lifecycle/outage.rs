@@ -1,6 +1,6 @@
 //! Failures of the store.
 
-use std::{ops::RangeInclusive, time::Duration};
+use std::{convert::Infallible, ops::RangeInclusive, time::Duration};
 
 use axum::{
     Router,
@@ -13,6 +13,7 @@ use tests::{
     Effects, Scripted, Step, TestResponse, app,
     barrier::{Barrier, bounded, eventually},
     created, creating, post, send,
+    unreadable_store::UnreadableStore,
 };
 use tokio::{
     runtime::Handle,
@@ -20,8 +21,9 @@ use tokio::{
     time::{Instant, advance, sleep},
 };
 use tower_idempotency::{
-    ConcurrentRequests, IdempotencyLayer, MemoryStore, OrphanPolicy, StoreFailure, Ttl,
+    ConcurrentRequests, ErrorKind, IdempotencyLayer, MemoryStore, OrphanPolicy, StoreFailure, Ttl,
     conformance::{Fault, FaultInjector, Operation},
+    run_once::{Outcome, WorkError},
     store::{Acquired, Store},
     transaction::LeaseExt,
 };
@@ -418,6 +420,47 @@ async fn unprotected_execution_is_for_outages_only() {
         "key-reused"
     );
     assert_eq!(effects.count(), 1);
+}
+
+// F-999, S-990
+/// The store works, and has an entry of the key. So no setting for its failures executes the request.
+#[tokio::test(start_paused = true)]
+async fn unreadable_entry_never_executes() {
+    for policy in [
+        StoreFailure::Refuse,
+        StoreFailure::DangerouslyExecuteUnprotected,
+    ] {
+        let store = UnreadableStore::default();
+        let injector = store.0.clone();
+        let layer = IdempotencyLayer::new(store).with_store_failure(policy);
+        let (app, effects) = creating(layer.clone());
+        assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+        for attempts in [1, 1, 2] {
+            if attempts == 2 {
+                injector.enqueue(Operation::Acquire, [Fault::CallLost]);
+            }
+            let before = injector.calls(Operation::Acquire);
+            let refused = send(&app, order()).await;
+            assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+            assert_eq!(refused.code(), "store-unavailable");
+            assert!(!refused.is_retryable());
+            assert_eq!(refused.header("retry-after"), None);
+            assert_eq!(injector.calls(Operation::Acquire) - before, attempts);
+            // Only an attempt without a reply may still acquire the key.
+            sleep(Duration::from_secs(1)).await;
+            let releases = injector.calls(Operation::Release);
+            assert_eq!(releases > 0, attempts == 2, "{releases} releases");
+        }
+        assert_eq!(effects.count(), 1);
+
+        let work = async |_lease| Ok::<_, WorkError<Infallible>>(7_u32);
+        let first = layer.run_once("job", "job", work).await;
+        assert_eq!(first.expect("it runs"), Outcome::Executed(7));
+        let error = layer.run_once("job", "job", work).await;
+        let error = error.expect_err("the entry cannot be read");
+        assert_eq!(error.kind(), ErrorKind::StoreUnavailable);
+        assert!(!error.is_retryable());
+    }
 }
 
 // F-094, S-275

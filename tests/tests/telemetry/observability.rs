@@ -1212,7 +1212,7 @@ fn events_show_no_secrets() {
 
 /// A value whose serialization error contains the value.
 #[derive(serde::Deserialize)]
-struct QuotingValue;
+pub(crate) struct QuotingValue;
 
 impl serde::Serialize for QuotingValue {
     fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::{Router, body::Body, routing::post};
 use http::Request;
-use tests::{Effects, send};
+use tests::{Effects, send, unreadable_store::UnreadableStore};
 use tokio::{
     task::JoinSet,
     time::{Instant, advance, sleep},
@@ -132,6 +132,74 @@ fn damaged_record_logs_each_second_with_count() {
     );
     assert_eq!(errors.len() + details.len(), seconds * 20);
     assert!(errors[1].ends_with(" count=20"), "{}", errors[1]);
+}
+
+/// Sends a request every 50 ms whose record is too large for the store.
+fn records_too_large() -> Flow {
+    Box::pin(async {
+        let store = FaultInjector::new(MemoryStore::new());
+        // The second call of each execution stores its tombstone.
+        store.set_script(|operation, nth| match operation {
+            Operation::Complete if nth % 2 == 1 => Fault::RecordTooLarge(10),
+            _ => Fault::None,
+        });
+        let (app, effects) = slow(IdempotencyLayer::new(store), 0);
+        for n in 0..OUTAGE_SECONDS * 20 {
+            assert_eq!(send(&app, order(&n.to_string())).await.status, 200);
+            sleep(Duration::from_millis(50)).await;
+        }
+        effects.count()
+    })
+}
+
+// S-874
+/// A client may repeat such a request without a limit.
+#[test]
+fn record_too_large_warns_each_second_with_count() {
+    let log = logged(records_too_large);
+    let event = "record exceeds the limit of the store";
+    let warnings = lines(&log, "WARN", event);
+    let details = lines(&log, "DEBUG", event);
+    let seconds = OUTAGE_SECONDS;
+    assert!(
+        (seconds - 1..=seconds).contains(&warnings.len()),
+        "{warnings:#?}"
+    );
+    assert_eq!(warnings.len() + details.len(), seconds * 20);
+    assert!(warnings[1].contains(" id="), "{}", warnings[1]);
+    assert!(
+        warnings[1].ends_with(" limit=10 count=20"),
+        "{}",
+        warnings[1]
+    );
+}
+
+/// Sends two retries of a request whose entry the store cannot read.
+fn unreadable_entry() -> Flow {
+    Box::pin(async {
+        let layer = IdempotencyLayer::new(UnreadableStore::default());
+        let policy = StoreFailure::DangerouslyExecuteUnprotected;
+        let (app, effects) = slow(layer.with_store_failure(policy), 0);
+        send(&app, order("k")).await;
+        for _ in 0..2 {
+            assert_eq!(send(&app, order("k")).await.code(), "store-unavailable");
+        }
+        effects.count()
+    })
+}
+
+// S-990
+#[test]
+fn unreadable_entry_counts_as_bad_record() {
+    let counted = counted(unreadable_entry);
+    assert_eq!(counted["idempotency_bad_record_total"], 2.0);
+    let failed = |name: &&String| name.contains("store_error") || name.contains("unprotected");
+    let failed: Vec<_> = counted.keys().filter(failed).collect();
+    assert!(failed.is_empty(), "{failed:?}");
+    let log = logged(unreadable_entry);
+    let errors = lines(&log, "ERROR", "record cannot be read");
+    assert_eq!(errors.len(), 1, "{log}");
+    assert!(errors[0].contains("an entry of this version"), "{log}");
 }
 
 // S-874
@@ -300,6 +368,16 @@ fn orphans_left() -> Flow {
     Box::pin(fail_each(layer, || panic!("the intended panic")))
 }
 
+/// Each handler panics, and so does the takeover of its orphan.
+fn orphans_left_again() -> Flow {
+    Box::pin(async {
+        let layer = IdempotencyLayer::new(MemoryStore::new());
+        let layer = layer.with_failure(ExecutionFailure::Orphan);
+        let first = fail_each(layer.clone(), || panic!("the intended panic")).await;
+        first + fail_each(layer, || panic!("the intended panic")).await
+    })
+}
+
 /// Each execution holds its key, and is taken over once.
 fn taken_over() -> Flow {
     Box::pin(async {
@@ -312,7 +390,7 @@ fn taken_over() -> Flow {
 // F-872, S-874
 #[test]
 fn each_event_of_outage_is_limited() {
-    let cases: [(StartFlow, &str, &str, &str, usize); 7] = [
+    let cases: [(StartFlow, &str, &str, &str, usize); 8] = [
         (
             leases_lost,
             "ERROR",
@@ -347,6 +425,13 @@ fn each_event_of_outage_is_limited() {
             "execution failed, its key is an orphan",
             "idempotency_failed_total{reason=panic}",
             KEYS,
+        ),
+        (
+            orphans_left_again,
+            "WARN",
+            "execution failed, its key is an orphan",
+            "idempotency_failed_total{reason=panic}",
+            2 * KEYS,
         ),
         (
             taken_over,

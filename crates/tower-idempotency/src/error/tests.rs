@@ -11,7 +11,7 @@ use crate::{
     inspect::{InspectError, InspectErrorKind},
     policy::DescribeError,
     request::credentials::PrincipalError,
-    response::reject::outcome_pending,
+    response::reject::{outcome_pending, unreadable_entry},
     store::StoreError,
     store_client::CallError,
 };
@@ -121,13 +121,15 @@ fn rare_refusals_have_these_texts() {
     *res.status_mut() = StatusCode::UNAUTHORIZED;
     let rejected = PrincipalError::Rejected(Box::new(res)).into_error();
     let pending = outcome_pending(&layer().config.response);
-    let lines = [rejected, pending].map(|error| {
+    let unreadable = unreadable_entry("the cause");
+    let lines = [rejected, pending, unreadable].map(|error| {
         let status = error.status().as_u16();
         format!("{status} {}: {error}", error.kind().code())
     });
     insta::assert_snapshot!(lines.join("\n"), @r"
     401 principal-missing: the closure of the application rejected the request
     409 outcome-unknown: it is not yet known if this request had its effect; retry with the same key
+    503 store-unavailable: the entry of this key cannot be read, so nothing was executed now; an earlier attempt may have been executed
     ");
 }
 
@@ -137,7 +139,8 @@ fn store_errors_have_these_texts() {
         Some(match error {
             StoreError::LeaseLost => StoreError::RecordTooLarge { limit: 7 },
             StoreError::RecordTooLarge { .. } => StoreError::CallerLimit,
-            StoreError::CallerLimit => StoreError::backend("the cause"),
+            StoreError::CallerLimit => StoreError::unreadable("the cause"),
+            StoreError::Unreadable(_) => StoreError::backend("the cause"),
             StoreError::Backend(_) => return None,
         })
     };
@@ -146,6 +149,7 @@ fn store_errors_have_these_texts() {
     the lease is no longer held
     the store accepts records of at most 7 bytes
     the caller uses up its share of the store
+    the store cannot read the entry
     the store failed
     ");
 }
@@ -158,7 +162,11 @@ fn failed_store_calls_have_these_sources() {
             CallError::TimedOut => CallError::CallerLimit {
                 may_acquire_late: false,
             },
-            CallError::CallerLimit { .. } => return None,
+            CallError::CallerLimit { .. } => CallError::Unreadable {
+                source: "the cause".into(),
+                may_acquire_late: false,
+            },
+            CallError::Unreadable { .. } => return None,
         })
     };
     let line = |error: CallError| error.into_source().to_string();
@@ -167,6 +175,7 @@ fn failed_store_calls_have_these_sources() {
     the lease is no longer held
     the store did not reply in time
     the caller uses up its share of the store
+    the cause
     ");
 }
 

@@ -59,6 +59,8 @@ pub(crate) enum AcquireOutcome {
     Completed(Bytes),
     /// The caller uses up its share of the store.
     OverLimit(AdmissionError),
+    /// An entry exists, and the store cannot read it. The request may have been executed before.
+    Unreadable(Box<dyn std::error::Error + Send + Sync>),
     /// The store failed or timed out.
     Failed(FailedAttempt),
 }
@@ -164,8 +166,8 @@ impl Attempt {
         }
     }
 
-    /// Waits for at most `limit`, until the first request has a record or this one acquires the lease. Returns the last reply of
-    /// the store.
+    /// Waits until the first request has a record or this one acquires the lease, for at most `limit` and one call of the store.
+    /// Returns the last reply of the store.
     async fn wait(
         &self,
         context: &Context,
@@ -311,20 +313,31 @@ impl Attempt {
 }
 
 impl Attempt {
-    /// Returns the outcome of an acquire without a reply, or of one that the store rejected for the share of the caller.
+    /// Returns the outcome of an acquire without a reply, or of one that the store rejected.
     #[cold]
     fn failed(self, context: &Context, error: CallError, policy: StoreFailure) -> AcquireOutcome {
-        if let CallError::CallerLimit { may_acquire_late } = error {
-            if may_acquire_late {
-                self.release_in_background(context);
+        let (outcome, may_acquire_late) = match error {
+            CallError::Store(_) | CallError::TimedOut => {
+                return AcquireOutcome::Failed(FailedAttempt {
+                    attempt: self,
+                    error,
+                    policy,
+                });
             }
-            return AcquireOutcome::OverLimit(AdmissionError::CallerStoreLimit);
+            // After the other errors the store works, so no policy for its failures applies.
+            CallError::CallerLimit { may_acquire_late } => {
+                let error = AdmissionError::CallerStoreLimit;
+                (AcquireOutcome::OverLimit(error), may_acquire_late)
+            }
+            CallError::Unreadable {
+                source,
+                may_acquire_late,
+            } => (AcquireOutcome::Unreadable(source), may_acquire_late),
+        };
+        if may_acquire_late {
+            self.release_in_background(context);
         }
-        AcquireOutcome::Failed(FailedAttempt {
-            attempt: self,
-            error,
-            policy,
-        })
+        outcome
     }
 
     fn is_derived(&self) -> bool {
@@ -347,13 +360,18 @@ fn disarm_unless_late(detach: &DetachSwitch, reply: &AcquireReply) {
 }
 
 impl AcquireOutcome {
-    /// Logs and counts the reason why the request is not executed. A replay is logged when its record is decoded.
+    /// Logs and counts the reason why the request is not executed. A replay is logged when its record is decoded, and an
+    /// unreadable entry when the store reports it.
     pub(crate) fn log(&self, warnings: &Warnings, id: &KeyId) {
         match self {
             Self::Mismatch { .. } => telemetry::mismatch(warnings.layer(), id),
             Self::InProgress { .. } => telemetry::in_progress(warnings.layer(), id),
             Self::Orphaned { .. } => warnings.orphaned(id),
-            Self::Granted(_) | Self::Completed(_) | Self::OverLimit(_) | Self::Failed(_) => {}
+            Self::Granted(_)
+            | Self::Completed(_)
+            | Self::OverLimit(_)
+            | Self::Unreadable(_)
+            | Self::Failed(_) => {}
         }
     }
 }

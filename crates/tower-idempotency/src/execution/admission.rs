@@ -18,7 +18,6 @@ use crate::{
     },
     lease::Lease,
     limits::{AdmissionError, Caller, InFlightPermit},
-    panics::catch_setting_panic,
     record::ExecutionTrace,
     request::{
         PassReason, build_claim, caller_scope,
@@ -29,10 +28,10 @@ use crate::{
     },
     response::reject::{
         CompleteResponse, admission_error, in_progress, key_reused, outcome_unknown, reject,
-        rejection, store_unavailable,
+        rejection, store_unavailable, unreadable_entry,
     },
     store::{KeyId, Token},
-    telemetry::{self, Coverage},
+    telemetry::{self, Coverage, catch_setting_panic},
 };
 #[cfg(feature = "grpc")]
 use crate::{grpc::GrpcMethods, request::not_unary};
@@ -358,6 +357,7 @@ fn decide(
         }
         AcquireOutcome::Orphaned { .. } => outcome_unknown(),
         AcquireOutcome::OverLimit(error) => admission_error(rules, error),
+        AcquireOutcome::Unreadable(source) => unreadable_entry(source),
     };
     Decision::Respond(reject(rules, &error.with_entry(id)))
 }

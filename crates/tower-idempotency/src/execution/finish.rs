@@ -41,7 +41,9 @@ impl Execution {
                 .await;
             let completed = match completed {
                 Ok(completed) => completed,
-                Err(reason) => return Box::pin(self.release_without_record(reason)).await,
+                Err(reason) => {
+                    return Box::pin(self.release_without_record(released(reason))).await;
+                }
             };
             match completed {
                 // A commit of the handler may have been stored first. The completion then changed nothing.
@@ -97,31 +99,30 @@ impl Execution {
         }
     }
 
-    /// Releases the key without storing a record, unless the handler committed one itself.
-    pub(super) async fn release_without_record(self, reason: &'static str) -> Finished {
+    /// Releases the key without storing a record, unless the handler committed one itself. `report` reports the release.
+    pub(super) async fn release_without_record(self, report: impl FnOnce(&LeaseState)) -> Finished {
         match self.lease.close() {
             // The lease is known to be lost. Another execution may have stored a response.
             CommitOutcome::NotAttempted if self.lease.commits.has_refused() => {
-                Box::pin(self.release_and_reconcile(reason)).await
+                Box::pin(self.release_and_reconcile(report)).await
             }
             CommitOutcome::NotAttempted if self.lease.must_leave_orphan() => {
                 // A retry can take the key over at once.
-                self.leave_orphan(|lease| telemetry::released(lease.layer(), lease.id(), reason))
-                    .await
+                self.leave_orphan(report).await
             }
             CommitOutcome::NotAttempted => {
-                self.release(reason).await;
+                self.release(report).await;
                 Finished::Own
             }
             // A commit that the handler reported may be one that the database refused: see `committed_record`.
             CommitOutcome::Committed(_) | CommitOutcome::Unacknowledged => {
-                Box::pin(self.release_and_reconcile(reason)).await
+                Box::pin(self.release_and_reconcile(report)).await
             }
         }
     }
 
-    /// Releases the key. If the store fails, a background task repeats the release for one lease duration.
-    pub(super) async fn release(self, reason: &'static str) {
+    /// Releases the key, and reports it. If the store fails, a background task repeats the release for one lease duration.
+    async fn release(self, report: impl FnOnce(&LeaseState)) {
         self.lease.set_finishing(true);
         let Self { lease, permit } = self;
         let (store, timeout) = (lease.store(), lease.store_timeout());
@@ -129,7 +130,7 @@ impl Execution {
         let released = Box::pin(released).await;
         let has_unacknowledged_commit = lease.has_unacknowledged_commit();
         if !has_unacknowledged_commit {
-            telemetry::released(lease.layer(), lease.id(), reason);
+            report(&lease);
         }
         if has_unacknowledged_commit || lease.may_acquire_late() {
             // A query of the handler's commit, or an earlier attempt of the acquire, may acquire the key that is free by then.
@@ -141,7 +142,7 @@ impl Execution {
 
     /// Releases the key, then queries the store for a commit of the handler. In the reverse order, a commit that has not
     /// reached the store yet could succeed after the query.
-    async fn release_and_reconcile(self, reason: &'static str) -> Finished {
+    async fn release_and_reconcile(self, report: impl FnOnce(&LeaseState)) -> Finished {
         self.lease.set_finishing(true);
         let Self { lease, permit } = self;
         let (store, timeout) = (lease.store(), lease.store_timeout());
@@ -180,7 +181,7 @@ impl Execution {
             // Any other holder acquired the key after this lease ended. The commit's record has expired, or it was never
             // stored and never will be, since the commit no longer finds its lease.
             EntryStatus::Acquired(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere => {
-                telemetry::released(lease.layer(), lease.id(), reason);
+                report(&lease);
                 if lease.commits.record_may_have_expired() {
                     unknown_outcome(&lease)
                 } else {
@@ -229,20 +230,17 @@ impl Execution {
             ExecutionFailure::Release
                 if matches!(failure, Failure::Panic) && !self.lease.must_leave_orphan() =>
             {
-                self.release(failure.name()).await;
+                self.release(released(failure.name())).await;
                 Finished::Own
             }
             // The store makes an orphan of a released takeover.
             ExecutionFailure::Orphan if self.lease.grant.takeover => {
-                self.release_without_record(failure.name()).await
+                Box::pin(self.release_without_record(orphan_left(failure))).await
             }
-            ExecutionFailure::Release => self.release_without_record(failure.name()).await,
-            ExecutionFailure::Orphan => {
-                let report = |lease: &LeaseState| {
-                    lease.warnings().orphan_left(lease.id(), failure.name());
-                };
-                Box::pin(self.leave_orphan(report)).await
+            ExecutionFailure::Release => {
+                self.release_without_record(released(failure.name())).await
             }
+            ExecutionFailure::Orphan => Box::pin(self.leave_orphan(orphan_left(failure))).await,
             ExecutionFailure::NeedsAttention => {
                 let record = failure.into_record(self.lease.origin());
                 Box::pin(self.finish(record)).await
@@ -296,6 +294,16 @@ impl Execution {
     }
 }
 
+/// Returns the report of a key that was released for this reason.
+pub(super) fn released(reason: &'static str) -> impl FnOnce(&LeaseState) {
+    move |lease: &LeaseState| telemetry::released(lease.layer(), lease.id(), reason)
+}
+
+/// Returns the report of a failed execution that leaves an orphan.
+fn orphan_left(failure: Failure) -> impl FnOnce(&LeaseState) {
+    move |lease: &LeaseState| lease.warnings().orphan_left(lease.id(), failure.name())
+}
+
 impl PendingRecord {
     /// Stores the record, or a smaller one if the store rejects its size. Returns the reason if the layer records nothing in
     /// its place. `is_first` is `true` if nothing has tried to complete the entry under this lease before.
@@ -321,13 +329,7 @@ impl PendingRecord {
         let CompleteOutcome::TooLarge { limit } = completed else {
             return Ok(completed);
         };
-        let bytes = record.len();
-        tracing::warn!(
-            layer = rules.layer().as_str(),
-            bytes,
-            limit,
-            "record exceeds the limit of the store"
-        );
+        warnings.record_too_large(id, record.len(), limit);
         *record = match (strip_reason(lease.origin(), status, record), status) {
             (Some(without_reason), _) => without_reason,
             (None, Some(status)) => {

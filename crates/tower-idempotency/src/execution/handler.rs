@@ -362,10 +362,10 @@ async fn conclude_response<R: http_body::Body, E>(
     into_http_response(&lease.0, result, finished)
 }
 
-/// Returns `true` if the response is a 4xx after a commit that failed. The failure may be temporary, so the response is no
-/// outcome.
+/// Returns `true` if the response is a 4xx after a transaction that failed. The failure may be temporary, so the response is
+/// no outcome.
 fn reports_failed_commit(lease: &LeaseState, status: StatusCode, record: &[u8]) -> bool {
-    (lease.has_unacknowledged_commit() || lease.commits.has_refused())
+    (lease.has_unacknowledged_commit() || lease.commits.has_failed())
         && status.is_client_error()
         && NeedsAttention::in_record(record).is_none()
 }

@@ -153,7 +153,8 @@ impl Execution {
             }
             Ok(HandlerOutcome::Record(output, record)) => (output, self.finish(record).await),
             Ok(HandlerOutcome::Release(output, reason)) => {
-                (output, self.release_without_record(reason).await)
+                let report = finish::released(reason);
+                (output, self.release_without_record(report).await)
             }
             Ok(HandlerOutcome::Failed(output, failure)) => (output, self.fail(failure).await),
             Ok(HandlerOutcome::Hold(output)) => (output, self.hold().await),

@@ -14,8 +14,9 @@ pub enum ConcurrentRequests {
     Conflict,
     /// 429 `in-progress`, with `Retry-After`.
     TooManyRequests,
-    /// The request waits for the recorded response for at most this long, then gets 409. A waiting request holds its
-    /// connection, its body and a permit of the requests in flight.
+    /// The request waits for the recorded response for this long, then gets 409. The calls of the store before and after the
+    /// wait are not included: each takes at most 4 s (2 x store timeout). A waiting request holds its connection, its body and
+    /// a permit of the requests in flight.
     Wait(Duration),
 }
 
@@ -41,6 +42,9 @@ pub enum StoreFailure {
     /// A request that waits for a running one still gets 503. So does a request with a derived key if the store has
     /// reported an orphan before it failed, and the orphan policy refuses it.
     ///
+    /// An entry that the store cannot read is no outage: its request always gets 503. See
+    /// [`StoreError::Unreadable`](crate::store::StoreError::Unreadable).
+    ///
     /// There is no [`Lease`](crate::Lease). With the feature `axum`, a handler that extracts one responds with 500, so extract
     /// an `Option<Lease>` instead.
     DangerouslyExecuteUnprotected,
@@ -57,7 +61,8 @@ pub enum ExecutionFailure {
     Release,
     /// The key is an orphan, like after a crash. The [orphan policy](crate::OrphanPolicy) decides about retries.
     ///
-    /// The lease expires after 1 ms, or by itself if the store fails.
+    /// The lease expires after 1 ms, or by itself if the store fails. DynamoDB adds the allowed clock skew (2 s). Until the
+    /// expiry, retries get 409 `in-progress`.
     Orphan,
     /// Retries get 409 `outcome-unknown` until an operator resolves the failure, like after a response with
     /// [`NeedsAttention`](crate::NeedsAttention). The code is `handler-panicked`, `handler-failed` or `body-failed`.

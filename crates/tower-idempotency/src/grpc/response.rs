@@ -1,6 +1,6 @@
 //! Renders errors as gRPC responses that consist of headers alone.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::Bytes;
@@ -24,7 +24,7 @@ use crate::error::{Error, ErrorKind};
 /// |---|---|
 /// | `INVALID_ARGUMENT` | the key is missing, invalid, or was used with another request; the call is not unary |
 /// | `UNAVAILABLE` | the first call is in progress; the store fails; the service shuts down; the request is incomplete; the outcome may become known |
-/// | `FAILED_PRECONDITION` | the outcome is unknown; the response was not recorded, or its record cannot be read |
+/// | `FAILED_PRECONDITION` | the outcome is unknown; the response was not recorded; the entry or its record cannot be read |
 /// | `RESOURCE_EXHAUSTED` | limits of the layer, of the caller, or of the size of a request |
 /// | `INTERNAL` | the service has no principal, or left a transaction open |
 ///
@@ -66,7 +66,11 @@ fn write_headers(error: &Error, headers: &mut HeaderMap) {
         .into_iter()
         .filter_map(|(name, value)| Some((name, value?)))
         .collect();
-    let retry_after = error.retry_after();
+    let retry_after = error.retry_after().map(|after| {
+        // Whole milliseconds, rounded up: 0 would request an immediate retry.
+        let millis = after.as_nanos().div_ceil(1_000_000).max(1);
+        Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX))
+    });
     let details = encode_status(code as u64, error.detail(), &reason, &metadata, retry_after);
     headers.insert(
         header::CONTENT_TYPE,
@@ -137,8 +141,6 @@ fn percent_encode(message: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn pushback(error: &Error) -> Option<String> {
@@ -147,13 +149,21 @@ mod tests {
         Some(value.to_str().unwrap().to_owned())
     }
 
+    // S-301
     #[test]
     fn pushback_says_if_and_when_to_retry() {
-        let retryable = Error::new(ErrorKind::InProgress, "still running");
-        let delayed = retryable.with_retry_after(Duration::from_millis(1_500));
-        assert_eq!(pushback(&delayed).as_deref(), Some("1500"));
-        let endless = Error::new(ErrorKind::InProgress, "").with_retry_after(Duration::MAX);
-        assert_eq!(pushback(&endless).as_deref(), Some("2147483647"));
+        let delayed = |after| {
+            let error = Error::new(ErrorKind::InProgress, "still running");
+            pushback(&error.with_retry_after(after))
+        };
+        for (after, millis) in [
+            (Duration::ZERO, "1"),
+            (Duration::from_micros(1_500), "2"),
+            (Duration::from_millis(1_500), "1500"),
+            (Duration::MAX, "2147483647"),
+        ] {
+            assert_eq!(delayed(after).as_deref(), Some(millis));
+        }
         let without_delay = Error::new(ErrorKind::BodyTimeout, "too slow");
         assert_eq!(pushback(&without_delay), None);
         let mismatch = Error::new(ErrorKind::KeyReused, "another request");

@@ -77,7 +77,9 @@ impl From<StoreError> for InspectError {
             StoreError::RecordTooLarge { limit } => {
                 Self::new(InspectErrorKind::RecordTooLarge { limit })
             }
-            error @ (StoreError::LeaseLost | StoreError::CallerLimit) => Self::backend(error),
+            error @ (StoreError::LeaseLost
+            | StoreError::CallerLimit
+            | StoreError::Unreadable(_)) => Self::backend(error),
         }
     }
 }

@@ -23,8 +23,8 @@ impl IdempotencyLayer {
     /// Sets how many requests may wait with [`ConcurrentRequests::Wait`], for one key and in total. Default: 64 and 1,024
     /// requests.
     ///
-    /// Further duplicates get 409 at once. If the numbers are too high, waiting requests use up memory: each one holds its
-    /// connection and its body.
+    /// Further duplicates get 409 at once; if one of the numbers is 0, all duplicates do. If the numbers are too high, waiting
+    /// requests use up memory: each one holds its connection and its body.
     pub fn with_max_waiters(self, per_key: usize, total: usize) -> Self {
         self.set(|config| {
             config.execution.waiters_per_key = per_key;
@@ -37,7 +37,8 @@ impl IdempotencyLayer {
 impl IdempotencyLayer {
     /// Sets the duration of a lease. Default: 15 s.
     ///
-    /// The layer renews a lease every third of its duration (5 s) as long as the handler runs, even if it never finishes.
+    /// The layer renews a lease every third of its duration (5 s) as long as the handler runs, even if it never finishes. The
+    /// default of [`with_overdue_after`](Self::with_overdue_after) follows from the lease.
     ///
     /// If the lease is too short, a paused process or a slow store loses it, and the request executes twice. If it is too
     /// long, a key stays blocked that long after a crash. Use less than 1 s only in tests.
@@ -50,6 +51,9 @@ impl IdempotencyLayer {
     ///
     /// An overdue execution continues. The layer logs a warning and counts `idempotency_overdue_total`, once for each
     /// execution, when it renews the lease next.
+    ///
+    /// Under [`Enforcement::Observe`](crate::Enforcement::Observe), this is also the lease of an observed execution, at most
+    /// 24 h. If the execution takes longer, its later retries count as `fresh` and not as `would_conflict`.
     ///
     /// If the value is too short, slow handlers cause alarms. If it is too long, an operator learns late of a handler that
     /// hangs and blocks its key.
@@ -132,7 +136,11 @@ impl IdempotencyLayer {
     /// | 20 s (10 x timeout) | the handler reported a commit, and returned another response |
     /// | 4 s more | the store rejects the record as too large |
     ///
-    /// If the timeout is too short, a slow store counts as an outage. If it is too long, requests pile up during an outage.
+    /// If the timeout is too short, a slow store counts as an outage. With zero, only stores work that reply at once, such as
+    /// [`MemoryStore`](crate::MemoryStore). If it is too long, requests pile up during an outage.
+    ///
+    /// With a SQL store, set at least 1.5 s. Below that, the store may refuse requests after its connections died. Below 1 s, it
+    /// does not detect a stalled server, and leaves more statements on it. Up to 250 ms, each dead connection costs a timeout.
     pub fn with_store_timeout(self, timeout: Duration) -> Self {
         self.set(|config| config.execution.store_timeout = timeout)
     }

@@ -181,7 +181,8 @@ impl IdempotencyLayer {
         }))
     }
 
-    /// Sets the value of `Retry-After` in errors that are temporary, in whole seconds rounded up. Default: 1 s.
+    /// Sets the value of `Retry-After` in errors that are temporary, in whole seconds rounded up. Default: 1 s. Errors of gRPC
+    /// calls have `grpc-retry-pushback-ms`, in whole milliseconds rounded up.
     ///
     /// Errors about a body that did not arrive (`body-timeout`, `body-unreadable`) and about an unreadable record have no
     /// `Retry-After`.

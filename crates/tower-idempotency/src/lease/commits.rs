@@ -73,14 +73,24 @@ impl CommitAttempts {
         self.state.fetch_or(SUCCEEDED, Ordering::AcqRel);
     }
 
-    /// Registers a commit that is not sent, because the lease is lost.
+    /// Registers a transaction whose commit is not sent, because the lease is lost.
     pub(crate) fn refuse(&self) {
-        self.state.fetch_or(REFUSED, Ordering::AcqRel);
+        self.state.fetch_or(FAILED | REFUSED, Ordering::AcqRel);
     }
 
-    /// Returns `true` if a commit was refused because the lease is lost.
+    /// Registers a transaction whose commit is not sent, for another reason.
+    pub(crate) fn fail(&self) {
+        self.state.fetch_or(FAILED, Ordering::AcqRel);
+    }
+
+    /// Returns `true` if a transaction ended without a commit because the lease is lost.
     pub(crate) fn has_refused(&self) -> bool {
         self.state.load(Ordering::Acquire) & REFUSED != 0
+    }
+
+    /// Returns `true` if a transaction failed before its commit was sent.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.state.load(Ordering::Acquire) & FAILED != 0
     }
 
     /// Returns `true` if a commit was attempted.
@@ -117,6 +127,7 @@ const BEGUN: u8 = 1;
 const SUCCEEDED: u8 = 2;
 const CLOSED: u8 = 4;
 const REFUSED: u8 = 8;
+const FAILED: u8 = 16;
 
 #[cfg(test)]
 mod tests {

@@ -254,7 +254,7 @@ async fn run(renewer: Weak<Renewer>, wake: Arc<Notify>) {
         }
         let rest = renewer.take_rest();
         if !rest.is_empty() {
-            // In a task of its own: a subscriber is foreign code, and may panic.
+            // In a task of its own: a subscriber is foreign code, and may block its thread.
             tokio::spawn(async move { report_rest(&rest) });
         }
         drop(renewer);

@@ -22,7 +22,7 @@ use crate::{
     limits::{Buffer, Caller},
     record::{ExecutionTrace, Origin},
     request::key::RequestKey,
-    store::{Claim, KeyId, LeaseRef, ScopeDigest},
+    store::{Claim, KeyId, LeaseRef, ScopeDigest, is_operation_of_run_once},
     store_client::StoreClient,
     telemetry::Warnings,
 };
@@ -64,7 +64,7 @@ pub(crate) struct LeaseState {
     /// Wakes when `lost` or `finished` changes.
     pub(super) changed: Notify,
     // Times are nanoseconds since the grant was sent. The deadline counts from before the acquiring or renewing
-    // call was sent. It is therefore never later than the deadline of the store.
+    // call was sent. While both clocks run alike, it is therefore never later than the deadline of the store.
     deadline: AtomicU64,
     // Time of the next renewal. With `sequence` it is the key in the renewer's queue; written under the lock of the queue.
     next_renewal: AtomicU64,
@@ -157,6 +157,11 @@ impl LeaseState {
     pub(crate) fn request_body_incomplete(&self) -> bool {
         let aborted = self.grant.body_aborted.as_ref();
         aborted.is_some_and(|aborted| aborted.load(Ordering::Acquire))
+    }
+
+    /// Returns `true` if the record of this lease is a value, and not a response.
+    pub(crate) fn records_value(&self) -> bool {
+        is_operation_of_run_once(&self.claim().operation)
     }
 
     /// Returns `true` if the handler attempted a commit that may have succeeded without an acknowledgement.

@@ -85,7 +85,7 @@ impl fmt::Display for RecordError {
                 f.write_str("expected one of the reasons too_large, streamed and panicked, found another")
             }
             Problem::Status { found } => {
-                write!(f, "expected a status from 100 to 999, found {found}")
+                write!(f, "expected a status from 200 to 999, found {found}")
             }
             Problem::RecordedAt { found } => write!(
                 f,

@@ -259,6 +259,11 @@ pub(super) fn parse_any_fields(payload: &[u8]) -> Result<Payload<'_>, RecordErro
 
 fn response(buffer: &Bytes, fields: &Payload<'_>) -> Result<StoredResponse, RecordError> {
     let status = status(fields.status)?;
+    // It precedes the final response, for which a client would wait.
+    if status.is_informational() {
+        let found = status.as_u16();
+        return Err(Problem::Status { found }.into());
+    }
     let millis = required(fields.recorded_at, "recorded_at")?;
     let recorded_at = SystemTime::UNIX_EPOCH
         .checked_add(Duration::from_millis(millis))

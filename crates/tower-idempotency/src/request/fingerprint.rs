@@ -1,6 +1,10 @@
 //! Fingerprints of requests, and the IDs of their entries in the store.
 
-use std::{borrow::Cow, fmt, sync::Arc};
+use std::{
+    borrow::Cow,
+    fmt,
+    sync::{Arc, LazyLock},
+};
 
 use http::{HeaderName, HeaderValue, Uri, header, request, uri::Authority};
 
@@ -8,12 +12,12 @@ use crate::{
     digest::{EntryId, FieldDigest, Secret, VERSION},
     header_lines::lines_of,
     layer_name::LayerName,
-    panics::catch_setting_panic,
     request::credentials::add_header,
     request::json_fingerprint::JsonFingerprint,
     request::key::RequestKey,
     request::{canonical_json, multipart},
     store::{Fingerprint, KeyId},
+    telemetry::catch_setting_panic,
 };
 
 /// Parts of a request that form its fingerprint.
@@ -24,7 +28,8 @@ use crate::{
 /// # Headers
 ///
 /// Every fingerprint except a [`custom`](Self::custom) one contains the [`ACTING_HEADERS`], which name the account or tenant
-/// on whose behalf a shared token acts. [`and_header`](Self::and_header) adds a header, and
+/// on whose behalf a shared token acts. It also contains `Content-Range`, `Upload-Offset`, `X-HTTP-Method-Override` and
+/// `X-Method-Override`, which select the part of a resource or the method. [`and_header`](Self::and_header) adds a header, and
 /// [`with_headers`](Self::with_headers) replaces the list. A header that a request does not have adds nothing.
 ///
 /// ```
@@ -54,7 +59,7 @@ type CustomFn = dyn Fn(&request::Parts, &[u8]) -> Vec<u8> + Send + Sync;
 pub(crate) mod observed;
 
 /// Request headers that name the account, tenant or user on whose behalf a shared token acts. Part of every fingerprint
-/// unless [`FingerprintBy::with_headers`] replaces them.
+/// unless [`FingerprintBy::with_headers`] replaces the list.
 ///
 /// The list has generic headers and those of public APIs: Stripe, OpenAI, Xero, PayPal, Box, Dropbox, SendGrid, Google,
 /// Grafana, GitLab, Kubernetes and others.
@@ -93,7 +98,19 @@ pub const ACTING_HEADERS: [HeaderName; 32] = [
     HeaderName::from_static("zuora-entity-ids"),
 ];
 
-static DEFAULT_HEADERS: [HeaderName; 32] = ACTING_HEADERS;
+/// Request headers that select the part of a resource, or the method. Without them, two parts with equal bytes would be one
+/// request under [`MissingKey::Derive`](crate::MissingKey::Derive).
+const SELECTING_HEADERS: [HeaderName; 4] = [
+    HeaderName::from_static("content-range"),
+    HeaderName::from_static("upload-offset"),
+    HeaderName::from_static("x-http-method-override"),
+    HeaderName::from_static("x-method-override"),
+];
+
+static DEFAULT_HEADERS: LazyLock<Vec<HeaderName>> = LazyLock::new(|| {
+    let headers = ACTING_HEADERS.into_iter().chain(SELECTING_HEADERS);
+    headers.collect()
+});
 
 impl FingerprintBy {
     /// Uses the method, the path and query, the media type, and the bytes of the body. The default.
@@ -160,9 +177,9 @@ impl FingerprintBy {
 
     /// Uses only the bytes that `f` returns for the request head and the body.
     ///
-    /// Requests for which it returns the same bytes are the same request, even if their methods, paths or [`ACTING_HEADERS`]
-    /// differ. The bytes are hashed, so they may contain secrets. Below `Router::nest`, use the path from
-    /// [`original_path_and_query`].
+    /// Requests for which it returns the same bytes are the same request, even if their methods, paths or
+    /// [headers](Self#headers) differ. The bytes are hashed, so they may contain secrets. Below `Router::nest`, use the path
+    /// from [`original_path_and_query`].
     #[must_use]
     pub fn custom(f: impl Fn(&request::Parts, &[u8]) -> Vec<u8> + Send + Sync + 'static) -> Self {
         Self::with_method(FingerprintMethod::Custom(Arc::new(f))).with_headers([])
@@ -181,7 +198,7 @@ impl FingerprintBy {
         self
     }
 
-    /// Replaces the list of headers. Default: [`ACTING_HEADERS`], and none for [`custom`](Self::custom).
+    /// Replaces the list of headers. Default: [the headers above](Self#headers), and none for [`custom`](Self::custom).
     ///
     /// If the list lacks a header by which a token acts for several accounts, one account may get the response of another.
     #[must_use]

@@ -6,6 +6,7 @@ use http::{HeaderMap, HeaderValue, Response, response};
 
 use crate::{
     layer_name::LayerName,
+    panics::catch_report_panic,
     record::{NeedsAttention, PERSIST_FOR, POLICY},
     store::Ttl,
 };
@@ -73,10 +74,12 @@ pub(crate) fn take_directive(
         Some(Retention::For(duration)) => Directive::Record(match Ttl::try_from(duration) {
             Ok(ttl) => ttl.min(max),
             Err(_) if duration.is_zero() => {
-                tracing::warn!(
-                    layer = layer.as_str(),
-                    "ignored a Retention of zero; the default applies"
-                );
+                catch_report_panic(|| {
+                    tracing::warn!(
+                        layer = layer.as_str(),
+                        "ignored a Retention of zero; the default applies"
+                    );
+                });
                 default
             }
             Err(_) => max,
@@ -171,10 +174,12 @@ fn take_header_directive(
         return Directive::NoStore;
     }
     if policy.is_some() {
-        tracing::warn!(
-            layer = layer.as_str(),
-            "ignored X-Idempo-Policy: expected no-store"
-        );
+        catch_report_panic(|| {
+            tracing::warn!(
+                layer = layer.as_str(),
+                "ignored X-Idempo-Policy: expected no-store"
+            );
+        });
     }
     let Some(persist_for) = persist_for else {
         return Directive::Record(default);
@@ -182,10 +187,12 @@ fn take_header_directive(
     match parse_seconds(persist_for.as_bytes()) {
         Some(ttl) => Directive::Record(ttl.min(max)),
         None => {
-            tracing::warn!(
-                layer = layer.as_str(),
-                "ignored X-Idempo-Persist-For-Seconds: expected whole seconds above zero"
-            );
+            catch_report_panic(|| {
+                tracing::warn!(
+                    layer = layer.as_str(),
+                    "ignored X-Idempo-Persist-For-Seconds: expected whole seconds above zero"
+                );
+            });
             Directive::Record(default)
         }
     }

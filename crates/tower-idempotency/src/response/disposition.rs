@@ -15,7 +15,7 @@ use crate::grpc::{GRPC_STATUS, GrpcCode, is_grpc_response};
 use crate::{
     body::Body,
     limits::Buffer,
-    panics::catch_setting_panic,
+    panics::catch_report_panic,
     record::{Codec, MAX_LINES, NeedsAttention, Origin, Record, TombstoneReason},
     response::{
         buffer::{Buffered, BufferedBody},
@@ -23,7 +23,7 @@ use crate::{
         rules::{Rules, Unrecordable},
     },
     store::{KeyId, Ttl},
-    telemetry,
+    telemetry::{self, catch_setting_panic},
 };
 
 /// Action that finishes the lease after the handler has responded.
@@ -344,7 +344,9 @@ pub(crate) fn encode_value(rules: &Rules, id: &KeyId, value: &impl Serialize) ->
         // The message is not logged: it comes from the value and may quote any of its data.
         Ok(Err(_)) | Err(_) => {
             let layer = rules.layer();
-            tracing::error!(%id, layer = layer.as_str(), "value cannot be serialized, retries get no value");
+            catch_report_panic(|| {
+                tracing::error!(%id, layer = layer.as_str(), "value cannot be serialized, retries get no value");
+            });
             encode_oversized_value(rules, id)
         }
     }

@@ -118,12 +118,29 @@ pub(crate) fn unfinished_transaction() -> Error {
     Error::new(ErrorKind::UnfinishedTransaction, detail)
 }
 
+/// Creates the error of a request whose entry the store cannot read.
+pub(crate) fn unreadable_entry(
+    source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> Error {
+    // The entry may be in progress, completed, or that of another request. The text does not propose a new key, because that
+    // would execute the request again.
+    let detail = "the entry of this key cannot be read, so nothing was executed now; an earlier attempt may have been executed";
+    unreadable(detail, source)
+}
+
 /// Creates the error of a request whose record cannot be decoded.
 pub(crate) fn unreadable_record(
     source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
 ) -> Error {
     // The text does not propose a new key, because that would execute the request again.
     let detail = "this request was executed before, but its record cannot be read";
+    unreadable(detail, source)
+}
+
+fn unreadable(
+    detail: &'static str,
+    source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> Error {
     Error::new(ErrorKind::StoreUnavailable, detail)
         .without_retry()
         .with_source(source)

@@ -11,10 +11,9 @@ use crate::grpc::{GrpcMethods, grpc_response};
 use crate::{
     error::Error,
     layer_name::LayerName,
-    panics::catch_setting_panic,
     record::{Codec, ExecutionTrace},
     store::{KeyId, Ttl},
-    telemetry::Warnings,
+    telemetry::{Warnings, catch_setting_panic},
 };
 
 /// Treatment of a response that cannot be recorded.

@@ -34,7 +34,8 @@ pub const MIN_RECORD_LIMIT: usize = 4 * 1024;
 /// An entry is *absent*, *in progress* (leased), *orphaned* (its lease expired without an outcome) or *completed*. A
 /// token holds a lease or an orphan. No token holds an orphan that was released.
 ///
-/// An implementor follows these rules. The `conformance` feature tests each rule that affects the replies of a store:
+/// An implementor follows these rules. The `conformance` feature tests each rule that affects the replies of a store, except
+/// rule 10, which is optional:
 ///
 /// 1. Each method is one atomic step at the backend: one conditional write, never a read followed by a write.
 /// 2. Among concurrent acquires of one id, the store grants exactly one. Only the holder of the token renews,
@@ -49,8 +50,8 @@ pub const MIN_RECORD_LIMIT: usize = 4 * 1024;
 ///    because the store lost its data and no other request acquired the key; a restart then costs no second execution.
 ///    The entry may also be an orphan that its takeover released; the record is then its first outcome. A late
 ///    `release` is `Ok` and changes nothing.
-/// 5. The store checks expiry at every access by the backend's clock, and never relies only on a sweeper. At the very
-///    instant of expiry an entry is expired.
+/// 5. The store checks expiry at every access by the backend's clock, and never relies only on a sweeper. At the instant of
+///    its expiry an entry is expired. A backend may round an expiry up to the next millisecond.
 /// 6. The store compares fingerprints for one purpose only: a takeover needs [`OrphanPolicy::TakeOver`] *and* the same
 ///    fingerprint. Any other claim on an orphaned key gets [`Acquired::Orphaned`]. There is one exception: under
 ///    [`OrphanPolicy::Refuse`], the same request takes over an orphan whose token [allows a retry](Token::allows_retry).
@@ -61,10 +62,15 @@ pub const MIN_RECORD_LIMIT: usize = 4 * 1024;
 ///    orphan retention, which starts at the expiry of its lease. A record is absent after its retention.
 /// 8. The store holds no connection between calls.
 /// 9. If a store cannot store a record of some size, it returns [`StoreError::RecordTooLarge`] and leaves the entry in
-///    progress. The layer then stores a tombstone. A setting of the store limits no record of at most
+///    progress. The layer then stores a tombstone. A setting of the largest record excludes no record of at most
 ///    [`MIN_RECORD_LIMIT`] bytes.
 /// 10. A store may limit the leases and orphans of one [scope](Claim::scope). An `acquire` beyond the limit is
 ///     [`StoreError::CallerLimit`], and stores nothing. The store never refuses the token that holds the entry.
+///
+/// One more rule has no case in the suite, because each backend has another form of damaged entries. If the store finds an
+/// entry that it cannot read, `acquire` returns [`StoreError::Unreadable`] and changes nothing. The entry may be damaged, or of a
+/// later version of the store. After a [`StoreError::Backend`] the layer may execute the request again: see
+/// [`StoreFailure`](crate::StoreFailure).
 ///
 /// The layer, as the caller, gives every attempt a random token of its own and sets a timeout on every call. It treats
 /// a timeout of `acquire` or `complete` as an unknown outcome and retries with the same token.
@@ -88,7 +94,8 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     ///
     /// [`StoreError::CallerLimit`] if the leases and orphans of the claim's scope use up its share of the store. No lease is
-    /// held. [`StoreError::Backend`] if the backend failed. The lease may be held nevertheless.
+    /// held. [`StoreError::Unreadable`] if an entry exists and the store cannot read it. No lease is held.
+    /// [`StoreError::Backend`] if the backend failed. The lease may be held nevertheless.
     fn acquire(&self, claim: &Claim) -> impl Future<Output = Result<Acquired, StoreError>> + Send;
 
     /// Sets the expiry of the lease to `ttl` from now.
@@ -291,11 +298,12 @@ impl Claim {
 pub struct LeaseRef {
     /// The entry.
     pub id: KeyId,
-    /// The fingerprint of the request. `complete` stores it if the entry has no holder.
+    /// The fingerprint of the request. `complete` stores it.
     pub fingerprint: Fingerprint,
     /// The token that holds the lease.
     pub token: Token,
-    /// The generation of the lease. `complete` stores it if the entry has no holder.
+    /// The generation of the lease. `complete` stores it if the entry is absent. An entry that the token holds keeps its
+    /// generation.
     pub generation: u64,
     /// The digest of the scope of the key, as in the claim. No decision about the entry depends on it.
     pub scope: Option<ScopeDigest>,
@@ -425,11 +433,21 @@ pub enum StoreError {
     /// The leases and orphans of the claim's scope use up its share of the store. Nothing was stored. The layer rejects the
     /// request with 429 `caller-limit`, and does not call the store again for it.
     CallerLimit,
+    /// An entry exists, and the store cannot read it: a later version of the store wrote it, or it is damaged. Nothing was
+    /// changed. If `acquire` returns it, the layer rejects the request with 503 under every setting, and does not repeat the
+    /// call.
+    Unreadable(Box<dyn std::error::Error + Send + Sync>),
     /// The backend failed or was unreachable. The call may have taken effect nevertheless.
     Backend(Box<dyn std::error::Error + Send + Sync>),
 }
 
 impl StoreError {
+    /// Creates a [`StoreError::Unreadable`] from its source. The text of the source must contain nothing of the entry.
+    #[must_use]
+    pub fn unreadable(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Unreadable(source.into())
+    }
+
     /// Creates a [`StoreError::Backend`] from its source.
     #[must_use]
     pub fn backend(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
@@ -445,6 +463,7 @@ impl fmt::Display for StoreError {
                 write!(f, "the store accepts records of at most {limit} bytes")
             }
             Self::CallerLimit => f.write_str("the caller uses up its share of the store"),
+            Self::Unreadable(_) => f.write_str("the store cannot read the entry"),
             Self::Backend(_) => f.write_str("the store failed"),
         }
     }
@@ -454,7 +473,7 @@ impl std::error::Error for StoreError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::LeaseLost | Self::RecordTooLarge { .. } | Self::CallerLimit => None,
-            Self::Backend(source) => Some(&**source),
+            Self::Unreadable(source) | Self::Backend(source) => Some(&**source),
         }
     }
 }

@@ -118,7 +118,8 @@ name_outcomes! {
 
 /// Reports an observed request that has no entry.
 pub(crate) fn observed(layer: &LayerName, outcome: Observed) {
-    tracing::debug!(
+    log!(
+        debug,
         layer = layer.as_str(),
         outcome = outcome.name(),
         "request observed"
@@ -128,19 +129,19 @@ pub(crate) fn observed(layer: &LayerName, outcome: Observed) {
 
 /// Reports an observed request.
 pub(crate) fn observed_at(layer: &LayerName, id: &KeyId, outcome: Observed) {
-    tracing::debug!(%id, layer = layer.as_str(), outcome = outcome.name(), "request observed");
+    log!(debug, %id, layer = layer.as_str(), outcome = outcome.name(), "request observed");
     outcome.count(layer);
 }
 
 /// Reports a retry whose response is not the one that a replay would be.
 pub(crate) fn observed_difference(layer: &LayerName, id: &KeyId, part: &'static str) {
-    tracing::debug!(%id, layer = layer.as_str(), part, "replay would differ from the response of the handler");
+    log!(debug, %id, layer = layer.as_str(), part, "replay would differ from the response of the handler");
     count!("idempotency_observed_differs_total", "part" => part, layer);
 }
 
 /// Reports a change of the enforcement. Several layers may share the switch, so the event has no name of a layer.
 pub(crate) fn enforcement_changed(old: impl Display, new: impl Display) {
-    tracing::warn!(%old, %new, "enforcement changed");
+    log!(warn, %old, %new, "enforcement changed");
     let none = LayerName::default();
     count!("idempotency_enforcement_changed_total", none);
 }

@@ -33,6 +33,7 @@ pub(crate) struct Warnings {
     overdue: WarningLimit,
     principal_changed: WarningLimit,
     principal_missing: WarningLimit,
+    record_too_large: WarningLimit,
     renew_late: WarningLimit,
     store_call_failed: WarningLimit,
     took_over: WarningLimit,
@@ -66,6 +67,7 @@ impl Warnings {
             overdue: WarningLimit::new(SECOND),
             principal_changed: WarningLimit::new(MINUTE),
             principal_missing: WarningLimit::new(MINUTE),
+            record_too_large: WarningLimit::new(SECOND),
             renew_late: WarningLimit::new(SECOND),
             store_call_failed: WarningLimit::new(SECOND),
             took_over: WarningLimit::new(SECOND),
@@ -85,7 +87,8 @@ impl Warnings {
     /// Reports a request with a key and without credentials.
     pub(crate) fn anonymous(&self) {
         if !self.anonymous.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
+            log!(
+                warn,
                 layer = self.layer.as_str(),
                 "request without credentials: all such callers share their keys, set a principal"
             );
@@ -102,7 +105,8 @@ impl Warnings {
     /// Reports a gRPC call with a key that passes through. It is counted with the others that pass through.
     pub(crate) fn grpc_unprotected(&self) {
         if !self.grpc_unprotected.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
+            log!(
+                warn,
                 layer = self.layer.as_str(),
                 "gRPC call with a key passed through: no method with its path is protected, set with_grpc"
             );
@@ -118,7 +122,7 @@ impl Warnings {
     /// Reports a request whose key and content this process saw under another principal.
     pub(crate) fn principal_changed(&self, id: &KeyId) {
         if let Some(count) = self.principal_changed.count() {
-            tracing::warn!(%id, layer = self.layer.as_str(), count, "same key and content seen under another principal: a retry with a refreshed token executes again");
+            log!(warn, %id, layer = self.layer.as_str(), count, "same key and content seen under another principal: a retry with a refreshed token executes again");
         }
         count!("idempotency_principal_changed_total", self.layer);
     }
@@ -126,12 +130,18 @@ impl Warnings {
     /// Reports a request without the principal that the settings require.
     pub(crate) fn principal_missing(&self) {
         if let Some(count) = self.principal_missing.count() {
-            tracing::error!(
+            log!(
+                error,
                 layer = self.layer.as_str(),
                 count,
                 "principal missing: the layer is outside the authentication, requests get 500"
             );
         }
+    }
+
+    /// Reports a record that is too large for the store. A client may choose the size of each response.
+    pub(crate) fn record_too_large(&self, id: &KeyId, bytes: usize, limit: usize) {
+        log_limited!(warn, self.record_too_large, "record exceeds the limit of the store", %id, bytes, limit);
     }
 
     /// Reports a failed store call. `error` is `None` if the call timed out.
@@ -153,9 +163,9 @@ impl Warnings {
         let layer = self.layer.as_str();
         match self.unprotected.count() {
             Some(count) => {
-                tracing::error!(%id, layer, count, "executing without a lease: store failed and StoreFailure allows it");
+                log!(error, %id, layer, count, "executing without a lease: store failed and StoreFailure allows it");
             }
-            None => tracing::debug!(%id, layer, "executing without a lease"),
+            None => log!(debug, %id, layer, "executing without a lease"),
         }
         count!("idempotency_unprotected_total", self.layer);
     }
@@ -276,6 +286,6 @@ pub(crate) fn report_rest(rest: &[UncountedEvents]) {
     } in rest
     {
         let layer = layer.as_str();
-        tracing::warn!(layer, event, count, "earlier event occurred again");
+        log!(warn, layer, event, count, "earlier event occurred again");
     }
 }

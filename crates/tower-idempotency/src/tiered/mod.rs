@@ -243,9 +243,8 @@ impl<S: fmt::Debug> fmt::Debug for Tiered<S> {
 }
 
 fn after(sent: Instant, duration: Duration) -> Instant {
-    sent.checked_add(duration).unwrap_or(sent + FAR)
+    sent + duration.min(Ttl::MAX.as_duration())
 }
 
 const MAX_AGE: Duration = Duration::from_secs(60);
 const MAX_BYTES: usize = 64 * 1024 * 1024;
-const FAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);

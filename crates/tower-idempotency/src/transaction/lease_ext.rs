@@ -29,8 +29,8 @@ pub trait LeaseExt: sealed::Sealed {
     /// Reads and removes control headers, [`Retention`](crate::Retention) and [`NeedsAttention`](crate::NeedsAttention). A
     /// response that is too large or streamed becomes a tombstone, and its body continues where the layer stopped reading.
     ///
-    /// For HTTP handlers only. Under a lease of [`run_once`](crate::IdempotencyLayer::run_once) the record of a response
-    /// cannot be read, and calls with its key return an error until it expires.
+    /// For HTTP handlers only. Under a lease of [`run_once`](crate::IdempotencyLayer::run_once) or of an item, the commit of a
+    /// response fails before it is sent.
     ///
     /// # Errors
     ///
@@ -50,8 +50,7 @@ pub trait LeaseExt: sealed::Sealed {
     /// A value that is too large or cannot be serialized becomes a tombstone. `Some` of a nil value, such as `Some(())`, is
     /// replayed as `None`.
     ///
-    /// For work of `run_once` only. Under the lease of a request the record of a value cannot be read, and requests with its
-    /// key get 503 until it expires.
+    /// For work of `run_once` and of items only. Under the lease of a request, the commit of a value fails before it is sent.
     fn prepare_value<T: Serialize>(&self, of: T) -> Prepared<T>;
 
     /// Registers a transaction that the handler has begun. Call [`OpenTransaction::end`] after its commit or its rollback.
@@ -59,9 +58,18 @@ pub trait LeaseExt: sealed::Sealed {
     /// The layer does not record a success (1xx to 3xx, or a value of [`run_once`](crate::IdempotencyLayer::run_once))
     /// while a transaction is open when the handler returns. It logs an error, responds with 500 `unfinished-transaction`,
     /// and releases the key. If the handler has dropped the [`OpenTransaction`], that applies to a success that is not recorded,
-    /// too. If a commit has succeeded under the lease, its record is the outcome.
+    /// too, except for gRPC. If a commit has succeeded under the lease, its record is the outcome.
     #[must_use = "the transaction counts as open until it is ended"]
     fn open_transaction(&self) -> OpenTransaction;
+
+    /// Registers that a transaction failed before its commit was sent, for example because it could not begin.
+    ///
+    /// The failure may be temporary. So the layer does not record a 4xx of the handler. If `is_lost` is set, another execution
+    /// holds the lease or has the outcome. In place of a response that is not recorded, the layer then returns the recorded one,
+    /// or 409 `outcome-unknown`.
+    ///
+    /// [`Prepared::commit`] and [`Prepared::begin_commit`] register their own failures.
+    fn fail_transaction(&self, is_lost: bool);
 }
 
 impl LeaseExt for Lease {
@@ -107,7 +115,7 @@ impl LeaseExt for Lease {
             directives.restore(&mut res);
         }
         let status = res.status();
-        Prepared::new(self, disposition, status, res, mark_committed)
+        Prepared::new(self, disposition, status, res, Some(mark_committed))
     }
 
     fn prepare_value<T: Serialize>(&self, of: T) -> Prepared<T> {
@@ -119,13 +127,28 @@ impl LeaseExt for Lease {
             status: StatusCode::OK,
             output: of,
             // The layer compares a value with the committed one.
-            mark: |_| {},
+            mark: None,
         }
     }
 
     fn open_transaction(&self) -> OpenTransaction {
         self.0.begin_transaction();
         OpenTransaction(Some(self.clone()))
+    }
+
+    fn fail_transaction(&self, is_lost: bool) {
+        let state = &*self.0;
+        if !is_lost {
+            state.commits.fail();
+            return;
+        }
+        state.commits.refuse();
+        // An earlier commit of the handler may have ended the lease.
+        if state.commits.has_begun() {
+            state.mark_not_held();
+        } else {
+            state.mark_lost();
+        }
     }
 }
 

@@ -11,13 +11,14 @@ use http::{Request, StatusCode};
 use http_body::Frame;
 use tests::{
     Broken, Effects, Scripted, Step, app, created,
-    ledger::{CommitFault, Ledger},
+    ledger::{CommitFault, Failed, Ledger},
     post, send,
 };
 use tower_idempotency::{
     ErrorKind, FingerprintBy, IdempotencyLayer, Lease, MemoryStore, NeedsAttention, Unrecordable,
     conformance::Operation,
     run_once::{Outcome, WorkError},
+    store::StoreError,
     transaction::{LeaseExt, OpenTransaction},
 };
 
@@ -44,6 +45,67 @@ async fn client_error_after_failed_commit_is_not_recorded() {
         assert_eq!(ledger.rows().await, ["charge 2"]);
         assert_eq!(effects.count(), 2);
     }
+}
+
+// S-940, F-924
+/// The pool had no connection, for example.
+#[tokio::test(start_paused = true)]
+async fn client_error_after_failed_begin_is_not_recorded() {
+    for is_lost in [false, true] {
+        let ledger = Ledger::default();
+        let (app, effects) = bank(&ledger, async move |ledger, lease: Lease, n| {
+            if n > 1 {
+                return charge(ledger, lease, n).await;
+            }
+            lease.fail_transaction(is_lost);
+            (StatusCode::CONFLICT, "not charged").into_response()
+        });
+        let first = send(&app, order()).await;
+        assert_eq!(
+            (first.status, first.text()),
+            (StatusCode::CONFLICT, "not charged")
+        );
+        assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+        assert!(send(&app, order()).await.is_replay());
+        assert_eq!(ledger.rows().await, ["charge 2"]);
+        assert_eq!(effects.count(), 2);
+    }
+}
+
+// S-430
+/// No call with the key could read such a record.
+#[tokio::test(start_paused = true)]
+async fn record_of_wrong_kind_is_not_committed() {
+    let ledger = Ledger::default();
+    let (app, effects) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
+        if n > 1 {
+            return charge(ledger, lease, n).await;
+        }
+        let mut tx = ledger.begin();
+        tx.insert("value");
+        let value = tx.commit_prepared(lease.prepare_value(7)).await;
+        assert!(matches!(value, Err(StoreError::Backend(_))), "{value:?}");
+        let begun = lease.prepare_value(7).begin_commit();
+        assert!(matches!(begun, Err(StoreError::Backend(_))), "{begun:?}");
+        (StatusCode::CONFLICT, "not charged").into_response()
+    });
+    assert_eq!(send(&app, order()).await.text(), "not charged");
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    assert!(send(&app, order()).await.is_replay());
+    assert_eq!(effects.count(), 2);
+
+    let once = IdempotencyLayer::new(ledger.clone());
+    let database = ledger.clone();
+    let work = async move |lease: Lease| {
+        let mut tx = database.begin();
+        tx.insert("response");
+        let response = tx.commit(&lease, created(1)).await;
+        let is_refused = matches!(response, Err(Failed::Store(StoreError::Backend(_))));
+        Err::<String, _>(WorkError::Release(is_refused))
+    };
+    let outcome = once.run_once("k", "order", work).await;
+    assert_eq!(outcome.expect("an outcome"), Outcome::Failed(true));
+    assert_eq!(ledger.rows().await, ["charge 2"]);
 }
 
 /// The way in which a handler reports that the database refused the transaction of a closure.

@@ -17,12 +17,11 @@ use crate::{
     digest::{OBSERVED_SCOPE, ScopedKey, observed_id},
     execution::{rules::ExecutionFailure, shared::Context},
     layer_name::LayerName,
-    panics::catch_setting_panic,
     request::{fingerprint::observed::ObservedFingerprint, key::RequestKey},
     response::rules::Unrecordable,
     store::{Acquired, Claim, KeyId, LeaseRef, OrphanPolicy, StoreError, Ttl},
     store_client::{AcquireReply, CompleteOutcome},
-    telemetry::{self, Observed},
+    telemetry::{self, Observed, catch_setting_panic},
 };
 
 /// The longest lease of an observation. Its entry remains for this time if no call ends it, and then as long as an orphan.

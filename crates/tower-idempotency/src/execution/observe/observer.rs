@@ -5,6 +5,8 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
+use crate::limits::add_within;
+
 /// Store calls of observations at the same time. A quarter is reserved for the ends of judged executions.
 const MAX_CALLS: usize = 64;
 
@@ -72,16 +74,6 @@ impl Drop for HeldBytes {
     fn drop(&mut self) {
         self.observer.bytes.fetch_sub(self.bytes, Ordering::AcqRel);
     }
-}
-
-/// Adds `n` to the counter unless the sum exceeds `max`. Returns `true` if it was added.
-fn add_within(counter: &AtomicUsize, n: usize, max: usize) -> bool {
-    let before = counter.fetch_add(n, Ordering::AcqRel);
-    let fits = before.saturating_add(n) <= max;
-    if !fits {
-        counter.fetch_sub(n, Ordering::AcqRel);
-    }
-    fits
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use crate::{
     body::watch::BodyWatch,
     error::ErrorKind,
     execution::{admission::has_outer_lease, shared::Context},
+    panics::catch_report_panic,
     request::{
         credentials::{Identity, PrincipalError},
         find_key, has_key_header, observed_operation, pass_reason,
@@ -38,10 +39,12 @@ pub(crate) fn observe(
     let observers = catch_unwind(AssertUnwindSafe(|| begin(context, head, body)));
     observers.unwrap_or_else(|_panic| {
         let layer = context.config.layer();
-        tracing::error!(
-            layer = layer.as_str(),
-            "closure of a setting panicked, request not judged"
-        );
+        catch_report_panic(|| {
+            tracing::error!(
+                layer = layer.as_str(),
+                "closure of a setting panicked, request not judged"
+            );
+        });
         telemetry::observed(layer, Observed::NotJudged);
         (None, None)
     })

@@ -69,7 +69,7 @@ fn problems_have_these_texts() {
     unreadable record: expected one of the kinds response, tombstone, value and attention, each under its flags, found another
     unreadable record: expected a code of 1 to 64 of a-z, 0-9 and -, found something else
     unreadable record: expected one of the reasons too_large, streamed and panicked, found another
-    unreadable record: expected a status from 100 to 999, found 99
+    unreadable record: expected a status from 200 to 999, found 99
     unreadable record: expected a time the system clock can show, found 18446744073709551615 ms
     unreadable record: expected no body under the status 204, found 5 bytes
     unreadable record: expected at most 128 header lines, found more

@@ -85,11 +85,11 @@ fn duplicate_field_is_rejected() {
 // S-123
 #[test]
 fn values_out_of_range_are_rejected() {
-    for status in [0, 99, 1000, 65_535, 65_536] {
+    for status in [0, 99, 100, 103, 199, 1000, 65_535, 65_536] {
         let record = record_of(&with("status", messagepack(&status)));
         assert!(PLAIN.decode(&ID, &record).is_err(), "{status}");
     }
-    for status in [100, 599, 600, 999] {
+    for status in [200, 599, 600, 999] {
         let record = record_of(&with("status", messagepack(&status)));
         assert!(PLAIN.decode(&ID, &record).is_ok(), "{status}");
     }
@@ -228,7 +228,7 @@ proptest! {
     // F-085
     #[test]
     fn any_response_roundtrips(
-        status in 100_u16..=999,
+        status in 200_u16..=999,
         lines in vec(("x-[a-e]", vec(prop_oneof![0x20_u8..0x7f, 0x80_u8..=0xff], 0..40)), 0..30),
         trailers in proptest::option::of(vec(("x-[a-e]", vec(0x20_u8..0x7f, 0..10)), 0..5)),
         body in vec(any::<u8>(), 0..3000),

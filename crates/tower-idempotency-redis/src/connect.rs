@@ -42,8 +42,8 @@ impl RedisStore {
 impl RedisOptions {
     /// Connects to a server, for example `redis://:password@host:6379/0`. With the feature `tls`, `rediss://` works too.
     ///
-    /// With that feature, this method installs *ring* as the process's default `CryptoProvider` of rustls unless there is
-    /// one. To use another provider, install it before.
+    /// With that feature, each method that connects a store installs *ring* as the process's default `CryptoProvider` of
+    /// rustls unless there is one. To use another provider, install it before.
     ///
     /// Checks that the server is usable, and loads the scripts. Two connections serve all calls, and a third one serves
     /// waiters. With [`with_wait`](Self::with_wait) a fourth one serves calls that wait for replicas. The store reconnects
@@ -99,7 +99,8 @@ impl RedisOptions {
     ///
     /// # Errors
     ///
-    /// [`ConnectError`] if the pool returns no connection in time, or if its server cannot be used.
+    /// [`ConnectError`] if the pool's manager cannot connect within the [timeout](Self::with_timeout), or if its server cannot
+    /// be used. A pool that is exhausted or closed is no error here.
     ///
     /// # Cancellation
     ///

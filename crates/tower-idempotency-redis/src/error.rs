@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt};
 
-use redis::RedisError;
+use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::connection::no_reply_in_time;
 
@@ -22,10 +22,11 @@ pub struct ConnectError {
 pub enum ConnectErrorKind {
     /// The address is invalid, or requires a crate feature that is not enabled.
     Address,
-    /// The server is unreachable, did not reply in time, rejected the connection, or is temporarily unavailable, for example
-    /// while it loads its data.
+    /// The server is unreachable, did not reply in time, rejected the connection or `INFO`, or is temporarily unavailable,
+    /// for example while it loads its data.
     Unreachable,
-    /// The server is too old, is a replica, or does not accept scripts.
+    /// The server is too old, is a replica, or does not accept scripts. In a cluster also an option that it does not support:
+    /// [`with_wait`](crate::RedisOptions::with_wait), or a [prefix](crate::RedisOptions::with_prefix) with `{` and no hash tag.
     Unusable,
     /// The server may evict live leases, and [`Eviction::Refuse`](crate::Eviction::Refuse) is set.
     EvictionPolicy,
@@ -62,6 +63,12 @@ impl ConnectError {
             source
         };
         Self::new(ConnectErrorKind::Unreachable, "cannot reach the server").with_source(source)
+    }
+
+    /// Returns `true` if the user lacks the right to run a command.
+    pub(crate) fn is_denied(&self) -> bool {
+        let denied = ErrorKind::Server(ServerErrorKind::NoPerm);
+        self.source.as_ref().is_some_and(|it| it.kind() == denied)
     }
 
     pub(crate) fn with_source(mut self, source: RedisError) -> Self {

@@ -39,7 +39,7 @@
 //! | `sentinel` | `RedisOptions::connect_sentinel` |
 //! | `deadpool` | `RedisOptions::connect_pool`, for a connection pool of the application |
 //! | `metrics` | a gauge of the eviction policy through the `metrics` facade |
-//! | `tls` | `rediss://`, through rustls with the system's certificates |
+//! | `tls` | `rediss://`, through rustls with the system's certificates; see [`RedisOptions::connect`] for its cryptography |
 //!
 //! Other connections, such as a Unix socket or custom certificates, need a client of the [`redis`] crate: see
 //! [`RedisOptions::connect_client`]. This crate re-exports [`redis`].

@@ -98,6 +98,9 @@ impl RedisOptions {
     /// A server transfers one record at a time, so large records delay all clients. A server rejects values above its own
     /// `proto-max-bulk-len` (512 MiB by default). If this limit is higher, the layer can store neither such a record nor a
     /// tombstone. The request then executes again once its lease has expired.
+    ///
+    /// So does a request whose record takes longer to transfer than the [timeout](Self::with_timeout). 16 MiB within 1 s need
+    /// 134 Mbit/s. Raise the timeout together with this limit, and for a slow network.
     pub fn with_record_limit(mut self, bytes: usize) -> Self {
         self.record_limit = bytes.max(MIN_RECORD_LIMIT);
         self

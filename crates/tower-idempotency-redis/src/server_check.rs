@@ -1,5 +1,10 @@
 //! Requirements on a server, checked when the store connects. The eviction policy is checked again later.
 
+#[cfg(feature = "metrics")]
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Mutex, PoisonError},
+};
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     time::Duration,
@@ -85,7 +90,8 @@ pub(crate) fn check_index_rights(reply: Result<Value, StoreError>) -> Result<(),
 fn check_error(error: &ConnectError) -> CheckError {
     let remedy = match error.kind() {
         ConnectErrorKind::Address | ConnectErrorKind::Unreachable => {
-            return CheckError::unreachable(error, REACHABLE);
+            let remedy = if error.is_denied() { RIGHTS } else { REACHABLE };
+            return CheckError::unreachable(error, remedy);
         }
         ConnectErrorKind::Unusable => {
             "connect to a primary of Redis 5 or later on which the user may run scripts"
@@ -114,8 +120,7 @@ async fn probe(store: &impl Store) -> Result<KeyId, StoreError> {
 
 const REACHABLE: &str =
     "check the address, the credentials and the network, and that the server runs";
-const RIGHTS: &str =
-    "permit the user to run EVALSHA, and to read and write the keys with the prefix of the store";
+const RIGHTS: &str = "permit the user to run INFO and EVALSHA, and to read and write the keys with the prefix of the store";
 const INDEX_RIGHTS: &str =
     "permit the user to run these commands on a sorted set, or turn the index off";
 
@@ -131,7 +136,7 @@ impl EvictionWatch {
     /// Returns a watch whose first check is due after `interval`.
     pub(crate) fn new(interval: Duration, is_evicting: bool) -> Self {
         #[cfg(feature = "metrics")]
-        set_evicting(is_evicting);
+        count_evicting(false, is_evicting);
         Self {
             next_check: AtomicU64::new(millis(interval)),
             started: Instant::now(),
@@ -169,9 +174,9 @@ impl EvictionWatch {
         let evicting = nodes
             .into_iter()
             .find(|node| policy_of(node) != NO_EVICTION);
-        #[cfg(feature = "metrics")]
-        set_evicting(evicting.is_some());
         let before = self.is_evicting.swap(evicting.is_some(), Relaxed);
+        #[cfg(feature = "metrics")]
+        count_evicting(before, evicting.is_some());
         match evicting {
             Some(node) if !before => {
                 let policy = policy_of(node);
@@ -189,15 +194,37 @@ impl EvictionWatch {
     }
 }
 
-/// Describes and sets the gauge. The recorder may have been installed since the last check.
 #[cfg(feature = "metrics")]
-fn set_evicting(is_evicting: bool) {
-    metrics::describe_gauge!(
-        "idempotency_redis_evicting",
-        metrics::Unit::Count,
-        "1 if the last check of a Redis server found a policy that evicts entries, else 0."
-    );
-    metrics::gauge!("idempotency_redis_evicting").set(f64::from(u8::from(is_evicting)));
+impl Drop for EvictionWatch {
+    fn drop(&mut self) {
+        if self.is_evicting() {
+            count_evicting(true, false);
+        }
+    }
+}
+
+/// Counts a store whose last two checks had these results, and sets the gauge to the number of stores that evict.
+///
+/// Also describes and sets an unchanged gauge, because the recorder may have been installed since the last check.
+#[cfg(feature = "metrics")]
+fn count_evicting(before: bool, is_evicting: bool) {
+    // Below 0 if the second of two concurrent checks of a store arrives here first.
+    static EVICTING_STORES: Mutex<i32> = Mutex::new(0);
+
+    // The lock also orders the values of the gauge.
+    let mut stores = EVICTING_STORES
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    *stores += i32::from(is_evicting) - i32::from(before);
+    // A recorder is foreign code. If it panics while a store is dropped, it could end the process.
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        metrics::describe_gauge!(
+            "idempotency_redis_evicting",
+            metrics::Unit::Count,
+            "Number of Redis stores of the process whose last check found a policy that evicts entries."
+        );
+        metrics::gauge!("idempotency_redis_evicting").set(f64::from(*stores));
+    }));
 }
 
 /// Returns the error of an acquire on a server that evicts entries.

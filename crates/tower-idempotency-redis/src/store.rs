@@ -273,7 +273,14 @@ impl Inner {
             }
             reply => reply,
         };
-        reply.map_err(StoreError::backend)
+        reply.map_err(|error| {
+            // Another program has written the key. Before version 7 this is a part of the server's message.
+            if error.to_string().contains("WRONGTYPE") {
+                StoreError::unreadable(error)
+            } else {
+                StoreError::backend(error)
+            }
+        })
     }
 
     /// Runs a script and waits until enough replicas have its writes.
@@ -400,7 +407,10 @@ fn parse_acquire_reply(reply: Value) -> Result<Acquired, StoreError> {
                 token: parse_token(token)?,
             })
         }
-        (Some(Value::Int(NEWER_VERSION)), None, None) => Err(newer_version()),
+        (Some(Value::Int(COMPLETED)), Some(_), Some(Value::Nil)) => {
+            Err(unreadable_entry("a record"))
+        }
+        (Some(Value::Int(UNREADABLE)), None, None) => Err(unreadable_entry(OF_THIS_VERSION)),
         _ => Err(unexpected_reply("a reply of the acquire script")),
     }
 }
@@ -410,18 +420,18 @@ fn parse_holder_reply(reply: &Value) -> Result<(), StoreError> {
     match reply {
         Value::Int(1) => Ok(()),
         Value::Int(0) => Err(StoreError::LeaseLost),
-        Value::Int(-1) => Err(newer_version()),
+        Value::Int(-1) => Err(unreadable_entry(OF_THIS_VERSION)),
         _ => Err(unexpected_reply("1, 0 or -1")),
     }
 }
 
 fn parse_fingerprint(value: Value) -> Result<Fingerprint, StoreError> {
     let Value::BulkString(bytes) = value else {
-        return Err(unexpected_reply("a fingerprint"));
+        return Err(unreadable_entry("a fingerprint"));
     };
     let bytes = bytes
         .try_into()
-        .map_err(|_| unexpected_reply("a fingerprint of 32 bytes"))?;
+        .map_err(|_| unreadable_entry("a fingerprint of 32 bytes"))?;
     Ok(Fingerprint::from_bytes(bytes))
 }
 
@@ -431,9 +441,9 @@ fn parse_token(value: Value) -> Result<Option<Token>, StoreError> {
         Value::Nil => Ok(None),
         Value::BulkString(bytes) => match bytes.try_into() {
             Ok(bytes) => Ok(Some(Token::from_bytes(bytes))),
-            Err(_) => Err(unexpected_reply(expected)),
+            Err(_) => Err(unreadable_entry(expected)),
         },
-        _ => Err(unexpected_reply(expected)),
+        _ => Err(unreadable_entry(expected)),
     }
 }
 
@@ -446,8 +456,9 @@ pub(crate) fn unexpected_reply(expected: &str) -> StoreError {
     StoreError::backend(format!("expected {expected}, found something else"))
 }
 
-fn newer_version() -> StoreError {
-    StoreError::backend("expected an entry of this version, found one of a newer version")
+/// Returns the error of an entry that exists and cannot be read. It names the expected value, and omits the value found.
+fn unreadable_entry(expected: &str) -> StoreError {
+    StoreError::unreadable(format!("expected {expected}, found something else"))
 }
 
 /// Returns `true` if the keys of a script are on two nodes of a cluster, because their slot is being moved.
@@ -460,11 +471,13 @@ fn is_unknown_script(error: &RedisError) -> bool {
 }
 
 // First element of the reply of `scripts/acquire.lua`.
-const NEWER_VERSION: i64 = 0;
+const UNREADABLE: i64 = 0;
 const GRANTED: i64 = 1;
 const IN_PROGRESS: i64 = 2;
 const ORPHANED: i64 = 3;
 const COMPLETED: i64 = 4;
+/// Expected in place of an entry that a script cannot read.
+const OF_THIS_VERSION: &str = "an entry of this version";
 /// Arguments of a script without arguments.
 const NO_ARGUMENTS: &[&str; 0] = &[];
 

@@ -38,12 +38,16 @@ async fn check_names_eviction_policy_and_rights() {
 
     server.command(&["ACL", "SETUSER", "default", "resetkeys", "~another:*"]);
     let (text, _) = problem(&store).await;
-    let remedy = ": permit the user to run EVALSHA, and to read and write the keys with the prefix of the store";
+    let remedy = ": permit the user to run INFO and EVALSHA, and to read and write the keys with the prefix of the store";
     assert!(
         text.starts_with("the store failed (") && text.ends_with(remedy),
         "{text}"
     );
-    server.command(&["ACL", "SETUSER", "default", "allkeys", "-@scripting"]);
+    server.command(&["ACL", "SETUSER", "default", "allkeys", "-info"]);
+    let (text, kind) = problem(&store).await;
+    assert!(text.ends_with(remedy), "{text}");
+    assert_eq!(kind, CheckErrorKind::Unreachable);
+    server.command(&["ACL", "SETUSER", "default", "+info", "-@scripting"]);
     let scripts = "the server does not accept scripts: \
                    connect to a primary of Redis 5 or later on which the user may run scripts";
     assert_eq!(

@@ -18,7 +18,10 @@ use tests::{
         until_connected,
     },
 };
-use tower_idempotency::{ConcurrentRequests, IdempotencyLayer, Ttl};
+use tower_idempotency::{
+    ConcurrentRequests, IdempotencyLayer, Ttl,
+    conformance::{Case, Subject},
+};
 use tower_idempotency_redis::{RedisOptions, redis::Script};
 
 use crate::events::eventually;
@@ -331,6 +334,16 @@ async fn record_over_least_limit_is_tombstone() {
     let retry = send(&app, post("/orders", "k", "tea")).await;
     assert_eq!(retry.code(), "response-not-retained");
     assert_eq!(effects.count(), 1);
+}
+
+/// The record of the case exceeds the lowest limit. In the runs of the suite, no record exceeds the default limit.
+#[test]
+fn lowest_limit_rejects_large_record() {
+    let server = RedisServer::start(&[]);
+    let (options, url) = (RedisOptions::new().with_record_limit(0), server.url());
+    let subject = async || Subject::new(until_connected(|| options.clone().connect(&url)).await);
+    let case = Case::named("large_record_is_stored_or_rejected_for_size");
+    case.run(false, subject, |_| None);
 }
 
 /// Every entry expires, even if the process ends.

@@ -387,6 +387,18 @@ async fn expired_orphans_leave_index() {
     }
 }
 
+/// Another program has added members with scores that no position in a listing can have.
+#[tokio::test]
+async fn listing_ends_despite_fractional_scores() {
+    let server = RedisServer::start(&[]);
+    let store = with_entries(&server, 2).await;
+    server.command(&["ZADD", "idempotency:~leases", "5.5", "a", "5.5", "b"]);
+    // The first call reads two members.
+    let query = Query::new(State::Orphaned).with_limit(1);
+    let found = within(Duration::from_secs(120), listed(&store, query)).await;
+    assert_eq!(found.len(), 2, "{found:?}");
+}
+
 /// A process of the former version keeps a marker in the index, and scores without bands.
 #[tokio::test]
 async fn former_index_is_listed_and_kept() {

@@ -16,7 +16,7 @@ pub(crate) use self::command::with_deadline;
 use self::command::{send, send_pair};
 pub(crate) use self::reconnect::ReconnectingConnection;
 #[cfg(feature = "deadpool")]
-use self::reconnect::requires_reconnect;
+use self::reconnect::{MAX_BACKOFF, is_from_replica};
 
 /// A server that stores keys.
 pub(crate) enum Node {
@@ -152,8 +152,9 @@ impl Link {
 
 /// Makes a call on a connection of the pool.
 ///
-/// Removes the connection from the pool if its server is no longer the primary. The pool would keep it, because the pool
-/// only checks that the server replies.
+/// If the server is no longer the primary, removes the connections that no call uses from the pool. The pool would keep
+/// them, because the pool only checks that the server replies. New connections stay: the address may still lead to that
+/// server, and each call would open another connection.
 #[cfg(feature = "deadpool")]
 async fn call_pooled<T, F>(
     pool: &deadpool_redis::Pool,
@@ -174,8 +175,15 @@ where
             .into(),
     })?;
     let result = call(MultiplexedConnection::clone(&connection)).await;
-    if result.as_ref().is_err_and(requires_reconnect) {
-        drop(deadpool_redis::Connection::take(connection));
+    match &result {
+        Err(error) if is_from_replica(error) => {
+            drop(connection);
+            drop(pool.retain(|_, metrics| metrics.age() < MAX_BACKOFF));
+        }
+        Err(error) if error.is_unrecoverable_error() => {
+            drop(deadpool_redis::Connection::take(connection));
+        }
+        _ => {}
     }
     result
 }

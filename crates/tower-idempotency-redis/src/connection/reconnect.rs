@@ -43,7 +43,9 @@ struct Current<C: Clone> {
     /// Increases by one with each replacement.
     number: u64,
     connection: SharedConnection<C>,
-    /// Number of consecutive failed attempts to connect.
+    /// Time from which the attempt to connect may begin, after its delay.
+    start: Instant,
+    /// Number of consecutive failed attempts to connect. An attempt that leads to a replica counts as failed.
     failures: u32,
     /// The next connection, used once it is established. Until then, calls reach the responsive servers of a cluster on the
     /// current one.
@@ -63,6 +65,7 @@ impl<C: Clone + Send + Sync + 'static> ReconnectingConnection<C> {
             current: Mutex::new(Current {
                 number: 0,
                 connection: spawn_connect(connect(), Duration::ZERO),
+                start: Instant::now(),
                 failures: 0,
                 replacement: None,
             }),
@@ -127,7 +130,8 @@ impl<C: Clone + Send + Sync + 'static> ReconnectingConnection<C> {
         let result = with_deadline(deadline, call).await;
         match &result {
             Ok(_) => self.last_reply.store(self.elapsed_micros(), Relaxed),
-            Err(error) if requires_reconnect(error) => self.replace(number),
+            Err(error) if is_from_replica(error) => self.leave_replica(number),
+            Err(error) if error.is_unrecoverable_error() => self.replace(number),
             // A server that disappears without closing the connection sends no more replies. A slow server replies to some
             // of the calls.
             Err(error) if error.is_timeout() => {
@@ -192,6 +196,23 @@ impl<C: Clone + Send + Sync + 'static> ReconnectingConnection<C> {
         }
     }
 
+    /// Like [`replace`](Self::replace), but for a connection to a replica: backs off if that connection is new.
+    ///
+    /// A replica accepts connections. As long as the address leads to it, each new connection gets the same reply. Without
+    /// the backoff, each call of each client would connect to it.
+    fn leave_replica(&self, number: u64) {
+        let is_new = {
+            let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+            current.start.elapsed() < MAX_BACKOFF
+        };
+        // The connection to a cluster leads to other servers too, and stays in use until its replacement is established.
+        if is_new && !self.is_cluster {
+            self.reconnect_after_failure(number);
+        } else {
+            self.replace(number);
+        }
+    }
+
     /// Like [`replace`](Self::replace), but for an attempt that has just failed: backs off before the next one.
     ///
     /// Without the backoff, each call of each client would connect to a server that rejects connections.
@@ -210,6 +231,7 @@ impl<C: Clone + Send + Sync + 'static> ReconnectingConnection<C> {
         *current = Current {
             number: current.number + 1,
             connection: spawn_connect((self.connect)(), delay),
+            start: Instant::now() + delay,
             failures,
             replacement: None,
         };
@@ -261,23 +283,24 @@ async fn poll_alongside<C: Clone, T>(
     .await
 }
 
-/// Returns `true` if no later call on this connection can succeed.
+/// Returns `true` if the server is a replica.
 ///
-/// A read-only server is a former primary: another server has been promoted, and only a new connection reaches it.
-pub(crate) fn requires_reconnect(error: &RedisError) -> bool {
+/// It is a former primary: another server has been promoted, and only a new connection reaches that server.
+pub(crate) fn is_from_replica(error: &RedisError) -> bool {
     match error.kind() {
         ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) => true,
         // Before Redis 7, the error code of a command inside a script is only in the text of the reply.
         ErrorKind::Server(ServerErrorKind::ResponseError) => error
             .detail()
             .is_some_and(|detail| detail.contains(": -READONLY ")),
-        _ => error.is_unrecoverable_error(),
+        _ => false,
     }
 }
 
 /// Delay between the first failed attempt to connect and the next. It doubles with each further failure.
 const MIN_BACKOFF: Duration = Duration::from_millis(100);
-const MAX_BACKOFF: Duration = Duration::from_secs(1);
+/// Longest delay before an attempt to connect, and the age from which a connection is no longer new.
+pub(crate) const MAX_BACKOFF: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
@@ -416,6 +439,45 @@ mod tests {
         assert_eq!(start.elapsed(), Duration::ZERO);
         assert!(call(&connection).await.is_err());
         assert!(start.elapsed() <= Duration::from_millis(101));
+    }
+
+    // F-130
+    #[tokio::test(start_paused = true)]
+    async fn connects_to_replica_back_off_exponentially() {
+        let attempts = Arc::<AtomicUsize>::default();
+        let counter = Arc::clone(&attempts);
+        let connection = ReconnectingConnection::new(move || {
+            let counter = Arc::clone(&counter);
+            async move {
+                counter.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
+        });
+        // Returns the time that a call took, which includes the delay before the attempt to connect.
+        let refuse = async || {
+            let start = Instant::now();
+            let refused = connection.call(start + CALL_TIMEOUT * 2, |()| async {
+                let reply = "-READONLY You can't write against a read only replica.\r\n";
+                redis::parse_redis_value(reply.as_bytes())?.extract_error()
+            });
+            refused.await.expect_err("a replica");
+            start.elapsed().as_millis()
+        };
+        for _ in 0..2 {
+            let before = attempts.load(Ordering::Relaxed);
+            let deadline = Instant::now() + CALL_TIMEOUT * 2;
+            let served = connection.call(deadline, |()| async { Ok(()) });
+            assert!(served.await.is_ok());
+            // The server becomes a replica now. Its address still leads to it.
+            sleep(MAX_BACKOFF).await;
+            for (n, longest) in [0, 0, 100, 200, 400, 800, 1_000].into_iter().enumerate() {
+                let delay = refuse().await;
+                // The clock has a resolution of 1 ms.
+                let expected = longest * 3 / 4..=longest + 1;
+                assert!(expected.contains(&delay), "{delay} ms after {n} replies");
+                assert_eq!(attempts.load(Ordering::Relaxed), before + n + 1);
+            }
+        }
     }
 
     #[test]

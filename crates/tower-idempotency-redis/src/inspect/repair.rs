@@ -17,9 +17,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IndexRepair {
-    /// Number of keys on all servers when the repair began. It includes keys of other programs.
-    pub keys: u64,
-    /// Number of keys that were examined. A server may return a key more than once.
+    /// Number of keys with the prefix of the store that were examined. A server may return a key more than once.
     pub examined: u64,
     /// Number of entries that were added to their index, because it lacked them.
     pub added: u64,
@@ -73,11 +71,6 @@ impl Inner {
         let mut repair = IndexRepair::default();
         let masters = self.acquire_link.masters(self.deadline()).await;
         let masters = masters.map_err(StoreError::backend)?;
-        for node in &masters {
-            if let Value::Int(keys) = self.send_to(node, &redis::cmd("DBSIZE")).await? {
-                repair.keys += keys.unsigned_abs();
-            }
-        }
         for node in &masters {
             let mut cursor = START.to_vec();
             loop {

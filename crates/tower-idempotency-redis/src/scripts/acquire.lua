@@ -3,7 +3,7 @@
 -- ARGV: token, fingerprint, lease in ms, orphan retention in ms, owner, operation, id, and which orphans may be taken over:
 -- 1 all, 2 those whose retry an operator allows, 0 none.
 -- Returns {1, generation}, {2, fingerprint, ms left}, {3, fingerprint, ms since}, {4, fingerprint, record, ms left
--- (-1 if it never expires), token or nil}, or {0} for an entry that a newer version wrote.
+-- (-1 if it never expires), token or nil}, or {0} for an entry that a newer version wrote, or that is damaged.
 local entry = redis.call('HMGET', KEYS[1], 's', 't', 'f', 'g', 'l', 'b')
 local state, token, fingerprint, generation = entry[1], entry[2], entry[3], entry[4]
 if state == 'D' then
@@ -22,6 +22,9 @@ if not state then
     't', ARGV[1], 'l', ends, 'k', ARGV[4])
 elseif token ~= ARGV[1] then
   local ended = tonumber(entry[5])
+  if not ended or not tonumber(generation) then
+    return {0}
+  end
   if now < ended then
     return {2, fingerprint, ended - now}
   end

@@ -2,6 +2,7 @@
 -- ARGV: the kind of members to read, as in ranges.lua; milliseconds that are added to either side of the present time; score and
 -- id of the position; largest number of members.
 -- Returns the members after the position and their scores, alternating. There are no more if it returns fewer than requested.
+-- Leaves out members with a fractional score, which another program has added: the score of a position is a whole number.
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return {}
 end
@@ -26,7 +27,8 @@ for number = 0, band(math.huge) do
     local part = redis.call('ZRANGEBYSCORE', KEYS[1], string.format('%.0f', min), string.format('%.0f', max),
       'WITHSCORES', 'LIMIT', offset, count)
     for place = 1, #part, 2 do
-      local is_listed = tonumber(part[place + 1]) > from or is_after(part[place])
+      local at = tonumber(part[place + 1])
+      local is_listed = at % 1 == 0 and (at > from or is_after(part[place]))
       if is_listed and #found < 2 * count then
         found[#found + 1] = part[place]
         found[#found + 1] = part[place + 1]

@@ -6,12 +6,11 @@ use redis::Value;
 use tower_idempotency::store::StoreError;
 
 use super::{
-    COMPLETED, GRANTED, IN_PROGRESS, NEWER_VERSION, ORPHANED, parse_acquire_reply,
-    parse_holder_reply,
+    COMPLETED, GRANTED, IN_PROGRESS, ORPHANED, UNREADABLE, parse_acquire_reply, parse_holder_reply,
 };
 
 fn source(error: &StoreError) -> String {
-    let source = error.source().expect("an error of the backend");
+    let source = error.source().expect("an error with a source");
     source.to_string()
 }
 
@@ -26,11 +25,7 @@ fn replies_to_acquire_have_these_texts() {
         let record = [Value::Int(COMPLETED), fingerprint(), bytes(b"record")];
         record.into_iter().chain(rest).collect()
     };
-    let replies: [(Vec<Value>, &str); 9] = [
-        (
-            vec![Value::Int(GRANTED), Value::Int(-1)],
-            "expected a generation of 1 or more, found something else",
-        ),
+    let unreadable: [(Vec<Value>, &str); 6] = [
         (
             vec![Value::Int(IN_PROGRESS), Value::Nil, Value::Int(1)],
             "expected a fingerprint, found something else",
@@ -40,8 +35,8 @@ fn replies_to_acquire_have_these_texts() {
             "expected a fingerprint of 32 bytes, found something else",
         ),
         (
-            completed(vec![Value::Int(1)]),
-            "expected the expiry and the token of a record, found something else",
+            vec![Value::Int(COMPLETED), fingerprint(), Value::Nil],
+            "expected a record, found something else",
         ),
         (
             completed(vec![Value::Int(1), bytes(b"short")]),
@@ -51,9 +46,22 @@ fn replies_to_acquire_have_these_texts() {
             completed(vec![Value::Int(1), Value::Int(1)]),
             "expected a token of 16 bytes, or none, found something else",
         ),
+        (vec![Value::Int(UNREADABLE)], NOT_OF_THIS_VERSION),
+    ];
+    for (reply, expected) in unreadable {
+        let error = parse_acquire_reply(Value::Array(reply)).unwrap_err();
+        assert!(matches!(error, StoreError::Unreadable(_)), "{expected}");
+        assert_eq!(source(&error), expected);
+    }
+    let unexpected: [(Vec<Value>, &str); 4] = [
+        // The lease is granted.
         (
-            vec![Value::Int(NEWER_VERSION)],
-            "expected an entry of this version, found one of a newer version",
+            vec![Value::Int(GRANTED), Value::Int(-1)],
+            "expected a generation of 1 or more, found something else",
+        ),
+        (
+            completed(vec![Value::Int(1)]),
+            "expected the expiry and the token of a record, found something else",
         ),
         (
             vec![bytes(b"hunter2")],
@@ -64,8 +72,9 @@ fn replies_to_acquire_have_these_texts() {
             "expected a reply of the acquire script, found something else",
         ),
     ];
-    for (reply, expected) in replies {
+    for (reply, expected) in unexpected {
         let error = parse_acquire_reply(Value::Array(reply)).unwrap_err();
+        assert!(matches!(error, StoreError::Backend(_)), "{expected}");
         assert_eq!(source(&error), expected);
     }
     let error = parse_acquire_reply(Value::Nil).unwrap_err();
@@ -73,11 +82,12 @@ fn replies_to_acquire_have_these_texts() {
     assert_eq!(source(&error), expected);
 }
 
+const NOT_OF_THIS_VERSION: &str = "expected an entry of this version, found something else";
+
 #[test]
 fn replies_to_lease_holder_have_these_texts() {
-    let newer = "expected an entry of this version, found one of a newer version";
     for (reply, expected) in [
-        (-1, newer),
+        (-1, NOT_OF_THIS_VERSION),
         (2, "expected 1, 0 or -1, found something else"),
     ] {
         let error = parse_holder_reply(&Value::Int(reply)).unwrap_err();

@@ -5,8 +5,8 @@ use tests::{
     proxy::Proxy,
     servers::redis::{RedisServer, shared},
 };
-use tokio::task::JoinSet;
-use tower_idempotency::Ttl;
+use tokio::{task::JoinSet, time::Instant};
+use tower_idempotency::{Ttl, store::Store};
 use tower_idempotency_redis::RedisStore;
 
 use crate::{
@@ -128,4 +128,24 @@ async fn connections_to_demoted_primary_leave_pool() {
     }
     node.assert_replays("/orders", "before", &before).await;
     assert_eq!(node.database.total(), 10);
+}
+
+// F-130
+// The address of the pool still leads to the former primary, so a new connection does too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_share_connection_to_demoted_primary() {
+    let server = RedisServer::start(&[]);
+    let proxy = Proxy::start(server.address());
+    let pool = pool_to(1, &format!("redis://{}/0", proxy.address()));
+    let store = connect_pool(&pool).await;
+    server.command(&["REPLICAOF", "127.0.0.1", "1"]);
+    let (began, before) = (Instant::now(), proxy.counts().connections);
+    for _ in 0..100 {
+        let refused = store.acquire(&tests::sql::claim()).await;
+        assert!(refused.is_err(), "{refused:?}");
+    }
+    let opened = proxy.counts().connections - before;
+    // One at first, and one more for each second that has begun.
+    let limit = began.elapsed().as_secs() + 2;
+    assert!(opened <= limit, "{opened} in {:?}", began.elapsed());
 }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
-use tests::servers::redis::RedisServer;
+use tests::{TestResponse, creating, servers::redis::RedisServer};
 use tower_idempotency::{
-    Ttl,
+    IdempotencyLayer, StoreFailure, Ttl,
     store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, Store, StoreError, Token},
 };
 use tower_idempotency_redis::RedisStore;
@@ -50,6 +50,13 @@ async fn added_fields_are_ignored() {
     assert_eq!(server.command(&["DBSIZE"]), "0", "released");
 }
 
+fn assert_unreadable(response: &TestResponse) {
+    assert_eq!(response.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(response.code(), "store-unavailable");
+    // An outage gets this header.
+    assert_eq!(response.header("retry-after"), None);
+}
+
 // F-139
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn entry_of_later_version_is_preserved() {
@@ -61,9 +68,9 @@ async fn entry_of_later_version_is_preserved() {
     // A state that a later version may write while it holds the key or after it has completed it.
     server.command(&["HSET", &key, "s", "X"]);
     let found = contents(&key);
-    node.assert_unavailable("/held", "k").await;
+    assert_unreadable(&node.post("/held", "k").await);
     let reused = tests::send(&node.app, tests::post("/held", "k", "another")).await;
-    assert_eq!(reused.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_unreadable(&reused);
     // The running handler does not overwrite the entry either.
     node.barrier.open_for_good();
     assert_eq!(request.await.unwrap().status, StatusCode::CREATED);
@@ -78,15 +85,65 @@ async fn entry_of_later_version_is_preserved() {
     let lease = claim.lease_ref(1);
     assert!(matches!(
         store.acquire(&claim).await,
-        Err(StoreError::Backend(_))
+        Err(StoreError::Unreadable(_))
     ));
     let renewed = store.renew(&lease, Ttl::from_secs(1)).await;
-    assert!(matches!(renewed, Err(StoreError::Backend(_))));
+    assert!(matches!(renewed, Err(StoreError::Unreadable(_))));
     let record = Bytes::from_static(b"record");
     let completed = store.complete(&lease, record, Ttl::from_secs(1)).await;
-    assert!(matches!(completed, Err(StoreError::Backend(_))));
+    assert!(matches!(completed, Err(StoreError::Unreadable(_))));
     store.release(&lease).await.unwrap();
     assert_eq!(contents(&key), found);
+}
+
+// F-139, F-999
+/// The server works, so the policy for its outages does not apply.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unreadable_entry_never_executes() {
+    let server = RedisServer::start(&[]);
+    let store = connect_with_long_timeout(&server.url()).await;
+    let layer = patient(IdempotencyLayer::new(store))
+        .with_lease_ttl(Ttl::from_secs(600))
+        .with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
+    let (app, effects) = creating(layer);
+    let order = || tests::post("/orders", "k", "tea");
+    // Sorted, because the server changes the order of the fields while it enlarges a hash.
+    let contents = |key: &str| {
+        let mut contents = match &*server.command(&["TYPE", key]) {
+            "hash" => server.list(&["HGETALL", key]),
+            _ => vec![server.command(&["GET", key]).into_bytes()],
+        };
+        contents.sort();
+        contents
+    };
+    // Each damages a completed entry. Two of them make an entry in progress of it, or an orphan.
+    for (damage, executions) in [
+        "HSET KEY s X",
+        "HSET KEY f short",
+        "HDEL KEY f",
+        "HSET KEY t short",
+        "HDEL KEY b",
+        "HSET KEY s L t 0123456789abcdef l soon",
+        "HSET KEY s L t 0123456789abcdef l 1 g one",
+        "SET KEY other",
+    ]
+    .into_iter()
+    .zip(1..)
+    {
+        let first = tests::send(&app, order()).await;
+        assert_eq!(first.status, StatusCode::CREATED);
+        let key = entry(&server);
+        let command = damage.replace("KEY", &key);
+        let command: Vec<_> = command.split(' ').collect();
+        server.command(&command);
+        let found = contents(&key);
+        for _ in 0..2 {
+            assert_unreadable(&tests::send(&app, order()).await);
+        }
+        assert_eq!(effects.count(), executions, "{damage}");
+        assert_eq!(contents(&key), found, "{damage}");
+        server.command(&["FLUSHALL"]);
+    }
 }
 
 // ---- Entries of the first version. All later versions must read them. Add entries, but do not change any. ----

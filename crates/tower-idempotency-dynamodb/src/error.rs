@@ -146,8 +146,13 @@ fn error_chain(error: &dyn Error) -> String {
 }
 
 impl From<DynamoDbError> for StoreError {
+    /// Reports an unusable item as an unreadable entry. The methods of the store read items only, and never the table.
     fn from(error: DynamoDbError) -> Self {
-        Self::backend(error)
+        if error.kind() == DynamoDbErrorKind::Unusable {
+            Self::unreadable(error)
+        } else {
+            Self::backend(error)
+        }
     }
 }
 

@@ -30,7 +30,7 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 use tower_idempotency::{
-    IdempotencyLayer, Ttl,
+    IdempotencyLayer, StoreFailure, Ttl,
     store::{Claim, Fingerprint, KeyId, Store},
 };
 use tower_idempotency_dynamodb::{
@@ -388,25 +388,40 @@ async fn store_recovers_after_unresponsive_service() {
     assert_eq!(effects.count(), 2);
 }
 
-// F-180
+// F-180, F-999
 #[tokio::test]
 async fn item_of_later_version_is_preserved() {
     let held = held().await;
-    let (app, effects) = held.creating();
+    // The service works, so the policy for its outages does not apply.
+    let policy = StoreFailure::DangerouslyExecuteUnprotected;
+    let (app, effects) = creating(held.layer().with_store_failure(policy));
     order(&app, "k").await;
     let direct = client(shared(StandIn::Dynoxide).address());
     let scan = || direct.scan().table_name(&held.table).send();
     let items = scan().await.expect("the server runs").items.expect("items");
-    let put = direct
-        .put_item()
-        .table_name(&held.table)
-        .set_item(Some(items[0].clone()))
-        .item("status", AttributeValue::S("of a later version".to_owned()));
-    put.send().await.expect("the server runs");
-    let before = scan().await.expect("the server runs").items;
-    assert_unavailable(&order(&app, "k").await);
-    assert_eq!(effects.count(), 1);
-    assert_eq!(scan().await.expect("the server runs").items, before);
+    for (name, value) in [
+        ("status", Some("of a later version")),
+        ("fingerprint", Some("short")),
+        ("expires", None),
+        ("record", None),
+    ] {
+        let mut item = items[0].clone();
+        item.remove(name);
+        item.extend(value.map(|value| (name.to_owned(), AttributeValue::S(value.to_owned()))));
+        let put = direct.put_item().table_name(&held.table);
+        let put = put.set_item(Some(item));
+        put.send().await.expect("the server runs");
+        let before = scan().await.expect("the server runs").items;
+        held.endpoint.calls();
+        let refused = order(&app, "k").await;
+        assert_unavailable(&refused);
+        assert_eq!(refused.header("retry-after"), None, "{name}");
+        assert_eq!(effects.count(), 1, "{name}");
+        let updates = held.endpoint.operations().into_iter();
+        let updates = updates.filter(|it| it == "UpdateItem").count();
+        assert_eq!(updates, 1, "{name}");
+        assert_eq!(scan().await.expect("the server runs").items, before);
+    }
 }
 
 // F-183

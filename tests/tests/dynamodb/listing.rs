@@ -142,6 +142,34 @@ async fn most_index_partitions_are_listed() {
     assert_eq!((page.entries.len(), page.next.is_some()), (1, true));
 }
 
+/// A store with fewer partitions does not report the end of the listing.
+#[tokio::test]
+async fn page_of_more_partitions_is_invalid() {
+    let server = shared(StandIn::Dynoxide);
+    let table = server.new_table();
+    let with_shards = |shards| {
+        let options = options().with_index_shards(shards);
+        options.store(&client(server.address()), table.as_str())
+    };
+    let store = with_shards(4);
+    store.create_table().await.expect("the server runs");
+    // Both entries are in the last partition.
+    for id in [3, 7] {
+        let mut claim = claim(0);
+        claim.id = KeyId::from_bytes([id; 32]);
+        claim.lease = Ttl::from_secs(600);
+        hold(&store, &claim).await;
+    }
+    let query = Query::new(State::InProgress).with_limit(1);
+    let first = store.list(&query).await.expect("the server runs");
+    let query = query.with_page(first.next);
+    let second = store.list(&query).await.expect("the server runs");
+    assert_eq!((first.entries.len(), second.entries.len()), (1, 1));
+    let invalid = with_shards(1).list(&query).await;
+    let error = invalid.expect_err("the store has one partition");
+    assert_eq!(error.kind(), InspectErrorKind::InvalidPage);
+}
+
 /// An entry moves to the end of its partition while a page is read in two calls. The second call is held.
 #[tokio::test(flavor = "multi_thread")]
 async fn entry_moved_between_calls_is_listed_once() {

@@ -36,7 +36,9 @@ impl TableClient {
                 shard: 0,
                 after: None,
             },
+            // A store with more partitions may have created the token.
             Some(page) => Position::parse(page.position(&store, query)?)
+                .filter(|position| position.shard < self.options.shards)
                 .ok_or_else(|| InspectError::new(InspectErrorKind::InvalidPage))?,
         };
         let status = status_of(query.state());

@@ -38,9 +38,9 @@
 //! `completed-index=true` after the `?` of a URL of Redis or DynamoDB is
 //! [`with_completed_index`](OpenOptions::with_completed_index): the store then lists completed entries too.
 //!
-//! If `completed-index` or a parameter of DynamoDB occurs twice, the last one counts. Other parameters of Redis are those of
-//! its driver, such as `protocol=resp3`. In the URL of a cluster the parameters follow the last node, and each node gets them.
-//! A URL of PostgreSQL is refused if its driver does not know a parameter, because the driver would log the value.
+//! If `completed-index` or a parameter of DynamoDB occurs twice, the last one counts. The driver of Redis has one parameter,
+//! `protocol=resp3`. In the URL of a cluster the parameters follow the last node, and each node gets them. A URL is refused if it
+//! has a parameter that neither the store nor its driver knows, because the driver would ignore it.
 //!
 //! In a password, write `%2F` for `/`, `%3F` for `?`, `%40` for `@` and `%25` for `%`. A URL of Redis, PostgreSQL or MySQL is
 //! refused if its path has an `@`, or if its first `@` follows a `?`. That `@` may be the end of a password. In a path or a

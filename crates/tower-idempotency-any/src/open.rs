@@ -121,9 +121,8 @@ async fn open_mysql(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenEr
     refuse_fragment(url)?;
     refuse_split_password(url)?;
     // Parsed before the connection, because an invalid URL is an error of another kind.
-    let form = "a URL of the form mysql://USER:PASSWORD@HOST/DATABASE";
-    let mut store =
-        tower_idempotency_sqlx::MySqlStore::from_url(url).map_err(|_| OpenError::url(form))?;
+    let mut store = tower_idempotency_sqlx::MySqlStore::from_url(url)
+        .map_err(|error| OpenError::new(OpenErrorKind::Url, error.to_string()))?;
     if let Some(table) = &options.table {
         store = store
             .with_table(table)
@@ -449,6 +448,15 @@ mod tests {
             // The driver would ignore the parameter, and log its value.
             ("postgres://app@host/app?sslpassword=hush", parameters),
             ("postgresql://host/app?sslmode=require&hush", parameters),
+            (
+                "mysql://host/app?sslMode=hush",
+                "expected only parameters of the driver after the ? of the URL: ssl-mode, ssl-ca, ssl-cert, ssl-key, charset, \
+                 collation, statement-cache-capacity, socket or timezone",
+            ),
+            (
+                "redis://host?db=hush",
+                "expected only completed-index and protocol after the ? of the URL",
+            ),
             // The drivers would connect to the host `app`, and ignore the text after the #.
             ("postgres://app:1#hush@host/app", fragment),
             ("postgresql://host/app?sslmode=require#hush", fragment),

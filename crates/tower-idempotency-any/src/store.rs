@@ -234,9 +234,7 @@ impl AnyStore {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IndexRepair {
-    /// Number of keys on all servers when the repair began. It includes keys of other programs.
-    pub keys: u64,
-    /// Number of keys that were examined. A server may return a key more than once.
+    /// Number of keys with the prefix of the store that were examined. A server may return a key more than once.
     pub examined: u64,
     /// Number of entries that were added to their index, because it lacked them.
     pub added: u64,
@@ -250,7 +248,6 @@ pub struct IndexRepair {
 impl From<&tower_idempotency_redis::IndexRepair> for IndexRepair {
     fn from(repair: &tower_idempotency_redis::IndexRepair) -> Self {
         Self {
-            keys: repair.keys,
             examined: repair.examined,
             added: repair.added,
             removed: repair.removed,

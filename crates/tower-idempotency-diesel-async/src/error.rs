@@ -11,7 +11,10 @@ pub(crate) fn sql_error(error: Error) -> SqlError {
             DatabaseErrorKind::UnableToSendCommand | DatabaseErrorKind::ClosedConnection => {
                 SqlError::from_driver(reported.message())
             }
-            kind => SqlError::from_reported(code(&kind), reported.message()),
+            kind => match code(&kind) {
+                Some(code) => SqlError::from_reported(code, reported.message()),
+                None => SqlError::from_driver("the database reported an error without a code"),
+            },
         },
         // The message may quote the value.
         Error::DeserializationError(_) | Error::SerializationError(_) => {
@@ -22,9 +25,9 @@ pub(crate) fn sql_error(error: Error) -> SqlError {
     }
 }
 
-/// Returns the SQLSTATE of this kind, or an empty text if the kind does not determine one.
-fn code(kind: &DatabaseErrorKind) -> &'static str {
-    match kind {
+/// Returns the SQLSTATE of this kind, or [`None`] if the kind does not determine one.
+fn code(kind: &DatabaseErrorKind) -> Option<&'static str> {
+    Some(match kind {
         DatabaseErrorKind::UniqueViolation => "23505",
         DatabaseErrorKind::ForeignKeyViolation => "23503",
         DatabaseErrorKind::NotNullViolation => "23502",
@@ -33,6 +36,22 @@ fn code(kind: &DatabaseErrorKind) -> &'static str {
         DatabaseErrorKind::ExclusionViolation => "23P01",
         DatabaseErrorKind::SerializationFailure => "40001",
         DatabaseErrorKind::ReadOnlyTransaction => "25006",
-        _ => "",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn error_without_code_has_cause() {
+        let reported = Box::new("of values".to_owned());
+        let error = sql_error(Error::DatabaseError(DatabaseErrorKind::Unknown, reported));
+        assert_eq!(error.code(), None);
+        let cause = error.source().expect("a cause").to_string();
+        assert_eq!(cause, "the database reported an error without a code");
     }
 }

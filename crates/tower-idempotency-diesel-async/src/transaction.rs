@@ -58,7 +58,9 @@ pub fn begin<'a>(
     Box::pin(async move {
         let begun =
             AnsiTransactionManager::begin_transaction_sql(&mut **connection, PostgresFence::BEGIN);
-        begun.await.map_err(sql_error)?;
+        begun
+            .await
+            .map_err(|error| TransactionError::database(sql_error(error)).register(lease))?;
         let open = OpenTransaction {
             connection: Some(connection),
             is_ending: false,

@@ -39,6 +39,10 @@
 //!
 //! # Limits
 //!
+//! A task rolls back a transaction that is dropped, and ends one after its commit. It holds the connection until the server
+//! replies or the kernel ends the connection. No setting of the pool limits that: SeaORM cannot close a connection that another
+//! task may be using.
+//!
 //! Checkpoints need `PostgresStore::begin`, with the pool of
 //! [`get_postgres_connection_pool`](DatabaseConnection::get_postgres_connection_pool). SeaORM 1 uses sqlx 0.8, and is not
 //! supported by this crate.
@@ -93,7 +97,7 @@ pub async fn begin(
     let fence = fence.into();
     if db.get_database_backend() != DbBackend::Postgres {
         let error = SqlError::from_driver("expected a connection to PostgreSQL, found another");
-        return Err(error.into());
+        return Err(TransactionError::database(error).register(lease));
     }
     let db = db.clone();
     let begun = async move {
@@ -104,7 +108,7 @@ pub async fn begin(
     let begun = begin_in_task(begun, BEGIN_GRACE).await;
     let transaction = begun
         .unwrap_or_else(|| Err(DbErr::Custom("the runtime shuts down".to_owned())))
-        .map_err(sql_error)?;
+        .map_err(|error| TransactionError::database(sql_error(error)).register(lease))?;
     FencedTransaction::begin(fence, lease, transaction.into()).await
 }
 

@@ -22,7 +22,7 @@ enum Kind {
     Contended,
     TransactionEnded,
     Unreadable(&'static str),
-    /// A setting that the store refuses, as a sentence.
+    /// A setting or a call that is refused, as a sentence.
     Refused(String),
 }
 
@@ -50,7 +50,7 @@ impl SqlError {
         }
     }
 
-    /// Creates the error of a setting that the store refuses. `sentence` is the whole message.
+    /// Creates the error of a setting or of a call that is refused. `sentence` is the whole message.
     #[must_use]
     pub fn refused(sentence: impl Into<String>) -> Self {
         Self {

@@ -68,9 +68,14 @@
 //!     fence: impl Into<PostgresFence>,
 //!     lease: &Lease,
 //! ) -> Result<FencedTransaction<impl Driver>, TransactionError> {
-//!     let mut open = Open(some_driver::connect().await.map_err(failure)?);
-//!     open.0.run(PostgresFence::BEGIN).await.map_err(failure)?;
+//!     let open = open().await.map_err(|error| TransactionError::database(failure(error)).register(lease))?;
 //!     FencedTransaction::begin(fence.into(), lease, open).await
+//! }
+//!
+//! async fn open() -> Result<Open, some_driver::Error> {
+//!     let mut open = Open(some_driver::connect().await?);
+//!     open.0.run(PostgresFence::BEGIN).await?;
+//!     Ok(open)
 //! }
 //!
 //! fn failure(error: some_driver::Error) -> SqlError {

@@ -58,8 +58,7 @@ pub type FencedTransaction = tower_idempotency_sql::FencedTransaction<PoolTransa
 ///
 /// `fence` is `&store`. `pool` belongs to the handler, and connects to the database that has the store's table. The
 /// transaction is at READ COMMITTED, regardless of the pool's default. At a higher level, a renewal of the lease on
-/// another connection would make the commit fail. Begin takes three round trips besides those of the pool, and one more
-/// the first time on a connection.
+/// another connection would make the commit fail. Begin takes four round trips besides those of the pool.
 ///
 /// # Errors
 ///
@@ -84,7 +83,7 @@ pub async fn begin(
     let begun = begin_in_task(open(pool.clone()), pool.options().get_acquire_timeout()).await;
     let transaction = begun
         .unwrap_or(Err(sqlx::Error::WorkerCrashed))
-        .map_err(sql_error)?;
+        .map_err(|error| TransactionError::database(sql_error(error)).register(lease))?;
     FencedTransaction::begin(fence, lease, PoolTransaction(transaction)).await
 }
 

@@ -115,6 +115,23 @@ pub struct OrphanRow {
     /// Time of the read, by the store's clock.
     pub read_at: i64,
     pub operation: String,
+    /// The orphan retention in milliseconds. 0 if no claim has set it.
+    pub orphan_retention: i64,
+    pub created: i64,
+}
+
+impl OrphanRow {
+    /// Returns the orphan retention, if a claim has set it.
+    pub(crate) fn orphan_retention(&self) -> Option<Ttl> {
+        let millis = u64::try_from(self.orphan_retention).ok()?;
+        Ttl::try_from(Duration::from_millis(millis)).ok()
+    }
+
+    /// Returns the age of the entry at the time of the read.
+    pub(crate) fn age(&self) -> Duration {
+        let millis = self.read_at.saturating_sub(self.created);
+        Duration::from_millis(u64::try_from(millis).unwrap_or(0))
+    }
 }
 
 /// Converts a duration to the milliseconds that statements bind.

@@ -14,7 +14,7 @@ use crate::{
     Checkpoint, SqlError, SqlStore,
     backend::{OrphanQuery, OrphanRow},
     timeout::with_timeout,
-    warning::WarningLimit,
+    warning::{WarningLimit, catch_report_panic},
 };
 
 /// Finishes abandoned requests: finds orphans and executes each one again, without its client.
@@ -25,8 +25,9 @@ use crate::{
 ///
 /// A completer may run on every replica: only one of them takes an orphan over. If the work fails, the entry remains an
 /// orphan and is retried after a delay. The delay doubles with each takeover, from
-/// [`with_min_age`](Self::with_min_age) up to 64 times that, so a request that always fails causes little load. Retries
-/// continue until the orphan expires. Each attempt restarts the retention of the orphan.
+/// [`with_min_age`](Self::with_min_age) up to 64 times that, so a request that always fails causes little load. Each attempt
+/// restarts the orphan retention of the entry, and does not change its length. If that is longer than the longest delay, retries
+/// continue until the work returns a response that is recorded.
 ///
 /// Entries of [`run_once`](IdempotencyLayer::run_once) and of the items of a batch are skipped: their callers expect a value,
 /// and not a response. Entries of observed requests are skipped too.
@@ -46,10 +47,13 @@ use crate::{
 ///         if orphan.operation() != "POST /rides" {
 ///             return Err("an operation of another service".into());
 ///         }
-///         let tx = store.begin(orphan.lease(), &pool).await?;
-///         // Execute the phases after orphan.checkpoint().
-///         let res = tx.commit(Response::new("ride".to_owned())).await?;
-///         Ok::<_, Box<dyn std::error::Error + Send + Sync>>(res)
+///         let finish = async {
+///             let tx = store.begin(orphan.lease(), &pool).await?;
+///             // Execute the phases after orphan.checkpoint().
+///             let res = tx.commit(Response::new("ride".to_owned())).await?;
+///             Ok::<_, Box<dyn std::error::Error + Send + Sync>>(res)
+///         };
+///         tokio::time::timeout(Duration::from_secs(30), finish).await?
 ///     }
 /// });
 /// let task = completer.spawn(Duration::from_secs(30)); // runs until the drop of `task`
@@ -68,6 +72,8 @@ pub struct Completer<S> {
 
 type TakeOver = dyn Fn(OrphanRow, Claim) -> TakeOverFuture + Send + Sync;
 type TakeOverFuture = Pin<Box<dyn Future<Output = Result<OrphanOutcome, Error>> + Send>>;
+/// Orphans that are being executed.
+type Running = JoinSet<Result<OrphanOutcome, Error>>;
 
 /// Outcome of one orphan in a sweep.
 enum OrphanOutcome {
@@ -80,6 +86,7 @@ enum OrphanOutcome {
 #[derive(Debug)]
 pub struct Orphan {
     lease: Lease,
+    age: Duration,
     operation: String,
     checkpoint: Option<Checkpoint>,
 }
@@ -89,6 +96,15 @@ impl Orphan {
     #[must_use]
     pub fn lease(&self) -> &Lease {
         &self.lease
+    }
+
+    /// Returns the time since the first lease of the request, by the store's clock when the sweep read the orphan.
+    ///
+    /// Attempts do not change it, and restart the orphan retention. So compare it with the time for which the work is useful,
+    /// and then return a response that is recorded. Otherwise an orphan that cannot be finished may never expire.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        self.age
     }
 
     /// Returns the method and the route of the request, such as `POST /rides/{id}`, cut at 128 bytes. Without a route, the
@@ -129,8 +145,13 @@ impl<S: SqlStore> Completer<S> {
     /// error is not logged. If only a person can finish the orphan, return a response with
     /// [`NeedsAttention`](tower_idempotency::NeedsAttention).
     ///
-    /// `work` gets all orphans of the store. If several services share a table, each needs a completer that returns an
-    /// error for the operations of other services.
+    /// Limit the time of `work`, for example by `tokio::time::timeout`. Work that never ends holds its lease, and counts for
+    /// [`with_concurrency`](Self::with_concurrency).
+    ///
+    /// `work` gets all orphans of the store. If several services or layers share a table, each needs a completer that returns
+    /// an error for the operations of others. Such an attempt keeps the orphan retention of the entry. But it counts as a
+    /// takeover, which delays the right completer, and operators see this process as the owner. A table for each service
+    /// avoids that.
     pub fn new<W, F, B, E>(store: &S, layer: &IdempotencyLayer, work: W) -> Self
     where
         W: Fn(Orphan) -> F + Send + Sync + 'static,
@@ -144,7 +165,11 @@ impl<S: SqlStore> Completer<S> {
         let layer = layer.clone().with_failure(ExecutionFailure::Release);
         let (orphan_store, work) = (store.clone(), Arc::new(work));
         let take_over = move |row: OrphanRow, claim: Claim| -> TakeOverFuture {
-            let (store, layer, work) = (orphan_store.clone(), layer.clone(), Arc::clone(&work));
+            let (store, mut layer, work) = (orphan_store.clone(), layer.clone(), Arc::clone(&work));
+            // The orphan may be that of another layer, which needs it for longer.
+            if let Some(retention) = row.orphan_retention() {
+                layer = layer.with_orphan_retention(retention);
+            }
             Box::pin(async move {
                 let work = move |lease: Lease| async move {
                     // Another execution took the orphan over after the query and ended without an outcome. Its delay
@@ -155,6 +180,7 @@ impl<S: SqlStore> Completer<S> {
                     let checkpoint = Checkpoint::last(&store, &lease).await;
                     let orphan = Orphan {
                         lease,
+                        age: row.age(),
                         operation: row.operation,
                         checkpoint: checkpoint.map_err(|_| OrphanOutcome::Failed)?,
                     };
@@ -211,14 +237,28 @@ impl<S: SqlStore> Completer<S> {
     /// If the future is dropped, the sweep takes over no further orphans. Executions that have begun continue in tasks of
     /// their own; [`drain`](IdempotencyLayer::drain) waits for them.
     pub async fn sweep(&self) -> Result<SweepStats, SqlError> {
+        let (mut running, mut stats) = (Running::new(), SweepStats::default());
+        let mut continues = self.start_due(&mut running, &mut stats).await?;
+        while continues && !running.is_empty() {
+            continues = stats.add(running.join_next().await, &self.panics);
+        }
+        Ok(stats)
+    }
+
+    /// Starts the work of all orphans that are due now, oldest first. Adds the outcomes of work that ends meanwhile.
+    ///
+    /// Returns `false` if the sweep must end early.
+    async fn start_due(
+        &self,
+        running: &mut Running,
+        stats: &mut SweepStats,
+    ) -> Result<bool, SqlError> {
         let mut query = OrphanQuery {
             min_age: self.min_age,
             ended_before: None,
             after: None,
             limit: PAGE_SIZE,
         };
-        let mut stats = SweepStats::default();
-        let mut running = JoinSet::new();
         loop {
             let orphans = with_timeout(self.store.orphans(&query)).await?;
             // An orphan whose work fails may be due again at once. The next sweep retries it, so that this one ends.
@@ -232,22 +272,23 @@ impl<S: SqlStore> Completer<S> {
                 if running.len() >= self.concurrency
                     && !stats.add(running.join_next().await, &self.panics)
                 {
-                    return Ok(stats);
+                    return Ok(false);
                 }
                 let (completer, query) = (self.clone(), query.clone());
                 running.spawn(async move { completer.finish(orphan, &query).await });
             }
             if is_last {
-                break;
+                return Ok(true);
             }
         }
-        while !running.is_empty() && stats.add(running.join_next().await, &self.panics) {}
-        Ok(stats)
     }
 
     /// Starts a task that sweeps in intervals of `period`. The drop of the returned value stops it.
     ///
     /// Failures are logged at most once a second, and retried in the next sweep. Each sweep costs one index search.
+    ///
+    /// A sweep starts the work of the orphans that are due, and does not wait for its end. Work that takes longer than `period`,
+    /// or never ends, delays later sweeps only if [`with_concurrency`](Self::with_concurrency) allows no more work.
     ///
     /// # Panics
     ///
@@ -257,19 +298,35 @@ impl<S: SqlStore> Completer<S> {
         let task = tokio::spawn(async move {
             let mut ticks = interval(period.max(MIN_INTERVAL));
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            let (mut running, mut stats) = (Running::new(), SweepStats::default());
             loop {
-                ticks.tick().await;
-                match self.sweep().await {
-                    Ok(stats) if stats.failed > 0 => {
-                        if let Some(count) = failed_orphans.add(stats.failed) {
-                            tracing::warn!(count, "orphan recovery failed, will retry");
+                let swept = tokio::select! {
+                    biased;
+                    outcome = running.join_next(), if !running.is_empty() => {
+                        stats.add(outcome, &self.panics);
+                        if !running.is_empty() {
+                            continue;
                         }
+                        Ok(true)
+                    }
+                    _ = ticks.tick() => self.start_due(&mut running, &mut stats).await,
+                };
+                match swept {
+                    Ok(_) if stats.failed > 0 => {
+                        if let Some(count) = failed_orphans.add(stats.failed) {
+                            catch_report_panic(|| {
+                                tracing::warn!(count, "orphan recovery failed, will retry");
+                            });
+                        }
+                        stats = SweepStats::default();
                     }
                     Ok(_) => {}
                     Err(error) => {
                         if let Some(count) = failed_queries.add(1) {
                             let error = &error as &(dyn std::error::Error + 'static);
-                            tracing::warn!(error, count, "orphan query failed, will retry");
+                            catch_report_panic(|| {
+                                tracing::warn!(error, count, "orphan query failed, will retry");
+                            });
                         }
                     }
                 }
@@ -314,7 +371,7 @@ impl SweepStats {
             }
             Some(Err(_panic)) => {
                 if let Some(count) = panics.add(1) {
-                    tracing::error!(count, "orphan recovery panicked");
+                    catch_report_panic(|| tracing::error!(count, "orphan recovery panicked"));
                 }
                 self.failed += 1;
             }

@@ -89,6 +89,8 @@ mod sqlite;
 pub mod testing;
 mod timeout;
 mod transaction;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod url;
 mod warning;
 
 pub use sqlx;

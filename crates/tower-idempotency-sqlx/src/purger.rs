@@ -5,7 +5,11 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep},
 };
 
-use crate::{SqlError, timeout::with_timeout, warning::WarningLimit};
+use crate::{
+    SqlError,
+    timeout::with_timeout,
+    warning::{WarningLimit, catch_report_panic},
+};
 
 /// A background task that deletes expired entries. Its drop stops the task.
 ///
@@ -42,11 +46,13 @@ impl Purger {
                         Ok(_) => break,
                         Err(error) => {
                             if let Some(count) = failures.add(1) {
-                                tracing::warn!(
-                                    error = &error as &(dyn std::error::Error + 'static),
-                                    count,
-                                    "purge failed, will retry"
-                                );
+                                catch_report_panic(|| {
+                                    tracing::warn!(
+                                        error = &error as &(dyn std::error::Error + 'static),
+                                        count,
+                                        "purge failed, will retry"
+                                    );
+                                });
                             }
                             break;
                         }

@@ -1,6 +1,7 @@
-//! A limit of repeated warnings.
+//! Warnings of background tasks.
 
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Mutex, PoisonError},
     time::Duration,
 };
@@ -32,6 +33,12 @@ impl WarningLimit {
         state.last = Some(now);
         Some(std::mem::take(&mut state.count))
     }
+}
+
+/// Reports an event to the subscriber. Ignores its panic: a subscriber is foreign code, and must not end a background task.
+pub(crate) fn catch_report_panic(report: impl FnOnce()) {
+    // Unwind safe: a report changes nothing that the task reads.
+    let _ = catch_unwind(AssertUnwindSafe(report));
 }
 
 #[cfg(test)]

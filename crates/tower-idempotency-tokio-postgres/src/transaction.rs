@@ -43,8 +43,10 @@ pub async fn begin<'a>(
         .isolation_level(IsolationLevel::ReadCommitted)
         .read_only(false)
         .start();
-    let transaction = ClientTransaction(begun.await.map_err(sql_error)?);
-    FencedTransaction::begin(fence.into(), lease, transaction).await
+    let transaction = begun
+        .await
+        .map_err(|error| TransactionError::database(sql_error(error)).register(lease))?;
+    FencedTransaction::begin(fence.into(), lease, ClientTransaction(transaction)).await
 }
 
 /// An open transaction of a client.

@@ -129,18 +129,26 @@ async fn ride(
 
 impl Rides {
     async fn finish_orphan(&self, orphan: &Orphan) -> Result<Response, Failure> {
+        if orphan.operation() != "POST /rides" {
+            return Err("expected an operation of this service, found another".into());
+        }
         match orphan.checkpoint() {
-            Some(checkpoint) if orphan.operation() == "POST /rides" => {
+            Some(checkpoint) => {
                 let reached = Reached::read(checkpoint)?;
                 within(self.limit, self.finish(orphan.lease(), reached)).await
             }
             // Nothing was committed, and only the client knows its request. The key stays an orphan until the client
             // retries: this response is not recorded, though some presets record a 503.
-            _ => Ok((
+            None if orphan.age() < ABANDONED => Ok((
                 StatusCode::SERVICE_UNAVAILABLE,
                 Extension(Retention::NoStore),
             )
                 .into_response()),
+            // The client has left. Without a record the orphan would never expire, because each attempt restarts its retention.
+            None => {
+                let body = Json(json!({ "error": "abandoned: nothing was booked" }));
+                Ok((StatusCode::GONE, body).into_response())
+            }
         }
     }
 
@@ -289,6 +297,8 @@ const CREATED: &str = "created";
 const CHARGED: &str = "charged";
 /// The provider stores a key for one hour longer, because it receives the key after the ride was created.
 const REMEMBERED: Duration = Duration::from_secs(23 * 60 * 60);
+/// Age of a request without a checkpoint that no client retries any more.
+const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 const CHARGE_UNKNOWN: NeedsAttention = NeedsAttention::new("charge-unknown");
 /// The fare in cents, for every destination.
 const FARE: i64 = 20_00;

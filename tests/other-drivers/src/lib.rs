@@ -20,6 +20,8 @@ use tower_idempotency_sqlx_08::sqlx;
 pub trait Handlers: Clone + Send + Sync + 'static {
     /// A name for tables.
     const NAME: &str;
+    /// The end of the message that sets the isolation level.
+    const BEGIN: &str;
     /// The end of the message with the commit. A shorter text would match the isolation level.
     const COMMIT: &str;
     /// The driver reports a missing table as such.
@@ -57,6 +59,7 @@ pub struct Sqlx08(pub sqlx::PgPool);
 
 impl Handlers for Sqlx08 {
     const NAME: &str = "sqlx08";
+    const BEGIN: &str = "read write\0";
     const COMMIT: &str = "COMMIT\0";
     const REPORTS_MISSING_TABLE: bool = true;
     type Driver = tower_idempotency_sqlx_08::PoolTransaction;
@@ -94,6 +97,7 @@ pub struct SeaOrm(pub DatabaseConnection);
 
 impl Handlers for SeaOrm {
     const NAME: &str = "seaorm";
+    const BEGIN: &str = "READ WRITE\0";
     const COMMIT: &str = "commit and chain\0";
     const REPORTS_MISSING_TABLE: bool = true;
     type Driver = tower_idempotency_sea_orm::OpenTransaction;
@@ -138,6 +142,7 @@ pub struct Diesel(pub Pool<AsyncPgConnection>);
 
 impl Handlers for Diesel {
     const NAME: &str = "diesel";
+    const BEGIN: &str = "read write\0";
     const COMMIT: &str = "COMMIT\0";
     const REPORTS_MISSING_TABLE: bool = false;
     type Driver = tower_idempotency_diesel_async::OpenTransaction;

@@ -454,6 +454,28 @@ async fn commit_requires_lease() {
     }
 }
 
+/// The server ends the connection before the begin. The handler reports the temporary failure as a 409.
+#[tokio::test(flavor = "multi_thread")]
+async fn client_error_after_failed_begin_is_not_recorded() {
+    let bank = Bank::open("pg_failed_begin").await;
+    let (app, executions) = bank.serve(async |bank: Bank, lease, n| {
+        let mut client = bank.client().await;
+        if n == 1 {
+            let end = "select pg_terminate_backend(pg_backend_pid())";
+            client.batch_execute(end).await.expect_err("terminated");
+        }
+        match bank.charged(&lease, &mut client, n).await {
+            Ok(tx) => committed(tx, created(n)).await,
+            Err(error) => (StatusCode::CONFLICT, format!("{:?}", error.kind())).into_response(),
+        }
+    });
+    let refused = send(&app, order()).await;
+    assert_eq!((refused.text(), bank.count().await), ("Database", 0));
+    let first = send(&app, order()).await;
+    assert_charged_once(&bank, &app, &first).await;
+    assert_eq!(executions.count(), 2);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_lease_begins_nothing() {
     let bank = Bank::open("pg_begins").await;
@@ -480,10 +502,15 @@ async fn lost_lease_begins_nothing() {
                     .admin("alter table pg_begins_away rename to {table}")
                     .await;
             }
-            failed(&error)
+            (StatusCode::CONFLICT, format!("{:?}", error.kind())).into_response()
         });
         let response = send(&app, order()).await;
-        assert_eq!(response.text(), format!("{kind:?}"), "{theft}");
+        match kind {
+            Kind::LeaseLost => assert_eq!(response.code(), "outcome-unknown"),
+            _ => assert_eq!(response.text(), format!("{kind:?}"), "{theft}"),
+        }
+        let recorded = "delete from {table} where completed is not null";
+        assert_eq!(bank.database.admin(recorded).await, 0, "{theft}");
         bank.database.admin("delete from {table}").await;
     }
     assert_eq!(bank.count().await, 0);

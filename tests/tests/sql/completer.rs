@@ -1,6 +1,7 @@
 //! Takeovers of orphans by a completer, on each database.
 
 use std::{
+    future::pending,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering::SeqCst},
@@ -280,6 +281,29 @@ async fn operation_is_reported_unchanged<S: TestDialect>(database: TestDatabase<
     assert!(stored.iter().all(|it| *it == stored[0]), "{stored:?}");
 }
 
+/// Attempts do not change the age.
+async fn orphan_age_counts_from_first_lease<S: TestDialect>(database: TestDatabase<S>) {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    orphan(&database, "POST /rides").await;
+    let older = "update {table} set created = created - 3600000";
+    assert_eq!(database.admin(older).await, 1);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let ages = Arc::clone(&seen);
+    let completer = working(&database, Duration::ZERO, move |orphan: Orphan| {
+        let mut ages = ages.lock().unwrap_or_else(PoisonError::into_inner);
+        ages.push(orphan.age());
+        async { Err("no provider") }
+    });
+    for _ in 0..2 {
+        sleep(OLDER).await;
+        assert_eq!(completer.sweep().await.expect("a sweep").failed, 1);
+    }
+    let seen = seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    assert_eq!(seen.len(), 2);
+    let is_old = |age: &Duration| (HOUR..2 * HOUR).contains(age);
+    assert!(seen.iter().all(is_old), "{seen:?}");
+}
+
 /// An entry that failed in this sweep is due again at once, but only the next sweep retries it.
 async fn sweep_ends_if_everything_fails<S: TestDialect>(database: TestDatabase<S>) {
     for _ in 0..150 {
@@ -369,6 +393,49 @@ async fn error_leaves_orphan_for_retry<S: TestDialect>(database: TestDatabase<S>
     let retry = send(&app, post("/parcels", "parcel", "tea")).await;
     assert_eq!(retry.status, StatusCode::CREATED, "{retry:?}");
     assert_eq!(executions.count(), 3);
+}
+
+/// The completer is that of another layer, which leaves its own orphans for a minute.
+async fn foreign_completer_keeps_retention<S: TestDialect>(database: TestDatabase<S>) {
+    const HOUR: Ttl = Ttl::from_secs(3_600);
+    let mut claim = claim();
+    (claim.lease, claim.orphan_retention) = (Ttl::MIN, HOUR);
+    claim.operation = "POST /payments".into();
+    database.store.acquire(&claim).await.expect("an answer");
+    sleep(2 * OLDER).await;
+    let layer = sql::layer(database.store.clone()).with_orphan_retention(Ttl::from_secs(60));
+    let work = async |_: Orphan| Err::<Response, _>("an operation of another service");
+    let completer = Completer::new(&database.store, &layer, work).with_min_age(OLDER);
+    let swept = completer.sweep().await.expect("a sweep");
+    assert_eq!((swept.due, swept.failed), (1, 1));
+    let left = "select 'left', 0 * generation + expires - lease_ends, generation from {table}";
+    let left = S::rows(&database.pool, left.replace("{table}", &database.table)).await;
+    assert_eq!((left[0].pid, left[0].n), (3_600_000, 2));
+}
+
+/// The first work never ends, for example because the server of its connection has vanished.
+async fn endless_work_stops_no_later_sweep<S: TestDialect>(database: TestDatabase<S>) {
+    let (endless, done) = (Effects::default(), Effects::default());
+    let (begun, counted) = (endless.clone(), done.clone());
+    let completer = working(&database, OLDER, move |orphan: Orphan| {
+        let (begun, counted) = (begun.clone(), counted.clone());
+        async move {
+            if orphan.operation() == "POST /endless" {
+                begun.happen();
+                pending::<()>().await;
+            }
+            counted.happen();
+            Ok(created(1))
+        }
+    });
+    let completing = completer.spawn(Duration::from_millis(30));
+    orphan(&database, "POST /endless").await;
+    eventually("the endless work begins", || endless.count() == 1).await;
+    for n in 1..=2 {
+        orphan(&database, "POST /rides").await;
+        eventually("the orphan is executed", || done.count() == n).await;
+    }
+    drop(completing);
 }
 
 async fn background_completer_runs_until_dropped<S: TestDialect>(database: TestDatabase<S>) {
@@ -466,10 +533,14 @@ each! {
     failed_execution_is_retried_after_delay
     failed_execution_is_not_retried_by_each_replica
     error_leaves_orphan_for_retry
+    foreign_completer_keeps_retention
     operation_is_reported_unchanged
+    orphan_age_counts_from_first_lease
     // F-152
     sweep_ends_if_everything_fails
     background_completer_runs_until_dropped
+    // F-155
+    endless_work_stops_no_later_sweep
     dropped_sweep_takes_over_nothing_more
 }
 

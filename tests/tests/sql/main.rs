@@ -8,6 +8,7 @@ mod conformance_sqlite;
 mod connections;
 mod costs;
 mod cut_off;
+mod damaged;
 mod deadlocks;
 mod fences;
 mod golden_rows;

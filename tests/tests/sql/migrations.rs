@@ -1,8 +1,13 @@
 //! The tables of the SQL stores: created at each start, by every replica at once, without blocking other statements.
 
-use std::{fs, path::Path, time::Duration};
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use tests::{
+    HANG_GUARD,
     barrier::eventually,
     scratch::Scratch,
     servers::{mariadb, postgres},
@@ -57,6 +62,28 @@ async fn replicas_of_postgres_migrate_at_once() {
     at_once!(|| store().with_table("of_its_own.select").unwrap());
 }
 
+/// A name without a schema is searched in the path, as for each statement.
+#[tokio::test(flavor = "multi_thread")]
+async fn table_of_any_schema_in_path_is_used() {
+    let server = postgres::shared();
+    let store = sql::postgres(server, "of_path").await;
+    let mut admin = PgConnection::connect(&server.url()).await.unwrap();
+    admin.execute("create schema path_first").await.unwrap();
+    let options: PgConnectOptions = server.url().parse().unwrap();
+    let options = options.options([("search_path", "path_first,public")]);
+    let other = PostgresStore::new(options).with_table("of_path").unwrap();
+    holds_a_lease(&store, || other.migrate()).await;
+    let created = "select count(*) from pg_tables where schemaname = 'path_first'";
+    let created = query_scalar::<_, i64>(created).fetch_one(&mut admin);
+    assert_eq!(created.await.unwrap(), 0);
+    // A store that names its schema has a table of its own.
+    let named = other.with_table("path_first.of_path").unwrap();
+    holds_a_lease(&store, || named.migrate()).await;
+    let created = "select count(*) from pg_tables where schemaname = 'path_first'";
+    let created = query_scalar::<_, i64>(created).fetch_one(&mut admin);
+    assert_eq!(created.await.unwrap(), 1);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_of_mariadb_migrate_at_once() {
     let store = || MySqlStore::from_url(&mariadb::shared().url()).unwrap();
@@ -76,6 +103,46 @@ async fn processes_on_one_sqlite_file_migrate_at_once() {
     for file in 0..50 {
         at_once!(|| SqliteStore::in_file(scratch.file(format!("{file}.db"))));
     }
+}
+
+/// Two operators append the first lines of the audit table at once. Another process is about to create the table.
+#[tokio::test]
+async fn first_audit_line_waits_for_other_process() {
+    let url = postgres::shared().url();
+    let store = sql::postgres(postgres::shared(), "first_line").await;
+    let mut other = PgConnection::connect(&url).await.unwrap();
+    let create = "begin;
+        select pg_advisory_xact_lock(x'746f7765725f6964'::bigint);
+        create table first_line_audit (
+          n bigint generated always as identity primary key,
+          at timestamptz not null default clock_timestamp(), line text not null)";
+    other.execute(create).await.unwrap();
+    let appending = {
+        let store = store.clone();
+        tokio::spawn(async move { store.append_audit_line("second").await })
+    };
+    let mut watch = PgConnection::connect(&url).await.unwrap();
+    let waiting = "select count(*) from pg_stat_activity
+        where wait_event_type = 'Lock' and query like '%create table if not exists \"first_line_audit\"%'";
+    let began = Instant::now();
+    while query_scalar::<_, i64>(waiting)
+        .fetch_one(&mut watch)
+        .await
+        .unwrap()
+        == 0
+    {
+        assert!(
+            !appending.is_finished(),
+            "the line did not wait: {appending:?}"
+        );
+        assert!(began.elapsed() < HANG_GUARD, "the line does not wait");
+        sleep(Duration::from_millis(5)).await;
+    }
+    let first = "insert into first_line_audit (line) values ('first'); commit";
+    other.execute(first).await.unwrap();
+    appending.await.unwrap().unwrap();
+    let lines = store.last_audit_lines(9).await.unwrap();
+    assert_eq!(lines, ["second", "first"]);
 }
 
 /// The database belongs to the application, and is not in WAL mode yet. During a write, SQLite rejects the change to

@@ -25,6 +25,7 @@ use tests::{
 use tokio::task::JoinSet;
 use tower_idempotency::{
     ConcurrentRequests,
+    conformance::{Case, Subject},
     inspect::{Inspect, Resolution},
     store::{Acquired, Claim, OrphanPolicy, Store, StoreError, Ttl},
 };
@@ -188,6 +189,25 @@ async fn record_over_packet_limit_is_tombstone_in_mariadb() {
         Acquired::Completed { record, .. } => assert_eq!(record.len(), limit),
         other => panic!("expected the record, found {other:?}"),
     }
+}
+
+/// The record of the case exceeds the lowest limit. In the runs of the suite, no record exceeds the default limit.
+#[test]
+fn lowest_limit_rejects_large_record() {
+    let case = Case::named("large_record_is_stored_or_rejected_for_size");
+    let in_postgres = async || {
+        let store = sql::postgres(postgres::shared(), TABLE).await;
+        Subject::new(store.with_record_limit(0))
+    };
+    case.run(false, in_postgres, |_| None);
+    let in_mariadb = async || {
+        let store = sql::mariadb(mariadb::shared(), TABLE).await;
+        Subject::new(store.with_record_limit(0))
+    };
+    case.run(false, in_mariadb, |_| None);
+    let scratch = Scratch::new();
+    let in_sqlite = async || Subject::new(sql::sqlite(&scratch).await.with_record_limit(0));
+    case.run(false, in_sqlite, |_| None);
 }
 
 // ---- Isolation ----

@@ -24,7 +24,7 @@ use tests::{
     scratch::Scratch,
     send, sql,
 };
-use tokio::time::sleep;
+use tokio::{sync::mpsc, time::sleep};
 use tower::ServiceExt as _;
 use tower_idempotency::{
     IdempotencyLayer, Lease, NeedsAttention, Ttl,
@@ -535,10 +535,149 @@ async fn lost_lease_begins_nothing<S: TestDialect>(database: TestDatabase<S>) {
             failed(&error)
         });
         let response = send(&app, order()).await;
-        assert_eq!(response.text(), format!("{kind:?}"));
+        match kind {
+            // The layer finds the record, and cannot read it.
+            _ if theft.contains("completed") => assert_eq!(response.code(), "store-unavailable"),
+            Kind::LeaseLost => assert_eq!(response.code(), "outcome-unknown"),
+            _ => assert_eq!(response.text(), format!("{kind:?}")),
+        }
         database.admin("delete from {table}").await;
     }
     assert_eq!(database.count().await, 0);
+}
+
+// F-924
+/// The handler reports a begin that failed as a 409. First its pool is closed. Then another replica takes over, and ends
+/// without an outcome.
+async fn client_error_after_failed_begin_is_not_recorded<S: TestDialect>(
+    database: TestDatabase<S>,
+) {
+    let options = (*database.pool.connect_options()).clone();
+    let closed = TestDatabase {
+        pool: pool_options::<S::Database>().connect_lazy_with(options),
+        ..database.clone()
+    };
+    closed.pool.close().await;
+    let (other, _) = bank(&database, async |_, _, _| {
+        StatusCode::SERVICE_UNAVAILABLE.into_response()
+    });
+    let (app, executions) = bank(&database, move |database, lease, n| {
+        let (other, closed) = (other.clone(), closed.clone());
+        async move {
+            let (begun, kind) = match n {
+                1 => (charged(&closed, &lease, n).await, Kind::Database),
+                2 => {
+                    database.admin("update {table} set lease_ends = 0").await;
+                    let released = send(&other, order()).await;
+                    assert_eq!(released.status, StatusCode::SERVICE_UNAVAILABLE);
+                    (charged(&database, &lease, n).await, Kind::LeaseLost)
+                }
+                _ => return charge(database, lease, n).await,
+            };
+            assert_eq!(begun.expect_err("nothing begins").kind(), kind);
+            StatusCode::CONFLICT.into_response()
+        }
+    });
+    for _ in 0..2 {
+        let refused = send(&app, order()).await;
+        assert_eq!(refused.status, StatusCode::CONFLICT, "{refused:?}");
+        assert!(!refused.is_replay());
+    }
+    let first = send(&app, order()).await;
+    assert_charged_once(&database, &app, &first).await;
+    assert_eq!(executions.count(), 3);
+}
+
+/// Another replica has completed the request before the begin. The layer returns its response.
+async fn lost_begin_returns_response_of_rival<S: TestDialect>(database: TestDatabase<S>) {
+    let (other, _) = bank(&database, charge);
+    let (app, _) = bank(&database, move |database, lease, n| {
+        let other = other.clone();
+        async move {
+            database.admin("update {table} set lease_ends = 0").await;
+            let response = send(&other, order()).await;
+            assert_eq!(response.status, StatusCode::CREATED, "{response:?}");
+            let error = charged(&database, &lease, n).await.expect_err("no lease");
+            failed(&error)
+        }
+    });
+    let reply = send(&app, order()).await;
+    assert!(reply.is_replay(), "{reply:?}");
+    assert_charged_once(&database, &app, &reply).await;
+}
+
+/// Another replica still executes the request, so a 409 of the handler would be no outcome.
+async fn lost_begin_beside_rival_is_unknown<S: TestDialect>(database: TestDatabase<S>) {
+    let barrier = Barrier::closed();
+    let (rival, mut responses) = mpsc::unbounded_channel();
+    let held = barrier.clone();
+    let (other, _) = bank(&database, move |database, lease, n| {
+        let held = held.clone();
+        async move {
+            held.pass().await;
+            charge(database, lease, n).await
+        }
+    });
+    let held = barrier.clone();
+    let (app, _) = bank(&database, move |database, lease, n| {
+        let (other, rival, held) = (other.clone(), rival.clone(), held.clone());
+        async move {
+            database.admin("update {table} set lease_ends = 0").await;
+            tokio::spawn(async move { rival.send(send(&other, order()).await) });
+            held.arrival().await;
+            let error = charged(&database, &lease, n).await.expect_err("no lease");
+            assert_eq!(error.kind(), Kind::LeaseLost);
+            StatusCode::CONFLICT.into_response()
+        }
+    });
+    let refused = send(&app, order()).await;
+    assert_eq!(refused.code(), "outcome-unknown");
+    barrier.release(1);
+    let response = responses.recv().await.expect("the rival responds");
+    assert_charged_once(&database, &app, &response).await;
+}
+
+/// The handler moves its transaction to the schema of a tenant. The store's table is found only if its schema is named.
+#[tokio::test(flavor = "multi_thread")]
+async fn named_schema_survives_search_path_of_handler() {
+    for (table, is_named) in [("public.tenant_named", true), ("tenant_unnamed", false)] {
+        let database = database::on_postgres(table).await;
+        database.admin("create schema if not exists tenant").await;
+        let (app, _) = bank(&database, async |database, lease, n| {
+            let mut tx = charged(&database, &lease, n).await.expect("a transaction");
+            let path = "set local search_path = tenant".to_owned();
+            PostgresStore::run(&mut tx, path).await.expect("a path");
+            committed(tx, created(n)).await
+        });
+        let first = send(&app, order()).await;
+        if is_named {
+            assert_charged_once(&database, &app, &first).await;
+        } else {
+            assert_eq!((first.text(), database.count().await), ("Database", 0));
+        }
+    }
+}
+
+// S-430
+/// Nothing could read the record of a value under the lease of a request.
+async fn value_of_request_is_not_committed<S: TestDialect>(database: TestDatabase<S>) {
+    let (app, executions) = bank(&database, async |database, lease, n| {
+        let tx = charged(&database, &lease, n).await.expect("a transaction");
+        if n > 1 {
+            return committed(tx, created(n)).await;
+        }
+        let error = tx.commit_value(7).await.expect_err("a value");
+        let error = error.into_output().expect_err("a failure");
+        assert_eq!(error.kind(), Kind::Database);
+        let cause = std::error::Error::source(&error).expect("a cause");
+        assert!(cause.to_string().starts_with("expected a response"));
+        failed(&error)
+    });
+    let refused = send(&app, order()).await;
+    assert_eq!((refused.text(), database.count().await), ("Database", 0));
+    let first = send(&app, order()).await;
+    assert_charged_once(&database, &app, &first).await;
+    assert_eq!(executions.count(), 2);
 }
 
 /// In WAL mode, a crash may leave the commit in one of several attached files.
@@ -1004,6 +1143,10 @@ each! {
     unrecorded_work_is_rolled_back_and_released
     commit_requires_lease
     lost_lease_begins_nothing
+    client_error_after_failed_begin_is_not_recorded
+    lost_begin_returns_response_of_rival
+    lost_begin_beside_rival_is_unknown
+    value_of_request_is_not_committed
     oversized_record_becomes_tombstone
     // S-209
     retry_continues_from_checkpoint

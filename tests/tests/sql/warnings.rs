@@ -12,22 +12,29 @@ use axum::response::Response;
 use tests::{
     barrier::eventually,
     created,
-    observed::observed_on,
+    observed::{observed_on, with_panicking_reports},
     scratch::Scratch,
     sql::{self, claim},
 };
-use tokio::{runtime::Builder, time::sleep};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::sleep,
+};
 use tower_idempotency::store::{Store, Ttl};
 use tower_idempotency_sqlx::{Completer, Orphan, SqliteStore};
 
 /// Many times a second.
 const OFTEN: Duration = Duration::from_millis(10);
 
+fn runtime() -> Runtime {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime")
+}
+
 /// Returns the sum of the counts of this event. Asserts that it was logged at most once a second.
 fn count_of(event: &str, run: impl AsyncFnOnce()) -> u64 {
-    let runtime = Builder::new_current_thread().enable_all().build();
     let began = Instant::now();
-    let (_, log) = observed_on(runtime.expect("a runtime"), "warn", async { run().await });
+    let (_, log) = observed_on(runtime(), "warn", async { run().await });
     let seconds = began.elapsed().as_secs();
     let is_event = |line: &&str| line.contains(event);
     let events: Vec<_> = log.lines().filter(is_event).collect();
@@ -110,5 +117,43 @@ fn failed_orphan_queries_warn_each_second() {
         // Nothing counts the queries.
         sleep(Duration::from_millis(1_500)).await;
         drop(task);
+    });
+}
+
+// F-802
+#[test]
+fn recoveries_continue_after_panic_of_subscriber() {
+    let failures: [fn() -> Result<Response, &'static str>; 2] = [
+        || Err("the intended error"),
+        || panic!("the intended panic"),
+    ];
+    for fail in failures {
+        with_panicking_reports(runtime(), async |_: &AtomicU64| retry_orphan(fail).await);
+    }
+}
+
+/// Starts a task on a store whose calls fail. Waits until the task has reported a second failure.
+fn continues_after_report<T>(start: impl FnOnce(&SqliteStore) -> T) {
+    let scratch = Scratch::new();
+    with_panicking_reports(runtime(), async |panics: &AtomicU64| {
+        let store = unusable(&scratch);
+        let task = start(&store);
+        eventually("a second report", || panics.load(SeqCst) > 1).await;
+        drop(task);
+    });
+}
+
+// F-802
+#[test]
+fn purger_continues_after_panic_of_subscriber() {
+    continues_after_report(|store| store.spawn_purger(OFTEN));
+}
+
+// F-802
+#[test]
+fn orphan_queries_continue_after_panic_of_subscriber() {
+    continues_after_report(|store| {
+        let work = async |_: Orphan| Ok::<_, &'static str>(created(1));
+        Completer::new(store, &sql::layer(store.clone()), work).spawn(OFTEN)
     });
 }

@@ -37,7 +37,7 @@ struct RedisUrl<'a> {
 }
 
 impl<'a> RedisUrl<'a> {
-    /// Parses a URL. The parameter of this crate replaces the setting of the options. The driver gets the other parameters.
+    /// Parses a URL. The parameter of this crate replaces the setting of the options. The driver gets its own parameter.
     fn parse(url: &'a str, options: &OpenOptions) -> Result<Self, OpenError> {
         let mut redis = RedisOptions::new().with_completed_index(options.has_completed_index);
         if let Some(timeout) = options.timeout {
@@ -69,9 +69,12 @@ impl<'a> RedisUrl<'a> {
                 let expected = "true or false after completed-index=";
                 let has_index = value.parse().map_err(|_| OpenError::url(expected))?;
                 redis = redis.with_completed_index(has_index);
-            } else {
+            } else if name == "protocol" {
                 suffix.push(if suffix.is_empty() { '?' } else { '&' });
                 suffix.push_str(pair);
+            } else {
+                // The driver would ignore it.
+                return Err(OpenError::url(PARAMETERS));
             }
         }
         if let Some(fragment) = fragment {
@@ -116,6 +119,7 @@ const FRAGMENT: &str =
 const QUESTION_MARKS: &str =
     "one ? in the URL, and & between its parameters: write %3F for a ? in a password";
 const ENCODED_NAME: &str = "the name of each parameter without a %";
+const PARAMETERS: &str = "only completed-index and protocol after the ? of the URL";
 const NODES: &str = "nodes, as in redis+cluster://HOST:PORT,HOST:PORT";
 const PARAMETERS_BEFORE_NODE: &str = "the parameters after the last node, \
                                       as in redis+cluster://HOST:PORT,HOST:PORT?completed-index=true";
@@ -134,7 +138,7 @@ mod tests {
         (format!("{}{}", parsed.address, parsed.suffix), has_index)
     }
 
-    /// The driver gets the other parameters in their order, and the fragment.
+    /// The driver gets its parameters in their order, and the fragment.
     #[test]
     fn url_sets_completed_index() {
         for (url, for_driver, has_index) in [
@@ -147,8 +151,8 @@ mod tests {
             ),
             ("redis://host?completed-index=true", "redis://host", true),
             (
-                "redis://host/0?a=1&completed-index=true&b=2",
-                "redis://host/0?a=1&b=2",
+                "redis://host/0?protocol=2&completed-index=true&protocol=3",
+                "redis://host/0?protocol=2&protocol=3",
                 true,
             ),
             (
@@ -166,7 +170,11 @@ mod tests {
                 "redis://host/0",
                 true,
             ),
-            ("redis://host/0?a&b=", "redis://host/0?a&b=", false),
+            (
+                "redis://host/0?protocol&protocol=",
+                "redis://host/0?protocol&protocol=",
+                false,
+            ),
             // The last one counts.
             (
                 "redis://host/0?completed-index=false&completed-index=true",
@@ -180,8 +188,8 @@ mod tests {
             ),
             // The driver decodes the address and the values of its parameters.
             (
-                "redis://:p%23s%3Fw@host/0?completed-index=true&a=%26",
-                "redis://:p%23s%3Fw@host/0?a=%26",
+                "redis://:p%23s%3Fw@host/0?completed-index=true&protocol=%26",
+                "redis://:p%23s%3Fw@host/0?protocol=%26",
                 true,
             ),
             (
@@ -252,6 +260,7 @@ mod tests {
     fn refused_urls_have_these_texts() {
         let value = "expected true or false after completed-index=";
         let name = "expected the name of each parameter without a %";
+        let parameters = "expected only completed-index and protocol after the ? of the URL";
         let fragment = "expected no # but that of #insecure at the end of the URL: write %23 for a # in a password";
         let question_marks = "expected one ? in the URL, and & between its parameters: write %3F for a ? in a password";
         for (url, text) in [
@@ -267,6 +276,10 @@ mod tests {
             ),
             ("redis://:hush@host?completed%2Dindex=true", name),
             ("redis://:hush@host?%63ompleted-index=true", name),
+            ("redis://:hush@host?completed_index=true", parameters),
+            ("redis://:hush@host?protocol=resp3&db=3", parameters),
+            ("redis+cluster://:hush@a:1,b:2?prefix=hush:", parameters),
+            ("redis://:hush@host?hush", parameters),
             (
                 "redis://:hush@host?a=1?completed-index=true",
                 question_marks,

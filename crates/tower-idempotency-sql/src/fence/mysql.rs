@@ -31,8 +31,10 @@ macro_rules! is_held {
 ///
 /// 1. Begin a transaction with [`BEGIN`](Self::BEGIN), which also marks it with a savepoint. Send its statements as text,
 ///    because MySQL cannot prepare a savepoint.
-/// 2. Execute [`lease_status_sql`](Self::lease_status_sql). If the lease is not held, roll back. Otherwise register the
-///    transaction with [`LeaseExt::open_transaction`](tower_idempotency::transaction::LeaseExt::open_transaction).
+/// 2. Execute [`lease_status_sql`](Self::lease_status_sql). If the lease is not held, roll back. Call
+///    [`LeaseExt::fail_transaction`](tower_idempotency::transaction::LeaseExt::fail_transaction) then, and after an error of
+///    step 1 or 2. Otherwise register the transaction with
+///    [`LeaseExt::open_transaction`](tower_idempotency::transaction::LeaseExt::open_transaction).
 /// 3. Execute the handler's statements. None of them may change a table's definition, because MySQL would commit first.
 /// 4. [Prepare](tower_idempotency::transaction::LeaseExt::prepare) the record. If the layer does not record the response, roll
 ///    back and return the response. A record above [`record_limit`](Self::record_limit) becomes a

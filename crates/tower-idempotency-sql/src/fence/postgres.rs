@@ -57,8 +57,10 @@ macro_rules! clock {
 /// table:
 ///
 /// 1. Begin a transaction with [`BEGIN`](Self::BEGIN), or with the same isolation level and access mode.
-/// 2. Execute [`lease_status_sql`](Self::lease_status_sql). If the lease is not held, roll back. Otherwise register the
-///    transaction with [`LeaseExt::open_transaction`](tower_idempotency::transaction::LeaseExt::open_transaction).
+/// 2. Execute [`lease_status_sql`](Self::lease_status_sql). If the lease is not held, roll back. Call
+///    [`LeaseExt::fail_transaction`](tower_idempotency::transaction::LeaseExt::fail_transaction) then, and after an error of
+///    step 1 or 2. Otherwise register the transaction with
+///    [`LeaseExt::open_transaction`](tower_idempotency::transaction::LeaseExt::open_transaction).
 /// 3. Execute the handler's statements.
 /// 4. [Prepare](tower_idempotency::transaction::LeaseExt::prepare) the record. If the layer does not record the response, roll
 ///    back and return the response. A record above [`record_limit`](Self::record_limit) becomes a

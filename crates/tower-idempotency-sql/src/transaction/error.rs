@@ -5,8 +5,9 @@ use std::{
 };
 
 use tower_idempotency::{
+    Lease,
     store::StoreError,
-    transaction::{NotRecordable, NotRecordedReason},
+    transaction::{LeaseExt as _, NotRecordable, NotRecordedReason},
 };
 
 use crate::SqlError;
@@ -40,7 +41,8 @@ pub enum TransactionErrorKind {
     /// The checkpoint's name is not 1 to 128 letters, digits and `-_.:/`, or its data cannot be stored. The data must
     /// be serialisable and no larger than a record. The transaction wrote nothing.
     Checkpoint,
-    /// The database failed before the commit was sent, or rejected the commit. The transaction wrote nothing.
+    /// The database failed before the commit was sent, or rejected the commit. Or it was the commit of a value under the lease
+    /// of a request, or of a response under another lease. The transaction wrote nothing.
     Database,
     /// The transaction had already ended.
     ///
@@ -91,13 +93,26 @@ impl TransactionError {
         Self::new(kind, error)
     }
 
+    /// Registers the failure with the lease, and returns the error. The `begin` of each driver and checkpoints call this.
+    ///
+    /// The layer then does not record a 4xx of the handler, because the failure may be temporary.
+    #[must_use]
+    pub fn register(self, lease: &Lease) -> Self {
+        lease.fail_transaction(self.kind == TransactionErrorKind::LeaseLost);
+        self
+    }
+
     /// Converts an error of [`Prepared::commit`](tower_idempotency::transaction::Prepared::commit).
     ///
     /// `may_be_committed` is set if the commit was sent and the database did not reject it.
     #[must_use]
     pub fn from_commit(error: StoreError, may_be_committed: bool) -> Self {
         let source = match error {
-            StoreError::Backend(source) => source.downcast::<SqlError>().ok().map(|it| *it),
+            StoreError::Backend(source) => Some(match source.downcast::<SqlError>() {
+                Ok(error) => *error,
+                // The layer refused a record of the wrong kind.
+                Err(refusal) => SqlError::refused(refusal.to_string()),
+            }),
             _ => return TransactionErrorKind::LeaseLost.into(),
         };
         let kind = match &source {

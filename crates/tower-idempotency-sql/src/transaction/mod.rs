@@ -35,7 +35,9 @@ use crate::{
 ///
 /// Return the response that [`commit`](Self::commit) returns. A handler must not return a success without a commit or a
 /// rollback. The layer then logs an error, responds with 500 `unfinished-transaction` and releases the key. So call
-/// [`rollback`](Self::rollback) before a success that needs no writes. A 4xx after a dropped transaction is recorded.
+/// [`rollback`](Self::rollback) before a success that needs no writes. Also call it if you repeat a transaction whose
+/// statement failed: a later rollback does not make up for a dropped transaction. A 4xx after a dropped transaction is
+/// recorded.
 ///
 /// The fence is a conditional write, the last one of the transaction. If the entry is not leased under this lease's token,
 /// nothing is committed. So two executions of one request commit once, even if they overlap.
@@ -68,7 +70,7 @@ impl<D: Driver> FencedTransaction<D> {
         mut driver: D,
     ) -> Result<Self, TransactionError> {
         let status = driver.lease_status(&fence, &lease.lease_ref()).await;
-        let error = match status {
+        let error: TransactionError = match status {
             Ok(LeaseStatus::Held) => {
                 return Ok(Self {
                     driver,
@@ -85,7 +87,7 @@ impl<D: Driver> FencedTransaction<D> {
             Err(error) => TransactionError::database(error),
         };
         roll_back(driver).await;
-        Err(error)
+        Err(error.register(lease))
     }
 
     /// Writes the record of `res`, commits it with the transaction's other writes, and returns the response.
@@ -122,8 +124,8 @@ impl<D: Driver> FencedTransaction<D> {
         committed
     }
 
-    /// Commits the value of a [`run_once`](tower_idempotency::IdempotencyLayer::run_once), like
-    /// [`commit`](Self::commit).
+    /// Commits the value of a [`run_once`](tower_idempotency::IdempotencyLayer::run_once) or of an item, like
+    /// [`commit`](Self::commit). A handler of a request calls `commit` with a response instead.
     ///
     /// # Errors
     ///

@@ -17,7 +17,10 @@ use tower_idempotency::store::{
 };
 use tower_idempotency_sql::MySqlFence;
 
-use self::statements::{OVERHEAD, Statements};
+use self::{
+    statements::{OVERHEAD, Statements},
+    url::has_only_known_parameters,
+};
 use crate::{
     Purger, SqlError, Table, TableNameError,
     connection::{
@@ -28,6 +31,7 @@ use crate::{
     entry::{AcquireRow, CompleteOutcome, CompleteRow, MAX_ATTEMPTS},
     inspect::InspectStatements,
     timeout::with_timeout,
+    url::without_brackets,
 };
 
 mod check;
@@ -35,6 +39,7 @@ mod fence;
 mod inspect;
 mod statements;
 mod transaction;
+mod url;
 
 /// A store in a table of MySQL, 8.0 or later, or of MariaDB, 10.6 or later.
 ///
@@ -127,16 +132,25 @@ impl MySqlStore {
     ///
     /// # Errors
     ///
-    /// If the URL is invalid.
+    /// If the URL is invalid, or has a parameter that the driver does not know. The driver would ignore that parameter.
     pub fn from_url(url: &str) -> Result<Self, SqlError> {
+        if !has_only_known_parameters(url) {
+            return Err(SqlError::refused(
+                "expected only parameters of the driver after the ? of the URL: ssl-mode, ssl-ca, ssl-cert, ssl-key, charset, \
+                 collation, statement-cache-capacity, socket or timezone",
+            ));
+        }
         // The error of the driver quotes parts of the URL.
-        let options = url.parse().map_err(|_| {
+        let options: MySqlConnectOptions = url.parse().map_err(|_| {
             SqlError::refused("expected a URL of the form mysql://USER:PASSWORD@HOST/DATABASE")
         })?;
-        Ok(Self::new(options))
+        let host = without_brackets(options.get_host()).to_owned();
+        Ok(Self::new(options.host(&host)))
     }
 
-    /// Sets the table, such as `payments.idempotency`. Default: `tower_idempotency` in the database of the connection.
+    /// Sets the table, such as `payments.idempotency`. Default: `tower_idempotency` in the current database of each connection.
+    ///
+    /// Name the database if handlers change it by `use` in their transactions.
     ///
     /// Call this before the first use of the store. Two services that share a table and a namespace of the layer share
     /// their keys.
@@ -360,8 +374,9 @@ impl Store for MySqlStore {
             // No row, or an entry that can be acquired: it was released, expired or deleted between the two statements.
             if let Some(row) = rows.first()
                 && let Some(acquired) = read_acquire_row(row)
-                    .map_err(SqlError::from)?
-                    .into_acquired(claim)?
+                    .map_err(SqlError::from)
+                    .and_then(|row| row.into_acquired(claim))
+                    .map_err(StoreError::unreadable)?
             {
                 return Ok(acquired);
             }

@@ -195,7 +195,8 @@ select checkpoint, checkpoint_data from {table} where {is_held}{wait};"
         });
         in_a_transaction(&format!(
             "
-select id, fingerprint, generation, lease_ends, operation, {NOW} from {table} where {is_due}{ended_before}{after}
+select id, fingerprint, generation, lease_ends, operation, {NOW}, orphan_retention, created
+from {table} where {is_due}{ended_before}{after}
 order by lease_ends, id limit {limit};"
         ))
     }

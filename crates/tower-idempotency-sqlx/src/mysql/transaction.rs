@@ -218,7 +218,9 @@ fn read_orphan_row(row: &MySqlRow) -> Result<OrphanRow, SqlError> {
         fingerprint: Fingerprint::from_bytes(digest(row.try_get(1)?)?),
         generation: row.try_get(2)?,
         lease_ends: row.try_get(3)?,
-        operation: row.try_get(4)?,
+        operation: String::from_utf8_lossy(row.try_get(4)?).into_owned(),
         read_at: row.try_get(5)?,
+        orphan_retention: row.try_get(6)?,
+        created: row.try_get(7)?,
     })
 }

@@ -104,8 +104,10 @@ impl AuditTable for Inner {
 
     fn create(&self) -> String {
         let table = self.settings.table.audit().quoted('"');
+        // The lock of the migrations: two processes that create one table at the same time would fail.
         format!(
-            "create table if not exists {table} (
+            "select pg_advisory_xact_lock(x'746f7765725f6964'::bigint);
+create table if not exists {table} (
   n bigint generated always as identity primary key, at timestamptz not null default clock_timestamp(), line text not null);"
         )
     }

@@ -22,6 +22,7 @@ use crate::{
     hex,
     inspect::InspectStatements,
     timeout::with_timeout,
+    url::without_brackets,
 };
 
 mod check;
@@ -140,13 +141,18 @@ impl PostgresStore {
             ));
         }
         // The error of the driver quotes parts of the URL.
-        let options = url.parse().map_err(|_| {
+        let options: PgConnectOptions = url.parse().map_err(|_| {
             SqlError::refused("expected a URL of the form postgres://USER:PASSWORD@HOST/DATABASE")
         })?;
-        Ok(Self::new(options))
+        let host = without_brackets(options.get_host()).to_owned();
+        Ok(Self::new(options.host(&host)))
     }
 
-    /// Sets the table, such as `payments.idempotency`. Default: `tower_idempotency` in the schema of the connection.
+    /// Sets the table, such as `payments.idempotency`. Default: `tower_idempotency`, without a schema.
+    ///
+    /// PostgreSQL searches a name without a schema in the `search_path` of each connection. If any schema of the path has the
+    /// table, [`migrate`](Self::migrate) creates none. So name the schema if several services share a database, or if handlers
+    /// change the path or the role in their transactions. Each role of a handler needs the rights `select` and `update`.
     ///
     /// Call this before the first use of the store. Two services that share a table and a namespace of the layer share
     /// their keys.
@@ -356,7 +362,9 @@ impl Store for PostgresStore {
             let rows = self.inner.query_shared(Acquire, &sql).await?;
             // No row, or an entry that can be acquired: it was released, expired or deleted between the two statements.
             if let Some(row) = rows.first()
-                && let Some(acquired) = read_acquire_row(row)?.into_acquired(claim)?
+                && let Some(acquired) = read_acquire_row(row)
+                    .and_then(|row| row.into_acquired(claim))
+                    .map_err(StoreError::unreadable)?
             {
                 return Ok(acquired);
             }

@@ -238,7 +238,8 @@ from {table} e, (select {NOW} as now) clock where {is_held}{wait};"
         });
         format!(
             "{PREFACE}
-select encode(e.id, 'hex'), encode(e.fingerprint, 'hex'), e.generation, e.lease_ends, e.operation, (select {NOW})
+select encode(e.id, 'hex'), encode(e.fingerprint, 'hex'), e.generation, e.lease_ends, e.operation, (select {NOW}),
+  e.orphan_retention, e.created
 from {table} e where {is_due}{ended_before}{after}
 order by e.lease_ends, e.id limit {limit};"
         )

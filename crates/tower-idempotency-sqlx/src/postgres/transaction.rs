@@ -24,8 +24,8 @@ impl PostgresStore {
     ///
     /// `pool` belongs to the handler, and connects to the database that has the store's table. The transaction is at
     /// READ COMMITTED, regardless of the pool's default. At a higher level, a renewal of the lease on another
-    /// connection would make the commit fail. Begin takes two round trips besides those of the pool, and a third if the
-    /// pool's connections do not cache statements.
+    /// connection would make the commit fail. Begin takes two round trips besides those of the pool. It takes a third on a
+    /// connection that has not cached its statement yet, or caches none.
     ///
     /// # Errors
     ///
@@ -197,6 +197,8 @@ fn read_orphan_row(row: &PgRow) -> Result<OrphanRow, SqlError> {
         // Unescaped, because the takeover stores it again.
         operation: unescape(row.try_get(4)?),
         read_at: row.try_get(5)?,
+        orphan_retention: row.try_get(6)?,
+        created: row.try_get(7)?,
     })
 }
 

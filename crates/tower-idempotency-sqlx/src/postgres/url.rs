@@ -1,15 +1,13 @@
 //! The parameters of a URL of PostgreSQL.
 
+use crate::url::parameter_names;
+
 /// Returns `true` if the driver knows each parameter of the URL.
 ///
 /// The driver ignores other parameters, and logs their names and values. A value may be a secret, for example that of
 /// `sslpassword`.
 pub(super) fn has_only_known_parameters(url: &str) -> bool {
-    let (_, query) = url.split_once('?').unwrap_or_default();
-    let query = query.split('#').next().unwrap_or_default();
-    let parameters = query.split('&').filter(|parameter| !parameter.is_empty());
-    let mut names = parameters.filter_map(|parameter| parameter.split('=').next());
-    names.all(is_known)
+    parameter_names(url).all(is_known)
 }
 
 /// Returns `true` for a parameter of the driver, sqlx 0.9. Any other name with an escape counts as unknown, because only the
@@ -44,6 +42,7 @@ const KNOWN: [&str; 18] = [
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::PostgresStore;
 
     #[test]
     fn unknown_parameters_are_detected() {
@@ -69,6 +68,18 @@ mod tests {
         ] {
             let url = format!("postgres://app@host/app{query}");
             assert_eq!(has_only_known_parameters(&url), expected, "{url}");
+        }
+    }
+
+    #[test]
+    fn ipv6_host_has_no_brackets() {
+        for (url, host) in [
+            ("postgres://app@[2001:db8::1]:5433/app", "2001:db8::1"),
+            ("postgres://app@host/app", "host"),
+            ("postgres://app@[::1]/app?host=other", "other"),
+        ] {
+            let store = PostgresStore::from_url(url).unwrap();
+            assert_eq!(store.inner.settings.options.get_host(), host, "{url}");
         }
     }
 }

@@ -151,8 +151,9 @@ fn read_entry_row(row: &SqliteRow) -> Result<EntryRow, SqlError> {
         expires: row.try_get(5)?,
         created: row.try_get(6)?,
         completed: row.try_get(7)?,
-        owner: row.try_get(8)?,
-        operation: row.try_get(9)?,
+        // Another program may have written bytes that are no text.
+        owner: String::from_utf8_lossy(row.try_get(8)?).into_owned(),
+        operation: String::from_utf8_lossy(row.try_get(9)?).into_owned(),
         has_checkpoint: row.try_get(10)?,
         record: row.try_get(11)?,
         record_len: row.try_get(12)?,

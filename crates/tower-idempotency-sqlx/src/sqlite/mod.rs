@@ -243,15 +243,15 @@ impl SqliteStore {
 
 impl Inner {
     /// Reads the entry on a connection for reads.
-    async fn read_entry(&self, claim: &Claim) -> Result<Option<AcquireRow>, SqlError> {
+    async fn read_entry(&self, claim: &Claim) -> Result<Option<AcquireRow>, StoreError> {
         let read = self.bind_entry(
             &self.statements.read_entry,
             &claim.id,
             claim.token.as_bytes(),
         );
         let row = fetch_row(&self.readers, Acquire, read).await?;
-        row.map(|row| read_acquire_row(&row).map_err(SqlError::from))
-            .transpose()
+        let entry = row.map(|row| read_acquire_row(&row)).transpose();
+        entry.map_err(|error| StoreError::unreadable(SqlError::from(error)))
     }
 
     /// Binds the ID and the token to a statement. The caller binds further values.
@@ -308,7 +308,8 @@ impl Store for SqliteStore {
             let entry = self.inner.read_entry(claim).await?;
             let can_extend = |entry: &AcquireRow| entry.has_own_token && !entry.is_completed;
             if let Some(entry) = entry.filter(|entry| !can_extend(entry))
-                && let Some(acquired) = entry.into_acquired(claim)?
+                && let Some(acquired) =
+                    entry.into_acquired(claim).map_err(StoreError::unreadable)?
             {
                 return Ok(acquired);
             }

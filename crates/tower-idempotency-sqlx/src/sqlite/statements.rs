@@ -159,7 +159,8 @@ where {is_held} and (generation > 1 or checkpoint is not null) returning 1"
                 "update {table} set orphan_retention = orphan_retention where {is_held} returning checkpoint, checkpoint_data"
             )),
             orphans: statement(format!(
-                "select id, fingerprint, generation, lease_ends, operation, {NOW} from {table}
+                "select id, fingerprint, generation, lease_ends, operation, {NOW}, orphan_retention, created
+from {table}
 where {is_due} and lease_ends < ?5 and lease_ends >= ?2 and (lease_ends > ?2 or id > ?3)
 order by lease_ends, id limit ?4"
             )),

@@ -32,8 +32,10 @@ pub use self::checkpoint::Checkpoint;
 /// [`checkpoint`](Self::checkpoint) or [`rollback`](Self::rollback). Its drop rolls it back.
 ///
 /// Return the response that [`commit`](Self::commit) returns. A handler must not return a success without a commit or a
-/// rollback. The layer then logs an error, responds with 500 `unfinished-transaction` and releases the key. So call
-/// [`rollback`](Self::rollback) before a success that needs no writes. A 4xx after a dropped transaction is recorded.
+/// rollback. The layer then logs an error, responds with 500 `unfinished-transaction` and releases the key. After a
+/// checkpoint, the release leaves an orphan. So call [`rollback`](Self::rollback) before a success that needs no writes. Also
+/// call it if you repeat a transaction whose statement failed: a later rollback does not make up for a dropped transaction. A
+/// 4xx after a dropped transaction is recorded.
 ///
 /// The fence is a conditional write, the last one of the transaction. If the entry is not leased under this lease's token,
 /// nothing is committed. So two executions of one request commit once, even if they overlap.
@@ -66,21 +68,24 @@ impl<S: SqlStore> FencedTransaction<S> {
         pool: &Pool<S::Database>,
     ) -> Result<Self, TransactionError> {
         let begun = begin(store.clone(), lease.lease_ref(), pool).await;
-        let (transaction, status) = begun.map_err(TransactionError::database)?;
-        match status {
-            Ok(LeaseStatus::Held) => Ok(Self {
-                transaction,
-                store: store.clone(),
-                lease: lease.clone(),
-                open: Some(lease.open_transaction()),
-            }),
-            Ok(LeaseStatus::Lost) => Err(TransactionErrorKind::LeaseLost.into()),
-            Ok(LeaseStatus::Absent) => Err(TransactionErrorKind::NoEntry.into()),
-            Err(error) if error.code().is_some_and(S::is_missing_table) => {
-                Err(TransactionError::new(TransactionErrorKind::NoEntry, error))
+        let error: TransactionError = match begun {
+            Ok((transaction, Ok(LeaseStatus::Held))) => {
+                return Ok(Self {
+                    transaction,
+                    store: store.clone(),
+                    lease: lease.clone(),
+                    open: Some(lease.open_transaction()),
+                });
             }
-            Err(error) => Err(TransactionError::database(error)),
-        }
+            Ok((_, Ok(LeaseStatus::Lost))) => TransactionErrorKind::LeaseLost.into(),
+            Ok((_, Ok(LeaseStatus::Absent))) => TransactionErrorKind::NoEntry.into(),
+            Ok((_, Err(error))) if error.code().is_some_and(S::is_missing_table) => {
+                TransactionError::new(TransactionErrorKind::NoEntry, error)
+            }
+            Ok((_, Err(error))) => TransactionError::database(error),
+            Err(error) => TransactionError::database(error),
+        };
+        Err(error.register(lease))
     }
 
     /// Writes the record of `res`, commits it with the transaction's other writes, and returns the response.
@@ -116,8 +121,8 @@ impl<S: SqlStore> FencedTransaction<S> {
         committed
     }
 
-    /// Commits the value of a [`run_once`](tower_idempotency::IdempotencyLayer::run_once), like
-    /// [`commit`](Self::commit).
+    /// Commits the value of a [`run_once`](tower_idempotency::IdempotencyLayer::run_once) or of an item, like
+    /// [`commit`](Self::commit). A handler of a request calls `commit` with a response instead.
     ///
     /// # Errors
     ///
@@ -157,13 +162,13 @@ impl<S: SqlStore> FencedTransaction<S> {
         name: &str,
         data: &impl Serialize,
     ) -> Result<(), TransactionError> {
-        let open = self.open.take();
+        let (open, lease) = (self.open.take(), self.lease.clone());
         let committed = match Checkpoint::new(name, data) {
             Ok(checkpoint) => self.commit_checkpoint(checkpoint).await,
             Err(error) => Err(error),
         };
         end(open);
-        committed
+        committed.map_err(|error| error.register(&lease))
     }
 
     /// Returns the transaction of sqlx, for functions that take a `&mut Transaction<'_, DB>`.
@@ -191,7 +196,8 @@ impl<S: SqlStore> FencedTransaction<S> {
 
     async fn commit_prepared<T>(self, prepared: Prepared<T>) -> Result<T, CommitError<T>> {
         let limit = with_timeout(self.store.record_limit()).await;
-        let limit = limit.map_err(TransactionError::database)?;
+        let limit =
+            limit.map_err(|error| TransactionError::database(error).register(&self.lease))?;
         let prepared = if prepared.record().len() > limit {
             match prepared.into_tombstone() {
                 Ok(tombstone) => tombstone,
@@ -353,12 +359,13 @@ impl Checkpoint {
         store: &S,
         lease: &Lease,
     ) -> Result<Option<Self>, TransactionError> {
-        let lease = lease.lease_ref();
-        match with_timeout(store.read_checkpoint(&lease, false)).await {
-            Ok(Some(checkpoint)) => Ok(checkpoint),
-            Ok(None) => Err(TransactionErrorKind::LeaseLost.into()),
-            Err(error) => Err(TransactionError::database(error)),
-        }
+        let reference = lease.lease_ref();
+        let error = match with_timeout(store.read_checkpoint(&reference, false)).await {
+            Ok(Some(checkpoint)) => return Ok(checkpoint),
+            Ok(None) => TransactionError::from(TransactionErrorKind::LeaseLost),
+            Err(error) => TransactionError::database(error),
+        };
+        Err(error.register(lease))
     }
 }
 

@@ -171,6 +171,24 @@ impl Harness {
         assert!(response.status.is_success(), "{response:?}");
     }
 
+    /// Leaves the entry of a request that was killed before its first checkpoint.
+    pub(crate) async fn begin_request(&self) {
+        let begun = "insert into tower_idempotency (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, \
+             created, owner, operation) \
+             select sha256('id'), substr(sha256('token'), 1, 16), sha256('fingerprint'), 1, now - 1000, 3600000, \
+             now + 3600000, now - 2000, 'tests', 'POST /rides' \
+             from (select (extract(epoch from now()) * 1000)::bigint as now) as clock";
+        let begun = sqlx::query(begun).execute(&self.pool).await;
+        assert_eq!(begun.expect("begun").rows_affected(), 1);
+    }
+
+    /// Returns the number of entries without a record.
+    pub(crate) async fn unfinished_requests(&self) -> i64 {
+        let count = "select count(*) from tower_idempotency where record is null";
+        let count = sqlx::query_scalar(count).fetch_one(&self.pool);
+        count.await.expect("a count")
+    }
+
     /// Returns the states of all rides.
     pub(crate) async fn rides(&self) -> Vec<String> {
         let states = sqlx::query_scalar("select state from rides order by id");

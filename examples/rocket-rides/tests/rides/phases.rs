@@ -163,23 +163,25 @@ async fn completer_finishes_abandoned_rides() {
 async fn completer_records_nothing_without_checkpoint() {
     for (name, preset) in [("left_ietf", Preset::Ietf), ("left_stripe", Preset::Stripe)] {
         let harness = Harness::with_preset(name, preset).await;
-        // A request that was killed before its first checkpoint.
-        let begun = "insert into tower_idempotency (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, \
-             created, owner, operation) \
-             select sha256('id'), substr(sha256('token'), 1, 16), sha256('fingerprint'), 1, now - 1000, 3600000, \
-             now + 3600000, now - 2000, 'tests', 'POST /rides' \
-             from (select (extract(epoch from now()) * 1000)::bigint as now) as clock";
-        let begun = sqlx::query(begun).execute(&harness.pool).await;
-        assert_eq!(begun.expect("begun").rows_affected(), 1);
+        harness.begin_request().await;
         let swept = harness.completer.sweep().await.expect("a sweep");
         assert_eq!(swept.due, 1, "{swept:?}");
-        let open = "select count(*) from tower_idempotency where record is null";
-        let open: i64 = sqlx::query_scalar(open)
-            .fetch_one(&harness.pool)
-            .await
-            .expect("a count");
-        assert_eq!(open, 1, "{preset:?}");
+        assert_eq!(harness.unfinished_requests().await, 1, "{preset:?}");
     }
+}
+
+/// Each attempt restarts the retention of the orphan, which would never expire.
+#[tokio::test]
+async fn completer_ends_old_request_without_checkpoint() {
+    let harness = Harness::new("old_begun").await;
+    harness.begin_request().await;
+    let older = "update tower_idempotency set created = created - 25 * 3600000";
+    let older = sqlx::query(older).execute(&harness.pool).await;
+    assert_eq!(older.expect("an update").rows_affected(), 1);
+    let swept = harness.completer.sweep().await.expect("a sweep");
+    assert_eq!((swept.due, swept.executed), (1, 1), "{swept:?}");
+    assert_eq!(harness.unfinished_requests().await, 0);
+    assert!(harness.rides().await.is_empty());
 }
 
 #[tokio::test]

@@ -2,17 +2,18 @@
 
 use std::{sync::Arc, time::Duration};
 
+use axum::response::IntoResponse;
 use http::StatusCode;
 use other_drivers::Handlers;
 use tests::{
     barrier::{eventually, within},
-    few_or, post,
+    created, few_or, post,
     proxy::{ConnectionEnd, Fault, Proxy},
     send,
     servers::postgres,
 };
 
-use crate::suite::{Bank, assert_charged_once, charge, order};
+use crate::suite::{Bank, assert_charged_once, charge, committed, order};
 
 /// Opens a bank whose handlers use a pool behind a proxy. The store connects directly.
 async fn behind_proxy<D: Handlers>(test: &str) -> (Bank<D>, Arc<Proxy>) {
@@ -52,6 +53,27 @@ pub(crate) async fn lost_commit_commits_nothing<D: Handlers>() {
         assert_charged_once(&bank, &app, &retry).await;
         assert_eq!(executions.count(), 2);
     }
+}
+
+/// The connection is cut in the begin. The failure is temporary, and the handler reports it as a 409.
+pub(crate) async fn client_error_after_failed_begin_is_not_recorded<D: Handlers>() {
+    let (bank, proxy) = behind_proxy::<D>("lost_begin").await;
+    let (app, executions) = bank.serve(move |bank: Bank<D>, lease, n| async move {
+        match bank.charged(&lease, n).await {
+            Ok(tx) => committed(tx, created(n)).await,
+            Err(error) => (StatusCode::CONFLICT, format!("{:?}", error.kind())).into_response(),
+        }
+    });
+    proxy.once(Fault::request(D::BEGIN), ConnectionEnd::Cut);
+    let refused = send(&app, order()).await;
+    assert_eq!(
+        (refused.text(), proxy.injected_faults()),
+        ("Database", 1),
+        "{refused:?}"
+    );
+    let first = send(&app, order()).await;
+    assert_charged_once(&bank, &app, &first).await;
+    assert_eq!(executions.count(), 2);
 }
 
 /// The connection is cut after each number of bytes, from its start to the commit: one effect and one response for each key.

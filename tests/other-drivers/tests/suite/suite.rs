@@ -26,7 +26,8 @@ use tower_idempotency_sql::{
 use tower_idempotency_sqlx::PostgresStore;
 
 pub(crate) use crate::faults::{
-    cut_at_any_byte_has_one_effect, lost_commit_commits_nothing, lost_commit_reply_is_looked_up,
+    client_error_after_failed_begin_is_not_recorded, cut_at_any_byte_has_one_effect,
+    lost_commit_commits_nothing, lost_commit_reply_is_looked_up,
 };
 
 /// Instantiates the tests of this module for a driver.
@@ -44,6 +45,7 @@ macro_rules! suite {
             commit_requires_lease,
             lost_lease_begins_nothing,
             overlapping_executions_commit_once,
+            client_error_after_failed_begin_is_not_recorded,
             lost_commit_reply_is_looked_up,
             lost_commit_commits_nothing,
             cut_at_any_byte_has_one_effect,
@@ -418,10 +420,15 @@ pub(crate) async fn lost_lease_begins_nothing<D: Handlers>() {
                     .admin("alter table {table}_away rename to {table}")
                     .await;
             }
-            failed(&error)
+            (StatusCode::CONFLICT, format!("{:?}", error.kind())).into_response()
         });
         let response = send(&app, order()).await;
-        assert_eq!(response.text(), format!("{kind:?}"), "{theft}");
+        match kind {
+            Kind::LeaseLost => assert_eq!(response.code(), "outcome-unknown"),
+            _ => assert_eq!(response.text(), format!("{kind:?}"), "{theft}"),
+        }
+        let recorded = "delete from {table} where completed is not null";
+        assert_eq!(bank.database.admin(recorded).await, 0, "{theft}");
         bank.database.admin("delete from {table}").await;
     }
     assert_eq!(bank.count().await, 0);

@@ -24,8 +24,9 @@ use crate::{
 pin_project! {
     /// Body of a response of [`Retry`](crate::Retry). Wraps the body of the inner service.
     ///
-    /// If the body fails, the outcome of the operation becomes [`Outcome::ResponseLost`](crate::Outcome::ResponseLost). The
-    /// same request under the same key then gets the response again.
+    /// If the body fails or ends before its announced length, the outcome of the operation becomes
+    /// [`Outcome::ResponseLost`](crate::Outcome::ResponseLost). The same request under the same key then gets the response
+    /// again.
     ///
     /// The status of a gRPC call may be in the trailers. Its outcome is [`Outcome::Unknown`](crate::Outcome::Unknown) until
     /// the caller has read them.
@@ -37,6 +38,8 @@ pin_project! {
         inner: Inner<B>,
         // Frames that were read to find an error code. They are returned first.
         read: VecDeque<Result<Frame<B::Data>, B::Error>>,
+        // Announced bytes that the caller has not read yet.
+        announced: u64,
         operation: Option<Operation>,
         // Operation whose status is in the trailers.
         awaited: Option<AwaitedStatus>,
@@ -55,9 +58,15 @@ pin_project! {
 
 impl<B: Body> ResponseBody<B> {
     pub(crate) fn new(body: B) -> Self {
+        // The response to HEAD announces a body that is not sent.
+        let announced = match body.is_end_stream() {
+            true => 0,
+            false => body.size_hint().lower(),
+        };
         Self {
             inner: Inner::Plain { body },
             read: VecDeque::new(),
+            announced,
             operation: None,
             awaited: None,
         }
@@ -84,10 +93,11 @@ impl<B: Body> ResponseBody<B> {
         self.awaited.is_some()
     }
 
-    /// Reads the body until its end, more than `max` bytes or the deadline. Returns the body, which still contains all
-    /// frames, and its bytes. These are `None` if the body is longer, late or broken.
+    /// Reads the body until its end, more than `max` bytes, [`MAX_FRAMES`] or the deadline. Returns the body, which still
+    /// contains all frames, and its bytes. These are `None` if the body is longer, late, broken or cut.
     pub(crate) async fn peek(self, max: usize, deadline: Instant) -> (Self, Option<Bytes>) {
         let mut bytes = BytesMut::new();
+        let announced = self.announced;
         let (peeked, complete) = self
             .read_ahead(deadline, |data| {
                 // A copy, because the chunks of the data are consumed by reading.
@@ -95,11 +105,12 @@ impl<B: Body> ResponseBody<B> {
                 fits && copy_chunk(data, &mut bytes)
             })
             .await;
-        (peeked, complete.then(|| bytes.freeze()))
+        let is_whole = complete && bytes.len() as u64 >= announced;
+        (peeked, is_whole.then(|| bytes.freeze()))
     }
 
-    /// Reads the body until its end, more than `max` bytes or the deadline. Returns the body, which still contains all
-    /// frames.
+    /// Reads the body until its end, more than `max` bytes, [`MAX_FRAMES`] or the deadline. Returns the body, which still
+    /// contains all frames.
     pub(crate) async fn read_to_trailers(self, max: usize, deadline: Instant) -> Self {
         let mut left = max;
         let read = self.read_ahead(deadline, |data| {
@@ -111,8 +122,8 @@ impl<B: Body> ResponseBody<B> {
         read.await.0
     }
 
-    /// Reads the body until its end, the deadline, or data that do not fit. Returns the body, which still contains all
-    /// frames, and `true` if it is complete.
+    /// Reads the body until its end, the deadline, [`MAX_FRAMES`], or data that do not fit. Returns the body, which still
+    /// contains all frames, and `true` if it has ended.
     async fn read_ahead(
         self,
         deadline: Instant,
@@ -136,7 +147,7 @@ impl<B: Body> ResponseBody<B> {
                     };
                     AwaitedStatus::observe(&mut awaited, &frame);
                     read.push_back(frame);
-                    if !fits {
+                    if !fits || read.len() >= MAX_FRAMES {
                         break false;
                     }
                 }
@@ -148,6 +159,7 @@ impl<B: Body> ResponseBody<B> {
                 has_ended: complete,
             },
             read,
+            announced: self.announced,
             operation: self.operation,
             awaited,
         };
@@ -184,7 +196,17 @@ impl<B: Body> Body for ResponseBody<B> {
         if let Some(frame) = &frame {
             AwaitedStatus::observe(this.awaited, frame);
         }
-        if let (Some(Err(_)), Some(operation)) = (&frame, this.operation) {
+        let is_lost = match &frame {
+            Some(Ok(frame)) => {
+                let length = frame.data_ref().map_or(0, |data| data.remaining() as u64);
+                *this.announced = this.announced.saturating_sub(length);
+                false
+            }
+            Some(Err(_)) => true,
+            // hyper reports an HTTP/2 stream that the server has reset with `NO_ERROR` as complete.
+            None => *this.announced > 0,
+        };
+        if let Some(operation) = this.operation.as_ref().filter(|_| is_lost) {
             operation.set_response_lost();
         }
         Poll::Ready(frame)
@@ -214,6 +236,10 @@ impl<B: Body> ResponseBody<B> {
         }
     }
 }
+
+/// Maximum number of frames that are read before the caller reads them. A server may send each byte of a body as a frame, and
+/// each frame takes some 100 bytes of memory.
+const MAX_FRAMES: usize = 16 * 1024;
 
 /// Operation of a gRPC call whose status is in the trailers. Its drop counts the outcome.
 pub(crate) struct AwaitedStatus {

@@ -122,8 +122,8 @@ impl RetryLayer {
 
     /// Sets the longest duration of one call, all attempts and delays included. Default: 30 s.
     ///
-    /// At the deadline an attempt in flight is cancelled, and no further one begins. With a deadline shorter than the lease
-    /// of the server (15 s by default), no retry can take over from a process that died.
+    /// At the deadline an attempt in flight is cancelled, and no further one begins. With zero, nothing is sent. With a
+    /// deadline shorter than the lease of the server (15 s by default), no retry can take over from a process that died.
     pub fn with_deadline(self, deadline: Duration) -> Self {
         self.with(|settings| settings.deadline = deadline)
     }
@@ -131,7 +131,8 @@ impl RetryLayer {
     /// Sets the delays: before retry `n`, counted from 0, a random one between zero and the smaller of `base` x 2^n and
     /// `cap`. Default: 50 ms and 20 s.
     ///
-    /// Short delays let many clients hit a server again before it has recovered.
+    /// Short delays let many clients hit a server again before it has recovered. While the server executes the first
+    /// request, each delay is at least 10 ms, also if both values are zero.
     pub fn with_backoff(self, base: Duration, cap: Duration) -> Self {
         self.with(|settings| settings.backoff = Backoff { base, cap })
     }
@@ -161,7 +162,7 @@ impl RetryLayer {
     /// No attempt begins later, because it would execute the operation a second time. The outcome is then
     /// [`Outcome::Unknown`](crate::Outcome::Unknown). Both the monotonic clock and the wall clock count, so that a machine
     /// that was suspended sends nothing late. The lifetime must be shorter than the retention of the server. Otherwise a
-    /// late retry executes the operation again.
+    /// late retry executes the operation again. With zero, no attempt follows one that may have been executed.
     pub fn with_lifetime(self, lifetime: Duration) -> Self {
         self.with(|settings| settings.lifetime = lifetime)
     }

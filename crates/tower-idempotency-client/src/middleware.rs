@@ -29,6 +29,9 @@ impl RetryLayer {
     /// response of a redirect to another scheme, host or port is returned. The key, and credentials such as those of
     /// `ClientBuilder::default_headers`, must not reach another origin.
     ///
+    /// A 301 or 302 to an unsafe method other than POST, such as DELETE, is returned as the response of the operation. reqwest
+    /// itself would repeat the method at the other URL, where it is another operation.
+    ///
     /// # Cookies
     ///
     /// With a cookie store, a response may change the cookies between two attempts. A server that identifies callers by a
@@ -234,18 +237,23 @@ impl Followup {
         }
     }
 
-    /// Returns the request after a redirect. Returns `None` if the response is no redirect within the origin, or if the body
-    /// cannot be sent again.
+    /// Returns the request after a redirect. Returns `None` if:
+    /// - the response is no redirect within the origin;
+    /// - the response is that of the operation;
+    /// - the body cannot be sent again.
     fn request(
         mut self,
         status: StatusCode,
         headers: &HeaderMap,
         key_header: &HeaderName,
     ) -> Option<Request> {
+        let method = self.req.method();
         let becomes_get = match status.as_u16() {
-            301 | 302 => self.req.method() == Method::POST,
-            303 => self.req.method() != Method::HEAD,
-            307 | 308 => false,
+            301 | 302 if method == Method::POST => true,
+            // The method would not change, and the server has usually executed it. At the other URL it is another operation.
+            301 | 302 if !is_safe(method) => return None,
+            301 | 302 | 307 | 308 => false,
+            303 => method != Method::HEAD,
             _ => return None,
         };
         if !becomes_get && !self.has_body {

@@ -1,7 +1,7 @@
 //! Codes in the bodies of error responses.
 
 use http::{HeaderMap, StatusCode, header};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Longest body that is searched for a code.
 pub(crate) const MAX_BYTES: usize = 64 * 1024;
@@ -11,7 +11,7 @@ pub(crate) const MAX_BYTES: usize = 64 * 1024;
 pub(crate) enum Code {
     /// The body contains no code, or none that counts.
     Missing,
-    /// The body may contain a code. It is encoded, too long, late or broken.
+    /// The body may contain a code. It is encoded, too long, late, broken or cut.
     Unreadable,
     /// The body is a JSON object.
     Read(Problem),
@@ -60,36 +60,47 @@ pub(crate) fn is_encoded(headers: &HeaderMap) -> bool {
     encodings.any(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
+impl Code {
+    /// Searches the body of an error response.
+    ///
+    /// A body without a length ends with its connection, also if that breaks. An object that was cut is JSON that ends early.
+    pub(crate) fn parse(form: Form, body: &[u8]) -> Self {
+        match serde_json::from_slice(body) {
+            Ok(Value::Object(body)) => Self::Read(Problem::of(form, &body)),
+            Err(error) if error.is_eof() && !body.trim_ascii().is_empty() => Self::Unreadable,
+            Ok(_) | Err(_) => Self::Missing,
+        }
+    }
+}
+
 impl Problem {
-    /// Returns the members of a body, or `None` if it is not a JSON object.
+    /// Returns the members of a body.
     ///
     /// Outside problem details, a code counts if it is a member of `error`, or if the body has a type of the Agentic Commerce
     /// Protocol. With that type, the codes of the layer have underscores. Any other `code` belongs to the application, and its
     /// meaning is unknown.
-    pub(crate) fn parse(form: Form, body: &[u8]) -> Option<Self> {
-        let body: Value = serde_json::from_slice(body).ok()?;
-        let body = body.as_object()?;
+    fn of(form: Form, body: &Map<String, Value>) -> Self {
         let text = |value: Option<&Value>| value?.as_str().map(str::to_owned);
         if form == Form::Problem {
             let is_from_layer = body
                 .get("type")
                 .and_then(Value::as_str)
                 .is_some_and(|uri| uri.starts_with("urn:tower-idempotency:problem:"));
-            return Some(Self {
+            return Self {
                 code: text(body.get("code")),
                 error_type: None,
                 retryable: body
                     .get("retryable")
                     .and_then(Value::as_bool)
                     .filter(|_| is_from_layer),
-            });
+            };
         }
         if let Some(error) = body.get("error").and_then(Value::as_object) {
-            return Some(Self {
+            return Self {
                 code: text(error.get("code")),
                 error_type: text(error.get("type")),
                 retryable: None,
-            });
+            };
         }
         let is_acp = body
             .get("type")
@@ -99,10 +110,10 @@ impl Problem {
             true => code,
             false => code.replace('_', "-"),
         });
-        Some(Self {
+        Self {
             code: code.filter(|code| is_acp || code.starts_with("idempotency_")),
             ..Self::default()
-        })
+        }
     }
 }
 
@@ -115,8 +126,15 @@ mod tests {
 
     use super::*;
 
+    fn problem(form: Form, body: &str) -> Option<Problem> {
+        match Code::parse(form, body.as_bytes()) {
+            Code::Read(problem) => Some(problem),
+            Code::Missing | Code::Unreadable => None,
+        }
+    }
+
     fn code(form: Form, body: &str) -> Option<String> {
-        Problem::parse(form, body.as_bytes())?.code
+        problem(form, body)?.code
     }
 
     #[test]
@@ -139,36 +157,33 @@ mod tests {
     fn codes_of_application_do_not_count() {
         assert_eq!(code(Form::Json, r#"{"code":"in-progress"}"#), None);
         assert_eq!(code(Form::Problem, r#"{"code":7}"#), None);
-        for body in [
-            "",
-            "[]",
-            "null",
-            "\"in-progress\"",
-            "{\"code\":\"in-progress\"",
-        ] {
-            assert_eq!(
-                Problem::parse(Form::Problem, body.as_bytes()),
-                None,
-                "{body}"
-            );
+        for body in ["", "\n", "[]", "null", "\"in-progress\"", "no JSON"] {
+            let code = Code::parse(Form::Problem, body.as_bytes());
+            assert!(matches!(code, Code::Missing), "{body}");
+        }
+    }
+
+    #[test]
+    fn cut_object_is_unreadable() {
+        let body = r#"{"status":409,"x":"\u00e9 é","code":"in-progress","a":[{}],"b":true}"#;
+        assert_eq!(code(Form::Problem, body).as_deref(), Some("in-progress"));
+        for length in 1..body.len() {
+            let code = Code::parse(Form::Problem, &body.as_bytes()[..length]);
+            assert!(matches!(code, Code::Unreadable), "cut at {length}");
         }
     }
 
     #[test]
     fn deep_nesting_is_no_problem() {
-        assert_eq!(
-            Problem::parse(Form::Json, "[".repeat(MAX_BYTES).as_bytes()),
-            None
-        );
+        let code = Code::parse(Form::Json, "[".repeat(MAX_BYTES).as_bytes());
+        assert!(matches!(code, Code::Missing));
     }
 
     #[test]
     fn retryable_counts_in_problems_of_layer() {
         let parse = |uri| {
             let body = format!(r#"{{"type":"{uri}","code":"new","retryable":true}}"#);
-            Problem::parse(Form::Problem, body.as_bytes())
-                .unwrap()
-                .retryable
+            problem(Form::Problem, &body).unwrap().retryable
         };
         assert_eq!(parse("urn:tower-idempotency:problem:new"), Some(true));
         assert_eq!(parse("https://example.com/new"), None);

@@ -12,7 +12,7 @@ use crate::{
     error::{BoxError, Error, Reason},
     keys::Keyed,
     operation::{Operation, Outcome},
-    problem::{Code, Form, MAX_BYTES, Problem, is_encoded},
+    problem::{Code, Form, MAX_BYTES, is_encoded},
     settings::Settings,
     telemetry,
     verdict::{Attempt, Cause, Fate, Head, Judgement, Verdict, depends_on_code},
@@ -95,19 +95,14 @@ impl Series {
         self.begin_attempt(self.began)
     }
 
-    /// Begins a further attempt, as [`begin`](Self::begin) does.
-    fn begin_again(&mut self) -> Result<(), Reason> {
-        let now = Instant::now();
-        if now >= self.deadline {
-            return Err(Reason::Deadline);
-        }
-        self.begin_attempt(now)
-    }
-
+    /// Begins an attempt, as [`begin`](Self::begin) does.
     fn begin_attempt(&mut self, now: Instant) -> Result<(), Reason> {
         if self.expires_within(Duration::ZERO) {
             telemetry::expired(&self.settings.expired);
             return Err(Reason::Expired);
+        }
+        if now >= self.deadline {
+            return Err(Reason::Deadline);
         }
         self.operation.begin_attempt(now);
         Ok(())
@@ -291,7 +286,7 @@ pub(crate) async fn drive<T: Transport>(
             Ok(Err(error)) => return Err(series.fail(Reason::NotReady, Some(error))),
             Err(_) => return Err(series.fail(Reason::Deadline, last_error)),
         }
-        if let Err(reason) = series.begin_again() {
+        if let Err(reason) = series.begin_attempt(Instant::now()) {
             return Err(series.fail(reason, last_error));
         }
         result = match timeout_at(series.deadline, transport.send()).await {
@@ -309,22 +304,17 @@ async fn read_code<B: Body>(
     body: B,
 ) -> (ResponseBody<B>, Code) {
     let body = ResponseBody::new(body);
-    let depends_on_code = depends_on_code(status, headers);
-    let is_read = depends_on_code || series.settings.verdict.is_some();
+    let is_read = depends_on_code(status, headers) || series.settings.verdict.is_some();
     let Some(form) = Form::of(status, headers).filter(|_| is_read) else {
         return (body, Code::Missing);
     };
-    let unreadable = match depends_on_code {
-        true => Code::Unreadable,
-        false => Code::Missing,
-    };
     if is_encoded(headers) {
-        return (body, unreadable);
+        return (body, Code::Unreadable);
     }
     let (body, bytes) = body.peek(MAX_BYTES, series.deadline).await;
     let code = match bytes {
-        Some(bytes) => Problem::parse(form, &bytes).map_or(Code::Missing, Code::Read),
-        None => unreadable,
+        Some(bytes) => Code::parse(form, &bytes),
+        None => Code::Unreadable,
     };
     (body, code)
 }

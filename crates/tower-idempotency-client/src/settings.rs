@@ -34,7 +34,7 @@ pub(crate) struct Settings {
 impl Settings {
     /// Returns the end of a call that begins now.
     pub(crate) fn deadline_from(&self, now: Instant) -> Instant {
-        now.checked_add(self.deadline).unwrap_or(now + FAR)
+        now + self.deadline.min(FAR)
     }
 
     /// Returns the delay before this retry, counted from 0.
@@ -49,9 +49,16 @@ impl Settings {
         };
         // All clients get the same `Retry-After`. The random part spreads them.
         let after = after.unwrap_or_default().min(self.max_retry_after);
+        let after = match cause {
+            // Neither the number of attempts nor the budget limits these retries.
+            Cause::InProgress => after.max(MIN_IN_PROGRESS),
+            Cause::NotSent | Cause::Transient | Cause::Throttled => after,
+        };
         after.saturating_add(self.jitter.below(backoff.ceiling(retry)))
     }
 }
 
-/// Used if the deadline of a call is too far in the future for the clock.
+/// Shortest delay before a retry while the server executes the first request.
+const MIN_IN_PROGRESS: Duration = Duration::from_millis(10);
+/// Longest duration of a call. The clock cannot add every duration.
 const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);

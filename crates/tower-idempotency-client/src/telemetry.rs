@@ -1,6 +1,9 @@
 //! Events and counters. No label and no field carries a key.
 
-use std::time::Duration;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Duration,
+};
 
 use crate::{operation::Outcome, verdict::Cause, warning::WarningLimit};
 
@@ -9,6 +12,12 @@ macro_rules! count {
         #[cfg(feature = "metrics")]
         metrics::counter!($name $(, $label => $value)*).increment(1);
     };
+}
+
+/// Logs an event of a thread that works for other calls. A panic of the subscriber does not end the thread.
+pub(crate) fn log_and_catch_panic(log: impl FnOnce()) {
+    // Unwind safe: the closure only reads what it logs.
+    let _ = catch_unwind(AssertUnwindSafe(log));
 }
 
 /// Describes the counters, and registers them with value 0 and all values of their labels.

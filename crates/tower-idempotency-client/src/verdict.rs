@@ -68,6 +68,16 @@ pub(crate) struct Head<'a> {
     pub(crate) code: &'a Code,
 }
 
+impl<'a> Head<'a> {
+    /// Returns the code in the body, if it was read.
+    fn code_text(&self) -> Option<&'a str> {
+        match self.code {
+            Code::Read(problem) => problem.code.as_deref(),
+            Code::Missing | Code::Unreadable => None,
+        }
+    }
+}
+
 impl<'a> Attempt<'a> {
     /// Returns status and headers of the response, or `None` if there is none.
     #[must_use]
@@ -80,10 +90,7 @@ impl<'a> Attempt<'a> {
     /// `error.code` of other JSON. A `code` of other JSON counts if it begins with `idempotency_`.
     #[must_use]
     pub fn code(&self) -> Option<&'a str> {
-        match self.result.as_ref().ok()?.code {
-            Code::Read(problem) => problem.code.as_deref(),
-            Code::Missing | Code::Unreadable => None,
-        }
+        self.result.as_ref().ok()?.code_text()
     }
 
     /// Returns the error of the inner service, or `None` if there is a response.
@@ -216,13 +223,13 @@ impl Judgement {
 /// Returns `true` if a code in the body can change the judgement of a response.
 ///
 /// Most responses with 404 and 405 come from an application, and their codes do not count. The proxy sends its own as problem
-/// details.
+/// details. The code of a replay counts only with 409, the status of `outcome-unknown`.
 pub(crate) fn depends_on_code(status: StatusCode, headers: &HeaderMap) -> bool {
     let may_be_of_proxy = matches!(status.as_u16(), 404 | 405);
     (status.is_server_error()
         || matches!(status.as_u16(), 400 | 408 | 409 | 413 | 422 | 429)
         || may_be_of_proxy && Form::of(status, headers) == Some(Form::Problem))
-        && !is_replay(headers)
+        && (status == StatusCode::CONFLICT || !is_replay(headers))
 }
 
 /// Returns `true` if the response is marked as a replay.
@@ -233,13 +240,16 @@ fn is_replay(headers: &HeaderMap) -> bool {
 /// Judges a replay. Only a recorded response is marked, so a retry would get the same one.
 ///
 /// A recorded 5xx is the response of the key, but does not show if the operation was executed. The same is true of a recorded
-/// failure of gRPC.
+/// failure of gRPC, and of an `outcome-unknown` that the server got from another one.
 fn by_replay_marker(head: Head<'_>) -> Option<Judgement> {
-    let is_failure = || {
+    let is_unknown = || {
         let status = GrpcStatus::of(head.headers).filter(|_| is_grpc(head.headers));
-        head.status.is_server_error() || status.is_some_and(|status| !status.is_outcome())
+        let reason = status.as_ref().and_then(|status| status.reason.as_deref());
+        head.status.is_server_error()
+            || status.as_ref().is_some_and(|status| !status.is_outcome())
+            || reason.or(head.code_text()) == Some("outcome-unknown")
     };
-    is_replay(head.headers).then(|| match is_failure() {
+    is_replay(head.headers).then(|| match is_unknown() {
         true => Judgement::UNKNOWN,
         false => Judgement::DEFINITE,
     })
@@ -286,8 +296,10 @@ fn by_known_code(code: &str, after: Option<Duration>) -> Option<Judgement> {
             Some(_) => Judgement::retry(after, Cause::Transient),
             None => Judgement::UNKNOWN,
         },
-        "response-not-retained" | "unfinished-transaction" => Judgement::DEFINITE,
-        // Without a delay, the request was executed and its record cannot be read.
+        "response-not-retained" => Judgement::DEFINITE,
+        // One transaction had no effect. An earlier phase, or a call to another service, may have had one.
+        "unfinished-transaction" => Judgement::UNKNOWN,
+        // Without a delay, the server cannot read the entry of the request or its record.
         "store-unavailable" => match after {
             Some(_) => Judgement::retry(after, Cause::Throttled),
             None => Judgement::UNKNOWN,

@@ -320,6 +320,7 @@ const DEFAULT_HEADERS: &[&str] = &[
     "stripe-version",
     "sudo",
     "tenant-id",
+    "upload-offset",
     "user-agent",
     "x-account-id",
     "x-customer-id",
@@ -328,6 +329,7 @@ const DEFAULT_HEADERS: &[&str] = &[
     "x-http-method-override",
     "x-impersonate-user",
     "x-merchant-id",
+    "x-method-override",
     "x-on-behalf-of",
     "x-org-id",
     "x-organization",
@@ -432,8 +434,11 @@ mod tests {
     /// A server of this project compares these headers.
     #[test]
     fn default_headers_include_those_of_server() {
-        for name in tower_idempotency::ACTING_HEADERS {
-            assert!(DEFAULT_HEADERS.contains(&name.as_str()), "{name}");
+        let acting = tower_idempotency::ACTING_HEADERS;
+        let selecting = "content-range upload-offset x-http-method-override x-method-override";
+        let selecting = selecting.split(' ');
+        for name in acting.iter().map(HeaderName::as_str).chain(selecting) {
+            assert!(DEFAULT_HEADERS.contains(&name), "{name}");
         }
         assert!(DEFAULT_HEADERS.is_sorted());
     }

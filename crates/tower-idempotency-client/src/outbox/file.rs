@@ -14,7 +14,7 @@ use std::{
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Outbox, OutboxError, entry::Entry, log::Log};
-use crate::warning::WarningLimit;
+use crate::{telemetry::log_and_catch_panic, warning::WarningLimit};
 
 /// Outbox of one process, in a file that only its user may read.
 ///
@@ -75,28 +75,21 @@ type Acknowledge = Box<dyn FnOnce(Result<(), &io::Error>) + Send>;
 impl FileOutbox {
     /// Opens or creates the file, and reads its entries. Blocks the thread meanwhile.
     ///
+    /// A crash may leave a damaged end of the file. It is cut off with a warning. If the disk has damaged the record that was
+    /// synced last, the outbox cannot distinguish this from a crash.
+    ///
     /// # Errors
     ///
     /// - The outbox is already open, in this or another process.
-    /// - The file is not that of an outbox, or a record that was synced is damaged. Nothing is changed then.
+    /// - The file is not that of an outbox, or has a record of another version. Nothing is changed then.
+    /// - A record is damaged, and a later one shows that it was synced. Nothing is changed then.
     /// - The file cannot be read or written.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, OutboxError> {
-        let mut log = Log::open(path.as_ref()).map_err(OutboxError::new)?;
-        let (mut outbox, mut received) = Self::without_thread();
+        let log = Log::open(path.as_ref()).map_err(OutboxError::new)?;
+        let (mut outbox, received) = Self::without_thread();
         let settings = outbox.settings.clone();
         let thread = thread::Builder::new().name("outbox".to_owned());
-        let writer = move || {
-            let failures = WarningLimit::default();
-            while let Some(command) = received.blocking_recv() {
-                let mut batch = vec![command];
-                while batch.len() < MAX_BATCH
-                    && let Ok(command) = received.try_recv()
-                {
-                    batch.push(command);
-                }
-                execute(&mut log, batch, &settings, &failures);
-            }
-        };
+        let writer = move || execute_all(log, received, &settings);
         outbox.thread = Some(thread.spawn(writer).map_err(OutboxError::new)?);
         Ok(outbox)
     }
@@ -181,6 +174,20 @@ impl Outbox for FileOutbox {
     }
 }
 
+/// Executes calls until the outbox is dropped.
+fn execute_all(mut log: Log, mut received: mpsc::Receiver<Command>, settings: &FileSettings) {
+    let failures = WarningLimit::default();
+    while let Some(command) = received.blocking_recv() {
+        let mut batch = vec![command];
+        while batch.len() < MAX_BATCH
+            && let Ok(command) = received.try_recv()
+        {
+            batch.push(command);
+        }
+        execute(&mut log, batch, settings, &failures);
+    }
+}
+
 /// Executes calls with one write, and replies to them afterwards.
 fn execute(log: &mut Log, batch: Vec<Command>, settings: &FileSettings, failures: &WarningLimit) {
     let mut acknowledge: Vec<Acknowledge> = Vec::with_capacity(batch.len());
@@ -196,7 +203,9 @@ fn execute(log: &mut Log, batch: Vec<Command>, settings: &FileSettings, failures
     if let Err(error) = written.and_then(|()| log.compact())
         && let Some(count) = failures.count()
     {
-        tracing::warn!(%error, count, "file of the outbox cannot be written");
+        log_and_catch_panic(|| {
+            tracing::warn!(%error, count, "file of the outbox cannot be written");
+        });
     }
 }
 
@@ -255,6 +264,10 @@ mod tests {
     use ::tests::{observed::observed, scratch::Scratch};
     use bytes::Bytes;
     use tokio::time::advance;
+    use tracing::{
+        Dispatch,
+        subscriber::{NoSubscriber, with_default},
+    };
 
     use super::*;
     use crate::operation::Operation;
@@ -299,6 +312,35 @@ mod tests {
             assert!(call.as_mut().poll(&mut cx).is_pending());
         }
         assert_eq!(received.len(), MAX_BATCH);
+    }
+
+    /// The writer of `tracing_subscriber::fmt` panics if standard error is closed.
+    #[tokio::test]
+    async fn thread_survives_panic_of_subscriber() {
+        // If the program has only one subscriber, a thread without one can disable the event for all threads.
+        let _other = Dispatch::new(NoSubscriber::new());
+        let panics = Arc::new(AtomicU64::new(0));
+        let count = panics.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(move || -> io::Sink {
+                count.fetch_add(1, Ordering::Relaxed);
+                panic!("the subscriber cannot write")
+            })
+            .finish();
+        let scratch = Scratch::new();
+        let log = Log::open(&scratch.file("orders.outbox")).unwrap();
+        // No new file can replace a directory.
+        std::fs::create_dir(scratch.file("orders.outbox.new")).unwrap();
+        let (mut outbox, received) = FileOutbox::without_thread();
+        let settings = outbox.settings.clone();
+        let writer = move || execute_all(log, received, &settings);
+        outbox.thread = Some(thread::spawn(move || with_default(subscriber, writer)));
+        let large = entry(vec![b'x'; 1024 * 1024]);
+        outbox.store(&large).await.unwrap();
+        outbox.remove(large.key()).await.unwrap();
+        let stored = outbox.store(&entry("espresso")).await;
+        assert_eq!(panics.load(Ordering::Relaxed), 1);
+        assert_eq!(stored.unwrap(), None);
     }
 
     /// The file has more than 1 MiB of removed entries after each call, and no new file can replace a directory.

@@ -101,14 +101,14 @@ use crate::{
 /// that the client cannot read, and of one whose URL is too long. If the outbox fails, the request is not sent, and its outcome
 /// is [`Unknown`](Outcome::Unknown), because it may be stored nevertheless.
 ///
-/// [`RetryLayer::with_deadline`] includes the time in which the layer copies the body and calls the outbox. A removal that has
-/// not ended by then leaves the entry.
+/// [`RetryLayer::with_deadline`] includes the time in which the layer copies the body and calls the outbox. If it passes before
+/// the first attempt, nothing is sent. A removal that has not ended by then leaves the entry.
 ///
 /// # gRPC
 ///
-/// The status of a call may be in the trailers of its response. The layer reads such a response up to 4 MiB and to the
-/// deadline before it returns it. If it has not found the status by then, the entry stays. So the layer is not for calls
-/// whose response is a stream.
+/// The status of a call may be in the trailers of its response. Before the layer returns such a response, it reads at most
+/// 4 MiB and 16,384 frames of it, until the deadline. If it has not found the status by then, the entry stays. So the layer is
+/// not for calls whose response is a stream.
 ///
 /// # Placement
 ///

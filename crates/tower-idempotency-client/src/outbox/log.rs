@@ -2,7 +2,7 @@
 //!
 //! A power failure may lose any unsynced bytes, even if later bytes are on the disk. If a record is damaged, opening cuts it
 //! and all later records off. If the synced length in a later record includes the damaged record, the disk has lost synced
-//! data: opening fails.
+//! data: opening fails. It also fails if a record is whole, and this version cannot read it.
 
 mod entries;
 mod format;
@@ -24,6 +24,7 @@ use super::{
     OutboxError,
     entry::{Entry, millis},
 };
+use crate::telemetry::log_and_catch_panic;
 
 /// The open file and its entries.
 pub(super) struct Log {
@@ -114,10 +115,12 @@ impl Log {
     fn load(&mut self, bytes: &[u8]) -> io::Result<()> {
         let (entries, length) = Entries::read(self.header, bytes)?;
         if length < bytes.len() {
-            tracing::warn!(
-                bytes = bytes.len() - length,
-                "incomplete records at the end of the outbox removed"
-            );
+            log_and_catch_panic(|| {
+                tracing::warn!(
+                    bytes = bytes.len() - length,
+                    "incomplete records at the end of the outbox removed"
+                );
+            });
             self.file.set_len(length as u64)?;
         }
         // A compacted file does not contain the positions of removed entries. New entries must not get them, because a recovery

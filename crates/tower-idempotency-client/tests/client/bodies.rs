@@ -4,28 +4,44 @@ use std::{
     convert::Infallible,
     io,
     pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
-use http_body::{Body, Frame};
+use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Full, channel::Channel};
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_idempotency_client::{IdempotencyKeyLayer, Operation, Outcome, Protocol, RetryLayer};
+use tower_idempotency_client::{
+    IdempotencyKeyLayer, Operation, Outcome, Protocol, ResponseBody, RetryLayer,
+};
 
 use crate::harness::{Reply, Server, post, reply, send, status, text};
 
 type Frames = Vec<Result<Frame<Bytes>, io::Error>>;
 
 /// Stream of frames. It cannot be sent twice.
-struct Stream(std::vec::IntoIter<Result<Frame<Bytes>, io::Error>>);
+struct Stream {
+    frames: std::vec::IntoIter<Result<Frame<Bytes>, io::Error>>,
+    /// Length that the head announces.
+    announced: u64,
+    /// `true` if the head is the end, such as that of the response to HEAD.
+    is_empty: bool,
+}
 
 impl Stream {
     fn new(frames: Frames) -> Self {
-        Self(frames.into_iter())
+        Self {
+            frames: frames.into_iter(),
+            announced: 0,
+            is_empty: false,
+        }
     }
 }
 
@@ -37,7 +53,18 @@ impl Body for Stream {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        Poll::Ready(self.0.next())
+        Poll::Ready(self.frames.next())
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_empty
+    }
+
+    /// Some clients do not subtract the bytes that the caller has read.
+    fn size_hint(&self) -> SizeHint {
+        let mut hint = SizeHint::default();
+        hint.set_lower(self.announced);
+        hint
     }
 }
 
@@ -87,12 +114,21 @@ async fn respond(
     status: u16,
     media_type: &'static str,
     frames: impl Fn() -> Frames + Clone + Send + 'static,
-) -> (
-    Operation,
-    Response<tower_idempotency_client::ResponseBody<Stream>>,
-) {
+) -> (Operation, Response<ResponseBody<Stream>>) {
+    respond_with(layer, status, media_type, move || Stream::new(frames())).await
+}
+
+async fn respond_with<B>(
+    layer: RetryLayer,
+    status: u16,
+    media_type: &'static str,
+    body: impl Fn() -> B + Clone + Send + 'static,
+) -> (Operation, Response<ResponseBody<B>>)
+where
+    B: Body<Data = Bytes, Error: Send> + Send + 'static,
+{
     let server = service_fn(move |_: Request<Full<Bytes>>| {
-        let mut res = Response::new(Stream::new(frames()));
+        let mut res = Response::new(body());
         *res.status_mut() = StatusCode::from_u16(status).unwrap();
         res.headers_mut()
             .insert("content-type", media_type.parse().unwrap());
@@ -125,6 +161,37 @@ async fn broken_body_of_response_is_response_lost() {
     let res = RetryLayer::new().layer(server).oneshot(req).await.unwrap();
     assert_eq!(text(res).await, "{\"id\":7}");
     assert_eq!(operation.outcome(), Outcome::Definite);
+}
+
+/// hyper reports an HTTP/2 stream that the server has reset with `NO_ERROR` as complete.
+#[tokio::test(start_paused = true)]
+async fn body_shorter_than_announced_is_lost() {
+    for (announced, is_empty, outcome) in [
+        (3, false, Outcome::Definite),
+        (4, false, Outcome::Definite),
+        (5, false, Outcome::ResponseLost),
+        (5, true, Outcome::Definite),
+    ] {
+        let body = move || Stream {
+            announced,
+            is_empty,
+            ..Stream::new(vec![data("{\"id")])
+        };
+        let (operation, res) = respond_with(RetryLayer::new(), 201, "text/plain", body).await;
+        assert_eq!(operation.outcome(), Outcome::Definite);
+        assert_eq!(text(res).await, "{\"id");
+        assert_eq!(operation.outcome(), outcome, "{announced} {is_empty}");
+    }
+    // The code is in the part that is missing.
+    for (announced, outcome) in [(0, Outcome::Definite), (40, Outcome::Unknown)] {
+        let body = move || Stream {
+            announced,
+            ..Stream::new(vec![])
+        };
+        let problem = "application/problem+json";
+        let (operation, _) = respond_with(RetryLayer::new(), 409, problem, body).await;
+        assert_eq!(operation.outcome(), outcome, "{announced}");
+    }
 }
 
 /// A failure leaves the outcome unknown, also if its body breaks.
@@ -170,6 +237,15 @@ async fn unreadable_code_leaves_outcome_unknown() {
         let call = send(&RetryLayer::new(), &server).await;
         assert_eq!(call.outcome(), outcome, "{encoding}");
     }
+    // A body without a length ends with its connection.
+    let whole = r#"{"code":"response-not-retained"}"#;
+    for length in 1..=whole.len() {
+        let frames = move || vec![data(&whole[..length])];
+        let (operation, _) = respond(RetryLayer::new(), 409, problem, frames).await;
+        let is_whole = length == whole.len();
+        let is_definite = operation.outcome() == Outcome::Definite;
+        assert_eq!(is_definite, is_whole, "cut at {length}");
+    }
     // The head of a conflict of the application is definite.
     let frames = || vec![data("taken"), broken()];
     let (operation, _) = respond(RetryLayer::new(), 409, "text/plain", frames).await;
@@ -197,6 +273,48 @@ async fn searched_body_reaches_caller_whole() {
     let (operation, res) = respond(RetryLayer::new(), 409, problem, frames).await;
     assert_eq!(operation.outcome(), Outcome::Unknown);
     assert_eq!(text(res).await.len(), large.len() + 22);
+}
+
+/// Body whose frames are always ready, and have no data. It counts those that were read.
+struct Flood {
+    left: u32,
+    read: Arc<AtomicU32>,
+}
+
+impl Body for Flood {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let Some(left) = self.left.checked_sub(1) else {
+            return Poll::Ready(None);
+        };
+        self.left = left;
+        self.read.fetch_add(1, Ordering::Relaxed);
+        Poll::Ready(Some(Ok(Frame::data(Bytes::new()))))
+    }
+}
+
+/// Each frame takes memory, and a body without bytes reaches no other limit.
+#[tokio::test(start_paused = true)]
+async fn few_frames_are_read_ahead() {
+    let read = Arc::new(AtomicU32::new(0));
+    let body = {
+        let read = read.clone();
+        move || Flood {
+            left: 100_000,
+            read: read.clone(),
+        }
+    };
+    let layer = RetryLayer::new().with_max_attempts(1);
+    let (operation, res) = respond_with(layer, 409, "application/json", body).await;
+    assert_eq!(read.load(Ordering::Relaxed), 16 * 1024);
+    assert_eq!(operation.outcome(), Outcome::Unknown);
+    assert_eq!(text(res).await, "");
+    assert_eq!(read.load(Ordering::Relaxed), 100_000);
 }
 
 /// An error body that never ends does not delay the call beyond its deadline.

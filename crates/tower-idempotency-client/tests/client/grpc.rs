@@ -140,11 +140,16 @@ async fn status_of_headers_decides() {
         (problem(8, "OVERLOADED", Some(1000)), 3, NotExecuted),
         (problem(8, "BODY_TOO_LARGE", Some(-1)), 1, NotExecuted),
         (problem(13, "PRINCIPAL_MISSING", Some(-1)), 1, NotExecuted),
-        (problem(13, "UNFINISHED_TRANSACTION", Some(-1)), 1, Definite),
+        (problem(13, "UNFINISHED_TRANSACTION", Some(-1)), 1, Unknown),
         (replayed(vec![]), 1, Definite),
         (replayed(status(5)), 1, Definite),
         // A server that records failures.
         (replayed(status(13)), 1, Unknown),
+        (
+            replayed(problem(9, "OUTCOME_UNKNOWN", Some(-1))),
+            1,
+            Unknown,
+        ),
     ];
     rows.extend([0, 3, 5, 6, 9, 11].map(|code| (status(code), 1, Definite)));
     rows.extend([7, 16].map(|code| (status(code), 1, NotExecuted)));

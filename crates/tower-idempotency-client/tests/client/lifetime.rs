@@ -101,6 +101,19 @@ async fn no_delay_goes_beyond_lifetime() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn lifetime_of_zero_retries_only_rejections() {
+    let layer = RetryLayer::new().with_lifetime(Duration::ZERO);
+    for (first, attempts, outcome) in [
+        (status(500), 1, Outcome::Unknown),
+        (status(429), 2, Outcome::Definite),
+    ] {
+        let server = Server::new([first, status(201)]);
+        assert_eq!(send(&layer, &server).await.outcome(), outcome);
+        assert_eq!(server.take_log().len(), attempts);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn restored_operation_expires_by_wall_clock() {
     let now = SystemTime::now();
     for (first_sent, sent) in [

@@ -76,6 +76,17 @@ async fn deadline_cancels_attempt_in_flight() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn deadline_of_zero_sends_nothing() {
+    let server = Server::new([status(201)]);
+    let call = send(&RetryLayer::new().with_deadline(Duration::ZERO), &server).await;
+    let error = call.result.unwrap_err();
+    assert_eq!(error.outcome(), Outcome::NotExecuted);
+    assert!(error.to_string().starts_with("deadline"), "{error}");
+    assert_eq!(call.operation.attempts(), 0);
+    assert_eq!(server.take_log().len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn cancelled_call_leaves_outcome_unknown() {
     let server = service_fn(|_: Request<Full<Bytes>>| {
         pending::<Result<Response<Full<Bytes>>, Infallible>>()

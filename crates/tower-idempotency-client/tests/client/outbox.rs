@@ -104,7 +104,9 @@ async fn entry_is_stored_before_request_is_sent() {
 /// The entry stays unless the outcome is definite, or no attempt was executed.
 #[tokio::test(start_paused = true)]
 async fn entry_follows_outcome() {
-    let replies: [(Reply, Outcome, usize); 8] = [
+    let problem = [("content-type", "application/problem+json")];
+    let unfinished = reply(500, &problem, r#"{"code":"unfinished-transaction"}"#);
+    let replies: [(Reply, Outcome, usize); 9] = [
         (status(201), Outcome::Definite, 0),
         (status(402), Outcome::Definite, 0),
         (status(429), Outcome::NotExecuted, 0),
@@ -112,6 +114,7 @@ async fn entry_follows_outcome() {
         (status(308), Outcome::NotExecuted, 0),
         (Reply::Refused, Outcome::NotExecuted, 0),
         (status(500), Outcome::Unknown, 1),
+        (unfinished, Outcome::Unknown, 1),
         (Reply::Broken, Outcome::Unknown, 1),
     ];
     for (reply, outcome, left) in replies {
@@ -475,6 +478,14 @@ async fn deadline_includes_calls_of_outbox() {
             30,
         ),
         ([("store", 27), ("remove", 0)], 201, Outcome::Unknown, 1, 30),
+        // The request was stored at the deadline, and not sent.
+        (
+            [("store", 30), ("remove", 0)],
+            201,
+            Outcome::NotExecuted,
+            0,
+            30,
+        ),
         ([("store", 90), ("remove", 0)], 201, Outcome::Unknown, 0, 30),
     ] {
         let outbox = Arc::new(Memory::default());

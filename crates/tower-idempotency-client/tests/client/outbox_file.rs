@@ -152,7 +152,7 @@ async fn compaction_keeps_entries_and_bounds_file() {
     assert_eq!(read, [kept, entry("last")]);
 }
 
-/// The record of an entry that cannot be read would cut off all later records.
+/// A file with an entry that cannot be read would not open again.
 #[tokio::test]
 async fn unreadable_entry_is_rejected() {
     let scratch = Scratch::new();

@@ -436,6 +436,35 @@ async fn rejection_after_see_other_is_not_final() {
     assert_eq!(operation.outcome(), Outcome::Unknown);
 }
 
+/// These methods do not become GET. At the other URL they would be other operations, under the same key.
+#[tokio::test]
+async fn redirect_of_delete_is_returned() {
+    for method in [Method::PUT, Method::PATCH, Method::DELETE, Method::POST] {
+        for code in [301, 302] {
+            let (origin, log) = server(move |seen| match seen.len() {
+                1 => redirect(code, "/orders"),
+                _ => status(401),
+            })
+            .await;
+            let operation = Operation::new();
+            let res = client()
+                .request(method.clone(), format!("http://{origin}/orders/7"))
+                .with_extension(operation.clone())
+                .send()
+                .await
+                .unwrap();
+            let sent: Vec<_> = log.take().into_iter().map(|seen| seen.method).collect();
+            let (expected, outcome) = if method == Method::POST {
+                ((401, vec![Method::POST, Method::GET]), Outcome::Unknown)
+            } else {
+                ((code, vec![method.clone()]), Outcome::Definite)
+            };
+            assert_eq!((res.status().as_u16(), sent), expected, "{method} {code}");
+            assert_eq!(operation.outcome(), outcome, "{method} {code}");
+        }
+    }
+}
+
 /// With tower, `FollowRedirect` outside of the layer drops the operation when the origin changes.
 #[tokio::test(start_paused = true)]
 async fn follow_redirect_outside_drops_operation() {

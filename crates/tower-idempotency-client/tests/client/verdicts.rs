@@ -30,9 +30,10 @@ async fn seen(layer: &RetryLayer, first: &Reply) -> Seen {
     let call = send(layer, &server).await;
     let attempts = server.take_log();
     let causes = field(&take_events(), "cause");
-    // The deadline is over after the first attempt.
+    // Attempts in progress do not count, and their delay is longer than the deadline.
     let alone = Server::new([first.clone()]);
-    let last = send(&layer.clone().with_deadline(Duration::ZERO), &alone).await;
+    let limited = layer.clone().with_max_attempts(1);
+    let last = send(&limited.with_deadline(Duration::from_millis(1)), &alone).await;
     assert_eq!(alone.take_log().len(), 1, "{first:?}");
     match attempts.len() {
         1 => {
@@ -207,13 +208,21 @@ async fn responses_of_tower_idempotency() {
             Stop(NotExecuted),
         ),
         (problem(500, "principal-missing", false), Stop(NotExecuted)),
-        (
-            problem(500, "unfinished-transaction", false),
-            Stop(Definite),
-        ),
+        (problem(500, "unfinished-transaction", false), Stop(Unknown)),
         // Codes of a later version.
         (problem(409, "later", true), Retry("transient", Unknown)),
         (problem(503, "later", false), Stop(Unknown)),
+        // The server has recorded the response of another one.
+        (
+            replayed(problem(409, "outcome-unknown", false)),
+            Stop(Unknown),
+        ),
+        (
+            replayed(problem(409, "outcome-unknown", true)),
+            Stop(Unknown),
+        ),
+        (replayed(problem(409, "in-progress", true)), Stop(Definite)),
+        (replayed(problem(422, "key-reused", false)), Stop(Definite)),
         // Conflicts of the application.
         (status(409), Stop(Definite)),
         (json(409, &[], r#"{"code":"in-progress"}"#), Stop(Definite)),
@@ -239,6 +248,15 @@ async fn responses_of_tower_idempotency() {
 }
 
 const MARKER: &str = "idempotent-replayed";
+
+/// Marks a reply as a replay.
+fn replayed(reply: Reply) -> Reply {
+    let Reply::Response(status, mut headers, body) = reply else {
+        panic!("only a response is replayed");
+    };
+    headers.push((MARKER, "true".to_owned()));
+    Reply::Response(status, headers, body)
+}
 
 /// Draft draft-ietf-httpapi-idempotency-key-header-07, section 2.7.
 #[tokio::test(start_paused = true)]
@@ -312,6 +330,10 @@ async fn responses_of_stripe() {
         ),
         (
             error(409, "idempotency_error", "outcome-unknown", &[]),
+            Stop(Unknown),
+        ),
+        (
+            replayed(error(409, "idempotency_error", "outcome-unknown", &[])),
             Stop(Unknown),
         ),
         (
@@ -407,6 +429,20 @@ async fn attempts_in_progress_do_not_count() {
     let call = send(&layer, &server).await;
     assert_eq!((call.status(), call.outcome()), (Some(409), Unknown));
     assert_eq!(server.take_log().len(), 30);
+}
+
+/// Neither their number nor the budget limits these attempts.
+#[tokio::test(start_paused = true)]
+async fn attempts_in_progress_have_shortest_delay() {
+    let mut script = vec![status(409); 1000];
+    script.push(status(201));
+    let server = Server::new(script);
+    let layer = layer(Protocol::Ietf)
+        .with_backoff(Duration::ZERO, Duration::ZERO)
+        .with_deadline(Duration::from_secs(1));
+    let call = send(&layer, &server).await;
+    assert_eq!((call.status(), call.outcome()), (Some(409), Unknown));
+    assert_eq!(server.take_log().len(), 100);
 }
 
 /// A retry while the first request is executed takes no tokens, and leaves those of the failure to be returned.

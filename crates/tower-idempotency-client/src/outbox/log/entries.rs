@@ -28,15 +28,13 @@ pub(super) struct Slot {
 impl Entries {
     /// Reads the records up to the first incomplete one. Returns the entries, and the length of these records.
     pub(super) fn read(header: Header, bytes: &[u8]) -> io::Result<(Self, usize)> {
+        let error = |text| io::Error::new(io::ErrorKind::InvalidData, text);
         let mut rest = bytes.get(HEADER..).unwrap_or_default();
         let mut entries = Self::default();
         while let Some((payload, following)) = header.next_record(rest) {
-            if entries
-                .apply(payload, rest.len() - following.len())
-                .is_none()
-            {
-                break;
-            }
+            let applied = entries.apply(payload, rest.len() - following.len());
+            // The checksum is correct. Such a record may be of an operation that was acknowledged.
+            applied.ok_or_else(|| error("a record of the outbox is of another version"))?;
             rest = following;
         }
         // A later record may show that this part was on the disk. Then no crash has damaged it.
@@ -47,13 +45,12 @@ impl Entries {
                 synced_before(payload).is_some_and(|synced| synced > length as u64)
             });
         if was_synced {
-            let damaged = "a synced record of the outbox is damaged";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, damaged));
+            return Err(error("a synced record of the outbox is damaged"));
         }
         Ok((entries, length))
     }
 
-    /// Applies a record. Returns `None` if its content is damaged.
+    /// Applies a record. Returns `None` if this version cannot read its content.
     fn apply(&mut self, payload: &[u8], size: usize) -> Option<()> {
         let (&kind, rest) = payload.split_first()?;
         let (position, rest) = rest.split_first_chunk()?;

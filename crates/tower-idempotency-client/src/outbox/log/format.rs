@@ -3,9 +3,9 @@
 //! Each record is a marker, its length, its CRC-32 and its payload. The payload has the kind, the position of an entry, the
 //! synced length of the file before this record, and the content of that kind. Numbers are big-endian.
 //!
-//! The header is a magic number, a random salt, and the CRC-32 of both. The checksum of each record starts from the
-//! salt. A request body may contain the bytes of a record. Without the salt, a cut record with such a body would look like several
-//! records.
+//! The header is a magic number, a random salt, and the CRC-32 of both. Each marker contains the salt, which the author of a
+//! request body does not know. Otherwise a cut record with such a body could look like several records. With a marker at every
+//! few bytes, the search for later records would compute a checksum of most of the file for each of them.
 
 use std::io;
 
@@ -44,12 +44,8 @@ impl Header {
             .ok_or_else(|| error("the header of the outbox is damaged"))
     }
 
-    fn checksum(self, payload: &[u8]) -> u32 {
-        let [.., a, b, c, d, _, _, _, _] = self.0;
-        let salt = u32::from_be_bytes([a, b, c, d]);
-        let mut hasher = crc32fast::Hasher::new_with_initial(salt);
-        hasher.update(payload);
-        hasher.finalize()
+    fn salt(&self) -> &[u8] {
+        &self.0[8..12]
     }
 
     pub(super) fn write_record(
@@ -62,7 +58,8 @@ impl Header {
     ) {
         let begin = buffer.len();
         buffer.extend_from_slice(MARKER);
-        buffer.extend_from_slice(&[0; PREFIX - MARKER.len()]);
+        buffer.extend_from_slice(self.salt());
+        buffer.extend_from_slice(&[0; 8]);
         buffer.push(kind);
         buffer.extend_from_slice(&position.to_be_bytes());
         buffer.extend_from_slice(&synced.to_be_bytes());
@@ -70,18 +67,21 @@ impl Header {
         let payload = &buffer[begin + PREFIX..];
         // An entry is smaller than the limit of the outbox, which is below 4 GiB.
         let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-        let checksum = self.checksum(payload);
-        buffer[begin + 4..begin + 8].copy_from_slice(&length.to_be_bytes());
-        buffer[begin + 8..begin + PREFIX].copy_from_slice(&checksum.to_be_bytes());
+        let checksum = crc32fast::hash(payload);
+        buffer[begin + 8..begin + 12].copy_from_slice(&length.to_be_bytes());
+        buffer[begin + 12..begin + PREFIX].copy_from_slice(&checksum.to_be_bytes());
     }
 
     /// Returns the payload of the first record and the bytes after it, or `None` if there is no complete record.
     pub(super) fn next_record(self, bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-        let rest = bytes.strip_prefix(MARKER)?;
+        let rest = bytes.strip_prefix(MARKER)?.strip_prefix(self.salt())?;
         let (length, rest) = rest.split_first_chunk()?;
         let (checksum, rest) = rest.split_first_chunk()?;
-        let (payload, rest) = rest.split_at_checked(u32::from_be_bytes(*length) as usize)?;
-        (self.checksum(payload) == u32::from_be_bytes(*checksum)).then_some((payload, rest))
+        // Lost bytes are zero, and 0 is also the checksum of a payload without bytes.
+        let (payload, rest) = rest
+            .split_at_checked(u32::from_be_bytes(*length) as usize)
+            .filter(|(payload, _)| !payload.is_empty())?;
+        (crc32fast::hash(payload) == u32::from_be_bytes(*checksum)).then_some((payload, rest))
     }
 }
 
@@ -91,12 +91,13 @@ pub(super) fn synced_before(payload: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(*synced))
 }
 
-const MAGIC: &[u8] = b"TIOUTBX2";
+const MAGIC: &[u8] = b"TIOUTBX3";
 /// Length of the header: magic number, salt and checksum.
 pub(super) const HEADER: usize = 16;
+/// Begin of a marker. The salt follows.
 const MARKER: &[u8] = b"OBX\x01";
-/// Marker, length and checksum.
-const PREFIX: usize = 12;
+/// Length of marker, salt, length and checksum.
+const PREFIX: usize = 16;
 
 pub(super) const STORED: u8 = 1;
 pub(super) const SENT: u8 = 2;

@@ -127,6 +127,58 @@ fn hole_in_last_write_is_cut_off() {
     }
 }
 
+/// A later version stored an operation. After a rollback, the operation must not be lost.
+#[test]
+fn record_of_other_version_fails_open() {
+    let scratch = Scratch::new();
+    let path = scratch.file("orders.outbox");
+    let mut log = Log::open(&path).unwrap();
+    store(&mut log, names("key", 1));
+    let (header, synced, bytes) = (log.header, log.synced, fs::read(&path).unwrap());
+    drop(log);
+    for (kind, content) in [(9, "later"), (STORED, "no entry"), (SENT, "no time")] {
+        let mut bytes = bytes.clone();
+        header.write_record(&mut bytes, kind, 2, synced, content.as_bytes());
+        fs::write(&path, &bytes).unwrap();
+        let error = Log::open(&path).map(drop).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "a record of the outbox is of another version"
+        );
+        assert_eq!(fs::read(&path).unwrap(), bytes);
+    }
+}
+
+/// A power failure may leave zeros from any byte on.
+#[test]
+fn record_with_zeros_at_end_is_incomplete() {
+    let header = Header::random().unwrap();
+    let mut record = Vec::new();
+    header.write_record(&mut record, STORED, 1, 0, b"content");
+    assert!(header.next_record(&record).is_some());
+    for begin in (0..record.len()).rev() {
+        record[begin] = 0;
+        assert!(header.next_record(&record).is_none(), "{begin}");
+    }
+}
+
+/// The author of a request body does not know the salt. If the marker were a constant, a cut record could contain a million of
+/// them, each with a checksum of half of the file.
+#[test]
+fn marker_differs_between_files() {
+    let header = Header::random().unwrap();
+    let mut other = header;
+    other.0[8] ^= 1;
+    let [record, other_record] = [header, other].map(|header| {
+        let mut bytes = Vec::new();
+        header.write_record(&mut bytes, STORED, 1, 0, b"content");
+        bytes
+    });
+    assert_ne!(record[..8], other_record[..8]);
+    assert!(header.next_record(&record).is_some());
+    assert!(header.next_record(&other_record).is_none());
+}
+
 #[test]
 fn damaged_header_is_error() {
     let scratch = Scratch::new();

@@ -49,7 +49,8 @@ pub(crate) struct Global {
     #[arg(long, global = true, env = "IDEMPOTENCY_TABLE", value_name = "NAME")]
     pub(crate) table: Option<String>,
 
-    /// The prefix of the keys of a Redis store, if the service has set another one than idempotency:
+    /// The prefix of the keys of a Redis store, if the service has set another one than `idempotency:`. An empty variable counts
+    /// as absent
     #[arg(long, global = true, env = "IDEMPOTENCY_PREFIX", value_name = "TEXT")]
     pub(crate) prefix: Option<String>,
 
@@ -61,7 +62,8 @@ pub(crate) struct Global {
     #[arg(long, global = true)]
     pub(crate) no_color: bool,
 
-    /// The longest time for one call of the store, or for one request of conform
+    /// The longest time for one call of the store, or for one request of conform. The proxy has the timeouts of its file
+    /// instead
     #[arg(
         long,
         global = true,

@@ -13,7 +13,7 @@ mod progress;
 mod proxy;
 mod stream;
 
-use std::{process::ExitCode, time::Duration};
+use std::{env, process::ExitCode, time::Duration};
 
 use clap::Parser;
 
@@ -32,7 +32,12 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     // An error of the command line ends the process with 2.
-    let cli = Cli::parse();
+    let mut cli = Cli::parse();
+    // An empty variable counts as absent.
+    let is_variable_empty = env::var("IDEMPOTENCY_PREFIX").is_ok_and(|value| value.is_empty());
+    if is_variable_empty && cli.global.prefix.as_deref() == Some("") {
+        cli.global.prefix = None;
+    }
     let cli = match cli.command {
         Command::Proxy(_) if cli.global.table.is_some() || cli.global.prefix.is_some() => {
             print_note(

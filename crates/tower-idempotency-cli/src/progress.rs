@@ -12,17 +12,13 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 pub(crate) struct Progress(ProgressBar);
 
 impl Progress {
-    /// Creates a line with the text `unit`, such as `entries deleted`. With a `total` it is a bar.
-    pub(crate) fn new(unit: &'static str, total: Option<u64>) -> Self {
+    /// Creates a line with the text `unit`, such as `entries deleted`.
+    pub(crate) fn new(unit: &'static str) -> Self {
         if !io::stderr().is_terminal() {
             return Self(ProgressBar::hidden());
         }
-        let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr());
-        let template = match total {
-            Some(_) => "{bar:30} {human_pos}/{human_len} {msg} ({elapsed})",
-            None => "{spinner} {human_pos} {msg} ({elapsed})",
-        };
-        if let Ok(style) = ProgressStyle::with_template(template) {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {human_pos} {msg} ({elapsed})") {
             bar.set_style(style);
         }
         bar.set_message(unit);
@@ -35,15 +31,11 @@ impl Progress {
         if io::stdout().is_terminal() {
             return Self(ProgressBar::hidden());
         }
-        Self::new(unit, None)
+        Self::new(unit)
     }
 
     pub(crate) fn set(&self, count: u64) {
         self.0.set_position(count);
-    }
-
-    pub(crate) fn set_total(&self, total: u64) {
-        self.0.set_length(total);
     }
 }
 

@@ -1,6 +1,7 @@
 //! `idempotency proxy`: runs the proxy of one configuration file.
 
 mod admin_console;
+mod descriptors;
 mod sockets;
 
 use std::{
@@ -20,6 +21,7 @@ use tokio::{
     time::sleep,
 };
 use tower_idempotency::metrics::{RECORD_BYTES_BUCKETS, SECONDS_BUCKETS};
+use tower_idempotency_console::describe::json_text;
 use tower_idempotency_proxy::{Config, ConfigError, Proxy, ProxyHandle, Sockets};
 
 use self::admin_console::AdminConsole;
@@ -80,7 +82,7 @@ impl PolicyArgs {
                 document.map_err(|error| named(file, &format_args!("no JSON: {error}")))?;
             let described = config.describe(&mut document, &self.host);
             described.map_err(|error| named(file, &error))?;
-            return Ok(format!("{document:#}\n"));
+            return Ok(json_text(&format_args!("{document:#}\n")));
         }
         let policies = config
             .policies()
@@ -139,6 +141,7 @@ pub(crate) fn main(args: Args, store: Option<String>, is_json: bool) -> ExitCode
         Err(error) => return fail(&error, 1),
     };
     start_log();
+    descriptors::raise_limit(config.max_connections());
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build();
@@ -224,6 +227,7 @@ async fn run(
     let mut changes = None;
     if let Some(console) = console {
         let console = AdminConsole::new(&console, &proxy, recorder)
+            .await
             .map_err(|error| format!("cannot serve the console: {error}"))?;
         changes = Some(console.changes());
         proxy = proxy.with_console(console.router);

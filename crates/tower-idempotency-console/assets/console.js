@@ -10,23 +10,27 @@
   let paused = false;
   let latest = "";
   let before = null;
+  // A replaced link would lose the focus of the keyboard.
+  const hasFocus = () => live.contains(document.activeElement);
+  let hasChanged = false;
+  const statusText = () => {
+    if (!live) return hasChanged ? "The number of these entries has changed. Reload the page to see them." : "";
+    if (paused) return "Paused";
+    return latest && hasFocus() ? "Waiting: a link of the counts has the focus" : "Live";
+  };
   const show = () => {
-    // A replaced link would lose the focus of the keyboard.
-    if (paused || !latest || live.contains(document.activeElement)) return;
-    live.innerHTML = latest;
-    latest = "";
-    setStatus("Live");
+    if (paused || !latest) return;
+    if (!hasFocus()) {
+      live.innerHTML = latest;
+      latest = "";
+    }
+    setStatus(statusText());
   };
   const count = (html) => {
     const part = document.createElement("template");
     part.innerHTML = html;
     const card = part.content.querySelector(`a[href$="state=${source.dataset.state}"] strong`);
     return card && card.textContent;
-  };
-  let hasChanged = false;
-  const statusText = () => {
-    if (live) return paused ? "Paused" : "Live";
-    return hasChanged ? "The number of these entries has changed. Reload the page to see them." : "";
   };
   const receive = (event) => {
     if (live) {
@@ -73,7 +77,7 @@
   button.addEventListener("click", () => {
     paused = !paused;
     button.setAttribute("aria-pressed", String(paused));
-    setStatus(paused ? "Paused" : "Live");
+    setStatus(statusText());
     show();
   });
 })();

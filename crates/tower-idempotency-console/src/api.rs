@@ -44,7 +44,10 @@ pub(crate) async fn entries(
     State(shared): State<Arc<Shared>>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, PageError> {
-    let filters = Filters::parse(&Params::parse(query.unwrap_or_default().as_bytes()))?;
+    let params = Params::parse(query.unwrap_or_default().as_bytes());
+    // A filter that is ignored would list other entries than the script expects.
+    params.check_names(&Filters::NAMES)?;
+    let filters = Filters::parse(&params)?;
     let (entries, next) = page(&shared, &filters).await?;
     let entries: Vec<_> = entries.iter().map(entry_json).collect();
     let next = next.map(|next| next.to_string());
@@ -84,6 +87,11 @@ pub(crate) async fn resolve(
         )
     })?;
     let params = Params::from_json(&object)?;
+    let members = match params.get("how") {
+        Some("complete") => &MEMBERS[..],
+        _ => &MEMBERS[..3],
+    };
+    params.check_names(members)?;
     let seen = parse_seen(params.get("seen").unwrap_or_default())?;
     if seen.id() != &parse_id(&id)? {
         return Err(PageError::bad_request(
@@ -105,6 +113,17 @@ pub(crate) async fn resolve(
     };
     Ok(json_response(status, &outcome.json()))
 }
+
+/// Members of a request that resolves an entry. The last four are those of the response of `complete`.
+const MEMBERS: [&str; 7] = [
+    "seen",
+    "how",
+    "reason",
+    "status",
+    "headers",
+    "body",
+    "retention",
+];
 
 pub(crate) async fn audit(State(shared): State<Arc<Shared>>) -> Result<Response, PageError> {
     let lines = audit_lines(&shared, 100).await?;

@@ -204,6 +204,33 @@ impl AuditLog {
         self
     }
 
+    /// Opens the file for writing, and creates it if it is missing. Writes no line, and does not check the table.
+    ///
+    /// A program calls this when it starts. Otherwise an operator detects an unusable file at the first change.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be opened for writing.
+    ///
+    /// # Panics
+    ///
+    /// If the caller is not in a Tokio runtime.
+    ///
+    /// # Cancellation
+    ///
+    /// If the future is dropped, the file may be created.
+    pub async fn check(&self) -> Result<(), AuditError> {
+        let Some(file) = self.file.clone() else {
+            return Ok(());
+        };
+        let path = file.path.display().to_string();
+        let opened = run_blocking(move || file.open_for_append()).await;
+        opened.map(drop).map_err(|cause| {
+            let message = format!("cannot write the audit log {path}: {cause}");
+            AuditError::new(message)
+        })
+    }
+
     /// Writes the intent, and waits until it is on the disk. The caller changes nothing if this fails.
     ///
     /// # Errors
@@ -451,7 +478,7 @@ async fn run_blocking<T: Send + 'static>(
 
 /// Returns the state of the entry after the change, or `absent`. Returns `None` if the outcome is unknown, or if the change is
 /// not about one entry.
-fn state_after<'a>(outcome: &str, after: &'a Value) -> Option<&'a str> {
+pub(crate) fn state_after<'a>(outcome: &str, after: &'a Value) -> Option<&'a str> {
     match after {
         Value::Null if matches!(outcome, "applied" | "changed") => Some("absent"),
         after => after["state"].as_str(),

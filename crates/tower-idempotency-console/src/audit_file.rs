@@ -25,12 +25,17 @@ pub(crate) struct OpenAuditFile {
 impl AuditFile {
     /// Opens the file, and appends the first line of a change.
     pub(crate) fn open(&self, line: &str) -> io::Result<OpenAuditFile> {
+        let mut opened = self.open_for_append()?;
+        opened.append(line)?;
+        Ok(opened)
+    }
+
+    /// Opens the file without a line. Creates a missing file.
+    pub(crate) fn open_for_append(&self) -> io::Result<OpenAuditFile> {
         // A user who may append to a log need not be allowed to read it.
         let file = append_options().read(true).open(&self.path);
         let file = file.or_else(|_| append_options().open(&self.path))?;
-        let mut opened = OpenAuditFile { file };
-        opened.append(line)?;
-        Ok(opened)
+        Ok(OpenAuditFile { file })
     }
 
     /// Returns up to `limit` of the last lines, the last one first, and `true` if the whole file was read. Reads at most the
@@ -72,7 +77,7 @@ impl OpenAuditFile {
 
     fn write(&mut self, line: &str) -> io::Result<()> {
         let is_file = self.file.metadata()?.is_file();
-        let end = if is_file && self.ends_within_line() {
+        let end = if is_file && self.may_end_within_line() {
             "\n"
         } else {
             ""
@@ -100,12 +105,13 @@ impl OpenAuditFile {
         Err(io::Error::new(io::ErrorKind::TimedOut, message))
     }
 
-    /// Returns `true` if the last line has no end, because the disk was full in the middle of it.
-    fn ends_within_line(&mut self) -> bool {
+    /// Returns `true` if the last line has no end, because the disk was full in the middle of it. Returns `true` if this process
+    /// may not read the line, too. An empty line does no harm, and two lines in one are lost.
+    fn may_end_within_line(&mut self) -> bool {
         let mut last = [0];
-        let read = self.file.seek(SeekFrom::End(-1));
-        let read = read.and_then(|_| self.file.read_exact(&mut last));
-        read.is_ok() && last != *b"\n"
+        // An empty file has no last byte.
+        self.file.seek(SeekFrom::End(-1)).is_ok()
+            && (self.file.read_exact(&mut last).is_err() || last != *b"\n")
     }
 }
 
@@ -149,6 +155,28 @@ mod tests {
         opened.append("{\"line\":2}").unwrap();
         let (lines, is_whole) = file.tail(10).unwrap();
         assert!(is_whole);
+        let lines: Vec<_> = lines.iter().map(|it| it["line"].clone()).collect();
+        assert_eq!(lines, [2, 1]);
+    }
+
+    /// The process may append to the log, and not read it.
+    #[test]
+    fn line_of_writer_without_reading_right_is_complete() {
+        let scratch = Scratch::new();
+        let file = file(&scratch);
+        let append = |line: &str| {
+            let opened = append_options().open(&file.path);
+            let mut opened = OpenAuditFile {
+                file: opened.unwrap(),
+            };
+            opened.append(line).unwrap();
+        };
+        append("{\"line\":1}");
+        assert_eq!(fs::read_to_string(&file.path).unwrap(), "{\"line\":1}\n");
+        fs::write(&file.path, "{\"line\":\"intent\",\"wh").unwrap();
+        append("{\"line\":1}");
+        append("{\"line\":2}");
+        let (lines, _) = file.tail(10).unwrap();
         let lines: Vec<_> = lines.iter().map(|it| it["line"].clone()).collect();
         assert_eq!(lines, [2, 1]);
     }

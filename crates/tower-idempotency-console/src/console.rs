@@ -184,7 +184,9 @@ impl Console {
     /// Sets the source of the counters for the chart of requests: the metrics of this process in the text format of Prometheus.
     /// Default: none, and the chart shows that there is no data.
     ///
-    /// A text without these counters, or with a damaged line of them, is a gap in the chart, and the page shows the reason.
+    /// A text without these counters, or with a damaged line of them, is a gap in the chart, and the page shows the reason. If
+    /// `render` panics, the page shows that.
+    ///
     /// Counters that fall and series that come and go count as described at [`ScrapedMetrics`].
     /// Replaces [`with_scraped_metrics`](Self::with_scraped_metrics).
     pub fn with_metrics(mut self, render: impl Fn() -> String + Send + Sync + 'static) -> Self {

@@ -1,6 +1,9 @@
 //! Sentences and JSON about entries, which the pages and the tool `idempotency` have in common.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    fmt::Display,
+    time::{Duration, SystemTime},
+};
 
 use serde_json::{Value, json};
 use tower_idempotency::{
@@ -208,11 +211,13 @@ fn is_plain(c: char) -> bool {
     !c.is_control() && !changes_direction
 }
 
-/// Returns the value as JSON without control characters. Those that JSON permits are escaped too, because terminals obey some
-/// of them.
+/// Returns the JSON without control characters. Those that JSON permits in a string are escaped too, because terminals obey
+/// some of them. Line breaks between two values stay.
 #[must_use]
-pub fn json_text(value: &Value) -> String {
-    let text = value.to_string();
+pub fn json_text(json: &impl Display) -> String {
+    // A line break in a string is escaped already.
+    let is_plain = |c| is_plain(c) || c == '\n';
+    let text = json.to_string();
     if text.chars().all(is_plain) {
         return text;
     }

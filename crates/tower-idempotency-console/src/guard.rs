@@ -20,6 +20,7 @@ use crate::{
     access::Access,
     assets,
     console::{Shared, base},
+    describe::json_text,
     error::PageError,
     pages::html,
 };
@@ -171,7 +172,7 @@ fn with_json_error(res: Response) -> Response {
 }
 
 fn json_error(status: StatusCode, message: &str) -> Response {
-    let body = json!({ "error": message }).to_string();
+    let body = json_text(&json!({ "error": message }));
     (status, [(CONTENT_TYPE, "application/json")], body).into_response()
 }
 

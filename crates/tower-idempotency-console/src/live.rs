@@ -122,7 +122,8 @@ impl Live {
         });
     }
 
-    /// Returns counts that are not older than the refresh period. Concurrent callers share one query.
+    /// Returns the counts of the last query if it ended less than half of the refresh period ago. Otherwise makes a new query,
+    /// which concurrent callers share.
     pub(crate) async fn current(&self, shared: &Shared) -> Arc<Snapshot> {
         if let Some(snapshot) = self.fresh(shared) {
             return snapshot;

@@ -21,7 +21,7 @@ impl Params {
     /// Creates fields from the members of a JSON object: strings, or a number as the status. `null` counts as absent.
     pub(crate) fn from_json(object: &Map<String, Value>) -> Result<Self, PageError> {
         let mut pairs = Vec::new();
-        for (name, value) in object.iter().take(MAX_FIELDS) {
+        for (name, value) in object {
             let text = match value {
                 Value::Null => continue,
                 Value::String(text) => text.clone(),
@@ -35,6 +35,18 @@ impl Params {
             pairs.push((name.clone(), text));
         }
         Ok(Self(pairs))
+    }
+
+    /// Returns an error if a field has another name than these.
+    pub(crate) fn check_names(&self, names: &[&str]) -> Result<(), PageError> {
+        let mut fields = self.0.iter();
+        match fields.find(|(field, _)| !names.contains(&field.as_str())) {
+            None => Ok(()),
+            Some((field, _)) => Err(PageError::bad_request(format!(
+                "Expected only {}, found {field}. Nothing was changed.",
+                names.join(", ")
+            ))),
+        }
     }
 
     /// Replaces each CRLF by LF in the fields with this name.
@@ -83,6 +95,17 @@ pub(crate) struct Filters {
 }
 
 impl Filters {
+    /// The names of the fields.
+    pub(crate) const NAMES: [&str; 7] = [
+        "state",
+        "older",
+        "operation",
+        "owner",
+        "id",
+        "limit",
+        "after",
+    ];
+
     pub(crate) fn new(state: State) -> Self {
         Self {
             state,

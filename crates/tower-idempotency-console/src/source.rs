@@ -1,6 +1,9 @@
 //! The sources of the counters for the chart of requests.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use crate::scrape::{
     CounterTextError, RequestCounters, ScrapedMetrics, SeriesHistory, add_increases,
@@ -80,10 +83,16 @@ impl ProcessMetrics {
     }
 
     fn take_totals(&self) -> Totals {
-        let mut text = (self.render)();
-        // The last line need not have an end.
-        text.push('\n');
-        let counters = RequestCounters::parse(&text);
+        // Unwind safe: a text that was not returned is not used, and the closure is shared by reference.
+        let text = catch_unwind(AssertUnwindSafe(|| (self.render)()));
+        let counters = match text {
+            Ok(mut text) => {
+                // The last line need not have an end.
+                text.push('\n');
+                RequestCounters::parse(&text)
+            }
+            Err(_panic) => Err(CounterTextError::PANICKED),
+        };
         let mut state = self.state();
         Totals {
             values: state.record(counters),
@@ -162,6 +171,23 @@ mod tests {
             assert_eq!(source.take_totals().values, values, "{line}");
             assert_eq!(source.notes(), notes, "{line}");
         }
+    }
+
+    #[test]
+    fn panic_of_render_is_gap() {
+        let texts = AtomicUsize::new(0);
+        let metrics = ProcessMetrics::new(move || {
+            let text = texts.fetch_add(1, Ordering::Relaxed);
+            assert_ne!(text, 1, "the intended panic");
+            format!("idempotency_granted_total {text}\n")
+        });
+        let source = MetricsSource::Process(Box::new(metrics));
+        assert_eq!(source.take_totals().values, [0.0; 3].map(Some));
+        assert_eq!(source.take_totals().values, [None; 3]);
+        let note = "No metrics of this process: the function that renders them panicked.";
+        assert_eq!(source.notes(), [note]);
+        assert_eq!(source.take_totals().values, [2.0, 0.0, 0.0].map(Some));
+        assert!(source.notes().is_empty());
     }
 
     #[test]

@@ -105,11 +105,10 @@ async fn repair(context: &Context, args: &Args) -> Result<Exit, Failure> {
         yes: args.yes,
     };
     let mut change = Change::begin(context, &change, "repair", None, &Value::Null).await?;
-    let progress = Progress::new("keys examined", Some(0));
+    // The servers examine more keys, and do not report how many.
+    let progress = Progress::new("keys with the prefix");
     let mut last = IndexRepair::default();
     let show = |repair: &IndexRepair| {
-        // Keys that arrive meanwhile are examined too.
-        progress.set_total(repair.keys.max(repair.examined));
         progress.set(repair.examined);
         last = *repair;
     };
@@ -131,7 +130,7 @@ async fn repair(context: &Context, args: &Args) -> Result<Exit, Failure> {
         return Ok(Exit::Done);
     }
     output.pairs(&[
-        ("keys examined", repair.examined.to_string()),
+        ("keys with the prefix", repair.examined.to_string()),
         ("entries added", repair.added.to_string()),
         ("members removed", repair.removed.to_string()),
     ])?;

@@ -57,8 +57,10 @@ pub(crate) struct Identity {
 impl Identity {
     /// Creates a layer with these settings.
     pub(crate) fn layer(&self) -> Result<IdempotencyLayer, Failure> {
-        let mut layer =
-            IdempotencyLayer::new(MemoryStore::new()).with_principal(self.principal_from.clone());
+        // The service decides which lengths it accepts. The id does not depend on them.
+        let mut layer = IdempotencyLayer::new(MemoryStore::new())
+            .with_principal(self.principal_from.clone())
+            .with_key_length(1..=usize::MAX);
         if let Some(namespace) = &self.namespace {
             layer = layer.with_namespace(namespace.as_str());
         }

@@ -1,6 +1,6 @@
 //! `idempotency purge`.
 
-use serde_json::{Value, json};
+use serde_json::json;
 use tower_idempotency::inspect::Inspect as _;
 
 use crate::{
@@ -19,7 +19,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     batch: u32,
 
-    /// The largest number of entries
+    /// The largest number of entries. More may be left then
     #[arg(long, default_value_t = 100_000)]
     max: u64,
 
@@ -42,7 +42,7 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     confirm(args.change.yes)?;
     let before = json!({"max": args.max});
     let mut change = Change::begin(context, &args.change, "purge", None, &before).await?;
-    let progress = Progress::new("entries deleted", None);
+    let progress = Progress::new("entries deleted");
     let mut deleted = 0;
     while deleted < args.max {
         let rest = u32::try_from(args.max - deleted).unwrap_or(u32::MAX);
@@ -68,11 +68,14 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
         .finish("applied", json!({"deleted": deleted}))
         .await?;
     let output = &context.output;
+    let has_reached_max = deleted >= args.max;
     if output.is_json {
-        let line: Value = json!({"deleted": deleted});
-        output.json(&line)?;
+        output.json(&json!({"deleted": deleted, "has_reached_max": has_reached_max}))?;
     } else {
         output.line(&format!("expired entries deleted: {deleted}"))?;
+        if has_reached_max {
+            output.line("more may be left: repeat the command, or set a larger --max")?;
+        }
     }
     Ok(Exit::Done)
 }

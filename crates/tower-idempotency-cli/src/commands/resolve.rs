@@ -68,9 +68,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     body_file: Option<PathBuf>,
 
-    /// The retention of the response, for complete
-    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = humantime::parse_duration)]
-    retention: Duration,
+    /// The retention of the response, for complete. Default: 24h
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    retention: Option<Duration>,
 
     /// A code for clients, 1 to 64 characters of a to z, 0 to 9 and -, for needs-attention. Default: the code of the entry, or
     /// operator
@@ -93,19 +93,6 @@ enum Decision {
     BreakLease,
     /// The recorded response must not be sent again
     DeleteRecord,
-}
-
-impl Decision {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Free => "free",
-            Self::Retry => "retry",
-            Self::Complete => "complete",
-            Self::NeedsAttention => "needs-attention",
-            Self::BreakLease => "break-lease",
-            Self::DeleteRecord => "delete-record",
-        }
-    }
 }
 
 pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
@@ -132,10 +119,10 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     if needs_force && !args.force {
         return Err(Failure::usage(format!(
             "{name} needs --force: {}",
-            consequence(args.decision.name())
+            consequence(name)
         )));
     }
-    confirm(args, &details)?;
+    confirm(args, &details, &resolution)?;
     let id = entry.id().to_hex();
     // The decision may delete the record. Afterwards only the audit log has its reason.
     let before = details_json(&details);
@@ -152,7 +139,7 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     match outcome {
         ResolveOutcome::Applied(after_entry) => {
             change.finish("applied", after).await?;
-            report(context, name, &id, after_entry.as_deref(), args.decision)
+            report(context, name, &id, after_entry.as_deref())
         }
         ResolveOutcome::Changed(entry) => {
             change.finish("changed", after).await?;
@@ -174,20 +161,14 @@ async fn find(context: &Context, args: &Args) -> Result<Option<EntryDetails>, Fa
     context.call(context.store.get(seen.id())).await
 }
 
-fn report(
-    context: &Context,
-    name: &str,
-    id: &str,
-    after: Option<&Entry>,
-    decision: Decision,
-) -> Result<Exit, Failure> {
+fn report(context: &Context, name: &str, id: &str, after: Option<&Entry>) -> Result<Exit, Failure> {
     let output = &context.output;
     if output.is_json {
         let after = after.map_or(Value::Null, entry_json);
         output.json(&json!({"outcome": "applied", "what": name, "id": id, "entry": after}))?;
     } else {
         output.line(&format!("{name}: applied to {id}"))?;
-        output.line(consequence(decision.name()))?;
+        output.line(consequence(name))?;
     }
     Ok(Exit::Done)
 }
@@ -211,7 +192,7 @@ fn print_changed(context: &Context, present: Option<&Entry>) -> Result<(), Failu
 }
 
 /// Asks for a confirmation, unless `--yes` gives it.
-fn confirm(args: &Args, details: &EntryDetails) -> Result<(), Failure> {
+fn confirm(args: &Args, details: &EntryDetails, resolution: &Resolution) -> Result<(), Failure> {
     if args.change.yes || !io::stdin().is_terminal() {
         return cli::confirm(args.change.yes);
     }
@@ -229,9 +210,9 @@ fn confirm(args: &Args, details: &EntryDetails) -> Result<(), Failure> {
         let (code, reason) = (attention.code(), or_dash(attention.reason()));
         print_note(format_args!("Its code is {code}, and its reason: {reason}"));
     }
-    print_note(consequence(args.decision.name()));
-    if args.decision == Decision::Complete {
-        let retention = humantime::format_duration(args.retention);
+    print_note(consequence(resolution.name()));
+    if let Resolution::Complete { retention, .. } = resolution {
+        let retention = humantime::format_duration(retention.as_duration());
         print_note(format_args!("The retention is {retention}."));
     }
     cli::confirm(false)
@@ -242,11 +223,15 @@ fn resolution(args: &Args, details: &EntryDetails) -> Result<Resolution, Failure
         && (args.status.is_some()
             || !args.header.is_empty()
             || !args.replayed_header.is_empty()
-            || args.body_file.is_some())
+            || args.body_file.is_some()
+            || args.retention.is_some())
     {
         return Err(Failure::usage(
-            "--status, --header, --replayed-header and --body-file are for complete",
+            "--status, --header, --replayed-header, --body-file and --retention are for complete",
         ));
+    }
+    if args.decision != Decision::NeedsAttention && args.code.is_some() {
+        return Err(Failure::usage("--code is for needs-attention"));
     }
     Ok(match args.decision {
         Decision::Free => Resolution::Free,
@@ -269,8 +254,9 @@ fn resolution(args: &Args, details: &EntryDetails) -> Result<Resolution, Failure
             let mut response = Response::new(body);
             *response.status_mut() = status;
             response.headers_mut().extend(args.header.iter().cloned());
+            let retention = args.retention.unwrap_or(DEFAULT_RETENTION);
             let retention =
-                Ttl::try_from(args.retention).map_err(|error| Failure::usage(error.to_string()))?;
+                Ttl::try_from(retention).map_err(|error| Failure::usage(error.to_string()))?;
             let replayed = args.replayed_header.clone();
             let layer =
                 IdempotencyLayer::new(MemoryStore::new()).with_replayed_headers(move |name| {
@@ -289,6 +275,8 @@ fn resolution(args: &Args, details: &EntryDetails) -> Result<Resolution, Failure
         }
     })
 }
+
+const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 
 fn status(text: &str) -> Result<StatusCode, String> {
     response::parse_status(text)

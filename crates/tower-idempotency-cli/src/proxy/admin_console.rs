@@ -23,7 +23,7 @@ pub(super) struct AdminConsole {
 
 impl AdminConsole {
     /// Creates the console of a proxy. The rules of access are those of `idempotency serve`.
-    pub(super) fn new(
+    pub(super) async fn new(
         config: &ConsoleConfig,
         proxy: &Proxy,
         recorder: PrometheusHandle,
@@ -53,6 +53,10 @@ impl AdminConsole {
             (false, file) => file.map(AuditLog::new),
         };
         if let Some(log) = log {
+            // A file that cannot be written would reject each decision.
+            if can_resolve {
+                log.check().await?;
+            }
             console = console.with_audit_log(log);
         }
         let changes = console.changes();

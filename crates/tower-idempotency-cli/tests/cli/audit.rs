@@ -107,6 +107,25 @@ async fn change_needs_reason_log_and_confirmation() {
         (&["--reason", "x", "--yes"], "--audit"),
         (&["--reason", " ", "--audit", "log", "--yes"], "a reason"),
         (&["--reason", "x", "--audit", "log"], "--yes"),
+        // Options of other decisions.
+        (
+            &[
+                "--reason",
+                "x",
+                "--audit",
+                "log",
+                "--yes",
+                "--retention",
+                "7d",
+            ],
+            "--retention are for complete",
+        ),
+        (
+            &[
+                "--reason", "x", "--audit", "log", "--yes", "--code", "fraud",
+            ],
+            "--code is for needs-attention",
+        ),
     ] {
         let args = [&["resolve", "bbbbbbbb", "free"][..], args].concat();
         let ran = run_in(&scratch.file(""), &url, &args);

@@ -255,6 +255,28 @@ async fn unlisted_state_has_its_exit_code() {
     );
 }
 
+/// An empty prefix would be that of another store, without entries.
+#[tokio::test(flavor = "multi_thread")]
+async fn empty_prefix_variable_counts_as_absent() {
+    let redis = RedisServer::start(&[]);
+    let store = crate::open(&redis.url()).await.expect("the server runs");
+    Keys::create(&store).await;
+    let list = ["list", "orphaned", "--fail-if-any"];
+    for (variable, option, code) in [
+        ("", &[][..], 5),
+        ("other:", &[], 0),
+        ("", &["--prefix", "other:"], 0),
+        ("other:", &["--prefix", ""], 0),
+        ("other:", &["--prefix", "idempotency:"], 5),
+    ] {
+        let mut tool = crate::command(Path::new("."), &redis.url());
+        tool.args(list).args(option);
+        let ran = tool.env("IDEMPOTENCY_PREFIX", variable).output();
+        let ran = ran.expect("the tool runs");
+        assert_eq!(ran.status.code(), Some(code), "{variable:?} {option:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn empty_listing_has_own_exit_code() {
     let scratch = Scratch::new();
@@ -390,17 +412,22 @@ async fn key_is_found_as_client_sent_it() {
     let scratch = Scratch::new();
     let url = format!("sqlite:{}", scratch.file("keys.db").display());
     let store = AnyStore::open(&url).await.expect("a file");
-    let layer = IdempotencyLayer::new(MemoryStore::new()).with_secret(SECRET);
-    let ids = layer.expect("a secret").key_ids("a \"b\"", &[b"alice"]);
-    let mut claim = sql::claim();
-    claim.id = ids.expect("a key")[0];
-    store.acquire(&claim).await.expect("a file");
+    let layer = IdempotencyLayer::new(MemoryStore::new()).with_key_length(1..=1024);
+    let layer = layer.with_secret(SECRET).expect("a secret");
+    // By default, a layer accepts 255 bytes. A service may accept more.
+    let long = "k".repeat(300);
+    for key in ["a \"b\"", &long] {
+        let mut claim = sql::claim();
+        claim.id = layer.key_ids(key, &[b"alice"]).expect("a key")[0];
+        store.acquire(&claim).await.expect("a file");
+    }
     fs::write(scratch.file("secret"), format!("{SECRET}\n")).expect("a file");
     let rest = ["--principal", "alice", "--secret-file", "secret"];
     for (key, code) in [
         ("a \"b\"", 0),
         (" a \"b\" ", 0),
         ("\"a \\\"b\\\"\"", 0),
+        (&*long, 0),
         ("\"a b\"", 3),
         ("\"", 3),
     ] {

@@ -7,10 +7,13 @@ use std::{
     path::Path,
     process::{Child, Command, Stdio},
     sync::Arc,
+    thread,
+    time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
 use tests::{
+    HANG_GUARD,
     proxy::{ConnectionEnd, Fault, Proxy},
     scratch::Scratch,
     servers::{mariadb::MariaDbServer, postgres::PostgresServer, redis::RedisServer},
@@ -258,6 +261,33 @@ async fn unix_socket_is_private() {
     );
 }
 
+/// The reader of its output has ended, as in `serve | tee` after `tee` was killed.
+#[tokio::test(flavor = "multi_thread")]
+async fn console_is_served_without_reader_of_output() {
+    let scratch = Scratch::new();
+    let (url, _, _) = store(&scratch).await;
+    let (reader, writer) = io::pipe().expect("a pipe");
+    drop(reader);
+    let mut tool = command(scratch.path(), &url);
+    tool.args(["serve", "--read-only", "--unix-socket", "s"]);
+    tool.env_remove("RUST_LOG").stdin(Stdio::null());
+    tool.stdout(writer).stderr(Stdio::null());
+    let path = scratch.file("s");
+    let mut served = Served {
+        child: tool.spawn().expect("the tool starts"),
+        at: format!("unix:{}", path.display()),
+    };
+    let began = Instant::now();
+    while UnixStream::connect(&path).is_err() {
+        let ended = served.child.try_wait().expect("a child");
+        assert!(ended.is_none(), "it ended: {ended:?}");
+        assert!(began.elapsed() < HANG_GUARD, "it does not listen");
+        thread::sleep(Duration::from_millis(1));
+    }
+    let page = served.get("/", "host: localhost\r\n");
+    assert!(page.starts_with("HTTP/1.1 200 "), "{page}");
+}
+
 /// Sends a request to the socket `s` of a directory as another user of this machine.
 const AS_ANOTHER_USER: &str = r#"
 import os, socket, sys
@@ -356,6 +386,23 @@ async fn unsafe_settings_are_refused() {
         assert!(ran.err.contains(expected), "{ran:?}");
         assert!(!ran.err.contains("0123456789\n"), "{ran:?}");
     }
+}
+
+/// The operator detects this at the start, and not at the first decision.
+#[tokio::test(flavor = "multi_thread")]
+async fn unusable_audit_file_ends_console() {
+    let scratch = Scratch::new();
+    let (url, _, _) = store(&scratch).await;
+    // The socket cannot be bound either, so the process ends in any case.
+    let serve = ["serve", "--unix-socket", "/no/such/directory/s"];
+    let audit = ["--audit", "/no/such/directory/log"];
+    let ran = run_in(scratch.path(), &url, &[&serve[..], &audit].concat());
+    assert_eq!(ran.code, 1, "{ran:?}");
+    let expected = "cannot write the audit log /no/such/directory/log: ";
+    assert!(ran.err.contains(expected), "{ran:?}");
+    let read_only = [&serve[..], &audit, &["--read-only"]].concat();
+    let ran = run_in(scratch.path(), &url, &read_only);
+    assert!(ran.err.contains("cannot listen on"), "{ran:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

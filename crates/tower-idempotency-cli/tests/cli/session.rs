@@ -30,7 +30,7 @@ pub(crate) const FILTERS: [(&str, &str); 11] = [
         "${1}AGE  ",
     ),
     // In a cluster, each slot with an entry has a key for its index.
-    (r"(examined\W+)\d+", "${1}N"),
+    (r"(examined\W+|keys with the prefix +)\d+", "${1}N"),
     (r"\b(?:mysql|postgres|sqlite)\b", "STORE"),
 ];
 

@@ -7,7 +7,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use tests::scratch::Scratch;
+use tests::{scratch::Scratch, servers::redis::RedisServer};
 use tower_idempotency::inspect::{Inspect, State};
 
 use crate::{run, scenario::Keys};
@@ -189,6 +189,28 @@ async fn progress_needs_terminal() {
     assert_eq!(code, 0, "{shown}");
     assert_eq!(shown.lines().count(), 4, "{shown:?}");
     assert!(!shown.contains("exported"), "{shown:?}");
+}
+
+/// The server examines all keys, and the command learns only the number of those with the prefix.
+#[tokio::test(flavor = "multi_thread")]
+async fn repair_progress_has_no_total() {
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    let store = crate::open(&url).await.expect("the server runs");
+    Keys::create(&store).await;
+    for n in 0..20 {
+        server.command(&["SET", &format!("of another program {n}"), "x"]);
+    }
+    let scratch = Scratch::new();
+    let log = scratch.file("log").display().to_string();
+    let line = format!("idempotency check --repair --reason x --audit {log} --yes");
+    let store = ("IDEMPOTENCY_STORE", url.as_str());
+    let (code, shown) = on_terminal(100, "", &[store], &line);
+    assert_eq!(code, 0, "{shown}");
+    let is_progress = |line: &&str| line.contains("keys with the prefix (");
+    let progress = shown.split(['\r', '\n']).find(is_progress);
+    let progress = progress.unwrap_or_else(|| panic!("no progress: {shown:?}"));
+    assert!(!progress.contains('/'), "{progress:?}");
 }
 
 /// A client has chosen the bytes of an operation and of a response.

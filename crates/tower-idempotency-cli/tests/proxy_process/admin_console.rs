@@ -2,8 +2,9 @@
 
 use std::{
     fs,
-    io::{Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpStream},
+    process::Stdio,
     thread,
     time::{Duration, Instant},
 };
@@ -133,7 +134,8 @@ fn resolving_needs_token_and_is_audited() {
     let other = format!("{BOB}origin: http://evil.test\r\nsec-fetch-site: cross-site\r\n");
     assert_eq!(resolve(admin, &entry, "free", &other).status(), 403);
     assert_eq!(post(proxy.address, "/pay", "k", "1").status(), 409);
-    assert!(!log.exists());
+    // The proxy creates the file when it starts.
+    assert_eq!(fs::read_to_string(&log).unwrap(), "");
     let reply = resolve(admin, &entry, "free", BOB);
     assert_eq!(reply.status(), 200, "{reply:?}");
     let lines = fs::read_to_string(&log).unwrap();
@@ -167,6 +169,35 @@ fn console_without_audit_table_is_rejected() {
         stderr.contains("cannot serve the console: the memory store has no audit table"),
         "{stderr}"
     );
+}
+
+/// The operator detects this at the start, and not at the first decision.
+#[test]
+fn unusable_audit_file_is_rejected() {
+    let scratch = Scratch::new();
+    let (file, token) = (scratch.file("proxy.toml"), scratch.file("token"));
+    fs::write(&token, TOKEN).unwrap();
+    let address = "127.0.0.1:1".parse().unwrap();
+    let lines = format!(
+        "console = \"resolve\"\ntoken_file = \"{}\"\naudit_file = \"/no/such/directory/log\"",
+        token.display()
+    );
+    fs::write(&file, with_console("memory", address, &lines)).unwrap();
+    let mut proxy = command(&file);
+    proxy.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut proxy = proxy.spawn().unwrap();
+    let mut printed = String::new();
+    let stdout = proxy.stdout.take().unwrap();
+    BufReader::new(stdout).read_line(&mut printed).unwrap();
+    if !printed.is_empty() {
+        proxy.kill().unwrap();
+    }
+    let output = proxy.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(printed, "", "{stderr}");
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    let expected = "cannot serve the console: cannot write the audit log /no/such/directory/log: ";
+    assert!(stderr.contains(expected), "{stderr}");
 }
 
 /// The proxy would cut a stream that does not end itself.

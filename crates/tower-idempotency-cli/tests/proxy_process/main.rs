@@ -4,6 +4,7 @@
 
 mod admin_console;
 mod crash;
+mod descriptors;
 mod harness;
 mod languages;
 mod process;

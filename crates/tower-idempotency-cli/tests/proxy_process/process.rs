@@ -97,12 +97,16 @@ fn policy_of_each_route_is_printed() {
         "{lines}"
     );
 
-    let original = r#"{"openapi":"3.0.3","info":{"title":"a","version":"1"},"paths":{"/orders":{"post":{"responses":{}}}}}"#;
+    let original = "{\"openapi\":\"3.0.3\",\"info\":{\"title\":\"a\u{9b}2J\",\"version\":\"1\"},\"paths\":{\"/orders\":{\"post\":{\"responses\":{}}}}}";
     fs::write(&document, original).unwrap();
     let openapi = ["--openapi", document.to_str().unwrap()];
     let (code, described, _) = policy(&openapi);
     assert_eq!(code, Some(0));
+    // A terminal obeys this character. The document has a line for each value.
+    assert!(!described.contains('\u{9b}'), "{described}");
+    assert!(described.lines().count() > 10, "{described}");
     let described: serde_json::Value = serde_json::from_str(&described).unwrap();
+    assert_eq!(described["info"]["title"], "a\u{9b}2J");
     let responses = &described["paths"]["/orders"]["post"]["responses"];
     assert_eq!(
         responses["422"]["$ref"],

@@ -39,6 +39,21 @@ async fn file_and_table_have_same_lines() {
 }
 
 #[tokio::test]
+async fn check_writes_no_line() {
+    let scratch = Scratch::new();
+    let file = scratch.file("log");
+    AuditLog::new(&file).check().await.unwrap();
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "");
+    let missing = scratch.file("no-such-directory/log");
+    let error = AuditLog::new(&missing).check().await.unwrap_err();
+    let expected = format!("cannot write the audit log {}: ", missing.display());
+    assert!(error.to_string().starts_with(&expected), "{error}");
+    let store = store(&scratch).await;
+    table(&store).check().await.unwrap();
+    assert!(table(&store).recent(10).await.unwrap().is_empty());
+}
+
+#[tokio::test]
 async fn interrupted_intent_has_failed_outcome() {
     let scratch = Scratch::new();
     let store = store(&scratch).await;

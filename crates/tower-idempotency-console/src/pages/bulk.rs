@@ -164,7 +164,7 @@ pub(crate) async fn resolve(
 }
 
 /// Resolves the entries one after the other. Returns the result of each, and the numbers of decisions that were applied and
-/// that may have been. Changes nothing more once the console shuts down.
+/// that may have been. Changes nothing more once the console shuts down, or the store or the audit log fails.
 async fn resolve_all(
     shared: &Arc<Shared>,
     ticked: Vec<Seen>,
@@ -173,10 +173,16 @@ async fn resolve_all(
     reason: &str,
 ) -> (Vec<Ticked>, usize, usize) {
     let (mut results, mut applied, mut unknown) = (Vec::new(), 0, 0);
+    let mut has_failed = false;
     for seen in ticked {
-        if shared.live.is_closed() {
-            let result = "not changed: the console shuts down".to_owned();
-            results.push(Ticked::new(&seen, result));
+        let stopped = if shared.live.is_closed() {
+            Some("the console shuts down")
+        } else {
+            // Each further row could take as long as the one that failed.
+            has_failed.then_some("an earlier row failed")
+        };
+        if let Some(reason) = stopped {
+            results.push(Ticked::new(&seen, format!("not changed: {reason}")));
             continue;
         }
         let request = act::Request {
@@ -186,7 +192,9 @@ async fn resolve_all(
             decision: decision.clone(),
             reason: reason.to_owned(),
         };
-        let result = match act::resolve(shared, request).await {
+        let resolved = act::resolve(shared, request).await;
+        has_failed = matches!(&resolved, Err(error) if error.status.is_server_error());
+        let result = match resolved {
             Ok(outcome) if outcome.is_applied => {
                 applied += 1;
                 "done".to_owned()

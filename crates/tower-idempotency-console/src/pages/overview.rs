@@ -10,9 +10,10 @@ use tower_idempotency::inspect::State as EntryState;
 
 use super::{AuditTail, audit_tail_or_error, html, label, mark};
 use crate::{
+    audit::state_after,
     chart::Chart,
     console::Shared,
-    describe::{duration, time},
+    describe::{duration, printable, time},
     error::PageError,
     guard::Visit,
     live::{Snapshot, StateCount},
@@ -109,7 +110,7 @@ pub(crate) struct AuditRow {
 impl From<&Value> for AuditRow {
     fn from(line: &Value) -> Self {
         let text = |value: &Value| match value.as_str() {
-            Some(text) => crate::describe::printable(text),
+            Some(text) => printable(text),
             None => "–".to_owned(),
         };
         let id = line["id"].as_str().unwrap_or_default();
@@ -119,11 +120,8 @@ impl From<&Value> for AuditRow {
             Some("intent") => "intent".to_owned(),
             _ => text(&line["outcome"]),
         };
-        let after = match &line["after"] {
-            // The log has no state if the change failed, or if its outcome is unknown.
-            Value::Null if matches!(&*outcome, "applied" | "changed") => "absent".to_owned(),
-            after => text(&after["state"]),
-        };
+        let after = state_after(&outcome, &line["after"]);
+        let after = after.map_or_else(|| "–".to_owned(), printable);
         Self {
             at: text(&line["at"]),
             actor: text(&line["actor"]),

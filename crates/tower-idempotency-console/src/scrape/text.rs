@@ -44,6 +44,11 @@ pub struct CounterReader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterTextError(&'static str);
 
+impl CounterTextError {
+    /// There is no text: the function that renders the metrics of this process panicked.
+    pub(crate) const PANICKED: Self = Self("the function that renders them panicked");
+}
+
 impl CounterReader {
     /// Creates a reader for one response.
     #[must_use]

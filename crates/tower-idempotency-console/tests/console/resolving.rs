@@ -3,7 +3,7 @@
 use std::{fs, sync::Arc, time::Duration};
 
 use axum::{
-    body::Body,
+    body::{Body, to_bytes},
     middleware::{self, Next},
 };
 use http::{Method, Request};
@@ -16,6 +16,7 @@ use tests::{
 use tokio::{
     sync::Semaphore,
     task::{JoinHandle, JoinSet},
+    time::Instant,
 };
 use tower::ServiceExt as _;
 use tower_idempotency::{
@@ -453,7 +454,7 @@ async fn ticked_rows_are_resolved_as_seen() {
         confirm.text
     );
     assert!(
-        confirm.text.contains("1 ticked rows have changed"),
+        confirm.text.contains("and are left out: 1."),
         "{}",
         confirm.text
     );
@@ -773,6 +774,11 @@ async fn members_of_api_are_strings() {
     let json = [("content-type", "application/json")];
     for members in [
         r#""how":"retry","reason":null"#,
+        // Unknown members, and members of another decision.
+        r#""how":"retry","reason":"x","confirm":"yes""#,
+        r#""how":"retry","reason":"x","status":201"#,
+        r#""how":"complete","status":201,"reason":"x","header":"location: /1""#,
+        r#""how":"complete","status":201,"reason":"x","retention_seconds":"60""#,
         r#""how":"retry","reason":17"#,
         r#""how":"complete","status":201,"reason":"x","body":{"a":1}"#,
         r#""how":"complete","status":201,"reason":"x","body":true"#,
@@ -782,12 +788,53 @@ async fn members_of_api_are_strings() {
         assert_eq!(done.status, 400, "{members}: {}", done.text);
     }
     assert!(server.audit().is_empty());
+    // The name of a member is text of a client, which a terminal may obey.
+    let object = "{\"a\u{9b}2J\":\"x\"}";
+    let error = server.send(Method::POST, &path, &json, object).await;
+    let expected = "Expected only seen, how, reason, found a\\u009b2J. Nothing was changed.";
+    assert!(error.text.contains(expected), "{}", error.text);
+    let listed = "/api/v1/entries?status=orphaned";
+    assert_eq!(server.get(listed).await.status, 400);
     let object =
         format!(r#"{{"seen":"{seen}","how":"complete","status":201,"reason":"x","body":null}}"#);
     let done = server.send(Method::POST, &path, &json, &object).await;
     assert_eq!(done.status, 200, "{}", done.text);
     let body = server.get(&format!("/entries/{id}/body")).await;
     assert_eq!(body.text, "");
+}
+
+/// Each row would take the whole time limit of the store.
+#[tokio::test(start_paused = true)]
+async fn hung_store_ends_ticked_rows() {
+    let (scratch, store) = (Scratch::new(), Counted::held_at(Barrier::closed()));
+    let mut seen = Vec::new();
+    for n in 0..3 {
+        let id = orphan(&store.store, &format!("POST /{n}")).await.id;
+        let details = store.get(&id).await.expect("memory").expect("an entry");
+        seen.push(details.entry.seen().to_string());
+    }
+    let log = scratch.file("audit.jsonl");
+    let console = Console::new(Inspector::new(store), access);
+    let app = console.with_audit_log(AuditLog::new(&log)).into_router();
+    let mut fields = vec![("how", "retry"), ("reason", "ticket 17")];
+    fields.extend(seen.iter().map(|seen| ("seen", &**seen)));
+    let req = Request::post("/resolve")
+        .header("content-type", "application/x-www-form-urlencoded")
+        .header("host", "console.test")
+        .header("sec-fetch-site", "same-origin")
+        .body(Body::from(form(&fields)));
+    let began = Instant::now();
+    let res = app.oneshot(req.expect("a request")).await;
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(20), "{took:?}");
+    let page = to_bytes(res.expect("a response").into_body(), usize::MAX).await;
+    let page = String::from_utf8_lossy(&page.expect("a page")).into_owned();
+    let unchanged = page.matches("not changed: an earlier row failed");
+    assert_eq!(unchanged.count(), 2, "{page}");
+    let unknown = "Decisions that may have been applied: 1.";
+    assert!(page.contains(unknown), "{page}");
+    let log = fs::read_to_string(log).expect("the log");
+    assert_eq!(log.lines().count(), 2, "{log}");
 }
 
 /// The rows after the first one are resolved although the browser has left.

@@ -110,6 +110,11 @@ pub(crate) async fn run(context: &Context, args: &Args, global: &Global) -> Resu
             "expected --audit FILE or --audit-table, because nothing is resolved without an audit log, or --read-only",
         ));
     }
+    // A file that cannot be written would reject each decision.
+    if let Some(log) = log.as_ref().filter(|_| !args.read_only) {
+        let checked = log.check().await;
+        checked.map_err(|error| Failure::failed(error.to_string()))?;
+    }
     let targets = Targets::parse(&args.metrics)?;
     start_log();
     // The tasks end with this function.
@@ -147,9 +152,7 @@ pub(crate) async fn run(context: &Context, args: &Args, global: &Global) -> Resu
                 Failure::failed(format!("cannot read the user ID of this process: {error}"))
             })?;
             let app = router(ListenerKind::Unix { owner });
-            context
-                .output
-                .line(&format!("listening on unix:{}", path.display()))?;
+            print_address(context, &format!("unix:{}", path.display()));
             tokio::spawn(signals);
             server::serve(listener, app, stopped).await;
         }
@@ -164,9 +167,7 @@ pub(crate) async fn run(context: &Context, args: &Args, global: &Global) -> Resu
             } else {
                 ListenerKind::Network
             });
-            context
-                .output
-                .line(&format!("listening on http://{address}"))?;
+            print_address(context, &format!("http://{address}"));
             tokio::spawn(signals);
             server::serve(listener, app, stopped).await;
         }
@@ -178,6 +179,12 @@ pub(crate) async fn run(context: &Context, args: &Args, global: &Global) -> Resu
     let limit = limit.saturating_add(Duration::from_secs(11));
     timeout(limit, changes.finished()).await.ok();
     Ok(Exit::Done)
+}
+
+/// Prints the address. The console is served even if the reader of the output has ended.
+fn print_address(context: &Context, address: &str) {
+    let line = format!("listening on {address}");
+    context.output.line(&line).ok();
 }
 
 fn console(

@@ -4,7 +4,7 @@ use std::{
     mem,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll, ready},
@@ -19,9 +19,12 @@ use hyper::body::Incoming;
 use pin_project_lite::pin_project;
 use tokio::time::Instant;
 
-use crate::{connection::OpenRequest, upstream::Stream};
+use crate::{
+    connection::{Connection, OpenRequest},
+    upstream::Stream,
+};
 
-/// Largest frame that hyper gets at once.
+/// Largest frame that hyper gets at once. The layer passes a recorded body as one frame, and each frame that is read is progress.
 const MAX_FRAME: usize = 64 * 1024;
 
 /// An error while a body is read.
@@ -37,6 +40,8 @@ pin_project! {
         is_http2: bool,
         // The stream is open until its body is dropped.
         stream: Option<Stream>,
+        // Of a client, which may disconnect before the upstream drops the body.
+        connection: Weak<Connection>,
     }
 }
 
@@ -46,6 +51,15 @@ impl ReceivedBody {
             body,
             is_http2: version == Version::HTTP_2,
             stream: None,
+            connection: Weak::new(),
+        }
+    }
+
+    /// Counts each part of the body as a use of the connection of its client.
+    pub(crate) fn with_connection(self, connection: &Arc<Connection>) -> Self {
+        Self {
+            connection: Arc::downgrade(connection),
+            ..self
         }
     }
 
@@ -67,7 +81,11 @@ impl Body for ReceivedBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let mut this = self.project();
-        match ready!(this.body.as_mut().poll_frame(cx)) {
+        let frame = ready!(this.body.as_mut().poll_frame(cx));
+        if let Some(connection) = this.connection.upgrade() {
+            connection.count_upload();
+        }
+        match frame {
             None if *this.is_http2 && !this.body.is_end_stream() => {
                 Poll::Ready(Some(Err("the stream was reset before its end".into())))
             }
@@ -85,12 +103,71 @@ impl Body for ReceivedBody {
 }
 
 pin_project! {
+    /// A body in frames of at most [`MAX_FRAME`].
+    struct Frames<B> {
+        #[pin]
+        source: B,
+        // The rest of the last frame of the source.
+        rest: Bytes,
+    }
+}
+
+impl<B> Frames<B> {
+    fn new(source: B) -> Self {
+        Self {
+            source,
+            rest: Bytes::new(),
+        }
+    }
+}
+
+impl<B: Body<Data = Bytes, Error = BodyError>> Body for Frames<B> {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = self.project();
+        let frame = if this.rest.is_empty() {
+            ready!(this.source.poll_frame(cx))
+        } else {
+            Some(Ok(Frame::data(mem::take(this.rest))))
+        };
+        let Some(Ok(frame)) = frame else {
+            return Poll::Ready(frame);
+        };
+        Poll::Ready(Some(Ok(match frame.into_data() {
+            Ok(mut data) if data.len() > MAX_FRAME => {
+                *this.rest = data.split_off(MAX_FRAME);
+                Frame::data(data)
+            }
+            Ok(data) => Frame::data(data),
+            Err(trailers) => trailers,
+        })))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty() && self.source.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let (hint, rest) = (self.source.size_hint(), self.rest.len() as u64);
+        let mut with_rest = SizeHint::new();
+        if let Some(upper) = hint.upper() {
+            with_rest.set_upper(upper.saturating_add(rest));
+        }
+        with_rest.set_lower(hint.lower().saturating_add(rest));
+        with_rest
+    }
+}
+
+pin_project! {
     /// The body of a request to the upstream.
     pub(crate) struct RequestBody {
         #[pin]
-        source: RequestSource,
-        // The rest of the last frame of the source. The layer passes a protected body as one frame, and each frame is progress.
-        rest: Bytes,
+        body: Frames<RequestSource>,
         progress: Arc<Progress>,
         // As for a received body: the stream is open until both bodies are dropped.
         stream: Option<Stream>,
@@ -184,8 +261,7 @@ impl From<ReceivedBody> for RequestBody {
 impl RequestBody {
     fn new(source: RequestSource) -> Self {
         Self {
-            source,
-            rest: Bytes::new(),
+            body: Frames::new(source),
             progress: Progress::new(),
             stream: None,
         }
@@ -210,37 +286,17 @@ impl Body for RequestBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.project();
-        let frame = if this.rest.is_empty() {
-            ready!(this.source.poll_frame(cx))
-        } else {
-            Some(Ok(Frame::data(mem::take(this.rest))))
-        };
+        let frame = ready!(this.body.poll_frame(cx));
         this.progress.advance();
-        let Some(Ok(frame)) = frame else {
-            return Poll::Ready(frame);
-        };
-        Poll::Ready(Some(Ok(match frame.into_data() {
-            Ok(mut data) if data.len() > MAX_FRAME => {
-                *this.rest = data.split_off(MAX_FRAME);
-                Frame::data(data)
-            }
-            Ok(data) => Frame::data(data),
-            Err(trailers) => trailers,
-        })))
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.rest.is_empty() && self.source.is_end_stream()
+        self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        let (hint, rest) = (self.source.size_hint(), self.rest.len() as u64);
-        let mut with_rest = SizeHint::new();
-        if let Some(upper) = hint.upper() {
-            with_rest.set_upper(upper.saturating_add(rest));
-        }
-        with_rest.set_lower(hint.lower().saturating_add(rest));
-        with_rest
+        self.body.size_hint()
     }
 }
 
@@ -300,15 +356,16 @@ pin_project! {
     /// The body of a response to the client.
     pub(crate) struct ResponseBody {
         #[pin]
-        source: ResponseSource,
-        // The request is open until the response has been sent.
+        body: Frames<ResponseSource>,
+        // The request waits for its client between two frames.
         request: Option<OpenRequest>,
     }
 }
 
 impl ResponseBody {
-    /// Counts the request as open until the body is dropped.
-    pub(crate) fn with_request(self, request: OpenRequest) -> Self {
+    /// Counts the request as open while hyper waits for a frame of the body.
+    pub(crate) fn with_request(self, mut request: OpenRequest) -> Self {
+        request.wait_for_client();
         Self {
             request: Some(request),
             ..self
@@ -320,7 +377,7 @@ impl From<tower_idempotency::Body<UpstreamBody>> for ResponseBody {
     fn from(body: tower_idempotency::Body<UpstreamBody>) -> Self {
         let source = ResponseSource::Layered { body };
         Self {
-            source,
+            body: Frames::new(source),
             request: None,
         }
     }
@@ -330,7 +387,7 @@ impl From<UpstreamBody> for ResponseBody {
     fn from(body: UpstreamBody) -> Self {
         let source = ResponseSource::Plain { body };
         Self {
-            source,
+            body: Frames::new(source),
             request: None,
         }
     }
@@ -344,14 +401,23 @@ impl Body for ResponseBody {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        self.project().source.poll_frame(cx)
+        let this = self.project();
+        // hyper reads a frame when it has sent almost all earlier ones.
+        if let Some(request) = this.request {
+            request.resume();
+        }
+        let frame = ready!(this.body.poll_frame(cx));
+        if let Some(request) = this.request {
+            request.wait_for_client();
+        }
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.source.is_end_stream()
+        self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.source.size_hint()
+        self.body.size_hint()
     }
 }

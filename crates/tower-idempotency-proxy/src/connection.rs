@@ -1,6 +1,7 @@
 //! A connection of a client: TLS, HTTP/1.1 or HTTP/2, and its limits.
 
 use std::{
+    mem,
     net::SocketAddr,
     sync::{
         Arc,
@@ -32,9 +33,11 @@ use crate::{
 
 /// Time for the TLS handshake. Also the minimum time for the first request of a connection.
 const FIRST_REQUEST: Duration = Duration::from_secs(30);
-/// Largest head of a request, and of a response with HTTP/2, in bytes. If the head of a response is larger, the outcome of its
-/// request is unknown. The default of hyper for such a response is 16 KiB.
-pub(crate) const MAX_HEAD_BYTES: u32 = 64 * 1024;
+/// Minimum time without a read after which a connection that shuts down is closed, although a response or an upload is
+/// incomplete.
+const LAST_READ: Duration = Duration::from_secs(5);
+/// Largest head of a request, in bytes.
+const MAX_HEAD_BYTES: u32 = 64 * 1024;
 const MAX_STREAMS: u32 = 256;
 /// Bytes of an upload that the proxy reads before the upstream does. An upload that the upstream does not read delays no other
 /// stream until there are 16 of them.
@@ -53,9 +56,10 @@ pub(crate) struct Connection {
     pub(crate) is_tls: bool,
     pub(crate) lengths: Arc<LengthCheck>,
     accepted: Instant,
-    /// Number of requests without a complete response.
+    /// Number of requests without a complete response, except those whose client has to read a part of it.
     open_requests: AtomicUsize,
-    /// Milliseconds from `accepted` to the end of the last request, rounded up. 0 if no request has ended.
+    /// Milliseconds from `accepted` to the end of the last use, rounded up. 0 if there is none. A use ends when a request ends or
+    /// begins to wait for its client, and with each part of an upload that continues after that.
     last_end: AtomicU64,
     _open: OpenConnection,
 }
@@ -75,12 +79,33 @@ impl OpenConnection {
     }
 }
 
-/// A request that counts as open until it is dropped.
-pub(crate) struct OpenRequest(Arc<Connection>);
+/// A request that counts as open until it is dropped, except while it waits for its client.
+pub(crate) struct OpenRequest {
+    connection: Arc<Connection>,
+    waits_for_client: bool,
+}
+
+impl OpenRequest {
+    /// Stops counting the request as open, until its client has read a part of the response.
+    pub(crate) fn wait_for_client(&mut self) {
+        if !mem::replace(&mut self.waits_for_client, true) {
+            self.connection.end_request();
+        }
+    }
+
+    /// Counts the request as open again.
+    pub(crate) fn resume(&mut self) {
+        if mem::take(&mut self.waits_for_client) {
+            self.connection
+                .open_requests
+                .fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
 
 impl Drop for OpenRequest {
     fn drop(&mut self) {
-        self.0.end_request();
+        self.wait_for_client();
     }
 }
 
@@ -101,18 +126,41 @@ impl Connection {
     /// Counts a request as open.
     pub(crate) fn begin_request(self: &Arc<Self>) -> OpenRequest {
         self.open_requests.fetch_add(1, Ordering::Relaxed);
-        OpenRequest(Arc::clone(self))
+        OpenRequest {
+            connection: Arc::clone(self),
+            waits_for_client: false,
+        }
+    }
+
+    /// Counts a part of an upload as a use. While a request is open, it changes nothing.
+    pub(crate) fn count_upload(&self) {
+        if self.open_requests.load(Ordering::Relaxed) == 0 {
+            self.set_last_end();
+        }
     }
 
     fn end_request(&self) {
-        let elapsed = u64::try_from(self.accepted.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.last_end
-            .fetch_max(elapsed.saturating_add(1), Ordering::Relaxed);
+        self.set_last_end();
         self.open_requests.fetch_sub(1, Ordering::Release);
     }
 
-    /// Resolves when the connection has had no open request for the time `idle`. Resolves with `false` if no request has
-    /// arrived since `began`, after at least [`FIRST_REQUEST`].
+    fn set_last_end(&self) {
+        let elapsed = u64::try_from(self.accepted.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last_end
+            .fetch_max(elapsed.saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// Restarts the time of [`unused`](Self::unused), unless it is that for the first request.
+    fn restart_idle_time(&self) {
+        if self.last_end.load(Ordering::Relaxed) > 0 {
+            self.set_last_end();
+        }
+    }
+
+    /// Resolves when the connection has had no open request and no upload for the time `idle`. Resolves with `false` if no
+    /// request has arrived since `began`, after at least [`FIRST_REQUEST`].
+    ///
+    /// A response that its client does not read keeps no request open.
     ///
     /// Looks at the requests when a timer fires, at the latest after `idle`. So a request wakes no task and sets no timer.
     async fn unused(&self, began: Instant, idle: Duration) -> bool {
@@ -203,7 +251,7 @@ async fn serve_stream(
     let mut served =
         std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
     let began = Instant::now();
-    let has_request = tokio::select! {
+    let mut has_request = tokio::select! {
         // A request that has arrived is served before the connection closes.
         biased;
         served = served.as_mut() => return report(served),
@@ -212,14 +260,20 @@ async fn serve_stream(
     };
     if has_request {
         served.as_mut().graceful_shutdown();
-        tokio::select! {
+        connection.restart_idle_time();
+        has_request = tokio::select! {
             biased;
             served = served.as_mut() => return report(served),
-            // A drain waits for the rest of the first head.
-            false = connection.unused(began, idle) => {}
-        }
+            // A drain waits for the rest of the first head. A client has the idle time again to read a response, or to send a
+            // part of an upload.
+            has_request = connection.unused(began, idle.max(LAST_READ)) => has_request,
+        };
     }
-    tracing::debug!("connection closed: no request arrived");
+    if has_request {
+        tracing::debug!("connection closed: response or upload incomplete");
+    } else {
+        tracing::debug!("connection closed: no request arrived");
+    }
 }
 
 fn report(served: Result<(), Box<dyn std::error::Error + Send + Sync>>) {
@@ -282,6 +336,31 @@ mod tests {
         let elapsed = ended - last;
         assert!(has_request);
         assert!(elapsed >= IDLE && elapsed < IDLE + ROUNDING, "{elapsed:?}");
+    }
+
+    /// The client reads a part of the response, and then nothing.
+    #[tokio::test(start_paused = true)]
+    async fn connection_is_unused_after_last_read() {
+        let (connection, began) = (connection(), Instant::now());
+        let mut request = connection.begin_request();
+        let response = async {
+            // The request waits for its upstream.
+            sleep(IDLE * 2).await;
+            request.wait_for_client();
+            sleep(IDLE * 3 / 4).await;
+            request.resume();
+            sleep(IDLE * 2).await;
+            request.wait_for_client();
+            Instant::now()
+        };
+        let unused = async { (connection.unused(began, IDLE).await, Instant::now()) };
+        let (last, (has_request, ended)) = tokio::join!(response, unused);
+        let elapsed = ended - last;
+        assert!(has_request);
+        assert!(elapsed >= IDLE && elapsed < IDLE + ROUNDING, "{elapsed:?}");
+        // The end of a request that waits for its client is the end of its last read.
+        drop(request);
+        assert_eq!(connection.open_requests.load(Ordering::Acquire), 0);
     }
 
     /// hyper has no timeout of its own.

@@ -68,6 +68,25 @@ pub(crate) fn remove_other_upgrade<B>(req: &mut Request<B>) {
     }
 }
 
+/// Counts a forward in the `Max-Forwards` of an OPTIONS or a TRACE. Returns `false` if the proxy must respond itself (RFC 9110,
+/// section 7.6.2).
+pub(crate) fn count_forward<B>(req: &mut Request<B>) -> bool {
+    if ![Method::OPTIONS, Method::TRACE].contains(req.method()) {
+        return true;
+    }
+    let line = req.headers().get(header::MAX_FORWARDS);
+    let left = line.and_then(|line| line.to_str().ok()?.parse::<u64>().ok());
+    match left {
+        Some(0) => false,
+        Some(left) => {
+            let left = HeaderValue::from(left - 1);
+            req.headers_mut().insert(header::MAX_FORWARDS, left);
+            true
+        }
+        None => true,
+    }
+}
+
 /// Removes the fields that belong to one connection.
 ///
 /// `Trailer` and the value `trailers` of `TE` stay, because the proxy forwards trailers. The headers `kept` stay too, even if
@@ -311,6 +330,37 @@ mod tests {
         ];
         assert_eq!(names, expected);
         assert_eq!(headers[header::TE], "trailers");
+    }
+
+    #[test]
+    fn forwards_of_options_and_trace_are_counted() {
+        let last = u64::MAX.to_string();
+        let before_last = (u64::MAX - 1).to_string();
+        for (method, line, expected) in [
+            (Method::OPTIONS, "0", None),
+            (Method::TRACE, "0", None),
+            (Method::OPTIONS, "1", Some("0")),
+            (Method::TRACE, "10", Some("9")),
+            (Method::TRACE, &*last, Some(&*before_last)),
+            (Method::TRACE, "some", Some("some")),
+            (Method::POST, "0", Some("0")),
+        ] {
+            let req = Request::builder().method(&method);
+            let mut req = req.header("max-forwards", line).body(()).unwrap();
+            assert_eq!(
+                count_forward(&mut req),
+                expected.is_some(),
+                "{method} {line}"
+            );
+            if let Some(expected) = expected {
+                assert_eq!(
+                    req.headers()[header::MAX_FORWARDS],
+                    expected,
+                    "{method} {line}"
+                );
+            }
+        }
+        assert!(count_forward(&mut Request::options("/").body(()).unwrap()));
     }
 
     #[test]

@@ -1,10 +1,13 @@
 //! Responses of the proxy itself: problem details (RFC 9457).
 
 use bytes::Bytes;
-use http::{HeaderValue, Response, StatusCode, header};
+use http::{HeaderValue, Method, Response, StatusCode, header};
 use serde_json::json;
 
 use crate::body::UpstreamBody;
+
+/// The `Allow` of the responses of the proxy itself.
+const ALLOWED: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
 
 /// A response of the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +66,7 @@ impl Problem {
             }
             Self::NoRoute => "no route of the proxy matches this request",
             Self::BadPath => {
-                "expected a path without two slashes at its start, a dot segment, an empty name before a semicolon, an encoded slash, a backslash or an incomplete escape"
+                "expected a path without two slashes at its start, a dot segment, an empty name before a semicolon, an encoded slash, a backslash, a control character or an incomplete escape"
             }
             Self::BadHost => "the request has no valid host, or more than one",
             Self::BadMethod => {
@@ -96,13 +99,22 @@ impl Problem {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
             }
             Self::Connect => {
-                headers.insert(
-                    header::ALLOW,
-                    HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"),
-                );
+                headers.insert(header::ALLOW, HeaderValue::from_static(ALLOWED));
             }
             _ => {}
         }
         res
     }
+}
+
+/// Returns the response to an OPTIONS or a TRACE that the proxy must not forward. The proxy itself does not support TRACE.
+pub(crate) fn last_response(method: &Method) -> Response<UpstreamBody> {
+    let mut res = Response::new(UpstreamBody::own(Bytes::new()));
+    *res.status_mut() = match *method {
+        Method::OPTIONS => StatusCode::NO_CONTENT,
+        _ => StatusCode::METHOD_NOT_ALLOWED,
+    };
+    res.headers_mut()
+        .insert(header::ALLOW, HeaderValue::from_static(ALLOWED));
+    res
 }

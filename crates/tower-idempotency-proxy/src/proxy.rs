@@ -266,7 +266,7 @@ impl Proxy {
             .map(|listener| tokio::spawn(admin::serve(listener, Arc::clone(shared))));
         let stop = async {
             shutdown.await;
-            tracing::info!("drain started");
+            telemetry::catch_report_panic(|| tracing::info!("drain started"));
             shared.is_draining.store(true, Ordering::Release);
             sleep(shared.live.load().config.drain.delay.get()).await;
         };
@@ -317,7 +317,9 @@ async fn drain(shared: &Shared, connections: TaskTracker) -> bool {
     let tunnels = timeout_at(deadline, shared.tunnels.closed()).await.is_ok();
     shared.tunnels.stop();
     let is_finished = is_closed && is_drained;
-    tracing::info!(open, is_finished, tunnels, "drain finished");
+    telemetry::catch_report_panic(|| {
+        tracing::info!(open, is_finished, tunnels, "drain finished");
+    });
     is_finished
 }
 

@@ -269,7 +269,8 @@ impl fmt::Display for RouteMatch {
 /// Returns `None` for a path that an upstream may read as another one. Such a path
 ///
 /// - begins with `//`, which parsers of URLs read as the start of a host;
-/// - or has `.` or `..`, a segment of parameters alone, an encoded slash, a backslash, a zero byte or an incomplete escape.
+/// - or has `.` or `..`, a segment of parameters alone, an encoded slash, a backslash, a control character or an incomplete
+///   escape. `$` of a regular expression also matches before a line feed, so a pattern of an upstream may ignore it.
 pub(crate) fn segments(path: &PathAndQuery) -> Option<Vec<Cow<'_, str>>> {
     let path = path.path();
     if path == "*" {
@@ -281,7 +282,7 @@ pub(crate) fn segments(path: &PathAndQuery) -> Option<Vec<Cow<'_, str>>> {
     let mut segments = Vec::new();
     for raw in path.split('/') {
         let mut segment = decode(raw)?;
-        if segment.contains(['\\', '\0', '/']) {
+        if segment.contains(|c: char| c.is_control() || matches!(c, '\\' | '/')) {
             return None;
         }
         if let Some(end) = segment.find(';') {
@@ -395,6 +396,12 @@ mod tests {
             "/v1/charges/%3B7",
             "/v1%2fcharges",
             "/v1%5ccharges",
+            "/v1/charges%0A",
+            "/v1/charges%0d",
+            "/v1%09/charges",
+            "/v1/charges%00",
+            "/v1/charges%7f",
+            "/v1/charges%C2%85",
             "/v1/%zz",
             "/v1/%2",
             "//v1/charges",

@@ -15,8 +15,8 @@ use tower_service::Service;
 use crate::{
     body::{ReceivedBody, ResponseBody},
     connection::Connection,
-    headers::remove_other_upgrade,
-    problem::Problem,
+    headers::{count_forward, remove_other_upgrade},
+    problem::{Problem, last_response},
     proxy::Shared,
     route::segments,
     routes::{Route, RouteService},
@@ -32,7 +32,7 @@ pub(crate) async fn respond(
     let open = connection.begin_request();
     let is_ambiguous = connection.lengths.is_next_ambiguous();
     let live = shared.live.load_full();
-    let mut req = req.map(|body| ReceivedBody::new(body, version));
+    let mut req = req.map(|body| ReceivedBody::new(body, version).with_connection(&connection));
     remove_other_upgrade(&mut req);
     let found = if is_ambiguous {
         Err(Problem::BadLength)
@@ -44,9 +44,14 @@ pub(crate) async fn respond(
             if let Some(coverage) = route.coverage(&req) {
                 route.counters.unsafe_request(coverage);
             }
-            req.extensions_mut().insert(connection);
-            let res = call(&route.service, req).await;
-            route.counters.responded(res.status());
+            let uncounted = route.counters.begin_request();
+            let res = if count_forward(&mut req) {
+                req.extensions_mut().insert(connection);
+                call(&route.service, req).await
+            } else {
+                last_response(req.method()).map(ResponseBody::from)
+            };
+            uncounted.responded(res.status());
             res
         }
         Err(problem) => {

@@ -2,15 +2,20 @@
 
 use std::{io, net::SocketAddr, time::Duration};
 
+use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     net::{TcpListener, TcpStream},
     time::sleep,
 };
 
-use crate::telemetry::WarningLimit;
+use crate::telemetry::{WarningLimit, catch_report_panic};
 
 /// Time until the next attempt to accept a connection.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
+/// Time without a byte after which the kernel sends probes to the peer.
+const PROBE_DELAY: Duration = Duration::from_secs(60);
+/// Time between two probes. Linux closes the connection after nine probes without a reply.
+const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Sockets that another process has bound, such as systemd. Each one replaces an address of the configuration.
 #[derive(Debug, Default)]
@@ -44,13 +49,28 @@ pub(crate) async fn bind(
     address: SocketAddr,
     socket: Option<std::net::TcpListener>,
 ) -> io::Result<TcpListener> {
-    match socket {
+    let listener = match socket {
         Some(socket) => {
             socket.set_nonblocking(true)?;
-            TcpListener::from_std(socket)
+            TcpListener::from_std(socket)?
         }
-        None => TcpListener::bind(address).await,
-    }
+        None => TcpListener::bind(address).await?,
+    };
+    // Each accepted connection inherits it.
+    set_keepalive(&listener);
+    Ok(listener)
+}
+
+/// Lets the kernel close a connection whose peer has vanished without a sign, such as a machine that lost its power.
+pub(crate) fn set_keepalive<'s, S>(socket: &'s S)
+where
+    SockRef<'s>: From<&'s S>,
+{
+    let keepalive = TcpKeepalive::new()
+        .with_time(PROBE_DELAY)
+        .with_interval(PROBE_INTERVAL);
+    // After a failure, such a connection stays open for longer.
+    let _ = SockRef::from(socket).set_tcp_keepalive(&keepalive);
 }
 
 /// Accepts a connection. After an error, such as too many open files, retries after 100 ms.
@@ -66,7 +86,7 @@ pub(crate) async fn accept(
             Ok(accepted) => return accepted,
             Err(error) => {
                 if let Some(count) = limit.count(&error.to_string()) {
-                    warn(&error, count);
+                    catch_report_panic(|| warn(&error, count));
                 }
                 sleep(RETRY_DELAY).await;
             }

@@ -1,9 +1,12 @@
 //! Events and metrics of the proxy. They contain no key, no principal, no path and no body.
+//!
+//! A panic of the recorder or of the subscriber ends no listener and changes no response.
 
 use std::{
     collections::HashMap,
     error::Error,
     fmt::Display,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Mutex, PoisonError},
     time::Duration,
 };
@@ -12,12 +15,18 @@ use http::StatusCode;
 use metrics::{Counter, Unit, counter, describe_counter, describe_gauge, gauge};
 use tokio::time::Instant;
 
+/// Reports a metric to the recorder, or an event to the subscriber. Ignores their panic.
+pub(crate) fn catch_report_panic(report: impl FnOnce()) {
+    // Unwind safe: a report changes nothing that the proxy reads.
+    let _ = catch_unwind(AssertUnwindSafe(report));
+}
+
 /// Describes the metrics to the recorder.
 pub(crate) fn describe() {
     describe_counter!(
         "idempotency_proxy_requests_total",
         Unit::Count,
-        "Requests by route and class of the status of the response."
+        "Requests by route and class of the status of the response; none if the client disconnected before it."
     );
     describe_counter!(
         "idempotency_proxy_unsafe_requests_total",
@@ -44,9 +53,11 @@ pub(crate) fn describe() {
         Unit::Count,
         "Open connections of clients."
     );
-    gauge!("idempotency_proxy_connections").set(0.0);
+    catch_report_panic(|| gauge!("idempotency_proxy_connections").set(0.0));
     for result in ["done", "rejected"] {
-        counter!("idempotency_proxy_reloads_total", "result" => result).absolute(0);
+        catch_report_panic(|| {
+            counter!("idempotency_proxy_reloads_total", "result" => result).absolute(0);
+        });
     }
 }
 
@@ -70,8 +81,27 @@ pub(crate) struct RouteCounters {
     unsafe_requests: [Counter; 5],
 }
 
-/// The counters of responses, by the class of the status.
-pub(crate) struct ResponseCounters([Counter; 5]);
+/// The counters of requests, by the class of the status of their response. The last one counts requests without a response.
+pub(crate) struct ResponseCounters([Counter; 6]);
+
+/// A request of a route, which is counted when this is dropped.
+pub(crate) struct UncountedRequest<'a> {
+    counters: &'a ResponseCounters,
+    response: Option<StatusCode>,
+}
+
+impl UncountedRequest<'_> {
+    /// Counts the request by the status of its response.
+    pub(crate) fn responded(mut self, status: StatusCode) {
+        self.response = Some(status);
+    }
+}
+
+impl Drop for UncountedRequest<'_> {
+    fn drop(&mut self) {
+        self.counters.count(self.response);
+    }
+}
 
 impl RouteCounters {
     /// Creates the counters of a route.
@@ -86,27 +116,34 @@ impl RouteCounters {
 
     /// Counts an unsafe request.
     pub(crate) fn unsafe_request(&self, coverage: Coverage) {
-        self.unsafe_requests[coverage as usize].increment(1);
+        catch_report_panic(|| self.unsafe_requests[coverage as usize].increment(1));
     }
 
-    /// Counts a response.
-    pub(crate) fn responded(&self, status: StatusCode) {
-        self.responses.responded(status);
+    /// Begins a request. If the client disconnects before the response, hyper drops the request, and it counts without one.
+    pub(crate) fn begin_request(&self) -> UncountedRequest<'_> {
+        UncountedRequest {
+            counters: &self.responses,
+            response: None,
+        }
     }
 }
 
 impl ResponseCounters {
     /// Creates the counters of a route, or those of requests without a route, whose name is `none`.
     pub(crate) fn new(route: &str) -> Self {
-        Self(["1xx", "2xx", "3xx", "4xx", "5xx"].map(|class| {
+        Self(["1xx", "2xx", "3xx", "4xx", "5xx", "none"].map(|class| {
             counter!("idempotency_proxy_requests_total", "route" => route.to_owned(), "status" => class)
         }))
     }
 
     /// Counts a response.
     pub(crate) fn responded(&self, status: StatusCode) {
-        let class = usize::from(status.as_u16() / 100).clamp(1, self.0.len());
-        self.0[class - 1].increment(1);
+        self.count(Some(status));
+    }
+
+    fn count(&self, response: Option<StatusCode>) {
+        let class = response.map_or(6, |status| usize::from(status.as_u16() / 100).clamp(1, 5));
+        catch_report_panic(|| self.0[class - 1].increment(1));
     }
 }
 
@@ -141,10 +178,14 @@ impl UpstreamWarnings {
     ) {
         if let Some(count) = self.failed.count(reason) {
             let cause = cause.map(|cause| error_chain(cause));
-            tracing::warn!(upstream, reason, cause, count, "upstream failed");
+            catch_report_panic(|| {
+                tracing::warn!(upstream, reason, cause, count, "upstream failed");
+            });
         }
         let (upstream, reason) = (upstream.to_owned(), reason.to_owned());
-        counter!("idempotency_proxy_upstream_failures_total", "upstream" => upstream, "reason" => reason).increment(1);
+        catch_report_panic(|| {
+            counter!("idempotency_proxy_upstream_failures_total", "upstream" => upstream, "reason" => reason).increment(1);
+        });
     }
 
     /// Counts an unknown outcome. An outcome that needs attention occurs once for each key, and is always logged.
@@ -155,16 +196,20 @@ impl UpstreamWarnings {
             self.unknown.count(reason)
         };
         if let Some(count) = count {
-            tracing::error!(
-                upstream,
-                reason,
-                count,
-                "outcome unknown after the request was sent"
-            );
+            catch_report_panic(|| {
+                tracing::error!(
+                    upstream,
+                    reason,
+                    count,
+                    "outcome unknown after the request was sent"
+                );
+            });
         }
         let (upstream, reason) = (upstream.to_owned(), reason.to_owned());
-        counter!("idempotency_proxy_unknown_outcomes_total", "upstream" => upstream, "reason" => reason)
-            .increment(1);
+        catch_report_panic(|| {
+            counter!("idempotency_proxy_unknown_outcomes_total", "upstream" => upstream, "reason" => reason)
+                .increment(1);
+        });
     }
 }
 
@@ -199,20 +244,26 @@ impl WarningLimit {
 pub(crate) fn reloaded(error: Option<&dyn std::fmt::Display>) {
     let result = match error {
         None => {
-            tracing::info!("configuration reloaded");
+            catch_report_panic(|| tracing::info!("configuration reloaded"));
             "done"
         }
         Some(error) => {
-            tracing::error!(%error, "reload rejected, the old configuration stays");
+            catch_report_panic(|| {
+                tracing::error!(%error, "reload rejected, the old configuration stays");
+            });
             "rejected"
         }
     };
-    counter!("idempotency_proxy_reloads_total", "result" => result).increment(1);
+    catch_report_panic(|| {
+        counter!("idempotency_proxy_reloads_total", "result" => result).increment(1);
+    });
 }
 
 /// Reports a route whose enforcement has changed.
 pub(crate) fn switched(route: impl Display, old: impl Display, new: impl Display) {
-    tracing::warn!(%route, %old, %new, "enforcement of a route changed");
+    catch_report_panic(|| {
+        tracing::warn!(%route, %old, %new, "enforcement of a route changed");
+    });
 }
 
 /// Counts an open connection until it is dropped.
@@ -220,14 +271,14 @@ pub(crate) struct OpenConnectionGauge(());
 
 impl OpenConnectionGauge {
     pub(crate) fn new() -> Self {
-        gauge!("idempotency_proxy_connections").increment(1.0);
+        catch_report_panic(|| gauge!("idempotency_proxy_connections").increment(1.0));
         Self(())
     }
 }
 
 impl Drop for OpenConnectionGauge {
     fn drop(&mut self) {
-        gauge!("idempotency_proxy_connections").decrement(1.0);
+        catch_report_panic(|| gauge!("idempotency_proxy_connections").decrement(1.0));
     }
 }
 

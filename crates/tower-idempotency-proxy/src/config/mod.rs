@@ -283,6 +283,15 @@ impl Config {
         self.0.store_url()
     }
 
+    /// Returns the largest number of open connections of clients.
+    ///
+    /// Each of them may need a connection to an upstream. So the process needs twice as many file descriptors, and those of the
+    /// store.
+    #[must_use]
+    pub fn max_connections(&self) -> usize {
+        *self.0.listen.max_connections.get_ref()
+    }
+
     /// Returns the requests and the policy of each route, in the order of the file. Routes that are not protected have no
     /// policy.
     ///

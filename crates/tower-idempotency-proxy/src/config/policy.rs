@@ -159,7 +159,7 @@ pub(crate) enum ForwardKey {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Encoding {
-    /// `Accept-Encoding` is removed, so the upstream does not compress.
+    /// The upstream gets `Accept-Encoding: identity`, so it does not compress.
     #[default]
     Identity,
     /// The upstream gets the `Accept-Encoding` of the first request.

@@ -1,7 +1,15 @@
 //! Connections to an upstream.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+};
 
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
 use http::{HeaderValue, Uri};
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
@@ -13,6 +21,7 @@ use tokio_rustls::TlsConnector;
 use crate::{
     addresses::connect_first,
     config::{ConfigError, Upstream},
+    sockets::set_keepalive,
     tls,
 };
 
@@ -23,7 +32,44 @@ pub(crate) struct Target {
     pub(crate) authority: HeaderValue,
     pub(crate) scheme: &'static str,
     pub(crate) http2: bool,
+    lookup: Lookup,
     tls: Option<(TlsConnector, ServerName<'static>)>,
+}
+
+/// The lookup of the addresses of a host, if it has not ended.
+///
+/// A lookup has no time limit and cannot be cancelled, and each one occupies a thread that all upstreams and the store share. So
+/// all connections wait for the same one.
+#[derive(Default)]
+struct Lookup(Mutex<Option<SharedLookup>>);
+
+type LookupResult = Result<Vec<SocketAddr>, Arc<io::Error>>;
+type SharedLookup = Shared<BoxFuture<'static, LookupResult>>;
+
+impl Lookup {
+    /// Returns the addresses that `look_up` finds, or those of the lookup in progress.
+    async fn addresses<F>(&self, look_up: impl FnOnce() -> F) -> io::Result<Vec<SocketAddr>>
+    where
+        F: Future<Output = io::Result<Vec<SocketAddr>>> + Send + 'static,
+    {
+        let lookup = {
+            let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            // The addresses of a lookup that has ended may be old.
+            current.take_if(|lookup| lookup.clone().now_or_never().is_some());
+            let lookup = current.get_or_insert_with(|| {
+                // The task continues if all connections time out.
+                let task = tokio::spawn(look_up());
+                let found = async move {
+                    let found = task.await.unwrap_or_else(|error| Err(error.into()));
+                    found.map_err(Arc::new)
+                };
+                found.boxed().shared()
+            });
+            lookup.clone()
+        };
+        let found = lookup.await;
+        found.map_err(|error| io::Error::new(error.kind(), error))
+    }
 }
 
 /// A stream of bytes to an upstream.
@@ -66,14 +112,21 @@ impl Target {
                 .map_err(|error| invalid(&error))?,
             scheme: if is_tls { "https" } else { "http" },
             http2: upstream.http2,
+            lookup: Lookup::default(),
             host,
             tls,
         })
     }
 
     pub(crate) async fn connect(&self) -> io::Result<Box<dyn Io>> {
-        let found = lookup_host((self.host.as_str(), self.port)).await?;
-        let addresses: Vec<_> = found.collect();
+        let look_up = || {
+            let host = (self.host.clone(), self.port);
+            async move {
+                let found = lookup_host(host).await?;
+                Ok::<Vec<_>, io::Error>(found.collect())
+            }
+        };
+        let addresses = self.lookup.addresses(look_up).await?;
         self.connect_to(&addresses).await
     }
 
@@ -81,6 +134,7 @@ impl Target {
     async fn connect_to(&self, addresses: &[SocketAddr]) -> io::Result<Box<dyn Io>> {
         let tcp = connect_first(addresses, TcpStream::connect::<SocketAddr>).await?;
         tcp.set_nodelay(true)?;
+        set_keepalive(&tcp);
         let Some((connector, name)) = &self.tls else {
             return Ok(Box::new(tcp));
         };
@@ -98,17 +152,18 @@ fn connector(config: ClientConfig) -> TlsConnector {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{
+        future::{pending, ready},
+        time::Duration,
+    };
 
-    use ::tests::wire::full_listener;
-    use tokio::{net::TcpListener, time::timeout};
+    use ::tests::{barrier::bounded, wire::full_listener};
+    use tokio::{net::TcpListener, sync::oneshot, task::yield_now, time::timeout};
 
     use super::*;
     use crate::config::Config;
 
-    /// Without another attempt, the kernel tries the first address for two minutes.
-    #[tokio::test]
-    async fn next_address_is_tried_if_first_is_dead() {
+    fn target() -> Target {
         let config = Config::from_toml(
             r#"
             [listen]
@@ -122,11 +177,79 @@ mod tests {
             upstream = "app"
             "#,
         );
-        let target = Target::new(&config.unwrap().0.upstream["app"]).unwrap();
+        Target::new(&config.unwrap().0.upstream["app"]).unwrap()
+    }
+
+    /// Returns an address with this port.
+    fn address(port: u16) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], port))
+    }
+
+    /// Waits for the addresses that a lookup finds.
+    async fn receive(addresses: oneshot::Receiver<Vec<SocketAddr>>) -> io::Result<Vec<SocketAddr>> {
+        addresses.await.map_err(io::Error::other)
+    }
+
+    /// Without another attempt, the kernel tries the first address for two minutes.
+    #[tokio::test]
+    async fn next_address_is_tried_if_first_is_dead() {
+        let target = target();
         let (dead, _queued) = full_listener().await;
         let live = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addresses = [&dead, &live].map(|it| it.local_addr().unwrap());
         let connected = timeout(Duration::from_secs(30), target.connect_to(&addresses)).await;
         assert!(connected.is_ok_and(|it| it.is_ok()));
+    }
+
+    #[tokio::test]
+    async fn connection_waits_for_lookup_in_progress() {
+        let target = target();
+        let live = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (found, addresses) = oneshot::channel();
+        let timed_out = target.lookup.addresses(|| receive(addresses));
+        assert!(timed_out.now_or_never().is_none());
+        found.send(vec![live.local_addr().unwrap()]).unwrap();
+        // A lookup of its own would find port 3000.
+        assert!(bounded(target.connect()).await.is_ok());
+        bounded(live.accept()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn unfinished_lookup_is_not_repeated() {
+        let lookup = Lookup::default();
+        let (found, addresses) = oneshot::channel();
+        let mut addresses = Some(addresses);
+        for _ in 0..100 {
+            let timed_out =
+                lookup.addresses(|| receive(addresses.take().expect("a single lookup")));
+            assert!(timed_out.now_or_never().is_none());
+        }
+        found.send(vec![address(1)]).unwrap();
+        let waiting = lookup.addresses(pending);
+        assert_eq!(bounded(waiting).await.unwrap(), [address(1)]);
+    }
+
+    #[tokio::test]
+    async fn finished_lookup_is_repeated() {
+        let lookup = Lookup::default();
+        let refused = io::Error::new(io::ErrorKind::NotFound, "no such host");
+        let failed = bounded(lookup.addresses(|| ready(Err(refused)))).await;
+        let error = failed.unwrap_err();
+        let (kind, text) = (error.kind(), error.to_string());
+        assert_eq!((kind, &*text), (io::ErrorKind::NotFound, "no such host"));
+        for port in [1, 2] {
+            let found = lookup.addresses(|| ready(Ok(vec![address(port)])));
+            assert_eq!(bounded(found).await.unwrap(), [address(port)]);
+        }
+        // No connection waits for the end of this lookup.
+        let (found, addresses) = oneshot::channel();
+        let timed_out = lookup.addresses(|| receive(addresses));
+        assert!(timed_out.now_or_never().is_none());
+        found.send(vec![address(3)]).unwrap();
+        for _ in 0..10 {
+            yield_now().await;
+        }
+        let found = lookup.addresses(|| ready(Ok(vec![address(4)])));
+        assert_eq!(bounded(found).await.unwrap(), [address(4)]);
     }
 }

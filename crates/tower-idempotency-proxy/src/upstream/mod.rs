@@ -112,8 +112,8 @@ impl Forwarding {
             let chunked = HeaderValue::from_static("chunked");
             head.headers.insert(header::TRANSFER_ENCODING, chunked);
         }
-        let sent = self.pool.send(Request::from_parts(head, body)).await;
-        let res = match sent {
+        let req = Request::from_parts(head, body);
+        let res = match self.pool.send(req, lease.is_some()).await {
             Ok(res) => self.responded(res, upgrade).ok_or_else(|| {
                 SendError::Broken("the upstream switched to another protocol".into())
             }),
@@ -162,9 +162,16 @@ impl Forwarding {
             }
             _ => None,
         };
+        // `TE` belongs to one connection (RFC 9110, section 10.1.4). HTTP/2 has no `Connection`.
+        if !self.pool.target.http2 && head.headers.contains_key(header::TE) {
+            let te = HeaderValue::from_static("te");
+            head.headers.append(header::CONNECTION, te);
+        }
         let replaced = lease.and_then(|lease| self.forward_key(head, lease));
         if lease.is_some() && self.encoding == Encoding::Identity {
-            head.headers.remove(header::ACCEPT_ENCODING);
+            // Without the header, any encoding is acceptable (RFC 9110, section 12.5.3).
+            let identity = HeaderValue::from_static("identity");
+            head.headers.insert(header::ACCEPT_ENCODING, identity);
         }
         // Extensions of the client's side mean nothing to the connection to the upstream.
         head.extensions.clear();
@@ -288,7 +295,7 @@ impl Forwarding {
         let is_temporary = [StatusCode::CONFLICT, StatusCode::SERVICE_UNAVAILABLE]
             .contains(&res.status())
             && res.headers().contains_key(header::RETRY_AFTER);
-        if is_temporary {
+        if is_temporary || is_layer_conflict(&res) {
             res.extensions_mut().insert(Retention::NoStore);
         }
         Ok(res)
@@ -351,6 +358,19 @@ impl Forwarding {
         }
         Ok(res)
     }
+}
+
+/// Returns `true` for the 409 of a layer in the upstream, such as `outcome-unknown`. It is a problem that no cache stores, with a
+/// link to the description of the key header.
+///
+/// It is no outcome. The entry of that layer decides about retries, and an operator may change it.
+fn is_layer_conflict<B>(res: &Response<B>) -> bool {
+    let headers = res.headers();
+    let line = |name: HeaderName| headers.get(name).map_or(&b""[..], HeaderValue::as_bytes);
+    res.status() == StatusCode::CONFLICT
+        && line(header::CONTENT_TYPE) == b"application/problem+json"
+        && line(header::CACHE_CONTROL) == b"no-store"
+        && line(header::LINK).ends_with(b"; rel=\"describedby\"")
 }
 
 /// Returns the value of a key header without the quotes of an RFC 9651 String.

@@ -30,7 +30,6 @@ use super::connect::Target;
 use crate::{
     body::{Progress, ReceivedBody, RequestBody},
     config::{ConfigError, Upstream},
-    connection::MAX_HEAD_BYTES,
     telemetry::UpstreamWarnings,
 };
 
@@ -56,8 +55,44 @@ pub(crate) struct Pool {
     keep_alive: Duration,
     max_idle: usize,
     idle: Mutex<VecDeque<Idle>>,
-    /// The connections to an upstream with HTTP/2. There is one, unless it has as many streams as the upstream allows.
-    shared: AsyncMutex<Vec<SharedConnection>>,
+    /// The connections with HTTP/2 for requests with a lease. Their bodies are complete, and their clients do not cancel them.
+    with_lease: SharedConnections,
+    /// The connections with HTTP/2 for all other requests. A client can use up the window of such a connection for uploads, or
+    /// make the upstream close it. This ends the other requests on it with an unknown outcome.
+    without_lease: SharedConnections,
+}
+
+/// Connections with HTTP/2 that several requests share.
+#[derive(Default)]
+struct SharedConnections {
+    /// There is one, unless it has as many streams as the upstream allows.
+    open: Mutex<Vec<SharedConnection>>,
+    /// Locked while a request connects. Requests that find room on an open connection do not wait for it.
+    connecting: AsyncMutex<()>,
+}
+
+impl SharedConnections {
+    fn open(&self) -> MutexGuard<'_, Vec<SharedConnection>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens a stream on a connection with room for it. Returns a handle to the connection and the stream.
+    fn open_stream(&self) -> Option<(http2::SendRequest<RequestBody>, Stream)> {
+        let mut open = self.open();
+        let mut is_first = true;
+        open.retain(|connection| {
+            !connection.sender.is_closed()
+                && (mem::take(&mut is_first) || connection.open_streams() > 0)
+        });
+        let connection = open.iter().find(|connection| connection.has_room())?;
+        Some(connection.open_stream())
+    }
+
+    /// Opens no further stream on the connection of this one.
+    fn discard(&self, stream: &Stream) {
+        let mut open = self.open();
+        open.retain(|connection| !Arc::ptr_eq(&connection.streams, &stream.0));
+    }
 }
 
 /// An open stream of a shared connection. The bodies of its request and its response have a clone each.
@@ -101,9 +136,15 @@ struct SharedConnection {
 }
 
 impl SharedConnection {
-    /// Returns `true` if a request would be sent at once. hyper queues a request that exceeds the limit of the upstream.
+    /// Returns `true` if the head of a request would be sent at once. hyper queues a request that exceeds the limit of the
+    /// upstream.
     fn has_room(&self) -> bool {
         self.open_streams() < self.streams.limit.load(Ordering::Relaxed)
+    }
+
+    /// Returns a handle to the connection, and a stream of it.
+    fn open_stream(&self) -> (http2::SendRequest<RequestBody>, Stream) {
+        (self.sender.clone(), OpenStream::new(&self.streams))
     }
 
     fn open_streams(&self) -> usize {
@@ -116,6 +157,13 @@ impl SharedConnection {
 const STREAM_WINDOW: u32 = 256 * 1024;
 /// The largest window of HTTP/2 (RFC 9113, section 6.9.1).
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
+/// Largest head of a response, and largest trailers, in bytes. If the head is larger, or the trailers of HTTP/1.1 are, the outcome
+/// of the request is unknown. The default of hyper is 16 KiB for HTTP/2, and for the trailers of HTTP/1.1.
+const MAX_RESPONSE_HEAD: u32 = 400 * 1024;
+/// Largest number of lines of the head and of the trailers of a response with HTTP/1.1. Above its default of 100 lines, hyper
+/// allocates two tables of 8 KiB (256 x 32) for each head. A record has at most 128 lines, so a response with more is sent and not
+/// recorded.
+const MAX_RESPONSE_LINES: usize = 256;
 
 /// A connection without a request.
 struct Idle {
@@ -133,7 +181,8 @@ impl Pool {
             keep_alive: upstream.keep_alive.get(),
             max_idle: upstream.max_idle,
             idle: Mutex::default(),
-            shared: AsyncMutex::default(),
+            with_lease: SharedConnections::default(),
+            without_lease: SharedConnections::default(),
         })
     }
 
@@ -145,13 +194,18 @@ impl Pool {
     pub(crate) async fn send(
         self: &Arc<Self>,
         req: Request<RequestBody>,
+        has_lease: bool,
     ) -> Result<Response<ReceivedBody>, SendError> {
-        if self.target.http2 {
-            self.send_http2(req).await
-        } else {
+        if !self.target.http2 {
             let res = self.send_http1(req).await?;
-            Ok(res.map(|body| ReceivedBody::new(body, Version::HTTP_11)))
+            return Ok(res.map(|body| ReceivedBody::new(body, Version::HTTP_11)));
         }
+        let connections = if has_lease {
+            &self.with_lease
+        } else {
+            &self.without_lease
+        };
+        self.send_http2(req, connections).await
     }
 
     async fn send_http1(
@@ -186,11 +240,12 @@ impl Pool {
     async fn send_http2(
         &self,
         mut req: Request<RequestBody>,
+        connections: &SharedConnections,
     ) -> Result<Response<ReceivedBody>, SendError> {
         *req.version_mut() = Version::HTTP_2;
         loop {
-            let shared = self.shared_sender().await.map_err(SendError::Unsent)?;
-            let (mut sender, stream, is_fresh) = shared;
+            let shared = self.shared_sender(connections).await;
+            let (mut sender, stream, is_fresh) = shared.map_err(SendError::Unsent)?;
             req.body_mut().set_stream(Arc::clone(&stream));
             let (began, progress) = (Instant::now(), req.body().progress());
             let sent = self.attempt(began, progress, sender.try_send_request(req));
@@ -203,23 +258,17 @@ impl Pool {
             };
             match error {
                 AttemptError::Unsent(unsent, _) if !is_fresh => {
-                    self.discard(&stream).await;
+                    connections.discard(&stream);
                     req = *unsent;
                 }
                 // The upstream may have stopped without closing the connection.
                 AttemptError::Failed(SendError::Timeout) => {
-                    self.discard(&stream).await;
+                    connections.discard(&stream);
                     return Err(SendError::Timeout);
                 }
                 error => return Err(error.into()),
             }
         }
-    }
-
-    /// Opens no further stream on the connection of this one.
-    async fn discard(&self, stream: &Stream) {
-        let mut shared = self.shared.lock().await;
-        shared.retain(|connection| !Arc::ptr_eq(&connection.streams, &stream.0));
     }
 
     /// Waits for the head of a response. The timeout begins at `began`, and restarts when the upstream reads from the request
@@ -308,7 +357,14 @@ impl Pool {
     async fn connect_http1(&self) -> Result<http1::SendRequest<RequestBody>, Cause> {
         let connecting = async {
             let io = TokioIo::new(self.target.connect().await?);
-            let (sender, connection) = http1::Builder::new().handshake(io).await?;
+            let mut builder = http1::Builder::new();
+            builder
+                // A proxy must remove the space before a colon, and may join folded lines (RFC 9112, sections 5.1 and 5.2).
+                .allow_spaces_after_header_name_in_responses(true)
+                .allow_obsolete_multiline_headers_in_responses(true)
+                .max_headers(MAX_RESPONSE_LINES)
+                .max_header_size(MAX_RESPONSE_HEAD as usize);
+            let (sender, connection) = builder.handshake(io).await?;
             tokio::spawn(async move {
                 // The request on the connection reports the error.
                 let _ = connection.with_upgrades().await;
@@ -318,46 +374,48 @@ impl Pool {
         timeout(self.connect_timeout, connecting).await?
     }
 
+    async fn connect_http2(&self) -> Result<SharedConnection, Cause> {
+        let io = TokioIo::new(self.target.connect().await?);
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        builder
+            .timer(TokioTimer::new())
+            .max_header_list_size(MAX_RESPONSE_HEAD)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW);
+        let (sender, connection) = builder.handshake(io).await?;
+        let streams = Arc::<Streams>::default();
+        let limits = Arc::clone(&streams);
+        limits.update(connection.current_max_send_streams());
+        tokio::spawn(async move {
+            let mut connection = std::pin::pin!(connection);
+            let ended = poll_fn(|cx| {
+                let polled = connection.as_mut().poll(cx);
+                limits.update(connection.current_max_send_streams());
+                polled
+            });
+            let _ = ended.await;
+        });
+        Ok(SharedConnection { sender, streams })
+    }
+
     /// Returns a handle to a connection with room for a stream, that stream, and `true` if the connection was opened now.
     async fn shared_sender(
         &self,
+        connections: &SharedConnections,
     ) -> Result<(http2::SendRequest<RequestBody>, Stream, bool), Cause> {
+        // Without the lock: an upstream that accepts no further connection still responds on the open ones.
+        if let Some((sender, stream)) = connections.open_stream() {
+            return Ok((sender, stream, false));
+        }
         let connecting = async {
-            let mut shared = self.shared.lock().await;
-            let mut is_first = true;
-            shared.retain(|connection| {
-                !connection.sender.is_closed()
-                    && (mem::take(&mut is_first) || connection.open_streams() > 0)
-            });
-            if let Some(connection) = shared.iter().find(|connection| connection.has_room()) {
-                let stream = OpenStream::new(&connection.streams);
-                return Ok((connection.sender.clone(), stream, false));
+            let _connecting = connections.connecting.lock().await;
+            // The request before this one may have connected, or a stream may have ended.
+            if let Some((sender, stream)) = connections.open_stream() {
+                return Ok((sender, stream, false));
             }
-            let io = TokioIo::new(self.target.connect().await?);
-            let mut builder = http2::Builder::new(TokioExecutor::new());
-            builder
-                .timer(TokioTimer::new())
-                .max_header_list_size(MAX_HEAD_BYTES)
-                .initial_stream_window_size(STREAM_WINDOW)
-                .initial_connection_window_size(CONNECTION_WINDOW);
-            let (sender, connection) = builder.handshake(io).await?;
-            let streams = Arc::<Streams>::default();
-            let limits = Arc::clone(&streams);
-            limits.update(connection.current_max_send_streams());
-            tokio::spawn(async move {
-                let mut connection = std::pin::pin!(connection);
-                let ended = poll_fn(|cx| {
-                    let polled = connection.as_mut().poll(cx);
-                    limits.update(connection.current_max_send_streams());
-                    polled
-                });
-                let _ = ended.await;
-            });
-            let stream = OpenStream::new(&streams);
-            shared.push(SharedConnection {
-                sender: sender.clone(),
-                streams,
-            });
+            let connection = self.connect_http2().await?;
+            let (sender, stream) = connection.open_stream();
+            connections.open().push(connection);
             Ok::<_, Cause>((sender, stream, true))
         };
         // The timeout includes the wait for requests that connect before this one.

@@ -8,8 +8,6 @@ use std::{
     },
 };
 
-use rustls::{ServerConfig, crypto::ring};
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use tests::{
     barrier::bounded,
     scratch::Scratch,
@@ -20,11 +18,10 @@ use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
 };
-use tokio_rustls::TlsAcceptor;
 
 use crate::{
     breaks::needs_attention,
-    harness::{ConnectionEnd, Script, Served, Upstream, config, exchange, post},
+    harness::{ConnectionEnd, Script, Served, Upstream, config, exchange, post, tls_acceptor},
 };
 
 const HEADS: [&str; 3] = [
@@ -118,14 +115,7 @@ async fn tls_upstream(
     certificates: &Certificates,
     ends_tls: bool,
 ) -> (SocketAddr, Arc<AtomicUsize>) {
-    let chain = CertificateDer::pem_file_iter(certificates.certificate()).unwrap();
-    let chain = chain.map(Result::unwrap).collect();
-    let key = PrivateKeyDer::from_pem_file(certificates.key()).unwrap();
-    let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
-    let builder = builder.with_safe_default_protocol_versions().unwrap();
-    let builder = builder.with_no_client_auth();
-    let config = builder.with_single_cert(chain, key).unwrap();
-    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let acceptor = tls_acceptor(certificates, b"http/1.1");
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let requests = Arc::<AtomicUsize>::default();

@@ -178,7 +178,7 @@ async fn other_key_of_upstream_reaches_client() {
 #[tokio::test]
 async fn forward_key_and_encoding_are_settings() {
     for (route, key, encoding) in [
-        ("forward_key = \"pass\"", Some("k"), None),
+        ("forward_key = \"pass\"", Some("k"), Some("identity")),
         (
             "forward_key = \"drop\"\nencoding = \"pass\"",
             None,
@@ -196,6 +196,50 @@ async fn forward_key_and_encoding_are_settings() {
         assert_eq!(field(&requests[0], "idempotency-key"), key);
         assert_eq!(field(&requests[0], "accept-encoding"), encoding);
     }
+}
+
+/// `TE` without `Connection` would belong to the next connection too.
+#[tokio::test]
+async fn te_belongs_to_connection_of_upstream() {
+    let request = post_with("/pay", "k", "te: trailers\r\n", "1");
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    assert_eq!(exchange(proxy.address, &request).await.status(), 201);
+    let requests = upstream.requests();
+    assert_eq!(field(&requests[0], "te"), Some("trailers"));
+    assert_eq!(field(&requests[0], "connection"), Some("te"));
+
+    let app = Router::new().fallback(async |req: Request| {
+        assert!(!req.headers().contains_key("connection"));
+        req.headers()["te"].to_str().unwrap().to_owned()
+    });
+    let upstream = Server::start(app).await;
+    let proxy = Served::start(&config(upstream.addr(), "http2 = true", "")).await;
+    let reply = exchange(proxy.address, &request).await;
+    assert!(reply.0.ends_with("\r\n\r\ntrailers"), "{reply:?}");
+}
+
+#[tokio::test]
+async fn last_forward_is_not_sent() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    for (method, forwards, status) in [
+        ("OPTIONS", 0, 204),
+        ("TRACE", 0, 405),
+        ("OPTIONS", 1, 201),
+        ("TRACE", 2, 201),
+    ] {
+        let request = format!(
+            "{method} /pay HTTP/1.1\r\nhost: a\r\nconnection: close\r\nmax-forwards: {forwards}\r\n\r\n"
+        );
+        let reply = exchange(proxy.address, request).await;
+        assert_eq!(reply.status(), status, "{method}: {reply:?}");
+        let allowed = field(&reply.0, "allow");
+        assert_eq!(allowed.is_some(), status != 201, "{method}: {reply:?}");
+    }
+    let requests = upstream.requests();
+    let forwards = requests.iter().map(|it| field(it, "max-forwards"));
+    assert_eq!(forwards.collect::<Vec<_>>(), [Some("0"), Some("1")]);
 }
 
 #[tokio::test]
@@ -317,6 +361,9 @@ async fn each_spelling_of_path_is_protected() {
         let reply = exchange(proxy.address, without_key.replace("/pay", path)).await;
         assert!(reply.is_problem("missing-key"), "{path}: {reply:?}");
     }
+    // Some services read it as /pay.
+    let reply = exchange(proxy.address, without_key.replace("/pay", "/pay%0A")).await;
+    assert!(reply.is_problem("bad-path"), "{reply:?}");
     assert_eq!(upstream.effects(), 0);
     let reply = exchange(proxy.address, without_key.replace("/pay", "/paid")).await;
     assert_eq!(reply.status(), 201);

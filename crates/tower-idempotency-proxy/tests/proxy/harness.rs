@@ -13,13 +13,16 @@ use metrics::{
     Counter, Gauge, Histogram, Key, KeyName, LocalRecorderGuard, Metadata, Recorder, SharedString,
     Unit,
 };
-use tests::barrier::bounded;
+use rustls::{ServerConfig, crypto::ring};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use tests::{barrier::bounded, servers::certificates::Certificates};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     sync::oneshot,
     task::JoinHandle,
 };
+use tokio_rustls::TlsAcceptor;
 use tower_idempotency_proxy::{Config, Proxy, ProxyHandle};
 
 /// A proxy that serves in a task.
@@ -147,6 +150,19 @@ pub(crate) fn config(upstream: SocketAddr, upstream_lines: &str, route_lines: &s
         {route_lines}
         "#
     )
+}
+
+/// Returns the server side of TLS, which offers one protocol.
+pub(crate) fn tls_acceptor(certificates: &Certificates, protocol: &[u8]) -> TlsAcceptor {
+    let chain = CertificateDer::pem_file_iter(certificates.certificate()).unwrap();
+    let chain = chain.map(Result::unwrap).collect();
+    let key = PrivateKeyDer::from_pem_file(certificates.key()).unwrap();
+    let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let builder = builder.with_safe_default_protocol_versions().unwrap();
+    let builder = builder.with_no_client_auth();
+    let mut config = builder.with_single_cert(chain, key).unwrap();
+    config.alpn_protocols = vec![protocol.to_vec()];
+    TlsAcceptor::from(Arc::new(config))
 }
 
 /// The reaction of a raw upstream to a request.

@@ -1,14 +1,23 @@
 //! Reload, drain, and the admin port.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
-use tests::{barrier::bounded, few_or, wire::H1};
+use bytes::Bytes;
+use tests::{
+    barrier::{bounded, eventually},
+    few_or,
+    wire::{Disconnect, H1},
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpSocket, TcpStream},
+    time::sleep,
 };
 use tower_idempotency_proxy::Config;
 
@@ -416,4 +425,169 @@ async fn tunnel_counts_as_connection() {
     assert!(!waiting.is_finished());
     drop(tunnel);
     assert_eq!(bounded(waiting).await.unwrap().status(), 201);
+}
+
+/// The upstream has the request, and its client gets no response.
+#[tokio::test]
+async fn request_of_disconnected_client_is_counted() {
+    const REQUESTS: &str = "idempotency_proxy_requests_total";
+    let counters = Counters::default();
+    let _guard = counters.install();
+    let upstream = Upstream::start(|_| Script::reply("").then(ConnectionEnd::Hang)).await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    for (number, path) in (1..).zip(["/pay", "/open/pay"]) {
+        let mut client = H1::connect(proxy.address).await;
+        client.send(tests::wire::post_bytes(path, "k", "1")).await;
+        eventually("the request is at the upstream", || {
+            upstream.effects() == number
+        })
+        .await;
+        let count = || counters.of(REQUESTS).get("none").copied();
+        assert_ne!(count(), Some(number as u64));
+        client.disconnect(Disconnect::Reset);
+        eventually("the request is counted", || count() == Some(number as u64)).await;
+    }
+    let counted = counters.of(REQUESTS);
+    assert_eq!(counted.len(), 1, "{counted:?}");
+}
+
+/// A response that fits into no buffer, and a client that waits for the only connection.
+#[tokio::test]
+async fn unread_response_keeps_no_connection() {
+    const SIZE: usize = 32 << 20;
+    for is_http2 in [false, true] {
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {SIZE}\r\n\r\n");
+        let mut large = head.into_bytes();
+        large.resize(large.len() + SIZE, b'x');
+        let upstream = Upstream::start(move |number| match number {
+            0 => Script::reply(large.clone()),
+            _ => Script::create(),
+        });
+        let upstream = upstream.await;
+        let lines = "idle_timeout = \"1s\"\nmax_connections = 1\n[admin]";
+        let text = config(upstream.address, "", "").replace("[admin]", lines);
+        let proxy = Served::start(&text).await;
+        let stream = TcpStream::connect(proxy.address).await.unwrap();
+        let unread: Box<dyn std::any::Any> = if is_http2 {
+            let mut builder = h2::client::Builder::new();
+            builder.initial_window_size(0);
+            let (sender, connection) = builder.handshake::<_, Bytes>(stream).await.unwrap();
+            // It replies to pings, and reads each frame.
+            tokio::spawn(connection);
+            let mut sender = sender.ready().await.unwrap();
+            let request = http::Request::get("http://a/open/large").body(()).unwrap();
+            let (response, _) = sender.send_request(request, true).unwrap();
+            Box::new(bounded(response).await.unwrap())
+        } else {
+            let mut stream = stream;
+            let request = "GET /open/large HTTP/1.1\r\nhost: a\r\n\r\n";
+            stream.write_all(request.as_bytes()).await.unwrap();
+            Box::new(stream)
+        };
+        eventually("the request is at the upstream", || upstream.effects() == 1).await;
+        let other = exchange(proxy.address, post("/open/pay", "k", "1")).await;
+        assert_eq!(other.status(), 201, "{is_http2}: {other:?}");
+        drop(unread);
+    }
+}
+
+/// The layer passes a recorded response on as one frame.
+#[tokio::test]
+async fn slowly_read_response_is_complete() {
+    const PIECE: usize = 1 << 20;
+    const PIECES: usize = 24;
+    let head = format!(
+        "HTTP/1.1 201 Created\r\ncontent-length: {}\r\n\r\n",
+        PIECE * PIECES
+    );
+    let mut large = head.into_bytes();
+    large.resize(large.len() + PIECE * PIECES, b'x');
+    let upstream = Upstream::start(move |_| Script::reply(large.clone())).await;
+    let text = config(upstream.address, "", "response_limit = \"32MiB\"");
+    let text = text.replace("[admin]", "idle_timeout = \"1s\"\n[admin]");
+    let proxy = Served::start(&text).await;
+    let socket = TcpSocket::new_v4().unwrap();
+    // The kernel would otherwise take large parts of the response that the client does not read.
+    socket.set_recv_buffer_size(64 * 1024).unwrap();
+    let mut client = socket.connect(proxy.address).await.unwrap();
+    let request = post("/pay", "k", "1");
+    client.write_all(request.as_bytes()).await.unwrap();
+    let mut piece = vec![0; PIECE];
+    // Together the pauses are longer than the time after which an unread response ends.
+    for _ in 0..PIECES {
+        bounded(client.read_exact(&mut piece)).await.unwrap();
+        sleep(Duration::from_millis(400)).await;
+    }
+    // As many bytes as the head has.
+    let mut rest = Vec::new();
+    bounded(client.read_to_end(&mut rest)).await.unwrap();
+    assert!((1..1_000).contains(&rest.len()), "{}", rest.len());
+}
+
+/// The upstream responds before it reads the upload. Without the parts that follow, the connection would be idle.
+#[tokio::test]
+async fn upload_after_response_is_complete() {
+    const PIECES: usize = 16;
+    let upstream = Upstream::start(|number| match number {
+        0 => Script {
+            read: Some(1),
+            ..Script::reply("HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n")
+        },
+        // The rest of the same request.
+        _ => Script::reply("").then(ConnectionEnd::Hang),
+    });
+    let upstream = upstream.await;
+    let text = config(upstream.address, "", "");
+    let text = text.replace("[admin]", "idle_timeout = \"1s\"\n[admin]");
+    let proxy = Served::start(&text).await;
+    let mut client = H1::connect(proxy.address).await;
+    let head = format!("POST /open/upload HTTP/1.1\r\nhost: a\r\ncontent-length: {PIECES}\r\n\r\n");
+    client.send(head).await;
+    assert_eq!(bounded(client.response()).await.unwrap().status, 202);
+    // Together the pauses (8 s) are longer than the time after which an idle client loses its connection (1 s + 5 s).
+    for _ in 0..PIECES {
+        sleep(Duration::from_millis(500)).await;
+        client.send("x").await;
+    }
+    eventually("the upstream has read the upload", || {
+        upstream.requests().len() == 2
+    })
+    .await;
+    let rest = upstream.requests().remove(1);
+    assert!(rest.ends_with(&"x".repeat(PIECES)), "{rest}");
+}
+
+/// Returns `true` if an open connection with these ports has the timer of keepalive.
+#[cfg(target_os = "linux")]
+fn has_keepalive(local: Option<u16>, remote: u16) -> bool {
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    table.lines().any(|line| {
+        let cells: Vec<_> = line.split_whitespace().collect();
+        let is_port = |cell: usize, port: u16| cells[cell].ends_with(&format!(":{port:04X}"));
+        // 01 is an open connection, and 02 the timer.
+        is_port(2, remote)
+            && local.is_none_or(|local| is_port(1, local))
+            && cells[3] == "01"
+            && cells[5].starts_with("02:")
+    })
+}
+
+/// The kernel finds a client and an upstream that vanished without a sign.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn connections_have_keepalive() {
+    let upstream = Upstream::start(|_| Script::reply("").then(ConnectionEnd::Hang)).await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    let mut client = TcpStream::connect(proxy.address).await.unwrap();
+    let request = post("/open/pay", "k", "1");
+    client.write_all(request.as_bytes()).await.unwrap();
+    let port = client.local_addr().unwrap().port();
+    eventually("the connection of the client has keepalive", || {
+        has_keepalive(Some(proxy.address.port()), port)
+    })
+    .await;
+    eventually("the connection to the upstream has keepalive", || {
+        has_keepalive(None, upstream.address.port())
+    })
+    .await;
 }

@@ -5,7 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tests::barrier::eventually;
+use axum::{Extension, Router, routing};
+use http::StatusCode;
+use tests::{barrier::eventually, wire::Server};
+use tower_idempotency::{IdempotencyLayer, MemoryStore, NeedsAttention};
 
 use crate::harness::{
     CREATED, ConnectionEnd, Script, Served, Upstream, config, exchange, exchange_until_resolved,
@@ -333,4 +336,48 @@ async fn other_request_under_same_key_is_rejected() {
         422
     );
     assert_eq!(upstream.effects(), 1);
+}
+
+/// The layer of the upstream has an entry that needs attention. Its rejection is no outcome for the proxy.
+#[tokio::test]
+async fn rejection_by_layer_of_upstream_is_not_recorded() {
+    let pay = async || {
+        let attention = Extension(NeedsAttention::new("refund-failed"));
+        (StatusCode::INTERNAL_SERVER_ERROR, attention, "failed")
+    };
+    let app = Router::new()
+        .route("/pay", routing::post(pay))
+        .layer(IdempotencyLayer::new(MemoryStore::new()));
+    let upstream = Server::start(app).await;
+    let proxy = Served::start(&config(upstream.addr(), "", "")).await;
+    for status in [500, 409, 409] {
+        let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
+        assert_eq!(
+            (reply.status(), reply.is_replay()),
+            (status, false),
+            "{reply:?}"
+        );
+        assert_eq!(
+            reply.is_problem("outcome-unknown"),
+            status == 409,
+            "{reply:?}"
+        );
+    }
+}
+
+/// An application may send problems and forbid caches to store them.
+#[tokio::test]
+async fn conflict_of_application_is_recorded() {
+    for lines in [
+        "",
+        "content-type: application/problem+json\r\ncache-control: no-store\r\n",
+    ] {
+        let response = format!("HTTP/1.1 409 Conflict\r\n{lines}content-length: 2\r\n\r\n{{}}");
+        let upstream = Upstream::start(move |_| Script::reply(&*response)).await;
+        let proxy = Served::start(&config(upstream.address, "", "")).await;
+        for is_replay in [false, true] {
+            let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
+            assert_eq!((reply.status(), reply.is_replay()), (409, is_replay));
+        }
+    }
 }

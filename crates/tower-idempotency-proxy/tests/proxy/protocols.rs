@@ -3,6 +3,10 @@
 use std::{
     io,
     net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -314,24 +318,91 @@ async fn body_of_get_reaches_upstream() {
 
 /// Its request was executed, so the response must reach the client.
 #[tokio::test]
-async fn large_head_of_response_is_recorded() {
-    let app = Router::new().fallback(async || {
-        let headers = [("x-large", "x".repeat(20_000))];
-        (StatusCode::CREATED, headers)
-    });
-    let upstream = Server::start(app).await;
-    for upstream_lines in ["", "http2 = true"] {
-        let proxy = Served::start(&config(upstream.addr(), upstream_lines, "")).await;
+async fn large_head_of_response_reaches_client() {
+    // The number of header lines, and the length of each value.
+    for (lines, length, is_recorded) in [
+        (1, 20_000, true),
+        (15, 20_000, true),
+        (120, 10, true),
+        // A record has at most 128 lines.
+        (200, 10, false),
+    ] {
+        let effects = Arc::<AtomicUsize>::default();
+        let counted = Arc::clone(&effects);
+        let app = Router::new().fallback(move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+            let mut headers = HeaderMap::new();
+            for _ in 0..lines {
+                headers.append("x-large", "x".repeat(length).parse().unwrap());
+            }
+            async move { (StatusCode::CREATED, headers) }
+        });
+        let upstream = Server::start(app).await;
+        let line = format!("\r\nx-large: {}", "x".repeat(length));
+        for (number, upstream_lines) in ["", "http2 = true"].into_iter().enumerate() {
+            let proxy = Served::start(&config(upstream.addr(), upstream_lines, "")).await;
+            let context = format!("{lines} lines of {length} bytes, {upstream_lines:?}");
+            let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
+            assert_eq!(reply.status(), 201, "{context}");
+            assert_eq!(reply.0.matches(&line).count(), lines, "{context}");
+            let retry = exchange(proxy.address, post("/pay", "k", "1")).await;
+            if is_recorded {
+                assert_eq!(
+                    (retry.status(), retry.is_replay()),
+                    (201, true),
+                    "{context}"
+                );
+                assert_eq!(retry.0.matches(&line).count(), lines, "{context}");
+            } else {
+                assert!(retry.is_problem("response-not-retained"), "{context}");
+            }
+            assert_eq!(effects.load(Ordering::SeqCst), number + 1, "{context}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn large_trailers_of_response_are_recorded() {
+    for (lines, length) in [(120, 1), (2, 10_000)] {
+        let trailers = format!("x-sum: {}\r\n", "9".repeat(length)).repeat(lines);
+        let chunks = format!("7\r\ncreated\r\n0\r\n{trailers}\r\n");
+        let head = "HTTP/1.1 201 Created\r\ntransfer-encoding: chunked\r\n\r\n";
+        let response = [head, &chunks].concat();
+        let upstream = Upstream::start(move |_| Script::reply(response.clone())).await;
+        let proxy = Served::start(&config(upstream.address, "", "")).await;
         for is_replay in [false, true] {
             let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
             assert_eq!(
                 (reply.status(), reply.is_replay()),
                 (201, is_replay),
-                "{upstream_lines}: {reply:?}"
+                "{reply:?}"
             );
-            assert!(reply.0.contains(&"x".repeat(20_000)), "{reply:?}");
         }
+        assert_eq!(upstream.effects(), 1);
     }
+}
+
+/// A proxy must remove a space before the colon, and may join folded lines (RFC 9112, sections 5.1 and 5.2).
+#[tokio::test]
+async fn obsolete_lines_of_response_are_corrected() {
+    let head =
+        "HTTP/1.1 201 Created\r\nx-space : 1\r\nx-folded: 1\r\n \t2\r\ncontent-length\t: 7\r\n\r\n";
+    let response = [head, "created"].concat();
+    let upstream = Upstream::start(move |_| Script::reply(response.clone())).await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    for is_replay in [false, true] {
+        let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
+        assert_eq!(
+            (reply.status(), reply.is_replay()),
+            (201, is_replay),
+            "{reply:?}"
+        );
+        for line in ["x-space: 1", "x-folded: 1 2", "content-length: 7"] {
+            assert!(reply.0.contains(&format!("\r\n{line}\r\n")), "{reply:?}");
+        }
+        assert!(reply.0.ends_with("\r\n\r\ncreated"), "{reply:?}");
+    }
+    assert_eq!(upstream.effects(), 1);
 }
 
 /// An open request outlasts the timeout of idle connections.

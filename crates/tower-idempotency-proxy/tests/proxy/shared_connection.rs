@@ -13,14 +13,21 @@ use std::{
 use axum::{Router, body::Body, routing::get};
 use bytes::Bytes;
 use futures_util::{StreamExt, future::join_all};
+use h2::{RecvStream, server::SendResponse};
 use http::{Request, Response};
 use tests::{
-    barrier::{bounded, eventually},
-    wire::Server,
+    barrier::{Barrier, bounded, eventually},
+    scratch::Scratch,
+    servers::certificates::Certificates,
+    wire::{H1, Server},
 };
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpSocket, TcpStream},
+    sync::oneshot,
+};
 
-use crate::harness::{Served, config, exchange, post};
+use crate::harness::{Served, config, exchange, post, tls_acceptor};
 
 /// An upstream with HTTP/2. A connection on which a request with one of these numbers arrives replies no more.
 async fn upstream(hanging: &'static [usize], max_streams: u32) -> (SocketAddr, Arc<AtomicUsize>) {
@@ -165,4 +172,168 @@ async fn client_that_does_not_read_delays_only_itself() {
     }
     assert!(sent.load(Ordering::SeqCst) < (UNREAD + 3) * PIECES);
     drop(unread);
+}
+
+/// The window of a connection, and of each of its streams (RFC 9113, section 6.9.2).
+const WINDOW: usize = 65_535;
+
+/// An upstream with HTTP/2 that passes the barrier before it counts a payment. Clones share the counters.
+#[derive(Clone)]
+struct Payments {
+    barrier: Barrier,
+    executed: Arc<AtomicUsize>,
+    /// Bytes of uploads that have arrived, and that stay in the windows.
+    unread: Arc<AtomicUsize>,
+}
+
+impl Payments {
+    fn new(barrier: Barrier) -> Self {
+        Self {
+            barrier,
+            executed: Arc::default(),
+            unread: Arc::default(),
+        }
+    }
+
+    /// Accepts connections in a task.
+    async fn start(&self) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let upstream = self.clone();
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                tokio::spawn(upstream.clone().serve(stream, 100));
+            }
+        });
+        address
+    }
+
+    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin, max_streams: u32) {
+        let mut builder = h2::server::Builder::new();
+        builder.max_concurrent_streams(max_streams);
+        let mut connection = builder.handshake::<_, Bytes>(stream).await.unwrap();
+        while let Some(Ok((request, respond))) = connection.accept().await {
+            tokio::spawn(self.clone().respond(request, respond));
+        }
+    }
+
+    async fn respond(self, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+        let (head, mut body) = request.into_parts();
+        match head.uri.path() {
+            "/open/upload" => {
+                while let Some(Ok(data)) = body.data().await {
+                    self.unread.fetch_add(data.len(), Ordering::SeqCst);
+                }
+            }
+            "/open/large" => {
+                let mut response = Response::new(());
+                for _ in 0..100 {
+                    let value = "x".repeat(20_000).parse().unwrap();
+                    response.headers_mut().append("x-large", value);
+                }
+                respond.send_response(response, true).unwrap();
+            }
+            _ => {
+                while let Some(Ok(data)) = body.data().await {
+                    body.flow_control().release_capacity(data.len()).unwrap();
+                }
+                self.barrier.pass().await;
+                self.executed.fetch_add(1, Ordering::SeqCst);
+                let response = Response::builder().status(201).body(()).unwrap();
+                respond.send_response(response, true).unwrap();
+            }
+        }
+    }
+}
+
+/// An upload that the upstream does not read uses up the window of its connection.
+#[tokio::test]
+async fn unread_upload_delays_no_leased_request() {
+    const UPLOAD: usize = 256 * 1024;
+    let upstream = Payments::new(Barrier::open());
+    let lines = "http2 = true\ntimeout = \"20s\"";
+    let proxy = Served::start(&config(upstream.start().await, lines, "")).await;
+    let mut client = H1::connect(proxy.address).await;
+    let head = format!("POST /open/upload HTTP/1.1\r\nhost: a\r\ncontent-length: {UPLOAD}\r\n\r\n");
+    client.send(head).await;
+    let upload = tokio::spawn(async move {
+        client.send(vec![b'x'; UPLOAD]).await;
+        client.response().await
+    });
+    eventually("the window of the connection is full", || {
+        upstream.unread.load(Ordering::SeqCst) == WINDOW
+    })
+    .await;
+    for is_replay in [false, true] {
+        let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
+        assert_eq!(
+            (reply.status(), reply.is_replay()),
+            (201, is_replay),
+            "{reply:?}"
+        );
+    }
+    assert_eq!(upstream.executed.load(Ordering::SeqCst), 1);
+    upload.abort();
+}
+
+/// HTTP/2 ends all streams of a connection if a head is too large by far.
+#[tokio::test]
+async fn large_head_breaks_no_leased_request() {
+    let upstream = Payments::new(Barrier::closed());
+    let proxy = Served::start(&config(upstream.start().await, "http2 = true", "")).await;
+    let payment = tokio::spawn(exchange(proxy.address, post("/pay", "k", "1")));
+    bounded(upstream.barrier.arrival()).await;
+    let request = "GET /open/large HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+    let reply = exchange(proxy.address, request).await;
+    assert_eq!(reply.status(), 502, "{reply:?}");
+    upstream.barrier.release(1);
+    let reply = bounded(payment).await.unwrap();
+    assert_eq!(reply.status(), 201, "{reply:?}");
+    let retry = exchange(proxy.address, post("/pay", "k", "1")).await;
+    assert!(retry.is_replay(), "{retry:?}");
+    assert_eq!(upstream.executed.load(Ordering::SeqCst), 1);
+}
+
+/// A request waits for a connection that does not open. The open connection has room again, and serves the next request.
+#[tokio::test]
+async fn connecting_request_delays_no_other() {
+    let scratch = Scratch::new();
+    let certificates = Certificates::make(scratch.path());
+    let acceptor = tls_acceptor(&certificates, b"h2");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let upstream = Payments::new(Barrier::closed());
+    let served = upstream.clone();
+    let (accepted, second) = oneshot::channel();
+    tokio::spawn(async move {
+        let (first, _) = listener.accept().await.unwrap();
+        let first = acceptor.accept(first).await.unwrap();
+        tokio::spawn(served.serve(first, 1));
+        // The TLS handshake of the second connection never ends.
+        let (second, _) = listener.accept().await.unwrap();
+        accepted.send(second).unwrap();
+    });
+    let ca = certificates.ca().display();
+    let lines = format!("http2 = true\nconnect_timeout = \"60s\"\nca_file = \"{ca}\"");
+    let text = config(address, &lines, "").replace("http://", "https://");
+    let proxy = Served::start(&text).await;
+    let pay = |key| tokio::spawn(exchange(proxy.address, post("/pay", key, "1")));
+    // With this reply the proxy has the limit of the connection.
+    upstream.barrier.release(1);
+    let reply = bounded(pay("a")).await.unwrap();
+    assert_eq!(reply.status(), 201, "{reply:?}");
+    bounded(upstream.barrier.arrival()).await;
+    let executing = pay("b");
+    bounded(upstream.barrier.arrival()).await;
+    let connecting = pay("c");
+    let _second = bounded(second).await.unwrap();
+    upstream.barrier.release(2);
+    let reply = bounded(executing).await.unwrap();
+    assert_eq!(reply.status(), 201, "{reply:?}");
+    let reply = bounded(pay("d")).await.unwrap();
+    assert_eq!(reply.status(), 201, "{reply:?}");
+    assert!(!connecting.is_finished());
+    assert_eq!(upstream.executed.load(Ordering::SeqCst), 3);
+    connecting.abort();
 }

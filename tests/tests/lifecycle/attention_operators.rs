@@ -1,5 +1,7 @@
 //! Operators find and resolve entries that need attention with the statements of the documentation.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::StatusCode;
 use tests::{
@@ -45,8 +47,16 @@ struct Seen {
     owner: String,
     operation: String,
     generation: i64,
+    completed: i64,
+    /// Seconds, or `None` if the database has a type for intervals.
+    overdue: Option<i64>,
     code: String,
     reason: String,
+}
+
+/// Waits until a record of the store gets a later time, which has milliseconds.
+async fn next_millisecond() {
+    tokio::time::sleep(Duration::from_millis(2)).await;
 }
 
 fn key_id(hex: &str) -> KeyId {
@@ -79,6 +89,10 @@ async fn operators_resolve<S: Store + Clone>(
     // Entries in progress and entries with a response are not listed.
     service.set_needs_attention(false);
     service.assert_executed("fine", 4, false).await;
+    // 100 days ago. The greatest value of `time` is 35 days in MySQL and MariaDB.
+    let age: i64 = 100 * 86400;
+    let earlier = format!("lease_ends - {}", age * 1000);
+    run(format!("update {TABLE} set lease_ends = {earlier}")).await;
 
     let mut seen = list().await;
     seen.sort_by_key(|it| it.reason.clone());
@@ -87,6 +101,8 @@ async fn operators_resolve<S: Store + Clone>(
         assert_eq!((&*it.operation, it.generation), ("POST /cancel", 1));
         assert!(it.owner.contains(&std::process::id().to_string()));
         assert_eq!(it.code, "refund-failed");
+        assert!(it.overdue.is_none_or(|seconds| seconds > age / 2), "{it:?}");
+        assert_eq!(it.overdue.is_none(), database == "PostgreSQL");
         assert!(
             it.reason.ends_with(&format!("refund re_{}", n + 1)),
             "{it:?}"
@@ -95,13 +111,42 @@ async fn operators_resolve<S: Store + Clone>(
     let fill = |statement: String, it: &Seen| {
         let generation = it.generation.to_string();
         let statement = statement.replace("<generation>", &generation);
+        let statement = statement.replace("<completed>", &it.completed.to_string());
         statement.replace("<id>", &it.id)
+    };
+    let record = |it: &Seen| {
+        let id = key_id(&it.id);
+        let record = service.layer.encode_response_record(&id, &response());
+        let digits: String = record.iter().map(|byte| format!("{byte:02x}")).collect();
+        let resolve = answer_with.replace("<record>", &digits);
+        fill(resolve.replace("tower_idempotency", TABLE), it)
     };
 
     let delete = fill(statement(&format!("Free: {free}")), &seen[0]);
     assert_eq!(run(delete.clone()).await, 1);
-    assert_eq!(run(delete).await, 0, "twice");
-    service.assert_executed("freed", 5, false).await;
+    assert_eq!(run(delete.clone()).await, 0, "twice");
+    // The entry of a later failure has the same generation.
+    next_millisecond().await;
+    service.set_needs_attention(true);
+    assert_eq!(
+        service.send_request("freed").await.status,
+        StatusCode::BAD_GATEWAY
+    );
+    let retry = fill(statement(&format!("Retry: {database}")), &seen[0]);
+    for earlier in [delete, retry, record(&seen[0])] {
+        assert_eq!(run(earlier).await, 0, "of an earlier failure");
+    }
+    service.assert_refused("freed").await;
+    let again = list().await;
+    let again = again.iter().find(|it| it.id == seen[0].id);
+    let again = again.expect("listed again");
+    assert_eq!(again.generation, 1);
+    assert_eq!(
+        run(fill(statement(&format!("Free: {free}")), again)).await,
+        1
+    );
+    service.set_needs_attention(false);
+    service.assert_executed("freed", 6, false).await;
 
     let update = fill(statement(&format!("Retry: {database}")), &seen[1]);
     assert_eq!(run(update.clone()).await, 1);
@@ -126,20 +171,14 @@ async fn operators_resolve<S: Store + Clone>(
     service.set_needs_attention(false);
     let update = fill(statement(&format!("Retry: {database}")), again);
     assert_eq!(run(update).await, 1);
-    service.assert_executed("retried", 7, true).await;
+    service.assert_executed("retried", 8, true).await;
 
-    let record = service
-        .layer
-        .encode_response_record(&key_id(&seen[2].id), &response());
-    let digits: String = record.iter().map(|byte| format!("{byte:02x}")).collect();
-    let resolve = answer_with.replace("<record>", &digits);
-    let resolve = resolve.replace("tower_idempotency", TABLE);
-    assert_eq!(run(fill(resolve, &seen[2])).await, 1);
+    assert_eq!(run(record(&seen[2])).await, 1);
     let replay = service.send_request("settled").await;
     assert_eq!(replay.text(), "refunded by hand");
     assert!(replay.is_replay());
     assert_eq!(list().await.len(), 0);
-    assert_eq!(service.effects.count(), 7);
+    assert_eq!(service.effects.count(), 8);
 }
 
 macro_rules! operators_resolve {
@@ -155,11 +194,14 @@ macro_rules! operators_resolve {
                 // Operators' clients must be able to display these columns.
                 row.try_get_raw("since").expect("a column");
                 row.try_get_raw("overdue").expect("a column");
+                let overdue = row.try_get("overdue").ok();
                 Seen {
                     id: row.get("id"),
                     owner: row.get("owner"),
                     operation: row.get("operation"),
                     generation: row.get("generation"),
+                    completed: row.get("completed"),
+                    overdue,
                     code: row.get("code"),
                     // The reason is MessagePack, whose text is readable.
                     reason: row.try_get("reason").unwrap_or_else(|_| {
@@ -190,7 +232,8 @@ async fn operators_resolve_attention_in_postgres() {
         "PostgreSQL",
         "PostgreSQL",
         r"update tower_idempotency set record = '\x<record>', expires = completed + 86400000
-          where id = '\x<id>' and generation = <generation> and substring(record from 2 for 1) = '\x02'"
+          where id = '\x<id>' and generation = <generation> and completed = <completed>
+            and substring(record from 2 for 1) = '\x02'"
     );
 }
 
@@ -205,7 +248,8 @@ async fn operators_resolve_attention_in_mariadb() {
         "MySQL, MariaDB",
         "MySQL, MariaDB, SQLite",
         r"update tower_idempotency set record = x'<record>', expires = completed + 86400000
-          where id = x'<id>' and generation = <generation> and substr(record, 2, 1) = x'02'"
+          where id = x'<id>' and generation = <generation> and completed = <completed>
+            and substr(record, 2, 1) = x'02'"
     );
 }
 
@@ -223,7 +267,8 @@ async fn operators_resolve_attention_in_sqlite() {
         "SQLite",
         "MySQL, MariaDB, SQLite",
         r"update tower_idempotency set record = x'<record>', expires = completed + 86400000
-          where id = x'<id>' and generation = <generation> and substr(record, 2, 1) = x'02'"
+          where id = x'<id>' and generation = <generation> and completed = <completed>
+            and substr(record, 2, 1) = x'02'"
     );
 }
 
@@ -245,9 +290,15 @@ async fn operators_resolve_attention_in_redis() {
 
     let docs = include_str!("../../../docs/operations/by-hand.md");
     let [find, free, retry] = ["Find", "Free", "Retry"].map(|words| documented(docs, "lua", words));
-    let eval = |code: &str, key: &str| server.command(&["EVAL", code, "1", key]);
+    // The generation and the time of the record, or nothing.
+    let find = |key: &str| server.list(&["EVAL", &find, "1", key]);
+    let eval = |code: &str, key: &str, seen: &[Vec<u8>]| {
+        let command = [b"EVAL", code.as_bytes(), b"1", key.as_bytes()];
+        let arguments = seen.iter().map(Vec::as_slice);
+        server.command(&command.into_iter().chain(arguments).collect::<Vec<_>>())
+    };
     let keys = server.command(&["KEYS", "idempotency:[0-9a-f]*"]);
-    let mut found: Vec<_> = keys.lines().filter(|key| eval(&find, key) == "1").collect();
+    let mut found: Vec<_> = keys.lines().filter(|key| !find(key).is_empty()).collect();
     assert_eq!((keys.lines().count(), found.len()), (5, 3));
     let record = |key: &str| {
         let record = server.list(&["HMGET", key, "b"]).remove(0);
@@ -257,15 +308,29 @@ async fn operators_resolve_attention_in_redis() {
     assert_eq!(record(found[0]).code(), "refund-failed");
     assert_eq!(record(found[0]).reason(), "refund re_1");
 
-    assert_eq!(eval(&free, found[0]), "1");
-    service.assert_executed("a", 5, false).await;
+    let seen = find(found[0]);
+    assert_eq!(eval(&free, found[0], &seen), "1");
+    // The entry of a later failure has the same generation.
+    next_millisecond().await;
+    service.set_needs_attention(true);
+    service.send_request("a").await;
+    for earlier in [&free, &retry] {
+        assert_eq!(eval(earlier, found[0], &seen), "0", "of an earlier failure");
+    }
+    service.assert_refused("a").await;
+    let again = find(found[0]);
+    assert_eq!(again[0], seen[0]);
+    assert_eq!(eval(&free, found[0], &again), "1");
+    service.set_needs_attention(false);
+    service.assert_executed("a", 6, false).await;
 
-    assert_eq!(eval(&retry, found[1]), "1");
-    assert_eq!(eval(&retry, found[1]), "0", "twice");
-    assert_eq!(eval(&free, found[1]), "0", "after a retry");
+    let seen = find(found[1]);
+    assert_eq!(eval(&retry, found[1], &seen), "1");
+    assert_eq!(eval(&retry, found[1], &seen), "0", "twice");
+    assert_eq!(eval(&free, found[1], &seen), "0", "after a retry");
     let other = send(&service.app, post("/cancel", "b", "another")).await;
     assert_eq!(other.code(), "key-reused");
-    service.assert_executed("b", 6, true).await;
+    service.assert_executed("b", 7, true).await;
 
     let id = found[2].strip_prefix("idempotency:").expect("the prefix");
     let settled = service
@@ -276,6 +341,6 @@ async fn operators_resolve_attention_in_redis() {
     let replay = service.send_request("c").await;
     assert_eq!(replay.text(), "refunded by hand");
     assert!(replay.is_replay());
-    assert!(keys.lines().all(|key| eval(&find, key) == "0"));
-    assert_eq!(service.effects.count(), 6);
+    assert!(keys.lines().all(|key| find(key).is_empty()));
+    assert_eq!(service.effects.count(), 7);
 }

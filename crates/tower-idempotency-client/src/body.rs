@@ -244,6 +244,8 @@ const MAX_FRAMES: usize = 16 * 1024;
 /// Operation of a gRPC call whose status is in the trailers. Its drop counts the outcome.
 pub(crate) struct AwaitedStatus {
     pub(crate) operation: Operation,
+    /// Operation of the inner series that returned the response, if there is one. Its trailers are observed first.
+    pub(crate) inner: Option<Operation>,
     pub(crate) budget: Budget,
     /// Tokens that a definite status returns.
     pub(crate) refund: u32,
@@ -262,6 +264,7 @@ impl AwaitedStatus {
         let judgement = Judgement::of_grpc(&status);
         match judgement.fate {
             Fate::Definite => awaited.operation.set_response(),
+            Fate::Rejected if awaited.inner.as_ref().is_some_and(Operation::is_open) => {}
             Fate::Rejected => awaited.operation.close_attempt(),
             Fate::Open | Fate::Awaited => {}
         }

@@ -27,7 +27,7 @@ pub(crate) enum Reason {
     Attempt,
     /// The key header and the operation of the request have different keys, or the header cannot be read. Nothing was sent.
     OtherKey,
-    /// The inner service is not ready, and nothing was sent.
+    /// The inner service is not ready for the next attempt. Before the first one, the error has no operation.
     NotReady,
     /// The deadline of the call passed.
     Deadline,
@@ -58,18 +58,30 @@ impl Error {
         }
     }
 
+    /// Returns `true` if the inner service was not ready before the first attempt.
+    ///
+    /// An error after the first attempt has no operation either if the request has no key. Such a request is sent again only if
+    /// it was not sent before, or if its method is safe.
+    fn is_unready(&self) -> bool {
+        self.reason == Reason::NotReady && self.operation.is_none()
+    }
+
     /// Returns the error with another outcome.
     pub(crate) fn with_outcome(self, outcome: Outcome) -> Self {
         Self { outcome, ..self }
     }
 
     /// Returns the outcome of the operation at the time of the error.
+    ///
+    /// The error of a service that is not ready before the first attempt belongs to no operation, and its outcome is
+    /// [`Outcome::Unknown`]. [`Operation::outcome`] then returns that of the caller's operation.
     #[must_use]
     pub fn outcome(&self) -> Outcome {
         self.outcome
     }
 
-    /// Returns the operation, or `None` for a request without a key.
+    /// Returns the operation. Returns `None` for a request without a key, and if the inner service was not ready before the
+    /// first attempt.
     ///
     /// To send the request again under the same key, put a clone of it into the extensions.
     #[must_use]
@@ -94,7 +106,7 @@ impl fmt::Display for Error {
                 "request not sent, because its header and its operation have different keys, or the header cannot be read"
             }
             Reason::Failed | Reason::Attempt => "no response to the last attempt",
-            Reason::NotReady => "inner service not ready",
+            Reason::NotReady => "no further request sent, because the inner service is not ready",
             Reason::Deadline => "deadline of the call passed without a response",
             Reason::Expired => "lifetime of the key ended without a response",
             Reason::NotStored => "request not sent, because the outbox did not store it",
@@ -123,9 +135,18 @@ pub(crate) fn is_not_sent(error: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(error);
     let mut may_be_open_connection = false;
     while let Some(error) = next {
+        // The source of this error is that of the error inside it.
+        #[cfg(feature = "reqwest")]
+        if let Some(error) = error.downcast_ref::<reqwest_middleware::Error>() {
+            next = match error {
+                reqwest_middleware::Error::Middleware(error) => error.chain().next(),
+                reqwest_middleware::Error::Reqwest(error) => Some(error),
+            };
+            continue;
+        }
         if let Some(error) = error.downcast_ref::<Error>() {
             if error.reason != Reason::Attempt {
-                return error.outcome == Outcome::NotExecuted;
+                return error.outcome == Outcome::NotExecuted || error.is_unready();
             }
         } else if let Some(error) = error.downcast_ref::<io::Error>() {
             if error.kind() == io::ErrorKind::ConnectionRefused && !may_be_open_connection {

@@ -69,8 +69,10 @@ use crate::{
 /// # Placement
 ///
 /// - Layers inside see each attempt: a timeout for one attempt, a refresh of tokens, a signature, a span.
-/// - Layers outside see one call: a concurrency limit, and `FollowRedirect` of `tower-http`, which drops the extensions when
-///   the origin changes. A layer inside that follows redirects would send the key to other origins.
+/// - Layers outside see one call: a concurrency limit, and `FollowRedirect` of `tower-http`, with a policy that stops for
+///   methods that are not safe. It drops the extensions when the origin changes, and `tower-http` 0.6 drops them at each
+///   redirect. The request then has another key, and the operation of the caller does not know its outcome. A layer inside
+///   that follows redirects would send the key to other origins.
 /// - If two `RetryLayer`s are stacked, the outer one retries, and the inner one sends each attempt once.
 #[derive(Clone)]
 #[must_use]

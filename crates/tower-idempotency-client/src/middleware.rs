@@ -32,6 +32,11 @@ impl RetryLayer {
     /// A 301 or 302 to an unsafe method other than POST, such as DELETE, is returned as the response of the operation. reqwest
     /// itself would repeat the method at the other URL, where it is another operation.
     ///
+    /// # Retries of reqwest
+    ///
+    /// The layer replaces the retry policy of `builder` with `reqwest::retry::never()`. A retry of reqwest returns only the last
+    /// error, and its limits are not those of the layer.
+    ///
     /// # Cookies
     ///
     /// With a cookie store, a response may change the cookies between two attempts. A server that identifies callers by a
@@ -61,14 +66,17 @@ impl RetryLayer {
     /// # }
     /// ```
     pub fn into_reqwest(self, builder: reqwest::ClientBuilder) -> reqwest::Result<ClientBuilder> {
-        let client = builder.redirect(Policy::none()).build()?;
+        let builder = builder
+            .redirect(Policy::none())
+            .retry(reqwest::retry::never());
+        let client = builder.build()?;
         let settings = Arc::new(self.settings);
         Ok(ClientBuilder::new(client).with(RetryMiddleware { settings }))
     }
 }
 
 /// Middleware of [`RetryLayer::into_reqwest`]. It is private, because it is safe only with a client that follows no
-/// redirects.
+/// redirects and retries nothing.
 struct RetryMiddleware {
     settings: Arc<Settings>,
 }

@@ -144,6 +144,19 @@ impl Operation {
     /// assert_eq!(charge.key(), Operation::derived(&[b"message-17", b"charge"]).key());
     /// assert_ne!(charge.key(), Operation::derived(&[b"message-17", b"refund"]).key());
     /// ```
+    ///
+    /// An earlier delivery of the message may have sent the operation. So a consumer calls
+    /// [`with_first_sent`](Self::with_first_sent) with the time at which the message was published. No attempt was earlier, so
+    /// no attempt begins after the lifetime of the key. A rejection then does not count as proof that nothing was executed.
+    ///
+    /// ```
+    /// use std::time::SystemTime;
+    /// use tower_idempotency_client::{Operation, Outcome};
+    ///
+    /// # let published = SystemTime::now();
+    /// let charge = Operation::derived(&[b"message-17", b"charge"]).with_first_sent(published);
+    /// assert_eq!(charge.outcome(), Outcome::Unknown);
+    /// ```
     #[must_use]
     pub fn derived(name: &[&[u8]]) -> Self {
         let mut digest = Sha256::new();
@@ -223,7 +236,10 @@ impl Operation {
         self.0.provider.get().copied()
     }
 
-    /// Returns the outcome that is known now. A call that is cancelled leaves [`Outcome::Unknown`].
+    /// Returns the outcome that is known now.
+    ///
+    /// A call that is cancelled while the server may execute its request leaves [`Outcome::Unknown`]. A call that is cancelled
+    /// after its response arrived, while it removes its entry from an outbox, leaves [`Outcome::ResponseLost`].
     #[must_use]
     pub fn outcome(&self) -> Outcome {
         match self.0.response.load(Ordering::Relaxed) {
@@ -232,6 +248,16 @@ impl Operation {
             _ if self.0.open_attempts.load(Ordering::Relaxed) == 0 => Outcome::NotExecuted,
             _ => Outcome::Unknown,
         }
+    }
+
+    /// Returns `true` for two clones of one operation.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Returns `true` if an attempt may have been executed.
+    pub(crate) fn is_open(&self) -> bool {
+        self.outcome() != Outcome::NotExecuted
     }
 
     /// Creates the state of a request that has no key. No caller gets it.

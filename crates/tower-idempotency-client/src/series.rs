@@ -2,7 +2,7 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use http::{HeaderMap, Response, StatusCode};
+use http::{Extensions, HeaderMap, Response, StatusCode};
 use http_body::Body;
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -110,7 +110,8 @@ impl Series {
 
     /// Returns the judgement of a response from its head. Returns `None` if the body can change the judgement, or if the
     /// response is retried.
-    pub(crate) fn judge_head(&self, status: StatusCode, headers: &HeaderMap) -> Option<Judgement> {
+    pub(crate) fn judge_head<B>(&self, res: &Response<B>) -> Option<Judgement> {
+        let (status, headers) = (res.status(), res.headers());
         if self.settings.verdict.is_some() || depends_on_code(status, headers) {
             return None;
         }
@@ -120,7 +121,25 @@ impl Series {
             code: &Code::Missing,
         };
         let judgement = Judgement::of_response(head, self.settings.keys.protocol());
+        let judgement = self.with_inner_outcome(judgement, res.extensions());
         (!matches!(judgement.verdict, Verdict::Retry { .. })).then_some(judgement)
+    }
+
+    /// Returns the judgement of a response after the outcome of the inner series that returned it, if there is one.
+    ///
+    /// A rejection of the last inner attempt does not show that no earlier one was executed.
+    fn with_inner_outcome(&self, mut judgement: Judgement, extensions: &Extensions) -> Judgement {
+        let inner = self.inner_operation(extensions);
+        if judgement.fate == Fate::Rejected && inner.is_some_and(Operation::is_open) {
+            judgement.fate = Fate::Open;
+        }
+        judgement
+    }
+
+    /// Returns the operation of the inner series that returned a response, if there is one.
+    fn inner_operation<'a>(&self, extensions: &'a Extensions) -> Option<&'a Operation> {
+        let inner = extensions.get::<Operation>();
+        inner.filter(|inner| !inner.is_same(&self.operation))
     }
 
     /// Records the judgement of an attempt. Returns the delay before the next one, or `None` if the call ends.
@@ -202,6 +221,7 @@ impl Series {
     ) -> Response<ResponseBody<B>> {
         let awaited = AwaitedStatus {
             operation: self.operation.clone(),
+            inner: self.inner_operation(res.extensions()).cloned(),
             budget: self.settings.budget.clone(),
             refund: self.cost.max(1),
         };
@@ -261,7 +281,8 @@ pub(crate) async fn drive<T: Transport>(
                     headers: &head.headers,
                     code: &code,
                 };
-                let mut judgement = series.judge(Ok(judged), true);
+                let judgement = series.judge(Ok(judged), true);
+                let mut judgement = series.with_inner_outcome(judgement, &head.extensions);
                 if judgement.fate == Fate::Rejected && !transport.is_rejection_final() {
                     judgement.fate = Fate::Open;
                 }

@@ -67,7 +67,8 @@ where
             Error::new(
                 Reason::NotReady,
                 None,
-                Outcome::NotExecuted,
+                // An earlier call or another process may have sent the operation of the request.
+                Outcome::Unknown,
                 Some(error.into()),
             )
         })
@@ -300,7 +301,7 @@ where
                         let (mut series, resender) =
                             call.take().expect("future polled after completion");
                         let result = match result {
-                            Ok(res) => match series.judge_head(res.status(), res.headers()) {
+                            Ok(res) => match series.judge_head(&res) {
                                 Some(judgement) => {
                                     series.conclude(judgement, false);
                                     let res = series.respond(res.map(ResponseBody::new));

@@ -240,7 +240,7 @@ fn is_replay(headers: &HeaderMap) -> bool {
 /// Judges a replay. Only a recorded response is marked, so a retry would get the same one.
 ///
 /// A recorded 5xx is the response of the key, but does not show if the operation was executed. The same is true of a recorded
-/// failure of gRPC, and of an `outcome-unknown` that the server got from another one.
+/// failure of gRPC, and of an `outcome-unknown` that the server got from another one. A code that cannot be read may be that one.
 fn by_replay_marker(head: Head<'_>) -> Option<Judgement> {
     let is_unknown = || {
         let status = GrpcStatus::of(head.headers).filter(|_| is_grpc(head.headers));
@@ -248,6 +248,8 @@ fn by_replay_marker(head: Head<'_>) -> Option<Judgement> {
         head.status.is_server_error()
             || status.as_ref().is_some_and(|status| !status.is_outcome())
             || reason.or(head.code_text()) == Some("outcome-unknown")
+            // The code of a replay is read only with 409.
+            || matches!(head.code, Code::Unreadable)
     };
     is_replay(head.headers).then(|| match is_unknown() {
         true => Judgement::UNKNOWN,

@@ -29,7 +29,7 @@ fn reasons_have_these_texts() {
     no response to the last attempt, the operation was not executed
     no response to the last attempt, the operation was not executed
     request not sent, because its header and its operation have different keys, or the header cannot be read, the operation was not executed
-    inner service not ready, the operation was not executed
+    no further request sent, because the inner service is not ready, the operation was not executed
     deadline of the call passed without a response, the operation was not executed
     lifetime of the key ended without a response, the operation was not executed
     request not sent, because the outbox did not store it, the operation was not executed

@@ -217,6 +217,8 @@ fn apply(log: &mut Log, command: Command, max_bytes: u64) -> Acknowledge {
         Command::Resume(key, at, provider, reply) => {
             reply_later(reply, Ok(log.resume(&key, Some(at), provider)))
         }
+        // The call has ended with an unknown outcome, and relies on a recovery.
+        Command::Discard(_, reply) if reply.is_closed() => Box::new(|_| {}),
         Command::Discard(key, reply) => reply_later(reply, Ok(log.discard(&key))),
         Command::Remove(key, reply) => {
             log.remove(&key);
@@ -297,6 +299,27 @@ mod tests {
             let command = Command::Store(Box::new(entry.clone()), reply);
             execute(&mut log, vec![command], &settings, &failures);
             assert_eq!(log.pending(0, 10).len(), stored);
+            drop(received);
+        }
+    }
+
+    /// A call that is dropped reports that its entry stays for a recovery.
+    #[test]
+    fn dropped_discard_keeps_entry() {
+        let scratch = Scratch::new();
+        let mut log = Log::open(&scratch.file("orders.outbox")).unwrap();
+        let (settings, failures) = (settings(true), WarningLimit::default());
+        let entry = entry("espresso");
+        let (reply, stored) = oneshot::channel();
+        let command = Command::Store(Box::new(entry.clone()), reply);
+        execute(&mut log, vec![command], &settings, &failures);
+        drop(stored);
+        for (is_dropped, left) in [(true, 1), (false, 0)] {
+            let (reply, received) = oneshot::channel();
+            let received = (!is_dropped).then_some(received);
+            let command = Command::Discard(entry.key().to_owned(), reply);
+            execute(&mut log, vec![command], &settings, &failures);
+            assert_eq!(log.pending(0, 10).len(), left);
             drop(received);
         }
     }

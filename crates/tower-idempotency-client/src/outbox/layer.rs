@@ -38,7 +38,8 @@ use crate::{
 /// - if no attempt was executed, and no other call sends the request.
 ///
 /// While a request is stored, the outcome of its operation is not [`NotExecuted`](Outcome::NotExecuted), because a recovery
-/// may send it. A call that is dropped leaves its entry.
+/// may send it. A call that is dropped leaves its entry, unless it is dropped during the removal. After a definite response the
+/// outcome is then [`ResponseLost`](Outcome::ResponseLost).
 ///
 /// A request under a key that is stored already continues the stored operation. The first attempt, the provider and the form
 /// of the key header of the stored operation count. A different method, URL or body under the key is an error, and nothing
@@ -102,7 +103,7 @@ use crate::{
 /// is [`Unknown`](Outcome::Unknown), because it may be stored nevertheless.
 ///
 /// [`RetryLayer::with_deadline`] includes the time in which the layer copies the body and calls the outbox. If it passes before
-/// the first attempt, nothing is sent. A removal that has not ended by then leaves the entry.
+/// the first attempt, nothing is sent. A removal that has not ended by then may leave the entry.
 ///
 /// # gRPC
 ///
@@ -364,7 +365,7 @@ impl<O: Outbox> Shared<O> {
         mut inner: Retry<S>,
         req: Request<B>,
         operation: Operation,
-        unknown_on_drop: UnknownOnDrop,
+        mut unknown_on_drop: UnknownOnDrop,
         deadline: Instant,
     ) -> CallResult<R>
     where
@@ -375,6 +376,7 @@ impl<O: Outbox> Shared<O> {
         R: Body<Data: Send, Error: Send> + Send + 'static,
     {
         let result = inner.call_until(req, Some(deadline)).await;
+        unknown_on_drop.has_response = result.is_ok();
         let mut result = match result {
             Ok(res) => Ok(read_status(res, deadline).await),
             Err(error) => Err(error),
@@ -394,7 +396,14 @@ impl<O: Outbox> Shared<O> {
             }
             Outcome::ResponseLost => true,
             Outcome::NotExecuted => {
-                let discarded = timeout_at(deadline, self.outbox.discard(key)).await;
+                let discard = async {
+                    // The outbox may execute a call that begins too late, although nothing waits for it.
+                    if Instant::now() >= deadline {
+                        return Err(OutboxError::with_message(LATE));
+                    }
+                    self.outbox.discard(key).await
+                };
+                let discarded = timeout_at(deadline, discard).await;
                 self.warn_if_failed(discarded) == Some(true)
             }
             Outcome::Unknown => false,
@@ -413,7 +422,8 @@ impl<O: Outbox> Shared<O> {
         }
     }
 
-    /// Returns the result of a call of the outbox. After an error, logs it and returns `None`: the entry stays for a recovery.
+    /// Returns the result of a call of the outbox. After an error, logs it and returns `None`: the entry may stay for a
+    /// recovery.
     fn warn_if_failed<T>(&self, result: Result<Result<T, OutboxError>, Elapsed>) -> Option<T> {
         let late = |_| Err(OutboxError::with_message(LATE));
         match result.unwrap_or_else(late) {
@@ -454,22 +464,35 @@ impl Entry {
 }
 
 /// Marks an operation as unknown when it is dropped, because its entry may be stored and sent by a recovery.
-pub(super) struct UnknownOnDrop(Option<Operation>);
+///
+/// The response of a definite operation is marked as lost, because its entry may be removed.
+pub(super) struct UnknownOnDrop {
+    operation: Option<Operation>,
+    /// The call has a response that its caller does not have yet.
+    has_response: bool,
+}
 
 impl UnknownOnDrop {
     pub(super) fn new(operation: &Operation) -> Self {
-        Self(Some(operation.clone()))
+        Self {
+            operation: Some(operation.clone()),
+            has_response: false,
+        }
     }
 
     fn disarm(mut self) {
-        self.0 = None;
+        self.operation = None;
     }
 }
 
 impl Drop for UnknownOnDrop {
     fn drop(&mut self) {
-        if let Some(operation) = &self.0 {
-            operation.open_attempt();
+        if let Some(operation) = &self.operation {
+            if self.has_response && operation.outcome() == Outcome::Definite {
+                operation.set_response_lost();
+            } else {
+                operation.open_attempt();
+            }
         }
     }
 }

@@ -77,7 +77,8 @@ impl<S, O: Outbox> Recovery<S, O> {
     ///
     /// # Cancellation
     ///
-    /// The entry of a call that is dropped stays in the outbox. The next call continues after it.
+    /// The entry of a call that is dropped stays in the outbox, unless the call is dropped during the removal. The next call
+    /// continues after it.
     pub async fn next<B, R>(
         &mut self,
         prepare: impl FnOnce(&mut Request<B>),

@@ -237,6 +237,18 @@ async fn unreadable_code_leaves_outcome_unknown() {
         let call = send(&RetryLayer::new(), &server).await;
         assert_eq!(call.outcome(), outcome, "{encoding}");
     }
+    // A replay may be a recorded `outcome-unknown`.
+    for (encoding, outcome) in [("gzip", Outcome::Unknown), ("identity", Outcome::Definite)] {
+        let headers = [
+            ("content-type", problem),
+            ("content-encoding", encoding),
+            ("idempotent-replayed", "true"),
+        ];
+        let server = Server::new([reply(409, &headers, "\u{1f}\u{8b}")]);
+        let call = send(&RetryLayer::new(), &server).await;
+        assert_eq!(call.outcome(), outcome, "replay, {encoding}");
+        assert_eq!(server.take_log().len(), 1);
+    }
     // A body without a length ends with its connection.
     let whole = r#"{"code":"response-not-retained"}"#;
     for length in 1..=whole.len() {

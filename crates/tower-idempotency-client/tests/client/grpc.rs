@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, channel::Channel, combinators::BoxBody};
 use tokio::time::Instant;
-use tower::{Layer, ServiceExt, util::BoxCloneService};
+use tower::{Layer, ServiceBuilder, ServiceExt, util::BoxCloneService};
 use tower_idempotency_client::{
     Budget, Operation, Outbox, OutboxLayer, Outcome, ResponseBody, RetryLayer,
 };
@@ -197,6 +197,33 @@ async fn outcome_follows_status_of_trailers() {
         assert_eq!(body.to_bytes(), MESSAGE);
         assert_eq!(operation.outcome(), outcome, "{trailers:?}");
         assert_eq!(*requests.lock().unwrap(), 1);
+    }
+}
+
+/// A layer that drops the extensions separates two series. The trailers show the status of the last inner attempt only.
+#[tokio::test(start_paused = true)]
+async fn rejection_in_trailers_of_inner_series_is_unknown() {
+    let rejected = Reply::Message(vec![], Some(status(16)));
+    for (script, outcome) in [
+        (
+            vec![Reply::Headers(status(14)), rejected.clone()],
+            Outcome::Unknown,
+        ),
+        (vec![rejected], Outcome::NotExecuted),
+    ] {
+        let (server, _) = server(script);
+        let client = ServiceBuilder::new()
+            .layer(RetryLayer::new().with_max_attempts(1))
+            .map_request(|mut req: Request<Full<Bytes>>| {
+                req.extensions_mut().clear();
+                req
+            })
+            .layer(RetryLayer::new())
+            .service(server);
+        let operation = Operation::new();
+        let res = client.oneshot(call(&operation)).await.unwrap();
+        res.into_body().collect().await.unwrap();
+        assert_eq!(operation.outcome(), outcome);
     }
 }
 

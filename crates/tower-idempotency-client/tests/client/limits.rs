@@ -4,7 +4,7 @@ use std::{
     convert::Infallible,
     future::{pending, ready},
     task::{Context, Poll},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
@@ -186,9 +186,22 @@ impl Service<Request<Full<Bytes>>> for ReadyOnce {
 
 #[tokio::test(start_paused = true)]
 async fn failed_readiness_ends_call() {
-    let client = RetryLayer::new().layer(ReadyOnce(true));
+    // Another process may have sent the operation. An outer series knows that this call sent nothing.
+    let unready = RetryLayer::new().layer(ReadyOnce(true));
+    let operation = Operation::new().with_first_sent(SystemTime::now());
+    let mut req = post("one espresso");
+    req.extensions_mut().insert(operation.clone());
+    let error = unready.clone().oneshot(req).await.unwrap_err();
+    assert_eq!(
+        (error.outcome(), operation.outcome()),
+        (Outcome::Unknown, Outcome::Unknown)
+    );
+    assert!(error.operation().is_none());
+    let inner = service_fn(move |req: Request<Full<Bytes>>| unready.clone().oneshot(req));
+    let client = RetryLayer::new().layer(inner);
     let error = client.oneshot(post("one espresso")).await.unwrap_err();
     assert_eq!(error.outcome(), Outcome::NotExecuted);
+    assert_eq!(error.operation().unwrap().attempts(), 3);
     let client = RetryLayer::new().layer(ReadyOnce(false));
     let error = client.oneshot(post("one espresso")).await.unwrap_err();
     assert_eq!(error.outcome(), Outcome::Unknown);

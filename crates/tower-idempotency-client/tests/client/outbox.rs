@@ -478,14 +478,8 @@ async fn deadline_includes_calls_of_outbox() {
             30,
         ),
         ([("store", 27), ("remove", 0)], 201, Outcome::Unknown, 1, 30),
-        // The request was stored at the deadline, and not sent.
-        (
-            [("store", 30), ("remove", 0)],
-            201,
-            Outcome::NotExecuted,
-            0,
-            30,
-        ),
+        // The request was stored at the deadline, and not sent. It is too late for a discard.
+        ([("store", 30), ("remove", 0)], 201, Outcome::Unknown, 1, 30),
         ([("store", 90), ("remove", 0)], 201, Outcome::Unknown, 0, 30),
     ] {
         let outbox = Arc::new(Memory::default());
@@ -505,6 +499,8 @@ async fn deadline_includes_calls_of_outbox() {
         assert_eq!(elapsed, seconds(end), "{delays:?}");
         assert_eq!(operation.outcome(), expected, "{delays:?}");
         assert_eq!(outbox.keys().len(), entries, "{delays:?}");
+        let attempts = u32::from(delays[0].1 < 30);
+        assert_eq!(operation.attempts(), attempts, "{delays:?}");
     }
 }
 
@@ -625,6 +621,35 @@ async fn dropped_call_leaves_entry_and_unknown_outcome() {
     assert_eq!(server.take_log().len(), 1);
     assert_eq!(operation.outcome(), Outcome::Unknown);
     assert_eq!(outbox.keys(), [operation.key()]);
+}
+
+/// The caller of a call that is dropped during the removal has no response. A retry gets it.
+#[tokio::test(start_paused = true)]
+async fn call_dropped_during_removal_loses_response() {
+    for (reply, method, outcome) in [
+        (status(201), "remove", Outcome::ResponseLost),
+        (status(401), "discard", Outcome::Unknown),
+    ] {
+        let (client, outbox) = client(&Server::new([reply]));
+        outbox.delay(method, Duration::from_secs(90));
+        let operation = Operation::new();
+        let call = client.oneshot(order(&operation));
+        let timeout = tokio::time::timeout(Duration::from_secs(1), call);
+        assert!(timeout.await.is_err());
+        assert_eq!(operation.outcome(), outcome, "{method}");
+        assert!(!operation.outcome().can_delete_key());
+    }
+    // The other call of the operation has its response.
+    let (client, outbox) = client(&Server::new([status(201)]));
+    let operation = Operation::new();
+    outbox.hangs.store(1, Ordering::Relaxed);
+    let mut hanging = Box::pin(client.clone().oneshot(order(&operation)));
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(hanging.as_mut().poll(&mut cx).is_pending());
+    outbox.hangs.store(0, Ordering::Relaxed);
+    client.oneshot(order(&operation)).await.unwrap();
+    drop(hanging);
+    assert_eq!(operation.outcome(), Outcome::Definite);
 }
 
 #[tokio::test(start_paused = true)]

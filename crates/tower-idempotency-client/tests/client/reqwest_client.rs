@@ -307,8 +307,11 @@ async fn other_middleware_sees_each_attempt() {
     assert_eq!(numbers, ["0", "1", "2"]);
 }
 
-/// Middleware whose connection is refused.
-struct Refusing;
+/// Middleware whose connections are refused. The first one may break after the request was sent.
+#[derive(Default)]
+struct Refusing {
+    breaks_first: AtomicBool,
+}
 
 #[async_trait::async_trait]
 impl Middleware for Refusing {
@@ -318,7 +321,11 @@ impl Middleware for Refusing {
         _: &mut Extensions,
         _: Next<'_>,
     ) -> reqwest_middleware::Result<reqwest::Response> {
-        let error = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        let kind = match self.breaks_first.swap(false, Ordering::Relaxed) {
+            true => std::io::ErrorKind::ConnectionReset,
+            false => std::io::ErrorKind::ConnectionRefused,
+        };
+        let error = std::io::Error::from(kind);
         Err(reqwest_middleware::Error::middleware(error))
     }
 }
@@ -326,12 +333,66 @@ impl Middleware for Refusing {
 /// The type of the error of a middleware decides on the outcome.
 #[tokio::test(start_paused = true)]
 async fn error_of_other_middleware_keeps_type() {
-    let client = builder().with(Refusing).build();
+    let client = builder().with(Refusing::default()).build();
     let res = client.post("http://api.example.com/orders").send().await;
     let failed = res.unwrap_err();
     let source = std::error::Error::source(error(&failed)).unwrap();
     assert!(source.is::<std::io::Error>(), "{source:?}");
     assert_eq!(error(&failed).outcome(), Outcome::NotExecuted);
+}
+
+/// The type of the error hides that of the inner series, whose last attempt was refused.
+#[tokio::test(start_paused = true)]
+async fn refused_last_attempt_inside_of_outbox_is_unknown() {
+    for (breaks_first, outcome) in [(true, Outcome::Unknown), (false, Outcome::NotExecuted)] {
+        let refusing = Refusing {
+            breaks_first: breaks_first.into(),
+        };
+        let http = builder().with(refusing).build();
+        let service = tower::service_fn(move |req: http::Request<Full<Bytes>>| {
+            let http = http.clone();
+            async move {
+                let req = reqwest::Request::try_from(req.map(reqwest::Body::wrap))?;
+                let res = http.execute(req).await?;
+                Ok::<_, reqwest_middleware::Error>(http::Response::<reqwest::Body>::from(res))
+            }
+        });
+        let client = RetryLayer::new().with_max_attempts(1).layer(service);
+        let operation = Operation::new();
+        let req = http::Request::post("http://api.example.com/orders")
+            .extension(operation.clone())
+            .body(Full::from("one espresso"))
+            .unwrap();
+        let error = client.oneshot(req).await.unwrap_err();
+        assert_eq!((error.outcome(), operation.outcome()), (outcome, outcome));
+    }
+}
+
+/// A retry of reqwest would return only its last error, of a connection that was refused.
+#[tokio::test]
+async fn retry_policy_of_builder_is_replaced() {
+    let origin = SocketAddr::from(([127, 0, 0, 1], tests::servers::free_port()));
+    let server = TcpListener::bind(origin).await.unwrap();
+    let served = tokio::spawn(async move {
+        let (mut connection, _) = server.accept().await.unwrap();
+        drop(server);
+        let mut head = [0; 1024];
+        assert!(connection.read(&mut head).await.unwrap() > 0);
+    });
+    let policy = reqwest::retry::for_host("127.0.0.1")
+        .no_budget()
+        .classify_fn(|attempt| attempt.retryable());
+    let builder = reqwest::Client::builder().retry(policy);
+    let client = RetryLayer::new().into_reqwest(builder).unwrap().build();
+    let operation = Operation::new();
+    let res = client
+        .post(format!("http://{origin}/orders"))
+        .with_extension(operation.clone())
+        .send()
+        .await;
+    served.await.unwrap();
+    assert_eq!(error(&res.unwrap_err()).outcome(), Outcome::Unknown);
+    assert_eq!(operation.attempts(), 3);
 }
 
 /// The extensions belong to the caller, who may use them for the next request.
@@ -508,7 +569,8 @@ async fn outbox_sends_by_reqwest() {
     })
     .await;
     let policy = reqwest::redirect::Policy::none();
-    let http = reqwest::Client::builder().redirect(policy).build().unwrap();
+    let builder = reqwest::Client::builder().redirect(policy);
+    let http = builder.retry(reqwest::retry::never()).build().unwrap();
     let service = tower::service_fn(move |req: http::Request<Full<Bytes>>| {
         let http = http.clone();
         async move {

@@ -88,6 +88,22 @@ async fn unsafe_request_is_executed_once() {
     }
 }
 
+// S-915
+/// The gem compares the whole URL.
+#[tokio::test(start_paused = true)]
+async fn other_host_is_another_request() {
+    let (app, effects) = numbered();
+    let at = |host| {
+        let mut req = order();
+        let host = HeaderValue::from_static(host);
+        req.headers_mut().insert("host", host);
+        req
+    };
+    let requests = [at("a.example"), at("b.example"), at("a.example")];
+    assert_eq!(executions(&app, requests).await, [1, 2, 1]);
+    assert_eq!(effects.count(), 2);
+}
+
 #[tokio::test(start_paused = true)]
 async fn x_idempotency_key_is_accepted() {
     let (app, effects) = numbered();

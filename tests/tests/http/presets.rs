@@ -31,6 +31,8 @@ struct Row {
     missing_key: (u16, u64),
     /// `true` if another `Authorization` counts as another caller.
     by_authorization: bool,
+    /// `true` if the same key at another host is another key.
+    by_host: bool,
     /// 201 for a separate request.
     other_request: u16,
     /// Status and `Retry-After`.
@@ -109,6 +111,7 @@ fn table(preset: Preset) -> Row {
         methods: vec!["POST", "PUT", "PATCH", "DELETE", "PURGE"],
         missing_key: (201, 2),
         by_authorization: true,
+        by_host: false,
         other_request: 422,
         concurrent: (409, Some("1".to_owned())),
         recorded: recorded_but(499, &[&FORM[..], &[403, 408, 424, 425, 429]].concat()),
@@ -172,6 +175,7 @@ fn table(preset: Preset) -> Row {
             ],
             longest: 1025,
             methods: vec!["TRACE", "QUERY", "POST", "PUT", "PATCH", "DELETE", "PURGE"],
+            by_host: true,
             other_request: 201,
             concurrent: (429, Some("2".to_owned())),
             recorded: recorded_but(499, &[425, 429]),
@@ -358,6 +362,17 @@ impl Layers {
         effects.count() == 2
     }
 
+    async fn by_host(self) -> bool {
+        let (app, effects) = self.creating();
+        for host in ["a.example", "b.example"] {
+            let mut req = self.keyed("x").await;
+            req.headers_mut()
+                .insert("host", HeaderValue::from_static(host));
+            assert_eq!(send(&app, req).await.status, StatusCode::CREATED);
+        }
+        effects.count() == 2
+    }
+
     async fn other_request(self) -> u16 {
         let (app, effects) = self.creating();
         send(&app, self.keyed("x").await).await;
@@ -515,6 +530,7 @@ impl Layers {
             methods: self.methods().await,
             missing_key: self.missing_key().await,
             by_authorization: self.by_authorization().await,
+            by_host: self.by_host().await,
             other_request: self.other_request().await,
             concurrent: self.concurrent().await,
             recorded: self.recorded(&STATUSES).await,
@@ -632,7 +648,7 @@ async fn default_layer_is_recommended_preset() {
 /// A setter, and its effect on a row of the table.
 type Setting = (&'static str, Change, fn(&mut Row));
 
-const SETTINGS: [Setting; 17] = [
+const SETTINGS: [Setting; 19] = [
     (
         "header",
         |layer| layer.with_header(HeaderName::from_static("x-other")),
@@ -681,6 +697,16 @@ const SETTINGS: [Setting; 17] = [
         "principal",
         |layer| layer.with_principal(Principal::unscoped()),
         |row| row.by_authorization = false,
+    ),
+    (
+        "host",
+        |layer| layer.with_host_in_scope(true),
+        |row| row.by_host = true,
+    ),
+    (
+        "no host",
+        |layer| layer.with_host_in_scope(false),
+        |row| row.by_host = false,
     ),
     (
         "other request: 409",

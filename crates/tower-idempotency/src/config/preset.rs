@@ -35,6 +35,7 @@ use crate::{
 /// | methods | all but GET, HEAD, OPTIONS, TRACE, QUERY | POST, PATCH | POST | all but GET, HEAD, OPTIONS | POST |
 /// | body of a retry | the same bytes | same | same | same | the same JSON, numbers by value |
 /// | [principal](Principal) | all credentials | same | same | `Authorization` alone | as `Recommended`; also the endpoint |
+/// | the same key at another [host](crate::IdempotencyLayer::with_host_in_scope) | the same request | same | same | a separate request | as `Recommended` |
 /// | key of another request | 422 | 422 | 400 | a separate request | 422 |
 /// | duplicate during the execution | 409, `Retry-After: 1` | same | same | 429, `Retry-After: 2` | as `Recommended` |
 /// | recorded statuses | 2xx to 4xx but 403, 408, 424, 425, 429 and \[1\] | 2xx to 5xx but 408, 425, 429, 503 and \[1\] | all but 403, 429 and \[1\] | 2xx to 4xx but 425, 429 | as `Recommended` |
@@ -248,6 +249,7 @@ fn idempo() -> Config {
                 min: 1,
                 max: usize::MAX,
             },
+            host_in_scope: true,
             principal: Principal::authorization(),
             key_reuse: KeyReuse::Separate,
             ..base.request

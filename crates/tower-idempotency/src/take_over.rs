@@ -40,7 +40,8 @@ impl IdempotencyLayer {
     ///
     /// `claim` contains the ID and the fingerprint of the entry, the operation for operators, and optionally the scope. The
     /// layer sets the other fields, with a new token for each call. [`Lease::derive`] returns the same keys as in the first
-    /// execution. The call takes over the entry regardless of the layer's orphan policy.
+    /// execution. The call takes over the entry regardless of the layer's orphan policy. It uses up a
+    /// [retry](crate::inspect::Resolution::Retry) that an operator allowed, even if `work` fails or does not run.
     ///
     /// The response of `work` is treated like that of a handler. It is recorded unless its status or a control header
     /// prevents that. If it is not recorded, or `work` fails, the entry is an orphan again, unless
@@ -50,7 +51,8 @@ impl IdempotencyLayer {
     ///
     /// # Errors
     ///
-    /// - [`StoreUnavailable`](crate::ErrorKind::StoreUnavailable) if no lease could be acquired.
+    /// - [`StoreUnavailable`](crate::ErrorKind::StoreUnavailable) if no lease could be acquired, or the store cannot read the
+    ///   entry. In the second case, another call does not help.
     /// - [`Overloaded`](crate::ErrorKind::Overloaded) and [`Draining`](crate::ErrorKind::Draining), as for requests.
     /// - [`CallerLimit`](crate::ErrorKind::CallerLimit) if the caller of the claim's scope uses up its share of a limit.
     ///   All calls without a scope count as one caller, together with [`run_once`](Self::run_once).

@@ -27,7 +27,8 @@ use tests::{
 };
 use tokio::time::sleep;
 use tower_idempotency::{
-    ExecutionFailure, Lease, Ttl,
+    ExecutionFailure, Lease, OrphanPolicy, Ttl,
+    inspect::{Inspect, Resolution},
     store::{Acquired, Claim, Token},
 };
 use tower_idempotency_sqlx::{Completer, Orphan, SweepStats};
@@ -179,6 +180,31 @@ async fn completer_leaves_other_entries_alone<S: TestDialect>(database: TestData
     orphan(&database, "POST /rides").await;
     let swept = completer(Duration::from_secs(3_600)).sweep().await;
     assert_eq!(swept.expect("a sweep"), SweepStats::default());
+}
+
+/// An operator has allowed the retry for the client. The completer is that of another service.
+async fn allowed_retry_is_left_to_client<S: TestDialect + Inspect>(database: TestDatabase<S>) {
+    let mut claim = orphan(&database, "POST /rides").await;
+    sleep(2 * OLDER).await;
+    let read = async || {
+        let read = database.store.get(&claim.id).await.expect("an answer");
+        read.expect("an entry").entry
+    };
+    let before = read().await;
+    let seen = before.seen();
+    let resolved = database.store.resolve(seen, &Resolution::Retry).await;
+    assert!(resolved.expect("a decision").is_applied());
+    sleep(2 * OLDER).await;
+    let completer = working(&database, Duration::ZERO, async |_| {
+        Err("not its operation")
+    });
+    let swept = completer.sweep().await.expect("a sweep");
+    assert_eq!(swept, SweepStats::default());
+    assert!(read().await.retry_allowed);
+    claim.token = Token::random().expect("randomness");
+    claim.orphans = OrphanPolicy::Refuse;
+    let acquired = database.store.acquire(&claim).await.expect("an answer");
+    assert!(matches!(acquired, Acquired::Granted { takeover: true, .. }));
 }
 
 /// The client has chosen these methods.
@@ -528,6 +554,8 @@ each! {
     two_replicas_finish_each_orphan_once
     every_page_is_examined
     completer_leaves_other_entries_alone
+    // S-991
+    allowed_retry_is_left_to_client
     method_hides_no_orphan
     delays_may_be_long
     failed_execution_is_retried_after_delay

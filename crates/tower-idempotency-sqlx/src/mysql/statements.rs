@@ -230,13 +230,16 @@ pub(super) fn in_a_transaction(statements: &str) -> String {
     )
 }
 
-/// Returns the condition that an entry is an orphan and due. The first conditions match an index.
+/// Returns the condition that an entry is an orphan and due. An orphan whose retry an operator allows waits for its client.
+///
+/// The first conditions match an index.
 fn due_condition(query: &OrphanQuery) -> String {
     let min_age = query.min_age.as_millis();
     let delay = format!("{min_age} * (1 << least(generation - 1, {MAX_DOUBLINGS}))");
+    let allows_retry = take_over_condition(OrphanPolicy::Refuse);
     format!(
         "completed is null and lease_ends <= {NOW} - {min_age} and lease_ends + {delay} <= {NOW} \
-         and expires > {NOW} and {IS_OF_REQUEST}"
+         and expires > {NOW} and {IS_OF_REQUEST} and not {allows_retry}"
     )
 }
 

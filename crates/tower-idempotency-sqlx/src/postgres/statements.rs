@@ -271,17 +271,18 @@ select count(*) from purged;"
     }
 }
 
-/// Returns the condition that an entry is an orphan and due.
+/// Returns the condition that an entry is an orphan and due. An orphan whose retry an operator allows waits for its client.
 ///
 /// The first conditions match an index. Their bound is computed once.
 fn due_condition(query: &OrphanQuery) -> String {
     let min_age = query.min_age.as_millis();
     let delay =
         format!("{min_age}::bigint * (1 << least(e.generation - 1, {MAX_DOUBLINGS})::integer)");
+    let allows_retry = take_over_condition(OrphanPolicy::Refuse);
     format!(
         "e.completed is null and e.lease_ends <= (select {NOW}) - {min_age} \
          and e.lease_ends + {delay} <= (select {NOW}) and e.expires > (select {NOW}) \
-         and {IS_OF_REQUEST}"
+         and {IS_OF_REQUEST} and not {allows_retry}"
     )
 }
 

@@ -2,11 +2,13 @@
 //! transaction.
 
 use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
+use tower_idempotency::store::Token;
 use tower_idempotency_sql::SqliteFence;
 
 use crate::{
     Table,
     completer::{IS_OF_REQUEST, MAX_DOUBLINGS},
+    hex,
 };
 
 pub(super) struct Statements {
@@ -61,11 +63,12 @@ impl Statements {
         // Safe: the only inserted text is the name of the table, which is an identifier.
         let statement =
             |sql: String| AssertSqlSafe(std::sync::Arc::<str>::from(sql)).into_sql_str();
-        // The first conditions match an index.
+        // An orphan whose retry an operator allows waits for its client. The first conditions match an index.
+        let retry_allowed = hex::encode(&Token::RETRY_ALLOWED);
         let is_due = format!(
             "completed is null and lease_ends <= {NOW} - ?1
   and lease_ends + ?1 * (1 << min(generation - 1, {MAX_DOUBLINGS})) <= {NOW} and expires > {NOW}
-  and {IS_OF_REQUEST}"
+  and {IS_OF_REQUEST} and substr(token, 1, 8) is not x'{retry_allowed}'"
         );
         let is_held = format!("id = ?1 and token = ?2 and completed is null and expires > {NOW}");
         let keeps_checkpoint = {

@@ -18,8 +18,8 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tower_idempotency::{
-    ConcurrentRequests, IdempotencyLayer, Lease, MemoryStore, OrphanPolicy, StoreFailure, Ttl,
-    Unrecordable,
+    ConcurrentRequests, IdempotencyLayer, Lease, MemoryStore, MissingKey, OrphanPolicy,
+    StoreFailure, Ttl, Unrecordable,
     conformance::{Fault, FaultInjector, Hold, Operation},
 };
 
@@ -1259,6 +1259,44 @@ async fn late_record_too_large_follows_setting() {
                 assert_eq!(retry.text(), "execution 2");
             }
         }
+    })
+    .await;
+}
+
+// S-920
+/// The layer does not record the response in the end. A retry calls the other service with the same key.
+#[tokio::test(start_paused = true)]
+async fn late_release_keeps_downstream_key() {
+    within(LONG, async {
+        let store = FaultInjector::new(MemoryStore::new());
+        let keys = Arc::new(Mutex::new(Vec::new()));
+        let layer = IdempotencyLayer::new(store.clone())
+            .with_missing_key(MissingKey::Derive)
+            .with_unrecordable(Unrecordable::Release);
+        let made = Arc::clone(&keys);
+        let (app, _) = tests::app(layer.clone(), move |n, req: Request<Body>| {
+            let lease = req.extensions().get::<Lease>().expect("a lease");
+            made.lock().expect("a lock").push(lease.derive("charge"));
+            async move { tests::created(n) }
+        });
+        store.set_script(|op, nth| match (op, nth) {
+            (Operation::Complete, 1..=3) => Fault::CallLost,
+            (Operation::Complete, 4) => Fault::RecordTooLarge(200),
+            _ => Fault::None,
+        });
+        let keyless = || {
+            let req = Request::post("/orders").header("authorization", "a");
+            req.body(Body::from("{}")).expect("a request")
+        };
+        let first = send(&app, keyless()).await;
+        assert_eq!(first.status, StatusCode::CREATED);
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(layer.in_flight(), 0);
+        assert!(store.calls(Operation::Complete) >= 4);
+        let retry = send(&app, keyless()).await;
+        assert_eq!(retry.text(), "{\"execution\":2}");
+        let keys = keys.lock().expect("a lock");
+        assert_eq!(keys[0], keys[1]);
     })
     .await;
 }

@@ -142,13 +142,27 @@ impl Execution {
 
     /// Releases the key, then queries the store for a commit of the handler. In the reverse order, a commit that has not
     /// reached the store yet could succeed after the query.
+    ///
+    /// If the handler derived keys that a release would lose, leaves an orphan instead. A commit that has not reached the store
+    /// yet may then succeed, and a retry gets its record.
     async fn release_and_reconcile(self, report: impl FnOnce(&LeaseState)) -> Finished {
         self.lease.set_finishing(true);
         let Self { lease, permit } = self;
         let (store, timeout) = (lease.store(), lease.store_timeout());
-        let released = store.release(&lease.reference, timeout, lease.warnings());
-        let released = released.await;
-        let status = if released {
+        let (reference, warnings) = (&lease.reference, lease.warnings());
+        let (is_ended, released) = if lease.must_leave_orphan() {
+            // No later renewal may extend the lease again.
+            lease.set_finished();
+            match store.renew(reference, Ttl::MIN, timeout, warnings).await {
+                RenewOutcome::Renewed => (true, false),
+                RenewOutcome::LeaseLost => (true, true),
+                RenewOutcome::Failed => (false, false),
+            }
+        } else {
+            let released = store.release(reference, timeout, warnings).await;
+            (released, released)
+        };
+        let status = if is_ended {
             query_entry_with_new_token(&lease, permit.additional()).await
         } else {
             EntryStatus::Unknown
@@ -159,7 +173,7 @@ impl Execution {
         );
         // The handler's commit may still query the store, and acquire the key that is free by now. A commit that was refused
         // does not, so the release can be repeated. A commit that was sent may follow a release that failed.
-        let may_repeat = !released && !lease.has_unacknowledged_commit();
+        let may_repeat = !is_ended && !lease.has_unacknowledged_commit();
         if may_repeat || released && !is_completed {
             spawn_release_unacknowledged(lease.config(), store, lease.claim(), permit);
         }
@@ -391,6 +405,10 @@ fn spawn_complete(
                 Ok(CompleteOutcome::TooLarge { .. }) => break,
                 Err(reason) => {
                     telemetry::released(lease.layer(), lease.id(), reason);
+                    if lease.must_leave_orphan() {
+                        // Without renewals, the lease expires by itself.
+                        return;
+                    }
                     let (store, timeout) = (lease.store(), lease.store_timeout());
                     let warnings = lease.warnings();
                     let released = store.release_until(&reference, deadline, timeout, warnings);

@@ -52,7 +52,8 @@ impl IdempotencyLayer {
     ///
     /// The error with which the layer rejects a request without a valid principal:
     /// [`PrincipalMissing`](ErrorKind::PrincipalMissing) or [`PrincipalAmbiguous`](ErrorKind::PrincipalAmbiguous). Also
-    /// `PrincipalMissing` if the head has another principal than the request, which has a key.
+    /// `PrincipalMissing` if the head has another principal than the request, which has a key at this layer. A clone whose
+    /// settings were changed is another layer. So call the clone that serves the route.
     ///
     /// # Examples
     ///

@@ -1,9 +1,12 @@
 //! Commits that failed, and commits whose outcome no query shows.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use axum::{Router, middleware::from_fn, response::IntoResponse};
-use http::StatusCode;
+use axum::{Router, body::Body, middleware::from_fn, response::IntoResponse};
+use http::{Request, StatusCode};
 use metrics_util::debugging::DebuggingRecorder;
 use tests::{
     app,
@@ -14,14 +17,14 @@ use tests::{
 };
 use tokio::time::sleep;
 use tower_idempotency::{
-    ExecutionFailure, IdempotencyLayer, Lease, MemoryStore, OrphanPolicy,
+    ExecutionFailure, IdempotencyLayer, Lease, MemoryStore, MissingKey, OrphanPolicy,
     conformance::{Fault, FaultInjector, Operation},
     store::StoreError,
     transaction::LeaseExt,
 };
 
 use super::{
-    LONG, assert_charged_once, assert_unknown, bank, charge, first_of, leases_lost, order,
+    LONG, assert_charged_once, assert_unknown, bank, behind, charge, first_of, leases_lost, order,
 };
 
 // S-194
@@ -38,6 +41,44 @@ async fn failed_commit_is_resolved_and_retry_executes() {
     assert_eq!(retry.text(), "{\"execution\":2}");
     assert_eq!(ledger.rows().await, ["charge 2"]);
     assert_eq!(executions.count(), 2);
+}
+
+// S-920
+/// The provider has charged before the commit fails. A retry calls it with the same key.
+#[tokio::test(start_paused = true)]
+async fn failed_commit_keeps_downstream_key() {
+    let keyless = || {
+        let req = Request::post("/orders").header("authorization", "a");
+        req.body(Body::from("{}")).expect("a request")
+    };
+    for panics in [false, true] {
+        let (ledger, calls) = (Ledger::default(), Arc::new(Mutex::new(Vec::new())));
+        let made = Arc::clone(&calls);
+        let layer = IdempotencyLayer::new(ledger.clone()).with_missing_key(MissingKey::Derive);
+        let (app, _) = behind(layer, &ledger, async move |ledger, lease: Lease, n| {
+            let call = (lease.derive("charge"), lease.is_takeover());
+            made.lock().expect("a lock").push(call);
+            let res = charge(ledger, lease, n).await;
+            assert!(!panics || n > 1, "the intended panic");
+            res
+        });
+        ledger.next(CommitFault::CallLost);
+        let service = app.clone();
+        match tokio::spawn(async move { send(&service, keyless()).await }).await {
+            Ok(first) => assert_eq!(first.status, StatusCode::INTERNAL_SERVER_ERROR),
+            Err(error) => assert!(panics && error.is_panic()),
+        }
+        sleep(Duration::from_secs(16)).await;
+        let retry = send(&app, keyless()).await;
+        assert_eq!(retry.status, StatusCode::CREATED, "{retry:?}");
+        let calls = calls.lock().expect("a lock").clone();
+        let [(first, false), (second, true)] = &calls[..] else {
+            panic!("expected one takeover: {calls:?}");
+        };
+        assert_eq!(first, second);
+        assert_eq!(ledger.rows().await, ["charge 2"]);
+        assert!(send(&app, keyless()).await.is_replay());
+    }
 }
 
 // S-195

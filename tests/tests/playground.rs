@@ -831,9 +831,10 @@ fn read_until(stream: &mut TcpStream, text: &str) -> String {
     seen
 }
 
-/// Posts `tea` to `path` under the key `k`.
+/// Posts `tea` to `path` under the key `k`, to the host that other requests of a test are for.
 fn post_tea(playground: &Playground, path: &str) -> TcpStream {
-    let head = "host: x\r\nidempotency-key: k\r\ncontent-length: 3";
+    let host = playground.address();
+    let head = format!("host: {host}\r\nidempotency-key: k\r\ncontent-length: 3");
     let req = format!("POST {path} HTTP/1.1\r\n{head}\r\n\r\ntea");
     raw(playground, &req)
 }

@@ -1,7 +1,7 @@
 //! Operations for operators on the store for a single process.
 //!
 //! Leases and records have separate orders, so a listing of leases or orphans reads no records. Records that need attention
-//! are stored for [`Ttl::MAX`], so a listing of them begins at the end of the order of each shard.
+//! are stored for [`Ttl::MAX`](crate::store::Ttl::MAX), so a listing of them begins at the end of the order of each shard.
 
 use std::{
     collections::HashSet,
@@ -17,8 +17,8 @@ use super::{
 use crate::{
     record::NeedsAttention,
     store::{
-        KeyId, MemoryStore, RUN_ONCE_OPERATION, StoreError, Token, Ttl,
-        memory::{Change, ListKind, ListPosition, Snapshot},
+        KeyId, MemoryStore, RUN_ONCE_OPERATION, StoreError, Token,
+        memory::{Change, FIRST_LONGEST_DEADLINE, ListKind, ListPosition, Snapshot},
     },
 };
 
@@ -139,7 +139,7 @@ impl MemoryStore {
     ) -> (Vec<Snapshot>, Option<ListPosition>) {
         let (kind, first_deadline) = match state {
             State::InProgress | State::Orphaned => (ListKind::Leases, 0),
-            State::NeedsAttention => (ListKind::Records, FIRST_ATTENTION),
+            State::NeedsAttention => (ListKind::Records, FIRST_LONGEST_DEADLINE),
             State::Completed | State::Unreadable => (ListKind::Records, 0),
         };
         let from = if from.deadline < first_deadline {
@@ -318,6 +318,3 @@ const SHARD_AS_ENTRIES: usize = 8;
 
 /// The maximum number of entries that are examined for a page.
 const MAX_EXAMINED: usize = 16 * 1024;
-
-/// The first deadline that a record with the retention [`Ttl::MAX`] can have, in nanoseconds since the store was created.
-const FIRST_ATTENTION: u64 = Ttl::MAX.as_millis() * 1_000_000;

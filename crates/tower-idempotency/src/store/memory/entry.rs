@@ -151,7 +151,7 @@ impl EntryState {
 
 /// The first deadline that a record with the longest retention can have. A record that needs attention has this retention.
 /// Deadlines count from the creation of the store, so a record of a day has such a deadline only after almost 100 years.
-pub(super) const FIRST_LONGEST_DEADLINE: u64 = nanos(Ttl::MAX);
+pub(crate) const FIRST_LONGEST_DEADLINE: u64 = nanos(Ttl::MAX);
 
 pub(super) const fn nanos(ttl: Ttl) -> u64 {
     ttl.as_millis() * 1_000_000

@@ -6,8 +6,11 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout_at};
 
 pub use self::budget::MemoryFull;
-pub(crate) use self::inspect::{Change, ListKind, ListPosition, Snapshot};
 use self::table::Table;
+pub(crate) use self::{
+    entry::FIRST_LONGEST_DEADLINE,
+    inspect::{Change, ListKind, ListPosition, Snapshot},
+};
 use super::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl};
 
 mod budget;
@@ -49,8 +52,8 @@ mod tests;
 /// It begins with the shard of the new entry, and in each shard with the earliest expiry. It counts evictions before the
 /// expiry in `idempotency_memory_evicted_total`, and logs them at most once a minute.
 ///
-/// A record with the retention [`Ttl::MAX`] is evicted only if no other record is left. A record that [needs
-/// attention](crate::NeedsAttention) has this retention.
+/// A record with the retention [`Ttl::MAX`] is evicted only if no other record is left. Above half of the store, such records
+/// are evicted first. A record that [needs attention](crate::NeedsAttention) has this retention.
 ///
 /// If leases and orphans fill the store, it returns [`StoreError::Backend`] with [`MemoryFull`] as its source. A group
 /// whose leases and orphans fill more than an eighth of the store cannot use the last quarter: its claims return

@@ -36,7 +36,8 @@ pub(super) struct SharedState {
     pub(super) budget: Budget,
     /// Leases and orphans, and the records with a shorter retention than the longest.
     pub(super) usage: Usage,
-    /// Records with the longest retention. They are evicted last, so they do not count for the eviction of other records.
+    /// Records with the longest retention. They do not count for the eviction of other records, which are evicted first. Above
+    /// half of the store they are evicted before others, so that one caller cannot use up the store with them.
     pub(super) longest: Usage,
     pub(super) evictions: Evictions,
     /// 1 if owner and operation of each entry are stored.
@@ -381,12 +382,12 @@ impl LockedShard<'_> {
         let Some(slot) = slot else {
             return false;
         };
-        if spares_longest && self.entry(slot).state.deadline() >= FIRST_LONGEST_DEADLINE {
+        let entry = self.entry(slot);
+        let is_longest = is_longest(entry.state.deadline());
+        if spares_longest && is_longest {
             return false;
         }
-        let entry = self.entry(slot);
-        let usage = shared.usage_of(is_longest(entry.state.deadline()));
-        usage.note_eviction(entry.cost());
+        shared.usage_of(is_longest).note_eviction(entry.cost());
         shared.evictions.add();
         self.remove(shared, slot);
         true

@@ -62,7 +62,7 @@ impl Table {
                 hasher: HashBuilder::default(),
                 budget: Budget::new(max_entries, max_bytes),
                 usage: Usage::new(),
-                longest: Usage::new(),
+                longest: Usage::with_total(),
                 evictions: Evictions::default(),
                 has_details: AtomicUsize::new(0),
             },
@@ -308,8 +308,9 @@ impl Table {
             return None;
         }
         for _ in 0..EVICTIONS_PER_LOCK {
-            let group = self.shared.usage.largest(budget);
-            if !shard.evict(&self.shared, group, true, now) {
+            let spares_longest = !self.shared.longest.fills_half(budget);
+            let group = self.shared.usage_of(!spares_longest).largest(budget);
+            if !shard.evict(&self.shared, group, spares_longest, now) {
                 return None;
             }
             if let Some(reservation) = budget.reserve(cost) {
@@ -320,7 +321,7 @@ impl Table {
     }
 
     /// Reserves capacity by evicting records from one shard after the other, starting with the shard of `hash`. Evicts a
-    /// record with the longest retention only if no other record is left.
+    /// record with the longest retention only if no other record is left, or if such records fill more than half of the store.
     pub(super) fn evict_and_reserve(
         &self,
         hash: u64,
@@ -328,7 +329,8 @@ impl Table {
         now: u64,
     ) -> Result<Reservation<'_>, MemoryFull> {
         let budget = &self.shared.budget;
-        let mut spares_longest = self.shared.usage.has_records();
+        let has_others = self.shared.usage.has_records();
+        let mut spares_longest = has_others && !self.shared.longest.fills_half(budget);
         let mut is_limited_to_largest = true;
         loop {
             let (mut evicted, mut was_limited) = (false, false);

@@ -246,7 +246,7 @@ fn fm_57_expiry_is_exact_to_nanosecond() {
     assert!(matches!(acquire_at(SECOND), Acquired::Granted { .. }));
 }
 
-/// The key of the record answers each retry with an error until an operator resolves it.
+/// Each retry gets an error until an operator resolves the record, so the record must be listed until then.
 #[tokio::test(start_paused = true)]
 async fn attention_record_is_listed_for_years() {
     let store = MemoryStore::new();

@@ -43,6 +43,8 @@ pub(super) struct Usage {
     floor: AtomicUsize,
     /// Evictions since the last comparison.
     evicted: Counters,
+    /// The sum of all groups, if it is counted.
+    total: Option<Counters>,
 }
 
 #[derive(Default)]
@@ -69,17 +71,40 @@ impl Usage {
             // Above every share: the first call compares.
             floor: AtomicUsize::new(f32::INFINITY.to_bits() as usize),
             evicted: Counters::default(),
+            total: None,
+        }
+    }
+
+    /// Also counts the sum of all groups. All calls that store or remove a record then change the same counters.
+    pub(super) fn with_total() -> Self {
+        Self {
+            total: Some(Counters::default()),
+            ..Self::new()
         }
     }
 
     pub(super) fn add(&self, group: PrincipalGroup, cost: Cost) {
-        self.groups[usize::from(group.0)].add(cost);
+        for counters in self.counters_of(group) {
+            counters.add(cost);
+        }
     }
 
     pub(super) fn remove(&self, group: PrincipalGroup, cost: Cost) {
-        let counters = &self.groups[usize::from(group.0)];
-        counters.entries.fetch_sub(cost.entries, Relaxed);
-        counters.bytes.fetch_sub(cost.bytes, Relaxed);
+        for counters in self.counters_of(group) {
+            counters.entries.fetch_sub(cost.entries, Relaxed);
+            counters.bytes.fetch_sub(cost.bytes, Relaxed);
+        }
+    }
+
+    fn counters_of(&self, group: PrincipalGroup) -> impl Iterator<Item = &Counters> {
+        let group = &self.groups[usize::from(group.0)];
+        std::iter::once(group).chain(&self.total)
+    }
+
+    /// Returns `true` if the counted records fill more than half of the store.
+    pub(super) fn fills_half(&self, budget: &Budget) -> bool {
+        let total = self.total.as_ref();
+        total.is_some_and(|total| Shares::new(budget).of(total) > 0.5)
     }
 
     /// Returns `true` if a group has a record.

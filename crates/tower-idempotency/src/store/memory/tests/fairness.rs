@@ -170,14 +170,34 @@ async fn longest_retention_does_not_count_in_share() {
 #[tokio::test(start_paused = true)]
 async fn longest_retention_is_evicted_if_no_other_is_left() {
     let store = store_with_groups().with_max_bytes(1 << 20);
-    for n in 0..10 {
+    for n in 0..5 {
         longest_record_of(&store, 1, n, 90_000).await;
     }
     record_of(&store, 2, 0, 1000).await;
-    record_of(&store, 3, 0, 500_000).await;
+    record_of(&store, 3, 0, 700_000).await;
     assert_eq!(records_of(&store, 2, 1).await, 0);
     assert_eq!(records_of(&store, 3, 1).await, 1);
-    assert_eq!(records_of(&store, 1, 10).await, 6);
+    assert_eq!(records_of(&store, 1, 5).await, 3);
+}
+
+// S-966
+/// A caller whose requests all need attention cannot evict the records of others.
+#[tokio::test(start_paused = true)]
+async fn longest_retention_fills_half_of_store() {
+    let store = store_with_groups().with_max_bytes(1 << 20);
+    for n in 0..100 {
+        record_of(&store, 1, n, 1000).await;
+    }
+    for n in 0..2000 {
+        longest_record_of(&store, 9, n, 1000).await;
+    }
+    assert_eq!(records_of(&store, 1, 100).await, 100);
+    // Others can use the other half.
+    for n in 0..300 {
+        record_of(&store, 2, n, 1000).await;
+    }
+    assert_eq!(records_of(&store, 1, 100).await, 100);
+    assert_eq!(records_of(&store, 2, 300).await, 300);
 }
 
 /// The shares apply to records with the longest retention as well.

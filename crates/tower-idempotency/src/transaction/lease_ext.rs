@@ -66,7 +66,7 @@ pub trait LeaseExt: sealed::Sealed {
     ///
     /// The failure may be temporary. So the layer does not record a 4xx of the handler. If `is_lost` is set, another execution
     /// holds the lease or has the outcome. In place of a response that is not recorded, the layer then returns the recorded one,
-    /// or 409 `outcome-unknown`.
+    /// or 409 `outcome-unknown`. After the response of the handler, a call with `is_lost` has no effect.
     ///
     /// [`Prepared::commit`] and [`Prepared::begin_commit`] register their own failures.
     fn fail_transaction(&self, is_lost: bool);
@@ -140,6 +140,10 @@ impl LeaseExt for Lease {
         let state = &*self.0;
         if !is_lost {
             state.commits.fail();
+            return;
+        }
+        if state.commits.is_closed() {
+            // The layer may have ended the lease itself. It detects a loss without this report.
             return;
         }
         state.commits.refuse();

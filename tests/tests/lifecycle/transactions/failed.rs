@@ -81,6 +81,26 @@ async fn failed_commit_keeps_downstream_key() {
     }
 }
 
+/// A task of the handler begins a transaction after the response. The layer has ended the lease, and no other execution has it.
+#[tokio::test(start_paused = true)]
+async fn begin_after_response_reports_no_loss() {
+    let recorder = DebuggingRecorder::new();
+    let _recorded = metrics::set_default_local_recorder(&recorder);
+    let ledger = Ledger::default();
+    let (app, effects) = bank(&ledger, async |_, lease: Lease, n| {
+        tokio::spawn(async move {
+            sleep(Duration::from_secs(1)).await;
+            lease.fail_transaction(true);
+        });
+        created(n)
+    });
+    first_of(&send(&app, order()).await);
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(leases_lost(&recorder), 0.0);
+    assert!(send(&app, order()).await.is_replay());
+    assert_eq!(effects.count(), 1);
+}
+
 // S-195
 /// If another process acquires the key after its release, it is not a takeover.
 #[tokio::test(start_paused = true)]

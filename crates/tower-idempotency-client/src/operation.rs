@@ -238,8 +238,8 @@ impl Operation {
 
     /// Returns the outcome that is known now.
     ///
-    /// A call that is cancelled while the server may execute its request leaves [`Outcome::Unknown`]. A call that is cancelled
-    /// after its response arrived, while it removes its entry from an outbox, leaves [`Outcome::ResponseLost`].
+    /// A call that is cancelled while the server may execute its request leaves [`Outcome::Unknown`]. A call with an outbox that
+    /// is cancelled after a definite response arrived leaves [`Outcome::ResponseLost`].
     #[must_use]
     pub fn outcome(&self) -> Outcome {
         match self.0.response.load(Ordering::Relaxed) {

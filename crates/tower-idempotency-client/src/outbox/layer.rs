@@ -17,7 +17,7 @@ use tokio::time::{Instant, error::Elapsed, timeout_at};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::{Outbox, OutboxError, entry::Entry};
+use super::{Outbox, OutboxError, entry::Entry, unknown_on_drop::UnknownOnDrop};
 use crate::{
     body::ResponseBody,
     copy::clone_body,
@@ -459,40 +459,6 @@ impl Entry {
         }
         if let Some(provider) = self.provider {
             let _ = operation.clone().with_provider(provider);
-        }
-    }
-}
-
-/// Marks an operation as unknown when it is dropped, because its entry may be stored and sent by a recovery.
-///
-/// The response of a definite operation is marked as lost, because its entry may be removed.
-pub(super) struct UnknownOnDrop {
-    operation: Option<Operation>,
-    /// The call has a response that its caller does not have yet.
-    has_response: bool,
-}
-
-impl UnknownOnDrop {
-    pub(super) fn new(operation: &Operation) -> Self {
-        Self {
-            operation: Some(operation.clone()),
-            has_response: false,
-        }
-    }
-
-    fn disarm(mut self) {
-        self.operation = None;
-    }
-}
-
-impl Drop for UnknownOnDrop {
-    fn drop(&mut self) {
-        if let Some(operation) = &self.operation {
-            if self.has_response && operation.outcome() == Outcome::Definite {
-                operation.set_response_lost();
-            } else {
-                operation.open_attempt();
-            }
         }
     }
 }

@@ -15,6 +15,7 @@ mod recovery;
 mod sql;
 #[cfg(feature = "outbox-sqlite")]
 mod sqlite;
+mod unknown_on_drop;
 
 #[cfg(feature = "outbox-postgres")]
 pub use self::postgres::PostgresOutbox;

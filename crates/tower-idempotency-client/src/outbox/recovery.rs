@@ -11,7 +11,8 @@ use tower_service::Service;
 use super::{
     Outbox, OutboxError,
     entry::{DAMAGED, Entry},
-    layer::{OutboxService, UnknownOnDrop},
+    layer::OutboxService,
+    unknown_on_drop::UnknownOnDrop,
 };
 use crate::{
     body::ResponseBody,

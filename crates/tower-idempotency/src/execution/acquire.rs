@@ -310,9 +310,7 @@ impl Attempt {
             Acquired::Completed { record, .. } => AcquireOutcome::Completed(record),
         }
     }
-}
 
-impl Attempt {
     /// Returns the outcome of an acquire without a reply, or of one that the store rejected.
     #[cold]
     fn failed(self, context: &Context, error: CallError, policy: StoreFailure) -> AcquireOutcome {
@@ -347,6 +345,12 @@ impl Attempt {
     /// Returns `true` if an entry with this fingerprint belongs to the same request. A derived key has only one request.
     fn is_same_request(&self, fingerprint: &Fingerprint) -> bool {
         *fingerprint == self.claim.fingerprint || self.is_derived()
+    }
+
+    /// Releases the lease in the background, in case the store granted it.
+    pub(crate) fn release_in_background(self, context: &Context) {
+        let store = &context.shared.store;
+        spawn_release_unacknowledged(&context.config, store, &self.claim, self.permit);
     }
 }
 
@@ -488,14 +492,6 @@ impl FailedAttempt {
     /// Returns the attempt, for an execution without a lease.
     pub(crate) fn into_attempt(self) -> Attempt {
         self.attempt
-    }
-}
-
-impl Attempt {
-    /// Releases the lease in the background, in case the store granted it.
-    pub(crate) fn release_in_background(self, context: &Context) {
-        let store = &context.shared.store;
-        spawn_release_unacknowledged(&context.config, store, &self.claim, self.permit);
     }
 }
 

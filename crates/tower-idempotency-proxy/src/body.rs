@@ -14,7 +14,7 @@ use std::{
 use bytes::Bytes;
 use http::Version;
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::Full;
+use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use pin_project_lite::pin_project;
 use tokio::time::Instant;
@@ -40,7 +40,7 @@ pin_project! {
         is_http2: bool,
         // The stream is open until its body is dropped.
         stream: Option<Stream>,
-        // Of a client, which may disconnect before the upstream drops the body.
+        // The connection of the client. It may be closed before the upstream drops the body.
         connection: Weak<Connection>,
     }
 }
@@ -167,57 +167,15 @@ pin_project! {
     /// The body of a request to the upstream.
     pub(crate) struct RequestBody {
         #[pin]
-        body: Frames<RequestSource>,
+        body: Frames<Source<ReceivedBody>>,
         progress: Arc<Progress>,
         // As for a received body: the stream is open until both bodies are dropped.
         stream: Option<Stream>,
     }
 }
 
-pin_project! {
-    /// A body that the layer wraps, or the body of a message that bypasses the layer.
-    #[project = SourceProj]
-    enum Source<L, P> {
-        Layered { #[pin] body: L },
-        Plain { #[pin] body: P },
-    }
-}
-
-impl<L, P> Body for Source<L, P>
-where
-    L: Body<Data = Bytes, Error = BodyError>,
-    P: Body<Data = Bytes, Error = BodyError>,
-{
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match self.project() {
-            SourceProj::Layered { body } => body.poll_frame(cx),
-            SourceProj::Plain { body } => body.poll_frame(cx),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Layered { body } => body.is_end_stream(),
-            Self::Plain { body } => body.is_end_stream(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Layered { body } => body.size_hint(),
-            Self::Plain { body } => body.size_hint(),
-        }
-    }
-}
-
-type RequestSource = Source<tower_idempotency::Body<ReceivedBody>, ReceivedBody>;
-type ResponseSource = Source<tower_idempotency::Body<UpstreamBody>, UpstreamBody>;
+/// A body that the layer wraps, or the body of a message that bypasses the layer.
+type Source<B> = Either<tower_idempotency::Body<B>, B>;
 
 /// The time at which the upstream last read from a request body.
 #[derive(Debug)]
@@ -248,18 +206,18 @@ impl Progress {
 
 impl From<tower_idempotency::Body<ReceivedBody>> for RequestBody {
     fn from(body: tower_idempotency::Body<ReceivedBody>) -> Self {
-        Self::new(Source::Layered { body })
+        Self::new(Either::Left(body))
     }
 }
 
 impl From<ReceivedBody> for RequestBody {
     fn from(body: ReceivedBody) -> Self {
-        Self::new(Source::Plain { body })
+        Self::new(Either::Right(body))
     }
 }
 
 impl RequestBody {
-    fn new(source: RequestSource) -> Self {
+    fn new(source: Source<ReceivedBody>) -> Self {
         Self {
             body: Frames::new(source),
             progress: Progress::new(),
@@ -300,69 +258,27 @@ impl Body for RequestBody {
     }
 }
 
-pin_project! {
-    /// The body of a response, from the upstream or from the proxy itself.
-    #[project = UpstreamBodyProj]
-    pub(crate) enum UpstreamBody {
-        Upstream { #[pin] body: ReceivedBody },
-        Own { #[pin] body: Full<Bytes> },
-    }
-}
-
-impl UpstreamBody {
-    pub(crate) fn own(data: Bytes) -> Self {
-        Self::Own {
-            body: Full::new(data),
-        }
-    }
-}
-
-impl From<ReceivedBody> for UpstreamBody {
-    fn from(body: ReceivedBody) -> Self {
-        Self::Upstream { body }
-    }
-}
-
-impl Body for UpstreamBody {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match self.project() {
-            UpstreamBodyProj::Upstream { body } => body.poll_frame(cx),
-            UpstreamBodyProj::Own { body } => body.poll_frame(cx).map_err(|never| match never {}),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Upstream { body } => body.is_end_stream(),
-            Self::Own { body } => body.is_end_stream(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Upstream { body } => body.size_hint(),
-            Self::Own { body } => body.size_hint(),
-        }
-    }
-}
+/// The body of a response, from the upstream or from the proxy itself.
+pub(crate) type UpstreamBody = Either<ReceivedBody, Full<Bytes>>;
 
 pin_project! {
     /// The body of a response to the client.
     pub(crate) struct ResponseBody {
         #[pin]
-        body: Frames<ResponseSource>,
+        body: Frames<Source<UpstreamBody>>,
         // The request waits for its client between two frames.
         request: Option<OpenRequest>,
     }
 }
 
 impl ResponseBody {
+    fn new(source: Source<UpstreamBody>) -> Self {
+        Self {
+            body: Frames::new(source),
+            request: None,
+        }
+    }
+
     /// Counts the request as open while hyper waits for a frame of the body.
     pub(crate) fn with_request(self, mut request: OpenRequest) -> Self {
         request.wait_for_client();
@@ -375,21 +291,13 @@ impl ResponseBody {
 
 impl From<tower_idempotency::Body<UpstreamBody>> for ResponseBody {
     fn from(body: tower_idempotency::Body<UpstreamBody>) -> Self {
-        let source = ResponseSource::Layered { body };
-        Self {
-            body: Frames::new(source),
-            request: None,
-        }
+        Self::new(Either::Left(body))
     }
 }
 
 impl From<UpstreamBody> for ResponseBody {
     fn from(body: UpstreamBody) -> Self {
-        let source = ResponseSource::Plain { body };
-        Self {
-            body: Frames::new(source),
-            request: None,
-        }
+        Self::new(Either::Right(body))
     }
 }
 

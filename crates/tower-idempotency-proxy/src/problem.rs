@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Response, StatusCode, header};
+use http_body_util::Full;
 use serde_json::json;
 
 use crate::body::UpstreamBody;
@@ -88,7 +89,7 @@ impl Problem {
             "code": self.code(),
             "retryable": self == Self::UpstreamUnreachable,
         });
-        let mut res = Response::new(UpstreamBody::own(Bytes::from(body.to_string())));
+        let mut res = Response::new(own_body(body.to_string()));
         *res.status_mut() = self.status();
         let headers = res.headers_mut();
         let media_type = HeaderValue::from_static("application/problem+json");
@@ -109,7 +110,7 @@ impl Problem {
 
 /// Returns the response to an OPTIONS or a TRACE that the proxy must not forward. The proxy itself does not support TRACE.
 pub(crate) fn last_response(method: &Method) -> Response<UpstreamBody> {
-    let mut res = Response::new(UpstreamBody::own(Bytes::new()));
+    let mut res = Response::new(own_body(""));
     *res.status_mut() = match *method {
         Method::OPTIONS => StatusCode::NO_CONTENT,
         _ => StatusCode::METHOD_NOT_ALLOWED,
@@ -117,4 +118,9 @@ pub(crate) fn last_response(method: &Method) -> Response<UpstreamBody> {
     res.headers_mut()
         .insert(header::ALLOW, HeaderValue::from_static(ALLOWED));
     res
+}
+
+/// Returns a body of the proxy itself.
+fn own_body(data: impl Into<Bytes>) -> UpstreamBody {
+    UpstreamBody::Right(Full::new(data.into()))
 }

@@ -264,7 +264,7 @@ impl Forwarding {
             res.headers_mut().insert(header::UPGRADE, protocol);
             let upstream = hyper::upgrade::on(&mut res);
             self.tunnels.open(upgrade, upstream);
-            return Some(res.map(UpstreamBody::from));
+            return Some(res.map(UpstreamBody::Left));
         }
         // The chunks determine the end of the body, but the client would use the length (RFC 9112, section 6.3).
         if res.headers().contains_key(header::TRANSFER_ENCODING) {
@@ -275,7 +275,7 @@ impl Forwarding {
         *res.version_mut() = Version::HTTP_11;
         // The extensions belong to the connection to the upstream.
         res.extensions_mut().clear();
-        Some(res.map(UpstreamBody::from))
+        Some(res.map(UpstreamBody::Left))
     }
 
     /// Decides if a response of the upstream is an outcome. Without a lease, the layer only observes the request, or it has no
@@ -383,123 +383,4 @@ fn unquoted(value: &HeaderValue) -> &[u8] {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use ::tests::observed::{observed, total};
-    use tower_idempotency::IDEMPOTENCY_KEY;
-
-    use super::*;
-    use crate::config::Config;
-
-    fn forwarding(unknown: UnknownOutcome) -> Forwarding {
-        let config = Config::from_toml(
-            r#"
-            [listen]
-            address = "127.0.0.1:0"
-            [store]
-            url = "memory"
-            [upstream.app]
-            url = "http://127.0.0.1:3000"
-            [[route]]
-            path = "/**"
-            upstream = "app"
-            "#,
-        );
-        let config = config.unwrap().0;
-        Forwarding {
-            name: "app".into(),
-            is_protected: true,
-            pool: Arc::new(Pool::new(&config.upstream["app"]).unwrap()),
-            forwarded: Forwarded::default(),
-            host: HostHeader::default(),
-            unknown,
-            unknown_statuses: vec![StatusCode::BAD_GATEWAY],
-            forward_key: ForwardKey::default(),
-            encoding: Encoding::default(),
-            key_header: IDEMPOTENCY_KEY,
-            principal: None,
-            is_key_quoted: false,
-            tunnels: Tunnels::default(),
-        }
-    }
-
-    /// Returns the values of the field `count` in the lines of an event.
-    fn counts(log: &str, event: &str) -> Vec<usize> {
-        let lines = log.lines().filter(|line| line.contains(event));
-        lines
-            .map(|line| {
-                let (_, count) = line.rsplit_once(" count=").unwrap();
-                count.parse().unwrap()
-            })
-            .collect()
-    }
-
-    /// An upstream that is down fails each request.
-    #[test]
-    fn failing_upstream_warns_each_second() {
-        const REQUESTS: usize = 60;
-        for (unknown, expected) in [
-            (UnknownOutcome::Attention, vec![1_usize; REQUESTS]),
-            (UnknownOutcome::Orphan, vec![1, 20, 20]),
-            (UnknownOutcome::Free, vec![1, 20, 20]),
-        ] {
-            let (metrics, log) = observed("warn", async {
-                let forwarding = forwarding(unknown);
-                for _ in 0..REQUESTS {
-                    drop(forwarding.failed(&SendError::Timeout, true));
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                }
-            });
-            assert_eq!(counts(&log, "upstream failed"), [1, 20, 20], "{log}");
-            assert_eq!(counts(&log, "outcome unknown"), expected, "{log}");
-            for metric in ["upstream_failures", "unknown_outcomes"] {
-                let metric = format!("idempotency_proxy_{metric}_total");
-                assert_eq!(total(&metrics, &metric), REQUESTS as f64, "{metric}");
-            }
-        }
-    }
-
-    #[test]
-    fn unreachable_upstream_warns_each_second() {
-        let (_, log) = observed("warn", async {
-            let forwarding = forwarding(UnknownOutcome::Attention);
-            for _ in 0..60 {
-                let error = SendError::Unsent("connection refused".into());
-                drop(forwarding.failed(&error, true));
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        });
-        assert_eq!(counts(&log, "upstream failed"), [1, 20, 20], "{log}");
-        assert!(log.contains("cause=\"connection refused\""), "{log}");
-    }
-
-    #[test]
-    fn warnings_of_reasons_are_limited_separately() {
-        let (_, log) = observed("warn", async {
-            let forwarding = forwarding(UnknownOutcome::Orphan);
-            for _ in 0..10 {
-                let unsent = SendError::Unsent("connection refused".into());
-                drop(forwarding.failed(&unsent, true));
-            }
-            drop(forwarding.failed(&SendError::Timeout, true));
-        });
-        assert_eq!(counts(&log, "upstream failed"), [1, 1], "{log}");
-    }
-
-    #[test]
-    fn unknown_status_is_logged_each_time_for_attention() {
-        for (unknown, expected) in [
-            (UnknownOutcome::Attention, vec![1_usize, 1, 1]),
-            (UnknownOutcome::Free, vec![1]),
-        ] {
-            let (_, log) = observed("warn", async {
-                let forwarding = forwarding(unknown);
-                for _ in 0..3 {
-                    drop(forwarding.judge(Problem::UpstreamBroken.response(), true));
-                }
-            });
-            assert_eq!(counts(&log, "outcome unknown"), expected, "{log}");
-        }
-    }
-}
+mod tests;

@@ -393,6 +393,19 @@ pub(crate) fn post_with(path: &str, key: &str, lines: &str, body: &str) -> Strin
     )
 }
 
+/// Sends a payment and its retry. The first response has this status, and the second one is its replay. Returns both.
+pub(crate) async fn pay_twice(address: SocketAddr, status: u16) -> [Reply; 2] {
+    let replies = [
+        exchange(address, post("/pay", "k", "1")).await,
+        exchange(address, post("/pay", "k", "1")).await,
+    ];
+    let seen = replies
+        .each_ref()
+        .map(|reply| (reply.status(), reply.is_replay()));
+    assert_eq!(seen, [(status, false), (status, true)], "{replies:?}");
+    replies
+}
+
 /// Sends a request until it is no duplicate of an execution in progress.
 pub(crate) async fn exchange_until_resolved(address: SocketAddr, request: &str) -> Reply {
     let sending = async {

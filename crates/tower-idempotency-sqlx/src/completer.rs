@@ -32,7 +32,7 @@ use crate::{
 /// Entries of [`run_once`](IdempotencyLayer::run_once) and of the items of a batch are skipped: their callers expect a value,
 /// and not a response. Entries of observed requests are skipped too. So are orphans whose
 /// [retry](tower_idempotency::inspect::Resolution::Retry) an operator allows: it is for the next request of the client. Use
-/// [`take_over`](IdempotencyLayer::take_over) if that client does not retry.
+/// [`take_over`](IdempotencyLayer::take_over) if that client does not retry: otherwise the orphan expires.
 ///
 /// ```no_run
 /// # #[cfg(feature = "postgres")]

@@ -270,7 +270,7 @@ const METRICS: &[Metric] = &[
     ),
     Metric::counter(
         "idempotency_released_total",
-        "Executions that ended without a record. Their keys are free, or orphans again after a takeover.",
+        "Executions that ended without a record. Their keys are free or orphans.",
     )
     .by(
         "reason",

@@ -108,19 +108,21 @@ impl TransactionError {
     #[must_use]
     pub fn from_commit(error: StoreError, may_be_committed: bool) -> Self {
         let source = match error {
-            StoreError::Backend(source) => Some(match source.downcast::<SqlError>() {
+            StoreError::Backend(source) => match source.downcast::<SqlError>() {
                 Ok(error) => *error,
                 // The layer refused a record of the wrong kind.
                 Err(refusal) => SqlError::refused(refusal.to_string()),
-            }),
+            },
             _ => return TransactionErrorKind::LeaseLost.into(),
         };
-        let kind = match &source {
-            _ if may_be_committed => TransactionErrorKind::Unknown,
-            Some(error) if error.is_transaction_ended() => TransactionErrorKind::Ended,
-            _ => TransactionErrorKind::Database,
+        let kind = if may_be_committed {
+            TransactionErrorKind::Unknown
+        } else if source.is_transaction_ended() {
+            TransactionErrorKind::Ended
+        } else {
+            TransactionErrorKind::Database
         };
-        Self { kind, source }
+        Self::new(kind, source)
     }
 }
 

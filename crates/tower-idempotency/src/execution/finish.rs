@@ -193,7 +193,7 @@ impl Execution {
                 unknown_outcome(&lease)
             }
             // Any other holder acquired the key after this lease ended. The commit's record has expired, or it was never
-            // stored and never will be, since the commit no longer finds its lease.
+            // stored. It never will be, since the commit no longer finds its lease, unless this execution left an orphan.
             EntryStatus::Acquired(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere => {
                 report(&lease);
                 if lease.commits.record_may_have_expired() {

@@ -302,8 +302,7 @@ pub struct LeaseRef {
     pub fingerprint: Fingerprint,
     /// The token that holds the lease.
     pub token: Token,
-    /// The generation of the lease. `complete` stores it if the entry is absent. An entry that the token holds keeps its
-    /// generation.
+    /// The generation of the lease. `complete` stores it unless the token holds the entry, which then keeps its generation.
     pub generation: u64,
     /// The digest of the scope of the key, as in the claim. No decision about the entry depends on it.
     pub scope: Option<ScopeDigest>,

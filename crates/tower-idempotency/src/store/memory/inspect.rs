@@ -188,10 +188,9 @@ impl Table {
             return (Vec::new(), None);
         }
         let shard = self.shard_at(index);
-        let order = shard.order(kind == ListKind::Records);
         // Expired entries are at the beginning.
         let start = (first.deadline, first.slot).max((now.saturating_add(1), 0));
-        let mut slots = order.iter_from(start);
+        let mut slots = shard.iter_from(kind == ListKind::Records, start);
         let slots_now = slots.by_ref().take(ENTRIES_PER_LOCK);
         let found: Vec<_> = slots_now
             .map(|(_, slot)| snapshot(&shard, first.shard, slot))

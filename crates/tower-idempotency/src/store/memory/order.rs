@@ -1,6 +1,6 @@
 //! Slots in the order of their deadlines.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque, btree_map};
 
 use super::usage::PrincipalGroup;
 
@@ -131,6 +131,54 @@ impl Order {
         if self.queue.capacity() > 64 && self.queue.len() < self.queue.capacity() / 8 {
             self.queue.shrink_to(self.queue.len() * 2);
         }
+    }
+}
+
+/// Records of one kind in the order of their expiry.
+pub(super) struct RecordOrder {
+    order: Order,
+    /// The number of records of each group that has one. The order is searched only for such a group.
+    of_groups: BTreeMap<PrincipalGroup, u32>,
+}
+
+impl RecordOrder {
+    pub(super) const fn new() -> Self {
+        Self {
+            order: Order::new(),
+            of_groups: BTreeMap::new(),
+        }
+    }
+
+    /// Adds a record that is not present under this deadline.
+    pub(super) fn insert(&mut self, deadline: u64, slot: u32, group: PrincipalGroup) {
+        self.order.insert(deadline, slot, group);
+        *self.of_groups.entry(group).or_default() += 1;
+    }
+
+    /// Removes a record that is present under this deadline.
+    pub(super) fn remove(&mut self, deadline: u64, slot: u32, group: PrincipalGroup) {
+        self.order.remove(deadline, slot);
+        if let btree_map::Entry::Occupied(mut records) = self.of_groups.entry(group) {
+            *records.get_mut() -= 1;
+            if *records.get() == 0 {
+                records.remove();
+            }
+        }
+    }
+
+    /// Returns the record that expires first.
+    pub(super) fn first(&self) -> Option<(u64, u32)> {
+        self.order.first()
+    }
+
+    /// Returns the record of this group that expires first.
+    pub(super) fn first_of(&self, group: PrincipalGroup) -> Option<u32> {
+        let has_record = self.of_groups.contains_key(&group);
+        has_record.then(|| self.order.first_of(group)).flatten()
+    }
+
+    pub(super) const fn order(&self) -> &Order {
+        &self.order
     }
 }
 

@@ -4,7 +4,7 @@
 //! it has released the lock. The caller wakes waiters after that.
 
 use std::{
-    collections::{BTreeMap, btree_map},
+    collections::BTreeMap,
     hash::BuildHasher,
     ops::{Deref, DerefMut},
     sync::Arc,
@@ -20,7 +20,7 @@ use super::{
     details::Details,
     entry::{Entry, EntryState, FIRST_LONGEST_DEADLINE, OrderPosition},
     evictions::Evictions,
-    order::Order,
+    order::{Order, RecordOrder},
     slab::Slab,
     sync::{AtomicUsize, HashBuilder, MutexGuard},
     usage::{PrincipalGroup, Usage},
@@ -65,11 +65,10 @@ impl SharedState {
 pub(super) struct Shard {
     index: HashTable<u32>,
     entries: Slab<Entry>,
-    /// Completed entries by the expiry of their records.
-    records: Order,
-    /// The number of records of each group that has one, apart for those with the longest retention (`true`). The records are
-    /// searched only for such a group.
-    records_of_groups: BTreeMap<(PrincipalGroup, bool), u32>,
+    /// Records with a shorter retention than the longest.
+    records: RecordOrder,
+    /// Records with the longest retention. They expire after all others.
+    longest: RecordOrder,
     /// Leases and orphans by the expiry of the orphan.
     leases: Order,
     /// Owner and operation by slot. Empty unless the store has details.
@@ -93,8 +92,8 @@ impl Shard {
         Self {
             index: HashTable::new(),
             entries: Slab::new(),
-            records: Order::new(),
-            records_of_groups: BTreeMap::new(),
+            records: RecordOrder::new(),
+            longest: RecordOrder::new(),
             leases: Order::new(),
             details: BTreeMap::new(),
             waiters: BTreeMap::new(),
@@ -147,10 +146,9 @@ impl Shard {
                 shared.usage.add_lease(group);
             }
             Some(len) => {
-                self.records.insert(deadline, slot, group);
                 let is_longest = is_longest(deadline);
-                let records = self.records_of_groups.entry((group, is_longest));
-                *records.or_default() += 1;
+                let records = self.records_mut(is_longest);
+                records.insert(deadline, slot, group);
                 let usage = shared.usage_of(is_longest);
                 usage.add(group, Cost::entry_with(len));
             }
@@ -168,15 +166,9 @@ impl Shard {
                 shared.usage.remove_lease(group);
             }
             Some(len) => {
-                self.records.remove(deadline, slot);
                 let is_longest = is_longest(deadline);
-                let records = self.records_of_groups.entry((group, is_longest));
-                if let btree_map::Entry::Occupied(mut records) = records {
-                    *records.get_mut() -= 1;
-                    if *records.get() == 0 {
-                        records.remove();
-                    }
-                }
+                let records = self.records_mut(is_longest);
+                records.remove(deadline, slot, group);
                 let usage = shared.usage_of(is_longest);
                 usage.remove(group, Cost::entry_with(len));
             }
@@ -227,13 +219,31 @@ impl Shard {
         }
     }
 
-    /// Returns the order of the records, or of the leases and orphans.
-    pub(super) const fn order(&self, records: bool) -> &Order {
-        if records { &self.records } else { &self.leases }
+    const fn records_mut(&mut self, is_longest: bool) -> &mut RecordOrder {
+        if is_longest {
+            &mut self.longest
+        } else {
+            &mut self.records
+        }
+    }
+
+    /// Returns the records, or the leases and orphans, from this deadline and slot on, in the order of their deadlines.
+    pub(super) fn iter_from(
+        &self,
+        records: bool,
+        first: (u64, u32),
+    ) -> impl Iterator<Item = (u64, u32)> {
+        let orders = if records {
+            [Some(self.records.order()), Some(self.longest.order())]
+        } else {
+            [Some(&self.leases), None]
+        };
+        let orders = orders.into_iter().flatten();
+        orders.flat_map(move |order| order.iter_from(first))
     }
 
     pub(super) fn first_record(&self) -> Option<(u64, u32)> {
-        self.records.first()
+        self.records.first().or_else(|| self.longest.first())
     }
 
     pub(super) fn first_lease(&self) -> Option<(u64, u32)> {
@@ -356,12 +366,12 @@ impl LockedShard<'_> {
     /// Removes an expired entry, else evicts the record of this group that expires first. Without a group, evicts the
     /// record of the shard that expires first. Returns `false` if there is none. Never evicts a lease.
     ///
-    /// With `spares_longest`, evicts no record with the longest retention. Such records are the last in their order.
+    /// Evicts only records with the longest retention (`is_longest`), or only others.
     pub(super) fn evict(
         &mut self,
         shared: &SharedState,
         group: Option<PrincipalGroup>,
-        spares_longest: bool,
+        is_longest: bool,
         now: u64,
     ) -> bool {
         let firsts = [self.first_lease(), self.first_record()];
@@ -370,24 +380,16 @@ impl LockedShard<'_> {
             self.remove(shared, slot);
             return true;
         }
+        let records = self.records_mut(is_longest);
         let slot = match group {
-            None => self.first_record().map(|(_, slot)| slot),
-            Some(group) => {
-                let has_record = self
-                    .records_of_groups
-                    .contains_key(&(group, !spares_longest));
-                has_record.then(|| self.records.first_of(group)).flatten()
-            }
+            None => records.first().map(|(_, slot)| slot),
+            Some(group) => records.first_of(group),
         };
         let Some(slot) = slot else {
             return false;
         };
-        let entry = self.entry(slot);
-        let is_longest = is_longest(entry.state.deadline());
-        if spares_longest && is_longest {
-            return false;
-        }
-        shared.usage_of(is_longest).note_eviction(entry.cost());
+        let cost = self.entry(slot).cost();
+        shared.usage_of(is_longest).note_eviction(cost);
         shared.evictions.add();
         self.remove(shared, slot);
         true

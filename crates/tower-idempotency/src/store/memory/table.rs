@@ -308,9 +308,9 @@ impl Table {
             return None;
         }
         for _ in 0..EVICTIONS_PER_LOCK {
-            let spares_longest = !self.shared.longest.fills_half(budget);
-            let group = self.shared.usage_of(!spares_longest).largest(budget);
-            if !shard.evict(&self.shared, group, spares_longest, now) {
+            let is_longest = self.shared.longest.fills_half(budget);
+            let group = self.shared.usage_of(is_longest).largest(budget);
+            if !shard.evict(&self.shared, group, is_longest, now) {
                 return None;
             }
             if let Some(reservation) = budget.reserve(cost) {
@@ -329,8 +329,7 @@ impl Table {
         now: u64,
     ) -> Result<Reservation<'_>, MemoryFull> {
         let budget = &self.shared.budget;
-        let has_others = self.shared.usage.has_records();
-        let mut spares_longest = has_others && !self.shared.longest.fills_half(budget);
+        let mut spares_longest = self.shared.usage.has_records();
         let mut is_limited_to_largest = true;
         loop {
             let (mut evicted, mut was_limited) = (false, false);
@@ -342,11 +341,11 @@ impl Table {
                         return Ok(reservation);
                     }
                     // The group may change with each eviction. Its records may be in shards that were visited before.
-                    let usage = self.shared.usage_of(!spares_longest);
-                    let largest = usage.largest(budget);
+                    let is_longest = !spares_longest || self.shared.longest.fills_half(budget);
+                    let largest = self.shared.usage_of(is_longest).largest(budget);
                     let group = largest.filter(|_| is_limited_to_largest);
                     was_limited |= group.is_some();
-                    if !shard.evict(&self.shared, group, spares_longest, now) {
+                    if !shard.evict(&self.shared, group, is_longest, now) {
                         break;
                     }
                     evicted = true;

@@ -200,6 +200,22 @@ async fn longest_retention_fills_half_of_store() {
     assert_eq!(records_of(&store, 2, 300).await, 300);
 }
 
+// S-966
+/// Such callers cannot do so together, nor one caller with records of both kinds.
+#[tokio::test(start_paused = true)]
+async fn longest_retention_of_many_callers_fills_half_of_store() {
+    for callers in [1, 200] {
+        let store = MemoryStore::new().with_max_entries(2000);
+        for n in 0..200 {
+            record_of(&store, 1, n, 0).await;
+        }
+        for n in 0..5000 {
+            longest_record_of(&store, (n % callers) as u8 + 1, 200 + n, 0).await;
+        }
+        assert_eq!(records_of(&store, 1, 200).await, 200, "{callers} callers");
+    }
+}
+
 /// The shares apply to records with the longest retention as well.
 #[tokio::test(start_paused = true)]
 async fn callers_with_longest_retention_have_shares() {

@@ -144,7 +144,7 @@ impl Execution {
     /// reached the store yet could succeed after the query.
     ///
     /// If the handler derived keys that a release would lose, leaves an orphan instead. A commit that has not reached the store
-    /// yet may then succeed, and a retry gets its record.
+    /// yet may then succeed, so the outcome is unknown. A retry gets its record, or takes the key over.
     async fn release_and_reconcile(self, report: impl FnOnce(&LeaseState)) -> Finished {
         self.lease.set_finishing(true);
         let Self { lease, permit } = self;
@@ -196,7 +196,8 @@ impl Execution {
             // stored. It never will be, since the commit no longer finds its lease, unless this execution left an orphan.
             EntryStatus::Acquired(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere => {
                 report(&lease);
-                if lease.commits.record_may_have_expired() {
+                let may_still_commit = !released && lease.has_unacknowledged_commit();
+                if may_still_commit || lease.commits.record_may_have_expired() {
                     unknown_outcome(&lease)
                 } else {
                     Finished::Own

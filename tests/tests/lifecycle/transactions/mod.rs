@@ -74,6 +74,12 @@ pub(super) fn order() -> Request<Body> {
     post("/orders", "k", "{}")
 }
 
+/// Returns a request whose key the layer derives.
+pub(super) fn keyless() -> Request<Body> {
+    let req = Request::post("/orders").header("authorization", "a");
+    req.body(Body::from("{}")).expect("a request")
+}
+
 pub(super) fn leases_lost(recorder: &DebuggingRecorder) -> f64 {
     total(&read(recorder), "idempotency_lease_lost_total")
 }

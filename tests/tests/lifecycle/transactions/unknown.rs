@@ -13,15 +13,15 @@ use tests::{
 };
 use tokio::time::sleep;
 use tower_idempotency::{
-    IdempotencyLayer, Lease, Ttl,
+    IdempotencyLayer, Lease, MissingKey, Ttl,
     conformance::{Fault, Hold, Operation},
     store::{Acquired, Claim, Store, StoreError},
     transaction::LeaseExt,
 };
 
 use super::{
-    LONG, assert_charged_once, assert_unknown, bank, behind, charge, failed, first_of, leases_lost,
-    order,
+    LONG, assert_charged_once, assert_unknown, bank, behind, charge, failed, first_of, keyless,
+    leases_lost, order,
 };
 
 // S-193
@@ -198,6 +198,44 @@ async fn late_commit_fails_after_reconciliation() {
         let retry = send(&app, order()).await;
         assert_eq!(retry.text(), "{\"execution\":2}");
         assert_eq!(ledger.rows().await, ["charge 2"]);
+    })
+    .await;
+}
+
+// S-431
+/// A release would lose the downstream key. So the key is an orphan, and the commit still finds its lease.
+#[tokio::test(start_paused = true)]
+async fn late_commit_after_derived_key_is_unknown() {
+    within(LONG, async {
+        let ledger = Ledger::default();
+        let (way, looked) = (Barrier::closed(), Barrier::closed());
+        ledger.next(CommitFault::UnderWay(way.clone()));
+        let held = looked.clone();
+        ledger.store.set_script(move |op, n| match (op, n) {
+            (Operation::Acquire, 2) => Fault::HoldReply(held.clone().into()),
+            _ => Fault::None,
+        });
+        let layer = IdempotencyLayer::new(ledger.clone()).with_missing_key(MissingKey::Derive);
+        let (app, _) = behind(layer, &ledger, async |ledger, lease: Lease, n| {
+            let _ = lease.derive("charge");
+            let commit = charge(ledger, lease, n);
+            match tokio::time::timeout(Duration::from_secs(1), commit).await {
+                Ok(res) => res,
+                Err(_) => (StatusCode::CONFLICT, "not charged").into_response(),
+            }
+        });
+        let caller = app.clone();
+        let sent = tokio::spawn(async move { send(&caller, keyless()).await });
+        looked.arrival().await;
+        way.open_for_good();
+        sleep(Duration::from_millis(100)).await;
+        looked.open_for_good();
+        assert_unknown(&sent.await.expect("no panic"), true);
+        sleep(Duration::from_secs(1)).await;
+        let retry = send(&app, keyless()).await;
+        assert!(retry.is_replay());
+        assert_eq!(retry.text(), "{\"execution\":1}");
+        assert_eq!(ledger.rows().await, ["charge 1"]);
     })
     .await;
 }

@@ -30,7 +30,9 @@
 //!
 //! A commit is unacknowledged if its future was dropped, the handler panicked or the connection broke. The layer then
 //! queries the store and responds with the stored record. If the store cannot report it, the response is 409
-//! `outcome-unknown`. No commit can begin after the handler has returned.
+//! `outcome-unknown`. That is so too if the key stays an orphan without a record, since the commit may still reach it. A
+//! driver reports a commit that the database rejected by [`LeaseExt::reject_commit`]. No commit can begin after the handler has
+//! returned.
 //!
 //! # Examples
 //!
@@ -250,7 +252,8 @@ impl<T> Prepared<T> {
     ///
     /// - `Ok` if both effect and record are stored,
     /// - [`StoreError::LeaseLost`] if the lease was lost and neither is stored,
-    /// - [`StoreError::Backend`] if the outcome is unknown. The layer then queries the store.
+    /// - [`StoreError::Backend`] if the outcome is unknown. The layer then queries the store. If the database rejected the
+    ///   transaction, call [`LeaseExt::reject_commit`] after this method has returned.
     ///
     /// After an error the whole transaction may be retried, from [`prepare`](LeaseExt::prepare) on, while the lease is held.
     ///

@@ -24,7 +24,7 @@ use tests::{
     sql,
 };
 use tokio::{sync::Barrier, time::sleep};
-use tower_idempotency::{Lease, Ttl, transaction::NotRecordedReason};
+use tower_idempotency::{IdempotencyLayer, Lease, MissingKey, Ttl, transaction::NotRecordedReason};
 use tower_idempotency_sqlx::PostgresStore;
 use tower_idempotency_tokio_postgres::{
     FencedTransaction, TransactionError, TransactionErrorKind as Kind, begin,
@@ -54,7 +54,15 @@ impl Bank {
         H: Fn(Self, Lease, u64) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response> + Send + 'static,
     {
-        let (bank, layer) = (self.clone(), sql::layer(self.database.store.clone()));
+        self.serve_behind(sql::layer(self.database.store.clone()), handler)
+    }
+
+    fn serve_behind<H, F>(&self, layer: IdempotencyLayer, handler: H) -> (Router, Effects)
+    where
+        H: Fn(Self, Lease, u64) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Response> + Send + 'static,
+    {
+        let bank = self.clone();
         app(layer, move |n, req: Request<Body>| {
             let lease = req.extensions().get::<Lease>().expect("a lease").clone();
             handler(bank.clone(), lease, n)
@@ -409,6 +417,36 @@ async fn deferred_constraint_rejects_commit() {
     let first = send(&app, order()).await;
     assert_charged_once(&bank, &app, &first).await;
     assert_eq!(executions.count(), 2);
+}
+
+// S-431
+/// A service has been called under the derived key before the database rejects the commit.
+#[tokio::test(flavor = "multi_thread")]
+async fn rejected_commit_keeps_downstream_key() {
+    let bank = Bank::open("pg_derived").await;
+    let numbers = "create table pg_derived_numbers (n int unique deferrable initially deferred)";
+    bank.database.admin(numbers).await;
+    let layer = sql::layer(bank.database.store.clone()).with_missing_key(MissingKey::Derive);
+    let (app, executions) = bank.serve_behind(layer, async |bank, lease, n| {
+        let _ = lease.derive("charge");
+        assert_eq!(lease.is_takeover(), n == 2);
+        let mut client = bank.client().await;
+        let tx = bank.charged(&lease, &mut client, n).await.expect("begun");
+        // The first execution inserts the number twice.
+        for _ in n..=2 {
+            let insert = tx.batch_execute("insert into pg_derived_numbers values (7)");
+            insert.await.expect("the constraint is deferred");
+        }
+        committed(tx, created(n)).await
+    });
+    let keyless = || Request::post("/orders").body(Body::from("{}"));
+    let rejected = send(&app, keyless().expect("a request")).await;
+    assert_eq!(rejected.text(), "Database", "{rejected:?}");
+    // The shortest lease, after which the key is an orphan.
+    sleep(Duration::from_millis(50)).await;
+    let second = send(&app, keyless().expect("a request")).await;
+    assert_eq!(second.status, StatusCode::CREATED, "{second:?}");
+    assert_eq!((bank.count().await, executions.count()), (1, 2));
 }
 
 /// A commit by the handler's own statement is not fenced, and is no success.

@@ -27,7 +27,7 @@ use tests::{
 use tokio::{sync::mpsc, time::sleep};
 use tower::ServiceExt as _;
 use tower_idempotency::{
-    IdempotencyLayer, Lease, NeedsAttention, Ttl,
+    IdempotencyLayer, Lease, MissingKey, NeedsAttention, Ttl,
     inspect::{Inspect, Query, Resolution, State},
     run_once::{Outcome, WorkError},
     store::StoreError,
@@ -439,6 +439,46 @@ async fn refused_deferred_constraint_is_not_reported() {
     }
 }
 
+// S-431
+/// A service has been called under the derived key before the database rejects the commit.
+#[tokio::test(flavor = "multi_thread")]
+async fn rejected_commit_keeps_downstream_key() {
+    let database = database::on_postgres("deferred_derived").await;
+    let create = "create table {table}_numbers (n int unique deferrable initially deferred)";
+    database.admin(create).await;
+    let layer = sql::layer(database.store.clone()).with_missing_key(MissingKey::Derive);
+    let keys = Arc::new(Mutex::new(Vec::new()));
+    let drawn = Arc::clone(&keys);
+    let (app, _) = behind(layer, &database, move |database, lease, n| {
+        let key = lease.derive("charge");
+        drawn.lock().expect("a lock").push(key);
+        async move {
+            let mut tx = database.begin(&lease).await.expect("a transaction");
+            number(&database, &mut tx, n).await;
+            match tx.commit(created(n)).await {
+                Ok(res) => res.into_response(),
+                Err(_) => (StatusCode::CONFLICT, "refused").into_response(),
+            }
+        }
+    });
+    let keyless = || Request::post("/orders").body(Body::from("{}"));
+    let first = send(&app, keyless().expect("a request")).await;
+    assert_eq!(
+        (first.status, first.text()),
+        (StatusCode::CONFLICT, "refused")
+    );
+    // The shortest lease, after which the key is an orphan.
+    sleep(Duration::from_millis(50)).await;
+    let second = send(&app, keyless().expect("a request")).await;
+    assert_eq!(second.status, StatusCode::CREATED, "{second:?}");
+    assert_eq!(numbers(&database).await, 1);
+    let keys = keys.lock().expect("a lock").clone();
+    assert!(
+        matches!(&keys[..], [first, second] if first == second),
+        "{keys:?}"
+    );
+}
+
 async fn uncommitted_work_has_no_effect<S: TestDialect>(database: TestDatabase<S>) {
     let (app, executions) = bank(&database, async |database, lease, n| {
         let tx = charged(&database, &lease, n).await.expect("a transaction");
@@ -546,7 +586,6 @@ async fn lost_lease_begins_nothing<S: TestDialect>(database: TestDatabase<S>) {
     assert_eq!(database.count().await, 0);
 }
 
-// F-924
 /// The handler reports a begin that failed as a 409. First its pool is closed. Then another replica takes over, and ends
 /// without an outcome.
 async fn client_error_after_failed_begin_is_not_recorded<S: TestDialect>(
@@ -658,7 +697,6 @@ async fn named_schema_survives_search_path_of_handler() {
     }
 }
 
-// S-430
 /// Nothing could read the record of a value under the lease of a request.
 async fn value_of_request_is_not_committed<S: TestDialect>(database: TestDatabase<S>) {
     let (app, executions) = bank(&database, async |database, lease, n| {
@@ -1144,9 +1182,11 @@ each! {
     unrecorded_work_is_rolled_back_and_released
     commit_requires_lease
     lost_lease_begins_nothing
+    // F-924
     client_error_after_failed_begin_is_not_recorded
     lost_begin_returns_response_of_rival
     lost_begin_beside_rival_is_unknown
+    // S-430
     value_of_request_is_not_committed
     oversized_record_becomes_tombstone
     // S-209

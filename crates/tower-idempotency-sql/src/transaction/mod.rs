@@ -167,12 +167,15 @@ impl<D: Driver> FencedTransaction<D> {
             prepared
         };
         let Self {
-            mut driver, fence, ..
+            mut driver,
+            fence,
+            lease: handle,
+            open: _open,
         } = self;
         let (lease, record) = (prepared.lease_ref(), prepared.record().clone());
         let retention = prepared.retention().as_millis();
         let retention = i64::try_from(retention).unwrap_or(i64::MAX);
-        let may_be_committed = AtomicBool::new(false);
+        let (may_be_committed, is_rejected) = (AtomicBool::new(false), AtomicBool::new(false));
         let write = async {
             let write = RecordWrite::new(&lease, &record, retention);
             let error = match driver.write_record(&fence, write).await {
@@ -181,8 +184,10 @@ impl<D: Driver> FencedTransaction<D> {
                     // back. This one is not aborted, because its last statement succeeded.
                     may_be_committed.store(true, Relaxed);
                     return driver.commit().await.map_err(|error| {
-                        let is_rejected = error.code().is_some_and(D::Fence::is_commit_rejected);
-                        may_be_committed.store(!is_rejected, Relaxed);
+                        if error.code().is_some_and(D::Fence::is_commit_rejected) {
+                            may_be_committed.store(false, Relaxed);
+                            is_rejected.store(true, Relaxed);
+                        }
                         error.into()
                     });
                 }
@@ -190,12 +195,16 @@ impl<D: Driver> FencedTransaction<D> {
                 Ok(RecordStatus::TransactionEnded) => SqlError::transaction_ended().into(),
                 Err(error) => error.into(),
             };
+            is_rejected.store(true, Relaxed);
             // The layer queries the entry next. It must not wait for a lock of this transaction.
             roll_back(driver).await;
             Err(error)
         };
         let committed = prepared.commit(write).await;
         committed.map_err(|error| {
+            if is_rejected.load(Relaxed) && matches!(error, StoreError::Backend(_)) {
+                handle.reject_commit();
+            }
             TransactionError::from_commit(error, may_be_committed.load(Relaxed)).into()
         })
     }

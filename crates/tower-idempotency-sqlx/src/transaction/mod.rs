@@ -206,9 +206,10 @@ impl<S: SqlStore> FencedTransaction<S> {
         } else {
             prepared
         };
-        let may_be_committed = AtomicBool::new(false);
+        let (may_be_committed, is_rejected) = (AtomicBool::new(false), AtomicBool::new(false));
         let (lease, record) = (prepared.lease_ref(), prepared.record().clone());
         let retention = prepared.retention();
+        let handle = self.lease.clone();
         let write = async {
             let Self {
                 mut transaction,
@@ -223,6 +224,7 @@ impl<S: SqlStore> FencedTransaction<S> {
                     return Err(StoreError::LeaseLost);
                 }
                 Err(error) => {
+                    is_rejected.store(true, Relaxed);
                     // The layer queries the entry next. It must not wait for a lock of this transaction.
                     roll_back(transaction).await;
                     return Err(error.into());
@@ -231,13 +233,18 @@ impl<S: SqlStore> FencedTransaction<S> {
             may_be_committed.store(true, Relaxed);
             transaction.commit().await.map_err(|error| {
                 let error = SqlError::from(error);
-                let is_rejected = error.code().is_some_and(S::is_commit_rejected);
-                may_be_committed.store(!is_rejected, Relaxed);
+                if error.code().is_some_and(S::is_commit_rejected) {
+                    may_be_committed.store(false, Relaxed);
+                    is_rejected.store(true, Relaxed);
+                }
                 error.into()
             })
         };
         let committed = prepared.commit(write).await;
         committed.map_err(|error| {
+            if is_rejected.load(Relaxed) && matches!(error, StoreError::Backend(_)) {
+                handle.reject_commit();
+            }
             TransactionError::from_commit(error, may_be_committed.load(Relaxed)).into()
         })
     }

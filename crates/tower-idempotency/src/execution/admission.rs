@@ -86,7 +86,11 @@ pub(crate) fn count_keyless(context: &Context, head: &request::Parts) {
 /// layer would reject belongs to the rest.
 pub(crate) fn enforcement(context: &Context, head: &request::Parts) -> Enforcement {
     let rollout = context.config.enforcement.get();
-    rollout.of_all().unwrap_or_else(|| {
+    let of_all = rollout.of_all();
+    if of_all != Some(Enforcement::Enforce) {
+        context.config.warnings().not_enforced(rollout);
+    }
+    of_all.unwrap_or_else(|| {
         let (rules, layer) = (&context.config.request, context.config.layer());
         let caller = catch_setting_panic(layer, "with_principal", || caller_scope(rules, head));
         let caller = caller.flatten();

@@ -115,7 +115,7 @@ pub(crate) async fn query_entry_with_new_token(
 
 impl Execution {
     /// Queries the store for the handler's commit, if there was one, and changes nothing. `renewed` is the outcome of a renewal
-    /// before it: if it failed, the database may still execute the commit.
+    /// before it: unless it found the lease lost, the database may still execute the commit.
     pub(super) async fn reconcile_commit(self, renewed: RenewOutcome) -> Reconciled {
         let Self { lease, permit } = self;
         if !lease.has_unacknowledged_commit() {
@@ -127,10 +127,19 @@ impl Execution {
             }
             EntryStatus::Completed(record) => Reconciled::Finished(Finished::Stored(record)),
             EntryStatus::Unknown => Reconciled::Finished(unknown_outcome(&lease)),
-            EntryStatus::Acquired(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere => {
-                match renewed {
-                    RenewOutcome::Failed => Reconciled::Finished(unknown_outcome(&lease)),
-                    RenewOutcome::Renewed | RenewOutcome::LeaseLost => Reconciled::NotCommitted,
+            status @ (EntryStatus::Acquired(_)
+            | EntryStatus::Orphaned
+            | EntryStatus::HeldElsewhere) => {
+                let may_still_commit = match renewed {
+                    RenewOutcome::Failed => true,
+                    // The commit may still find its token in the entry.
+                    RenewOutcome::Renewed => !matches!(status, EntryStatus::Acquired(_)),
+                    RenewOutcome::LeaseLost => false,
+                };
+                if may_still_commit {
+                    Reconciled::Finished(unknown_outcome(&lease))
+                } else {
+                    Reconciled::NotCommitted
                 }
             }
         }
@@ -139,9 +148,9 @@ impl Execution {
 
 /// Result of a query for the handler's commit.
 pub(super) enum Reconciled {
-    /// The store has a record, or cannot report one.
+    /// The store has a record, cannot report one, or may get one.
     Finished(Finished),
-    /// The handler has committed nothing.
+    /// The handler has committed nothing, and its commits can no longer succeed.
     NotCommitted,
 }
 

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU8, Ordering},
+        atomic::{AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -18,7 +18,8 @@ use crate::retry::from_now;
 /// A commit whose reply was lost may have succeeded. The layer then queries the store before it responds.
 #[derive(Default)]
 pub(crate) struct CommitAttempts {
-    state: AtomicU8,
+    /// Flags, and the number of attempts that the database has not rejected, in units of [`ATTEMPT`].
+    state: AtomicU32,
     record: OnceLock<Bytes>,
     /// Earliest expiry of an attempted record, provided that it was stored.
     first_expiry: Mutex<Option<Instant>>,
@@ -32,7 +33,7 @@ pub(crate) struct CommittedResponse;
 
 /// Outcome of the handler's own commits, as far as this process knows.
 pub(crate) enum CommitOutcome {
-    /// The handler attempted no commit.
+    /// The handler attempted no commit, or the database rejected each attempt.
     NotAttempted,
     /// The handler attempted a commit, and no success was acknowledged.
     Unacknowledged,
@@ -48,7 +49,7 @@ impl CommitAttempts {
         if first_expiry.is_some_and(has_passed) {
             return false;
         }
-        let begin = |state| (state & (SUCCEEDED | CLOSED) == 0).then_some(state | BEGUN);
+        let begin = |state| (state & (SUCCEEDED | CLOSED) == 0).then_some(state + ATTEMPT);
         let begun = self
             .state
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, begin)
@@ -58,6 +59,18 @@ impl CommitAttempts {
             *first_expiry = Some(first_expiry.map_or(expiry, |first| first.min(expiry)));
         }
         begun
+    }
+
+    /// Registers that the database rejected the last attempt, so that nothing of it is stored.
+    pub(crate) fn reject(&self) {
+        let mut first_expiry = self.first_expiry();
+        let reject = |state| (state >= ATTEMPT).then(|| (state - ATTEMPT) | FAILED);
+        let rejected = self
+            .state
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, reject);
+        if rejected.is_ok_and(|before| before < 2 * ATTEMPT) {
+            *first_expiry = None;
+        }
     }
 
     fn first_expiry(&self) -> MutexGuard<'_, Option<Instant>> {
@@ -88,14 +101,14 @@ impl CommitAttempts {
         self.state.load(Ordering::Acquire) & REFUSED != 0
     }
 
-    /// Returns `true` if a transaction failed before its commit was sent.
+    /// Returns `true` if a transaction failed before its commit was sent, or if its commit was rejected.
     pub(crate) fn has_failed(&self) -> bool {
         self.state.load(Ordering::Acquire) & FAILED != 0
     }
 
-    /// Returns `true` if a commit was attempted.
+    /// Returns `true` if a commit was attempted that the database has not rejected.
     pub(crate) fn has_begun(&self) -> bool {
-        self.state.load(Ordering::Acquire) & BEGUN != 0
+        self.state.load(Ordering::Acquire) >= ATTEMPT
     }
 
     /// Returns `true` if the layer is finishing the lease. The layer then reconciles the handler's commits.
@@ -113,7 +126,7 @@ impl CommitAttempts {
         let state = self.state.fetch_or(CLOSED, Ordering::AcqRel);
         match self.record.get() {
             Some(record) if state & SUCCEEDED != 0 => CommitOutcome::Committed(record.clone()),
-            Some(_) | None if state & BEGUN != 0 => CommitOutcome::Unacknowledged,
+            Some(_) | None if state >= ATTEMPT => CommitOutcome::Unacknowledged,
             Some(_) | None => CommitOutcome::NotAttempted,
         }
     }
@@ -123,11 +136,11 @@ fn has_passed(at: Instant) -> bool {
     Instant::now() >= at
 }
 
-const BEGUN: u8 = 1;
-const SUCCEEDED: u8 = 2;
-const CLOSED: u8 = 4;
-const REFUSED: u8 = 8;
-const FAILED: u8 = 16;
+const SUCCEEDED: u32 = 1;
+const CLOSED: u32 = 2;
+const REFUSED: u32 = 4;
+const FAILED: u32 = 8;
+const ATTEMPT: u32 = 16;
 
 #[cfg(test)]
 mod tests {
@@ -144,6 +157,21 @@ mod tests {
         commits.succeed(Bytes::from_static(b"second"));
         assert!(!commits.begin(DAY), "the lease has its outcome");
         assert!(matches!(commits.close(), CommitOutcome::Committed(record) if record == "first"));
+    }
+
+    #[test]
+    fn rejected_attempt_leaves_earlier_one() {
+        let commits = CommitAttempts::default();
+        commits.reject();
+        assert!(!commits.has_begun() && commits.begin(DAY) && commits.begin(DAY));
+        commits.reject();
+        assert!(commits.has_begun(), "the first one may be stored");
+        commits.reject();
+        assert!(!commits.has_begun() && commits.has_failed());
+        assert!(commits.begin(Duration::ZERO) && commits.record_may_have_expired());
+        commits.reject();
+        assert!(!commits.record_may_have_expired());
+        assert!(matches!(commits.close(), CommitOutcome::NotAttempted));
     }
 
     #[test]

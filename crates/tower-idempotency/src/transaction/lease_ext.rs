@@ -70,6 +70,14 @@ pub trait LeaseExt: sealed::Sealed {
     ///
     /// [`Prepared::commit`] and [`Prepared::begin_commit`] register their own failures.
     fn fail_transaction(&self, is_lost: bool);
+
+    /// Registers that the last commit stored nothing and never will, because the database rejected it or never got it.
+    ///
+    /// Call it after [`Prepared::commit`] has returned [`StoreError::Backend`](crate::store::StoreError::Backend), or before you
+    /// drop a [`BegunCommit`](super::BegunCommit), and only if the database has said so. Without this call, the outcome of the
+    /// commit can stay unknown. The client then gets 409 `outcome-unknown` in place of the response of the handler. After a wrong
+    /// call, the client can get that response although the commit succeeds.
+    fn reject_commit(&self);
 }
 
 impl LeaseExt for Lease {
@@ -153,6 +161,10 @@ impl LeaseExt for Lease {
         } else {
             state.mark_lost();
         }
+    }
+
+    fn reject_commit(&self) {
+        self.0.commits.reject();
     }
 }
 

@@ -44,24 +44,31 @@ async fn failed_commit_is_resolved_and_retry_executes() {
     assert_eq!(executions.count(), 2);
 }
 
-// S-920
+// S-431, S-920
 /// The provider has charged before the commit fails. A retry calls it with the same key.
 #[tokio::test(start_paused = true)]
 async fn failed_commit_keeps_downstream_key() {
-    for panics in [false, true] {
+    for (panics, is_rejected) in [(false, false), (false, true), (true, false)] {
         let (ledger, calls) = (Ledger::default(), Arc::new(Mutex::new(Vec::new())));
         let made = Arc::clone(&calls);
         let layer = IdempotencyLayer::new(ledger.clone()).with_missing_key(MissingKey::Derive);
         let (app, _) = behind(layer, &ledger, async move |ledger, lease: Lease, n| {
             let call = (lease.derive("charge"), lease.is_takeover());
             made.lock().expect("a lock").push(call);
-            let res = charge(ledger, lease, n).await;
+            let res = charge(ledger, lease.clone(), n).await;
             assert!(!panics || n > 1, "the intended panic");
+            if is_rejected && n == 1 {
+                lease.reject_commit();
+            }
             res
         });
         ledger.next(CommitFault::CallLost);
         let service = app.clone();
         match tokio::spawn(async move { send(&service, keyless()).await }).await {
+            Ok(first) if is_rejected => {
+                assert_eq!(first.status, StatusCode::INTERNAL_SERVER_ERROR);
+            }
+            // The commit may still reach the orphan.
             Ok(first) => assert_unknown(&first, true),
             Err(error) => assert!(panics && error.is_panic()),
         }

@@ -15,6 +15,7 @@ use tokio::time::sleep;
 use tower_idempotency::{
     IdempotencyLayer, Lease, MissingKey, Ttl,
     conformance::{Fault, Hold, Operation},
+    run_once::{Outcome, WorkError},
     store::{Acquired, Claim, Store, StoreError},
     transaction::LeaseExt,
 };
@@ -236,6 +237,36 @@ async fn late_commit_after_derived_key_is_unknown() {
         assert!(retry.is_replay());
         assert_eq!(retry.text(), "{\"execution\":1}");
         assert_eq!(ledger.rows().await, ["charge 1"]);
+    })
+    .await;
+}
+
+// S-367
+/// The work holds its key, so the commit still finds its lease.
+#[tokio::test(start_paused = true)]
+async fn late_commit_of_held_key_is_unknown() {
+    within(LONG, async {
+        let ledger = Ledger::default();
+        let way = Barrier::closed();
+        ledger.next(CommitFault::UnderWay(way.clone()));
+        let layer = IdempotencyLayer::new(ledger.clone());
+        let run = async || {
+            let database = ledger.clone();
+            let work = async move |lease: Lease| {
+                let mut tx = database.begin();
+                tx.insert("charge");
+                let commit = tx.commit_prepared(lease.prepare_value(7));
+                let committed = tokio::time::timeout(Duration::from_secs(1), commit).await;
+                Err::<i32, _>(WorkError::Orphan(committed.is_ok()))
+            };
+            let outcome = layer.run_once("message-42", "invoice 7", work).await;
+            outcome.expect("an outcome")
+        };
+        assert_eq!(run().await, Outcome::Unknown(false));
+        way.open_for_good();
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(run().await, Outcome::Replayed(7));
+        assert_eq!(ledger.rows().await, ["charge"]);
     })
     .await;
 }

@@ -17,6 +17,7 @@ use axum::{
 use http::{Request, StatusCode};
 use tests::{
     Effects, app,
+    attention::AttentionService,
     barrier::{Barrier, bounded, eventually, within},
     created,
     database::{self, TestDatabase, TestDialect},
@@ -31,7 +32,7 @@ use tower_idempotency::{
     inspect::{Inspect, Resolution},
     store::{Acquired, Claim, Token},
 };
-use tower_idempotency_sqlx::{Completer, Orphan, SweepStats};
+use tower_idempotency_sqlx::{Completer, Orphan, SweepStats, sqlx::Database};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -205,6 +206,62 @@ async fn allowed_retry_is_left_to_client<S: TestDialect + Inspect>(database: Tes
     claim.orphans = OrphanPolicy::Refuse;
     let acquired = database.store.acquire(&claim).await.expect("an answer");
     assert!(matches!(acquired, Acquired::Granted { takeover: true, .. }));
+}
+
+/// Returns the documented statement that makes an entry that needs attention an orphan.
+fn retry_statement(database: &str) -> String {
+    let docs = include_str!("../../../docs/operations/by-hand.md");
+    let rest = docs.split_once(&format!("```sql\n-- Retry: {database}"));
+    let (_, rest) = rest.expect("a statement for each database");
+    let (statement, _) = rest.split_once("```").expect("its end");
+    let (_, sql) = statement.split_once('\n').expect("a first line");
+    sql.to_owned()
+}
+
+/// The completer executes the orphan under each policy, also if the client is refused.
+async fn documented_retry_is_executed<S: TestDialect>(database: TestDatabase<S>) {
+    let name = <S::Database as Database>::NAME;
+    let id = match name {
+        "PostgreSQL" => "encode(id, 'hex')",
+        _ => "lower(hex(id))",
+    };
+    for policy in [
+        OrphanPolicy::TakeOver,
+        OrphanPolicy::Refuse,
+        OrphanPolicy::Never,
+    ] {
+        let layer = sql::layer(database.store.clone()).with_orphan_policy(policy);
+        let layer = layer.with_orphan_retention(Ttl::from_secs(3_600));
+        let service = AttentionService::new(layer.clone());
+        service.send_request("key").await;
+        service.assert_refused("key").await;
+        let read = format!("select {id}, completed, generation from {}", database.table);
+        let rows = S::rows(&database.pool, read).await;
+        assert_eq!(rows.len(), 1, "{rows:?}");
+        let statement = retry_statement(name)
+            .replace("tower_idempotency", &database.table)
+            .replace("<id>", &rows[0].key)
+            .replace("<completed>", &rows[0].pid.to_string())
+            .replace("<generation>", &rows[0].n.to_string());
+        assert_eq!(database.admin(&statement).await, 1, "{statement}");
+        let left = "select 'left', 0 * generation + expires - lease_ends, generation from {table}";
+        let left = S::rows(&database.pool, left.replace("{table}", &database.table)).await;
+        // PostgreSQL reads its clock once for each column.
+        let seconds = left[0].pid / 1_000;
+        assert!((3_600..3_660).contains(&seconds), "{left:?}");
+        if policy != OrphanPolicy::TakeOver {
+            let refused = service.send_request("key").await;
+            assert_eq!(refused.code(), "outcome-unknown", "{policy:?}");
+        }
+        sleep(2 * OLDER).await;
+        let work = async |_: Orphan| Ok::<_, Failure>(created(1));
+        let completer = Completer::new(&database.store, &layer, work).with_min_age(OLDER);
+        let swept = completer.sweep().await.expect("a sweep");
+        assert_eq!((swept.due, swept.executed), (1, 1), "{policy:?}");
+        assert!(service.send_request("key").await.is_replay(), "{policy:?}");
+        assert_eq!(service.effects.count(), 1, "{policy:?}");
+        database.admin("delete from {table}").await;
+    }
 }
 
 /// The client has chosen these methods.
@@ -556,6 +613,7 @@ each! {
     completer_leaves_other_entries_alone
     // S-991
     allowed_retry_is_left_to_client
+    documented_retry_is_executed
     method_hides_no_orphan
     delays_may_be_long
     failed_execution_is_retried_after_delay

@@ -5,7 +5,7 @@ use tower_idempotency::{inspect::State, store::KeyId};
 
 use super::{
     Inner, PostgresStore,
-    statements::{NOW, PREFACE, bytes, needs_attention},
+    statements::{BY_INDEX, NOW, PREFACE, bytes, needs_attention},
     unescape::unescape,
 };
 use crate::{
@@ -156,6 +156,3 @@ fn read_entry_row(row: &PgRow) -> Result<EntryRow, SqlError> {
         now: row.try_get(13)?,
     })
 }
-
-/// Prevents the planner from reading the whole table, even with missing statistics. The settings end with the transaction.
-const BY_INDEX: &str = " set local enable_seqscan = off; set local enable_bitmapscan = off; set local enable_sort = off;";

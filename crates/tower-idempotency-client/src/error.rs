@@ -10,12 +10,39 @@ pub(crate) type BoxError = Box<dyn StdError + Send + Sync>;
 /// Error of a call without a response: the last attempt failed, or no attempt was allowed.
 ///
 /// [`outcome`](Self::outcome) shows if the client may delete the key. Neither the error nor its text contains the key.
+///
+/// The error of the inner service, or of the outbox, is in the chain of [sources](StdError::source). Search the whole chain: a
+/// private type with the same text may precede it.
 #[derive(Debug)]
 pub struct Error {
     reason: Reason,
     operation: Option<Operation>,
     outcome: Outcome,
-    source: Option<BoxError>,
+    source: Option<LastError>,
+}
+
+/// Error of the last attempt of a call. It does not show the outcome of earlier attempts.
+///
+/// An error of another crate may wrap the [`Error`], and return the source of the [`Error`] as its own. Then
+/// [`is_not_sent`] finds this type instead, and does not judge by the last attempt.
+struct LastError(BoxError);
+
+impl fmt::Debug for LastError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for LastError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl StdError for LastError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(&*self.0)
+    }
 }
 
 /// Reason why a call has no response.
@@ -44,10 +71,12 @@ impl Error {
         outcome: Outcome,
         source: Option<BoxError>,
     ) -> Self {
-        // The error comes from an inner `RetryLayer`, which sent the request once for this one.
         let source = match source.map(|source| source.downcast::<Self>()) {
-            Some(Ok(inner)) => inner.source,
-            Some(Err(source)) => Some(source),
+            // The error comes from an inner `RetryLayer`, which sent the request once for this one.
+            Some(Ok(inner)) if inner.is_single_attempt() => inner.source,
+            // The outcome of an inner series is that of all its attempts.
+            Some(Ok(inner)) => Some(LastError(inner)),
+            Some(Err(source)) => Some(LastError(source)),
             None => None,
         };
         Self {
@@ -64,6 +93,11 @@ impl Error {
     /// it was not sent before, or if its method is safe.
     fn is_unready(&self) -> bool {
         self.reason == Reason::NotReady && self.operation.is_none()
+    }
+
+    /// Returns `true` if the source shows the outcome: the error is that of one attempt, or no attempt was made.
+    fn is_single_attempt(&self) -> bool {
+        self.reason == Reason::Attempt || self.is_unready()
     }
 
     /// Returns the error with another outcome.
@@ -92,7 +126,8 @@ impl Error {
     /// Returns `true` if the lifetime of the key ended before a response arrived.
     ///
     /// The server may have deleted its record, so no further attempt is safe. The client reports the operation to its
-    /// operator.
+    /// operator. It can send an operation again whose outcome is [`Outcome::NotExecuted`]: an outbox has then removed the
+    /// request, and no recovery had sent it.
     #[must_use]
     pub fn is_expired(&self) -> bool {
         self.reason == Reason::Expired
@@ -122,7 +157,9 @@ impl fmt::Display for Error {
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.source.as_deref().map(|source| source as _)
+        let source = self.source.as_ref()?;
+        let shows_outcome = self.outcome == Outcome::NotExecuted || self.is_single_attempt();
+        Some(if shows_outcome { &*source.0 } else { source })
     }
 }
 
@@ -130,7 +167,8 @@ impl StdError for Error {
 /// executed.
 ///
 /// `ConnectionRefused` does not count inside the error of an open connection: a proxy or a tunnel may fail with it after the
-/// request was sent. For an [`Error`], its outcome counts, because its source is the error of the last attempt only.
+/// request was sent. For an [`Error`], its outcome counts, because its source is the error of the last attempt only. The same is
+/// true if another error hides the [`Error`].
 pub(crate) fn is_not_sent(error: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(error);
     let mut may_be_open_connection = false;
@@ -143,6 +181,9 @@ pub(crate) fn is_not_sent(error: &(dyn StdError + 'static)) -> bool {
                 reqwest_middleware::Error::Reqwest(error) => Some(error),
             };
             continue;
+        }
+        if error.is::<LastError>() {
+            return false;
         }
         if let Some(error) = error.downcast_ref::<Error>() {
             if error.reason != Reason::Attempt {

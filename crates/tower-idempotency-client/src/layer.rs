@@ -165,6 +165,10 @@ impl RetryLayer {
     /// [`Outcome::Unknown`](crate::Outcome::Unknown). Both the monotonic clock and the wall clock count, so that a machine
     /// that was suspended sends nothing late. The lifetime must be shorter than the retention of the server. Otherwise a
     /// late retry executes the operation again. With zero, no attempt follows one that may have been executed.
+    ///
+    /// With an outbox, a recovery may execute the operation while the server rejects the attempts of this call. So no attempt
+    /// begins after this time from the storage of the request, whatever the outcome is. With zero, a call makes at most one
+    /// attempt, and none if the request may have been sent before.
     pub fn with_lifetime(self, lifetime: Duration) -> Self {
         self.with(|settings| settings.lifetime = lifetime)
     }
@@ -172,7 +176,9 @@ impl RetryLayer {
     /// Sets a function that judges attempts. If it returns `None`, the layer decides.
     ///
     /// The limits still apply. A request without a key is still not sent again, unless its method is safe or it was never
-    /// sent. A function that returns [`Verdict::Definite`] for an unknown outcome lets the caller delete the key too early.
+    /// sent. A function that returns [`Verdict::Definite`] for an unknown outcome lets the caller delete the key too early. So
+    /// does one that returns [`Cause::NotSent`](crate::Cause::NotSent) for a request that was sent, or
+    /// [`Cause::Throttled`](crate::Cause::Throttled) for a response of a server that executed it.
     pub fn with_verdict(
         self,
         verdict: impl Fn(&Attempt<'_>) -> Option<Verdict> + Send + Sync + 'static,

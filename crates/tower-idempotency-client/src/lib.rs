@@ -6,6 +6,7 @@ mod body;
 mod budget;
 mod copy;
 mod error;
+mod first_sent;
 mod grpc;
 mod key;
 mod keys;

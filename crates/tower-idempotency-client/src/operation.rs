@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
 use crate::{
+    first_sent::FirstSent,
     key::{InvalidKey, Key},
     protocol::Protocol,
 };
@@ -79,17 +80,6 @@ impl Outcome {
     pub const fn can_delete_key(self) -> bool {
         matches!(self, Self::NotExecuted | Self::Definite)
     }
-}
-
-/// Time of the first attempt, on both clocks.
-///
-/// Neither is enough: the monotonic clock stops while the machine is suspended, and the wall clock can be set back.
-#[derive(Clone, Copy)]
-struct FirstSent {
-    wall: SystemTime,
-    monotonic: Instant,
-    /// Age of the operation at the time `monotonic`.
-    age: Duration,
 }
 
 impl Operation {
@@ -176,23 +166,14 @@ impl Operation {
     /// at another time, the earlier time counts. Two times that differ by less than a millisecond are the same.
     #[must_use]
     pub fn with_first_sent(self, at: SystemTime) -> Self {
-        let age = match SystemTime::now().duration_since(at) {
-            Ok(age) => age,
-            Err(error) if error.duration() <= CLOCK_SKEW => Duration::ZERO,
-            Err(_) => Duration::MAX,
-        };
-        let restored = FirstSent {
-            wall: at,
-            monotonic: Instant::now(),
-            age,
-        };
+        let restored = FirstSent::restored(at);
         {
             let mut first_sent = self.0.first_sent();
             let is_new = first_sent.is_none_or(|first| !is_same_time(at, first.wall));
             // Entries have times in milliseconds. A time that is earlier by less than that is the same one.
             let after = at.checked_add(Duration::from_millis(1));
             let is_earlier = first_sent.is_none_or(|first| {
-                age == Duration::MAX || after.is_some_and(|after| after < first.wall)
+                restored.is_of_wrong_clock() || after.is_some_and(|after| after < first.wall)
             });
             if is_earlier {
                 *first_sent = Some(restored);
@@ -280,7 +261,7 @@ impl Operation {
     /// Returns the value of the key header.
     pub(crate) fn header(&self, protocol: Protocol) -> Option<HeaderValue> {
         let quoted = match protocol {
-            Protocol::TowerIdempotency => self.0.key.needs_quotes(),
+            Protocol::TowerIdempotency | Protocol::Idempo => self.0.key.needs_quotes(),
             Protocol::Ietf => true,
             Protocol::Stripe | Protocol::Acp => false,
         };
@@ -289,20 +270,15 @@ impl Operation {
 
     /// Returns `true` if the server may have deleted the record of the operation.
     pub(crate) fn is_older_than(&self, lifetime: Duration) -> bool {
-        self.0.first_sent().is_some_and(|first| {
-            let by_wall_clock = first.wall.elapsed().unwrap_or_default();
-            let by_monotonic_clock = first.age.saturating_add(first.monotonic.elapsed());
-            by_wall_clock.max(by_monotonic_clock) >= lifetime
-        })
+        let first_sent = *self.0.first_sent();
+        first_sent.is_some_and(|first| first.is_older_than(lifetime))
     }
 
     /// Counts an attempt that is about to be sent. It may have been executed until [`close_attempt`](Self::close_attempt).
     pub(crate) fn begin_attempt(&self, now: Instant) {
-        self.0.first_sent().get_or_insert_with(|| FirstSent {
-            wall: SystemTime::now(),
-            monotonic: now,
-            age: Duration::ZERO,
-        });
+        self.0
+            .first_sent()
+            .get_or_insert_with(|| FirstSent::new(now));
         self.0.attempts.fetch_add(1, Ordering::Relaxed);
         self.0.open_attempts.fetch_add(1, Ordering::Relaxed);
     }
@@ -384,9 +360,6 @@ fn random_bytes() -> [u8; 16] {
     getrandom::fill(&mut bytes).expect("the operating system provides randomness");
     bytes
 }
-
-/// Difference between the clocks of two machines that is not an error.
-const CLOCK_SKEW: Duration = Duration::from_secs(60);
 
 const NO_RESPONSE: u8 = 0;
 const RESPONSE: u8 = 1;

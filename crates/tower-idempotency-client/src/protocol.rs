@@ -17,4 +17,9 @@ pub enum Protocol {
     Stripe,
     /// The Agentic Commerce Protocol: a plain key, and codes that begin with `idempotency_`.
     Acp,
+    /// The Ruby gem idempo, and `tower-idempotency` with its preset `Idempo`: a plain key, and errors without a code.
+    ///
+    /// Set [`with_lifetime`](crate::RetryLayer::with_lifetime) below 30 s, after which these servers delete a record. A 409 and
+    /// a 429 may belong to an earlier attempt, so they leave the outcome [`Unknown`](crate::Outcome::Unknown).
+    Idempo,
 }

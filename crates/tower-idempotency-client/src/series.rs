@@ -10,6 +10,7 @@ use crate::{
     body::{AwaitedStatus, ResponseBody},
     budget::cost,
     error::{BoxError, Error, Reason},
+    first_sent::FirstSent,
     keys::Keyed,
     operation::{Operation, Outcome},
     problem::{Code, Form, MAX_BYTES, is_encoded},
@@ -40,14 +41,27 @@ pub(crate) trait Transport: Send {
     }
 }
 
+/// Limits of a call whose request is in an outbox.
+#[derive(Clone, Copy)]
+pub(crate) struct Stored {
+    /// Time since which another process may have sent the request.
+    pub(crate) first_sent: FirstSent,
+    /// Deadline of the call, which includes the calls of the outbox.
+    pub(crate) deadline: Instant,
+}
+
 /// Attempts of one call.
 pub(crate) struct Series {
     settings: Arc<Settings>,
     operation: Operation,
     has_key: bool,
     is_safe: bool,
+    /// `None` if no outbox has the request.
+    stored: Option<Stored>,
     began: Instant,
     deadline: Instant,
+    /// `true` after the begin of the first attempt.
+    has_begun: bool,
     /// Attempts that count against the maximum.
     counted: u32,
     resends: u32,
@@ -58,18 +72,20 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    /// Begins a call, with the deadline of an outer one, if there is one.
+    /// Begins a call, with the limits of its outbox, if it has one.
     pub(crate) fn new(
         settings: Arc<Settings>,
         keyed: Keyed,
         is_safe: bool,
-        deadline: Option<Instant>,
+        stored: Option<Stored>,
     ) -> Self {
         telemetry::began();
         let now = Instant::now();
         Self {
             began: now,
-            deadline: deadline.unwrap_or_else(|| settings.deadline_from(now)),
+            deadline: stored.map_or_else(|| settings.deadline_from(now), |stored| stored.deadline),
+            stored,
+            has_begun: false,
             settings,
             has_key: keyed.has_key,
             operation: keyed.operation.unwrap_or_else(Operation::without_key),
@@ -104,6 +120,7 @@ impl Series {
         if now >= self.deadline {
             return Err(Reason::Deadline);
         }
+        self.has_begun = true;
         self.operation.begin_attempt(now);
         Ok(())
     }
@@ -191,6 +208,17 @@ impl Series {
         self.has_key
             && self.operation.outcome() != Outcome::NotExecuted
             && self.operation.is_older_than(lifetime)
+            || self.is_stored_for(lifetime)
+    }
+
+    /// Returns `true` if an outbox has had the request for this long. A recovery may have sent it at once and removed its
+    /// entry, also if the server rejected the attempts of this call.
+    ///
+    /// With a lifetime of zero, the first attempt is still permitted.
+    fn is_stored_for(&self, lifetime: Duration) -> bool {
+        let is_permitted = !self.has_begun && self.settings.lifetime.is_zero();
+        let stored = self.stored.filter(|_| !is_permitted);
+        stored.is_some_and(|stored| stored.first_sent.is_older_than(lifetime))
     }
 
     /// Finishes the call with a response.
@@ -250,6 +278,7 @@ impl Series {
             .as_ref()
             .and_then(|verdict| verdict(&Attempt { result }));
         match (by_caller, result) {
+            (Some(verdict), Err(_)) if is_sent => Judgement::of_error_by_caller(verdict),
             (Some(verdict), _) => Judgement::of(verdict),
             (None, Ok(head)) => {
                 // The caller's function gets the codes of all errors. Without it, the layer does not read all of them.

@@ -12,7 +12,7 @@ use std::{
 use http::{Request, Response};
 use http_body::Body;
 use pin_project_lite::pin_project;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Sleep, sleep_until};
 use tower_service::Service;
 
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
     error::{BoxError, Error, Reason, is_not_sent},
     keys::{IsAttempt, IsCounted, is_safe},
     operation::{Operation, Outcome},
-    series::{Series, Transport, drive},
+    series::{Series, Stored, Transport, drive},
     settings::Settings,
 };
 
@@ -75,16 +75,17 @@ where
     }
 
     fn call(&mut self, req: Request<B>) -> Self::Future {
-        self.call_until(req, None)
+        self.call_with(req, None)
     }
 }
 
 impl<S> Retry<S> {
-    /// Sends a request, and retries it until a deadline. Without `deadline`, that of the settings counts, from now.
-    pub(crate) fn call_until<B, R>(
+    /// Sends a request, and retries it within the limits of its outbox. Without `stored`, the deadline of the settings counts,
+    /// from now.
+    pub(crate) fn call_with<B, R>(
         &mut self,
         mut req: Request<B>,
-        deadline: Option<Instant>,
+        stored: Option<Stored>,
     ) -> ResponseFuture<S, B, R>
     where
         S: Service<Request<B>, Response = Response<R>> + Clone,
@@ -109,12 +110,7 @@ impl<S> Retry<S> {
             };
         }
         let operation = keyed.operation.clone();
-        let mut series = Series::new(
-            self.settings.clone(),
-            keyed,
-            is_safe(req.method()),
-            deadline,
-        );
+        let mut series = Series::new(self.settings.clone(), keyed, is_safe(req.method()), stored);
         if req.extensions_mut().remove::<IsCounted>().is_some() {
             series.adopt_attempt();
         }

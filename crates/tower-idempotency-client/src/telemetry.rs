@@ -110,7 +110,7 @@ pub(crate) fn expired(limit: &WarningLimit) {
     if let Some(count) = limit.count() {
         tracing::warn!(
             count,
-            "lifetime of the key ended with an unknown outcome: resolve the operation by hand"
+            "lifetime of the key ended: if the outcome is unknown, resolve the operation by hand"
         );
     }
 }

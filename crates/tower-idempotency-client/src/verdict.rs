@@ -21,7 +21,8 @@ pub enum Verdict {
     Retry {
         /// Shortest delay, which the server requests. `None` if it requests none.
         after: Option<Duration>,
-        /// Cause, which decides on the length of the delay and on the cost of the retry.
+        /// Cause, which decides on the length of the delay, on the cost of the retry, and on the outcome. With
+        /// [`Cause::NotSent`] and [`Cause::Throttled`], the attempt was not executed.
         cause: Cause,
     },
     /// The attempt may have been executed, and a retry would not show if it was.
@@ -33,10 +34,16 @@ pub enum Verdict {
 #[non_exhaustive]
 pub enum Cause {
     /// The client could not connect. No byte of the request was sent.
+    ///
+    /// A function that returns this cause for a request that was sent lets the caller delete the key too early. A request
+    /// without a key is then executed twice.
     NotSent,
     /// The request was sent, and failed or got no response.
     Transient,
     /// The server limits requests, and did not execute this one.
+    ///
+    /// Without a response, only the delay and the cost of the retry are those of this cause. An attempt that was sent may have
+    /// been executed.
     Throttled,
     /// The server executes the first request with this key.
     InProgress,
@@ -144,6 +151,23 @@ impl Judgement {
             Verdict::Definite => Self::DEFINITE,
             Verdict::Retry { after, cause } => Self::retry(after, cause),
             Verdict::Unknown => Self::UNKNOWN,
+        }
+    }
+
+    /// Returns the judgement of a verdict that a function of the caller has made on an error. The request may have been sent.
+    ///
+    /// Without a response, no server has reported that it limits requests.
+    pub(crate) const fn of_error_by_caller(verdict: Verdict) -> Self {
+        let judgement = Self::of(verdict);
+        match verdict {
+            Verdict::Retry {
+                cause: Cause::Throttled,
+                ..
+            } => Self {
+                fate: Fate::Open,
+                ..judgement
+            },
+            Verdict::Definite | Verdict::Retry { .. } | Verdict::Unknown => judgement,
         }
     }
 
@@ -336,7 +360,8 @@ fn by_known_code(code: &str, after: Option<Duration>) -> Option<Judgement> {
 
 /// Judges a 409, and the 422 of the draft, with which a server rejects a key that another request has used.
 ///
-/// Applications use 409 for conflicts that no retry resolves.
+/// Applications use 409 for conflicts that no retry resolves. The errors of idempo have no code: its 409 may be an
+/// `outcome-unknown`, and its 429 an `in-progress`.
 fn by_protocol(head: Head<'_>, protocol: Protocol, after: Option<Duration>) -> Option<Judgement> {
     match (protocol, head.status) {
         (Protocol::Ietf | Protocol::Stripe, StatusCode::CONFLICT) => {
@@ -347,6 +372,16 @@ fn by_protocol(head: Head<'_>, protocol: Protocol, after: Option<Duration>) -> O
         {
             Some(Judgement::REJECTED)
         }
+        (Protocol::Idempo, StatusCode::CONFLICT) if !matches!(head.code, Code::Unreadable) => {
+            Some(match after {
+                Some(_) => Judgement::retry(after, Cause::Transient),
+                None => Judgement::UNKNOWN,
+            })
+        }
+        (Protocol::Idempo, StatusCode::TOO_MANY_REQUESTS) => Some(Judgement {
+            fate: Fate::Open,
+            ..Judgement::retry(after, Cause::Throttled)
+        }),
         _ => None,
     }
 }

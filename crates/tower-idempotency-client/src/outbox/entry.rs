@@ -44,8 +44,9 @@ impl Entry {
     /// Returns the entry with these headers of a request, too, like
     /// [`OutboxLayer::with_headers`](crate::OutboxLayer::with_headers).
     ///
-    /// If the server compares a header that is not stored, it rejects the recovered request with 422. A header with a
-    /// credential is stored in the clear.
+    /// If the server compares a header that is not stored, it rejects the recovered request with 422. Without a header that the
+    /// server needs, it may execute the request differently. It may also reject it with a definite response such as 400, after
+    /// which the entry is removed. A header with a credential is stored in the clear.
     #[must_use]
     pub fn with_headers_of<B>(
         mut self,
@@ -210,6 +211,16 @@ impl Entry {
             == (&other.key, &other.method, &other.uri, &other.body)
     }
 
+    /// Restores the state of an operation that may have been sent before.
+    pub(super) fn restore(&self, operation: &Operation) {
+        if let Some(at) = self.first_sent() {
+            let _ = operation.clone().with_first_sent(at);
+        }
+        if let Some(provider) = self.provider {
+            let _ = operation.clone().with_provider(provider);
+        }
+    }
+
     /// Returns the request, with a body of the client's type.
     pub(super) fn request<B: From<Bytes>>(&self) -> Request<B> {
         let mut req = Request::new(B::from(self.body.clone()));
@@ -299,9 +310,12 @@ const DEFAULT_HEADERS: &[&str] = &[
     "content-md5",
     "content-range",
     "content-type",
+    "destination",
     "digest",
     "dropbox-api-select-admin",
     "dropbox-api-select-user",
+    "grpc-accept-encoding",
+    "grpc-encoding",
     "host",
     "if-match",
     "if-modified-since",
@@ -319,6 +333,7 @@ const DEFAULT_HEADERS: &[&str] = &[
     "stripe-context",
     "stripe-version",
     "sudo",
+    "te",
     "tenant-id",
     "upload-offset",
     "user-agent",
@@ -326,6 +341,7 @@ const DEFAULT_HEADERS: &[&str] = &[
     "x-customer-id",
     "x-goog-user-project",
     "x-grafana-org-id",
+    "x-http-method",
     "x-http-method-override",
     "x-impersonate-user",
     "x-merchant-id",
@@ -435,7 +451,8 @@ mod tests {
     #[test]
     fn default_headers_include_those_of_server() {
         let acting = tower_idempotency::ACTING_HEADERS;
-        let selecting = "content-range upload-offset x-http-method-override x-method-override";
+        let selecting = "content-range destination upload-offset x-http-method x-http-method-override \
+            x-method-override";
         let selecting = selecting.split(' ');
         for name in acting.iter().map(HeaderName::as_str).chain(selecting) {
             assert!(DEFAULT_HEADERS.contains(&name), "{name}");

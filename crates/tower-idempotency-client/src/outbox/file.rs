@@ -62,7 +62,7 @@ struct FileSettings {
 enum Command {
     Store(Box<Entry>, Reply<Option<Entry>>),
     Resume(String, SystemTime, Option<u64>, Reply<Option<Entry>>),
-    Discard(String, Reply<bool>),
+    Discard(String, SystemTime, Reply<bool>),
     Remove(String, Reply<()>),
     Pending(u64, u32, Reply<Vec<(u64, Entry)>>),
 }
@@ -158,8 +158,8 @@ impl Outbox for FileOutbox {
             .await
     }
 
-    async fn discard(&self, key: &str) -> Result<bool, OutboxError> {
-        self.call(|reply| Command::Discard(key.to_owned(), reply))
+    async fn discard(&self, key: &str, first_sent: SystemTime) -> Result<bool, OutboxError> {
+        self.call(|reply| Command::Discard(key.to_owned(), first_sent, reply))
             .await
     }
 
@@ -218,8 +218,8 @@ fn apply(log: &mut Log, command: Command, max_bytes: u64) -> Acknowledge {
             reply_later(reply, Ok(log.resume(&key, Some(at), provider)))
         }
         // The call has ended with an unknown outcome, and relies on a recovery.
-        Command::Discard(_, reply) if reply.is_closed() => Box::new(|_| {}),
-        Command::Discard(key, reply) => reply_later(reply, Ok(log.discard(&key))),
+        Command::Discard(.., reply) if reply.is_closed() => Box::new(|_| {}),
+        Command::Discard(key, at, reply) => reply_later(reply, Ok(log.discard(&key, at))),
         Command::Remove(key, reply) => {
             log.remove(&key);
             reply_later(reply, Ok(()))
@@ -309,7 +309,8 @@ mod tests {
         let scratch = Scratch::new();
         let mut log = Log::open(&scratch.file("orders.outbox")).unwrap();
         let (settings, failures) = (settings(true), WarningLimit::default());
-        let entry = entry("espresso");
+        let at = SystemTime::now();
+        let entry = entry("espresso").or_first_sent(at);
         let (reply, stored) = oneshot::channel();
         let command = Command::Store(Box::new(entry.clone()), reply);
         execute(&mut log, vec![command], &settings, &failures);
@@ -317,7 +318,7 @@ mod tests {
         for (is_dropped, left) in [(true, 1), (false, 0)] {
             let (reply, received) = oneshot::channel();
             let received = (!is_dropped).then_some(received);
-            let command = Command::Discard(entry.key().to_owned(), reply);
+            let command = Command::Discard(entry.key().to_owned(), at, reply);
             execute(&mut log, vec![command], &settings, &failures);
             assert_eq!(log.pending(0, 10).len(), left);
             drop(received);

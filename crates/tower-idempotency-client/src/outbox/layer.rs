@@ -22,9 +22,11 @@ use crate::{
     body::ResponseBody,
     copy::clone_body,
     error::{BoxError, Error, Reason},
-    keys::{IsAttempt, is_safe},
+    first_sent::FirstSent,
+    keys::{IsAttempt, IsCounted, is_safe},
     layer::RetryLayer,
     operation::{Operation, Outcome},
+    series::Stored,
     service::Retry,
     warning::WarningLimit,
 };
@@ -149,8 +151,9 @@ impl<O: Outbox> OutboxLayer<O> {
 
     /// Stores these headers, too. Default: only the headers of [stored data](Self#stored-data).
     ///
-    /// If the server compares a header that is not stored, it rejects the recovered request with 422. A header with a
-    /// credential is stored in the clear.
+    /// If the server compares a header that is not stored, it rejects the recovered request with 422. Without a header that the
+    /// server needs, it may execute the request differently. It may also reject it with a definite response such as 400, after
+    /// which the entry is removed. A header with a credential is stored in the clear.
     pub fn with_headers(mut self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
         self.shared.headers = headers.into_iter().collect();
         self
@@ -281,12 +284,25 @@ where
         let Some(operation) = keyed.operation.filter(|_| is_stored) else {
             return Box::pin(inner.call(req));
         };
+        // A key layer outside counts an attempt that has not begun. The retries count their own.
+        if req.extensions_mut().remove::<IsCounted>().is_some() {
+            operation.adopt_attempt();
+        }
         let Some(copy) = clone_body(inner.settings().clone_body.as_deref(), req.body()) else {
             return Box::pin(ready(Err(not_stored(Some(operation), STREAM))));
         };
         let (head, body) = req.into_parts();
-        let mut entry = Entry::of_head(&operation, &head, &self.shared.headers)
-            .or_first_sent(SystemTime::now());
+        let mut entry = Entry::of_head(&operation, &head, &self.shared.headers);
+        if !operation.is_open() {
+            // No attempt of an earlier call was executed. The lifetime begins again, and the entry differs from an earlier one.
+            entry.first_sent = None;
+        }
+        let now = SystemTime::now();
+        let mut entry = entry.or_first_sent(now);
+        let mut stored = Stored {
+            first_sent: FirstSent::restored(entry.first_sent().unwrap_or(now)),
+            deadline: inner.settings().deadline_from(Instant::now()),
+        };
         // The operation gets the provider after the outbox was called, because the outbox may have an entry with another
         // provider.
         if let (None, Some(choose)) = (entry.provider, &self.shared.providers) {
@@ -302,9 +318,8 @@ where
         }
         let mut req = Request::from_parts(head, body);
         let shared = self.shared.clone();
-        let deadline = inner.settings().deadline_from(Instant::now());
         Box::pin(async move {
-            entry.body = match timeout_at(deadline, copy.collect()).await {
+            entry.body = match timeout_at(stored.deadline, copy.collect()).await {
                 Ok(Ok(body)) => body.to_bytes(),
                 Ok(Err(error)) => return Err(not_stored(Some(operation), error)),
                 Err(_) => return Err(not_stored(Some(operation), LATE_BODY)),
@@ -313,7 +328,7 @@ where
                 return Err(not_stored(Some(operation), error));
             }
             let unknown_on_drop = UnknownOnDrop::new(&operation);
-            let previous = match shared.store(&entry, deadline).await {
+            let previous = match shared.store(&entry, stored.deadline).await {
                 Ok(previous) => previous,
                 Err(error) => {
                     drop(unknown_on_drop);
@@ -330,6 +345,9 @@ where
                     drop(unknown_on_drop);
                     return Err(not_stored(Some(operation), OTHER_PROVIDER));
                 }
+                if let Some(at) = previous.first_sent() {
+                    stored.first_sent = FirstSent::restored(at);
+                }
                 previous.restore(&operation);
                 let key = previous.headers.get(keys.header()).cloned();
                 if let Some(key) = key.or(canonical) {
@@ -340,7 +358,7 @@ where
                 operation.provider_or(|| provider);
             }
             shared
-                .send(inner, req, operation, unknown_on_drop, deadline)
+                .send(inner, req, operation, unknown_on_drop, stored)
                 .await
         })
     }
@@ -366,7 +384,7 @@ impl<O: Outbox> Shared<O> {
         req: Request<B>,
         operation: Operation,
         mut unknown_on_drop: UnknownOnDrop,
-        deadline: Instant,
+        stored: Stored,
     ) -> CallResult<R>
     where
         S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
@@ -375,7 +393,8 @@ impl<O: Outbox> Shared<O> {
         B: Send + 'static,
         R: Body<Data: Send, Error: Send> + Send + 'static,
     {
-        let result = inner.call_until(req, Some(deadline)).await;
+        let deadline = stored.deadline;
+        let result = inner.call_with(req, Some(stored)).await;
         unknown_on_drop.has_response = result.is_ok();
         let mut result = match result {
             Ok(res) => Ok(read_status(res, deadline).await),
@@ -401,7 +420,7 @@ impl<O: Outbox> Shared<O> {
                     if Instant::now() >= deadline {
                         return Err(OutboxError::with_message(LATE));
                     }
-                    self.outbox.discard(key).await
+                    self.outbox.discard(key, stored.first_sent.wall).await
                 };
                 let discarded = timeout_at(deadline, discard).await;
                 self.warn_if_failed(discarded) == Some(true)
@@ -422,15 +441,15 @@ impl<O: Outbox> Shared<O> {
         }
     }
 
-    /// Returns the result of a call of the outbox. After an error, logs it and returns `None`: the entry may stay for a
-    /// recovery.
+    /// Returns the result of a removal. After an error, logs it and returns `None`: the entry may stay for a recovery, and may
+    /// be removed.
     fn warn_if_failed<T>(&self, result: Result<Result<T, OutboxError>, Elapsed>) -> Option<T> {
         let late = |_| Err(OutboxError::with_message(LATE));
         match result.unwrap_or_else(late) {
             Ok(value) => Some(value),
             Err(error) => {
                 if let Some(count) = self.not_removed.count() {
-                    tracing::warn!(%error, count, "entry not removed from the outbox");
+                    tracing::warn!(%error, count, "entry may still be in the outbox");
                 }
                 None
             }
@@ -449,18 +468,6 @@ async fn read_status<R: Body>(
     let (head, body) = res.into_parts();
     let body = body.read_to_trailers(MAX_GRPC_BYTES, deadline).await;
     Response::from_parts(head, body)
-}
-
-impl Entry {
-    /// Restores the state of an operation that may have been sent before.
-    pub(super) fn restore(&self, operation: &Operation) {
-        if let Some(at) = self.first_sent() {
-            let _ = operation.clone().with_first_sent(at);
-        }
-        if let Some(provider) = self.provider {
-            let _ = operation.clone().with_provider(provider);
-        }
-    }
 }
 
 fn not_stored(operation: Option<Operation>, source: impl Into<BoxError>) -> Error {

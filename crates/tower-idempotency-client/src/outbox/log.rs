@@ -306,10 +306,11 @@ impl Log {
         Some(entry)
     }
 
-    pub(super) fn discard(&mut self, key: &str) -> bool {
+    pub(super) fn discard(&mut self, key: &str, first_sent: SystemTime) -> bool {
         let position = self.entries.by_key.get(key);
         let slot = position.and_then(|position| self.entries.by_position.get(position));
-        if slot.is_none_or(|slot| slot.is_resumed) {
+        let first_sent = Some(millis(first_sent));
+        if slot.is_none_or(|slot| slot.is_resumed || slot.entry.first_sent != first_sent) {
             return false;
         }
         self.remove(key);

@@ -68,14 +68,20 @@ pub trait Outbox: Send + Sync + 'static {
         provider: Option<u64>,
     ) -> impl Future<Output = Result<Option<Entry>, OutboxError>> + Send;
 
-    /// Removes the entry if it was never resumed, and returns `true` if it did.
+    /// Removes the entry if it was never resumed and has this time of the first attempt. Returns `true` if it did.
     ///
-    /// Then no other call sends the request, and the call that stored the entry may report that nothing was executed.
+    /// Then no other call sends the request, and the call that stored the entry may report that nothing was executed. An entry
+    /// with another time is that of a later call: another call has sent the request, and removed the entry of this one. An
+    /// outbox compares the times in milliseconds.
     ///
     /// # Errors
     ///
     /// If the outbox could not be written.
-    fn discard(&self, key: &str) -> impl Future<Output = Result<bool, OutboxError>> + Send;
+    fn discard(
+        &self,
+        key: &str,
+        first_sent: SystemTime,
+    ) -> impl Future<Output = Result<bool, OutboxError>> + Send;
 
     /// Removes the entry, if there is one.
     ///

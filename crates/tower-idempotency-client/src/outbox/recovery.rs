@@ -17,7 +17,9 @@ use super::{
 use crate::{
     body::ResponseBody,
     error::{BoxError, Error},
+    first_sent::FirstSent,
     operation::Operation,
+    series::Stored,
 };
 
 impl<S: Clone, O: Outbox> OutboxService<S, O> {
@@ -119,6 +121,8 @@ impl<S, O: Outbox> Recovery<S, O> {
         let operation =
             Operation::with_key(entry.key()).map_err(|_| OutboxError::with_message(DAMAGED))?;
         entry.restore(&operation);
+        let first_sent = entry.first_sent().unwrap_or_else(SystemTime::now);
+        let first_sent = FirstSent::restored(first_sent);
         let unknown_on_drop = UnknownOnDrop::new(&operation);
         let mut req = entry.request::<B>();
         req.extensions_mut().insert(operation.clone());
@@ -126,9 +130,12 @@ impl<S, O: Outbox> Recovery<S, O> {
         let mut inner = self.service.inner.clone();
         let result = match poll_fn(|cx| inner.poll_ready(cx)).await {
             Ok(()) => {
-                let deadline = inner.settings().deadline_from(Instant::now());
+                let stored = Stored {
+                    first_sent,
+                    deadline: inner.settings().deadline_from(Instant::now()),
+                };
                 shared
-                    .send(inner, req, operation.clone(), unknown_on_drop, deadline)
+                    .send(inner, req, operation.clone(), unknown_on_drop, stored)
                     .await
             }
             Err(error) => {

@@ -41,7 +41,9 @@ impl Statements {
                 "update {table} set resumed = true, first_sent = coalesce(first_sent, $2), \
                  provider = coalesce(provider, $3) where key = $1 returning {columns}"
             ),
-            discard: format!("delete from {table} where key = $1 and not resumed"),
+            discard: format!(
+                "delete from {table} where key = $1 and first_sent = $2 and not resumed"
+            ),
             remove: format!("delete from {table} where key = $1"),
             pending: format!(
                 "select {columns}, position from {table} where position > $1 \
@@ -155,9 +157,14 @@ macro_rules! impl_outbox {
                 rows.first().map(read_row).transpose()
             }
 
-            async fn discard(&self, key: &str) -> Result<bool, OutboxError> {
+            async fn discard(
+                &self,
+                key: &str,
+                first_sent: SystemTime,
+            ) -> Result<bool, OutboxError> {
                 let deleted = sqlx::query(AssertSqlSafe(self.statements.discard.as_str()))
                     .bind(key)
+                    .bind(millis(first_sent).cast_signed())
                     .execute(&self.pool)
                     .await
                     .map_err(OutboxError::new)?;

@@ -1,8 +1,12 @@
 //! The outbox in a table of SQLite.
 
-use std::{fmt, time::SystemTime};
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
 
-use sqlx::{AssertSqlSafe, Row as _, SqlitePool, sqlite::SqliteRow};
+use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqlitePool, sqlite::SqliteRow};
+use tokio::time::{Instant, sleep};
 
 use super::{
     Outbox, OutboxError,
@@ -15,8 +19,9 @@ use crate::warning::WarningLimit;
 
 /// Outbox in a table of a SQLite file, which the processes of one machine may share.
 ///
-/// An entry survives a crash of the machine if `synchronous` of the connections is `FULL`, the default of SQLite. With
-/// `NORMAL` and write-ahead logging a crash of the machine loses the last changes. The requests of lost entries may have been
+/// An entry survives a crash of the machine with write-ahead logging, which [`migrate`](Self::migrate) sets, if `synchronous` of
+/// the connections is `FULL`, the default of SQLite. With `NORMAL` a crash of the machine loses the last changes. So does `FULL`
+/// if the options of the connections set another `journal_mode`: these need `EXTRA`. The requests of lost entries may have been
 /// executed. If a discard is lost, a recovery executes a request whose call has reported
 /// [`NotExecuted`](crate::Outcome::NotExecuted).
 ///
@@ -58,12 +63,17 @@ impl SqliteOutbox {
         })
     }
 
-    /// Creates the table, unless it exists.
+    /// Creates the table, unless it exists, and sets write-ahead logging for the file. Every process may call this at each
+    /// start.
+    ///
+    /// A database in memory, for tests, has no such mode, and is no error.
     ///
     /// # Errors
     ///
-    /// If the database cannot be opened or written.
+    /// - The database cannot be opened or written.
+    /// - It has no write-ahead logging, for example a temporary one.
     pub async fn migrate(&self) -> Result<(), OutboxError> {
+        self.set_journal_mode().await?;
         let table = &self.table;
         let sql = format!(
             "create table if not exists {table} (
@@ -81,6 +91,30 @@ impl SqliteOutbox {
         let created = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.pool);
         created.await.map(drop).map_err(OutboxError::new)
     }
+
+    /// Sets write-ahead logging, which the file keeps.
+    ///
+    /// A commit in the mode `DELETE`, the default, ends with the removal of a file. Only `synchronous = EXTRA` makes that
+    /// durable. If a crash brings the file back, SQLite rolls the commit back.
+    async fn set_journal_mode(&self) -> Result<(), OutboxError> {
+        let start = Instant::now();
+        let modes = loop {
+            let set = sqlx::query_scalar::<Sqlite, String>("pragma journal_mode = wal");
+            match set.fetch_all(&self.pool).await {
+                // SQLite needs exclusive access, and does not wait for it. Another process may be setting the mode, too.
+                Err(error) if is_busy(&error) && start.elapsed() < BUSY_TIMEOUT => {
+                    sleep(BUSY_RETRY_DELAY).await;
+                }
+                modes => break modes.map_err(OutboxError::new)?,
+            }
+        };
+        match modes.first().map(String::as_str) {
+            Some("wal" | "memory") => Ok(()),
+            _ => Err(OutboxError::with_message(
+                "the database of the outbox has no write-ahead logging",
+            )),
+        }
+    }
 }
 
 impl_outbox!(SqliteOutbox, SqliteRow);
@@ -92,3 +126,13 @@ impl fmt::Debug for SqliteOutbox {
             .finish_non_exhaustive()
     }
 }
+
+/// Returns `true` for `SQLITE_BUSY`.
+fn is_busy(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    code.as_deref() == Some("5")
+}
+
+/// The busy timeout that sqlx sets in SQLite for all other statements.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+const BUSY_RETRY_DELAY: Duration = Duration::from_millis(10);

@@ -199,10 +199,17 @@ async fn protocol_decides_on_quotes() {
     };
     assert_eq!(sent(Protocol::Ietf, "7-a").await, "\"7-a\"");
     assert_eq!(sent(Protocol::Ietf, "a\"b").await, "\"a\\\"b\"");
-    for protocol in [Protocol::TowerIdempotency, Protocol::Stripe, Protocol::Acp] {
+    for protocol in [
+        Protocol::TowerIdempotency,
+        Protocol::Stripe,
+        Protocol::Acp,
+        Protocol::Idempo,
+    ] {
         assert_eq!(sent(protocol, "7-a").await, "7-a");
     }
-    assert_eq!(sent(Protocol::TowerIdempotency, "a,b").await, "\"a,b\"");
+    for protocol in [Protocol::TowerIdempotency, Protocol::Idempo] {
+        assert_eq!(sent(protocol, "a,b").await, "\"a,b\"");
+    }
     assert_eq!(sent(Protocol::Stripe, "a,b").await, "a,b");
 }
 
@@ -365,6 +372,32 @@ async fn refused_last_attempt_of_inner_series_is_unknown() {
     }
 }
 
+/// A third layer is between the two series, and sends each attempt of the outer one once.
+#[tokio::test(start_paused = true)]
+async fn stacked_layer_keeps_outcome_of_inner_series() {
+    for (first, outcome) in [
+        (Reply::Broken, Outcome::Unknown),
+        (Reply::Refused, Outcome::NotExecuted),
+    ] {
+        let server = Server::new([first, Reply::Refused]);
+        let client = ServiceBuilder::new()
+            .layer(RetryLayer::new().with_max_attempts(1))
+            .layer(RetryLayer::new())
+            .map_request(|mut req: Request<Full<Bytes>>| {
+                req.extensions_mut().clear();
+                req
+            })
+            .layer(RetryLayer::new().with_max_attempts(2))
+            .service(server.clone());
+        let operation = Operation::new();
+        let mut req = post("one espresso");
+        req.extensions_mut().insert(operation.clone());
+        let error = client.oneshot(req).await.unwrap_err();
+        assert_eq!(server.take_log().len(), 2);
+        assert_eq!((error.outcome(), operation.outcome()), (outcome, outcome));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn header_and_operation_have_one_key() {
     let server = Server::new([status(201)]);
@@ -376,6 +409,7 @@ async fn header_and_operation_have_one_key() {
         (Protocol::Stripe, "order-7", true),
         (Protocol::Stripe, "\"order-7\"", false),
         (Protocol::Acp, "\"order-7\"", false),
+        (Protocol::Idempo, "\"order-7\"", true),
     ] {
         let operation = Operation::with_key("order-7").unwrap();
         let mut req = post("one espresso");

@@ -4,6 +4,7 @@
 
 mod api;
 mod bodies;
+mod caller_verdicts;
 mod costs;
 mod delays;
 mod dialects;
@@ -16,6 +17,7 @@ mod outbox;
 mod outbox_contract;
 mod outbox_file;
 mod outbox_memory;
+mod outbox_races;
 #[cfg(feature = "reqwest")]
 mod reqwest_client;
 mod sockets;

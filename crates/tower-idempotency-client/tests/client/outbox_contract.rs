@@ -86,19 +86,40 @@ async fn check_contract(outbox: &impl Outbox) {
     assert_eq!(resumed.first_sent(), Some(later));
     assert_eq!(outbox.resume("second", later, None).await.unwrap(), None);
     // An entry that was resumed, or is gone, is not discarded.
-    for key in ["first", "third", "second"] {
-        assert!(!outbox.discard(key).await.unwrap(), "{key}");
+    for (key, at) in [
+        ("first", at(1_700_000_000_123)),
+        ("third", later),
+        ("second", later),
+    ] {
+        assert!(!outbox.discard(key, at).await.unwrap(), "{key}");
     }
     assert_eq!(keys(outbox).await, ["first", "third"]);
-    assert_eq!(outbox.store(&second).await.unwrap(), None);
-    assert!(outbox.discard("second").await.unwrap());
-    assert!(!outbox.discard("second").await.unwrap());
+    let again = second.or_first_sent(later);
+    assert_eq!(outbox.store(&again).await.unwrap(), None);
+    assert!(outbox.discard("second", later).await.unwrap());
+    assert!(!outbox.discard("second", later).await.unwrap());
     // A removed key is free, and its entry is a new one.
     outbox.remove("first").await.unwrap();
     outbox.remove("first").await.unwrap();
     assert_eq!(outbox.store(&first).await.unwrap(), None);
     assert_eq!(keys(outbox).await, ["third", "first"]);
+    check_later_entry(outbox).await;
     check_provider(outbox).await;
+}
+
+/// Checks that a call does not discard the entry of a later call, after another call has removed its own.
+async fn check_later_entry(outbox: &impl Outbox) {
+    let [before, after] = [1_700_000_000_123, 1_700_000_000_124].map(at);
+    let [earlier, later] = [before, after].map(|at| entry("again").or_first_sent(at));
+    assert_eq!(outbox.store(&earlier).await.unwrap(), None);
+    outbox.remove("again").await.unwrap();
+    assert_eq!(outbox.store(&later).await.unwrap(), None);
+    assert!(!outbox.discard("again", before).await.unwrap());
+    assert_eq!(keys(outbox).await, ["third", "first", "again"]);
+    // The rest of a millisecond is not stored.
+    let at = after + Duration::from_micros(900);
+    assert!(outbox.discard("again", at).await.unwrap());
+    assert_eq!(keys(outbox).await, ["third", "first"]);
 }
 
 /// Checks that the first provider of an entry without one is stored, and does not change.
@@ -122,12 +143,13 @@ async fn check_provider(outbox: &impl Outbox) {
 async fn check_races(outbox: &impl Outbox) {
     for _ in 0..3 {
         let calls = (0..16).map(|_| async {
-            let previous = outbox.store(&entry("race")).await.unwrap();
+            let entry = entry("race").or_first_sent(at(1));
+            let previous = outbox.store(&entry).await.unwrap();
             u32::from(previous.is_none())
         });
         let new: u32 = join_all(calls).await.into_iter().sum();
         assert_eq!(new, 1, "one call stores the entry");
-        assert!(!outbox.discard("race").await.unwrap());
+        assert!(!outbox.discard("race", at(1)).await.unwrap());
         outbox.remove("race").await.unwrap();
     }
 }
@@ -209,7 +231,7 @@ mod sqlite {
     use tests::database::pool_options;
     use tower_idempotency_client::{
         SqliteOutbox,
-        sqlx::{self, Sqlite},
+        sqlx::{self, Sqlite, sqlite::SqliteConnectOptions},
     };
 
     use super::*;
@@ -271,6 +293,32 @@ mod sqlite {
             assert_eq!(keys, ["key-3"], "{limit}");
             assert_eq!(outbox.pending(pending[0].0, limit).await.unwrap(), []);
         }
+    }
+
+    /// With the default mode, `synchronous = FULL` does not make a commit durable.
+    #[tokio::test]
+    async fn migration_sets_write_ahead_logging() {
+        let scratch = Scratch::new();
+        let url = format!("sqlite:{}?mode=rwc", scratch.file("outbox.db").display());
+        let pool = pool_options::<Sqlite>().connect(&url).await.unwrap();
+        let mode = async || {
+            let mode = sqlx::query_scalar::<Sqlite, String>("pragma journal_mode");
+            mode.fetch_one(&pool).await.unwrap()
+        };
+        assert_eq!(mode().await, "delete");
+        let outboxes = [(); 8].map(|()| SqliteOutbox::new(pool.clone()));
+        let migrated = join_all(outboxes.iter().map(SqliteOutbox::migrate)).await;
+        assert!(migrated.iter().all(Result::is_ok), "{migrated:?}");
+        assert_eq!(mode().await, "wal");
+        // A database in memory is not durable in any mode. A temporary one would lose its entries.
+        SqliteOutbox::new(sqlx_pool()).migrate().await.unwrap();
+        let options = SqliteConnectOptions::new().filename("");
+        let pool = pool_options::<Sqlite>().connect_lazy_with(options);
+        let error = SqliteOutbox::new(pool).migrate().await.unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the database of the outbox has no write-ahead logging"
+        );
     }
 
     fn sqlx_pool() -> tower_idempotency_client::sqlx::SqlitePool {

@@ -19,17 +19,21 @@ async fn steps(path: &Path) -> (Vec<u8>, Vec<(usize, Vec<Entry>)>) {
     let outbox = FileOutbox::open(path).unwrap();
     let length = || usize::try_from(fs::metadata(path).unwrap().len()).unwrap();
     let mut steps = vec![(length(), entries(&outbox).await)];
+    let sent = at(1_700_000_000_000);
     for step in 0..6 {
         match step {
-            0 | 1 | 4 => {
+            0 | 1 => {
                 outbox.store(&entry(&format!("key-{step}"))).await.unwrap();
             }
             2 => {
-                let sent = at(1_700_000_000_000);
                 outbox.resume("key-0", sent, None).await.unwrap();
             }
             3 => outbox.remove("key-1").await.unwrap(),
-            _ => assert!(outbox.discard("key-4").await.unwrap()),
+            4 => {
+                let entry = entry("key-4").or_first_sent(sent);
+                outbox.store(&entry).await.unwrap();
+            }
+            _ => assert!(outbox.discard("key-4", sent).await.unwrap()),
         }
         steps.push((length(), entries(&outbox).await));
     }

@@ -98,12 +98,14 @@ impl Outbox for Memory {
         Ok(self.mark(key, Some(at), provider))
     }
 
-    async fn discard(&self, key: &str) -> Result<bool, OutboxError> {
+    async fn discard(&self, key: &str, first_sent: SystemTime) -> Result<bool, OutboxError> {
         self.wait("discard").await;
         self.check("discard")?;
         let mut entries = self.entries.lock().unwrap();
         let before = entries.len();
-        entries.retain(|(_, entry, is_resumed)| entry.key() != key || *is_resumed);
+        entries.retain(|(_, entry, is_resumed)| {
+            entry.key() != key || entry.first_sent() != Some(first_sent) || *is_resumed
+        });
         Ok(entries.len() < before)
     }
 

@@ -358,36 +358,90 @@ async fn error_of_other_middleware_keeps_type() {
     assert_eq!(error(&failed).outcome(), Outcome::NotExecuted);
 }
 
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Error of an application whose source is that of the error inside it.
+#[derive(Debug)]
+struct Transparent(reqwest_middleware::Error);
+
+impl std::fmt::Display for Transparent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Transparent {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.0)
+    }
+}
+
+fn unchanged(error: reqwest_middleware::Error) -> BoxError {
+    error.into()
+}
+
+fn transparent(error: reqwest_middleware::Error) -> BoxError {
+    Transparent(error).into()
+}
+
+/// Returns the private type of a conversion of `anyhow`.
+fn converted(error: reqwest_middleware::Error) -> BoxError {
+    match error {
+        reqwest_middleware::Error::Middleware(error) => error.into(),
+        reqwest_middleware::Error::Reqwest(error) => error.into(),
+    }
+}
+
+/// Sends an operation through an outer series and the adapter, which knows the operation by its key only. Returns the outcome.
+async fn outcome_of_outer_series(
+    http: ClientWithMiddleware,
+    hide: fn(reqwest_middleware::Error) -> BoxError,
+) -> Outcome {
+    let service = tower::service_fn(move |req: http::Request<Full<Bytes>>| {
+        let http = http.clone();
+        async move {
+            let (mut head, body) = req.into_parts();
+            head.extensions.clear();
+            // The inner series would send a stream only once.
+            let body = body.collect().await.unwrap().to_bytes();
+            let req = reqwest::Request::try_from(http::Request::from_parts(head, body))?;
+            let res = http.execute(req).await.map_err(hide)?;
+            Ok::<_, BoxError>(http::Response::<reqwest::Body>::from(res))
+        }
+    });
+    let client = RetryLayer::new().with_max_attempts(1).layer(service);
+    let operation = Operation::new();
+    let req = http::Request::post("http://api.example.com/orders")
+        .extension(operation.clone())
+        .body(Full::from("one espresso"))
+        .unwrap();
+    let error = client.oneshot(req).await.unwrap_err();
+    assert_eq!(error.outcome(), operation.outcome());
+    operation.outcome()
+}
+
 /// The error of reqwest-middleware contains that of the inner series, whose last attempt was refused.
 #[tokio::test(start_paused = true)]
 async fn refused_last_attempt_of_inner_adapter_is_unknown() {
-    for (breaks_first, outcome) in [(true, Outcome::Unknown), (false, Outcome::NotExecuted)] {
-        let refusing = Refusing {
-            breaks_first: breaks_first.into(),
-        };
-        let http = builder().with(refusing).build();
-        let service = tower::service_fn(move |req: http::Request<Full<Bytes>>| {
-            let http = http.clone();
-            async move {
-                let (mut head, body) = req.into_parts();
-                // The inner series knows the operation by its key only.
-                head.extensions.clear();
-                // The inner series would send a stream only once.
-                let body = body.collect().await.unwrap().to_bytes();
-                let req = http::Request::from_parts(head, body);
-                let res = http.execute(reqwest::Request::try_from(req)?).await?;
-                Ok::<_, reqwest_middleware::Error>(http::Response::<reqwest::Body>::from(res))
-            }
-        });
-        let client = RetryLayer::new().with_max_attempts(1).layer(service);
-        let operation = Operation::new();
-        let req = http::Request::post("http://api.example.com/orders")
-            .extension(operation.clone())
-            .body(Full::from("one espresso"))
-            .unwrap();
-        let error = client.oneshot(req).await.unwrap_err();
-        assert_eq!((error.outcome(), operation.outcome()), (outcome, outcome));
+    let forms: [fn(reqwest_middleware::Error) -> BoxError; 3] = [unchanged, transparent, converted];
+    for hide in forms {
+        for (breaks_first, outcome) in [(true, Outcome::Unknown), (false, Outcome::NotExecuted)] {
+            let refusing = Refusing {
+                breaks_first: breaks_first.into(),
+            };
+            let http = builder().with(refusing).build();
+            assert_eq!(outcome_of_outer_series(http, hide).await, outcome);
+        }
     }
+}
+
+/// The inner series sent nothing, and its error has no source.
+#[tokio::test(start_paused = true)]
+async fn request_unsent_by_inner_adapter_is_not_executed() {
+    let layer = RetryLayer::new().with_deadline(std::time::Duration::ZERO);
+    let http = layer.into_reqwest(reqwest::Client::builder()).unwrap();
+    let outcome = outcome_of_outer_series(http.build(), unchanged).await;
+    assert_eq!(outcome, Outcome::NotExecuted);
 }
 
 /// A retry of reqwest would return only its last error, of a connection that was refused.

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use tower_idempotency_client::{
-    Attempt, Budget, Cause, IdempotencyKeyLayer, Outcome, Protocol, RetryLayer, Verdict,
-};
+use tower_idempotency_client::{Budget, IdempotencyKeyLayer, Outcome, Protocol, RetryLayer};
 
 use crate::harness::{Reply, Server, field, record_events, reply, send, status, take_events};
 
@@ -77,19 +75,23 @@ fn problem(status: u16, code: &str, is_retryable: bool) -> Reply {
     reply(status, &headers, &body)
 }
 
-fn json(status: u16, headers: &[(&'static str, &str)], body: &str) -> Reply {
+pub(crate) fn json(status: u16, headers: &[(&'static str, &str)], body: &str) -> Reply {
     let headers = [&[("content-type", "application/json")], headers].concat();
     reply(status, &headers, body)
 }
 
-/// Rows that are the same for every server, except for 422 in the draft.
+/// Rows that are the same for every server, except for 422 in the draft and 429 of idempo.
 fn by_status(protocol: Protocol) -> Vec<(Reply, Seen)> {
+    let limited = match protocol {
+        Protocol::Idempo => Unknown,
+        _ => NotExecuted,
+    };
     let mut rows = vec![
         (Reply::Refused, Retry("not_sent", NotExecuted)),
         (Reply::Broken, Retry("transient", Unknown)),
         (status(408), Retry("transient", Unknown)),
         (status(425), Retry("transient", NotExecuted)),
-        (status(429), Retry("throttled", NotExecuted)),
+        (status(429), Retry("throttled", limited)),
         (
             reply(500, &[("idempotent-replayed", "true")], ""),
             Stop(Unknown),
@@ -104,7 +106,7 @@ fn by_status(protocol: Protocol) -> Vec<(Reply, Seen)> {
         ),
         (
             reply(429, &[("x-should-retry", "false")], ""),
-            Stop(NotExecuted),
+            Stop(limited),
         ),
         (
             reply(402, &[("x-should-retry", "true")], ""),
@@ -382,6 +384,36 @@ async fn responses_of_acp() {
     check(Protocol::Acp, rows).await;
 }
 
+/// The Ruby gem idempo, and the preset `Idempo` of tower-idempotency. The errors have no code.
+#[tokio::test(start_paused = true)]
+async fn responses_of_idempo() {
+    let error = |status, headers: &[(&'static str, &str)]| {
+        let body = r#"{"ok":false,"error":{"message":"m"}}"#;
+        json(status, headers, body)
+    };
+    let mut rows = by_status(Protocol::Idempo);
+    rows.extend([
+        // An execution without an outcome, which may be that of an earlier attempt.
+        (error(409, &[]), Stop(Unknown)),
+        (
+            error(409, &[("retry-after", "1")]),
+            Retry("transient", Unknown),
+        ),
+        (status(409), Stop(Unknown)),
+        // A duplicate during the execution.
+        (
+            error(429, &[("retry-after", "2")]),
+            Retry("throttled", Unknown),
+        ),
+        (error(400, &[]), Stop(Definite)),
+        (error(413, &[]), Stop(NotExecuted)),
+        (error(503, &[]), Retry("transient", Unknown)),
+        // The layer knows the codes of other presets.
+        (problem(409, "response-not-retained", false), Stop(Definite)),
+    ]);
+    check(Protocol::Idempo, rows).await;
+}
+
 /// A 401 does not show the outcome of the first attempt, which may have been executed under the old token.
 #[tokio::test(start_paused = true)]
 async fn rejection_after_open_attempt_is_unknown() {
@@ -458,25 +490,4 @@ async fn retry_in_progress_keeps_refund() {
         assert_eq!(send(&layer, &server).await.status(), Some(201));
         assert_eq!(server.take_log().len(), 3);
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn function_of_caller_decides_first() {
-    let layer = RetryLayer::new().with_verdict(|attempt: &Attempt<'_>| {
-        let (status, _) = attempt.response()?;
-        match (status.as_u16(), attempt.code()) {
-            (200, _) => Some(Verdict::Retry {
-                after: None,
-                cause: Cause::Transient,
-            }),
-            (404, Some("idempotency_gone")) => Some(Verdict::Unknown),
-            _ => None,
-        }
-    });
-    let server = Server::new([status(200), status(500), status(201)]);
-    assert_eq!(send(&layer, &server).await.status(), Some(201));
-    let server = Server::new([json(404, &[], r#"{"code":"idempotency_gone"}"#)]);
-    assert_eq!(send(&layer, &server).await.outcome(), Unknown);
-    let server = Server::new([Reply::Refused, status(404)]);
-    assert_eq!(send(&layer, &server).await.outcome(), Definite);
 }

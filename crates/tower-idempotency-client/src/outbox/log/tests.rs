@@ -54,7 +54,8 @@ fn failed_write_keeps_resumed_mark() {
         let path = scratch.file("orders.outbox");
         let mut log = Log::open(&path).unwrap();
         store(&mut log, names("key", 1));
-        log.resume("key-0", Some(SystemTime::now()), None).unwrap();
+        let at = SystemTime::now();
+        log.resume("key-0", Some(at), None).unwrap();
         log.flush(true).unwrap();
         // This file cannot be written.
         let file = std::mem::replace(&mut log.file, File::open(&path).unwrap());
@@ -66,7 +67,7 @@ fn failed_write_keeps_resumed_mark() {
         log.file = file;
         log.repair().unwrap();
         assert_eq!(keys(&log), ["key-0"]);
-        assert!(!log.discard("key-0"), "{is_removed}");
+        assert!(!log.discard("key-0", at), "{is_removed}");
     }
 }
 
@@ -288,10 +289,12 @@ fn open_of_damaged_file_keeps_new_file() {
 fn discard_is_synced_without_fsync() {
     let scratch = Scratch::new();
     let mut log = Log::open(&scratch.file("orders.outbox")).unwrap();
-    log.store(&entry("key"), u64::MAX).unwrap();
+    let at = SystemTime::now();
+    log.store(&entry("key").or_first_sent(at), u64::MAX)
+        .unwrap();
     log.flush(false).unwrap();
     assert!(log.synced < log.length);
-    assert!(log.discard("key"));
+    assert!(log.discard("key", at));
     log.flush(false).unwrap();
     assert_eq!(log.synced, log.length);
 }

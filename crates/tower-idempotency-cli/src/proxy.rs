@@ -21,11 +21,12 @@ use tokio::{
     time::sleep,
 };
 use tower_idempotency::metrics::{RECORD_BYTES_BUCKETS, SECONDS_BUCKETS};
+use tower_idempotency_any::OpenErrorKind;
 use tower_idempotency_console::describe::json_text;
-use tower_idempotency_proxy::{Config, ConfigError, Proxy, ProxyHandle, Sockets};
+use tower_idempotency_proxy::{BindError, Config, ConfigError, Proxy, ProxyHandle, Sockets};
 
 use self::admin_console::AdminConsole;
-use crate::{BLOCKING_LIMIT, output::print_note};
+use crate::{BLOCKING_LIMIT, failure::Failure, output::print_note};
 
 /// Exit code of a configuration that is rejected.
 const WRONG_CONFIG: u8 = 2;
@@ -126,7 +127,13 @@ pub(crate) fn main(args: Args, store: Option<String>, is_json: bool) -> ExitCode
             Err(error) => fail(&error, WRONG_CONFIG),
         };
     }
-    let config = match args.load(store.as_deref()) {
+    let checked = args.load(store.as_deref()).and_then(|config| {
+        if args.check {
+            config.check_certificates()?;
+        }
+        Ok(config)
+    });
+    let config = match checked {
         Ok(config) => config,
         Err(error) => {
             let error = format!("{}: {error}", args.config().display());
@@ -138,7 +145,7 @@ pub(crate) fn main(args: Args, store: Option<String>, is_json: bool) -> ExitCode
     }
     let sockets = match sockets::take() {
         Ok(sockets) => sockets,
-        Err(error) => return fail(&error, 1),
+        Err(error) => return fail(&error, WRONG_CONFIG),
     };
     start_log();
     descriptors::raise_limit(config.max_connections());
@@ -151,7 +158,10 @@ pub(crate) fn main(args: Args, store: Option<String>, is_json: bool) -> ExitCode
             runtime.shutdown_timeout(BLOCKING_LIMIT);
             ran
         }
-        Err(error) => Err(format!("cannot start the runtime: {error}")),
+        Err(error) => {
+            let message = format!("cannot start the runtime: {error}");
+            Err(Failure::failed(message))
+        }
     };
     match ran {
         Ok(true) => ExitCode::SUCCESS,
@@ -159,8 +169,23 @@ pub(crate) fn main(args: Args, store: Option<String>, is_json: bool) -> ExitCode
             "the drain timeout passed before all requests had finished",
             1,
         ),
-        Err(error) => fail(&error, 1),
+        Err(failure) => fail(&failure.to_string(), failure.exit().code()),
     }
+}
+
+/// Returns the failure of a proxy that did not start. The exit code shows if its configuration is wrong.
+fn bind_failure(error: &BindError) -> Failure {
+    let message = error.to_string();
+    match error {
+        BindError::Config(_) => Failure::usage(message),
+        BindError::Store(error) if is_wrong_url(error.kind()) => Failure::usage(message),
+        _ => Failure::failed(message),
+    }
+}
+
+/// Returns `true` if no start with the same URL of the store can succeed.
+fn is_wrong_url(kind: OpenErrorKind) -> bool {
+    matches!(kind, OpenErrorKind::Url | OpenErrorKind::NotBuilt)
 }
 
 /// Prints the result of a command. A reader that has ended is no failure.
@@ -216,24 +241,28 @@ async fn run(
     store: Option<String>,
     config: Config,
     sockets: Sockets,
-) -> Result<bool, String> {
-    let recorder = install_recorder().map_err(|error| format!("cannot record metrics: {error}"))?;
+) -> Result<bool, Failure> {
+    let recorder = install_recorder()
+        .map_err(|error| Failure::failed(format!("cannot record metrics: {error}")))?;
     let console = config.console();
     let proxy = Proxy::bind_with(config, sockets)
         .await
-        .map_err(|error| error.to_string())?;
+        .map_err(|error| bind_failure(&error))?;
     let metrics = recorder.clone();
     let mut proxy = proxy.with_metrics(move || metrics.render());
     let mut changes = None;
     if let Some(console) = console {
         let console = AdminConsole::new(&console, &proxy, recorder)
             .await
-            .map_err(|error| format!("cannot serve the console: {error}"))?;
+            .map_err(|error| Failure::usage(format!("cannot serve the console: {error}")))?;
         changes = Some(console.changes());
         proxy = proxy.with_console(console.router);
     }
     let (address, admin) = (proxy.address(), proxy.admin_address());
-    let listen = |kind| signal(kind).map_err(|error| format!("cannot handle signals: {error}"));
+    let listen = |kind| {
+        let failed = |error: io::Error| Failure::failed(format!("cannot handle signals: {error}"));
+        signal(kind).map_err(failed)
+    };
     let mut stop = [
         listen(SignalKind::terminate())?,
         listen(SignalKind::interrupt())?,

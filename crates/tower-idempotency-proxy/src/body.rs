@@ -24,7 +24,8 @@ use crate::{
     upstream::Stream,
 };
 
-/// Largest frame that hyper gets at once. The layer passes a recorded body as one frame, and each frame that is read is progress.
+/// Largest frame that hyper gets at once. Each frame that is read is progress. The layer passes the body of a request as one
+/// frame, and hyper reads up to 408 KiB of a response at once.
 const MAX_FRAME: usize = 64 * 1024;
 
 /// An error while a body is read.
@@ -327,5 +328,31 @@ impl Body for ResponseBody {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use ::tests::barrier::bounded;
+    use http_body_util::BodyExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn frames_of_response_are_small() {
+        let bytes: Vec<_> = (0..4 * MAX_FRAME + 1).map(|index| index as u8).collect();
+        let body = UpstreamBody::Right(Full::new(Bytes::from(bytes.clone())));
+        let mut body = pin!(ResponseBody::from(body));
+        let mut received = Vec::new();
+        while let Some(frame) = bounded(body.frame()).await {
+            let data = frame.unwrap().into_data().unwrap();
+            assert!((1..=MAX_FRAME).contains(&data.len()), "{}", data.len());
+            received.extend_from_slice(&data);
+            let rest = bytes.len() - received.len();
+            assert_eq!(body.size_hint().exact(), Some(rest as u64));
+        }
+        assert_eq!(received, bytes);
     }
 }

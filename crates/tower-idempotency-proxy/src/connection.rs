@@ -1,6 +1,7 @@
 //! A connection of a client: TLS, HTTP/1.1 or HTTP/2, and its limits.
 
 use std::{
+    future::pending,
     mem,
     net::SocketAddr,
     sync::{
@@ -17,16 +18,15 @@ use hyper_util::{
     server::conn::auto,
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     sync::OwnedSemaphorePermit,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    lengths::{CheckedStream, LengthCheck},
+    client_stream::{ClientStream, StreamState, Transport},
     proxy::Shared,
     service, telemetry,
 };
@@ -34,7 +34,7 @@ use crate::{
 /// Time for the TLS handshake. Also the minimum time for the first request of a connection.
 const FIRST_REQUEST: Duration = Duration::from_secs(30);
 /// Minimum time without a read after which a connection that shuts down is closed, although a response or an upload is
-/// incomplete.
+/// incomplete. Also the time after which its client is assumed to have vanished, if the client sends nothing.
 const LAST_READ: Duration = Duration::from_secs(5);
 /// Largest head of a request, in bytes.
 const MAX_HEAD_BYTES: u32 = 64 * 1024;
@@ -54,10 +54,12 @@ pub(crate) struct Connection {
     /// The address of the client.
     pub(crate) address: HeaderValue,
     pub(crate) is_tls: bool,
-    pub(crate) lengths: Arc<LengthCheck>,
+    pub(crate) stream: Arc<StreamState>,
     accepted: Instant,
     /// Number of requests without a complete response, except those whose client has to read a part of it.
     open_requests: AtomicUsize,
+    /// Number of requests without a complete response.
+    unfinished_requests: AtomicUsize,
     /// Milliseconds from `accepted` to the end of the last use, rounded up. 0 if there is none. A use ends when a request ends or
     /// begins to wait for its client, and with each part of an upload that continues after that.
     last_end: AtomicU64,
@@ -106,6 +108,8 @@ impl OpenRequest {
 impl Drop for OpenRequest {
     fn drop(&mut self) {
         self.wait_for_client();
+        let unfinished = &self.connection.unfinished_requests;
+        unfinished.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -115,9 +119,10 @@ impl Connection {
         Arc::new(Self {
             address: address.expect("an address has digits, dots and colons"),
             is_tls,
-            lengths: LengthCheck::new(),
+            stream: StreamState::new(),
             accepted: Instant::now(),
             open_requests: AtomicUsize::new(0),
+            unfinished_requests: AtomicUsize::new(0),
             last_end: AtomicU64::new(0),
             _open: open,
         })
@@ -126,6 +131,7 @@ impl Connection {
     /// Counts a request as open.
     pub(crate) fn begin_request(self: &Arc<Self>) -> OpenRequest {
         self.open_requests.fetch_add(1, Ordering::Relaxed);
+        self.unfinished_requests.fetch_add(1, Ordering::Relaxed);
         OpenRequest {
             connection: Arc::clone(self),
             waits_for_client: false,
@@ -179,6 +185,35 @@ impl Connection {
             sleep_until(deadline.min(now + idle)).await;
         }
     }
+
+    /// Resolves if the client sends nothing while the connection shuts down. Never resolves for HTTP/1.
+    ///
+    /// For at least [`LAST_READ`] before, no response is incomplete, and the proxy has written all bytes that the windows of the
+    /// client allow.
+    ///
+    /// The shutdown of HTTP/2 begins with a ping, and hyper waits for the reply. HTTP/1 needs no reply of the client.
+    async fn vanished(&self) {
+        let reads = self.stream.reads();
+        let mut was_written = self.is_written();
+        loop {
+            sleep(LAST_READ).await;
+            if !self.stream.lengths.is_http2() || self.stream.reads() != reads {
+                return pending().await;
+            }
+            // The client has the time again after the last bytes. It may read them late, and its reply comes after them.
+            let is_written = self.is_written();
+            if was_written && is_written {
+                return;
+            }
+            was_written = is_written;
+        }
+    }
+
+    /// Returns `true` if no response is incomplete, and no byte waits until the client reads.
+    fn is_written(&self) -> bool {
+        let unfinished = self.unfinished_requests.load(Ordering::Acquire);
+        unfinished == 0 && !self.stream.is_blocked()
+    }
 }
 
 /// Serves a connection until it is closed. `closing` lets its open requests finish, and accepts no others.
@@ -213,7 +248,7 @@ pub(crate) async fn serve(
 
 async fn serve_stream(
     shared: Arc<Shared>,
-    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    stream: impl Transport,
     connection: Arc<Connection>,
     closing: CancellationToken,
 ) {
@@ -243,7 +278,7 @@ async fn serve_stream(
         .max_local_error_reset_streams(MAX_ERROR_RESETS)
         .keep_alive_interval(PING_PERIOD)
         .keep_alive_timeout(PING_PERIOD);
-    let stream = CheckedStream::new(stream, Arc::clone(&connection.lengths));
+    let stream = ClientStream::new(stream, Arc::clone(&connection.stream));
     let service = {
         let connection = Arc::clone(&connection);
         service_fn(move |req| service::respond(Arc::clone(&shared), Arc::clone(&connection), req))
@@ -267,6 +302,10 @@ async fn serve_stream(
             // A drain waits for the rest of the first head. A client has the idle time again to read a response, or to send a
             // part of an upload.
             has_request = connection.unused(began, idle.max(LAST_READ)) => has_request,
+            () = connection.vanished() => {
+                tracing::debug!("connection closed: client vanished");
+                return;
+            }
         };
     }
     if has_request {
@@ -284,10 +323,18 @@ fn report(served: Result<(), Box<dyn std::error::Error + Send + Sync>>) {
 
 #[cfg(test)]
 mod tests {
-    use tokio::{io::AsyncWriteExt, sync::Semaphore, time::sleep};
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex},
+        sync::Semaphore,
+        task::JoinHandle,
+    };
 
     use super::*;
     use crate::{Config, Proxy};
+
+    impl Transport for DuplexStream {
+        fn reset_on_close(&self) {}
+    }
 
     const IDLE: Duration = Duration::from_secs(4);
     /// Timers and times of requests are rounded up to a millisecond.
@@ -363,9 +410,12 @@ mod tests {
         assert_eq!(connection.open_requests.load(Ordering::Acquire), 0);
     }
 
-    /// hyper has no timeout of its own.
-    #[tokio::test(start_paused = true)]
-    async fn drain_ends_with_time_for_first_head() {
+    /// Serves a connection in a task. Returns the stream of its client, which has a buffer of this size.
+    async fn start(
+        connection: Arc<Connection>,
+        buffer: usize,
+        closing: &CancellationToken,
+    ) -> (DuplexStream, JoinHandle<()>) {
         let config = r#"
             [listen]
             address = "127.0.0.1:0"
@@ -379,13 +429,71 @@ mod tests {
         "#;
         let proxy = Proxy::bind(Config::from_toml(config).unwrap()).await;
         let shared = Arc::clone(&proxy.unwrap().shared);
-        let (mut client, stream) = tokio::io::duplex(1);
+        let (client, stream) = duplex(buffer);
+        let serving = serve_stream(shared, stream, connection, closing.clone());
+        (client, tokio::spawn(serving))
+    }
+
+    /// hyper has no timeout of its own.
+    #[tokio::test(start_paused = true)]
+    async fn drain_ends_with_time_for_first_head() {
         let closing = CancellationToken::new();
-        let serving = tokio::spawn(serve_stream(shared, stream, connection(), closing.clone()));
+        let (mut client, serving) = start(connection(), 1, &closing).await;
         // The proxy has read all bytes but one.
         client.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
         closing.cancel();
+        sleep(LAST_READ * 2).await;
+        assert!(!serving.is_finished());
         let ended = timeout(Duration::from_secs(60 * 60), serving).await;
+        ended.unwrap().unwrap();
+    }
+
+    /// Returns the first bytes of a client with HTTP/2.
+    fn preface() -> Vec<u8> {
+        let settings = [0_u8, 0, 0, 4, 0, 0, 0, 0, 0];
+        [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings].concat()
+    }
+
+    /// The machine of the client has lost its power. Without a limit, hyper waits for the reply to a ping.
+    #[tokio::test(start_paused = true)]
+    async fn vanished_client_delays_drain_briefly() {
+        // Neither a client that sends a byte nor one whose response is incomplete has vanished.
+        for (sends, has_request) in [(false, false), (true, false), (false, true)] {
+            let (connection, closing) = (connection(), CancellationToken::new());
+            let request = has_request.then(|| connection.begin_request());
+            let (mut client, serving) = start(connection, 64 * 1024, &closing).await;
+            client.write_all(&preface()).await.unwrap();
+            sleep(LAST_READ / 2).await;
+            closing.cancel();
+            sleep(LAST_READ / 2).await;
+            if sends {
+                client.write_all(&[0]).await.unwrap();
+            }
+            sleep(LAST_READ).await;
+            assert_eq!(serving.is_finished(), !sends && !has_request);
+            drop(request);
+            let ended = timeout(Duration::from_secs(60 * 60), serving).await;
+            ended.unwrap().unwrap();
+        }
+    }
+
+    /// The client reads nothing at first, and so it cannot reply.
+    #[tokio::test(start_paused = true)]
+    async fn client_that_reads_late_has_not_vanished() {
+        // The frames of the shutdown do not fit.
+        const BUFFER: usize = 64;
+        let closing = CancellationToken::new();
+        let (mut client, serving) = start(connection(), BUFFER, &closing).await;
+        client.write_all(&preface()).await.unwrap();
+        sleep(LAST_READ / 2).await;
+        closing.cancel();
+        sleep(LAST_READ * 3 / 2).await;
+        assert!(!serving.is_finished());
+        client.read_exact(&mut [0; BUFFER]).await.unwrap();
+        // The proxy has written the rest for less than the limit.
+        sleep(LAST_READ * 3 / 4).await;
+        assert!(!serving.is_finished());
+        let ended = timeout(LAST_READ, serving).await;
         ended.unwrap().unwrap();
     }
 }

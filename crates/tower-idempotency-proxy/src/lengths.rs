@@ -4,17 +4,13 @@
 //! the service gets shows neither.
 
 use std::{
-    io::{self, BufRead},
+    io::BufRead,
     mem,
-    pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    task::{Context, Poll, ready},
 };
-
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Bytes of a line that are read. The names and values that count are shorter.
 const MAX_LINE: usize = 128;
@@ -28,6 +24,8 @@ pub(crate) struct LengthCheck {
     ambiguous: AtomicU64,
     /// The number of requests that the service has received.
     received: AtomicU64,
+    /// `true` if the client began with HTTP/2. There is no check then.
+    is_http2: AtomicBool,
 }
 
 impl LengthCheck {
@@ -35,6 +33,7 @@ impl LengthCheck {
         Arc::new(Self {
             ambiguous: AtomicU64::new(u64::MAX),
             received: AtomicU64::new(0),
+            is_http2: AtomicBool::new(false),
         })
     }
 
@@ -44,64 +43,9 @@ impl LengthCheck {
         let number = self.received.fetch_add(1, Ordering::Relaxed);
         number == self.ambiguous.load(Ordering::Relaxed)
     }
-}
 
-/// The stream of a connection, which checks the bytes that hyper reads from it.
-///
-/// hyper reads the head of a request before it calls the service. So the result is known by then.
-pub(crate) struct CheckedStream<S> {
-    stream: S,
-    reader: Reader,
-}
-
-impl<S> CheckedStream<S> {
-    pub(crate) fn new(stream: S, check: Arc<LengthCheck>) -> Self {
-        let reader = Reader::new(check);
-        Self { stream, reader }
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for CheckedStream<S> {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        let before = buf.filled().len();
-        ready!(Pin::new(&mut this.stream).poll_read(cx, buf))?;
-        this.reader.read(&buf.filled()[before..]);
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for CheckedStream<S> {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+    pub(crate) fn is_http2(&self) -> bool {
+        self.is_http2.load(Ordering::Relaxed)
     }
 }
 
@@ -109,7 +53,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for CheckedStream<S> {
 ///
 /// hyper closes the connection after bytes that are no request. After an upgrade the result does not count, because there is no
 /// further request.
-struct Reader {
+pub(crate) struct Reader {
     check: Arc<LengthCheck>,
     part: Part,
     /// The current line, up to [`MAX_LINE`].
@@ -145,7 +89,7 @@ struct Head {
 }
 
 impl Reader {
-    fn new(check: Arc<LengthCheck>) -> Self {
+    pub(crate) fn new(check: Arc<LengthCheck>) -> Self {
         Self {
             check,
             part: Part::Head,
@@ -156,7 +100,7 @@ impl Reader {
         }
     }
 
-    fn read(&mut self, mut bytes: &[u8]) {
+    pub(crate) fn read(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             bytes = match self.part {
                 Part::Body(left) => {
@@ -226,6 +170,7 @@ impl Reader {
         if !self.head.has_request_line {
             self.head.has_request_line = !is_empty;
             if line == HTTP2_PREFACE {
+                self.check.is_http2.store(true, Ordering::Relaxed);
                 self.part = Part::Ended;
             }
             return;

@@ -53,6 +53,7 @@
 mod addresses;
 mod admin;
 mod body;
+mod client_stream;
 mod config;
 mod connection;
 mod headers;

@@ -76,7 +76,7 @@ pub(crate) enum RouteService {
 }
 
 impl Live {
-    /// Builds the services of `config`. Upstreams with the same settings as in `old` keep their connections.
+    /// Builds the services of `config`. Upstreams without TLS that have the same settings as in `old` keep their connections.
     pub(crate) fn new(
         config: Settings,
         layers: &Layers,
@@ -269,8 +269,8 @@ fn pool(
     let settings = serde_json::json!(upstream);
     if let Some((old_settings, pool)) = old.and_then(|old| old.pools.get(name))
         && *old_settings == settings
-        // The file may have other contents now.
-        && upstream.ca_file.is_none()
+        // The certificates, of the file or of the system, may have changed.
+        && pool.target.scheme == "http"
     {
         return Ok((settings, Arc::clone(pool)));
     }
@@ -420,4 +420,38 @@ fn identify(
         });
     }
     Ok(layer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    #[tokio::test]
+    async fn reload_keeps_only_connections_without_tls() {
+        for (scheme, is_kept) in [("http", true), ("https", false)] {
+            let text = format!(
+                r#"
+                [listen]
+                address = "127.0.0.1:0"
+                [store]
+                url = "memory"
+                [upstream.app]
+                url = "{scheme}://127.0.0.1:3000"
+                [[route]]
+                path = "/**"
+                upstream = "app"
+                "#
+            );
+            let layers = Layers::new(&AnyStore::from(MemoryStore::new()));
+            let build = |old: Option<&Live>| {
+                let settings = Config::from_toml(&text).unwrap().0;
+                Live::new(settings, &layers, &Tunnels::default(), old).unwrap()
+            };
+            let before = build(None);
+            let after = build(Some(&before));
+            let [before, after] = [&before, &after].map(|live| &live.pools["app"].1);
+            assert_eq!(Arc::ptr_eq(before, after), is_kept, "{scheme}");
+        }
+    }
 }

@@ -30,7 +30,8 @@ pub(crate) async fn respond(
 ) -> Result<Response<ResponseBody>, Infallible> {
     let version = req.version();
     let open = connection.begin_request();
-    let is_ambiguous = connection.lengths.is_next_ambiguous();
+    connection.stream.set_version(version);
+    let is_ambiguous = connection.stream.lengths.is_next_ambiguous();
     let live = shared.live.load_full();
     let mut req = req.map(|body| ReceivedBody::new(body, version).with_connection(&connection));
     remove_other_upgrade(&mut req);

@@ -164,7 +164,7 @@ fn console_without_audit_table_is_rejected() {
     fs::write(&file, with_console("memory", address, lines)).unwrap();
     let output = command(&file).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(
         stderr.contains("cannot serve the console: the memory store has no audit table"),
         "{stderr}"
@@ -195,7 +195,7 @@ fn unusable_audit_file_is_rejected() {
     let output = proxy.wait_with_output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(printed, "", "{stderr}");
-    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
     let expected = "cannot serve the console: cannot write the audit log /no/such/directory/log: ";
     assert!(stderr.contains(expected), "{stderr}");
 }

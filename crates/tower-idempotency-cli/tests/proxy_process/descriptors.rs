@@ -2,7 +2,7 @@
 
 use std::{fs, net::TcpStream, path::Path, process::Command};
 
-use tests::scratch::Scratch;
+use tests::{environment::remove_settings, scratch::Scratch};
 
 use crate::harness::{Process, Upstream, command, config, get, post};
 
@@ -23,7 +23,7 @@ fn start(file: &Path, upstream: &Upstream, lines: &str) -> Process {
     let script = format!("ulimit -S -n {SOFT} && ulimit -H -n {HARD} && exec \"$0\" \"$@\"");
     shell.arg("-c").arg(script);
     shell.arg(proxy.get_program()).args(proxy.get_args());
-    shell.env_remove("IDEMPOTENCY_STORE").env_remove("RUST_LOG");
+    remove_settings(&mut shell);
     Process::spawn(shell, file)
 }
 

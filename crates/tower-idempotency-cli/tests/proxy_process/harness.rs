@@ -14,15 +14,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tests::HANG_GUARD;
+use tests::{HANG_GUARD, environment::remove_settings};
 
-/// Returns the command `idempotency proxy` for a configuration.
+/// Returns the command `idempotency proxy` for a configuration, without settings of the environment.
 pub(crate) fn command(config: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_idempotency"));
     command.arg("proxy").arg("--config").arg(config);
-    command
-        .env_remove("IDEMPOTENCY_STORE")
-        .env_remove("RUST_LOG");
+    remove_settings(&mut command);
     command
 }
 

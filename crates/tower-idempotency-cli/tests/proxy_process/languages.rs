@@ -3,12 +3,13 @@
 use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
-    net::{SocketAddr, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    thread,
 };
 
-use tests::{HANG_GUARD, scratch::Scratch};
+use tests::{HANG_GUARD, environment::remove_settings, scratch::Scratch};
 
 use crate::harness::{Process, exchange, get, post};
 
@@ -137,12 +138,12 @@ const EXECUTIONS: usize = 9;
 
 /// Runs all rows for which the example has a route.
 fn check_conformance(proxy: &Process) {
-    let output = Command::new(env!("CARGO_BIN_EXE_idempotency"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_idempotency"));
+    let output = remove_settings(&mut command)
         .args(["conform", &format!("http://{}/orders", proxy.address)])
         .arg("--header=authorization: Bearer a")
         .arg("--other-header=authorization: Bearer b")
         .args(["--require-key", "--strict-keys", "--timeout=60s", "--json"])
-        .env_remove("IDEMPOTENCY_STORE")
         .stdin(Stdio::null())
         .output()
         .unwrap();
@@ -243,28 +244,65 @@ fn service_outlasts_drain_of_sidecar() {
     assert!(!manifest.contains("\n      initContainers:"));
 }
 
+/// Returns a configuration in `ops/` with this upstream, and with files in `scratch`.
+fn adapted(mut text: String, upstream: SocketAddr, scratch: &Scratch) -> String {
+    let store = format!("sqlite:{}", scratch.file("keys.db").display());
+    fs::write(scratch.file("store-url"), format!("{store}\n")).unwrap();
+    fs::write(scratch.file("secret"), "sixteen bytes or more\n").unwrap();
+    let folder = scratch.file("");
+    let folder = folder.to_str().unwrap().trim_end_matches('/');
+    for (from, to) in [
+        ("0.0.0.0:8080", "127.0.0.1:0"),
+        ("0.0.0.0:9090", "127.0.0.1:0"),
+        ("127.0.0.1:3000", &upstream.to_string()),
+        ("orders:3000", &upstream.to_string()),
+        ("redis://redis:6379/0", &store),
+        ("/run/secrets/idempotency", folder),
+    ] {
+        text = text.replace(from, to);
+    }
+    text
+}
+
+/// The ingress ends TLS. With another protocol, a service redirects its clients without an end.
+#[test]
+fn sidecar_passes_on_protocol_of_ingress() {
+    let [_, (_, text)] = shipped();
+    let scratch = Scratch::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let text = adapted(text, listener.local_addr().unwrap(), &scratch);
+    let upstream = thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(HANG_GUARD)).unwrap();
+        let lines = BufReader::new(&stream).lines().map(Result::unwrap);
+        let head: Vec<_> = lines.take_while(|line| !line.is_empty()).collect();
+        let response = "HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n";
+        (&stream).write_all(response.as_bytes()).unwrap();
+        head
+    });
+    let file = scratch.file("proxy.toml");
+    fs::write(&file, text).unwrap();
+    let proxy = Process::start(&file);
+    let forwarded = ["x-forwarded-for: 192.0.2.7", "x-forwarded-proto: https"];
+    let request = format!(
+        "GET /orders HTTP/1.1\r\nhost: a\r\n{}\r\nconnection: close\r\n\r\n",
+        forwarded.join("\r\n")
+    );
+    assert_eq!(exchange(proxy.address, &request).status(), 204);
+    let head = upstream.join().unwrap();
+    for line in forwarded {
+        assert!(head.iter().any(|it| it == line), "{line}: {head:?}");
+    }
+}
+
 /// Each configuration begins with observation: both requests reach the service.
 #[test]
 fn shipped_configurations_observe() {
-    for (name, mut text) in shipped() {
+    for (name, text) in shipped() {
         let scratch = Scratch::new();
         let mut command = Command::new("python3");
         let upstream = Program::start(command.arg(example("orders.py")).arg("0"));
-        let store = format!("sqlite:{}", scratch.file("keys.db").display());
-        fs::write(scratch.file("store-url"), format!("{store}\n")).unwrap();
-        fs::write(scratch.file("secret"), "sixteen bytes or more\n").unwrap();
-        let folder = scratch.file("");
-        let folder = folder.to_str().unwrap().trim_end_matches('/');
-        for (from, to) in [
-            ("0.0.0.0:8080", "127.0.0.1:0"),
-            ("0.0.0.0:9090", "127.0.0.1:0"),
-            ("127.0.0.1:3000", &upstream.address.to_string()),
-            ("orders:3000", &upstream.address.to_string()),
-            ("redis://redis:6379/0", &store),
-            ("/run/secrets/idempotency", folder),
-        ] {
-            text = text.replace(from, to);
-        }
+        let text = adapted(text, upstream.address, &scratch);
         let file = scratch.file("proxy.toml");
         fs::write(&file, &text).unwrap();
         let mut proxy = Process::start(&file);

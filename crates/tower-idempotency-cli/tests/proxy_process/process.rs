@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use tests::{few_or, metrics_page, scratch::Scratch};
+use tests::{environment::remove_settings, few_or, metrics_page, scratch::Scratch};
 
 use crate::harness::{Process, Upstream, command, config, exchange, get, post};
 
@@ -54,24 +54,61 @@ fn wrong_configuration_is_rejected_with_line() {
     assert_eq!(output.status.code(), Some(2));
 }
 
+/// systemd does not start such a proxy again.
+#[test]
+fn wrong_file_or_store_exits_with_2() {
+    let scratch = Scratch::new();
+    let file = scratch.file("proxy.toml");
+    let address = "127.0.0.1:1".parse().unwrap();
+    let valid = config("memory", address, "");
+    let tls = "[listen]\ntls = { certificate = \"/none/chain.pem\", key = \"/none/key.pem\" }";
+    let ca_file = "ca_file = \"/none/ca.pem\"\n[[route]]";
+    let with_store = |url: &str| (config(url, address, ""), false);
+    for ((text, is_checked), expected) in [
+        (
+            (valid.replacen("[listen]", tls, 1), true),
+            "cannot use certificate /none/chain.pem",
+        ),
+        (
+            (
+                valid
+                    .replace("http://", "https://")
+                    .replacen("[[route]]", ca_file, 1),
+                true,
+            ),
+            "cannot use ca_file /none/ca.pem",
+        ),
+        (with_store("mongo://host"), "found mongo"),
+        (with_store("redis://host/0?foo=1"), "after the ? of the URL"),
+        (with_store(""), "found a text without a scheme"),
+    ] {
+        fs::write(&file, text).unwrap();
+        let run = |arguments: &[&str]| command(&file).args(arguments).output().unwrap();
+        let output = run(&[]);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains(expected), "{stderr}");
+        let code = if is_checked { 2 } else { 0 };
+        assert_eq!(run(&["--check"]).status.code(), Some(code), "{expected}");
+    }
+}
+
 /// Neither the store nor an upstream is needed for a policy.
 #[test]
 fn policy_of_each_route_is_printed() {
     let scratch = Scratch::new();
     let (file, document) = (scratch.file("proxy.toml"), scratch.file("openapi.json"));
     let address = "127.0.0.1:1".parse().unwrap();
-    fs::write(
-        &file,
-        config("redis://:hush@127.0.0.1:1", address, "retention = \"2h\""),
-    )
-    .unwrap();
+    let route = "retention = \"2h\"\nshare = \"25%\"";
+    let text = config("redis://:hush@127.0.0.1:1", address, route);
+    fs::write(&file, text).unwrap();
     let policy = |arguments: &[&str]| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_idempotency"));
         command
             .args(["proxy", "policy", "--config"])
             .arg(&file)
             .args(arguments);
-        let output = command.env_remove("IDEMPOTENCY_STORE").output().unwrap();
+        let output = remove_settings(&mut command).output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         (
             output.status.code(),
@@ -107,11 +144,12 @@ fn policy_of_each_route_is_printed() {
     assert!(described.lines().count() > 10, "{described}");
     let described: serde_json::Value = serde_json::from_str(&described).unwrap();
     assert_eq!(described["info"]["title"], "a\u{9b}2J");
-    let responses = &described["paths"]["/orders"]["post"]["responses"];
+    let post = &described["paths"]["/orders"]["post"];
     assert_eq!(
-        responses["422"]["$ref"],
+        post["responses"]["422"]["$ref"],
         "#/components/responses/Idempotency422"
     );
+    assert_eq!(post["x-idempotency"]["enforced_percent"], 25);
     assert_eq!(fs::read_to_string(&document).unwrap(), original);
 
     for (text, expected) in [

@@ -7,7 +7,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use tests::scratch::Scratch;
+use tests::{environment::remove_settings, scratch::Scratch};
 
 use crate::harness::{Process, Upstream, command, config, get, post};
 
@@ -38,12 +38,10 @@ os.execv(sys.argv[2], sys.argv[2:])
 fn with_sockets(config: &Path, names: &str) -> Command {
     let program = command(config);
     let mut python = Command::new("python3");
-    python
+    remove_settings(&mut python)
         .args(["-c", HAND_OVER, names])
         .arg(program.get_program())
         .args(program.get_args())
-        .env_remove("IDEMPOTENCY_STORE")
-        .env_remove("RUST_LOG")
         .current_dir(config.parent().unwrap());
     python
 }
@@ -124,7 +122,7 @@ fn unusable_sockets_are_rejected() {
         fs::write(&file, text).unwrap();
         let output = with_sockets(&file, names).output().unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{names}: {stderr}");
+        assert_eq!(output.status.code(), Some(2), "{names}: {stderr}");
         assert!(stderr.contains(expected), "{names}: {stderr}");
     }
 }

@@ -29,7 +29,8 @@ pub(crate) use self::{
 pub use self::{console::ConsoleConfig, error::ConfigError};
 use crate::{
     route::{HostPattern, PathPattern},
-    routes,
+    routes, tls,
+    upstream::Pool,
 };
 
 /// The configuration of a proxy.
@@ -305,6 +306,21 @@ impl Config {
         routes
             .map(|route| Ok((route.rule().to_string(), routes::policy(&self.0, route)?)))
             .collect()
+    }
+
+    /// Reads the certificates and keys of TLS, as [`Proxy::bind`](crate::Proxy::bind) does.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] if a file cannot be read or used.
+    pub fn check_certificates(&self) -> Result<(), ConfigError> {
+        if let Some(tls) = &self.0.listen.tls {
+            tls::server_config(tls)?;
+        }
+        for upstream in self.0.upstream.values() {
+            Pool::new(upstream)?;
+        }
+        Ok(())
     }
 
     /// Adds the policies of the routes to an OpenAPI document of the upstreams, as [`Policy::describe`] does.

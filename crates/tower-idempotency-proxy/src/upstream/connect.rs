@@ -4,17 +4,19 @@ use std::{
     io,
     net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use futures_util::{
     FutureExt,
-    future::{BoxFuture, Shared},
+    future::{BoxFuture, Shared, select_all},
 };
 use http::{HeaderValue, Uri};
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpStream, lookup_host},
+    time::{Instant, timeout},
 };
 use tokio_rustls::TlsConnector;
 
@@ -32,43 +34,74 @@ pub(crate) struct Target {
     pub(crate) authority: HeaderValue,
     pub(crate) scheme: &'static str,
     pub(crate) http2: bool,
-    lookup: Lookup,
+    lookups: Lookups,
     tls: Option<(TlsConnector, ServerName<'static>)>,
 }
 
-/// The lookup of the addresses of a host, if it has not ended.
+/// Time after which a lookup is repeated. glibc itself repeats a query without a reply only after 5 s.
+const LOOKUP_DELAY: Duration = Duration::from_millis(500);
+/// Largest number of lookups of one host in progress.
+const MAX_LOOKUPS: usize = 4;
+
+/// The lookups of the addresses of a host that have not ended.
 ///
 /// A lookup has no time limit and cannot be cancelled, and each one occupies a thread that all upstreams and the store share. So
-/// all connections wait for the same one.
+/// all connections wait for the same ones.
 #[derive(Default)]
-struct Lookup(Mutex<Option<SharedLookup>>);
+struct Lookups(Mutex<Vec<Lookup>>);
+
+/// A lookup in a task.
+struct Lookup {
+    began: Instant,
+    found: SharedLookup,
+}
 
 type LookupResult = Result<Vec<SocketAddr>, Arc<io::Error>>;
 type SharedLookup = Shared<BoxFuture<'static, LookupResult>>;
 
-impl Lookup {
-    /// Returns the addresses that `look_up` finds, or those of the lookup in progress.
-    async fn addresses<F>(&self, look_up: impl FnOnce() -> F) -> io::Result<Vec<SocketAddr>>
+impl Lookups {
+    /// Returns the addresses that `look_up` finds, or those of a lookup in progress that ends before.
+    async fn addresses<F>(&self, mut look_up: impl FnMut() -> F) -> io::Result<Vec<SocketAddr>>
     where
         F: Future<Output = io::Result<Vec<SocketAddr>>> + Send + 'static,
     {
-        let lookup = {
-            let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            // The addresses of a lookup that has ended may be old.
-            current.take_if(|lookup| lookup.clone().now_or_never().is_some());
-            let lookup = current.get_or_insert_with(|| {
-                // The task continues if all connections time out.
-                let task = tokio::spawn(look_up());
-                let found = async move {
-                    let found = task.await.unwrap_or_else(|error| Err(error.into()));
-                    found.map_err(Arc::new)
-                };
-                found.boxed().shared()
-            });
-            lookup.clone()
+        loop {
+            let lookups = select_all(self.in_progress(&mut look_up));
+            if let Ok((found, ..)) = timeout(LOOKUP_DELAY, lookups).await {
+                return found.map_err(|error| io::Error::new(error.kind(), error));
+            }
+        }
+    }
+
+    /// Returns the lookups in progress. Starts one if there is none, or if the last one takes long.
+    fn in_progress<F>(&self, look_up: impl FnOnce() -> F) -> Vec<SharedLookup>
+    where
+        F: Future<Output = io::Result<Vec<SocketAddr>>> + Send + 'static,
+    {
+        let mut lookups = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // The addresses of a lookup that has ended may be old.
+        lookups.retain(|lookup| lookup.found.clone().now_or_never().is_none());
+        let last = lookups.last();
+        let is_due = last.is_none_or(|last| last.began.elapsed() >= LOOKUP_DELAY);
+        if is_due && lookups.len() < MAX_LOOKUPS {
+            lookups.push(Lookup::start(look_up()));
+        }
+        lookups.iter().map(|lookup| lookup.found.clone()).collect()
+    }
+}
+
+impl Lookup {
+    fn start(look_up: impl Future<Output = io::Result<Vec<SocketAddr>>> + Send + 'static) -> Self {
+        // The task continues if all connections time out.
+        let task = tokio::spawn(look_up);
+        let found = async move {
+            let found = task.await.unwrap_or_else(|error| Err(error.into()));
+            found.map_err(Arc::new)
         };
-        let found = lookup.await;
-        found.map_err(|error| io::Error::new(error.kind(), error))
+        Self {
+            began: Instant::now(),
+            found: found.boxed().shared(),
+        }
     }
 }
 
@@ -112,7 +145,7 @@ impl Target {
                 .map_err(|error| invalid(&error))?,
             scheme: if is_tls { "https" } else { "http" },
             http2: upstream.http2,
-            lookup: Lookup::default(),
+            lookups: Lookups::default(),
             host,
             tls,
         })
@@ -126,7 +159,7 @@ impl Target {
                 Ok::<Vec<_>, io::Error>(found.collect())
             }
         };
-        let addresses = self.lookup.addresses(look_up).await?;
+        let addresses = self.lookups.addresses(look_up).await?;
         self.connect_to(&addresses).await
     }
 
@@ -152,13 +185,10 @@ fn connector(config: ClientConfig) -> TlsConnector {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        future::{pending, ready},
-        time::Duration,
-    };
+    use std::future::{pending, ready};
 
     use ::tests::{barrier::bounded, wire::full_listener};
-    use tokio::{net::TcpListener, sync::oneshot, task::yield_now, time::timeout};
+    use tokio::{net::TcpListener, sync::oneshot, task::yield_now};
 
     use super::*;
     use crate::config::Config;
@@ -206,7 +236,9 @@ mod tests {
         let target = target();
         let live = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (found, addresses) = oneshot::channel();
-        let timed_out = target.lookup.addresses(|| receive(addresses));
+        let mut addresses = Some(addresses);
+        let look_up = || receive(addresses.take().expect("a single lookup"));
+        let timed_out = target.lookups.addresses(look_up);
         assert!(timed_out.now_or_never().is_none());
         found.send(vec![live.local_addr().unwrap()]).unwrap();
         // A lookup of its own would find port 3000.
@@ -214,42 +246,70 @@ mod tests {
         bounded(live.accept()).await.unwrap();
     }
 
-    #[tokio::test]
-    async fn unfinished_lookup_is_not_repeated() {
-        let lookup = Lookup::default();
+    /// The reply of the name server is lost.
+    #[tokio::test(start_paused = true)]
+    async fn slow_lookup_is_repeated() {
+        let lookups = Lookups::default();
+        assert!(lookups.addresses(pending).now_or_never().is_none());
+        let began = Instant::now();
+        let found = lookups.addresses(|| ready(Ok(vec![address(1)])));
+        assert_eq!(bounded(found).await.unwrap(), [address(1)]);
+        let elapsed = began.elapsed();
+        assert!(
+            elapsed >= LOOKUP_DELAY && elapsed < LOOKUP_DELAY * 2,
+            "{elapsed:?}"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unfinished_lookups_are_limited() {
+        let lookups = Lookups::default();
         let (found, addresses) = oneshot::channel();
         let mut addresses = Some(addresses);
+        let mut count = 0;
         for _ in 0..100 {
-            let timed_out =
-                lookup.addresses(|| receive(addresses.take().expect("a single lookup")));
-            assert!(timed_out.now_or_never().is_none());
+            let look_up = || {
+                count += 1;
+                let addresses = addresses.take();
+                async move {
+                    match addresses {
+                        Some(addresses) => receive(addresses).await,
+                        None => pending().await,
+                    }
+                }
+            };
+            let timed_out = timeout(LOOKUP_DELAY / 10, lookups.addresses(look_up));
+            assert!(timed_out.await.is_err());
         }
+        assert_eq!(count, MAX_LOOKUPS);
         found.send(vec![address(1)]).unwrap();
-        let waiting = lookup.addresses(pending);
+        let waiting = lookups.addresses(pending);
         assert_eq!(bounded(waiting).await.unwrap(), [address(1)]);
     }
 
     #[tokio::test]
     async fn finished_lookup_is_repeated() {
-        let lookup = Lookup::default();
-        let refused = io::Error::new(io::ErrorKind::NotFound, "no such host");
-        let failed = bounded(lookup.addresses(|| ready(Err(refused)))).await;
+        let lookups = Lookups::default();
+        let refuse = || io::Error::new(io::ErrorKind::NotFound, "no such host");
+        let failed = bounded(lookups.addresses(|| ready(Err(refuse())))).await;
         let error = failed.unwrap_err();
         let (kind, text) = (error.kind(), error.to_string());
         assert_eq!((kind, &*text), (io::ErrorKind::NotFound, "no such host"));
         for port in [1, 2] {
-            let found = lookup.addresses(|| ready(Ok(vec![address(port)])));
+            let found = lookups.addresses(|| ready(Ok(vec![address(port)])));
             assert_eq!(bounded(found).await.unwrap(), [address(port)]);
         }
         // No connection waits for the end of this lookup.
         let (found, addresses) = oneshot::channel();
-        let timed_out = lookup.addresses(|| receive(addresses));
+        let mut addresses = Some(addresses);
+        let look_up = || receive(addresses.take().expect("a single lookup"));
+        let timed_out = lookups.addresses(look_up);
         assert!(timed_out.now_or_never().is_none());
         found.send(vec![address(3)]).unwrap();
         for _ in 0..10 {
             yield_now().await;
         }
-        let found = lookup.addresses(|| ready(Ok(vec![address(4)])));
+        let found = lookups.addresses(|| ready(Ok(vec![address(4)])));
         assert_eq!(bounded(found).await.unwrap(), [address(4)]);
     }
 }

@@ -15,7 +15,11 @@ use std::{
 };
 
 use h2::Reason;
-use http::{Request, Response, StatusCode, Version};
+use http::{
+    Request, Response, StatusCode, Version,
+    uri::{Authority, PathAndQuery},
+};
+use http_body::Body as _;
 use hyper::{
     body::Incoming,
     client::conn::{TrySendError, http1, http2},
@@ -56,6 +60,7 @@ pub(crate) struct Pool {
     max_idle: usize,
     idle: Mutex<VecDeque<Idle>>,
     /// The connections with HTTP/2 for requests with a lease. Their bodies are complete, and their clients do not cancel them.
+    /// A request with a large head or with trailers has a connection of its own.
     with_lease: SharedConnections,
     /// The connections with HTTP/2 for all other requests. A client can use up the window of such a connection for uploads, or
     /// make the upstream close it. This ends the other requests on it with an unknown outcome.
@@ -164,6 +169,11 @@ const MAX_RESPONSE_HEAD: u32 = 400 * 1024;
 /// allocates two tables of 8 KiB (256 x 32) for each head. A record has at most 128 lines, so a response with more is sent and not
 /// recorded.
 const MAX_RESPONSE_LINES: usize = 256;
+/// Largest head of a request that shares a connection, in bytes. An upstream may close the connection because of a larger one.
+/// This is half of the default limit of hyper.
+const MAX_SHARED_HEAD: usize = 8 * 1024;
+/// Bytes that HTTP/2 counts for each line in addition to its name and value (RFC 9113, section 6.5.2).
+const LINE_OVERHEAD: usize = 32;
 
 /// A connection without a request.
 struct Idle {
@@ -200,7 +210,10 @@ impl Pool {
             let res = self.send_http1(req).await?;
             return Ok(res.map(|body| ReceivedBody::new(body, Version::HTTP_11)));
         }
-        let connections = if has_lease {
+        let own = SharedConnections::default();
+        let connections = if has_lease && may_break_connection(&req) {
+            &own
+        } else if has_lease {
             &self.with_lease
         } else {
             &self.without_lease
@@ -437,6 +450,18 @@ impl From<AttemptError> for SendError {
             AttemptError::Failed(error) => error,
         }
     }
+}
+
+/// Returns `true` if an upstream may close the connection because of the head or the trailers of a request with a lease.
+fn may_break_connection(req: &Request<RequestBody>) -> bool {
+    let uri = req.uri();
+    let authority = uri.authority().map_or("", Authority::as_str);
+    let path = uri.path_and_query().map_or("", PathAndQuery::as_str);
+    let lines = req.headers().iter();
+    let lines = lines.map(|(name, value)| name.as_str().len() + value.len() + LINE_OVERHEAD);
+    let size = req.method().as_str().len() + authority.len() + path.len() + lines.sum::<usize>();
+    // The body is in memory. Its length is exact unless trailers follow it.
+    size > MAX_SHARED_HEAD || req.body().size_hint().exact().is_none()
 }
 
 /// Returns the failure of a request that hyper has begun to send.

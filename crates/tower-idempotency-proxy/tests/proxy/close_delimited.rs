@@ -1,6 +1,7 @@
 //! Responses without a length and chunks, which end with the connection (RFC 9112, section 6.3).
 
 use std::{
+    io,
     net::SocketAddr,
     sync::{
         Arc,
@@ -15,13 +16,14 @@ use tests::{
     wire::{H1, post_h1},
 };
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
-    net::TcpListener,
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
 };
 
 use crate::{
     breaks::needs_attention,
     harness::{ConnectionEnd, Script, Served, Upstream, config, exchange, post, tls_acceptor},
+    tls::{connect, with_tls},
 };
 
 const HEADS: [&str; 3] = [
@@ -106,6 +108,55 @@ async fn client_sees_if_response_is_complete() {
         drop(upstream);
         let has_last_chunk = bounded(client.has_received("\r\n0\r\n\r\n")).await;
         assert_eq!(has_last_chunk, is_complete, "{end:?}");
+    }
+}
+
+/// Requests a response by HTTP/1.0. Its upstream resets the connection after this chunk. Returns the end of the response.
+async fn end_of_http10(
+    mut client: impl AsyncRead + AsyncWrite + Unpin,
+    upstream: &TcpListener,
+    last_chunk: &str,
+) -> Result<usize, io::ErrorKind> {
+    let request = b"POST /open/pay HTTP/1.0\r\nhost: a\r\ncontent-length: 1\r\n\r\n1";
+    client.write_all(request).await.unwrap();
+    client.flush().await.unwrap();
+    let (mut upstream, _) = bounded(upstream.accept()).await.unwrap();
+    read_request(&mut upstream).await;
+    let head = "HTTP/1.1 201 Created\r\ntransfer-encoding: chunked\r\n\r\n";
+    let response = [head, "7\r\ncreated\r\n", last_chunk].concat();
+    upstream.write_all(response.as_bytes()).await.unwrap();
+    let mut response = Vec::new();
+    while !response.ends_with(b"\r\n\r\ncreated") {
+        response.push(bounded(client.read_u8()).await.unwrap());
+    }
+    upstream.set_zero_linger().unwrap();
+    drop(upstream);
+    let ended = bounded(client.read_to_end(&mut response)).await;
+    ended.map_err(|error| error.kind())
+}
+
+/// HTTP/1.0 has no chunks, so the end of the connection is the end of the response.
+#[tokio::test]
+async fn incomplete_response_resets_http10() {
+    let scratch = Scratch::new();
+    let certificates = Certificates::make(scratch.path());
+    for (last_chunk, expected) in [
+        ("0\r\n\r\n", Ok(0)),
+        ("", Err(io::ErrorKind::ConnectionReset)),
+    ] {
+        let upstream = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let text = config(upstream.local_addr().unwrap(), "", "");
+        let proxy = Served::start(&text).await;
+        let client = TcpStream::connect(proxy.address).await.unwrap();
+        let ended = end_of_http10(client, &upstream, last_chunk).await;
+        assert_eq!(ended, expected, "{last_chunk:?}");
+        // A client may take the end of TCP for the end of TLS.
+        let proxy = Served::start(&with_tls(&text, &certificates)).await;
+        let client = connect(proxy.address, certificates.ca(), b"http/1.1")
+            .await
+            .unwrap();
+        let ended = end_of_http10(client, &upstream, last_chunk).await;
+        assert_eq!(ended, expected, "TLS: {last_chunk:?}");
     }
 }
 

@@ -14,7 +14,7 @@ use axum::{Router, body::Body, routing::get};
 use bytes::Bytes;
 use futures_util::{StreamExt, future::join_all};
 use h2::{RecvStream, server::SendResponse};
-use http::{Request, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use tests::{
     barrier::{Barrier, bounded, eventually},
     scratch::Scratch,
@@ -27,7 +27,7 @@ use tokio::{
     sync::oneshot,
 };
 
-use crate::harness::{Served, config, exchange, pay_twice, post, tls_acceptor};
+use crate::harness::{Served, config, exchange, pay_twice, post, post_with, tls_acceptor};
 
 /// An upstream with HTTP/2. A connection on which a request with one of these numbers arrives replies no more.
 async fn upstream(hanging: &'static [usize], max_streams: u32) -> (SocketAddr, Arc<AtomicUsize>) {
@@ -177,6 +177,9 @@ async fn client_that_does_not_read_delays_only_itself() {
 /// The window of a connection, and of each of its streams (RFC 9113, section 6.9.2).
 const WINDOW: usize = 65_535;
 
+/// Largest head of a request that the upstream reads, in bytes.
+const MAX_HEAD: u32 = 16 * 1024;
+
 /// An upstream with HTTP/2 that passes the barrier before it counts a payment. Clones share the counters.
 #[derive(Clone)]
 struct Payments {
@@ -211,7 +214,9 @@ impl Payments {
 
     async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin, max_streams: u32) {
         let mut builder = h2::server::Builder::new();
-        builder.max_concurrent_streams(max_streams);
+        builder
+            .max_concurrent_streams(max_streams)
+            .max_header_list_size(MAX_HEAD);
         let mut connection = builder.handshake::<_, Bytes>(stream).await.unwrap();
         while let Some(Ok((request, respond))) = connection.accept().await {
             tokio::spawn(self.clone().respond(request, respond));
@@ -285,6 +290,49 @@ async fn large_head_breaks_no_leased_request() {
     assert_eq!(reply.status(), 201, "{reply:?}");
     let retry = exchange(proxy.address, post("/pay", "k", "1")).await;
     assert!(retry.is_replay(), "{retry:?}");
+    assert_eq!(upstream.executed.load(Ordering::SeqCst), 1);
+}
+
+/// Returns lines of 50,000 bytes, which HTTP/2 does not compress. The proxy accepts them, and the upstream ends their connection.
+fn large_lines() -> HeaderMap {
+    let lines = (0..10).map(|number| {
+        let name = HeaderName::try_from(format!("x-{number}")).unwrap();
+        let value = HeaderValue::try_from("{|}~^".repeat(1_000)).unwrap();
+        (name, value)
+    });
+    lines.collect()
+}
+
+#[tokio::test]
+async fn large_request_breaks_no_leased_request() {
+    let upstream = Payments::new(Barrier::closed());
+    let proxy = Served::start(&config(upstream.start().await, "http2 = true", "")).await;
+    let payment = tokio::spawn(exchange(proxy.address, post("/pay", "k", "1")));
+    bounded(upstream.barrier.arrival()).await;
+
+    let lines = large_lines();
+    let lines = lines
+        .iter()
+        .map(|(name, value)| format!("{name}: {}\r\n", value.to_str().unwrap()));
+    let head = post_with("/pay", "head", &lines.collect::<String>(), "1");
+    let reply = exchange(proxy.address, head).await;
+    assert_eq!(reply.status(), 502, "{reply:?}");
+
+    let stream = TcpStream::connect(proxy.address).await.unwrap();
+    let (sender, connection) = h2::client::handshake(stream).await.unwrap();
+    tokio::spawn(connection);
+    let mut sender = sender.ready().await.unwrap();
+    let request = Request::post("http://a/pay").header("idempotency-key", "trailers");
+    let request = request.body(()).unwrap();
+    let (response, mut body) = sender.send_request(request, false).unwrap();
+    body.send_data(Bytes::from_static(b"1"), false).unwrap();
+    body.send_trailers(large_lines()).unwrap();
+    let response = bounded(response).await.unwrap();
+    assert_eq!(response.status(), 502);
+
+    upstream.barrier.release(1);
+    let reply = bounded(payment).await.unwrap();
+    assert_eq!(reply.status(), 201, "{reply:?}");
     assert_eq!(upstream.executed.load(Ordering::SeqCst), 1);
 }
 

@@ -14,7 +14,7 @@ use tower_idempotency_proxy::Config;
 
 use crate::harness::{Reply, Script, Served, Upstream, config, exchange, post};
 
-fn with_tls(config: &str, certificates: &Certificates) -> String {
+pub(crate) fn with_tls(config: &str, certificates: &Certificates) -> String {
     let lines = format!(
         "[listen]\ntls = {{ certificate = \"{}\", key = \"{}\" }}",
         certificates.certificate().display(),
@@ -23,7 +23,7 @@ fn with_tls(config: &str, certificates: &Certificates) -> String {
     config.replacen("[listen]", &lines, 1)
 }
 
-async fn connect(
+pub(crate) async fn connect(
     address: SocketAddr,
     ca: &Path,
     protocol: &[u8],

@@ -11,8 +11,8 @@ pub(crate) struct Scripts {
     pub(crate) complete: Script,
     pub(crate) release: Script,
     pub(crate) is_in_progress: Script,
-    /// Tries the commands of the index of completed entries. Only the check of a store with this index runs it.
-    pub(crate) index_rights: Script,
+    /// Tries commands whose failure neither an acquire nor a release of a new key reports. Only the check runs it.
+    pub(crate) rights: Script,
     pub(crate) operators: OperatorScripts,
 }
 
@@ -88,7 +88,7 @@ impl Scripts {
             complete: Script::new(with_completed!("scripts/complete.lua")),
             release: Script::new(with_index!("scripts/release.lua")),
             is_in_progress: Script::new(include_str!("scripts/is_in_progress.lua")),
-            index_rights: Script::new(include_str!("scripts/rights.lua")),
+            rights: Script::new(include_str!("scripts/rights.lua")),
             operators: OperatorScripts {
                 page: Script::new(with_ranges!("scripts/page.lua")),
                 present: Script::new(with_ranges!("scripts/present.lua")),

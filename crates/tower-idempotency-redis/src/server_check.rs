@@ -71,20 +71,22 @@ pub(crate) async fn check_store(
 }
 
 /// Checks the reply of `scripts/rights.lua`: the names of commands that the server rejects.
-pub(crate) fn check_index_rights(reply: Result<Value, StoreError>) -> Result<(), CheckError> {
+pub(crate) fn check_rights(reply: Result<Value, StoreError>) -> Result<(), CheckError> {
     let reply = reply.map_err(|error| CheckError::unreachable(&error, RIGHTS))?;
     let mut names = Vec::new();
     collect_texts(&reply, &mut names);
     if names.is_empty() {
         return Ok(());
     }
+    // A store with the index needs all of them.
+    let (user, remedy) = if names.iter().any(|name| ENTRY_COMMANDS.contains(name)) {
+        ("store", ENTRY_RIGHTS)
+    } else {
+        ("index of completed entries", INDEX_RIGHTS)
+    };
     let names = names.join(", ");
-    let problem = format!("the index of completed entries needs {names}, which the server rejects");
-    Err(CheckError::new(
-        CheckErrorKind::Denied,
-        problem,
-        INDEX_RIGHTS,
-    ))
+    let problem = format!("the {user} needs {names}, which the server rejects");
+    Err(CheckError::new(CheckErrorKind::Denied, problem, remedy))
 }
 
 fn check_error(error: &ConnectError) -> CheckError {
@@ -121,6 +123,10 @@ async fn probe(store: &impl Store) -> Result<KeyId, StoreError> {
 const REACHABLE: &str =
     "check the address, the credentials and the network, and that the server runs";
 const RIGHTS: &str = "permit the user to run INFO and EVALSHA, and to read and write the keys with the prefix of the store";
+/// The commands on entries that `scripts/rights.lua` tries.
+const ENTRY_COMMANDS: [&str; 3] = ["hdel", "pttl", "pexpire"];
+const ENTRY_RIGHTS: &str =
+    "permit the user to run these commands on the keys with the prefix of the store";
 const INDEX_RIGHTS: &str =
     "permit the user to run these commands on a sorted set, or turn the index off";
 
@@ -419,18 +425,29 @@ mod tests {
     }
 
     #[test]
-    fn rejected_commands_of_index_have_these_texts() {
+    fn rejected_commands_have_these_texts() {
         let reply = |names: &[&str]| {
             let texts = names.iter().map(|name| Value::BulkString((*name).into()));
             Ok(Value::Array(texts.collect()))
         };
-        assert_eq!(check_index_rights(reply(&[])), Ok(()));
-        let error = check_index_rights(reply(&["zadd", "zrem"])).unwrap_err();
-        assert_eq!(error.kind(), CheckErrorKind::Denied);
-        let expected = "the index of completed entries needs zadd, zrem, which the server rejects: \
-                        permit the user to run these commands on a sorted set, or turn the index off";
-        assert_eq!(error.to_string(), expected);
-        let error = check_index_rights(Err(StoreError::backend("no reply"))).unwrap_err();
+        assert_eq!(check_rights(reply(&[])), Ok(()));
+        for (names, expected) in [
+            (
+                ["zadd", "zrem"],
+                "the index of completed entries needs zadd, zrem, which the server rejects: \
+                 permit the user to run these commands on a sorted set, or turn the index off",
+            ),
+            (
+                ["pexpire", "zrem"],
+                "the store needs pexpire, zrem, which the server rejects: \
+                 permit the user to run these commands on the keys with the prefix of the store",
+            ),
+        ] {
+            let error = check_rights(reply(&names)).unwrap_err();
+            assert_eq!(error.kind(), CheckErrorKind::Denied);
+            assert_eq!(error.to_string(), expected);
+        }
+        let error = check_rights(Err(StoreError::backend("no reply"))).unwrap_err();
         assert_eq!(error.kind(), CheckErrorKind::Unreachable);
     }
 

@@ -16,7 +16,7 @@ use crate::{
     notifications::Notifications,
     options::{Eviction, RedisOptions, ReplicaWait},
     scripts::{Script, ScriptForm, Scripts},
-    server_check::{EvictionWatch, check_index_rights, check_store, evicting_error},
+    server_check::{EvictionWatch, check_rights, check_store, evicting_error},
 };
 
 /// A store of leases and records in Redis or Valkey, for any number of processes.
@@ -209,16 +209,9 @@ impl Store for RedisStore {
         let inner = &*self.inner;
         let (link, deadline) = (&inner.lease_link, inner.deadline());
         let id = check_store(self, link, deadline, &inner.scripts).await?;
-        if !inner.indexes.as_ref().is_some_and(Indexes::has_completed) {
-            return Ok(());
-        }
-        let (script, keys, arguments) = (
-            &inner.scripts.index_rights,
-            inner.keys(&id),
-            (id.as_bytes(),),
-        );
+        let (script, keys, arguments) = (&inner.scripts.rights, inner.keys(&id), (id.as_bytes(),));
         let reply = inner.run_script(link, inner.deadline(), script, &keys, &arguments);
-        check_index_rights(reply.await)
+        check_rights(reply.await)
     }
 
     async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {

@@ -7,6 +7,10 @@ use tower_idempotency::store::{CheckErrorKind, Claim, Fingerprint, KeyId, Store}
 use tower_idempotency_redis::{ConnectError, Eviction, RedisOptions, RedisStore};
 
 const SECRET: &str = "open-sesame";
+/// The rights of a store with the index of completed entries, as documented.
+const RIGHTS: &str = "reset on >open-sesame ~idempotency:* &idempotency:* +@scripting +info +hmget +hset +hdel +del \
+                      +pexpire +pexpireat +pttl +time +publish +subscribe +unsubscribe +zadd +zrem \
+                      +zremrangebyscore +zrangebyscore";
 
 /// Returns the text of the problem, and its kind.
 async fn problem(store: &RedisStore) -> (String, CheckErrorKind) {
@@ -56,12 +60,48 @@ async fn check_names_eviction_policy_and_rights() {
     );
 }
 
+/// Without one of these commands, a request executes and its record is not stored, or no retry gets the record. The user lacks
+/// each of them once. A store with the index of completed entries names the commands of the index too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn check_names_missing_rights_on_entries() {
+    let server = RedisServer::start(&[]);
+    server.permit(RIGHTS);
+    let url = format!("redis://service:{SECRET}@{}/0", server.address());
+    let options = RedisOptions::new().with_timeout(Duration::from_secs(20));
+    let with_index = options.clone().with_completed_index(true);
+    for (options, missing, names) in [
+        (&options, "-hdel", "hdel"),
+        (&options, "-pttl", "pttl"),
+        (&options, "-pexpire", "pexpire"),
+        (
+            &options,
+            "-hdel -pttl -pexpire -zrangebyscore",
+            "hdel, pttl, pexpire",
+        ),
+        (&options.clone().with_indexes(false), "-hdel", "hdel"),
+        (&with_index, "-pttl", "pttl"),
+        (
+            &with_index,
+            "-pexpire -zrangebyscore",
+            "pexpire, zrangebyscore",
+        ),
+    ] {
+        let store = options.clone().connect(&url).await.unwrap();
+        server.permit(missing);
+        let expected = format!(
+            "the store needs {names}, which the server rejects: \
+             permit the user to run these commands on the keys with the prefix of the store"
+        );
+        assert_eq!(problem(&store).await, (expected, CheckErrorKind::Denied));
+        server.permit(&missing.replace('-', "+"));
+        store.check().await.expect(missing);
+    }
+    assert_eq!(server.command(&["DBSIZE"]), "0");
+}
+
 /// The user lacks each command of the index of completed entries once. A store without the index needs none of them to pass.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn check_names_missing_rights_on_index() {
-    const RIGHTS: &str = "reset on >open-sesame ~idempotency:* &idempotency:* +@scripting +info +hmget +hset +hdel +del \
-                          +pexpire +pexpireat +pttl +time +publish +subscribe +unsubscribe +zadd +zrem \
-                          +zremrangebyscore +zrangebyscore";
     const INDEX: &str = "idempotency:~completed";
     let server = RedisServer::start(&[]);
     server.permit(RIGHTS);
@@ -78,12 +118,7 @@ async fn check_names_missing_rights_on_index() {
         ("-zrangebyscore", "zrangebyscore"),
         ("-zadd", "zadd"),
         ("-zrem", "zrem"),
-        ("-pttl", "pttl"),
-        ("-pexpire", "pexpire"),
-        (
-            "-zrangebyscore -zadd -zrem -pttl -pexpire",
-            "zrangebyscore, zadd, zrem, pttl, pexpire",
-        ),
+        ("-zrangebyscore -zadd -zrem", "zrangebyscore, zadd, zrem"),
     ] {
         server.permit(missing);
         let expected = format!(

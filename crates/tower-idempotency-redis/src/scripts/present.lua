@@ -7,7 +7,8 @@ local now, margin = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[2
 local function has_member(index)
   for number = 0, band(math.huge) do
     local min, max = range(number, ARGV[1], now, margin)
-    if redis.call('ZCOUNT', index, string.format('%.0f', min), string.format('%.0f', max)) > 0 then
+    local lowest, highest = string.format('%.0f', min), string.format('%.0f', max)
+    if redis.call('ZRANGEBYSCORE', index, lowest, highest, 'LIMIT', 0, 1)[1] then
       return 1
     end
   end

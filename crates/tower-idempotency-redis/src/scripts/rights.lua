@@ -1,6 +1,7 @@
--- Tries each command that the index of completed entries needs, and changes nothing. KEYS: an entry that does not exist, and
--- indexes of leases, of records that need attention, and of completed entries. ARGV: id.
--- Returns the names of the commands that fail. While a slot is moved, the script gets no indexes, and tries no command.
+-- Tries commands whose failure neither an acquire nor a release of a new key reports, and changes nothing.
+-- KEYS: an entry that does not exist, and indexes of leases and of records that need attention unless there are none, and of
+-- completed entries if there is one. ARGV: id.
+-- Returns the names of the commands that fail. While a slot is moved, the script gets no indexes, and tries no command on them.
 local index, id, failed = KEYS[4], ARGV[1], {}
 local function try(name, ...)
   local reply = redis.pcall(name, ...)
@@ -8,13 +9,15 @@ local function try(name, ...)
     failed[#failed + 1] = string.lower(name)
   end
 end
+-- A completion needs the first and the last, and a replay the second. The index of completed entries needs the last two.
+try('HDEL', KEYS[1], 'l')
+try('PTTL', KEYS[1])
+try('PEXPIRE', KEYS[1], 1)
 if index then
   -- No member has such a score.
   try('ZRANGEBYSCORE', index, '-inf', '(-inf', 'LIMIT', 0, 1)
   -- XX adds no member.
   try('ZADD', index, 'XX', 0, id)
   try('ZREM', index, id)
-  try('PTTL', index)
-  try('PEXPIRE', KEYS[1], 1)
 end
 return failed

@@ -68,8 +68,7 @@ impl EffectsByKey {
 /// - `/held..`: the handler is held at the barrier after the effect.
 /// - `..-large`: the response is large, and does not compress.
 /// - `..-fails`: the response is a 502, which is not recorded.
-///
-/// The layer does not cover `/free`.
+/// - `/free`: another handler, which needs no key and has no effect.
 #[derive(Clone)]
 pub(crate) struct Node {
     pub(crate) layer: IdempotencyLayer,
@@ -110,8 +109,8 @@ impl Node {
         };
         let app = Router::new()
             .fallback(handler)
-            .layer(layer.clone())
-            .route("/free", post(async || "free"));
+            .route("/free", post(async || "free"))
+            .layer(layer.clone());
         Self {
             layer,
             app,

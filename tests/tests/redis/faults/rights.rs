@@ -5,14 +5,25 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use tests::{barrier::within, servers::redis::RedisServer};
+use tests::{
+    barrier::within,
+    servers::redis::{RedisCluster, RedisServer, until_connected},
+    sql,
+};
 use tokio::time::{Instant, sleep};
-use tower_idempotency::{ConcurrentRequests, Ttl};
+use tower_idempotency::{
+    ConcurrentRequests, NeedsAttention, Ttl,
+    inspect::{Inspect, Query, Resolution, State},
+    store::Store,
+};
 use tower_idempotency_redis::RedisStore;
 
 use crate::{
     events::{HANG, eventually},
-    faults::node::{EffectsByKey, Node, connect_with_long_timeout, patient},
+    faults::node::{
+        EffectsByKey, Node, connect_with_long_timeout, options_with_long_timeout, patient,
+    },
+    inspect::listed,
 };
 
 /// The rights listed in `docs/stores/redis.md`, except those for channels.
@@ -141,15 +152,62 @@ async fn documented_rights_suffice() {
     node.barrier.open_for_good();
     let response = request.await.unwrap();
     assert_eq!(waiter.await.unwrap().body, response.body);
+    assert_nothing_denied(&server);
+}
+
+/// The tools of an operator find the few slots of a cluster that have entries.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn documented_rights_list_entries_of_cluster() {
+    let cluster = RedisCluster::start();
+    let nodes = [0, 1, 2].map(|n| cluster.node(n));
+    let of_cluster = "+ping +cluster|slots +asking";
+    let of_operators = "+type +exists +hstrlen +zrangebyscore";
+    for node in nodes {
+        node.permit("reset on >open-sesame ~idempotency:* &idempotency:*");
+        node.permit(&format!("{COMMANDS} {of_cluster} {of_operators}"));
+    }
+    let urls = nodes.map(|node| format!("redis://service:open-sesame@{}", node.address()));
+    let options = options_with_long_timeout();
+    let store = until_connected(|| options.clone().connect_cluster(urls.clone())).await;
+    for needs_attention in [false, true] {
+        let mut claim = sql::claim();
+        claim.lease = Ttl::from_secs(600);
+        store.acquire(&claim).await.unwrap();
+        if needs_attention {
+            let attention = NeedsAttention::new("refund-failed");
+            let record = Resolution::NeedsAttention(attention).record(&claim.id);
+            let (record, retention) = record.unwrap();
+            let lease = claim.lease_ref(1);
+            store.complete(&lease, record, retention).await.unwrap();
+        }
+    }
+    let summary = store.summary(10).await.unwrap();
+    for (state, expected) in [
+        (State::InProgress, 1_usize),
+        (State::Orphaned, 0),
+        (State::NeedsAttention, 1),
+    ] {
+        let entries = listed(&store, Query::new(state)).await;
+        assert_eq!(entries.len(), expected, "{state}");
+        let count = summary.count(state).unwrap();
+        assert_eq!(count.value, expected as u64, "{state}");
+    }
+    for node in nodes {
+        assert_nothing_denied(node);
+    }
+}
+
+/// Checks that the server has rejected no command because of missing rights.
+fn assert_nothing_denied(server: &RedisServer) {
     let log = server.command(&["ACL", "LOG"]);
     let log: Vec<_> = log.lines().collect();
-    let refused = log.windows(2).filter(|it| it[0] == "object");
+    let denied = log.windows(2).filter(|it| it[0] == "object");
     // The client library identifies itself, and ignores the rejection.
-    let refused: Vec<_> = refused
+    let denied: Vec<_> = denied
         .map(|it| it[1])
         .filter(|it| *it != "client|setinfo")
         .collect();
-    assert!(refused.is_empty(), "{refused:?}");
+    assert!(denied.is_empty(), "{denied:?}");
 }
 
 // F-133

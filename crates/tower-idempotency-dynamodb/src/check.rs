@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl DynamoDbStore {
-    /// Checks the table, its index and its TTL, and acquires and releases the lease of a random key.
+    /// Checks the table, its index and its TTL, and acquires and releases the lease of a random key twice.
     pub(crate) async fn check_table(&self) -> Result<(), CheckError> {
         let inner = &*self.inner;
         let incomplete = |problem| CheckError::new(CheckErrorKind::Incomplete, problem, CREATE);
@@ -44,13 +44,21 @@ impl DynamoDbStore {
         self.probe(id).await.map_err(|error| unreachable(&error))
     }
 
-    /// Acquires and releases the lease of a random key. The entry expires after two seconds if the release fails.
+    /// Acquires and releases the lease of a random key: by an update, and by the write that replaces an expired entry. The entry
+    /// expires after two seconds if the release fails.
     async fn probe(&self, id: KeyId) -> Result<(), StoreError> {
+        let inner = &*self.inner;
         let mut claim = Claim::new(id, Fingerprint::from_bytes(*id.as_bytes()))?;
         claim.lease = Ttl::from_secs(1);
         claim.orphan_retention = Ttl::from_secs(1);
         // An attempt that is applied late acquires a key that no request has.
-        self.inner.acquire(&claim, Attempts::OfOptions).await?;
+        inner.acquire(&claim, Attempts::OfOptions).await?;
+        self.release(&claim.lease_ref(1)).await?;
+        let moment = inner.options.clock.read();
+        // The condition fails if an earlier attempt was applied and its reply was lost.
+        inner
+            .replace_expired(&claim, moment, Attempts::OfOptions)
+            .await?;
         self.release(&claim.lease_ref(1)).await
     }
 }

@@ -119,6 +119,9 @@ impl DynamoDbOptions {
     /// If the timeout is too short, requests get 503 while calls are throttled or reconnect. If it is too long, the layer
     /// has no time to retry. All its attempts together may take twice its own [store timeout]: 4 s by default (2 x 2 s).
     ///
+    /// Calls about the table and listings have the timeouts of the application's client instead. If it has none except for
+    /// connecting, each of their attempts gets this timeout, and at least 10 s.
+    ///
     /// Loading credentials may take longer than this, at most 10 s. Calls fail until the credentials are loaded.
     ///
     /// [store timeout]: tower_idempotency::IdempotencyLayer::with_store_timeout

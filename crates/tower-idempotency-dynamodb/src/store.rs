@@ -65,11 +65,32 @@ impl DynamoDbOptions {
         DynamoDbStore {
             inner: Arc::new(TableClient {
                 client: Client::from_conf(config.build()),
-                admin_client: client.clone(),
+                admin_client: self.admin_client(client),
                 table: table.into(),
                 options: self,
             }),
         }
+    }
+
+    /// Returns the application's client, with a timeout for each attempt if the application has set none. By default, the SDK
+    /// waits without limit for a reply.
+    fn admin_client(&self, client: &Client) -> Client {
+        let config = client.config();
+        let timeouts = config.timeout_config().cloned();
+        let timeouts = timeouts.unwrap_or_else(|| TimeoutConfig::builder().build());
+        let limits = [
+            timeouts.operation_timeout(),
+            timeouts.operation_attempt_timeout(),
+            timeouts.read_timeout(),
+        ];
+        if limits.iter().any(Option::is_some) {
+            return client.clone();
+        }
+        let timeouts = timeouts
+            .to_builder()
+            .operation_attempt_timeout(self.timeout.max(MIN_ADMIN_TIMEOUT))
+            .build();
+        Client::from_conf(config.to_builder().timeout_config(timeouts).build())
     }
 }
 
@@ -330,5 +351,7 @@ impl Store for DynamoDbStore {
     }
 }
 
+/// Minimum timeout of an attempt of a call about the table, or of a page of a listing.
+const MIN_ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of writes to an entry that other processes change meanwhile.
 const MAX_ATTEMPTS: usize = 4;

@@ -8,7 +8,7 @@ use crate::options::DynamoDbOptions;
 pub(crate) struct TableClient {
     /// Client for store calls, with the timeout and attempts of the options.
     pub(crate) client: Client,
-    /// Client for the table and for listings, as the application configured it.
+    /// Client for the table and for listings, as the application configured it. Its attempts have a timeout.
     pub(crate) admin_client: Client,
     pub(crate) table: String,
     pub(crate) options: DynamoDbOptions,

@@ -1,20 +1,32 @@
 //! The text of each check of a table in DynamoDB.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::{SocketAddr, TcpListener},
+    time::{Duration, Instant},
+};
 
 use tests::{
-    dynamodb::Endpoint,
+    barrier::within,
+    dynamodb::{Endpoint, EndpointFault},
     servers::{
         dynamodb::{StandIn, client, shared},
         free_port,
     },
 };
-use tower_idempotency::store::{CheckErrorKind, Store};
+use tokio::join;
+use tower_idempotency::{
+    inspect::{Inspect, InspectErrorKind, Query, State},
+    store::{CheckErrorKind, Store},
+};
 use tower_idempotency_dynamodb::{
-    DynamoDbOptions, DynamoDbStore,
-    aws_sdk_dynamodb::types::{
-        AttributeDefinition, BillingMode, GlobalSecondaryIndex, KeySchemaElement, KeyType,
-        Projection, ProjectionType, ScalarAttributeType, TimeToLiveSpecification,
+    DynamoDbErrorKind, DynamoDbOptions, DynamoDbStore,
+    aws_sdk_dynamodb::{
+        Client,
+        config::{retry::RetryConfig, timeout::TimeoutConfig},
+        types::{
+            AttributeDefinition, BillingMode, GlobalSecondaryIndex, KeySchemaElement, KeyType,
+            Projection, ProjectionType, ScalarAttributeType, TimeToLiveSpecification,
+        },
     },
 };
 
@@ -50,6 +62,73 @@ async fn check_names_unreachable_endpoint() {
         "{text}"
     );
     assert_eq!(error.kind(), CheckErrorKind::Unreachable);
+}
+
+/// Only an acquire of an expired orphan calls `PutItem`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn check_names_missing_right_to_put() {
+    let server = shared(StandIn::Dynoxide);
+    let endpoint = Endpoint::start(server.address());
+    let table = server.new_table();
+    let store = store(endpoint.address(), &table);
+    store.create_table().await.expect("the server runs");
+    store.check().await.expect("all rights");
+    endpoint.set(EndpointFault::DenyPuts);
+    let error = store.check().await.expect_err("one right is missing");
+    let text = error.to_string();
+    let remedy = ": check the credentials and the clock, and permit GetItem, PutItem, UpdateItem, DeleteItem, Query, \
+                  DescribeTable and DescribeTimeToLive";
+    assert!(
+        text.contains("AccessDeniedException") && text.ends_with(remedy),
+        "{text}"
+    );
+    let items = client(server.address()).scan().table_name(&table).send();
+    let items = items.await.expect("the server runs");
+    assert_eq!(items.count(), 0, "each check has released its leases");
+}
+
+/// Returns the time in which all calls about the table and listings fail, at an address that does not reply. Each call makes one
+/// attempt.
+async fn time_without_reply(
+    address: SocketAddr,
+    options: DynamoDbOptions,
+    timeouts: TimeoutConfig,
+) -> Duration {
+    let config = client(address).config().to_builder();
+    let config = config.retry_config(RetryConfig::disabled());
+    let client = Client::from_conf(config.timeout_config(timeouts).build());
+    let (store, began) = (options.store(&client, "keys"), Instant::now());
+    let query = Query::new(State::InProgress);
+    let calls = async { join!(store.create_table(), store.check(), store.list(&query)) };
+    let (created, checked, listed) = within(Duration::from_secs(60), calls).await;
+    let kind = created.expect_err("no reply").kind();
+    assert_eq!(kind, DynamoDbErrorKind::Unreachable);
+    let kind = checked.expect_err("no reply").kind();
+    assert_eq!(kind, CheckErrorKind::Unreachable);
+    let kind = listed.expect_err("no reply").kind();
+    assert_eq!(kind, InspectErrorKind::Backend);
+    began.elapsed()
+}
+
+/// The client of the application has no timeout for a reply, or its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn table_calls_end_without_reply() {
+    // The system accepts connections to the listener.
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    let (options, longer) = (DynamoDbOptions::new(), Duration::from_secs(12));
+    let none = TimeoutConfig::builder().connect_timeout(longer).build();
+    let own = TimeoutConfig::builder()
+        .operation_attempt_timeout(longer)
+        .build();
+    let (default, of_options, of_client) = join!(
+        time_without_reply(address, options.clone(), none.clone()),
+        time_without_reply(address, options.clone().with_timeout(longer), none),
+        time_without_reply(address, options, own),
+    );
+    assert!(default >= Duration::from_secs(10), "{default:?}");
+    assert!(of_options >= longer, "{of_options:?}");
+    assert!(of_client >= longer, "{of_client:?}");
 }
 
 /// Creates a table with this partition key, with this index or none, and without a TTL.

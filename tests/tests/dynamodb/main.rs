@@ -10,5 +10,6 @@ mod faults;
 mod held_request;
 mod late_writes;
 mod listing;
+mod secrets;
 mod skew;
 mod versions;

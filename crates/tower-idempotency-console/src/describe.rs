@@ -63,14 +63,18 @@ pub fn next_request(entry: &Entry) -> &'static str {
     }
 }
 
-/// Returns a sentence about the next request with the key, like [`next_request`]. Reads the record of a completed entry,
-/// because not each record is a response.
+/// Returns a sentence about the next request with the key, like [`next_request`]. Reads the record of the entry, because not
+/// each record is a response, and a record may be damaged.
 #[must_use]
 pub fn next_request_of(details: &EntryDetails) -> &'static str {
-    if details.entry.state() != State::Completed {
+    let state = details.entry.state();
+    if !matches!(state, State::Completed | State::NeedsAttention) {
         return next_request(&details.entry);
     }
     match details.contents(MAX_RECORD) {
+        Some(RecordContents::Unreadable(_)) if state == State::NeedsAttention => {
+            "Each retry is rejected until an operator resolves the entry. Its record cannot be read: do not trust its code, its reason and its trace."
+        }
         Some(RecordContents::Tombstone { .. }) => {
             "Each retry is rejected with 409 response-not-retained: the execution ended, and its response is not recorded."
         }
@@ -81,10 +85,24 @@ pub fn next_request_of(details: &EntryDetails) -> &'static str {
     }
 }
 
+/// Returns the problem of the entry: this program cannot read the entry, or the record of an entry that needs attention.
+///
+/// Stores read the code of such a record without its checksum. The code, the reason and the trace may then be damaged.
+#[must_use]
+pub fn problem(details: &EntryDetails) -> Option<String> {
+    if details.entry.state() == State::NeedsAttention
+        && let Some(RecordContents::Unreadable(problem)) = details.contents(MAX_RECORD)
+    {
+        return Some(problem);
+    }
+    details.entry.problem.as_deref().map(str::to_owned)
+}
+
 /// Returns the failure that the decision `needs-attention` stores in an entry.
 ///
 /// The code of the entry stays, unless `code` replaces it. The reason follows the reason of the entry, after `; `. Both
-/// together are cut at 1,024 bytes. An entry without a failure gets the code `operator`.
+/// together are cut at 1,024 bytes. An entry without a failure gets the code `operator`. The new record has a checksum, so the
+/// reason of a damaged record is marked as `(damaged)`.
 #[must_use]
 pub fn kept_for_operator(
     details: &EntryDetails,
@@ -100,6 +118,7 @@ pub fn kept_for_operator(
     };
     let reason = match present.reason() {
         "" => reason.to_owned(),
+        earlier if problem(details).is_some() => format!("{earlier} (damaged); {reason}"),
         earlier => format!("{earlier}; {reason}"),
     };
     present.with_reason(reason)
@@ -152,13 +171,15 @@ pub fn entry_json(entry: &Entry) -> Value {
     })
 }
 
-/// Returns the JSON object of an entry with the reason and the trace of its record. Contains no part of a response.
+/// Returns the JSON object of an entry with the reason and the trace of its record, and its [`problem`]. Contains no part of a
+/// response.
 #[must_use]
 pub fn details_json(details: &EntryDetails) -> Value {
     let mut value = entry_json(&details.entry);
     let record = details.record.as_deref();
     let attention = record.and_then(NeedsAttention::in_record);
     value["reason"] = json!(attention.map(|attention| attention.reason().to_owned()));
+    value["problem"] = json!(problem(details));
     value["has_checkpoint"] = json!(details.has_checkpoint);
     let trace = details.record.as_ref();
     let trace = trace.and_then(|record| ExecutionTrace::in_record(details.entry.id(), record));

@@ -3,7 +3,7 @@
 //! The console and the tool `idempotency` accept the same texts.
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header::CONTENT_TYPE};
 use tower_idempotency::{
     IdempotencyLayer,
     inspect::{Entry, EntryDetails, RecordContents, Seen, State},
@@ -53,12 +53,19 @@ pub const STATUSES: &str = "200 to 599";
 /// # Errors
 ///
 /// A sentence for the operator if a replay would lack a part of the response. Such a part is a header that the layer does
-/// not replay, or a body that the status does not permit. Also if the response is too large for a record.
+/// not replay, or a body that the status does not permit. Also if the response is too large for a record, or a gRPC
+/// response that clients cannot read without trailers.
 pub fn encode(
     layer: &IdempotencyLayer,
     id: &KeyId,
     response: &Response<Bytes>,
 ) -> Result<Bytes, String> {
+    if is_grpc(response.headers()) && !is_grpc_error(response) {
+        return Err(
+            "a record of an operator has no trailers, so a gRPC response needs a grpc-status of 1 to 16 and no body"
+                .to_owned(),
+        );
+    }
     let record = layer.encode_response_record(id, response);
     let mut details = EntryDetails::new(Entry::new(Seen::new(*id, State::Completed, 1, 1)));
     details.record = Some(record.clone());
@@ -77,6 +84,24 @@ pub fn encode(
         return Err(format!("a response with status {status} has no body"));
     }
     Ok(record)
+}
+
+/// Returns `true` if the media type is one of gRPC. Those of grpc-web are not, because its trailers are in the body.
+fn is_grpc(headers: &HeaderMap) -> bool {
+    headers.get_all(CONTENT_TYPE).iter().any(|value| {
+        let essence = value.as_bytes().split(|byte| *byte == b';').next();
+        let essence = essence.unwrap_or_default().trim_ascii();
+        let essence = essence.to_ascii_lowercase();
+        let format = essence.strip_prefix(b"application/grpc");
+        format.is_some_and(|format| matches!(format.first(), None | Some(b'+')))
+    })
+}
+
+/// Returns `true` if the response is an error of gRPC that consists of headers alone.
+fn is_grpc_error(response: &Response<Bytes>) -> bool {
+    let code = response.headers().get("grpc-status");
+    let code = code.and_then(|it| it.to_str().ok()?.parse::<u8>().ok());
+    code.is_some_and(|code| (1..=16).contains(&code)) && response.body().is_empty()
 }
 
 /// Returns the names of the headers that have another number of lines in the record.
@@ -135,6 +160,26 @@ mod tests {
         ] {
             let error = encoded(status, headers, body).unwrap_err();
             assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    /// The trailers of grpc-web are in its body.
+    #[test]
+    fn grpc_response_without_trailers_is_error() {
+        let grpc = ("content-type", "Application/gRPC+proto; a=b");
+        let [success, error] = ["0", "9"].map(|code| ("grpc-status", code));
+        assert!(encoded(200, &[grpc, error], "").is_ok());
+        let web = ("content-type", "application/grpc-web+proto");
+        assert!(encoded(200, &[web], "paid").is_ok());
+        for (headers, body) in [
+            (&[("content-type", "application/grpc")][..], "paid"),
+            (&[grpc], ""),
+            (&[grpc, success], ""),
+            (&[grpc, ("grpc-status", "x")], ""),
+            (&[grpc, error], "paid"),
+        ] {
+            let error = encoded(200, headers, body).unwrap_err();
+            assert!(error.contains("needs a grpc-status"), "{error}");
         }
     }
 }

@@ -17,7 +17,7 @@ use tower_idempotency::{
     replayed_by_default,
 };
 use tower_idempotency_console::{
-    describe::{consequence, details_json, kept_for_operator},
+    describe::{consequence, details_json, kept_for_operator, problem},
     response,
 };
 
@@ -209,6 +209,9 @@ fn confirm(args: &Args, details: &EntryDetails, resolution: &Resolution) -> Resu
     if let Some(attention) = record.and_then(NeedsAttention::in_record) {
         let (code, reason) = (attention.code(), or_dash(attention.reason()));
         print_note(format_args!("Its code is {code}, and its reason: {reason}"));
+        if let Some(problem) = problem(details) {
+            print_note(format_args!("Do not trust them: {problem}."));
+        }
     }
     print_note(consequence(resolution.name()));
     if let Resolution::Complete { retention, .. } = resolution {

@@ -121,8 +121,8 @@ pub(crate) fn print(context: &Context, details: &EntryDetails) -> Result<(), Fai
             "yes: a takeover continues after it".to_owned(),
         ));
     }
-    if let Some(problem) = &entry.problem {
-        pairs.push(("problem", printable(problem)));
+    if let Some(problem) = describe::problem(details) {
+        pairs.push(("problem", printable(&problem)));
     }
     pairs.push(("seen", entry.seen().to_string()));
     output.pairs(&pairs)?;

@@ -67,7 +67,7 @@ async fn interrupted_change_has_outcome() {
     let resolve = &["resolve", "bbbbbbbb", "retry"][..];
     for (args, statement) in [
         (resolve, "with resolved as"),
-        (&["purge"], "using over, clock where"),
+        (&["purge"], "any (array(select over.id"),
     ] {
         for (signal, name, expected) in [
             ("-HUP", "SIGHUP", 129),
@@ -110,7 +110,7 @@ async fn failed_purge_has_unknown_outcome() {
     let url = url.replace(&server.address().to_string(), &proxy.address().to_string());
     let scratch = Scratch::new();
     proxy.once(
-        Fault::reply_to("using over, clock where"),
+        Fault::reply_to("any (array(select over.id"),
         ConnectionEnd::Hang,
     );
     let args = [

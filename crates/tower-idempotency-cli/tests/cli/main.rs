@@ -2,6 +2,7 @@
 
 mod audit;
 mod calls;
+mod damage;
 mod document;
 mod errors;
 mod interruption;
@@ -22,7 +23,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tests::{HANG_GUARD, proxy::Proxy};
+use tests::{HANG_GUARD, environment::remove_settings, proxy::Proxy};
 use tower_idempotency_any::{AnyStore, OpenError, OpenOptions};
 
 /// The output of a command, and its exit code.
@@ -46,9 +47,10 @@ fn run(store: &str, args: &[&str]) -> CommandOutput {
     run_in(Path::new("."), store, args)
 }
 
-/// Returns the program. It gets SIGHUP, even if `nohup` has started the tests.
+/// Returns the program, without settings of the environment. It gets SIGHUP, even if `nohup` has started the tests.
 fn program() -> Command {
     let mut command = Command::new("env");
+    remove_settings(&mut command);
     command.args(["--default-signal=HUP", env!("CARGO_BIN_EXE_idempotency")]);
     command
 }
@@ -58,7 +60,7 @@ fn command(directory: &Path, store: &str) -> Command {
     let mut command = program();
     command.current_dir(directory);
     command.env("IDEMPOTENCY_STORE", store);
-    command.env("USER", "alice").env_remove("IDEMPOTENCY_AUDIT");
+    command.env("USER", "alice");
     // The machine may be busy.
     command.env("IDEMPOTENCY_TIMEOUT", "120s");
     // The SDK of DynamoDB looks for credentials only here.

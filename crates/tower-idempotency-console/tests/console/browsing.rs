@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use http::{Method, StatusCode};
-use tower_idempotency::{IdempotencyLayer, MemoryStore, Principal};
+use tower_idempotency::{
+    IdempotencyLayer, MemoryStore, NeedsAttention, Principal, Store as _, inspect::Resolution,
+};
 
 use crate::harness::{Fault, Keys, Server, claim, complete, orphan};
 
@@ -258,6 +260,29 @@ async fn page_of_tombstone_shows_rejection() {
         assert!(page.contains("409 response-not-retained"), "{page}");
         assert!(!page.contains("gets the recorded response"), "{page}");
     }
+}
+
+/// The code and the reason of such a record are no evidence.
+#[tokio::test]
+async fn page_of_damaged_attention_has_warning() {
+    let server = Server::start().await;
+    let claim = claim("POST /payments");
+    crate::harness::acquire(&server.store.store, &claim).await;
+    let attention = NeedsAttention::new("refund-failed").with_reason("refund re_7");
+    let record = Resolution::NeedsAttention(attention).record(&claim.id);
+    let (record, retention) = record.expect("it stores a record");
+    let mut record = record.to_vec();
+    *record.last_mut().expect("a byte") ^= 1;
+    let (store, lease) = (&server.store.store, claim.lease_ref(1));
+    let stored = store.complete(&lease, record.into(), retention).await;
+    stored.expect("memory");
+    let id = claim.id.to_hex();
+    for path in ["", "/resolve?how=free"] {
+        let page = server.get(&format!("/entries/{id}{path}")).await.text;
+        assert!(page.contains("do not trust its code"), "{page}");
+    }
+    let json = server.get(&format!("/api/v1/entries/{id}")).await.text;
+    assert!(json.contains("expected the checksum"), "{json}");
 }
 
 #[tokio::test]

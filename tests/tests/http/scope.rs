@@ -64,7 +64,9 @@ async fn account_of_shared_token_is_in_fingerprint() {
 async fn part_and_method_are_in_fingerprint() {
     for name in [
         "content-range",
+        "destination",
         "upload-offset",
+        "x-http-method",
         "x-http-method-override",
         "x-method-override",
     ] {

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use axum::{Extension, Router, body::Body, response::IntoResponse};
+use axum::{Extension, Router, body::Body, extract::Path, response::IntoResponse, routing};
 use http::{HeaderValue, Request, StatusCode};
 use tests::{Effects, app, created, creating, post, send};
 use tokio::{spawn, sync::Notify, task::yield_now, time::advance};
@@ -13,6 +13,7 @@ use tower_idempotency::{
     IdempotencyKey, IdempotencyLayer, KeyScope, Lease, MemoryStore, MissingKey, NeedsAttention,
     OrphanPolicy, Principal, Retention, StoreFailure, Ttl,
     conformance::{Fault, FaultInjector, Operation},
+    original_path_and_query,
     transaction::LeaseExt,
 };
 
@@ -41,6 +42,41 @@ async fn key_scope_decides_if_callers_share_entity() {
         send(&app, keyless("/payments/8/refund", "ann", "")).await;
         assert_eq!(effects.count(), executed + 1, "{scope:?}");
     }
+}
+
+// F-905, S-917
+/// The client spells the path. The router decodes escapes, and a number may have zeros or a sign in front.
+#[tokio::test(start_paused = true)]
+async fn parsed_entity_has_one_key_in_each_spelling() {
+    let layer = IdempotencyLayer::new(MemoryStore::new())
+        .with_missing_key(MissingKey::Reject)
+        .with_key_from(KeyScope::AllCallers, |head| {
+            let path = original_path_and_query(head).split('?').next()?;
+            let id = path.strip_prefix("/payments/")?.strip_suffix("/refund")?;
+            id.parse::<u64>().ok().map(|id| format!("refund {id}"))
+        });
+    let refunded = Arc::<Mutex<Vec<u64>>>::default();
+    let refund = {
+        let refunded = Arc::clone(&refunded);
+        async move |Path(id): Path<u64>| {
+            refunded.lock().expect("a lock").push(id);
+            StatusCode::CREATED
+        }
+    };
+    let refunds = Router::new().route("/{id}/refund", routing::post(refund));
+    let app: Router = Router::new().nest("/payments", refunds.route_layer(layer));
+    for (id, status) in [
+        ("7", 201),
+        ("%37", 400),
+        ("07", 422),
+        ("+7", 422),
+        ("7", 201),
+        ("8", 201),
+    ] {
+        let res = send(&app, keyless(&format!("/payments/{id}/refund"), "ann", "")).await;
+        assert_eq!(res.status.as_u16(), status, "{id}");
+    }
+    assert_eq!(*refunded.lock().expect("a lock"), [7_u64, 8]);
 }
 
 // S-917

@@ -465,6 +465,49 @@ async fn invented_credential_gets_no_other_share() {
     .await;
 }
 
+/// A service that accepts these spellings of one token verifies the same caller.
+#[tokio::test(start_paused = true)]
+async fn spelling_of_credential_gets_no_other_share() {
+    bounded(async {
+        let path = || Principal::from_fn(|head| Ok(Some(head.uri.path().as_bytes().to_vec())));
+        for principal in [
+            Principal::credentials(),
+            Principal::authorization(),
+            path().and(Principal::authorization()),
+        ] {
+            let world = World::with_closed_barrier(|layer| {
+                layer.with_max_in_flight(16).with_principal(principal)
+            });
+            let spelled = |credential: &'static str, key: &str| {
+                let mut req = by("mallory", key, "");
+                let credential = HeaderValue::from_static(credential);
+                req.headers_mut().insert("authorization", credential);
+                req
+            };
+            let spellings = ["Bearer mallory", "bearer mallory", "BEARER  mallory"];
+            let mut running = Vec::new();
+            for key in ["a", "b", "c", "d"] {
+                for credential in spellings {
+                    running.push(world.start(spelled(credential, key)).await);
+                }
+            }
+            assert_eq!(
+                world.effects.count(),
+                12,
+                "each spelling has keys of its own"
+            );
+            for credential in spellings {
+                assert_caller_limit(&send(&world.app, spelled(credential, "e")).await);
+            }
+            // The case of a token counts.
+            running.push(world.start(spelled("Bearer MALLORY", "e")).await);
+            assert_eq!(world.effects.count(), 13);
+            world.finish(running).await;
+        }
+    })
+    .await;
+}
+
 // F-945, S-980
 /// A caller with large unread responses uses up its bytes. Its small requests are still executed and recorded.
 #[tokio::test(start_paused = true)]

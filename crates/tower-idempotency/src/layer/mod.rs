@@ -131,7 +131,7 @@ impl IdempotencyLayer {
     ///
     /// Call this after the graceful shutdown of the server: the server does not know the tasks in which executions of
     /// disconnected clients continue. If this returns `false`, the remaining executions hold their leases until these
-    /// expire.
+    /// expire. If the server has runtimes of its own, like that of actix-web, call this while the server still runs.
     ///
     /// Before this returns, the layer logs the number of events about leases that no line has counted yet, as
     /// `earlier event occurred again`. A process that ends without a drain loses the numbers of its last seconds.

@@ -131,6 +131,10 @@ impl IdempotencyLayer {
     /// missing key. The length limits apply to the key, the key syntax does not. Below `Router::nest`, use the path from
     /// [`original_path_and_query`](crate::original_path_and_query).
     ///
+    /// The client spells the path, and routers decode escapes. A key from raw text is another key for each spelling: with
+    /// the raw path as the key, `/payments/7/refund`, `/payments/%37/refund` and `/payments/07/refund` all execute. Parse
+    /// the entity to a canonical form, return `None` for the rest, and set [`MissingKey::Reject`].
+    ///
     /// The layer never records a 4xx response, regardless of the [recorded statuses](Self::with_recorded_statuses). The
     /// client cannot choose another key for its corrected request. Respond with [`NeedsAttention`](crate::NeedsAttention)
     /// if such a request must not be repeated.
@@ -142,10 +146,29 @@ impl IdempotencyLayer {
     /// again.
     ///
     /// ```
-    /// use tower_idempotency::{IdempotencyLayer, KeyScope, MemoryStore};
+    /// use axum::{Router, body::Body, extract::Path, http::Request, routing::post};
+    /// use tower::ServiceExt;
+    /// use tower_idempotency::{IdempotencyLayer, KeyScope, MemoryStore, MissingKey, original_path_and_query};
     ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let layer = IdempotencyLayer::new(MemoryStore::new())
-    ///     .with_key_from(KeyScope::AllCallers, |head| Some(format!("{} {}", head.method, head.uri.path())));
+    ///     .with_missing_key(MissingKey::Reject)
+    ///     .with_key_from(KeyScope::AllCallers, |head| {
+    ///         let path = original_path_and_query(head).split('?').next()?;
+    ///         let id = path.strip_prefix("/payments/")?.strip_suffix("/refund")?;
+    ///         id.parse::<u64>().ok().map(|id| format!("refund {id}"))
+    ///     });
+    /// let refund = async |Path(id): Path<u64>| format!("refunded {id}");
+    /// let app: Router = Router::new().route("/payments/{id}/refund", post(refund)).route_layer(layer);
+    ///
+    /// let to = |path: &str| Request::post(path).body(Body::empty());
+    /// assert_eq!(app.clone().oneshot(to("/payments/7/refund")?).await?.status(), 200);
+    /// // Another spelling has the same key, and gets 422. An ID with escapes has no key, and gets 400.
+    /// assert_eq!(app.clone().oneshot(to("/payments/07/refund")?).await?.status(), 422);
+    /// assert_eq!(app.oneshot(to("/payments/%37/refund")?).await?.status(), 400);
+    /// # Ok(())
+    /// # }
     /// ```
     pub fn with_key_from(
         self,

@@ -1,5 +1,7 @@
 //! Credentials of a request: the headers and cookies by which callers authenticate.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 use smallvec::SmallVec;
@@ -13,11 +15,11 @@ use crate::{
 /// Result of the sources for one request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Identity {
-    /// A source found a principal.
+    /// A source found a principal, which is also the account.
     Principal,
-    /// [`Principal::credentials`](crate::Principal::credentials) found several headers. They separate keys, but only the first
-    /// counts in the limits.
-    Combined,
+    /// A source found a principal, and the stores and the limits account for the caller by another value. It is the first of
+    /// several headers, or the canonical spelling of a header. All headers, as they are spelled, separate keys.
+    OtherAccount,
     /// No source found a principal, and none is required.
     Anonymous,
     /// No source found a principal, and one is required.
@@ -27,8 +29,26 @@ pub(crate) enum Identity {
 impl Identity {
     /// Returns `true` if a source found a principal.
     pub(super) fn is_found(self) -> bool {
-        matches!(self, Self::Principal | Self::Combined)
+        matches!(self, Self::Principal | Self::OtherAccount)
     }
+
+    /// Returns the identity of a caller whose only credential is this line.
+    fn of_line(name: &HeaderName, line: &HeaderValue) -> Self {
+        if *canonical_value(name, line) == *line.as_bytes() {
+            Self::Principal
+        } else {
+            Self::OtherAccount
+        }
+    }
+}
+
+/// Use of a principal.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Separates the keys of callers. All credentials count, as they are spelled.
+    Keys,
+    /// Separates the shares of callers. Only the first credential counts, in its canonical spelling.
+    Shares,
 }
 
 /// Reason why a request has no principal.
@@ -85,8 +105,30 @@ pub(super) fn add_first_credential(headers: &HeaderMap, hash: &mut FieldDigest) 
     let Some((name, line)) = first else {
         return false;
     };
-    add_header_value(name, line.as_bytes(), hash);
+    add_header_value(name, &canonical_value(name, line), hash);
     true
+}
+
+/// Returns the value by which the limits account for a caller with this line. It has no spaces around it, and the scheme of
+/// `Authorization` is spelled as in `Bearer`, before one space.
+///
+/// A service accepts `bearer  token` for `Bearer token`. With another spelling, a client must not get another share.
+fn canonical_value<'a>(name: &HeaderName, line: &'a HeaderValue) -> Cow<'a, [u8]> {
+    let value = line.as_bytes().trim_ascii();
+    let end = value.iter().position(u8::is_ascii_whitespace);
+    let Some(end) = end.filter(|_| *name == header::AUTHORIZATION) else {
+        return Cow::Borrowed(value);
+    };
+    let (scheme, credential) = (&value[..end], value[end..].trim_ascii_start());
+    let mut canonical: SmallVec<[u8; 32]> = SmallVec::from_slice(scheme);
+    canonical.make_ascii_lowercase();
+    canonical[..1].make_ascii_uppercase();
+    canonical.push(b' ');
+    if value.starts_with(&canonical) && value.len() == canonical.len() + credential.len() {
+        return Cow::Borrowed(value);
+    }
+    canonical.extend_from_slice(credential);
+    Cow::Owned(canonical.into_vec())
 }
 
 /// Returns the lines of the credential headers, with their names.
@@ -121,23 +163,27 @@ pub(super) fn add_header_value(name: &HeaderName, value: &[u8], hash: &mut Field
     hash.number(1).field(value);
 }
 
-/// Adds the line of a header that identifies the caller. Returns `false` if there is none, or one without a value. Fails if
-/// the header has two lines.
+/// Adds the line of a header that identifies the caller. Returns the kind of identity, which is anonymous if there is no line,
+/// or one without a value. Fails if the header has two lines.
 pub(super) fn add_identifying_header(
     headers: &HeaderMap,
     name: &HeaderName,
+    purpose: Purpose,
     hash: &mut FieldDigest,
-) -> Result<bool, PrincipalError> {
+) -> Result<Identity, PrincipalError> {
     let mut lines = lines_of(headers, name);
     let line = lines.next();
     if lines.next().is_some() {
         return Err(PrincipalError::two_lines());
     }
     let Some(line) = line.filter(|line| has_value(line)) else {
-        return Ok(false);
+        return Ok(Identity::Anonymous);
     };
-    add_header_value(name, line.as_bytes(), hash);
-    Ok(true)
+    match purpose {
+        Purpose::Keys => add_header_value(name, line.as_bytes(), hash),
+        Purpose::Shares => add_header_value(name, &canonical_value(name, line), hash),
+    }
+    Ok(Identity::of_line(name, line))
 }
 
 /// Adds the credential headers in the order of their names: clients and proxies may send them in another order.
@@ -154,10 +200,10 @@ fn add_credential_headers(
     for (name, line) in &lines {
         add_header_value(name, line.as_bytes(), hash);
     }
-    Ok(match lines.len() {
-        0 => Identity::Anonymous,
-        1 => Identity::Principal,
-        _ => Identity::Combined,
+    Ok(match *lines {
+        [] => Identity::Anonymous,
+        [(name, line)] => Identity::of_line(name, line),
+        _ => Identity::OtherAccount,
     })
 }
 

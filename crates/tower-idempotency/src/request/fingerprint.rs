@@ -26,8 +26,9 @@ use crate::{
 /// # Headers
 ///
 /// Every fingerprint except a [`custom`](Self::custom) one contains the [`ACTING_HEADERS`], which name the account or tenant
-/// on whose behalf a shared token acts. It also contains `Content-Range`, `Upload-Offset`, `X-HTTP-Method-Override` and
-/// `X-Method-Override`, which select the part of a resource or the method. [`and_header`](Self::and_header) adds a header, and
+/// on whose behalf a shared token acts. It also contains `Content-Range` and `Upload-Offset`, which select the part of a
+/// resource, and `Destination`, the target of COPY and MOVE. `X-HTTP-Method`, `X-HTTP-Method-Override` and
+/// `X-Method-Override`, which select the method, are in it too. [`and_header`](Self::and_header) adds a header, and
 /// [`with_headers`](Self::with_headers) replaces the list. A header that a request does not have adds nothing.
 ///
 /// ```

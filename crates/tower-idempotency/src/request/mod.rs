@@ -337,7 +337,7 @@ pub(crate) fn find_scope(
     // The stores and the limits account for the caller, whatever the key. A client that adds an invented credential or host
     // to its own must not get another share.
     let principal = hash.scope_digest();
-    let account = if identity == Identity::Combined {
+    let account = if identity == Identity::OtherAccount {
         let mut account = new_scope(rules.secret.as_ref(), &rules.namespace);
         rules.principal.add_account(head, &mut account)?;
         account.scope_digest()

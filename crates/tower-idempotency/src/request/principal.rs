@@ -9,7 +9,7 @@ use crate::{
     digest::FieldDigest,
     error::{Error, ErrorKind},
     request::credentials::{
-        Identity, PrincipalError, add_credentials, add_first_credential, add_header_value,
+        Identity, PrincipalError, Purpose, add_credentials, add_first_credential, add_header_value,
         add_identifying_header, cookie, is_credential_header,
     },
 };
@@ -57,15 +57,6 @@ type ExtensionFn = dyn Fn(&request::Parts) -> Option<Vec<u8>> + Send + Sync;
 type CustomFn =
     dyn Fn(&request::Parts) -> Result<Option<Vec<u8>>, Box<Response<Bytes>>> + Send + Sync;
 
-/// Use of a principal.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Purpose {
-    /// Separates the keys of callers. All credentials count.
-    Keys,
-    /// Separates the shares of callers that have several credentials. Only the first one counts.
-    Shares,
-}
-
 impl Principal {
     /// Uses all credentials of the request: `Authorization` and the usual headers of API keys, or else the cookies. The
     /// default.
@@ -87,6 +78,10 @@ impl Principal {
     /// Shares of the limits are counted by the first header, `Authorization` before the others, or by all the cookies. The
     /// layer cannot see which of them the service verifies. If clients can add an invented one to their own, or if all
     /// callers have the same `Authorization`, name the source that identifies them.
+    ///
+    /// The case of the scheme of `Authorization`, and the spaces before and behind it, make another principal but no other
+    /// share. Other spellings do: if the service accepts several, such as escapes in a cookie, one client has several shares.
+    /// Use an [`extension`](Principal::extension) then.
     ///
     /// A credential that changes makes the caller a new principal: a retry with a refreshed token, or with a
     /// changed cookie, executes again. The layer counts such retries in
@@ -119,7 +114,8 @@ impl Principal {
     /// Uses the value of a header. A request with two lines of this header gets 400 `principal-ambiguous`.
     ///
     /// Use a header that an authenticating proxy sets. If clients can choose its value, a client can use the principal of
-    /// another client.
+    /// another client. If the service accepts several spellings of one value, a client has a share of the limits for each;
+    /// for `Authorization` see [`credentials`](Principal::credentials).
     #[must_use]
     pub fn header(name: HeaderName) -> Self {
         Self(vec![Source::Header(name)])
@@ -129,6 +125,10 @@ impl Principal {
     ///
     /// A request in which the cookie occurs twice gets 400 `principal-ambiguous`, and nothing is executed. The service might
     /// read the other one: a page on a sibling domain can add a cookie of the same name.
+    ///
+    /// Name and value count as the client sends them. If the service decodes them, such as `%73ession` for `session`, a
+    /// client can show another cookie to the layer than to the service. Each spelling is a principal with its own share. Use
+    /// an [`extension`](Principal::extension) then.
     #[must_use]
     pub fn cookie(name: impl Into<Arc<str>>) -> Self {
         Self(vec![Source::Cookie(name.into())])
@@ -263,7 +263,7 @@ impl Principal {
     ) -> Result<Identity, PrincipalError> {
         let identity = self.add_to(head, Purpose::Keys, scope)?;
         match identity {
-            Identity::Principal | Identity::Combined => {}
+            Identity::Principal | Identity::OtherAccount => {}
             Identity::Anonymous => {
                 scope.field(b"anonymous");
             }
@@ -277,8 +277,8 @@ impl Principal {
         Ok(identity)
     }
 
-    /// Adds the principal by which the stores and the limits account for a caller with [several](Identity::Combined)
-    /// credentials.
+    /// Adds the principal by which the stores and the limits account for a caller with
+    /// [another account](Identity::OtherAccount).
     pub(crate) fn add_account(
         &self,
         head: &request::Parts,
@@ -305,7 +305,7 @@ impl Principal {
                 Source::Credentials => {
                     let is_for_shares = purpose == Purpose::Shares;
                     let found = if is_for_shares && add_first_credential(&head.headers, hash) {
-                        Identity::Combined
+                        Identity::OtherAccount
                     } else {
                         add_credentials(&head.headers, hash)?
                     };
@@ -314,8 +314,9 @@ impl Principal {
                     }
                 }
                 Source::Header(name) => {
-                    if add_identifying_header(&head.headers, name, hash)? {
-                        return Ok(Identity::Principal);
+                    let found = add_identifying_header(&head.headers, name, purpose, hash)?;
+                    if found.is_found() {
+                        return Ok(found);
                     }
                 }
                 Source::Cookie(name) => {
@@ -345,9 +346,9 @@ impl Principal {
                         let second = pair.1.add_to(head, purpose, &mut pair_hash)?;
                         if second.is_found() {
                             *hash = pair_hash;
-                            let is_combined = [first, second].contains(&Identity::Combined);
-                            return Ok(if is_combined {
-                                Identity::Combined
+                            let is_other = [first, second].contains(&Identity::OtherAccount);
+                            return Ok(if is_other {
+                                Identity::OtherAccount
                             } else {
                                 Identity::Principal
                             });

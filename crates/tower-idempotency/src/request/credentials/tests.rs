@@ -56,7 +56,7 @@ fn credentials_are_hashed_by_name() {
         let identity = match counted.len() {
             0 => Identity::Anonymous,
             1 => Identity::Principal,
-            _ => Identity::Combined,
+            _ => Identity::OtherAccount,
         };
         let (mut all, mut first) = (FieldDigest::new(None), FieldDigest::new(None));
         let found = add_credentials(&headers, &mut all);
@@ -68,6 +68,47 @@ fn credentials_are_hashed_by_name() {
         assert_eq!(is_found, expected.is_some(), "{sent:?}");
         assert_eq!(first.finish(), digest(expected), "{sent:?}");
     }
+}
+
+#[test]
+fn account_has_canonical_spelling() {
+    // The line of the request, and the value of the account.
+    for (sent, counted) in [
+        ("Bearer Tok en", "Bearer Tok en"),
+        ("bearer Tok", "Bearer Tok"),
+        ("BEARER  \tTok ", "Bearer Tok"),
+        (" Bearer\tTok", "Bearer Tok"),
+        ("AWS4-HMAC-SHA256 a=B", "Aws4-hmac-sha256 a=B"),
+        ("sk_Live", "sk_Live"),
+        (" sk_Live ", "sk_Live"),
+    ] {
+        let headers = headers(&[("authorization", sent)]);
+        let expected = match sent == counted {
+            true => Identity::Principal,
+            false => Identity::OtherAccount,
+        };
+        for purpose in [Purpose::Keys, Purpose::Shares] {
+            let mut hash = FieldDigest::new(None);
+            let name = header::AUTHORIZATION;
+            let found = add_identifying_header(&headers, &name, purpose, &mut hash);
+            assert!(found.is_ok_and(|found| found == expected), "{sent:?}");
+            let value = match purpose {
+                Purpose::Keys => sent,
+                Purpose::Shares => counted,
+            };
+            assert_eq!(hash.finish(), digest(&[("authorization", value)]));
+        }
+        let (mut all, mut first) = (FieldDigest::new(None), FieldDigest::new(None));
+        let found = add_credentials(&headers, &mut all);
+        assert!(found.is_ok_and(|found| found == expected), "{sent:?}");
+        assert!(add_first_credential(&headers, &mut first));
+        assert_eq!(first.finish(), digest(&[("authorization", counted)]));
+    }
+    // An API key has no scheme.
+    let headers = headers(&[("x-api-key", " a  B")]);
+    let mut first = FieldDigest::new(None);
+    assert!(add_first_credential(&headers, &mut first));
+    assert_eq!(first.finish(), digest(&[("x-api-key", "a  B")]));
 }
 
 #[test]
@@ -90,7 +131,7 @@ fn second_line_of_credential_is_ambiguous() {
             "{lines:?}"
         );
         let name = HeaderName::from_static("x-api-key");
-        let found = add_identifying_header(&headers, &name, &mut hash);
+        let found = add_identifying_header(&headers, &name, Purpose::Keys, &mut hash);
         assert!(
             matches!(found, Err(PrincipalError::Ambiguous(_))),
             "{lines:?}"

@@ -44,11 +44,13 @@ pub const ACTING_HEADERS: [HeaderName; 32] = [
     HeaderName::from_static("zuora-entity-ids"),
 ];
 
-/// Request headers that select the part of a resource, or the method. Without them, two parts with equal bytes would be one
-/// request under [`MissingKey::Derive`](crate::MissingKey::Derive).
-const SELECTING_HEADERS: [HeaderName; 4] = [
+/// Request headers that select the part of a resource, the target of COPY and MOVE, or the method. Without them, two parts with
+/// equal bytes would be one request under [`MissingKey::Derive`](crate::MissingKey::Derive).
+const SELECTING_HEADERS: [HeaderName; 6] = [
     HeaderName::from_static("content-range"),
+    HeaderName::from_static("destination"),
     HeaderName::from_static("upload-offset"),
+    HeaderName::from_static("x-http-method"),
     HeaderName::from_static("x-http-method-override"),
     HeaderName::from_static("x-method-override"),
 ];

@@ -22,7 +22,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use tokio::sync::oneshot;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_idempotency::{Body, IdempotencyLayer, Lease};
+use tower_idempotency::{Body, IdempotencyLayer, Lease, NeedsAttention, Retention};
 
 use crate::{Framework, Shop};
 
@@ -61,6 +61,13 @@ async fn idempotent(
         let mut head = http::Response::builder().status(res.status().as_u16());
         for (name, value) in res.headers() {
             head = head.header(name.as_str(), value.as_bytes());
+        }
+        // The layer reads these extensions of a response.
+        if let Some(attention) = res.extensions().get::<NeedsAttention>() {
+            head = head.extension(attention.clone());
+        }
+        if let Some(retention) = res.extensions().get::<Retention>() {
+            head = head.extension(*retention);
         }
         let body = to_bytes(res.into_body()).await.ok()?;
         reply.send(head.body(Full::new(body)).ok()?).ok()
@@ -114,6 +121,7 @@ impl Framework for Actix {
                     .service(web::scope("/eu").route("/orders", web::post().to(order)))
                     .service(web::scope("/us").route("/orders", web::post().to(order)))
             });
+            // Each worker is a runtime of its own. The layer needs one that runs as long as there are leases.
             let server = server.workers(1).disable_signals().listen(listener);
             rt::System::new().block_on(server.expect("a bound socket").run())
         });
@@ -124,8 +132,11 @@ impl Framework for Actix {
 async fn order(req: HttpRequest, shop: Data<Shop>, body: Bytes) -> HttpResponse {
     let lease = req.extensions().get::<Option<Lease>>().cloned().flatten();
     let reply = shop.order(lease, body).await;
-    HttpResponse::build(StatusCode::from_u16(reply.status).expect("a status"))
-        .insert_header((header::LOCATION, reply.location))
+    let mut res = HttpResponse::build(StatusCode::from_u16(reply.status).expect("a status"));
+    if let Some(attention) = reply.attention {
+        res.extensions_mut().insert(attention);
+    }
+    res.insert_header((header::LOCATION, reply.location))
         .body(reply.body)
 }
 

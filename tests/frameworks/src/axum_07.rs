@@ -66,7 +66,9 @@ async fn order(
 ) -> impl IntoResponse {
     let reply = shop.order(lease.map(|lease| lease.0), body).await;
     let status = StatusCode::from_u16(reply.status).expect("a status");
-    (status, [(header::LOCATION, reply.location)], reply.body)
+    let headers = [(header::LOCATION, reply.location)];
+    let attention = reply.attention.map(Extension);
+    (status, headers, attention, reply.body)
 }
 
 async fn events(State(shop): State<Shop>) -> impl IntoResponse {

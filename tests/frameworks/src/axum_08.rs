@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use axum::{
-    Router,
+    Extension, Router,
     body::Body,
     extract::State,
     middleware::{Next, from_fn},
@@ -56,7 +56,8 @@ impl IntoResponse for Reply {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).expect("a status");
         let headers = [(header::LOCATION, self.location)];
-        (status, headers, self.body).into_response()
+        let attention = self.attention.map(Extension);
+        (status, headers, attention, self.body).into_response()
     }
 }
 

@@ -75,6 +75,7 @@ async fn respond(shop: Shop, req: Request<Body<Incoming>>) -> Result<Responded, 
             status: 400,
             location: "/".to_owned(),
             body: String::new(),
+            attention: None,
         },
     };
     let res = Response::builder()
@@ -85,5 +86,9 @@ async fn respond(shop: Shop, req: Request<Body<Incoming>>) -> Result<Responded, 
                 .map_err(|never| match never {})
                 .boxed(),
         );
-    Ok(res.expect("a valid response"))
+    let mut res = res.expect("a valid response");
+    if let Some(attention) = reply.attention {
+        res.extensions_mut().insert(attention);
+    }
+    Ok(res)
 }

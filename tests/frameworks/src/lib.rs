@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures_util::{Stream, stream};
 use tests::{Effects, barrier::Barrier};
 use tokio::sync::mpsc;
-use tower_idempotency::{IdempotencyLayer, Lease, MemoryStore};
+use tower_idempotency::{IdempotencyLayer, Lease, MemoryStore, NeedsAttention};
 
 pub mod actix;
 pub mod axum_07;
@@ -60,6 +60,8 @@ pub struct Reply {
     pub location: String,
     /// The body.
     pub body: String,
+    /// The failure that an operator has to resolve, as an extension of the response.
+    pub attention: Option<NeedsAttention>,
 }
 
 impl Shop {
@@ -75,7 +77,8 @@ impl Shop {
         }
     }
 
-    /// Creates an order. The body `hold` waits at the barrier, and `fail` responds with 500 the first time.
+    /// Creates an order. The body `hold` waits at the barrier, `fail` responds with 500 the first time, and `attention` responds
+    /// with 500 and needs attention.
     pub async fn order(&self, lease: Option<Lease>, body: Bytes) -> Reply {
         let n = self.begun.happen();
         let mut guard = DropGuard(Some(Arc::clone(&self.dropped)));
@@ -85,13 +88,16 @@ impl Shop {
         guard.0 = None;
         self.finished.happen();
         let generation = lease.map(|lease| lease.generation());
+        let attention = (body == "attention").then(|| NeedsAttention::new("order-incomplete"));
+        let is_failed = attention.is_some() || body == "fail" && n == 1;
         Reply {
-            status: if body == "fail" && n == 1 { 500 } else { 201 },
+            status: if is_failed { 500 } else { 201 },
             location: format!("/orders/{n}"),
             body: format!(
                 "execution {n} of {} bytes, generation {generation:?}",
                 body.len()
             ),
+            attention,
         }
     }
 

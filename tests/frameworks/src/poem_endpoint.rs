@@ -99,10 +99,14 @@ impl Endpoint for Orders {
         let lease = req.extensions().get::<Lease>().cloned();
         let body = req.take_body().into_bytes().await?;
         let reply = self.0.order(lease, body).await;
-        let res = Response::builder()
+        let mut res = Response::builder()
             .status(StatusCode::from_u16(reply.status).expect("a status"))
-            .header(header::LOCATION, reply.location);
-        Ok(res.body(reply.body))
+            .header(header::LOCATION, reply.location)
+            .body(reply.body);
+        if let Some(attention) = reply.attention {
+            res.extensions_mut().insert(attention);
+        }
+        Ok(res)
     }
 }
 

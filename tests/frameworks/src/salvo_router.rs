@@ -102,6 +102,9 @@ impl Orders {
         res.status_code(http::StatusCode::from_u16(reply.status).expect("a status"));
         let location = reply.location.parse().expect("a header value");
         res.headers_mut().insert(header::LOCATION, location);
+        if let Some(attention) = reply.attention {
+            res.extensions.insert(attention);
+        }
         res.render(reply.body);
     }
 }

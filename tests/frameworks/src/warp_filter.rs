@@ -43,7 +43,11 @@ fn order(shop: Shop) -> impl Filter<Extract = (Response,), Error = Rejection> + 
                 let reply = shop.order(lease, body).await;
                 let status = StatusCode::from_u16(reply.status).expect("a status");
                 let res = warp::reply::with_header(reply.body, header::LOCATION, reply.location);
-                warp::reply::with_status(res, status).into_response()
+                let mut res = warp::reply::with_status(res, status).into_response();
+                if let Some(attention) = reply.attention {
+                    res.extensions_mut().insert(attention);
+                }
+                res
             }
         })
 }

@@ -184,6 +184,18 @@ pub(crate) async fn handler_error_frees_key<F: Framework>() {
     assert_eq!(running.effects(), (2, 2));
 }
 
+/// The extension reaches the layer through the framework's response, and is then stored.
+pub(crate) async fn response_extension_blocks_retry<F: Framework>() {
+    let running = Running::start::<F>().await;
+    let first = running.order("k", "attention").await;
+    assert_eq!(first.status, StatusCode::INTERNAL_SERVER_ERROR, "{first:?}");
+    running.wait_until_idle().await;
+    let retry = running.order("k", "attention").await;
+    assert_eq!(retry.status, StatusCode::CONFLICT, "{retry:?}");
+    assert_eq!(retry.code(), "outcome-unknown");
+    assert_eq!(running.effects(), (1, 1));
+}
+
 /// Counts clients that left while their request continued. One test at a time disconnects, so that a count is of its
 /// clients.
 static DETACHED: LazyLock<(DebuggingRecorder, AtomicU64)> = LazyLock::new(Default::default);

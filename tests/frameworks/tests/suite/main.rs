@@ -25,6 +25,7 @@ macro_rules! suite {
                 keyless_request_executes_each_time,
                 concurrent_duplicate_gets_409,
                 handler_error_frees_key,
+                response_extension_blocks_retry,
                 execution_continues_after_disconnect,
                 keyless_handler_after_disconnect,
                 incomplete_request_executes_nothing,

@@ -81,6 +81,8 @@ pub enum EndpointFault {
     HoldUpdate(usize),
     /// Removes the item from the error of a refused write.
     LeaveOutItems,
+    /// Replies to `PutItem` calls with the error that the client has no right to make them.
+    DenyPuts,
     /// Replies to this number of `DescribeTable` calls with the error that the table does not exist.
     HideTables(usize),
     /// Reports tables as being updated, and rejects this number of `UpdateTimeToLive` calls because the table is in use.
@@ -285,6 +287,9 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
             }
             (status, response)
         }
+        EndpointFault::DenyPuts if operation == "PutItem" => {
+            (StatusCode::BAD_REQUEST, error("AccessDeniedException"))
+        }
         EndpointFault::HideTables(1..) if operation == "DescribeTable" => {
             (StatusCode::BAD_REQUEST, error("ResourceNotFoundException"))
         }
@@ -312,6 +317,7 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
         }
         EndpointFault::LoseWriteReplies(_)
         | EndpointFault::HoldUpdate(_)
+        | EndpointFault::DenyPuts
         | EndpointFault::HideTables(_)
         | EndpointFault::UpdateTables(_)
         | EndpointFault::MakeIndexes(_)

@@ -227,6 +227,17 @@ impl HeldServer {
         eventually("nothing is in flight", || self.layer.in_flight() == 0).await;
     }
 
+    /// Checks that a retry on another connection is refused while the handler runs.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the retry gets another response.
+    pub async fn assert_in_progress(&self, path: &str, key: &str, body: &str) {
+        let early = self.retry(path, key, body).await;
+        assert_eq!(early.status, StatusCode::CONFLICT, "{early:?}");
+        assert_eq!(early.code(), "in-progress");
+    }
+
     /// Lets the handlers continue, and checks that there was one effect and that retries return its response.
     ///
     /// # Panics

@@ -74,6 +74,19 @@ pub fn observed_on(
     level: &str,
     run: impl Future<Output = ()>,
 ) -> (Metrics, String) {
+    observed_with_log(runtime, level, async move |_: &Log| run.await)
+}
+
+/// Runs a future like [`observed_on`]. The future gets the log, which grows while it runs.
+///
+/// # Panics
+///
+/// Panics if the log is not text.
+pub fn observed_with_log(
+    runtime: Runtime,
+    level: &str,
+    run: impl AsyncFnOnce(&Log),
+) -> (Metrics, String) {
     LazyLock::force(&ANOTHER);
     let (recorder, log) = (DebuggingRecorder::new(), Log::default());
     let writer = log.clone();
@@ -85,13 +98,12 @@ pub fn observed_on(
         .finish();
     let guard = subscriber.set_default();
     metrics::with_local_recorder(&recorder, || {
-        runtime.block_on(run);
+        runtime.block_on(run(&log));
         // Its tasks may log and count when they are dropped.
         drop(runtime);
     });
     drop(guard);
-    let bytes = log.lock().clone();
-    (read(&recorder), String::from_utf8(bytes).expect("text"))
+    (read(&recorder), log.text())
 }
 
 /// Runs a future on a paused clock, and returns the metrics that it changed.
@@ -252,10 +264,21 @@ pub fn paused() -> tokio::runtime::Runtime {
         .expect("a runtime")
 }
 
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
+/// The lines that were logged. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
+    /// Returns the lines that were logged until now.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the log is not text.
+    #[must_use]
+    pub fn text(&self) -> String {
+        String::from_utf8(self.lock().clone()).expect("text")
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -3,7 +3,8 @@
 use http::{HeaderName, Method};
 use serde_json::{Value, json};
 use tower_idempotency::{
-    IdempotencyLayer, KeyScope, MemoryStore, MissingKey, Policy, Preset, policy::DescribeError,
+    Enforcement, IdempotencyLayer, KeyScope, MemoryStore, MissingKey, Policy, Preset, Rollout,
+    policy::DescribeError,
 };
 
 fn policy() -> Policy {
@@ -260,6 +261,29 @@ fn parameter_contradicts_no_setting() {
     assert_eq!(aliased["required"], false);
     let description = aliased["description"].as_str().expect("text");
     assert!(description.contains("x-request-key"), "{description}");
+}
+
+/// A client that relies on replays must know that it gets none.
+#[test]
+fn share_that_is_enforced_is_described() {
+    let paths = json!({ "/a": { "post": { "responses": { "200": { "description": "ok" } } } } });
+    let share = Rollout::new(5, Enforcement::Enforce, Enforcement::Observe).expect("a share");
+    for (rollout, percent) in [
+        (share, 5),
+        (Enforcement::Observe.into(), 0),
+        (Enforcement::Off.into(), 0),
+        (Enforcement::Enforce.into(), 100),
+    ] {
+        let layer = IdempotencyLayer::new(MemoryStore::new()).with_enforcement(rollout);
+        let document = described(&layer.policy(), document("3.1.0", paths.clone()));
+        let post = &document["paths"]["/a"]["post"];
+        assert_eq!(post["x-idempotency"]["enforced_percent"], percent);
+        let parameter = resolve(&document, &post["parameters"][0]);
+        let description = parameter["description"].as_str().expect("text");
+        let expected = format!("this holds for {percent} % of the callers");
+        let is_limited = percent < 100;
+        assert_eq!(description.contains(&expected), is_limited, "{description}");
+    }
 }
 
 #[test]

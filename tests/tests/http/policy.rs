@@ -70,7 +70,10 @@ const SETTINGS: &[&[(&str, Change)]] = &[
     &[("skip", |layer| {
         layer.with_skip(|head| head.headers.contains_key("x-skip"))
     })],
-    &[("host", |layer| layer.with_host_in_scope(true))],
+    &[
+        ("host", |layer| layer.with_host_in_scope(true)),
+        ("no host", |layer| layer.with_host_in_scope(false)),
+    ],
     &[("endpoint", |layer| layer.with_endpoint_in_scope(true))],
     &[
         ("unscoped", |layer| {
@@ -279,6 +282,15 @@ async fn policy_of_each_setting_holds() {
         let changes = vec![*setting];
         Claims::assert_all(&Configuration { preset, changes }).await;
     }
+}
+
+/// `Idempo` is the only preset with the host in its scope.
+#[tokio::test(start_paused = true)]
+async fn policy_of_idempo_without_host_holds() {
+    let preset = Preset::Idempo;
+    let change: Change = |layer| layer.with_host_in_scope(false);
+    let changes = vec![("no host", change)];
+    Claims::assert_all(&Configuration { preset, changes }).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -806,6 +806,12 @@ async fn idempo_setting_changes_only_its_cell() {
     each_setting_changes_its_cell_alone(Preset::Idempo).await;
 }
 
+// S-373
+#[tokio::test(start_paused = true)]
+async fn acp_setting_changes_only_its_cell() {
+    each_setting_changes_its_cell_alone(Preset::Acp).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn unrecordable_setting_changes_only_its_cells() {
     for preset in PRESETS {

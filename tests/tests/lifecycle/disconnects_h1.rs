@@ -56,6 +56,7 @@ async fn leaves(path: &'static str, leave: Disconnect) {
         held.arrival(phase).await;
         client.disconnect(leave);
         held.wait_for_departure().await;
+        held.assert_in_progress(path, "k", "{}").await;
         held.assert_executed_once(path, "k", "{}").await;
     }
 }
@@ -78,6 +79,7 @@ async fn half_closed_connection_executes_once() {
         held.arrival(phase).await;
         client.half_close().await;
         held.wait_for_departure().await;
+        held.assert_in_progress("/orders", "k", "{}").await;
         held.assert_executed_once("/orders", "k", "{}").await;
         assert_eq!(
             client.response().await,

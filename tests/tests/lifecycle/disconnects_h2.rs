@@ -21,6 +21,7 @@ on_both_runtimes! {
     lost_connection_executes_each_stream_once,
     // F-008
     stream_reset_with_unread_response_executes_once,
+    // F-002, S-142
     retry_on_same_connection_gets_reset_response,
     // F-018, S-146
     outer_timeout_executes_once,

@@ -271,6 +271,20 @@ async fn late_acquire_of_dropped_waiter_is_released() {
 
 const MOMENT: Duration = Duration::from_millis(100);
 
+// F-093
+#[tokio::test(start_paused = true)]
+async fn request_without_key_needs_no_store() {
+    let store = FaultInjector::new(MemoryStore::new());
+    store.set_fault_for_all(&Fault::HangCall);
+    let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
+    let keyless = Request::post("/orders").body(Body::from("order"));
+    let started = Instant::now();
+    let response = send(&app, keyless.expect("a request")).await;
+    assert_eq!(response.status, StatusCode::CREATED);
+    assert_eq!(started.elapsed(), Duration::ZERO);
+    assert_eq!((effects.count(), store.all_calls()), (1, 0));
+}
+
 // F-093, S-081
 #[tokio::test(start_paused = true)]
 async fn background_release_takes_no_permit() {

@@ -12,14 +12,11 @@ use axum::response::Response;
 use tests::{
     barrier::eventually,
     created,
-    observed::{observed_on, with_panicking_reports},
+    observed::{Log, observed_with_log, with_panicking_reports},
     scratch::Scratch,
     sql::{self, claim},
 };
-use tokio::{
-    runtime::{Builder, Runtime},
-    time::sleep,
-};
+use tokio::runtime::{Builder, Runtime};
 use tower_idempotency::store::{Store, Ttl};
 use tower_idempotency_sqlx::{Completer, Orphan, SqliteStore};
 
@@ -31,27 +28,45 @@ fn runtime() -> Runtime {
     runtime.expect("a runtime")
 }
 
-/// Returns the sum of the counts of this event. Asserts that it was logged at most once a second.
-fn count_of(event: &str, run: impl AsyncFnOnce()) -> u64 {
+/// Returns the sum of the counts of this event. Asserts that it was logged at most once a second, with its number. `run` calls
+/// [`wait_for_number`].
+fn count_of(event: &str, run: impl AsyncFnOnce(&Log)) -> u64 {
     let began = Instant::now();
-    let (_, log) = observed_on(runtime(), "warn", async { run().await });
+    let (_, log) = observed_with_log(runtime(), "warn", run);
     let seconds = began.elapsed().as_secs();
-    let is_event = |line: &&str| line.contains(event);
-    let events: Vec<_> = log.lines().filter(is_event).collect();
-    assert!(!events.is_empty(), "{log}");
-    assert!(events.len() as u64 <= seconds + 1, "{events:#?}");
-    let count = |line: &&str| {
+    let counts = counts(&log, event);
+    assert!(counts.len() as u64 <= seconds + 1, "{log}");
+    assert!(counts.iter().any(|count| *count > 1), "{log}");
+    counts.iter().sum()
+}
+
+/// Returns the count in each line of this event.
+fn counts(log: &str, event: &str) -> Vec<u64> {
+    let events = log.lines().filter(|line| line.contains(event));
+    let count = |line: &str| {
         let (_, count) = line.rsplit_once("count=").expect("a count");
         let digits = count.split(|c: char| !c.is_ascii_digit()).next();
         digits
             .and_then(|it| it.parse::<u64>().ok())
             .expect("a number")
     };
-    events.iter().map(count).sum()
+    events.map(count).collect()
 }
 
-/// Retries an orphan whose work fails like this. Returns the number of attempts.
-async fn retry_orphan(fail: fn() -> Result<Response, &'static str>) -> u64 {
+/// Waits until a line of this event counts several occurrences, or until there are five lines.
+async fn wait_for_number(log: &Log, event: &str) {
+    eventually("the event is counted", || {
+        let counts = counts(&log.text(), event);
+        counts.len() >= 5 || counts.iter().any(|count| *count > 1)
+    })
+    .await;
+}
+
+/// Retries an orphan whose work fails like this, until `wait` returns. Returns the number of attempts, which `wait` gets too.
+async fn retry_orphan(
+    fail: fn() -> Result<Response, &'static str>,
+    wait: impl AsyncFnOnce(&AtomicU64),
+) -> u64 {
     let scratch = Scratch::new();
     let store = sql::sqlite(&scratch).await;
     let mut orphan = claim();
@@ -67,7 +82,8 @@ async fn retry_orphan(fail: fn() -> Result<Response, &'static str>) -> u64 {
     };
     let completer = Completer::new(&store, &sql::layer(store.clone()), work);
     let task = completer.with_min_age(Duration::ZERO).spawn(OFTEN);
-    eventually("the orphan is retried", || attempts.load(SeqCst) >= 20).await;
+    let number: &AtomicU64 = &attempts;
+    wait(number).await;
     drop(task);
     attempts.load(SeqCst)
 }
@@ -82,7 +98,10 @@ fn failed_recoveries_warn_each_second() {
     ];
     for (event, fail) in failures {
         let mut attempts = 0;
-        let count = count_of(event, async || attempts = retry_orphan(fail).await);
+        let count = count_of(event, async |log: &Log| {
+            let wait = async |_: &AtomicU64| wait_for_number(log, event).await;
+            attempts = retry_orphan(fail, wait).await;
+        });
         assert!(count <= attempts, "{event}: {count} of {attempts}");
     }
 }
@@ -95,12 +114,11 @@ fn unusable(scratch: &Scratch) -> SqliteStore {
 // F-872
 #[test]
 fn failed_purges_warn_each_second() {
-    let scratch = Scratch::new();
-    count_of("purge failed, will retry", async || {
+    let (scratch, event) = (Scratch::new(), "purge failed, will retry");
+    count_of(event, async |log: &Log| {
         let store = unusable(&scratch);
         let purger = store.spawn_purger(OFTEN);
-        // Nothing counts the purges.
-        sleep(Duration::from_millis(1_500)).await;
+        wait_for_number(log, event).await;
         drop(purger);
     });
 }
@@ -108,14 +126,13 @@ fn failed_purges_warn_each_second() {
 // F-872
 #[test]
 fn failed_orphan_queries_warn_each_second() {
-    let scratch = Scratch::new();
-    count_of("orphan query failed, will retry", async || {
+    let (scratch, event) = (Scratch::new(), "orphan query failed, will retry");
+    count_of(event, async |log: &Log| {
         let store = unusable(&scratch);
         let work = async |_: Orphan| Ok::<_, &'static str>(created(1));
         let completer = Completer::new(&store, &sql::layer(store.clone()), work);
         let task = completer.spawn(OFTEN);
-        // Nothing counts the queries.
-        sleep(Duration::from_millis(1_500)).await;
+        wait_for_number(log, event).await;
         drop(task);
     });
 }
@@ -128,7 +145,12 @@ fn recoveries_continue_after_panic_of_subscriber() {
         || panic!("the intended panic"),
     ];
     for fail in failures {
-        with_panicking_reports(runtime(), async |_: &AtomicU64| retry_orphan(fail).await);
+        with_panicking_reports(runtime(), async |_: &AtomicU64| {
+            let wait = async |attempts: &AtomicU64| {
+                eventually("the orphan is retried", || attempts.load(SeqCst) >= 20).await;
+            };
+            retry_orphan(fail, wait).await
+        });
     }
 }
 

@@ -24,7 +24,7 @@ use tests::{
 use tokio::time::sleep;
 use tower_idempotency::{
     ConcurrentRequests, Enforcement, IdempotencyLayer, Lease, MemoryStore, MissingKey,
-    NeedsAttention, OrphanPolicy, Principal, StoreFailure, Ttl, Unrecordable,
+    NeedsAttention, OrphanPolicy, Principal, Rollout, StoreFailure, Ttl, Unrecordable,
     conformance::{Fault, FaultInjector, Operation},
     run_once::WorkError,
     store::{Acquired, Fingerprint, Store},
@@ -1281,7 +1281,6 @@ fn usual_paths_log_no_errors() {
         let expected = !matches!(
             name,
             "executed"
-                | "observed"
                 | "replayed"
                 | "mismatch"
                 | "in progress"
@@ -1302,6 +1301,30 @@ fn usual_paths_log_no_errors() {
                 | "passed through"
         );
         assert_eq!(loud, expected, "{name}:\n{log}");
+    }
+}
+
+/// A process that starts without enforcement shows it, although nothing has switched it.
+#[test]
+fn layer_without_enforcement_warns_once() {
+    let share = Rollout::new(10, Enforcement::Enforce, Enforcement::Observe).expect("a share");
+    for (rollout, warnings) in [
+        (share, 1),
+        (Enforcement::Observe.into(), 1),
+        (Enforcement::Off.into(), 1),
+        (Enforcement::Enforce.into(), 0),
+    ] {
+        let (_, log) = observed::observed("warn", async {
+            let layer = new_layer(MemoryStore::new()).with_enforcement(rollout);
+            let (app, _) = answering(layer);
+            for key in [KEY, "another-key"] {
+                send(&app, keyed(key, BODY)).await;
+            }
+        });
+        let found = log.matches("layer does not enforce all requests");
+        assert_eq!(found.count(), warnings, "{rollout}: {log}");
+        let value = format!("enforcement={rollout}");
+        assert_eq!(log.contains(&value), warnings > 0, "{rollout}: {log}");
     }
 }
 

@@ -3,13 +3,12 @@
 /// The rule that is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutant {
-    // Rules of the store, which are visible in its replies. F-095
+    // Rules of the store, which are visible in its replies.
     NoOwnToken,
     UnfencedComplete,
     ReleaseByAnyone,
     ReleaseFreesTakeovers,
     LeaseAsLongAsTheRetention,
-    // F-103
     ExpiryBySweeperOnly,
     TakeoverIsHidden,
     TakeoverOfAnotherRequest,
@@ -18,23 +17,15 @@ pub(crate) enum Mutant {
     /// The commit does not require that the entry is still leased.
     UnfencedCommit,
     // Rules of the clients.
-    // F-038
     OwnResponseAfterLostLease,
-    // F-053
     ReadThenOverwrite,
-    // F-003
     DropReleases,
-    // F-059
     WaiterRemoves,
-    // F-034
     ResponseBeforeRecord,
     ResponseToAnotherRequest,
     // Rules of the tiers in front of the store.
-    // F-981
     RefusedCompletionIsKept,
-    // F-982
     RepeatedCompletionIsKept,
-    // F-985
     AgeAloneCounts,
     LifeCountsFromReply,
     // Rules for decisions of an operator.

@@ -177,6 +177,10 @@ impl fmt::Display for Rollout {
 /// execution, and a recorded response stays recorded. While the layer observes or is off, a retry of a recorded or running
 /// request executes again. Keys that are first used during that time count as fresh when the layer enforces again.
 ///
+/// The switch belongs to one process and is not stored. A new process starts with the value of [`new`](Self::new): read it
+/// from the configuration. To switch a service, change the configuration first, and then switch every process. A layer that
+/// does not enforce all requests logs a warning at its first request.
+///
 /// ```
 /// use axum::{Router, body::Body, http::Request, routing::post};
 /// use tower::ServiceExt;
@@ -208,13 +212,15 @@ impl fmt::Display for Rollout {
 pub struct EnforcementSwitch(Arc<AtomicU32>);
 
 impl EnforcementSwitch {
-    /// Creates a switch.
+    /// Creates a switch. Each process starts with `rollout`, regardless of an earlier [`set`](Self::set).
     #[must_use]
     pub fn new(rollout: impl Into<Rollout>) -> Self {
         Self(Arc::new(AtomicU32::new(rollout.into().bits())))
     }
 
-    /// Sets the enforcement of all requests that arrive from now on. Logs the change.
+    /// Sets the enforcement of all requests that arrive from now on, in this process. Logs the change.
+    ///
+    /// After a restart, the value of [`new`](Self::new) applies again.
     pub fn set(&self, rollout: impl Into<Rollout>) {
         let new = rollout.into();
         let old = Rollout::from_bits(self.0.swap(new.bits(), Ordering::AcqRel));

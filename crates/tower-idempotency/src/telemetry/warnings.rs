@@ -25,7 +25,9 @@ pub(crate) struct Warnings {
     #[cfg(feature = "grpc")]
     grpc_streams: [AtomicBool; 2],
     grpc_unprotected: AtomicBool,
+    not_enforced: AtomicBool,
     pub(super) bad_record: WarningLimit,
+    batch_without_lease: WarningLimit,
     key_held: WarningLimit,
     lease_lost: WarningLimit,
     orphan_left: WarningLimit,
@@ -59,7 +61,9 @@ impl Warnings {
             #[cfg(feature = "grpc")]
             grpc_streams: Default::default(),
             grpc_unprotected: AtomicBool::new(false),
+            not_enforced: AtomicBool::new(false),
             bad_record: WarningLimit::new(SECOND),
+            batch_without_lease: WarningLimit::new(MINUTE),
             key_held: WarningLimit::new(SECOND),
             lease_lost: WarningLimit::new(SECOND),
             orphan_left: WarningLimit::new(SECOND),
@@ -96,6 +100,18 @@ impl Warnings {
         count!("idempotency_anonymous_total", self.layer);
     }
 
+    /// Reports a batch whose request has a key, and whose head has no lease.
+    pub(crate) fn batch_without_lease(&self) {
+        if let Some(count) = self.batch_without_lease.count() {
+            log!(
+                warn,
+                layer = self.layer.as_str(),
+                count,
+                "lease missing in the head of a batch: its response is recorded even if items failed"
+            );
+        }
+    }
+
     /// Returns `true` for the first gRPC stream on this side.
     #[cfg(feature = "grpc")]
     pub(super) fn is_first_grpc_stream(&self, side: Side) -> bool {
@@ -109,6 +125,18 @@ impl Warnings {
                 warn,
                 layer = self.layer.as_str(),
                 "gRPC call with a key passed through: no method with its path is protected, set with_grpc"
+            );
+        }
+    }
+
+    /// Reports a request of a layer that does not enforce all requests.
+    pub(crate) fn not_enforced(&self, enforcement: impl Display) {
+        if !self.not_enforced.swap(true, Ordering::Relaxed) {
+            log!(
+                warn,
+                layer = self.layer.as_str(),
+                %enforcement,
+                "layer does not enforce all requests: the others execute on every retry"
             );
         }
     }

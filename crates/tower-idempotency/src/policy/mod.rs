@@ -47,7 +47,7 @@ pub struct Policy {
     /// The methods that are protected, among those of RFC 9110, PATCH and QUERY.
     pub methods: Vec<String>,
     /// `true` if some requests with these methods are not protected, as [`with_skip`](crate::IdempotencyLayer::with_skip)
-    /// decides.
+    /// decides. gRPC calls and upgrades do not count: they pass through if the client may omit the key.
     pub has_exceptions: bool,
     /// The percentage of the callers for which the layer enforced the policy, at the time of the derivation. It is 0 if the
     /// layer observed or was off: see [`Enforcement`](crate::Enforcement). [`PolicyService`] publishes the current one.
@@ -202,7 +202,7 @@ pub struct LimitPolicy {
     /// The time for a request body, or `None` if bodies stream through.
     #[serde(serialize_with = "optional_seconds")]
     pub request_time: Option<Duration>,
-    /// The largest response in bytes that is recorded.
+    /// The largest response in bytes that is recorded. A store may have a lower limit for its records.
     pub response_bytes: usize,
 }
 

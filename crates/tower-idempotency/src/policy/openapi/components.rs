@@ -128,6 +128,12 @@ impl Components {
             description.push_str(alias);
             description.push_str(" is read.");
         }
+        if policy.enforced_percent < 100 {
+            let percent = policy.enforced_percent.to_string();
+            description.push_str(" At the time of this document, this holds for ");
+            description.push_str(&percent);
+            description.push_str(" % of the callers; for all others, each request executes.");
+        }
         let mut component = json!({
             "name": key.header.as_ref()?,
             "in": "header",

@@ -61,6 +61,10 @@ impl Policy {
     /// A response for `4XX`, `5XX` or `default` is copied in the same way, because a response for a single status hides it.
     /// References are followed within the document, and their targets stay as they are. A second call changes nothing.
     ///
+    /// The document states the [`enforced_percent`](Self::enforced_percent) of this policy. After a switch of the
+    /// [`Enforcement`](crate::Enforcement), derive the policy again and describe the original document: the parameter of a
+    /// described one stays.
+    ///
     /// ```
     /// use serde_json::json;
     /// use tower_idempotency::{IdempotencyLayer, MemoryStore};

@@ -208,6 +208,7 @@ fn summary(policy: &Policy) -> Value {
     let value = serde_json::to_value(policy).expect("a policy has names and plain values");
     let members = [
         "key",
+        "enforced_percent",
         "scope",
         "key_reuse",
         "concurrent_requests",

@@ -82,7 +82,7 @@ impl IdempotencyLayer {
     }
 
     /// Returns `true` if the layer covers the request.
-    fn covers(&self, head: &request::Parts) -> bool {
+    pub(crate) fn covers(&self, head: &request::Parts) -> bool {
         #[cfg(feature = "grpc")]
         if let Some(methods) = &self.config.grpc {
             match methods.kind_of(head) {

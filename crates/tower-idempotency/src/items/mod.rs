@@ -22,18 +22,20 @@ use self::{result::SharedResult, unique::UniqueItem};
 use crate::{
     config::Config,
     digest::{FieldDigest, VERSION},
+    enforcement::Enforcement,
     error::{Error, ErrorKind},
-    execution::shared::Context,
+    execution::{admission::enforcement, rules::StoreFailure, shared::Context},
     layer::IdempotencyLayer,
     lease::Lease,
     request::{
         credentials::{Identity, PrincipalError},
-        find_scope, item_operation,
+        find_key, find_scope, item_operation,
         key::IdempotencyKey,
         validate_item_key,
     },
     run_once::{Outcome, WorkError},
     store::{Fingerprint, KeyId, ScopeDigest},
+    telemetry::catch_setting_panic,
 };
 
 /// Batches.
@@ -46,14 +48,18 @@ impl IdempotencyLayer {
     /// [`run_once`](Self::run_once) never meet.
     ///
     /// The request may have a key of its own, or none. Call this in the handler, with a clone of the layer that wraps the
-    /// route. `head` must still have the credentials or extensions of the principal.
+    /// route. `head` must still have the credentials or extensions of the principal. If the request has a key, the extensions
+    /// of `head` must have its [`Lease`]. Without it, the response of a batch is recorded even if items failed. The layer
+    /// then logs a warning, unless requests may run without a lease
+    /// ([`DangerouslyExecuteUnprotected`](StoreFailure::DangerouslyExecuteUnprotected)).
     ///
     /// # Errors
     ///
     /// The error with which the layer rejects a request without a valid principal:
     /// [`PrincipalMissing`](ErrorKind::PrincipalMissing) or [`PrincipalAmbiguous`](ErrorKind::PrincipalAmbiguous). Also
     /// `PrincipalMissing` if the head has another principal than the request, which has a key at this layer. A clone whose
-    /// settings were changed is another layer. So call the clone that serves the route.
+    /// settings were changed is another layer. So call the clone that serves the route. The lease of a
+    /// [`take_over`](Self::take_over) has no principal: the caller of `take_over` chooses that of `head`.
     ///
     /// # Examples
     ///
@@ -104,6 +110,9 @@ impl IdempotencyLayer {
             .is_some_and(|lease| lease.0.grant.config.is_of_layer(&context.config));
         if scope.identity == Identity::Anonymous && !is_counted {
             context.config.warnings().anonymous();
+        }
+        if request.is_none() && should_have_lease(self, &context, head) {
+            context.config.warnings().batch_without_lease();
         }
         // As for requests, the same content for another endpoint or account is another item.
         let rules = &context.config.request;
@@ -337,10 +346,24 @@ impl fmt::Debug for Items {
 
 /// Returns `true` if the request with this lease has another principal.
 ///
-/// A middleware may have removed credentials. All callers without them would share their items.
+/// A middleware may have removed credentials. All callers without them would share their items. The lease of a takeover has no
+/// principal.
 fn belongs_to_other(lease: &Lease, config: &Arc<Config>, principal: ScopeDigest) -> bool {
     let grant = &lease.0.grant;
-    grant.config.is_of_layer(config) && grant.principal != Some(principal)
+    grant.config.is_of_layer(config) && grant.principal.is_some_and(|it| it != principal)
+}
+
+/// Returns `true` if the layer executes the request with this head under a lease.
+///
+/// A service may rebuild the head without its extensions. The layer then cannot know that the request ran a batch. Without the
+/// extensions, closures of the settings may panic, which must not fail the batch.
+fn should_have_lease(layer: &IdempotencyLayer, context: &Context, head: &request::Parts) -> bool {
+    let config = &context.config;
+    let has_key = || layer.covers(head) && matches!(find_key(&config.request, head), Ok(Some(_)));
+    // With the other setting, the layer may have executed the request without a lease.
+    config.execution.store_failure == StoreFailure::Refuse
+        && enforcement(context, head) == Enforcement::Enforce
+        && catch_setting_panic(config.layer(), "with_skip or with_key_from", has_key) == Some(true)
 }
 
 /// Prevents that the response of the batch request is recorded, unless the batch ends. A batch that is dropped does not end.

@@ -31,7 +31,7 @@ use crate::{
     },
     store::{
         Claim, Fingerprint, ITEM_OPERATION, KeyId, OrphanPolicy, ScopeDigest, StoreError, Token,
-        Ttl,
+        Ttl, is_operation_of_run_once,
     },
     telemetry,
 };
@@ -467,6 +467,11 @@ pub(crate) fn observed_operation(head: &request::Parts) -> Box<str> {
 /// Returns the operation of the items of a batch request.
 pub(crate) fn item_operation(head: &request::Parts) -> Box<str> {
     operation_with(ITEM_OPERATION, head)
+}
+
+/// Returns `true` if the record of an entry with this operation is replayed as a response.
+pub(crate) fn is_operation_of_request(operation: &str) -> bool {
+    !is_operation_of_run_once(operation) && !operation.starts_with(OBSERVED)
 }
 
 fn operation_with(prefix: &str, head: &request::Parts) -> Box<str> {

@@ -1,7 +1,10 @@
 //! Items of a batch, each under a key of its own.
 
 mod faults;
+mod grpc;
 mod keys;
+mod orphans;
+mod rebuilt_heads;
 mod requests;
 
 use std::convert::Infallible;

@@ -12,12 +12,11 @@ use bytes::Bytes;
 use http::{Request, StatusCode, request};
 use http_body::Frame;
 use serde_json::json;
-use tests::{TestResponse, barrier::Barrier, observed::observed, send};
+use tests::{TestResponse, barrier::Barrier, send};
 use tokio::time::{sleep, timeout};
 use tower::ServiceExt;
 use tower_idempotency::{
-    Enforcement, GrpcMethods, IdempotencyLayer, KeyScope, MemoryStore, NeedsAttention, Retention,
-    StoreFailure,
+    GrpcMethods, IdempotencyLayer, KeyScope, MemoryStore, NeedsAttention, Retention,
     conformance::{Fault, FaultInjector, Operation},
     items::{Item, ItemResult},
     run_once::WorkError,
@@ -28,8 +27,8 @@ use super::layer;
 
 /// A service whose batches have the items of the body, separated by spaces.
 #[derive(Clone)]
-struct Service {
-    layer: IdempotencyLayer,
+pub(super) struct Service {
+    pub(super) layer: IdempotencyLayer,
     /// Effects by item, and the executions of the handler as `batch`.
     effects: Effects,
     /// Items whose first execution fails.
@@ -38,7 +37,7 @@ struct Service {
 }
 
 impl Service {
-    fn new(layer: IdempotencyLayer) -> Self {
+    pub(super) fn new(layer: IdempotencyLayer) -> Self {
         Self {
             layer,
             effects: Effects::new(),
@@ -47,11 +46,11 @@ impl Service {
         }
     }
 
-    fn with_failing(self, failing: &'static [&'static str]) -> Self {
+    pub(super) fn with_failing(self, failing: &'static [&'static str]) -> Self {
         Self { failing, ..self }
     }
 
-    async fn results(
+    pub(super) async fn results(
         &self,
         head: &request::Parts,
         body: &str,
@@ -86,7 +85,7 @@ impl Service {
     }
 }
 
-fn body_of(results: &[ItemResult<String, &'static str>]) -> Json<serde_json::Value> {
+pub(super) fn body_of(results: &[ItemResult<String, &'static str>]) -> Json<serde_json::Value> {
     let statuses = results.iter().map(|result| result.status().as_u16());
     Json(json!(statuses.collect::<Vec<_>>()))
 }
@@ -99,7 +98,11 @@ fn batch(key: Option<&str>, body: &'static str) -> Request<Body> {
     req.body(Body::from(body)).expect("a valid request")
 }
 
-async fn send_batch(app: &Router, key: Option<&str>, body: &'static str) -> (TestResponse, String) {
+pub(super) async fn send_batch(
+    app: &Router,
+    key: Option<&str>,
+    body: &'static str,
+) -> (TestResponse, String) {
     let response = send(app, batch(key, body)).await;
     let text = response.text().to_owned();
     (response, text)
@@ -131,73 +134,6 @@ async fn unfinished_batch_is_not_recorded() {
     assert_eq!((last.is_replay(), &*body), (true, "[200,200,200]"));
     let counts = ["batch", "a", "b", "c"].map(|key| service.effects.count(key));
     assert_eq!(counts, [2, 1, 2, 1]);
-}
-
-type Configure = fn(IdempotencyLayer) -> IdempotencyLayer;
-
-/// Sends batches to a handler that rebuilds the head of the request. Returns the responses that are replays, and the number of
-/// warnings.
-fn rebuilt_head(configure: Configure, keys: [Option<&str>; 3]) -> ([bool; 3], usize) {
-    let mut replays = [false; 3];
-    let run = async {
-        let service = Service::new(configure(layer())).with_failing(&["b"]);
-        let of_handler = service.clone();
-        let handler = async move |head: request::Parts, body: String| {
-            let (mut rebuilt, ()) = Request::new(()).into_parts();
-            rebuilt.method = head.method;
-            rebuilt.uri = head.uri;
-            rebuilt.headers = head.headers;
-            let results = of_handler.results(&rebuilt, &body).await;
-            (StatusCode::MULTI_STATUS, body_of(&results))
-        };
-        let app: Router = Router::new()
-            .route("/batch", post(handler))
-            .layer(service.layer.clone());
-        for (key, is_replay) in keys.into_iter().zip(&mut replays) {
-            let (response, _) = send_batch(&app, key, "a b").await;
-            *is_replay = response.is_replay();
-        }
-    };
-    let (_, log) = observed("warn", run);
-    let warnings = log.matches("lease missing in the head of a batch");
-    (replays, warnings.count())
-}
-
-const KEYS: [Option<&str>; 3] = [Some("batch-1"), Some("batch-1"), Some("batch-2")];
-
-// S-417
-/// The lease is in the extensions of the head. Without it, the layer cannot know that the request ran a batch.
-#[test]
-fn batch_without_lease_is_recorded_with_warning() {
-    let recorded = ([false, true, false], 1);
-    assert_eq!(rebuilt_head(|layer| layer, KEYS), recorded);
-    let named: Configure = |layer| {
-        layer.with_key_from(KeyScope::EachCaller, |head| {
-            let key = head.headers.get("idempotency-key")?;
-            key.to_str().ok().map(str::to_owned)
-        })
-    };
-    assert_eq!(rebuilt_head(named, KEYS), recorded);
-}
-
-#[test]
-fn unprotected_batch_needs_no_lease() {
-    let executed = ([false; 3], 0);
-    assert_eq!(rebuilt_head(|layer| layer, [None; 3]), executed);
-    let passing: [Configure; 3] = [
-        |layer| layer.with_skip(|_| true),
-        |layer| layer.with_enforcement(Enforcement::Off),
-        |layer| layer.with_enforcement(Enforcement::Observe),
-    ];
-    for configure in passing {
-        assert_eq!(rebuilt_head(configure, KEYS), executed);
-    }
-    // With this setting, a request may have no lease.
-    let unprotected: Configure = |layer| {
-        let failure = StoreFailure::DangerouslyExecuteUnprotected;
-        layer.with_store_failure(failure)
-    };
-    assert_eq!(rebuilt_head(unprotected, KEYS), ([false, true, false], 0));
 }
 
 /// The handler returns the record's retention with each response.

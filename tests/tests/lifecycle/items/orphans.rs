@@ -1,0 +1,58 @@
+//! Batch requests that are executed again without their clients.
+
+use std::{convert::Infallible, time::Duration};
+
+use axum::body::Body;
+use http::Response;
+use tests::read;
+use tokio::time::sleep;
+use tower_idempotency::{
+    IdempotencyLayer, Lease, MemoryStore, TakeOverOutcome,
+    run_once::WorkError,
+    store::{Claim, Fingerprint, KeyId, Store},
+    testing::Effects,
+};
+
+use super::{head_of, items, statuses};
+
+/// The lease of a takeover has no principal. The head of the batch has one.
+#[tokio::test(start_paused = true)]
+async fn orphaned_batch_is_executed_again() {
+    let (store, effects) = (MemoryStore::new(), Effects::new());
+    let layer = IdempotencyLayer::new(store.clone());
+    let claim = || {
+        let (id, fingerprint) = (KeyId::from_bytes([7; 32]), Fingerprint::from_bytes([7; 32]));
+        Claim::new(id, fingerprint).expect("randomness")
+    };
+    store.acquire(&claim()).await.expect("room");
+    sleep(Duration::from_secs(16)).await;
+    // The failed item leaves the request an orphan.
+    for (expected, generation) in [("[200, 500]", 2), ("[200, 200]", 3)] {
+        let (of_work, counted) = (layer.clone(), effects.clone());
+        let work = async move |lease: Lease| {
+            assert_eq!(lease.generation(), generation);
+            let mut head = head_of("alice");
+            head.extensions.insert(lease);
+            let batch = of_work.items(&head).expect("a principal");
+            let pay = async move |key: String, _lease| {
+                counted.add(&key);
+                if key == "b" && counted.count("b") == 1 {
+                    return Err(WorkError::Release("try later"));
+                }
+                Ok(key)
+            };
+            let results = batch.run(items(&["a", "b"]), pay).await.expect("results");
+            let text = format!("{:?}", statuses(&results));
+            Ok::<_, Infallible>(Response::new(Body::from(text)))
+        };
+        let taken = layer.take_over(claim(), work).await.expect("an answer");
+        let TakeOverOutcome::Executed(res) = taken else {
+            panic!("expected an execution, found {taken:?}");
+        };
+        assert_eq!(read(res.map(Body::new)).await.text(), expected);
+    }
+    let work = async |_| -> Result<Response<Body>, Infallible> { panic!("it must not run") };
+    let taken = layer.take_over(claim(), work).await.expect("an answer");
+    assert!(matches!(taken, TakeOverOutcome::NoOrphan), "{taken:?}");
+    assert_eq!(["a", "b"].map(|key| effects.count(key)), [1, 2]);
+}

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use tokio::time::timeout;
 use tower_idempotency::{
     IdempotencyLayer, Lease, NeedsAttention, OrphanPolicy, Ttl,
     run_once::{Outcome, WorkError},
@@ -20,6 +21,7 @@ pub struct Consumer {
     carrier: Carrier,
     attempts: u32,
     backoff: Backoff,
+    limit: Duration,
     visibility: Duration,
 }
 
@@ -37,6 +39,7 @@ impl Consumer {
             carrier,
             attempts: 5,
             backoff: Backoff::new(Duration::from_secs(1), Duration::from_secs(600)),
+            limit: Duration::from_secs(20),
             visibility: Duration::from_secs(60),
         }
     }
@@ -53,6 +56,15 @@ impl Consumer {
     #[must_use]
     pub fn with_backoff(self, backoff: Backoff) -> Self {
         Self { backoff, ..self }
+    }
+
+    /// Sets the timeout of a call to the carrier. Default: 20 s.
+    ///
+    /// After the timeout the message needs attention, because the parcel may be sent. Without a timeout, an unresponsive
+    /// carrier would keep the key in progress indefinitely, because the layer renews its lease.
+    #[must_use]
+    pub fn with_limit(self, limit: Duration) -> Self {
+        Self { limit, ..self }
     }
 
     /// Sets the time after which a message is delivered again if its consumer does not move it. Default: 1 minute.
@@ -93,13 +105,15 @@ impl Consumer {
     ///
     /// If the future is dropped after it was polled, the attempt continues.
     pub async fn handle(&self, message: &Message) -> Move {
-        let (carrier, order) = (self.carrier.clone(), message.body.clone());
+        let (carrier, order, limit) = (self.carrier.clone(), message.body.clone(), self.limit);
         let ship = async move |lease: Lease| {
             if !lease.is_held() {
                 // This process was paused, and an operator may have resolved the message meanwhile.
                 return Err(WorkError::Release(Unsent::Not("the lease is lost".into())));
             }
-            carrier.send(&order).await.map_err(|unsent| match unsent {
+            let sent = timeout(limit, carrier.send(&order)).await;
+            let sent = sent.unwrap_or_else(|elapsed| Err(Unsent::Perhaps(elapsed.into())));
+            sent.map_err(|unsent| match unsent {
                 Unsent::Perhaps(_) => WorkError::NeedsAttention(PERHAPS_SENT, unsent),
                 Unsent::Not(_) | Unsent::Never(_) => WorkError::Release(unsent),
             })

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tonic::{
     Code, Request, Response, Status,
     metadata::{Ascii, MetadataValue},
@@ -17,14 +17,21 @@ use crate::{
 const ATTEMPTS: u32 = 50;
 const BACKOFF: Duration = Duration::from_millis(5);
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
+/// The timeout of one attempt. A longer execution continues, and a later attempt gets its response.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The timeout of a connection attempt, and of the reply to a ping.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Connects at the first call, and again after each broken connection.
+/// Connects at the first call, and again after each broken connection. A connection without a reply to a ping is broken.
 ///
 /// # Errors
 ///
 /// None: the address is valid.
 pub fn connect(addr: SocketAddr) -> Result<PaymentsClient<Channel>, Error> {
-    let endpoint = Endpoint::from_shared(format!("http://{addr}"))?;
+    let endpoint = Endpoint::from_shared(format!("http://{addr}"))?
+        .connect_timeout(CONNECTION_TIMEOUT)
+        .http2_keep_alive_interval(ATTEMPT_TIMEOUT)
+        .keep_alive_timeout(CONNECTION_TIMEOUT);
     Ok(PaymentsClient::new(endpoint.connect_lazy()))
 }
 
@@ -48,7 +55,7 @@ pub async fn pay(
 ) -> Result<Response<Payment>, Status> {
     let mut backoff = BACKOFF;
     for _ in 1..ATTEMPTS {
-        let status = match client.pay(with_key(payment.clone(), key)).await {
+        let status = match attempt(client, key, payment).await {
             Ok(res) => return Ok(res),
             Err(status) => status,
         };
@@ -58,7 +65,17 @@ pub async fn pay(
         sleep(delay).await;
         backoff = (backoff * 2).min(MAX_BACKOFF);
     }
-    client.pay(with_key(payment.clone(), key)).await
+    attempt(client, key, payment).await
+}
+
+/// Makes one attempt. Without a timeout, the call to an unresponsive server would not end.
+async fn attempt(
+    client: &mut PaymentsClient<Channel>,
+    key: &MetadataValue<Ascii>,
+    payment: &PayRequest,
+) -> Result<Response<Payment>, Status> {
+    let paid = timeout(ATTEMPT_TIMEOUT, client.pay(with_key(payment.clone(), key))).await;
+    paid.unwrap_or_else(|elapsed| Err(Status::deadline_exceeded(elapsed.to_string())))
 }
 
 /// Returns the delay before the next attempt, or `None` if there must be none. The server may send it (gRFC A6).

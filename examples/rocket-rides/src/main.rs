@@ -79,12 +79,12 @@ async fn main() -> Result<(), Failure> {
     tokio::spawn(deliver(pool, mailbox, interval, args.limit));
     let _purging = store.spawn_purger(Duration::from_secs(60));
     if args.careless {
-        serve(&args.listen, careless(rides, layer.clone())).await?;
+        serve(&args.listen, careless(rides, layer.clone()), ()).await?;
     } else {
-        let _completing = completer(&rides, &layer)
+        let completing = completer(&rides, &layer)
             .with_min_age(args.abandoned)
             .spawn(args.abandoned);
-        serve(&args.listen, app(rides, layer.clone())).await?;
+        serve(&args.listen, app(rides, layer.clone()), completing).await?;
     }
     // The server does not wait for executions whose clients have disconnected. An execution that does not finish in time is
     // an orphan once its lease has expired.

@@ -7,7 +7,8 @@ use tokio::{net::TcpListener, sync::Notify, time::timeout};
 pub const GRACE: Duration = Duration::from_secs(30);
 
 /// Serves until a stop signal arrives, and prints the address on stdout: port 0 picks a free port. After the request
-/// to stop, requests that have begun have at most [`GRACE`] to finish.
+/// to stop, requests that have begun have at most [`GRACE`] to finish. Before that, drops `background`, the tasks that start
+/// work of their own.
 ///
 /// # Errors
 ///
@@ -16,7 +17,7 @@ pub const GRACE: Duration = Duration::from_secs(30);
 /// # Cancellation
 ///
 /// If the future is dropped, the server accepts no more connections.
-pub async fn serve(listen: &str, app: Router) -> io::Result<()> {
+pub async fn serve(listen: &str, app: Router, background: impl Sized) -> io::Result<()> {
     // Before the address is printed: a signal without a listener ends the process at once.
     let asked_to_stop = stop_signal()?;
     let listener = TcpListener::bind(listen).await?;
@@ -32,6 +33,7 @@ pub async fn serve(listen: &str, app: Router) -> io::Result<()> {
         served = &mut server => return served,
         () = asked_to_stop => {}
     }
+    drop(background);
     stop.notify_one();
     // The process does not wait longer for a connection that never ends.
     let _ = timeout(GRACE, server).await;

@@ -1,6 +1,13 @@
 //! Attempts, their delays, and the states after them.
 
-use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+    time::Duration,
+};
 
 use consumers::{
     Carrier,
@@ -10,6 +17,7 @@ use tests::{
     HANG_GUARD,
     barrier::within,
     proxy::{ConnectionEnd, Fault, Mode},
+    scratch::Scratch,
 };
 use tokio::{sync::Barrier, task::JoinSet};
 
@@ -86,6 +94,46 @@ async fn unconfirmed_parcel_needs_attention(harness: Harness<impl RetryQueue>) {
     let message = harness.only(State::NeedsAttention).await;
     assert_eq!(message.reason, "perhaps-sent");
     assert!(!consumer.step(&harness.queue).await.expect("it runs"));
+}
+
+/// A named pipe without a reader. Until this is dropped, each writer waits for one.
+struct Pipe(Scratch);
+
+impl Pipe {
+    fn new() -> Self {
+        let pipe = Self(Scratch::new());
+        let made = Command::new("mkfifo").arg(pipe.path()).status();
+        assert!(made.expect("mkfifo is started").success());
+        pipe
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.file("pipe")
+    }
+}
+
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        // On Linux this does not wait. The runtime of the test ends after its blocking calls.
+        let reader = fs::File::options().read(true).write(true).open(self.path());
+        drop(reader);
+    }
+}
+
+async fn unresponsive_carrier_needs_attention(harness: Harness<impl RetryQueue>) {
+    let pipe = Pipe::new();
+    let consumer = harness
+        .consumer_of(Carrier::new(&pipe.path()))
+        .with_limit(Duration::from_millis(20));
+    harness.send("7", TEA).await;
+    // The queue follows the record of the layer.
+    for state in [State::Queued, State::NeedsAttention] {
+        let stepped = within(HANG_GUARD, consumer.step(&harness.queue)).await;
+        assert!(stepped.expect("it runs"));
+        harness.only(state).await;
+    }
+    let message = harness.only(State::NeedsAttention).await;
+    assert_eq!(message.reason, "perhaps-sent");
 }
 
 async fn store_outage_counts_no_failure(harness: Harness<impl RetryQueue>) {
@@ -226,6 +274,7 @@ on_each_database!(
     last_attempt_makes_dead_letter,
     refused_order_is_dead_letter_at_once,
     unconfirmed_parcel_needs_attention,
+    unresponsive_carrier_needs_attention,
     store_outage_counts_no_failure,
     late_consumer_of_redriven_message_sends_nothing,
     late_consumer_of_resolved_message_sends_nothing,

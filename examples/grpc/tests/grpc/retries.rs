@@ -10,7 +10,7 @@ use std::{
 
 use payments_grpc::client::{connect, pay};
 use tests::{HANG_GUARD, few_or, proxy::Proxy};
-use tokio::{task::JoinSet, time::timeout};
+use tokio::{net::TcpListener, task::JoinSet, time::timeout};
 use tonic::{Response, Status};
 
 use crate::harness::{Scripted, key, layer, payment, start};
@@ -89,4 +89,16 @@ async fn each_call_has_one_effect_through_cut_connections() {
         refused.load(Ordering::Relaxed),
         proxy.lost(),
     );
+}
+
+/// The system accepts the connections, and no byte is read or sent.
+#[tokio::test(start_paused = true)]
+async fn call_to_unresponsive_server_ends() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    let mut client = connect(address).expect("a valid address");
+    let (key, payment) = (key("call"), payment("1"));
+    let paying = timeout(Duration::from_secs(3_600), pay(&mut client, &key, &payment));
+    let paid = paying.await.expect("all attempts end");
+    assert!(paid.is_err(), "{paid:?}");
 }

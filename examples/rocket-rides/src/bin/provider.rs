@@ -28,6 +28,6 @@ struct Args {
 async fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
     let ledger = Ledger::open(&args.ledger)?;
-    serve(&args.listen, app(ledger, args.latency)).await?;
+    serve(&args.listen, app(ledger, args.latency), ()).await?;
     Ok(())
 }

@@ -477,7 +477,7 @@ on conflict (id) do update set
   completed = null,
   record = null,
   owner = excluded.owner,
-  operation = excluded.operation,
+  operation = case when excluded.operation = '' and e.expires > excluded.created then e.operation else excluded.operation end,
   checkpoint = case when e.expires > excluded.created then e.checkpoint end,
   checkpoint_data = case when e.expires > excluded.created then e.checkpoint_data end
 where e.expires <= excluded.created

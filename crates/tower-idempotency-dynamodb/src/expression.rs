@@ -36,7 +36,7 @@ pub(crate) const CAN_ACQUIRE_ALLOWED_RETRIES: &str = "attribute_not_exists(#id) 
     OR (#status = :in_progress AND #expires > :passed AND #fingerprint = :fingerprint \
         AND ((#token = :token AND #lease_ends <= :lease_ends) OR (begins_with(#token, :retry) AND #lease_ends <= :passed)))";
 
-/// Acquires the lease.
+/// Acquires the lease. [`SET_OPERATION`] or [`KEEP_OPERATION`] follows.
 ///
 /// `grants` is the number of grants. `granted` is a map with one attribute: its name is the token of the last grant, and its
 /// value is 0. The generation is `if_not_exists(granted.<this token>, 1) + if_not_exists(grants, 0)`. If this token has the
@@ -46,11 +46,17 @@ pub(crate) const CAN_ACQUIRE_ALLOWED_RETRIES: &str = "attribute_not_exists(#id) 
 /// grant. A completion removes `grants`, so the next life of the key begins at generation 1.
 pub(crate) const ACQUIRE: &str = "SET #status = :in_progress, #token = :token, \
     #lease_ends = :lease_ends, #expires = :expires, #ttl = :ttl, #orphan_retention = :orphan_retention, #orphan_retention_seconds = :orphan_retention_seconds, \
-    #owner = :owner, #operation = :operation, \
+    #owner = :owner, \
     #created = if_not_exists(#since, :now), #since = if_not_exists(#since, :now), \
     #generation = if_not_exists(#granted.#this_token, :one) + if_not_exists(#grants, :zero), \
     #grants = if_not_exists(#granted.#this_token, :one) + if_not_exists(#grants, :zero), \
     #granted = :granted";
+
+/// Sets the operation. Follows [`ACQUIRE`].
+pub(crate) const SET_OPERATION: &str = ", #operation = :operation";
+
+/// Keeps the operation of the item, if it has one. Follows [`ACQUIRE`] if the claim has no operation.
+pub(crate) const KEEP_OPERATION: &str = ", #operation = if_not_exists(#operation, :operation)";
 
 /// Sets the fingerprint. Follows [`ACQUIRE`].
 pub(crate) const SET_FINGERPRINT: &str = ", #fingerprint = :fingerprint";

@@ -118,6 +118,11 @@ impl TableClient {
             (":zero", n(0)),
             (":granted", expression::granted_value(&claim.token)),
         ];
+        update.push_str(if claim.operation.is_empty() {
+            expression::KEEP_OPERATION
+        } else {
+            expression::SET_OPERATION
+        });
         // The service rejects values that no expression uses.
         let condition = match (target, claim.orphans) {
             (AcquireTarget::OwnLease, _) => expression::CAN_EXTEND,

@@ -16,6 +16,7 @@ use crate::{
     },
     layer::IdempotencyLayer,
     lease::Lease,
+    request::is_operation_of_request,
     response::reject::{admission_error, store_unavailable, unreadable_entry},
     store::{Claim, OrphanPolicy, Token},
 };
@@ -29,7 +30,8 @@ pub enum TakeOverOutcome<T, E> {
     Executed(T),
     /// The work failed. The entry is an orphan again.
     Failed(E),
-    /// The entry is not an orphan of this request: it is in progress, completed or expired. Nothing ran.
+    /// The entry is not an orphan of this request: it is in progress, completed or expired. Or its operation is not that of an
+    /// executed request. Nothing ran.
     NoOrphan,
 }
 
@@ -38,10 +40,14 @@ impl IdempotencyLayer {
     ///
     /// Use it to finish abandoned requests from a store's list of orphans. It is safe to call in every process at once.
     ///
-    /// `claim` contains the ID and the fingerprint of the entry, the operation for operators, and optionally the scope. The
-    /// layer sets the other fields, with a new token for each call. [`Lease::derive`] returns the same keys as in the first
-    /// execution. The call takes over the entry regardless of the layer's orphan policy. It uses up a
+    /// `claim` contains the ID, the fingerprint and the operation of the entry, and optionally the scope. The layer sets the
+    /// other fields, with a new token for each call. [`Lease::derive`] returns the same keys as in the first execution. The
+    /// call takes over the entry regardless of the layer's orphan policy. It uses up a
     /// [retry](crate::inspect::Resolution::Retry) that an operator allowed, even if `work` fails or does not run.
+    ///
+    /// Skip the entries of [`run_once`](Self::run_once), of the items of a batch and of observed requests: the response of `work`
+    /// would block their keys. A claim with their operation gets [`NoOrphan`](TakeOverOutcome::NoOrphan). If the operation is
+    /// empty, the layer cannot recognize them. The entry then keeps its operation.
     ///
     /// The response of `work` is treated like that of a handler. It is recorded unless its status or a control header
     /// prevents that. If it is not recorded, or `work` fails, the entry is an orphan again, unless
@@ -79,6 +85,9 @@ impl IdempotencyLayer {
         B::Error: Send,
         E: Send + 'static,
     {
+        if !is_operation_of_request(&claim.operation) {
+            return Ok(TakeOverOutcome::NoOrphan);
+        }
         let context = Context::for_values(&self.config, &self.shared);
         let config = &*context.config;
         let (rules, layer) = (&config.response, config.layer());

@@ -22,7 +22,7 @@ use tower_idempotency::{
     IdempotencyLayer, Lease, MemoryStore, NeedsAttention, OrphanPolicy, Principal, Ttl,
     inspect::{Entry, IdPrefix, Inspect, Query, Resolution, State},
     run_once::Outcome,
-    store::KeyId,
+    store::{Acquired, Claim, KeyId, Store},
 };
 
 /// A service whose handler waits at a barrier. It responds with 201 in a takeover and with 200 in a first execution.
@@ -298,7 +298,6 @@ async fn operator_record_is_replayed() {
 /// The service returns 503 for a record that it cannot read, until an operator deletes the record.
 #[tokio::test(start_paused = true)]
 async fn unreadable_record_is_deleted_by_operator() {
-    use tower_idempotency::store::{Claim, Store};
     let service = Service::new(OrphanPolicy::TakeOver);
     service.barrier.open_for_good();
     assert_eq!(service.send_request().await.status, StatusCode::OK);
@@ -455,6 +454,13 @@ async fn run_once_is_known_without_details() {
     let retry = store.resolve(entry.entry.seen(), &Resolution::Retry).await;
     let retry = retry.expect("memory");
     assert!(retry.entry().is_some_and(|entry| entry.is_of_run_once()));
+    // So does a takeover whose claim has no operation.
+    let claim = Claim::new(id, entry.fingerprint.expect("a readable entry"));
+    let taken = store.acquire(&claim.expect("randomness")).await;
+    let taken = taken.expect("memory");
+    assert!(matches!(taken, Acquired::Granted { takeover: true, .. }));
+    let entry = store.get(&id).await.expect("memory").expect("a lease");
+    assert!(entry.entry.is_of_run_once());
 }
 
 // S-805

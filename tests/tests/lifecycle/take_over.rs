@@ -450,6 +450,25 @@ async fn take_over_needs_lease() {
     .await;
 }
 
+// S-251
+/// A response would block such an entry.
+#[tokio::test(start_paused = true)]
+async fn entry_of_no_request_is_not_taken_over() {
+    for operation in ["run_once", "item: POST /rides", "observed: POST /rides"] {
+        let store = MemoryStore::new();
+        let layer = IdempotencyLayer::new(store.clone());
+        let [id, fingerprint] = [[7; 32]; 2];
+        let claim = Claim::new(KeyId::from_bytes(id), Fingerprint::from_bytes(fingerprint));
+        let mut claim = claim.expect("randomness");
+        claim.operation = operation.into();
+        store.acquire(&claim).await.expect("room");
+        sleep(Duration::from_secs(16)).await;
+        let work = async |_| -> Result<Response, Infallible> { panic!("it must not run") };
+        let taken: TakeOverResponse = layer.take_over(claim, work).await.expect("an answer");
+        assert!(matches!(taken, TakeOverOutcome::NoOrphan), "{operation}");
+    }
+}
+
 /// A retry of the client would get the same: it cannot choose another key.
 // S-918
 #[tokio::test(start_paused = true)]

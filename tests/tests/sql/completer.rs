@@ -28,7 +28,7 @@ use tests::{
 };
 use tokio::time::sleep;
 use tower_idempotency::{
-    ExecutionFailure, Lease, OrphanPolicy, Ttl,
+    ExecutionFailure, Lease, OrphanPolicy, TakeOverOutcome, Ttl,
     inspect::{Inspect, Resolution},
     store::{Acquired, Claim, Token},
 };
@@ -478,6 +478,25 @@ async fn error_leaves_orphan_for_retry<S: TestDialect>(database: TestDatabase<S>
     assert_eq!(executions.count(), 3);
 }
 
+/// The caller of `take_over` knows only ID and fingerprint. Completers find orphans by their operation.
+async fn failed_take_over_leaves_orphan_to_completer<S: TestDialect>(database: TestDatabase<S>) {
+    let orphan = orphan(&database, "POST /rides").await;
+    sleep(2 * OLDER).await;
+    let layer = sql::layer(database.store.clone());
+    let claim = Claim::new(orphan.id, orphan.fingerprint).expect("randomness");
+    let failing = async |_: Lease| Err::<Response, _>("no provider");
+    let taken = layer.take_over(claim, failing).await.expect("a lease");
+    assert!(matches!(taken, TakeOverOutcome::Failed("no provider")));
+    sleep(4 * OLDER).await;
+    let work = async |orphan: Orphan| match orphan.operation() {
+        "POST /rides" => Ok(created(1)),
+        _ => Err("an operation of another service"),
+    };
+    let swept = working(&database, OLDER, work).sweep().await;
+    let swept = swept.expect("a sweep");
+    assert_eq!((swept.due, swept.executed), (1, 1), "{swept:?}");
+}
+
 /// The completer is that of another layer, which leaves its own orphans for a minute.
 async fn foreign_completer_keeps_retention<S: TestDialect>(database: TestDatabase<S>) {
     const HOUR: Ttl = Ttl::from_secs(3_600);
@@ -619,6 +638,7 @@ each! {
     failed_execution_is_retried_after_delay
     failed_execution_is_not_retried_by_each_replica
     error_leaves_orphan_for_retry
+    failed_take_over_leaves_orphan_to_completer
     foreign_completer_keeps_retention
     operation_is_reported_unchanged
     orphan_age_counts_from_first_lease

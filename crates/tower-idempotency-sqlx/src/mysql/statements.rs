@@ -65,7 +65,8 @@ impl Statements {
         &self.fence
     }
 
-    /// Acquires the lease if possible, and reads the entry afterwards. An entry that has not expired keeps its fingerprint.
+    /// Acquires the lease if possible, and reads the entry afterwards. An entry that has not expired keeps its fingerprint,
+    /// and its operation if the claim has none.
     ///
     /// The first read locks no row, and decides if the other statements write. If the lease cannot be acquired, they
     /// wait for no transaction, not even for that of a handler that holds the row.
@@ -80,6 +81,11 @@ impl Statements {
         let [lease, orphan_retention] =
             [claim.lease.as_millis(), claim.orphan_retention.as_millis()];
         let [owner, operation] = [text(claim.owner), text(&claim.operation)];
+        let stored_operation = if claim.operation.is_empty() {
+            format!("if(expires <= {NOW}, '', operation)")
+        } else {
+            operation.clone()
+        };
         let take_over = take_over_condition(claim.orphans);
         let can_acquire = format!(
             "(expires <= {NOW} or completed is null and (coalesce(token = {token}, false) \
@@ -100,6 +106,7 @@ update {table} set
   created = if(expires <= {NOW}, {NOW}, created),
   checkpoint = if(expires <= {NOW}, null, checkpoint),
   checkpoint_data = if(expires <= {NOW}, null, checkpoint_data),
+  operation = {stored_operation},
   token = {token},
   fingerprint = if(expires <= {NOW}, {fingerprint}, fingerprint),
   orphan_retention = {orphan_retention},
@@ -107,8 +114,7 @@ update {table} set
   expires = {NOW} + {lease} + {orphan_retention},
   completed = null,
   record = null,
-  owner = {owner},
-  operation = {operation}
+  owner = {owner}
 where @free and id = {id} and {can_acquire};
 select completed is not null, coalesce(token = {token}, false), expires <= {NOW}, fingerprint, generation,
   lease_ends - {NOW}, record, expires - {NOW}, token

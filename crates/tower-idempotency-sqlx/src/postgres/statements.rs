@@ -73,7 +73,8 @@ select {is_marked}, written.same from (select 1) one left join written on true"
         &self.channel
     }
 
-    /// Acquires the lease if possible, and reads the entry afterwards. An entry that has not expired keeps its fingerprint.
+    /// Acquires the lease if possible, and reads the entry afterwards. An entry that has not expired keeps its fingerprint,
+    /// and its operation if the claim has none.
     ///
     /// If the lease cannot be acquired, the statements only read. They then wait for no row lock, not even for one that
     /// a handler's transaction holds.
@@ -85,6 +86,11 @@ select {is_marked}, written.same from (select 1) one left join written on true"
         let [lease, orphan_retention] =
             [claim.lease.as_millis(), claim.orphan_retention.as_millis()];
         let [owner, operation] = [text(claim.owner), text(&claim.operation)];
+        let stored_operation = if claim.operation.is_empty() {
+            "case when e.expires > excluded.created then e.operation else '' end"
+        } else {
+            "excluded.operation"
+        };
         let take_over = take_over_condition(claim.orphans);
         let can_acquire = |claim: &str| {
             format!(
@@ -117,7 +123,7 @@ on conflict (id) do update set
   completed = null,
   record = null,
   owner = excluded.owner,
-  operation = excluded.operation,
+  operation = {stored_operation},
   awaited = coalesce(e.awaited and e.token = excluded.token, false),
   checkpoint = case when e.expires > excluded.created then e.checkpoint end,
   checkpoint_data = case when e.expires > excluded.created then e.checkpoint_data end

@@ -14,9 +14,9 @@ use crate::{
 pub(super) struct Statements {
     /// ?1 id, ?2 token.
     pub(super) read_entry: SqlStr,
-    /// Acquires the lease if possible. An entry that has not expired keeps its fingerprint. ?1 id, ?2 token,
-    /// ?3 fingerprint, ?4 lease, ?5 orphan_retention, ?6 takeover, ?7 owner. ?8 is the operation. ?9 is the beginning of
-    /// tokens that allow a takeover, or null.
+    /// Acquires the lease if possible. An entry that has not expired keeps its fingerprint, and its operation if the claim has
+    /// none. ?1 id, ?2 token, ?3 fingerprint, ?4 lease, ?5 orphan_retention, ?6 takeover, ?7 owner. ?8 is the operation. ?9 is
+    /// the beginning of tokens that allow a takeover, or null.
     pub(super) acquire: SqlStr,
     /// ?1 id, ?2 token, ?3 ttl.
     pub(super) renew: SqlStr,
@@ -29,7 +29,7 @@ pub(super) struct Statements {
     pub(super) delete_released: SqlStr,
     /// Makes the entry an orphan at a release, after a takeover or a checkpoint. ?1 id, ?2 token.
     pub(super) release_as_orphan: SqlStr,
-    /// ?1 batch.
+    /// Names the index: a table that grew after its last analysis would be scanned. ?1 batch.
     pub(super) purge: SqlStr,
     /// The published statements of a handler's transaction.
     fence: SqliteFence,
@@ -58,6 +58,7 @@ pub(super) struct Statements {
 impl Statements {
     pub(super) fn new(table: &Table, record_limit: usize) -> Self {
         let fence = SqliteFence::for_table(table).with_record_limit(record_limit);
+        let expires_index = format!("\"{}_expires\"", table.name());
         let table = table.quoted('"');
         let main_table = format!("main.{table}");
         // Safe: the only inserted text is the name of the table, which is an identifier.
@@ -98,7 +99,7 @@ on conflict (id) do update set
   completed = null,
   record = null,
   owner = excluded.owner,
-  operation = excluded.operation,
+  operation = case when excluded.operation = '' and e.expires > excluded.created then e.operation else excluded.operation end,
   checkpoint = case when e.expires > excluded.created then e.checkpoint end,
   checkpoint_data = case when e.expires > excluded.created then e.checkpoint_data end
 where e.expires <= excluded.created
@@ -142,8 +143,8 @@ from {table} where id = ?1"
 where {is_held} and (generation > 1 or checkpoint is not null) returning 1"
             )),
             purge: statement(format!(
-                "delete from {table} where id in (
-  select id from {table} where expires <= {NOW} order by expires limit ?1
+                "delete from {table} indexed by {expires_index} where (expires, id) in (
+  select expires, id from {table} where expires <= {NOW} order by expires limit ?1
 )"
             )),
             lease_status: statement(fence.lease_status_sql().to_owned()),

@@ -74,6 +74,7 @@ macro_rules! __inspect_cases {
                 owner_filter_selects_whole_name
                 id_prefix_finds_entry
                 details_outlive_takeover_and_completion
+                takeover_keeps_operation_if_it_has_none
                 details_outlive_resolutions
                 age_counts_from_beginning_of_state
                 entry_reports_expiry

@@ -138,7 +138,8 @@ use crate::store::KeyId;
 /// An implementor of this trait also applies one rule in its [`Store::acquire`](crate::Store::acquire). A claim with
 /// [`OrphanPolicy::Refuse`](crate::OrphanPolicy::Refuse) takes over an orphan of the same request if its token [allows a
 /// retry](crate::store::Token::allows_retry). The takeover stores the token of the claim, so one operator's decision allows
-/// one execution. A claim with [`OrphanPolicy::Never`](crate::OrphanPolicy::Never) takes over nothing.
+/// one execution. A claim with [`OrphanPolicy::Never`](crate::OrphanPolicy::Never) takes over nothing. A takeover by a claim
+/// without an operation keeps the stored one.
 ///
 /// # Cancellation
 ///

@@ -231,7 +231,8 @@ pub struct Claim {
     pub orphan_retention: Ttl,
     /// The host and process of the request, for operators.
     pub owner: &'static str,
-    /// The operation, for operators: method and route, at most 128 bytes. Without a route, the path without the query.
+    /// The operation, for operators: method and route, at most 128 bytes. Without a route, the path without the query. If it
+    /// is empty, an entry that has not expired keeps the stored operation.
     pub operation: Box<str>,
     /// The digest of the scope of the key, or `None` if the caller has none.
     ///

@@ -229,6 +229,32 @@ pub async fn details_outlive_takeover_and_completion<S: Store>(subject: &Subject
     check(State::Completed, "another process", 2).await;
 }
 
+/// 7: a claim without an operation keeps that of the orphan it takes over, and not that of an expired one.
+pub async fn takeover_keeps_operation_if_it_has_none<S: Store>(subject: &Subject<S>) {
+    if !subject.inspector().abilities().has_details() {
+        return;
+    }
+    let unnamed = |claim: &Claim| Claim {
+        operation: Box::default(),
+        ..subject.duplicate(claim)
+    };
+    let operation_of = async |claim: &Claim| read(subject, claim).await.entry.operation;
+    let orphan = entry_in(subject, State::Orphaned).await;
+    let lease = subject.hold(&unnamed(&orphan)).await;
+    assert_eq!(operation_of(&orphan).await, orphan.operation);
+    subject.release(&lease).await;
+    assert_eq!(operation_of(&orphan).await, orphan.operation);
+    let expiring = Claim {
+        lease: subject.units(1),
+        orphan_retention: subject.units(1),
+        ..claim(subject)
+    };
+    subject.hold(&expiring).await;
+    subject.outlive_short_lease().await;
+    subject.hold(&unnamed(&expiring)).await;
+    assert_eq!(&*operation_of(&expiring).await, "");
+}
+
 /// 7: an entry that needs attention has its details, and so has an entry after each resolution.
 pub async fn details_outlive_resolutions<S: Store>(subject: &Subject<S>) {
     let claim = entry_in(subject, State::NeedsAttention).await;

@@ -427,10 +427,12 @@ fn acquire_present(
     };
     if may_take_over && fingerprint == claim.fingerprint {
         let (generation, group) = (entry.generation.saturating_add(1), entry.group);
-        let since = entry.since;
+        let (since, is_of_run_once) = (entry.since, entry.is_of_run_once);
         shard.update(shared, slot, |entry| {
             *entry = Entry::leased(claim, group, generation, now);
             entry.since = since;
+            // The claim of a manual takeover may have no operation.
+            entry.is_of_run_once |= is_of_run_once;
         });
         shard.set_owner(slot, claim.owner);
         return granted(generation);

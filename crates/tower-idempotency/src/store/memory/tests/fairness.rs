@@ -203,7 +203,7 @@ async fn longest_retention_fills_half_of_store() {
 // S-966
 /// Such callers cannot do so together, nor one caller with records of both kinds.
 #[tokio::test(start_paused = true)]
-async fn longest_retention_of_many_callers_fills_half_of_store() {
+async fn longest_retention_of_many_fills_half_of_store() {
     for callers in [1, 200] {
         let store = MemoryStore::new().with_max_entries(2000);
         for n in 0..200 {

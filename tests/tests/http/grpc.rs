@@ -308,6 +308,24 @@ async fn response_without_grpc_is_recorded_by_status() {
     }
 }
 
+/// The status of HTTP decides, also if the response cannot be recorded.
+#[tokio::test(start_paused = true)]
+async fn stream_without_grpc_is_judged_by_status() {
+    for (status, executions, retry) in [(503, 2, "503"), (200, 1, "9")] {
+        let status = StatusCode::from_u16(status).expect("a status");
+        let (app, effects) = app(layer(), move |_, _| async move {
+            let headers = [("content-type", "text/event-stream")];
+            (status, headers, "data: down\n\n").into_response()
+        });
+        let first = send(&app, call(PAY, Some("k"), MESSAGE)).await;
+        assert_eq!(first.status, status);
+        let second = send(&app, call(PAY, Some("k"), MESSAGE)).await;
+        let code = second.headers.get("grpc-status");
+        let code = code.map_or(second.status.as_str(), |code| code.to_str().expect("text"));
+        assert_eq!((code, effects.count()), (retry, executions), "{status}");
+    }
+}
+
 // S-881
 #[tokio::test(start_paused = true)]
 async fn replay_has_status_whatever_is_replayed() {

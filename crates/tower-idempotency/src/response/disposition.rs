@@ -285,10 +285,13 @@ fn class_of(
     }
 }
 
-/// Decides by the gRPC status in the head of a response without messages. Other responses pass.
+/// Decides by the gRPC status in the head of a response without messages, or by the HTTP status of a response without gRPC.
+/// Other responses pass.
 fn code_of_head(rules: &Rules, head: &Response<()>) -> Result<(), Option<NotRecordedReason>> {
     #[cfg(feature = "grpc")]
-    if rules.is_grpc() && head.headers().contains_key(GRPC_STATUS) {
+    if rules.is_grpc()
+        && (head.headers().contains_key(GRPC_STATUS) || !is_grpc_response(head.headers(), None))
+    {
         return class_of(rules, head, None).map(drop);
     }
     let _ = (rules, head);

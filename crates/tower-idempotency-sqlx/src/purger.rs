@@ -20,12 +20,13 @@ pub struct Purger {
 }
 
 impl Purger {
-    /// Calls `purge` in each interval. After a full batch it pauses, and calls `purge` again.
+    /// Calls `purge` in each interval. After a full or a failed batch it pauses, and calls `purge` again.
     ///
-    /// `purge` returns the call that deletes a batch and counts its entries, or [`None`] if the store was dropped.
+    /// `purge` returns the call that deletes a batch of this size at most and counts its entries, or [`None`] if the store was
+    /// dropped.
     pub(crate) fn spawn<F>(
         period: Duration,
-        mut purge: impl FnMut() -> Option<F> + Send + 'static,
+        mut purge: impl FnMut(u32) -> Option<F> + Send + 'static,
     ) -> Self
     where
         F: Future<Output = Result<u64, SqlError>> + Send,
@@ -34,16 +35,21 @@ impl Purger {
         let task = tokio::spawn(async move {
             let mut ticks = interval(period.max(MIN_INTERVAL));
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            let mut size = BATCH_SIZE;
             loop {
                 ticks.tick().await;
                 loop {
-                    let Some(batch) = purge() else { return };
+                    let Some(batch) = purge(size) else { return };
                     let began = Instant::now();
-                    match with_timeout(batch).await {
-                        Ok(deleted) if deleted >= u64::from(BATCH_SIZE) => {
-                            sleep(began.elapsed() * PAUSE).await;
+                    let pause = match with_timeout(batch).await {
+                        Ok(deleted) => {
+                            let is_full = deleted >= u64::from(size);
+                            size = (size * 2).min(BATCH_SIZE);
+                            if !is_full {
+                                break;
+                            }
+                            began.elapsed() * PAUSE
                         }
-                        Ok(_) => break,
                         Err(error) => {
                             if let Some(count) = failures.add(1) {
                                 catch_report_panic(|| {
@@ -54,9 +60,15 @@ impl Purger {
                                     );
                                 });
                             }
-                            break;
+                            if size == 1 {
+                                break;
+                            }
+                            // The server may limit the size of a transaction, or be too slow for this batch.
+                            size = (size / 10).max(1);
+                            (began.elapsed() * PAUSE).min(period)
                         }
-                    }
+                    };
+                    sleep(pause).await;
                 }
             }
         });
@@ -77,7 +89,7 @@ impl fmt::Debug for Purger {
 }
 
 /// Maximum number of entries that a purger deletes in one statement.
-pub(crate) const BATCH_SIZE: u32 = 1000;
+const BATCH_SIZE: u32 = 1000;
 const MIN_INTERVAL: Duration = Duration::from_millis(10);
 /// A pause is this many times as long as the batch before it. A purger with many entries to delete then uses a fifth of the time,
 /// and the calls of requests get the rest.
@@ -86,7 +98,7 @@ const PAUSE: u32 = 4;
 #[cfg(test)]
 mod tests {
     use std::sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU32, Ordering},
     };
 
@@ -99,7 +111,7 @@ mod tests {
         let purged = Arc::new(AtomicU32::new(0));
         let counted = Arc::clone(&purged);
         let began = Instant::now();
-        let _purger = Purger::spawn(Duration::from_secs(3600), move || {
+        let _purger = Purger::spawn(HOUR, move |_| {
             let purged = Arc::clone(&counted);
             Some(async move {
                 sleep(batch).await;
@@ -115,4 +127,43 @@ mod tests {
         // The next interval has not begun.
         assert!(took < Duration::from_secs(60), "{took:?}");
     }
+
+    /// Runs a purger for an hour and a half. Batches above the limit fail, and the others are full. Returns the sizes of the
+    /// first batches, and the number of all batches.
+    async fn sizes_of_batches(limit: u32) -> (Vec<u32>, usize) {
+        let sizes = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&sizes);
+        let purger = Purger::spawn(HOUR, move |size| {
+            seen.lock().expect("no panic").push(size);
+            Some(async move {
+                sleep(Duration::from_secs(1)).await;
+                if size > limit {
+                    return Err(SqlError::unreadable("too many rows"));
+                }
+                Ok(size.into())
+            })
+        });
+        sleep(HOUR * 3 / 2).await;
+        drop(purger);
+        let mut sizes = std::mem::take(&mut *sizes.lock().expect("no panic"));
+        let number = sizes.len();
+        sizes.truncate(9);
+        (sizes, number)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failed_batch_is_retried_with_fewer_entries() {
+        let (sizes, number) = sizes_of_batches(350).await;
+        assert_eq!(sizes, [1000, 100, 200, 400, 40, 80, 160, 320, 640]);
+        // Each batch takes a second, and a pause four.
+        assert!((1_079..=1_081).contains(&number), "{number}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failure_of_single_entry_ends_interval() {
+        let (sizes, _) = sizes_of_batches(0).await;
+        assert_eq!(sizes, [1000, 100, 10, 1, 1]);
+    }
+
+    const HOUR: Duration = Duration::from_secs(3600);
 }

@@ -235,10 +235,10 @@ async fn sqlite_refuses_databases_in_memory() {
             "{path}"
         );
     }
-    assert!(
-        !std::path::Path::new("keys").exists()
-            && !std::path::Path::new("file:keys?mode=memory").exists()
-    );
+    for name in ["keys", ":memory:", "file:keys?mode=memory"] {
+        let removed = std::fs::remove_file(name);
+        assert!(removed.is_err(), "a file {name}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,5 +1,6 @@
 //! The SQL stores on PostgreSQL, MariaDB and SQLite.
 
+mod busy;
 mod checks;
 mod completer;
 mod conformance_mariadb;

@@ -70,3 +70,13 @@ async fn read_only_url_creates_no_file() {
     SqliteStore::connect(&url).await.expect_err("no file");
     assert!(!file.exists());
 }
+
+#[tokio::test]
+async fn file_of_uri_is_created() {
+    let scratch = Scratch::new();
+    let file = scratch.file("keys.db");
+    let store = SqliteStore::in_file(format!("file:{}?cache=private", file.display()));
+    store.migrate().await.unwrap();
+    store.check().await.unwrap();
+    assert!(file.exists());
+}

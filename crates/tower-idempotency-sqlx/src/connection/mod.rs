@@ -1,6 +1,7 @@
 //! The connections of a store.
 
 use std::{
+    path::PathBuf,
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -12,9 +13,13 @@ use tokio::{
     time::sleep,
 };
 
-use self::lifo::{LifoPermit, LifoSemaphore};
+use self::{
+    lifo::{LifoPermit, LifoSemaphore},
+    new_file::create_private,
+};
 
 mod lifo;
+mod new_file;
 
 /// Connections that belong to one store. Each is opened on demand.
 ///
@@ -23,6 +28,8 @@ mod lifo;
 /// it was idle fails the next call. That call closes the other idle connections too.
 pub(crate) struct Connections<DB: Database> {
     options: <DB::Connection as Connection>::Options,
+    /// The file of a SQLite store, if the store creates it.
+    new_file: Option<PathBuf>,
     idle: Mutex<Vec<IdleConnection<DB::Connection>>>,
     permits: Semaphore,
     /// A call of [`Priority::Acquire`] needs one of these permits before it waits for a connection permit. There is one
@@ -76,11 +83,19 @@ impl<DB: Database> Connections<DB> {
         Self {
             // The text of statements contains records.
             options: options.disable_statement_logging(),
+            new_file: None,
             idle: Mutex::new(Vec::new()),
             permits: Semaphore::new(max),
             acquire_permits: LifoSemaphore::new((max - 1).max(1)),
             stall_hold,
         }
+    }
+
+    /// Lets the store create this file before a connection opens it.
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn with_new_file(mut self, path: Option<PathBuf>) -> Self {
+        self.new_file = path;
+        self
     }
 
     /// Waits for a permit and returns a connection. Connects if none is idle, and returns `true` with the new
@@ -127,6 +142,10 @@ impl<DB: Database> Connections<DB> {
     /// SQLite needs exclusive access to switch a file to WAL mode, and does not wait for it. Another process may be writing
     /// to the file, or switching its mode too.
     async fn connect(&self) -> Result<DB::Connection, sqlx::Error> {
+        if let Some(path) = &self.new_file {
+            // If this fails, SQLite reports that it cannot open the file.
+            create_private(path).ok();
+        }
         let start = Instant::now();
         loop {
             match self.options.connect().await {
@@ -227,17 +246,21 @@ impl<DB: Database> Drop for CheckoutGuard<'_, DB> {
     }
 }
 
-/// Returns `true` for `SQLITE_BUSY`. No server reports an error with this code.
-fn is_busy(error: &sqlx::Error) -> bool {
+/// Returns `true` for `SQLITE_BUSY` and its extended codes. No server reports an error with one of these codes.
+pub(crate) fn is_busy(error: &sqlx::Error) -> bool {
+    ["5", "261", "517"].iter().any(|code| has_code(error, code))
+}
+
+fn has_code(error: &sqlx::Error, expected: &str) -> bool {
     let code = error.as_database_error().and_then(|error| error.code());
-    code.as_deref() == Some("5")
+    code.as_deref() == Some(expected)
 }
 
 fn is_stale(idle_since: Instant, connected_at: Instant) -> bool {
     idle_since.elapsed() > MAX_IDLE || connected_at.elapsed() > MAX_LIFETIME
 }
 
-/// The busy timeout that sqlx sets in SQLite for all other statements.
+/// The default busy timeout of sqlx, for which all other statements of a SQLite store wait.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 const BUSY_RETRY_DELAY: Duration = Duration::from_millis(10);
 /// A firewall or proxy may drop a connection that is idle for longer, without notice to either end.

@@ -59,7 +59,8 @@ mod url;
 /// their text contains records. The lock wait timeout is one second, and autocommit is on. The connections set the user
 /// variables `@free` and `@record`.
 ///
-/// A server that logs statements, in its general or slow query log, logs IDs, tokens and records with them.
+/// A server that logs statements, in its general or slow query log, logs IDs, tokens and records with them. So does the error
+/// log with `innodb_print_all_deadlocks`, for tokens.
 ///
 /// # Size of records
 ///
@@ -237,17 +238,17 @@ impl MySqlStore {
     /// Starts a task that deletes expired entries in intervals of `period`, in batches of 1000.
     ///
     /// The task stops when the returned value is dropped, or the store and all its clones. It may run on every replica.
-    /// Failures are logged and retried in the next interval. The table grows by the entries that expire in an interval.
-    /// Each interval costs one index search.
+    /// A failed batch is logged, and retried with a tenth of its entries. If a single entry fails, the task waits for the next
+    /// interval. The table grows by the entries that expire in an interval. Each interval costs one index search.
     ///
     /// # Panics
     ///
     /// Panics outside of a tokio runtime.
     pub fn spawn_purger(&self, period: Duration) -> Purger {
         let store = Arc::downgrade(&self.inner);
-        Purger::spawn(period, move || {
+        Purger::spawn(period, move |batch| {
             let inner = store.upgrade()?;
-            Some(async move { inner.purge(crate::purger::BATCH_SIZE).await })
+            Some(async move { inner.purge(batch).await })
         })
     }
 
@@ -305,8 +306,7 @@ impl Inner {
             };
             let code = SqlError::code_of_sqlx(&*error);
             let is_deadlock = is_deadlock(&code);
-            // After any other error than a deadlock or a lock timeout, the connection may be unusable. Its close ends
-            // the transaction.
+            // After any error but a deadlock or a lock timeout, the connection may be unusable. Its close ends the transaction.
             if !is_deadlock && code != "1205" {
                 if is_failover_error(&code) {
                     self.connections.close_idle();

@@ -254,17 +254,17 @@ impl PostgresStore {
     /// Starts a task that deletes expired entries in intervals of `period`, in batches of 1000.
     ///
     /// The task stops when the returned value is dropped, or the store and all its clones. It may run on every replica.
-    /// Failures are logged and retried in the next interval. The table grows by the entries that expire in an interval.
-    /// Each interval costs one index search.
+    /// A failed batch is logged, and retried with a tenth of its entries. If a single entry fails, the task waits for the next
+    /// interval. The table grows by the entries that expire in an interval. Each interval costs one index search.
     ///
     /// # Panics
     ///
     /// Panics outside of a tokio runtime.
     pub fn spawn_purger(&self, period: Duration) -> Purger {
         let store = Arc::downgrade(&self.inner);
-        Purger::spawn(period, move || {
+        Purger::spawn(period, move |batch| {
             let inner = store.upgrade()?;
-            Some(async move { inner.purge(crate::purger::BATCH_SIZE).await })
+            Some(async move { inner.purge(batch).await })
         })
     }
 

@@ -1,9 +1,9 @@
 //! The check of a SQLite file.
 
-use sqlx::{AssertSqlSafe, Row};
+use sqlx::Row as _;
 use tower_idempotency::store::{CheckError, CheckErrorKind};
 
-use super::{Inner, Maintain, SqliteStore};
+use super::{Inner, SqliteStore};
 use crate::{
     SqlError,
     check::{COLUMNS, IN_MEMORY, INDEXES, Missing, NAME_A_FILE},
@@ -75,11 +75,7 @@ impl Inner {
 
     /// Returns the text that the last statement selects, on the connection of the writer.
     async fn select_text(&self, sql: String) -> Result<String, SqlError> {
-        let (mut pooled, _) = self.writer.checkout(Maintain).await?;
-        let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut pooled.connection);
-        // An error closes the connection, which ends its transaction.
-        let rows = rows.await?;
-        pooled.return_to_pool();
+        let rows = self.writer.fetch_all_raw(sql).await?;
         let text = rows.last().map(|row| row.try_get::<String, _>(0));
         Ok(text.transpose()?.unwrap_or_default())
     }

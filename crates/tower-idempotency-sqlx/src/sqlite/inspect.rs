@@ -1,16 +1,17 @@
 //! Operations for operators on SQLite.
 
-use sqlx::{AssertSqlSafe, Row, SqlSafeStr as _, Sqlite, sqlite::SqliteRow};
+use sqlx::{AssertSqlSafe, Row, SqlSafeStr as _, sqlite::SqliteRow};
 use tower_idempotency::{inspect::State, store::KeyId};
 
 use super::{
     Inner, SqliteStore,
+    busy::FileConnections,
     statements::{NOW, needs_attention},
 };
 use crate::{
     SqlError,
     audit::{AuditTable, MAX_LINE, implement_audit},
-    connection::{Connections, Priority::Acquire},
+    connection::Priority::Acquire,
     hex,
     inspect::{Dialect, EntryRow, InspectStatements, InspectTable, implement_inspect},
     timeout::with_timeout,
@@ -124,21 +125,18 @@ impl AuditTable for Inner {
     }
 }
 
-/// Executes one statement, with a record as its parameter. Reads to the end of the result, after which SQLite commits.
+/// Executes one statement, with a record as its parameter.
 async fn fetch(
-    connections: &Connections<Sqlite>,
+    connections: &FileConnections,
     sql: String,
     record: Option<&[u8]>,
 ) -> Result<Vec<SqliteRow>, SqlError> {
-    let (mut pooled, _) = connections.checkout(Acquire).await?;
     // Safe: values are in the text as digits only. The text differs in each call, so no statement is cached.
     let mut query = sqlx::query(AssertSqlSafe(sql).into_sql_str()).persistent(false);
     if let Some(record) = record {
         query = query.bind(record);
     }
-    let rows = query.fetch_all(&mut pooled.connection).await?;
-    pooled.return_to_pool();
-    Ok(rows)
+    connections.fetch_all(Acquire, query).await
 }
 
 fn read_entry_row(row: &SqliteRow) -> Result<EntryRow, SqlError> {
@@ -178,8 +176,10 @@ mod tests {
         steps.collect::<Vec<_>>().join("\n")
     }
 
-    /// Asserts that the statements of each listing read its index, and sort nothing.
+    /// Asserts that the statements of each listing read its index, and sort nothing. Asserts that a purge reads indexes.
     async fn check_plans(store: &SqliteStore) {
+        let purge = plan(store, store.inner.statements.purge.as_str()).await;
+        assert!(!purge.contains("SCAN tower_idempotency"), "{purge}");
         for (state, index) in [
             (State::InProgress, "orphans"),
             (State::Orphaned, "orphans"),
@@ -244,7 +244,41 @@ mod tests {
         } else {
             20_000
         };
-        let fill = format!(
+        execute(&store, fill(rows)).await;
+        // The plans must not depend on statistics.
+        check_plans(&store).await;
+        execute(&store, "analyze".to_owned()).await;
+        check_plans(&store).await;
+        fs::remove_dir_all(&directory).ok();
+    }
+
+    /// The application calls `analyze` while the table of the store is small.
+    #[tokio::test]
+    async fn plans_ignore_analysis_of_small_table() {
+        let name = format!("tower-idempotency-small-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        fs::create_dir_all(&directory).expect("a directory for throwaway files");
+        for small in [1, 5] {
+            let file = directory.join(format!("{small}.db"));
+            let store = SqliteStore::in_file(&file);
+            store.migrate().await.expect("the file can be written");
+            execute(&store, fill(small)).await;
+            execute(&store, "analyze".to_owned()).await;
+            execute(&store, fill(20_000)).await;
+            // A connection reads the statistics when it opens the file.
+            check_plans(&SqliteStore::in_file(&file)).await;
+        }
+        fs::remove_dir_all(&directory).ok();
+    }
+
+    async fn execute(store: &SqliteStore, sql: String) {
+        let executed = fetch(&store.inner.writer, sql, None).await;
+        executed.expect("the file can be written");
+    }
+
+    /// Returns a statement that adds this number of rows, of all states.
+    fn fill(rows: u32) -> String {
+        format!(
             "insert into tower_idempotency
   (id, token, fingerprint, generation, lease_ends, orphan_retention, expires, created, completed, owner, operation, record)
 with recursive n (n) as (select 1 union all select n + 1 from n where n < {rows})
@@ -252,16 +286,6 @@ select randomblob(32), randomblob(16), randomblob(32), 1, {NOW} + (n % 3 - 1) * 
   {NOW} + 3000000 + n, {NOW} - 900000, iif(n % 20 > 2, {NOW} - n, null), '', '',
   case when n % 20 = 3 then x'0102000000000161' when n % 20 > 3 then x'0100000000007061' end
 from n"
-        );
-        fetch(&store.inner.writer, fill, None)
-            .await
-            .expect("the file can be written");
-        // The plans must not depend on statistics.
-        check_plans(&store).await;
-        fetch(&store.inner.writer, "analyze".to_owned(), None)
-            .await
-            .expect("the file can be written");
-        check_plans(&store).await;
-        fs::remove_dir_all(&directory).ok();
+        )
     }
 }

@@ -1,8 +1,13 @@
-use std::{fmt, path::Path, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use sqlx::{
-    AssertSqlSafe, Row, SqlStr, Sqlite,
+    Row, SqlStr, Sqlite,
     query::Query,
     sqlite::{
         SqliteArguments, SqliteConnectOptions, SqliteJournalMode, SqliteRow, SqliteSynchronous,
@@ -14,7 +19,7 @@ use tower_idempotency::store::{
 };
 use tower_idempotency_sql::SqliteFence;
 
-use self::statements::Statements;
+use self::{busy::FileConnections, statements::Statements};
 use crate::{
     Purger, SqlError, Table, TableNameError,
     backend::millis,
@@ -27,6 +32,7 @@ use crate::{
     inspect::InspectStatements,
 };
 
+mod busy;
 mod check;
 mod fence;
 mod inspect;
@@ -41,7 +47,11 @@ mod transaction;
 /// # Connections
 ///
 /// The store has one connection that writes and 4 that only read. Clones share them. Replays and rejected duplicates
-/// only read. The store waits for a writer in another process, by default for 5 seconds.
+/// only read.
+///
+/// The store waits for a writer in another process, for the busy timeout of its options: 5 seconds by default. SQLite has no
+/// queue for writers, so the store polls every millisecond. A process that commits without a pause, such as an import with
+/// one commit for each row, keeps the store from writing: leases may expire. Let that process pause between commits.
 ///
 /// # Cancellation
 ///
@@ -56,13 +66,15 @@ struct Inner {
     statements: Statements,
     inspect_statements: InspectStatements,
     /// Has one connection. Several writers would wait for each other inside SQLite, which polls for its lock.
-    writer: Connections<Sqlite>,
-    readers: Connections<Sqlite>,
+    writer: FileConnections,
+    readers: FileConnections,
 }
 
 #[derive(Clone)]
 struct Settings {
     options: SqliteConnectOptions,
+    /// The file, if the store creates it. SQLite then does not.
+    new_file: Option<PathBuf>,
     table: Table,
     record_limit: usize,
 }
@@ -71,8 +83,12 @@ impl SqliteStore {
     /// Creates a store in the file of `options`, which is opened with these options and in WAL mode. Does not open the file
     /// yet. [`migrate`](Self::migrate) creates its table.
     ///
-    /// `migrate` fails if the file is missing, unless the options have `create_if_missing(true)`. `synchronous` below `FULL` is faster, but loses the last leases and records if the machine crashes. A database
-    /// in memory is refused by [`migrate`](Self::migrate), because each connection would have a database of its own. Use
+    /// `migrate` fails if the file is missing, unless the options have `create_if_missing(true)`. SQLite then creates a file that
+    /// every user of the machine can read, unless the umask of the process forbids it. [`in_file`](Self::in_file) creates a
+    /// private one.
+    ///
+    /// `synchronous` below `FULL` is faster, but loses the last leases and records if the machine crashes. A database in memory
+    /// is refused by [`migrate`](Self::migrate), because each connection would have a database of its own. Use
     /// [`MemoryStore`](tower_idempotency::MemoryStore) instead.
     ///
     /// The store has connections of its own. To use the file of an existing pool:
@@ -87,6 +103,7 @@ impl SqliteStore {
     pub fn new(options: SqliteConnectOptions) -> Self {
         Self::build(Settings {
             options: options.journal_mode(SqliteJournalMode::Wal),
+            new_file: None,
             table: Table::default(),
             record_limit: MAX_RECORD_BYTES,
         })
@@ -117,19 +134,26 @@ impl SqliteStore {
     /// If the URL is invalid.
     pub fn from_url(url: &str) -> Result<Self, SqlError> {
         // The error of the driver quotes parts of the URL.
-        let options = url
+        let options: SqliteConnectOptions = url
             .parse()
             .map_err(|_| SqlError::refused("expected a URL of the form sqlite:PATH"))?;
-        Ok(Self::with_defaults(options))
+        // The options have no method that returns their mode.
+        let (_, parameters) = url.split_once('?').unwrap_or_default();
+        let mut parameters = parameters.split('&');
+        let creates_file = !parameters.any(|it| ["mode=ro", "mode=memory"].contains(&it));
+        Ok(Self::with_defaults(options, creates_file))
     }
 
     /// Creates a store in the file at `path`. Does not open the file yet.
     ///
     /// The first use creates the file if it is missing, and [`migrate`](Self::migrate) creates the table. A commit is on the
     /// disk before a call returns.
+    ///
+    /// On Unix, only the owner of a new file can read it (mode 600), and its `-wal` and `-shm` files. This does not apply to a
+    /// path that begins with `file:`, which is a URI of SQLite.
     #[must_use]
     pub fn in_file(path: impl AsRef<Path>) -> Self {
-        Self::with_defaults(SqliteConnectOptions::new().filename(path))
+        Self::with_defaults(SqliteConnectOptions::new().filename(path), true)
     }
 
     /// Sets the table, without a schema. Default: `tower_idempotency`.
@@ -174,11 +198,7 @@ impl SqliteStore {
             let sql = self.inner.settings.table.in_migration(migration, '"');
             // The migration reads before it writes, so it needs the write lock from the beginning.
             let sql = format!("begin immediate;\n{sql}\ncommit;");
-            let (mut pooled, _) = self.inner.writer.checkout(Maintain).await?;
-            let migration = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut pooled.connection);
-            // An error closes the connection, which rolls the transaction back.
-            migration.await?;
-            pooled.return_to_pool();
+            self.inner.writer.fetch_all_raw(sql).await?;
         }
         Ok(())
     }
@@ -202,33 +222,43 @@ impl SqliteStore {
     /// Starts a task that deletes expired entries in intervals of `period`, in batches of 1000.
     ///
     /// The task stops when the returned value is dropped, or the store and all its clones. It may run in every process.
-    /// Failures are logged and retried in the next interval. The file grows by the entries that expire in an interval.
-    /// Each interval costs one index search.
+    /// A failed batch is logged, and retried with a tenth of its entries. If a single entry fails, the task waits for the next
+    /// interval. The file grows by the entries that expire in an interval. Each interval costs one index search.
     ///
     /// # Panics
     ///
     /// Panics outside of a tokio runtime.
     pub fn spawn_purger(&self, period: Duration) -> Purger {
         let store = Arc::downgrade(&self.inner);
-        Purger::spawn(period, move || {
+        Purger::spawn(period, move |batch| {
             let inner = store.upgrade()?;
-            Some(async move { inner.purge(crate::purger::BATCH_SIZE).await })
+            Some(async move { inner.purge(batch).await })
         })
     }
 
-    /// Creates the file at the first use, and writes each commit to the disk.
-    fn with_defaults(options: SqliteConnectOptions) -> Self {
-        let options = options.create_if_missing(true);
+    /// Writes each commit to the disk. If `creates_file` is `true`, the first use creates a missing file.
+    fn with_defaults(options: SqliteConnectOptions, creates_file: bool) -> Self {
+        let path = options.get_filename().to_owned();
+        let name = path.as_os_str().as_encoded_bytes();
+        // SQLite itself finds and creates the file of a URI.
+        let is_uri = name.starts_with(b"file:");
+        let has_file = creates_file && !is_uri && !matches!(name, b"" | b":memory:");
+        let options = options.create_if_missing(is_uri);
         Self::new(options.synchronous(SqliteSynchronous::Full))
+            .set(|settings| settings.new_file = has_file.then_some(path))
     }
 
     fn build(settings: Settings) -> Self {
+        let connections = |max| {
+            let connections = Connections::new(settings.options.clone(), max, Duration::ZERO);
+            FileConnections::new(connections.with_new_file(settings.new_file.clone()))
+        };
         Self {
             inner: Arc::new(Inner {
                 statements: Statements::new(&settings.table, settings.record_limit),
                 inspect_statements: InspectStatements::new(inspect::dialect(), &settings.table),
-                writer: Connections::new(settings.options.clone(), 1, Duration::ZERO),
-                readers: Connections::new(settings.options.clone(), READERS, Duration::ZERO),
+                writer: connections(1),
+                readers: connections(READERS),
                 settings,
             }),
         }
@@ -275,27 +305,26 @@ impl Inner {
     }
 
     async fn purge(&self, batch: u32) -> Result<u64, SqlError> {
-        let (mut pooled, _) = self.writer.checkout(Maintain).await?;
-        let purge = sqlx::query(self.statements.purge.clone()).bind(batch);
-        let purged = purge.execute(&mut pooled.connection).await?;
+        let (mut pooled, wait) = self.writer.checkout(Maintain).await?;
+        let purged = loop {
+            let purge = sqlx::query(self.statements.purge.clone()).bind(batch);
+            match purge.execute(&mut pooled.connection).await {
+                Ok(purged) => break purged,
+                Err(error) => wait.until_retry(error).await?,
+            }
+        };
         pooled.return_to_pool();
         Ok(purged.rows_affected())
     }
 }
 
 /// Executes one statement that returns at most one row.
-///
-/// Reads to the end of the result, because SQLite commits only after the last row. A commit can fail, for example on a
-/// full disk. `fetch_optional` would stop after the first row and miss that error.
 async fn fetch_row(
-    connections: &Connections<Sqlite>,
+    connections: &FileConnections,
     priority: Priority,
     query: Query<'_, Sqlite, SqliteArguments>,
 ) -> Result<Option<SqliteRow>, SqlError> {
-    let (mut pooled, _) = connections.checkout(priority).await?;
-    let mut rows = query.fetch_all(&mut pooled.connection).await?;
-    pooled.return_to_pool();
-    Ok(rows.pop())
+    Ok(connections.fetch_all(priority, query).await?.pop())
 }
 
 impl Store for SqliteStore {

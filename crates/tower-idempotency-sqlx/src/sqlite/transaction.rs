@@ -162,9 +162,8 @@ impl Backend<Sqlite> for SqliteStore {
             .bind(id)
             .bind(query.limit)
             .bind(query.ended_before.unwrap_or(i64::MAX));
-        let (mut pooled, _) = self.inner.readers.checkout(Priority::Maintain).await?;
-        let rows = read.fetch_all(&mut pooled.connection).await?;
-        pooled.return_to_pool();
+        let rows = self.inner.readers.fetch_all(Priority::Maintain, read);
+        let rows = rows.await?;
         rows.iter().map(read_orphan_row).collect()
     }
 

@@ -1,0 +1,148 @@
+//! A SQLite store while another connection writes to its file.
+
+use std::{
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use tests::{
+    scratch::Scratch,
+    sql::{self, claim, duplicate},
+};
+use tokio::{
+    runtime::Builder,
+    time::{sleep, timeout},
+};
+use tower_idempotency::store::{Acquired, Store as _, Ttl};
+use tower_idempotency_sqlx::{
+    SqliteStore,
+    sqlx::{
+        ConnectOptions as _, SqliteConnection, raw_sql,
+        sqlite::{SqliteConnectOptions, SqliteSynchronous},
+    },
+};
+
+/// Opens the file like another process.
+async fn open(file: &Path) -> SqliteConnection {
+    let options = SqliteConnectOptions::new().filename(file);
+    let options = options.synchronous(SqliteSynchronous::Off);
+    options.connect().await.expect(WORKS)
+}
+
+async fn execute(connection: &mut SqliteConnection, sql: &'static str) {
+    raw_sql(sql).execute(connection).await.expect(WORKS);
+}
+
+/// Executes the call while another connection writes for 0.3 s.
+async fn beside_writer<T>(writer: &mut SqliteConnection, call: impl Future<Output = T>) -> T {
+    execute(writer, "begin immediate").await;
+    let (output, ()) = tokio::join!(call, async {
+        sleep(Duration::from_millis(300)).await;
+        execute(writer, "commit").await;
+    });
+    output
+}
+
+#[tokio::test]
+async fn calls_wait_for_writer() {
+    let scratch = Scratch::new();
+    let store = sql::sqlite(&scratch).await;
+    let claim = claim();
+    let mut writer = open(&scratch.file("keys.db")).await;
+    let acquired = beside_writer(&mut writer, store.acquire(&claim)).await;
+    assert!(matches!(acquired, Ok(Acquired::Granted { .. })));
+    let lease = claim.lease_ref(1);
+    let renewed = beside_writer(&mut writer, store.renew(&lease, LONG)).await;
+    renewed.expect(WORKS);
+    let purged = beside_writer(&mut writer, store.purge_expired(1)).await;
+    purged.expect(WORKS);
+    let appended = beside_writer(&mut writer, store.append_audit_line("a line")).await;
+    appended.expect(WORKS);
+    let migrated = beside_writer(&mut writer, store.migrate()).await;
+    migrated.expect(WORKS);
+    let checked = beside_writer(&mut writer, store.check()).await;
+    checked.expect(WORKS);
+}
+
+/// Writes for 10 ms, again and again, almost without a pause.
+fn import(file: &Path, commits: u32) {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let mut connection = open(file).await;
+        execute(&mut connection, "create table imported (n integer)").await;
+        for _ in 0..commits {
+            let insert = "begin immediate; insert into imported values (1)";
+            execute(&mut connection, insert).await;
+            thread::sleep(Duration::from_millis(10));
+            execute(&mut connection, "commit").await;
+            thread::sleep(Duration::from_micros(50));
+        }
+    });
+}
+
+// F-171
+/// SQLite itself polls every 100 ms. It would renew about 5 times in this test, and the store renews more than 100 times. The
+/// commits of the other connection are the clock, so a stall of the machine hardly changes these numbers.
+#[tokio::test(flavor = "multi_thread")]
+async fn renewals_continue_during_import() {
+    let scratch = Scratch::new();
+    let store = sql::sqlite(&scratch).await;
+    let claim = claim();
+    store.acquire(&claim).await.expect(WORKS);
+    let lease = claim.lease_ref(1);
+    store.renew(&lease, LONG).await.expect(WORKS);
+    let file = scratch.file("keys.db");
+    let importing = thread::spawn(move || import(&file, 800));
+    let mut renewed = 0;
+    while !importing.is_finished() {
+        if store.renew(&lease, LONG).await.is_ok() {
+            renewed += 1;
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+    importing.join().expect("the import ends");
+    assert!(renewed >= 50, "{renewed}");
+}
+
+#[tokio::test]
+async fn busy_timeout_of_options_limits_wait() {
+    let scratch = Scratch::new();
+    let file = scratch.file("keys.db");
+    let limit = Duration::from_millis(50);
+    let options = SqliteConnectOptions::new().filename(&file);
+    let options = options.create_if_missing(true).busy_timeout(limit);
+    let store = SqliteStore::new(options);
+    store.migrate().await.expect(WORKS);
+    let mut writer = open(&file).await;
+    execute(&mut writer, "begin immediate").await;
+    let sent = Instant::now();
+    let acquired = store.acquire(&claim()).await;
+    let took = sent.elapsed();
+    acquired.expect_err("the other connection writes");
+    // The default is 5 seconds.
+    assert!((limit..Duration::from_secs(5)).contains(&took), "{took:?}");
+}
+
+/// The layer drops a call at its timeout, and reports that it failed.
+#[tokio::test]
+async fn dropped_call_does_not_write_later() {
+    let scratch = Scratch::new();
+    let store = sql::sqlite(&scratch).await;
+    let claim = claim();
+    let mut writer = open(&scratch.file("keys.db")).await;
+    execute(&mut writer, "begin immediate").await;
+    let waiting = timeout(Duration::from_millis(200), store.acquire(&claim)).await;
+    waiting.expect_err("the other connection writes");
+    sleep(Duration::from_secs(1)).await;
+    execute(&mut writer, "commit").await;
+    sleep(Duration::from_millis(500)).await;
+    let acquired = store.acquire(&duplicate(&claim)).await.expect(WORKS);
+    assert!(
+        matches!(acquired, Acquired::Granted { generation: 1, .. }),
+        "{acquired:?}"
+    );
+}
+
+const LONG: Ttl = Ttl::from_secs(600);
+const WORKS: &str = "the file can be written";

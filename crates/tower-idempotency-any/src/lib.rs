@@ -46,6 +46,9 @@
 //! refused if its path has an `@`, or if its first `@` follows a `?`. That `@` may be the end of a password. In a path or a
 //! value, write `%40`.
 //!
+//! In the URL of a cluster, each node has the user and the password: `redis+cluster://:PASSWORD@HOST:PORT,:PASSWORD@HOST:PORT`.
+//! Write `%2C` for a `,` in a password. The URL is refused if only some of its nodes have an `@`.
+//!
 //! Write `%23` for a `#` in a user name, a password or a value. A path of SQLite may have a `#`. Only the URL of Redis may have
 //! a fragment, `#insecure`: its driver then does not verify the certificate of the server. Without the feature
 //! `tls-rustls-insecure` of the crate `redis`, the driver does not connect.

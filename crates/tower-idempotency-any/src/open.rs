@@ -158,7 +158,10 @@ async fn open_sqlite(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenE
         .parse()
         .map_err(|_| OpenError::url("a URL of the form sqlite:PATH"))?;
     let file = file.synchronous(SqliteSynchronous::Full);
-    let mut store = SqliteStore::new(file.clone().create_if_missing(options.creates));
+    let mut store = match options.creates {
+        true => SqliteStore::from_url(url).map_err(|error| unusable(&error))?,
+        false => SqliteStore::new(file.clone().create_if_missing(false)),
+    };
     if let Some(table) = &options.table {
         store = store
             .with_table(table)

@@ -97,8 +97,14 @@ impl<'a> RedisUrl<'a> {
         if self.suffix.contains(',') {
             return Err(OpenError::url(PARAMETERS_BEFORE_NODE));
         }
-        let nodes = nodes.split(',');
+        let nodes: Vec<_> = nodes.split(',').collect();
+        // A comma in a password splits it. The driver would connect to a host with the name of the user.
+        let has_credentials = |node: &&str| node.contains('@');
+        if nodes.iter().any(has_credentials) && !nodes.iter().all(has_credentials) {
+            return Err(OpenError::url(SPLIT_CREDENTIALS));
+        }
         Ok(nodes
+            .into_iter()
             .map(|node| format!("{scheme}://{node}{}", self.suffix))
             .collect())
     }
@@ -121,6 +127,8 @@ const QUESTION_MARKS: &str =
 const ENCODED_NAME: &str = "the name of each parameter without a %";
 const PARAMETERS: &str = "only completed-index and protocol after the ? of the URL";
 const NODES: &str = "nodes, as in redis+cluster://HOST:PORT,HOST:PORT";
+const SPLIT_CREDENTIALS: &str =
+    "the user and the password before each node: write %2C for a comma in a password";
 const PARAMETERS_BEFORE_NODE: &str = "the parameters after the last node, \
                                       as in redis+cluster://HOST:PORT,HOST:PORT?completed-index=true";
 
@@ -249,6 +257,11 @@ mod tests {
                     "rediss://b:2?protocol=resp3#insecure",
                 ],
             ),
+            (
+                "redis+cluster://:a%2Cb@a:1,:a%2Cb@b:2",
+                "redis",
+                ["redis://:a%2Cb@a:1", "redis://:a%2Cb@b:2"],
+            ),
         ] {
             let parsed = RedisUrl::parse(url, &OpenOptions::new()).ok().unwrap();
             assert_eq!(parsed.nodes(scheme).unwrap(), nodes, "{url}");
@@ -307,12 +320,24 @@ mod tests {
             assert_eq!(error.kind(), OpenErrorKind::Url);
             assert_eq!(error.to_string(), text, "{url}");
         }
-        let url = "redis+cluster://:hush@a:1?protocol=resp3,:hush@b:2";
-        let parsed = RedisUrl::parse(url, &OpenOptions::new()).ok().unwrap();
-        let error = parsed.nodes("redis").expect_err(url);
-        assert_eq!(error.kind(), OpenErrorKind::Url);
-        let text = "expected the parameters after the last node, \
-                    as in redis+cluster://HOST:PORT,HOST:PORT?completed-index=true";
-        assert_eq!(error.to_string(), text);
+        let after_nodes = "expected the parameters after the last node, \
+                           as in redis+cluster://HOST:PORT,HOST:PORT?completed-index=true";
+        let credentials = "expected the user and the password before each node: write %2C for a comma in a password";
+        for (url, text) in [
+            (
+                "redis+cluster://:hush@a:1?protocol=resp3,:hush@b:2",
+                after_nodes,
+            ),
+            // The driver would connect to the host `app`.
+            ("redis+cluster://app:1,hush@a:1", credentials),
+            ("redis+cluster://app:1,hush@a:1,app:1,hush@b:2", credentials),
+            ("redis+cluster://:hush,hush@a:1", credentials),
+            ("redis+cluster://:hush@a:1,b:2", credentials),
+        ] {
+            let parsed = RedisUrl::parse(url, &OpenOptions::new()).ok().unwrap();
+            let error = parsed.nodes("redis").expect_err(url);
+            assert_eq!(error.kind(), OpenErrorKind::Url);
+            assert_eq!(error.to_string(), text, "{url}");
+        }
     }
 }

@@ -284,3 +284,16 @@ async fn tool_opens_table_without_migration() {
     let error = store.check().await.expect_err("no index");
     assert_eq!(error.kind(), CheckErrorKind::Incomplete, "{error}");
 }
+
+#[cfg(all(unix, feature = "sqlite"))]
+#[tokio::test]
+async fn new_sqlite_file_is_private() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let scratch = tests::scratch::Scratch::new();
+    let path = scratch.file("keys.db");
+    let store = AnyStore::open(&format!("sqlite:{}", path.display())).await;
+    store.expect("a new file");
+    let metadata = std::fs::metadata(&path).expect("the file exists");
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
+}

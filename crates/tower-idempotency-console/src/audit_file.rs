@@ -30,8 +30,13 @@ impl AuditFile {
         Ok(opened)
     }
 
-    /// Opens the file without a line. Creates a missing file.
+    /// Opens the file without a line. Creates a missing file. Fails for a pipe without a reader.
     pub(crate) fn open_for_append(&self) -> io::Result<OpenAuditFile> {
+        #[cfg(unix)]
+        if self.is_pipe() {
+            let file = self.open_pipe()?;
+            return Ok(OpenAuditFile { file });
+        }
         // A user who may append to a log need not be allowed to read it.
         let file = append_options().read(true).open(&self.path);
         let file = file.or_else(|_| append_options().open(&self.path))?;
@@ -62,6 +67,27 @@ impl AuditFile {
         let mut lines = lines.filter_map(parse_line);
         let last = lines.by_ref().take(limit).collect();
         Ok((last, metadata.len() <= TAIL && lines.next().is_none()))
+    }
+}
+
+#[cfg(unix)]
+impl AuditFile {
+    fn is_pipe(&self) -> bool {
+        use std::os::unix::fs::FileTypeExt as _;
+
+        fs::metadata(&self.path).is_ok_and(|metadata| metadata.file_type().is_fifo())
+    }
+
+    /// Opens the pipe for writing alone. If this process could also read it, a line without another reader would be lost.
+    fn open_pipe(&self) -> io::Result<File> {
+        use rustix::fs::{Mode, OFlags, fcntl_setfl, open};
+
+        // Without `NONBLOCK`, the call waits for a reader.
+        let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let pipe = open(self.path.as_path(), flags, Mode::empty())?;
+        // While the pipe is full, a write waits for the reader.
+        fcntl_setfl(&pipe, OFlags::empty())?;
+        Ok(pipe.into())
     }
 }
 
@@ -231,6 +257,33 @@ mod tests {
         assert!(made.unwrap().success());
         let (lines, _) = AuditFile { path }.tail(10).unwrap();
         assert!(lines.is_empty());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn pipe_without_reader_is_error() {
+        use std::process::Command;
+
+        let scratch = Scratch::new();
+        let path = scratch.file("pipe");
+        let made = Command::new("mkfifo").arg(&path).status();
+        assert!(made.unwrap().success());
+        let file = AuditFile { path };
+        assert!(file.open("{\"line\":1}").is_err());
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| fs::read_to_string(&file.path).unwrap());
+            // Until the reader has opened the pipe, it has none.
+            let mut opened = loop {
+                match file.open("{\"line\":1}") {
+                    Ok(opened) => break opened,
+                    Err(_) => thread::sleep(Duration::from_millis(1)),
+                }
+            };
+            opened.append("{\"line\":2}").unwrap();
+            drop(opened);
+            assert_eq!(reader.join().unwrap(), "{\"line\":1}\n{\"line\":2}\n");
+        });
+        assert!(file.open("{\"line\":3}").is_err());
     }
 
     #[test]

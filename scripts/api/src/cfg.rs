@@ -90,6 +90,7 @@ fn holds(condition: &Meta) -> Result<bool, String> {
     let name = text(condition.path());
     match condition {
         Meta::Path(_) => match name.as_str() {
+            "unix" => Ok(true),
             "test" | "shuttle" | "docsrs" | "doctest" => Ok(false),
             _ => Err(format!("unknown condition {name}")),
         },

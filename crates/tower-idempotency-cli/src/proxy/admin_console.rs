@@ -23,6 +23,8 @@ pub(super) struct AdminConsole {
 
 impl AdminConsole {
     /// Creates the console of a proxy. The rules of access are those of `idempotency serve`.
+    ///
+    /// Returns an error only if a setting of the audit log is wrong. Makes no call of the store.
     pub(super) async fn new(
         config: &ConsoleConfig,
         proxy: &Proxy,

@@ -36,8 +36,10 @@ async fn nothing_is_resolved_without_audit_line() {
     let url = format!("sqlite:{}", scratch.file("keys.db").display());
     let store = crate::open(&url).await.expect("a file");
     let keys = Keys::create(&store).await;
-    // The device is always full. The others cannot be opened.
-    for audit in ["/dev/full", "/no/such/directory/audit.jsonl", "."] {
+    let made = Command::new("mkfifo").arg(scratch.file("pipe")).status();
+    assert!(made.expect("mkfifo runs").success());
+    // The device is always full, and the pipe has no reader. The others cannot be opened.
+    for audit in ["/dev/full", "pipe", "/no/such/directory/audit.jsonl", "."] {
         for args in [
             vec!["resolve", "bbbbbbbb", "free"],
             vec!["resolve", "aaaaaaaa", "break-lease", "--force"],
@@ -408,9 +410,8 @@ async fn changes_are_events() {
     let url = format!("sqlite:{}", scratch.file("keys.db").display());
     let store = crate::open(&url).await.expect("a file");
     Keys::create(&store).await;
-    let tool = env!("CARGO_BIN_EXE_idempotency");
     let events = |args: &[&str]| {
-        let ran = std::process::Command::new(tool)
+        let ran = crate::program()
             .args(args)
             .args(["--reason", "ticket 17", "--yes"])
             .args(["--store", &url, "--audit", "log", "--actor", "alice"])

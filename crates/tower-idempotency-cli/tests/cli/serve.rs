@@ -44,7 +44,7 @@ impl Served {
         change: impl FnOnce(&mut Command),
     ) -> Self {
         let mut command = command(directory, store);
-        command.arg("serve").args(args).env_remove("RUST_LOG");
+        command.arg("serve").args(args);
         if !args.contains(&"--unix-socket") {
             command.args(["--listen", "127.0.0.1:0"]);
         }
@@ -270,7 +270,7 @@ async fn console_is_served_without_reader_of_output() {
     drop(reader);
     let mut tool = command(scratch.path(), &url);
     tool.args(["serve", "--read-only", "--unix-socket", "s"]);
-    tool.env_remove("RUST_LOG").stdin(Stdio::null());
+    tool.stdin(Stdio::null());
     tool.stdout(writer).stderr(Stdio::null());
     let path = scratch.file("s");
     let mut served = Served {

@@ -7,7 +7,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use tests::{scratch::Scratch, servers::redis::RedisServer};
+use tests::{environment::remove_settings, scratch::Scratch, servers::redis::RedisServer};
 use tower_idempotency::inspect::{Inspect, State};
 
 use crate::{run, scenario::Keys};
@@ -51,8 +51,7 @@ pub(crate) fn on_terminal(
         "-c",
         &line,
     ]);
-    command
-        .env_remove("NO_COLOR")
+    remove_settings(&mut command)
         .env("TERM", "xterm")
         .env("USER", "alice");
     command.env("IDEMPOTENCY_TIMEOUT", "120s");

@@ -48,7 +48,11 @@ impl Refusals {
 /// The effects of each row.
 type Counts = Arc<Mutex<BTreeMap<String, u64>>>;
 
-fn layered() -> (Router, Counts) {
+fn layer() -> IdempotencyLayer {
+    IdempotencyLayer::new(MemoryStore::new()).with_missing_key(MissingKey::Reject)
+}
+
+fn layered(layer: IdempotencyLayer) -> (Router, Counts) {
     let counts = Counts::default();
     let (counted, effects) = (counts.clone(), Effects::default());
     let refusals = Refusals::new();
@@ -72,7 +76,6 @@ fn layered() -> (Router, Counts) {
             response
         }
     };
-    let layer = IdempotencyLayer::new(MemoryStore::new()).with_missing_key(MissingKey::Reject);
     let app = Router::new()
         .fallback(handler)
         .layer(layer)
@@ -98,7 +101,7 @@ fn one_for_each_key() -> BTreeMap<String, u64> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn layer_conforms() {
-    let (app, counts) = layered();
+    let (app, counts) = layered(layer());
     let server = Server::start(app).await;
     let ran = run(every_row(server.addr())).await;
     assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
@@ -109,7 +112,7 @@ async fn layer_conforms() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_row_has_line_of_json() {
-    let (app, counts) = layered();
+    let (app, counts) = layered(layer());
     let server = Server::start(app).await;
     let mut args = every_row(server.addr());
     args.extend(["--json".to_owned(), "--strict-keys".to_owned()]);
@@ -118,6 +121,23 @@ async fn every_row_has_line_of_json() {
     assert_eq!(ran.rows("holds").len(), 21, "{}", ran.out);
     assert_eq!(ran.out.lines().count(), 21, "{}", ran.out);
     assert_eq!(*counts.lock().unwrap(), one_for_each_key());
+}
+
+/// Another path or method under a used key executes, and a retry of it is a replay.
+#[tokio::test(flavor = "multi_thread")]
+async fn endpoint_in_scope_conforms() {
+    let (app, counts) = layered(layer().with_endpoint_in_scope(true));
+    let server = Server::start(app).await;
+    let mut args = every_row(server.addr());
+    args.push("--json".to_owned());
+    let ran = run(args).await;
+    assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
+    assert_eq!(ran.rows("holds").len(), 21, "{}", ran.out);
+    let mut expected = one_for_each_key();
+    for row in ["other-path", "other-method"] {
+        expected.insert(row.to_owned(), 2);
+    }
+    assert_eq!(*counts.lock().unwrap(), expected);
 }
 
 #[tokio::test(flavor = "multi_thread")]

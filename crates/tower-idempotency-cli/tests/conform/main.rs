@@ -5,6 +5,7 @@
 mod conforming;
 mod faulty;
 mod refusals;
+mod service;
 mod usage;
 
 use std::{
@@ -14,6 +15,7 @@ use std::{
 };
 
 use serde_json::Value;
+use tests::environment::remove_settings;
 use tokio::task::spawn_blocking;
 
 /// The output of a run.
@@ -28,7 +30,7 @@ async fn run(args: Vec<String>) -> CommandOutput {
     let run = move || -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_idempotency"));
         command.arg("conform").args(args);
-        command.env_remove("IDEMPOTENCY_STORE").stdin(Stdio::null());
+        remove_settings(&mut command).stdin(Stdio::null());
         command.output().expect("the program starts")
     };
     let output = spawn_blocking(run).await.expect("the thread ends");
@@ -44,7 +46,7 @@ async fn run_unread(args: Vec<String>) -> i32 {
     let run = move || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_idempotency"));
         command.arg("conform").args(args);
-        command.env_remove("IDEMPOTENCY_STORE").stdin(Stdio::null());
+        remove_settings(&mut command).stdin(Stdio::null());
         let (reader, writer) = io::pipe().expect("a pipe");
         drop(reader);
         command

@@ -109,27 +109,22 @@ impl Client {
         exchanged.map_err(|_| "no response within --timeout".to_owned())?
     }
 
-    /// Sends a whole request, and closes the connection at the first byte of the response, or after [`PATIENCE`].
-    pub(super) async fn abandon(&self, bytes: Vec<u8>) -> Result<(), String> {
+    /// Sends a whole request, and closes the connection at the status of the response, or after [`PATIENCE`]. Returns the
+    /// status, or `None` if it did not arrive.
+    pub(super) async fn abandon(&self, bytes: Vec<u8>) -> Result<Option<StatusCode>, String> {
         let mut connection = self.connect().await?;
         self.write(&mut connection, &bytes).await?;
         // A close at once could reach the server before its handler runs. Then there would be nothing to retry.
-        let _ = timeout(PATIENCE, connection.0.read_u8()).await;
-        Ok(())
+        let status = timeout(PATIENCE, read_status(&mut connection)).await;
+        Ok(status.ok().flatten())
     }
 
     /// Sends bytes that need not be valid HTTP. Returns the status, or `None` if the server closes the connection.
     pub(super) async fn send_bytes(&self, bytes: Vec<u8>) -> Result<Option<StatusCode>, String> {
         let mut connection = self.connect().await?;
         self.write(&mut connection, &bytes).await?;
-        // `HTTP/1.1 400`
-        let mut head = [0; 12];
-        let read = timeout(self.timeout, connection.0.read_exact(&mut head)).await;
-        match read {
-            Err(_) => Err("no response within --timeout".to_owned()),
-            Ok(Err(_)) => Ok(None),
-            Ok(Ok(_)) => Ok(StatusCode::from_bytes(&head[9..]).ok()),
-        }
+        let status = timeout(self.timeout, read_status(&mut connection)).await;
+        status.map_err(|_| "no response within --timeout".to_owned())
     }
 
     async fn write(&self, connection: &mut Connection, bytes: &[u8]) -> Result<(), String> {
@@ -171,6 +166,14 @@ async fn exchange(connection: Connection, call: Call) -> Result<ServerResponse, 
         headers: head.headers,
         body: body.to_bytes(),
     })
+}
+
+/// Reads the status of a response. Returns `None` if the connection ends before it.
+async fn read_status(connection: &mut Connection) -> Option<StatusCode> {
+    // `HTTP/1.1 400`
+    let mut head = [0; 12];
+    connection.0.read_exact(&mut head).await.ok()?;
+    StatusCode::from_bytes(&head[9..]).ok()
 }
 
 /// Returns a request as HTTP/1.1. `key` is the line of the key, whose bytes are sent as they are.

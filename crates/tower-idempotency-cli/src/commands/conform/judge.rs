@@ -1,21 +1,18 @@
 //! Sends the requests of each row, and judges the responses.
 
-use std::{collections::BTreeMap, fmt::Display};
+mod duplicates;
 
-use futures_util::future::join_all;
+use std::{collections::BTreeMap, fmt::Display, time::Duration};
+
 use http::{HeaderValue, StatusCode, header};
-use tokio::time::{Duration, Instant, sleep};
 
 use super::{
     client::{Client, ServerResponse, to_bytes},
     compare::{body_difference, header_difference, is_marked, marker},
-    plan::{MANY, Plan, Shape, fresh_key, spell},
+    plan::{Plan, Shape, fresh_key, spell},
     row::Verdict,
 };
 use crate::failure::Failure;
-
-/// Delay before a retry of a refused duplicate.
-const RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// The verdicts, by the name of their row.
 pub(super) type Verdicts = BTreeMap<&'static str, Verdict>;
@@ -112,9 +109,12 @@ impl Judge<'_> {
         let retry = match self.send("retry", shape, &self.key).await {
             Ok(retry) => retry,
             Err(error) => {
-                for row in ["retry", "retry-headers", "marked"] {
+                for row in ["retry-headers", "marked"] {
                     self.set_verdict(row, Err(error.clone()));
                 }
+                let judged = self.judge_unanswered("retry", shape, &self.key, error);
+                let verdict = judged.await?;
+                self.set_verdict("retry", verdict);
                 return Ok(());
             }
         };
@@ -198,7 +198,7 @@ impl Judge<'_> {
                     "--other-header"
                 };
                 match self.send_control("other-caller", option, &other).await? {
-                    Ok(()) => {
+                    Ok(_) => {
                         self.judge_separation("other-caller", &other, &self.key)
                             .await
                     }
@@ -211,7 +211,8 @@ impl Judge<'_> {
         Ok(())
     }
 
-    /// Judges if another request under the first key is refused, although it succeeds under a new key.
+    /// Judges if another request under the first key is refused, although it succeeds under a new key. Another path or method
+    /// may also have a key of its own.
     async fn judge_refusal(
         &mut self,
         row: &'static str,
@@ -220,14 +221,15 @@ impl Judge<'_> {
     ) -> Result<Result<Verdict, String>, Failure> {
         let control = self.send_control(row, option, shape).await?;
         if row == "other-body" {
-            self.other_body = control.clone();
+            self.other_body = control.clone().map(drop);
         }
-        if let Err(reason) = control {
-            return Ok(Err(reason));
-        }
+        let control = match control {
+            Ok(control) => control,
+            Err(reason) => return Ok(Err(reason)),
+        };
         let response = match self.send(row, shape, &self.key).await {
             Ok(response) => response,
-            Err(error) => return Ok(Err(error)),
+            Err(error) => return self.judge_unanswered(row, shape, &self.key, error).await,
         };
         let status = response.status;
         let verdict = if status.is_client_error() {
@@ -236,6 +238,8 @@ impl Judge<'_> {
             }
             self.refusals.push(response);
             holds(format!("refused with {}", status.as_u16()))
+        } else if row != "other-body" && self.has_own_key(row, shape, &control, &response).await {
+            holds("each endpoint has keys of its own")
         } else if self.difference(&self.first, &response).is_none() {
             fails("got the response of the first request")
         } else {
@@ -244,18 +248,58 @@ impl Judge<'_> {
         Ok(verdict)
     }
 
+    /// Returns `true` if the request has executed under the first key, and a retry gets its response. `control` is the response
+    /// under a new key.
+    async fn has_own_key(
+        &self,
+        row: &str,
+        shape: &Shape,
+        control: &ServerResponse,
+        response: &ServerResponse,
+    ) -> bool {
+        let is_execution = !is_marked(response)
+            && (self.marks_replays || self.difference(&self.first, response).is_some());
+        if !response.status.is_success() || !is_execution {
+            return false;
+        }
+        let Ok(retry) = self.send(row, shape, &self.key).await else {
+            return false;
+        };
+        // Without a marker, equal responses of two executions would look like a replay.
+        let is_replay = is_marked(&retry)
+            || !self.marks_replays && self.difference(control, response).is_some();
+        is_replay && self.difference(response, &retry).is_none()
+    }
+
+    /// Judges a request under a used key that got no response. The row does not hold if a retry gets none either, and a
+    /// request under a new key succeeds.
+    async fn judge_unanswered(
+        &self,
+        row: &str,
+        shape: &Shape,
+        key: &str,
+        error: String,
+    ) -> Result<Result<Verdict, String>, Failure> {
+        let retry = self.send(row, shape, key).await;
+        let control = self.send(row, shape, &fresh_key()?).await;
+        Ok(match (retry, control) {
+            (Err(error), Ok(control)) if control.status.is_success() => fails(error),
+            _ => Err(error),
+        })
+    }
+
     /// Sends a request under a new key. Returns the reason if it does not succeed.
     async fn send_control(
         &self,
         row: &str,
         option: &str,
         shape: &Shape,
-    ) -> Result<Result<(), String>, Failure> {
+    ) -> Result<Result<ServerResponse, String>, Failure> {
         let sent = self.send(row, shape, &fresh_key()?).await;
         Ok(sent.and_then(|control| {
             let status = control.status.as_u16();
             if control.status.is_success() {
-                return Ok(());
+                return Ok(control);
             }
             Err(format!("a new key gets {status}: change {option}"))
         }))
@@ -357,102 +401,6 @@ impl Judge<'_> {
         }
         self.refusals.push(response);
         holds("400")
-    }
-
-    async fn judge_concurrency(&mut self) -> Result<(), Failure> {
-        for (row, count) in [("concurrent", 2), ("many", MANY)] {
-            let key = fresh_key()?;
-            let verdict = self.send_duplicates(row, &key, count).await;
-            self.set_verdict(row, verdict);
-        }
-        let others = self.duplicates.iter();
-        let other = others.copied().find(|it| *it != StatusCode::CONFLICT);
-        let verdict = match (self.duplicates.len(), other) {
-            (0, _) => unjudged("no duplicate was refused"),
-            (_, Some(status)) => fails(format!("refused with {}", status.as_u16())),
-            (count, None) => holds(format!("{count} refused with 409")),
-        };
-        self.set_verdict("concurrent-409", verdict);
-        Ok(())
-    }
-
-    /// Sends duplicates at the same time, and then a retry.
-    async fn send_duplicates(
-        &mut self,
-        row: &'static str,
-        key: &str,
-        count: usize,
-    ) -> Result<Verdict, String> {
-        let shape = &self.plan.shape;
-        // The connections are open before the first request is sent.
-        let opened = join_all((0..count).map(|_| self.client.connect())).await;
-        let mut sent = Vec::new();
-        for connection in opened {
-            let call = shape.call(row, Some(self.plan.header(key)));
-            sent.push(self.client.send_on(connection?, call));
-        }
-        let received: Result<Vec<_>, _> = join_all(sent).await.into_iter().collect();
-        let (succeeded, refused): (Vec<_>, Vec<_>) =
-            received?.into_iter().partition(|it| it.status.is_success());
-        let refusals = refused.len();
-        self.duplicates.extend(refused.iter().map(|it| it.status));
-        let conflicts = refused.into_iter();
-        self.refusals
-            .extend(conflicts.filter(|it| it.status == StatusCode::CONFLICT));
-        let last = self.send_until_accepted(row, key).await?;
-        if !last.status.is_success() {
-            return fails(format!("the retry got {}", last.status.as_u16()));
-        }
-        if let Some(difference) = succeeded
-            .iter()
-            .find_map(|response| self.difference(response, &last))
-        {
-            return fails(format!("duplicates differ: {difference}"));
-        }
-        let executed = succeeded.iter().chain([&last]).filter(|it| !is_marked(it));
-        if self.marks_replays && executed.count() > 1 {
-            return fails("several duplicates executed");
-        }
-        let replies = succeeded.len();
-        self.holds_if_visible(format!(
-            "one response: {replies} of {count} got it, {refusals} refused"
-        ))
-    }
-
-    /// Sends a request until it is no longer refused because another one runs.
-    async fn send_until_accepted(&self, row: &str, key: &str) -> Result<ServerResponse, String> {
-        let began = Instant::now();
-        loop {
-            let response = self.send(row, &self.plan.shape, key).await?;
-            let is_refused = matches!(response.status.as_u16(), 409 | 425 | 429 | 503);
-            if !is_refused || began.elapsed() > self.timeout {
-                return Ok(response);
-            }
-            sleep(RETRY_DELAY).await;
-        }
-    }
-
-    async fn judge_disconnect(&mut self) -> Result<(), Failure> {
-        let key = fresh_key()?;
-        let verdict = self.retry_after_disconnect(&key).await;
-        self.set_verdict("disconnect", verdict);
-        Ok(())
-    }
-
-    async fn retry_after_disconnect(&self, key: &str) -> Result<Verdict, String> {
-        let shape = &self.plan.shape;
-        let call = shape.call("disconnect", Some(self.plan.header(key)));
-        let bytes = to_bytes(&call, &shape.body, None);
-        self.client.abandon(bytes).await?;
-        let retry = self.send_until_accepted("disconnect", key).await?;
-        if !retry.status.is_success() {
-            return fails(format!("the retry got {}", retry.status.as_u16()));
-        }
-        let again = self.send("disconnect", shape, key).await?;
-        match self.difference(&retry, &again) {
-            Some(difference) => fails(format!("retries differ: {difference}")),
-            None => self.holds_if_visible("retries got one response"),
-        }
     }
 }
 

@@ -93,7 +93,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<Exit, Failure> {
     let plan = args.plan(&url)?;
     let (sent, executed) = plan.requests();
     print_note(format_args!(
-        "idempotency conform sends {sent} requests. A server that conforms executes {executed} of them, and others execute more."
+        "idempotency conform sends at least {sent} requests. A server that conforms executes about {executed} of them, and others execute more."
     ));
     let verdicts = judge(&client, &plan, global.timeout).await?;
     let fails = |(row, verdict): (&Row, &Verdict)| {

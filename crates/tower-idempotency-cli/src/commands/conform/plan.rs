@@ -61,8 +61,8 @@ pub(super) struct Plan {
 pub(super) const MANY: usize = 8;
 
 impl Plan {
-    /// Returns the number of requests, without retries of refused duplicates, and how many of them a conforming server
-    /// executes.
+    /// Returns the least number of requests, and how many of them a server executes that refuses another request under a used
+    /// key. Not counted are retries of refused duplicates, and further requests after another response than a refusal.
     pub(super) fn requests(&self) -> (usize, usize) {
         let others = [&self.other_path, &self.other_method];
         let others = others.iter().filter(|shape| shape.is_some()).count();

@@ -108,13 +108,13 @@ pub(super) const ROWS: &[Row] = &[
         "other-path",
         Must,
         "S-039",
-        "The key with another path is refused.",
+        "The key with another path is refused, or is another key.",
     ),
     row(
         "other-method",
         Must,
         "S-040",
-        "The key with another method is refused.",
+        "The key with another method is refused, or is another key.",
     ),
     row(
         "other-caller",

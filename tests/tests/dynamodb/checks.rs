@@ -64,7 +64,7 @@ async fn check_names_unreachable_endpoint() {
     assert_eq!(error.kind(), CheckErrorKind::Unreachable);
 }
 
-/// Only an acquire of an expired orphan calls `PutItem`.
+/// Only an acquire of an expired entry calls `PutItem`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn check_names_missing_right_to_put() {
     let server = shared(StandIn::Dynoxide);

@@ -53,6 +53,8 @@ pub enum Resolution {
     ///
     /// The next request with the key executes again, although an execution has had its effect. An execution whose own
     /// commit is unacknowledged finds no record either, and may commit once more.
+    ///
+    /// The backend may have its bytes for longer: in free pages of a SQLite file, in a log or in a backup.
     DeleteRecord,
 }
 

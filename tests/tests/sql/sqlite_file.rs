@@ -42,7 +42,8 @@ async fn new_file_is_private() {
 async fn target_of_link_is_private() {
     let scratch = Scratch::new();
     let link = scratch.file("link.db");
-    symlink("keys.db", &link).unwrap();
+    symlink("current.db", &link).unwrap();
+    symlink("keys.db", scratch.file("current.db")).unwrap();
     let store = SqliteStore::in_file(&link);
     store.migrate().await.unwrap();
     store.acquire(&claim()).await.unwrap();

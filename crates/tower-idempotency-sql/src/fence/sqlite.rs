@@ -6,6 +6,9 @@ use tower_idempotency::store::MIN_RECORD_LIMIT;
 
 use crate::{Table, TableNameError, fence::Fence};
 
+/// The primary result code of errors of the disk.
+const SQLITE_IOERR: u32 = 10;
+
 /// Current time in milliseconds since 1970, constant within a statement.
 macro_rules! now {
     () => {
@@ -252,11 +255,13 @@ impl SqliteFence {
         code == "1"
     }
 
-    /// Returns `true`: after any error of a commit, nothing was committed.
+    /// Returns `true` unless the disk failed: after any other error of a commit, nothing was committed.
     #[must_use]
-    pub fn is_commit_rejected(_code: &str) -> bool {
-        // SQLite runs in this process, so its reports are reliable: nothing was committed, and the transaction may be open.
-        true
+    pub fn is_commit_rejected(code: &str) -> bool {
+        // SQLite runs in this process, so its reports are reliable: nothing was committed, and the transaction may be open. But
+        // if the sync of the log fails, a recovery can find the commit in the log.
+        code.parse::<u32>()
+            .is_ok_and(|code| code & 0xff != SQLITE_IOERR)
     }
 }
 
@@ -295,6 +300,14 @@ mod tests {
         let fence = SqliteFence::default();
         assert_eq!(fence.lease_status_sql(), SqliteFence::LEASE_STATUS);
         assert_eq!(fence.write_record_sql(), SqliteFence::WRITE_RECORD);
+    }
+
+    /// SQLite reports a failed sync of the log as 1034.
+    #[test]
+    fn failed_disk_rejects_no_commit() {
+        for (code, is_rejected) in [("5", true), ("787", true), ("10", false), ("1034", false)] {
+            assert_eq!(SqliteFence::is_commit_rejected(code), is_rejected, "{code}");
+        }
     }
 
     #[test]

@@ -260,7 +260,7 @@ fn is_stale(idle_since: Instant, connected_at: Instant) -> bool {
     idle_since.elapsed() > MAX_IDLE || connected_at.elapsed() > MAX_LIFETIME
 }
 
-/// The default busy timeout of sqlx, for which all other statements of a SQLite store wait.
+/// The default busy timeout of sqlx, for which a connection to SQLite that cannot be opened waits.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 const BUSY_RETRY_DELAY: Duration = Duration::from_millis(10);
 /// A firewall or proxy may drop a connection that is idle for longer, without notice to either end.

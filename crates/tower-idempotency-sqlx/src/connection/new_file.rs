@@ -17,9 +17,14 @@ use tower_idempotency::store::Token;
 ///
 /// If the file cannot be created, or if another process creates it at the same time.
 pub(super) fn create_private(path: &Path) -> io::Result<()> {
-    // SQLite follows a link, also if its target is missing.
-    let target = fs::read_link(path).map(|target| path.with_file_name(target));
-    let path = target.as_deref().unwrap_or(path);
+    // SQLite follows links, also if the last target is missing.
+    let mut path = path.to_owned();
+    for _ in 0..MAX_LINKS {
+        match fs::read_link(&path) {
+            Ok(target) => path = path.with_file_name(target),
+            Err(_) => break,
+        }
+    }
     if path.try_exists()? {
         return Ok(());
     }
@@ -34,11 +39,14 @@ pub(super) fn create_private(path: &Path) -> io::Result<()> {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     drop(options.open(&draft)?);
-    let linked = fs::hard_link(&draft, path);
+    let linked = fs::hard_link(&draft, &path);
     fs::remove_file(&draft).ok();
     // Some file systems have no hard links.
     linked.or_else(|_| options.open(path).map(drop))
 }
+
+/// The number of links that systems follow.
+const MAX_LINKS: usize = 40;
 
 #[cfg(test)]
 mod tests {

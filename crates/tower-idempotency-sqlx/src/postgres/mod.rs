@@ -251,7 +251,7 @@ impl PostgresStore {
         with_timeout(self.inner.purge(batch)).await
     }
 
-    /// Starts a task that deletes expired entries in intervals of `period`, in batches of 1000.
+    /// Starts a task that deletes expired entries in intervals of `period`, in batches of at most 1000.
     ///
     /// The task stops when the returned value is dropped, or the store and all its clones. It may run on every replica.
     /// A failed batch is logged, and retried with a tenth of its entries. If a single entry fails, the task waits for the next

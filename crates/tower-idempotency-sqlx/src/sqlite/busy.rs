@@ -21,7 +21,7 @@ use crate::{
 /// Connections to a file. They repeat a statement while another connection writes.
 ///
 /// SQLite has no queue for writers: it polls for its lock, and soon only every 100 ms. If another process writes almost
-/// without a pause, it then hardly ever finds the lock free. So these connections poll every millisecond.
+/// without a pause, it then hardly ever finds the lock free. So these connections poll every 1 to 2 ms.
 pub(super) struct FileConnections {
     connections: Connections<Sqlite>,
     /// Milliseconds for which a call waits: the busy timeout of the options. Each new connection reads it.

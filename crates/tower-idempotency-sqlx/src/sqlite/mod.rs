@@ -50,7 +50,7 @@ mod transaction;
 /// only read.
 ///
 /// The store waits for a writer in another process, for the busy timeout of its options: 5 seconds by default. SQLite has no
-/// queue for writers, so the store polls every millisecond. A process that commits without a pause, such as an import with
+/// queue for writers, so the store polls every 1 to 2 ms. A process that commits without a pause, such as an import with
 /// one commit for each row, keeps the store from writing: leases may expire. Let that process pause between commits.
 ///
 /// # Cancellation
@@ -219,7 +219,7 @@ impl SqliteStore {
         self.inner.purge(batch).await
     }
 
-    /// Starts a task that deletes expired entries in intervals of `period`, in batches of 1000.
+    /// Starts a task that deletes expired entries in intervals of `period`, in batches of at most 1000.
     ///
     /// The task stops when the returned value is dropped, or the store and all its clones. It may run in every process.
     /// A failed batch is logged, and retried with a tenth of its entries. If a single entry fails, the task waits for the next

@@ -27,7 +27,8 @@ impl SqliteStore {
     /// [`LeaseLost`](crate::TransactionErrorKind::LeaseLost) if the lease is no longer held.
     /// [`NoEntry`](crate::TransactionErrorKind::NoEntry) if the pool's file has no such entry, even if an attached file has it.
     /// [`Database`](crate::TransactionErrorKind::Database) if the database fails. An example is the busy timeout of the pool's
-    /// connections, if another writer holds the file.
+    /// connections, if another writer holds the file. SQLite polls every 100 ms, so that is likely beside a process that commits
+    /// without a pause.
     ///
     /// # Cancellation
     ///

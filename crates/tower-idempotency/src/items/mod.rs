@@ -35,7 +35,6 @@ use crate::{
     },
     run_once::{Outcome, WorkError},
     store::{Fingerprint, KeyId, ScopeDigest},
-    telemetry::catch_setting_panic,
 };
 
 /// Batches.
@@ -51,15 +50,16 @@ impl IdempotencyLayer {
     /// route. `head` must still have the credentials or extensions of the principal. If the request has a key, the extensions
     /// of `head` must have its [`Lease`]. Without it, the response of a batch is recorded even if items failed. The layer
     /// then logs a warning, unless requests may run without a lease
-    /// ([`DangerouslyExecuteUnprotected`](StoreFailure::DangerouslyExecuteUnprotected)).
+    /// ([`DangerouslyExecuteUnprotected`](StoreFailure::DangerouslyExecuteUnprotected)), or a closure decides on the key
+    /// ([`with_skip`](Self::with_skip), [`with_key_from`](Self::with_key_from)).
     ///
     /// # Errors
     ///
     /// The error with which the layer rejects a request without a valid principal:
     /// [`PrincipalMissing`](ErrorKind::PrincipalMissing) or [`PrincipalAmbiguous`](ErrorKind::PrincipalAmbiguous). Also
     /// `PrincipalMissing` if the head has another principal than the request, which has a key at this layer. A clone whose
-    /// settings were changed is another layer. So call the clone that serves the route. The lease of a
-    /// [`take_over`](Self::take_over) has no principal: the caller of `take_over` chooses that of `head`.
+    /// settings were changed is another layer. So call the clone that serves the route. The leases of
+    /// [`take_over`](Self::take_over) and of [`run_once`](Self::run_once) have no principal: their caller chooses that of `head`.
     ///
     /// # Examples
     ///
@@ -127,6 +127,7 @@ impl IdempotencyLayer {
             scope: scope.hash,
             fingerprint,
             account: scope.account,
+            principal: scope.principal,
             operation: item_operation(head),
             request,
             max_items: MAX_ITEMS,
@@ -143,6 +144,7 @@ pub struct Items {
     /// Digest of the endpoint, to which the content of an item is added.
     fingerprint: FieldDigest,
     account: ScopeDigest,
+    principal: ScopeDigest,
     operation: Box<str>,
     /// The lease of the batch request, if it has a key.
     request: Option<Lease>,
@@ -346,8 +348,8 @@ impl fmt::Debug for Items {
 
 /// Returns `true` if the request with this lease has another principal.
 ///
-/// A middleware may have removed credentials. All callers without them would share their items. The lease of a takeover has no
-/// principal.
+/// A middleware may have removed credentials. All callers without them would share their items. The leases of `take_over` and of
+/// `run_once` have no principal.
 fn belongs_to_other(lease: &Lease, config: &Arc<Config>, principal: ScopeDigest) -> bool {
     let grant = &lease.0.grant;
     grant.config.is_of_layer(config) && grant.principal.is_some_and(|it| it != principal)
@@ -355,15 +357,17 @@ fn belongs_to_other(lease: &Lease, config: &Arc<Config>, principal: ScopeDigest)
 
 /// Returns `true` if the layer executes the request with this head under a lease.
 ///
-/// A service may rebuild the head without its extensions. The layer then cannot know that the request ran a batch. Without the
-/// extensions, closures of the settings may panic, which must not fail the batch.
+/// A service may rebuild the head without its extensions. The layer then cannot know that the request ran a batch. Closures of
+/// the settings may need these extensions, so the result is `false` if they decide on the key.
 fn should_have_lease(layer: &IdempotencyLayer, context: &Context, head: &request::Parts) -> bool {
     let config = &context.config;
     let has_key = || layer.covers(head) && matches!(find_key(&config.request, head), Ok(Some(_)));
+    let has_closure = config.request.skip.is_some() || config.request.key_from.is_service();
     // With the other setting, the layer may have executed the request without a lease.
     config.execution.store_failure == StoreFailure::Refuse
+        && !has_closure
         && enforcement(context, head) == Enforcement::Enforce
-        && catch_setting_panic(config.layer(), "with_skip or with_key_from", has_key) == Some(true)
+        && has_key()
 }
 
 /// Prevents that the response of the batch request is recorded, unless the batch ends. A batch that is dropped does not end.

@@ -144,7 +144,7 @@ impl Items {
         let attempt = Attempt {
             claim,
             key: None,
-            principal: None,
+            principal: Some(self.principal),
             is_nested: false,
             permit,
         };

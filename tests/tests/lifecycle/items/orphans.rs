@@ -1,4 +1,4 @@
-//! Batch requests that are executed again without their clients.
+//! Batches in the work of other leases than that of their request.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -14,6 +14,23 @@ use tower_idempotency::{
 };
 
 use super::{head_of, items, statuses};
+
+/// The credentials of the head were replaced.
+#[tokio::test(start_paused = true)]
+async fn items_of_item_belong_to_its_caller() {
+    let layer = IdempotencyLayer::new(MemoryStore::new());
+    let of_work = layer.clone();
+    let nested = async move |caller: String, lease: Lease| {
+        let mut head = head_of(&caller);
+        head.extensions.insert(lease);
+        Ok::<_, WorkError<Infallible>>(of_work.items(&head).is_ok())
+    };
+    let batch = layer.items(&head_of("alice")).expect("a principal");
+    let results = batch.run(items(&["alice", "bob"]), nested).await;
+    let results = results.expect("results");
+    let nested: Vec<_> = results.iter().map(|it| it.value().copied()).collect();
+    assert_eq!(nested, [Some(true), Some(false)]);
+}
 
 /// The lease of a takeover has no principal. The head of the batch has one.
 #[tokio::test(start_paused = true)]

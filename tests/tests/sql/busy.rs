@@ -82,8 +82,8 @@ fn import(file: &Path, commits: u32) {
 }
 
 // F-171
-/// SQLite itself polls every 100 ms. It would renew about 5 times in this test, and the store renews more than 100 times. The
-/// commits of the other connection are the clock, so a stall of the machine hardly changes these numbers.
+/// SQLite itself polls every 100 ms. On an idle machine it renewed 2 to 6 times in this test. The commits of the other
+/// connection are the clock, so a stall of the machine hardly changes these numbers.
 #[tokio::test(flavor = "multi_thread")]
 async fn renewals_continue_during_import() {
     let scratch = Scratch::new();
@@ -102,7 +102,7 @@ async fn renewals_continue_during_import() {
         sleep(Duration::from_millis(20)).await;
     }
     importing.join().expect("the import ends");
-    assert!(renewed >= 50, "{renewed}");
+    assert!(renewed >= 20, "{renewed}");
 }
 
 #[tokio::test]

@@ -21,7 +21,7 @@ use crate::{
 /// Connections to a file. They repeat a statement while another connection writes.
 ///
 /// SQLite has no queue for writers: it polls for its lock, and soon only every 100 ms. If another process writes almost
-/// without a pause, it then hardly ever finds the lock free. So these connections poll every 1 to 2 ms.
+/// without a pause, it then hardly ever finds the lock free. So these connections poll every 1 to 10 ms.
 pub(super) struct FileConnections {
     connections: Connections<Sqlite>,
     /// Milliseconds for which a call waits: the busy timeout of the options. Each new connection reads it.
@@ -122,6 +122,6 @@ impl BusyWait {
 }
 
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// Returns the busy timeout of the options, and sets one that bridges the commit of another process. So a dropped call leaves
-/// no thread that polls for long and still writes.
-const REPLACE_BUSY_TIMEOUT: &str = "pragma busy_timeout; pragma busy_timeout = 3";
+/// Returns the busy timeout of the options, and sets one for which SQLite polls five times. So a dropped call leaves no thread
+/// that polls for long and still writes. With a shorter one, many connections to one file use up the processors.
+const REPLACE_BUSY_TIMEOUT: &str = "pragma busy_timeout; pragma busy_timeout = 18";

@@ -50,7 +50,7 @@ mod transaction;
 /// only read.
 ///
 /// The store waits for a writer in another process, for the busy timeout of its options: 5 seconds by default. SQLite has no
-/// queue for writers, so the store polls every 1 to 2 ms. A process that commits without a pause, such as an import with
+/// queue for writers, so the store polls every 1 to 10 ms. A process that commits without a pause, such as an import with
 /// one commit for each row, keeps the store from writing: leases may expire. Let that process pause between commits.
 ///
 /// # Cancellation

@@ -147,10 +147,8 @@ async fn open_sqlite(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenE
         return Err(OpenError::url("a path after sqlite:, as in sqlite:keys.db"));
     }
     // A path may have a #. After the parameters, the driver would add a fragment to the last value.
-    if path
-        .split_once('?')
-        .is_some_and(|(_, query)| query.contains('#'))
-    {
+    let query = path.split_once('?').map_or("", |(_, query)| query);
+    if query.contains('#') {
         return Err(OpenError::url("no # after the ? of the URL"));
     }
     let unusable = |error: &dyn std::error::Error| OpenError::unusable("sqlite", error);

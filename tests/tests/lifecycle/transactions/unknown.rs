@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use axum::response::IntoResponse;
-use http::StatusCode;
+use axum::{Router, body::Body, response::IntoResponse};
+use http::{Request, StatusCode};
 use metrics_util::debugging::DebuggingRecorder;
 use tests::{
+    TestResponse,
     barrier::{Barrier, bounded, eventually, within},
     created,
     ledger::{CommitFault, Ledger},
@@ -166,35 +167,50 @@ async fn lease_loss_after_failed_commit_is_reported_once() {
     assert_eq!(leases_lost(&recorder), 1.0);
 }
 
+/// Sends the request to a handler that charges, and responds with `timed_out` after a second. The commit arrives while the layer
+/// queries the store. Returns the response.
+async fn send_with_late_commit(
+    layer: IdempotencyLayer,
+    ledger: &Ledger,
+    req: fn() -> Request<Body>,
+    timed_out: StatusCode,
+) -> (TestResponse, Router) {
+    let (way, looked) = (Barrier::closed(), Barrier::closed());
+    ledger.next(CommitFault::UnderWay(way.clone()));
+    let held = looked.clone();
+    ledger.store.set_script(move |op, n| match (op, n) {
+        (Operation::Acquire, 2) => Fault::HoldReply(held.clone().into()),
+        _ => Fault::None,
+    });
+    let (app, _) = behind(layer, ledger, async move |ledger, lease: Lease, n| {
+        let _ = lease.derive("charge");
+        let commit = charge(ledger, lease, n);
+        match tokio::time::timeout(Duration::from_secs(1), commit).await {
+            Ok(res) => res,
+            Err(_) => timed_out.into_response(),
+        }
+    });
+    let caller = app.clone();
+    let sent = tokio::spawn(async move { send(&caller, req()).await });
+    looked.arrival().await;
+    way.open_for_good();
+    sleep(Duration::from_millis(100)).await;
+    looked.open_for_good();
+    let response = sent.await.expect("no panic");
+    sleep(Duration::from_secs(1)).await;
+    (response, app)
+}
+
 // S-201
 /// A query acquires a lease on a free key. The late commit must still be rejected.
 #[tokio::test(start_paused = true)]
 async fn late_commit_fails_after_reconciliation() {
     within(LONG, async {
         let ledger = Ledger::default();
-        let (way, looked) = (Barrier::closed(), Barrier::closed());
-        ledger.next(CommitFault::UnderWay(way.clone()));
-        let held = looked.clone();
-        ledger.store.set_script(move |op, n| match (op, n) {
-            (Operation::Acquire, 2) => Fault::HoldReply(held.clone().into()),
-            _ => Fault::None,
-        });
-        let (app, _) = bank(&ledger, async |ledger, lease, n| {
-            let commit = charge(ledger, lease, n);
-            match tokio::time::timeout(Duration::from_secs(1), commit).await {
-                Ok(res) => res,
-                Err(_) => StatusCode::GATEWAY_TIMEOUT.into_response(),
-            }
-        });
-        let caller = app.clone();
-        let sent = tokio::spawn(async move { send(&caller, order()).await });
-        looked.arrival().await;
-        way.open_for_good();
-        sleep(Duration::from_millis(100)).await;
-        looked.open_for_good();
-        let response = sent.await.expect("no panic");
+        let layer = IdempotencyLayer::new(ledger.clone());
+        let (response, app) =
+            send_with_late_commit(layer, &ledger, order, StatusCode::GATEWAY_TIMEOUT).await;
         assert_eq!(response.status, StatusCode::GATEWAY_TIMEOUT);
-        sleep(Duration::from_secs(1)).await;
         assert!(ledger.rows().await.is_empty());
         let retry = send(&app, order()).await;
         assert_eq!(retry.text(), "{\"execution\":2}");
@@ -209,30 +225,10 @@ async fn late_commit_fails_after_reconciliation() {
 async fn late_commit_after_derived_key_is_unknown() {
     within(LONG, async {
         let ledger = Ledger::default();
-        let (way, looked) = (Barrier::closed(), Barrier::closed());
-        ledger.next(CommitFault::UnderWay(way.clone()));
-        let held = looked.clone();
-        ledger.store.set_script(move |op, n| match (op, n) {
-            (Operation::Acquire, 2) => Fault::HoldReply(held.clone().into()),
-            _ => Fault::None,
-        });
         let layer = IdempotencyLayer::new(ledger.clone()).with_missing_key(MissingKey::Derive);
-        let (app, _) = behind(layer, &ledger, async |ledger, lease: Lease, n| {
-            let _ = lease.derive("charge");
-            let commit = charge(ledger, lease, n);
-            match tokio::time::timeout(Duration::from_secs(1), commit).await {
-                Ok(res) => res,
-                Err(_) => (StatusCode::CONFLICT, "not charged").into_response(),
-            }
-        });
-        let caller = app.clone();
-        let sent = tokio::spawn(async move { send(&caller, keyless()).await });
-        looked.arrival().await;
-        way.open_for_good();
-        sleep(Duration::from_millis(100)).await;
-        looked.open_for_good();
-        assert_unknown(&sent.await.expect("no panic"), true);
-        sleep(Duration::from_secs(1)).await;
+        let (response, app) =
+            send_with_late_commit(layer, &ledger, keyless, StatusCode::CONFLICT).await;
+        assert_unknown(&response, true);
         let retry = send(&app, keyless()).await;
         assert!(retry.is_replay());
         assert_eq!(retry.text(), "{\"execution\":1}");

@@ -280,10 +280,12 @@ impl Judge<'_> {
         key: &str,
         error: String,
     ) -> Result<Result<Verdict, String>, Failure> {
-        let retry = self.send(row, shape, key).await;
+        let Err(repeated) = self.send(row, shape, key).await else {
+            return Ok(Err(error));
+        };
         let control = self.send(row, shape, &fresh_key()?).await;
-        Ok(match (retry, control) {
-            (Err(error), Ok(control)) if control.status.is_success() => fails(error),
+        Ok(match control {
+            Ok(control) if control.status.is_success() => fails(repeated),
             _ => Err(error),
         })
     }

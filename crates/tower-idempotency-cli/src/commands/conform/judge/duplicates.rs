@@ -129,7 +129,8 @@ impl Judge<'_> {
         self.holds_if_visible("retries got one response")
     }
 
-    /// Judges a row again if one of its requests got no response.
+    /// Returns the verdict. If a request of the row got no response, judges that, with
+    /// [`judge_unanswered`](Self::judge_unanswered).
     async fn judge_error(
         &self,
         row: &str,

@@ -30,9 +30,9 @@
 //!
 //! A commit is unacknowledged if its future was dropped, the handler panicked or the connection broke. The layer then
 //! queries the store and responds with the stored record. If the store cannot report it, the response is 409
-//! `outcome-unknown`. That is so too if the key stays an orphan without a record, since the commit may still reach it. A
-//! driver reports a commit that the database rejected by [`LeaseExt::reject_commit`]. No commit can begin after the handler has
-//! returned.
+//! `outcome-unknown`. The response is the same if the key stays an orphan without a record, because the commit may still
+//! succeed. A driver calls [`LeaseExt::reject_commit`] for a commit that the database rejected. No commit can begin after the
+//! handler has returned.
 //!
 //! # Examples
 //!
@@ -199,8 +199,8 @@ impl<T> Prepared<T> {
     /// Begins a commit by a transaction that ends elsewhere, such as at the end of a closure.
     ///
     /// Call it before the record is written, and [`BegunCommit::acknowledge`] after the transaction was committed. If the
-    /// transaction fails, drop the value: the layer then queries the store before it responds. The whole transaction may be
-    /// retried, from [`prepare`](LeaseExt::prepare) on, while the lease is held.
+    /// transaction fails, drop the value: the layer then queries the store before it responds. If the database rejected it, also
+    /// call [`LeaseExt::reject_commit`]. The whole transaction may be retried, from [`prepare`](LeaseExt::prepare) on, while the lease is held.
     ///
     /// ```no_run
     /// # use axum::{http::Response, response::IntoResponse};

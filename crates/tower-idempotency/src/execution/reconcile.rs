@@ -136,7 +136,7 @@ impl Execution {
                     RenewOutcome::Renewed => !matches!(status, EntryStatus::Acquired(_)),
                     RenewOutcome::LeaseLost => false,
                 };
-                if may_still_commit {
+                if may_still_commit || lease.commits.record_may_have_expired() {
                     Reconciled::Finished(unknown_outcome(&lease))
                 } else {
                     Reconciled::NotCommitted
@@ -148,7 +148,7 @@ impl Execution {
 
 /// Result of a query for the handler's commit.
 pub(super) enum Reconciled {
-    /// The store has a record, cannot report one, or may get one.
+    /// The store has a record, cannot report one, may get one, or had one that may have expired.
     Finished(Finished),
     /// The handler has committed nothing, and its commits can no longer succeed.
     NotCommitted,

@@ -71,12 +71,15 @@ pub trait LeaseExt: sealed::Sealed {
     /// [`Prepared::commit`] and [`Prepared::begin_commit`] register their own failures.
     fn fail_transaction(&self, is_lost: bool);
 
-    /// Registers that the last commit stored nothing and never will, because the database rejected it or never got it.
+    /// Registers that the last commit stored nothing and never will: the database rejected it, or it was never sent.
     ///
-    /// Call it after [`Prepared::commit`] has returned [`StoreError::Backend`](crate::store::StoreError::Backend), or before you
-    /// drop a [`BegunCommit`](super::BegunCommit), and only if the database has said so. Without this call, the outcome of the
-    /// commit can stay unknown. The client then gets 409 `outcome-unknown` in place of the response of the handler. After a wrong
-    /// call, the client can get that response although the commit succeeds.
+    /// Call it before the handler returns, and only if one of these is certain. It comes after
+    /// [`Prepared::commit`] has returned [`StoreError::Backend`](crate::store::StoreError::Backend), or after the transaction of a
+    /// [`BegunCommit`](super::BegunCommit) has failed. A lost connection during the commit is not certain. Call it once for each
+    /// attempt, and not if `Prepared::commit` refused the record without polling its future.
+    ///
+    /// Without this call, the outcome of the commit can stay unknown. The client then gets 409 `outcome-unknown` in place of the
+    /// response of the handler. After a wrong call, the client can get that response although the commit succeeds.
     fn reject_commit(&self);
 }
 

@@ -168,7 +168,7 @@ async fn lease_loss_after_failed_commit_is_reported_once() {
 }
 
 /// Sends the request to a handler that charges, and responds with `timed_out` after a second. The commit arrives while the layer
-/// queries the store. Returns the response.
+/// queries the store. Returns the response and the service.
 async fn send_with_late_commit(
     layer: IdempotencyLayer,
     ledger: &Ledger,
@@ -183,6 +183,7 @@ async fn send_with_late_commit(
         _ => Fault::None,
     });
     let (app, _) = behind(layer, ledger, async move |ledger, lease: Lease, n| {
+        // A release loses this key only if the layer has derived the key of the request.
         let _ = lease.derive("charge");
         let commit = charge(ledger, lease, n);
         match tokio::time::timeout(Duration::from_secs(1), commit).await {
@@ -262,6 +263,28 @@ async fn late_commit_of_held_key_is_unknown() {
         way.open_for_good();
         sleep(Duration::from_secs(1)).await;
         assert_eq!(run().await, Outcome::Replayed(7));
+        assert_eq!(ledger.rows().await, ["charge"]);
+    })
+    .await;
+}
+
+/// The commit is stored, and its record expires before the layer queries the store.
+#[tokio::test(start_paused = true)]
+async fn expired_commit_of_held_key_is_unknown() {
+    within(LONG, async {
+        let ledger = Ledger::default();
+        ledger.next(CommitFault::HangReply);
+        let layer = IdempotencyLayer::new(ledger.clone()).with_retention(Ttl::from_secs(1));
+        let database = ledger.clone();
+        let work = async move |lease: Lease| {
+            let mut tx = database.begin();
+            tx.insert("charge");
+            let commit = tx.commit_prepared(lease.prepare_value(7));
+            let committed = tokio::time::timeout(Duration::from_secs(2), commit).await;
+            Err::<i32, _>(WorkError::Orphan(committed.is_ok()))
+        };
+        let outcome = layer.run_once("message-42", "invoice 7", work).await;
+        assert_eq!(outcome.expect("an outcome"), Outcome::Unknown(false));
         assert_eq!(ledger.rows().await, ["charge"]);
     })
     .await;

@@ -22,8 +22,8 @@ pub struct Purger {
 impl Purger {
     /// Calls `purge` in each interval. After a full or a failed batch it pauses, and calls `purge` again.
     ///
-    /// `purge` returns the call that deletes a batch of this size at most and counts its entries, or [`None`] if the store was
-    /// dropped.
+    /// `purge` takes the maximum number of entries, and returns the call that deletes a batch and counts its entries. It returns
+    /// [`None`] if the store was dropped.
     pub(crate) fn spawn<F>(
         period: Duration,
         mut purge: impl FnMut(u32) -> Option<F> + Send + 'static,

@@ -14,7 +14,7 @@ use tests::{
     sql,
 };
 use tower_idempotency::{
-    conformance::Subject,
+    conformance::{Case, Subject},
     inspect::{Inspect, Query, State},
     store::{Store, Ttl},
 };
@@ -63,6 +63,17 @@ fn sqlite_passes_every_case() {
         let store = sql::sqlite(SCRATCH.get_or_init(Scratch::new)).await;
         Subject::new(store).with_push(false).with_inspector()
     });
+}
+
+/// Other cases of the shared file purge expired entries, so this case has a file of its own.
+#[test]
+fn expired_entry_of_sqlite_keeps_no_operation() {
+    let scratch = Scratch::new();
+    let subject = async || {
+        let store = sql::sqlite(&scratch).await;
+        Subject::new(store).with_push(false).with_inspector()
+    };
+    Case::named("takeover_keeps_operation_if_it_has_none").run(false, subject, |_| None);
 }
 
 // ---- Plans ----

@@ -64,12 +64,19 @@ async fn mode_of_existing_file_is_unchanged() {
 }
 
 #[tokio::test]
-async fn read_only_url_creates_no_file() {
+async fn url_of_existing_file_creates_none() {
     let scratch = Scratch::new();
     let file = scratch.file("keys.db");
-    let url = format!("sqlite:{}?mode=ro", file.display());
-    SqliteStore::connect(&url).await.expect_err("no file");
-    assert!(!file.exists());
+    for path in [
+        file.display().to_string(),
+        format!("file:{}", file.display()),
+    ] {
+        for mode in ["ro", "rw"] {
+            let url = format!("sqlite:{path}?mode={mode}");
+            SqliteStore::connect(&url).await.expect_err("no file");
+            assert!(!file.exists(), "{url}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -248,12 +248,8 @@ impl<DB: Database> Drop for CheckoutGuard<'_, DB> {
 
 /// Returns `true` for `SQLITE_BUSY` and its extended codes. No server reports an error with one of these codes.
 pub(crate) fn is_busy(error: &sqlx::Error) -> bool {
-    ["5", "261", "517"].iter().any(|code| has_code(error, code))
-}
-
-fn has_code(error: &sqlx::Error, expected: &str) -> bool {
     let code = error.as_database_error().and_then(|error| error.code());
-    code.as_deref() == Some(expected)
+    code.is_some_and(|code| ["5", "261", "517"].contains(&&*code))
 }
 
 fn is_stale(idle_since: Instant, connected_at: Instant) -> bool {

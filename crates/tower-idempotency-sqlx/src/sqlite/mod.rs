@@ -109,7 +109,8 @@ impl SqliteStore {
         })
     }
 
-    /// Opens the file of a URL such as `sqlite:keys.db`, creates it if it is missing, and creates or migrates the table.
+    /// Opens the file of a URL such as `sqlite:keys.db`, and creates or migrates the table. Creates a missing file, unless the URL
+    /// has `mode=ro` or `mode=rw`.
     ///
     /// The store is then ready. To change settings first, use [`from_url`](Self::from_url), the setters and
     /// [`migrate`](Self::migrate).
@@ -129,6 +130,8 @@ impl SqliteStore {
 
     /// Creates a store from a URL, like [`in_file`](Self::in_file). Does not open the file yet.
     ///
+    /// With `mode=ro` or `mode=rw`, the store does not create a missing file.
+    ///
     /// # Errors
     ///
     /// If the URL is invalid.
@@ -140,7 +143,8 @@ impl SqliteStore {
         // The options have no method that returns their mode.
         let (_, parameters) = url.split_once('?').unwrap_or_default();
         let mut parameters = parameters.split('&');
-        let creates_file = !parameters.any(|it| ["mode=ro", "mode=memory"].contains(&it));
+        let creates_file =
+            !parameters.any(|it| ["mode=ro", "mode=rw", "mode=memory"].contains(&it));
         Ok(Self::with_defaults(options, creates_file))
     }
 
@@ -243,7 +247,7 @@ impl SqliteStore {
         // SQLite itself finds and creates the file of a URI.
         let is_uri = name.starts_with(b"file:");
         let has_file = creates_file && !is_uri && !matches!(name, b"" | b":memory:");
-        let options = options.create_if_missing(is_uri);
+        let options = options.create_if_missing(is_uri && creates_file);
         Self::new(options.synchronous(SqliteSynchronous::Full))
             .set(|settings| settings.new_file = has_file.then_some(path))
     }

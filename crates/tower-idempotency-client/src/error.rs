@@ -126,7 +126,7 @@ impl Error {
     /// Returns `true` if the lifetime of the key ended before a response arrived.
     ///
     /// The server may have deleted its record, so no further attempt is safe. The client reports the operation to its
-    /// operator. It can send an operation again whose outcome is [`Outcome::NotExecuted`]: an outbox has then removed the
+    /// operator. If the outcome is [`Outcome::NotExecuted`], the client can send the operation again: the outbox has removed the
     /// request, and no recovery had sent it.
     #[must_use]
     pub fn is_expired(&self) -> bool {
@@ -167,8 +167,8 @@ impl StdError for Error {
 /// executed.
 ///
 /// `ConnectionRefused` does not count inside the error of an open connection: a proxy or a tunnel may fail with it after the
-/// request was sent. For an [`Error`], its outcome counts, because its source is the error of the last attempt only. The same is
-/// true if another error hides the [`Error`].
+/// request was sent. For an [`Error`], its outcome counts, because its source is the error of the last attempt only. If another
+/// error hides the [`Error`], its source decides, unless that is a [`LastError`], which proves nothing.
 pub(crate) fn is_not_sent(error: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(error);
     let mut may_be_open_connection = false;

@@ -40,8 +40,8 @@ impl FirstSent {
         }
     }
 
-    /// Returns `true` if one of the clocks is wrong.
-    pub(crate) fn is_of_wrong_clock(&self) -> bool {
+    /// Returns `true` if the restored time was more than a minute in the future, so that one of the clocks is wrong.
+    pub(crate) fn was_in_future(&self) -> bool {
         self.age == Duration::MAX
     }
 

@@ -167,7 +167,7 @@ impl RetryLayer {
     /// late retry executes the operation again. With zero, no attempt follows one that may have been executed.
     ///
     /// With an outbox, a recovery may execute the operation while the server rejects the attempts of this call. So no attempt
-    /// begins after this time from the storage of the request, whatever the outcome is. With zero, a call makes at most one
+    /// begins later than this time after the request was stored, for any outcome. With zero, a call makes at most one
     /// attempt, and none if the request may have been sent before.
     pub fn with_lifetime(self, lifetime: Duration) -> Self {
         self.with(|settings| settings.lifetime = lifetime)

@@ -173,7 +173,7 @@ impl Operation {
             // Entries have times in milliseconds. A time that is earlier by less than that is the same one.
             let after = at.checked_add(Duration::from_millis(1));
             let is_earlier = first_sent.is_none_or(|first| {
-                restored.is_of_wrong_clock() || after.is_some_and(|after| after < first.wall)
+                restored.was_in_future() || after.is_some_and(|after| after < first.wall)
             });
             if is_earlier {
                 *first_sent = Some(restored);
@@ -219,8 +219,8 @@ impl Operation {
 
     /// Returns the outcome that is known now.
     ///
-    /// A call that is cancelled while the server may execute its request leaves [`Outcome::Unknown`]. A call with an outbox that
-    /// is cancelled after a definite response arrived leaves [`Outcome::ResponseLost`].
+    /// A call that is cancelled while the server may execute its request leaves [`Outcome::Unknown`]. If a call with an
+    /// outbox is cancelled after its definite response arrived, the outcome is [`Outcome::ResponseLost`].
     #[must_use]
     pub fn outcome(&self) -> Outcome {
         match self.0.response.load(Ordering::Relaxed) {

@@ -60,7 +60,7 @@ pub(crate) struct Series {
     stored: Option<Stored>,
     began: Instant,
     deadline: Instant,
-    /// `true` after the begin of the first attempt.
+    /// `true` after the first attempt has begun.
     has_begun: bool,
     /// Attempts that count against the maximum.
     counted: u32,
@@ -201,24 +201,24 @@ impl Series {
         Some(delay)
     }
 
-    /// Returns `true` if the key of an earlier attempt expires within this delay. The server may then have deleted its
-    /// record.
+    /// Returns `true` if no attempt is allowed after this delay. The server may then have deleted the record of an earlier
+    /// attempt, of this call or of a recovery.
     fn expires_within(&self, delay: Duration) -> bool {
-        let lifetime = self.settings.lifetime.saturating_sub(delay);
-        self.has_key
+        let age = self.settings.lifetime.saturating_sub(delay);
+        let is_expired = self.has_key
             && self.operation.outcome() != Outcome::NotExecuted
-            && self.operation.is_older_than(lifetime)
-            || self.is_stored_for(lifetime)
+            && self.operation.is_older_than(age);
+        is_expired || self.is_stored_for(age)
     }
 
     /// Returns `true` if an outbox has had the request for this long. A recovery may have sent it at once and removed its
     /// entry, also if the server rejected the attempts of this call.
     ///
     /// With a lifetime of zero, the first attempt is still permitted.
-    fn is_stored_for(&self, lifetime: Duration) -> bool {
+    fn is_stored_for(&self, age: Duration) -> bool {
         let is_permitted = !self.has_begun && self.settings.lifetime.is_zero();
         let stored = self.stored.filter(|_| !is_permitted);
-        stored.is_some_and(|stored| stored.first_sent.is_older_than(lifetime))
+        stored.is_some_and(|stored| stored.first_sent.is_older_than(age))
     }
 
     /// Finishes the call with a response.

@@ -22,7 +22,7 @@ pub enum Verdict {
         /// Shortest delay, which the server requests. `None` if it requests none.
         after: Option<Duration>,
         /// Cause, which decides on the length of the delay, on the cost of the retry, and on the outcome. With
-        /// [`Cause::NotSent`] and [`Cause::Throttled`], the attempt was not executed.
+        /// [`Cause::NotSent`], or with [`Cause::Throttled`] for a response, the attempt counts as not executed.
         cause: Cause,
     },
     /// The attempt may have been executed, and a retry would not show if it was.
@@ -36,7 +36,7 @@ pub enum Cause {
     /// The client could not connect. No byte of the request was sent.
     ///
     /// A function that returns this cause for a request that was sent lets the caller delete the key too early. A request
-    /// without a key is then executed twice.
+    /// without a key may then be executed twice.
     NotSent,
     /// The request was sent, and failed or got no response.
     Transient,

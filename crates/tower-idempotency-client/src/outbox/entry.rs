@@ -45,8 +45,8 @@ impl Entry {
     /// [`OutboxLayer::with_headers`](crate::OutboxLayer::with_headers).
     ///
     /// If the server compares a header that is not stored, it rejects the recovered request with 422. Without a header that the
-    /// server needs, it may execute the request differently. It may also reject it with a definite response such as 400, after
-    /// which the entry is removed. A header with a credential is stored in the clear.
+    /// server needs, the server may execute the request differently, or reject it with a definite response such as 400. The
+    /// outbox removes the entry after both. A header with a credential is stored in the clear.
     #[must_use]
     pub fn with_headers_of<B>(
         mut self,

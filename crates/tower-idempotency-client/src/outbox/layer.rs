@@ -152,8 +152,8 @@ impl<O: Outbox> OutboxLayer<O> {
     /// Stores these headers, too. Default: only the headers of [stored data](Self#stored-data).
     ///
     /// If the server compares a header that is not stored, it rejects the recovered request with 422. Without a header that the
-    /// server needs, it may execute the request differently. It may also reject it with a definite response such as 400, after
-    /// which the entry is removed. A header with a credential is stored in the clear.
+    /// server needs, the server may execute the request differently, or reject it with a definite response such as 400. The
+    /// outbox removes the entry after both. A header with a credential is stored in the clear.
     pub fn with_headers(mut self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
         self.shared.headers = headers.into_iter().collect();
         self

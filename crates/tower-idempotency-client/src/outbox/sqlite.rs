@@ -66,7 +66,7 @@ impl SqliteOutbox {
     /// Creates the table, unless it exists, and sets write-ahead logging for the file. Every process may call this at each
     /// start.
     ///
-    /// A database in memory, for tests, has no such mode, and is no error.
+    /// A database in memory, as in tests, has no such mode and is accepted.
     ///
     /// # Errors
     ///
@@ -127,12 +127,14 @@ impl fmt::Debug for SqliteOutbox {
     }
 }
 
-/// Returns `true` for `SQLITE_BUSY`.
+/// Returns `true` for `SQLITE_BUSY` and its extended codes.
 fn is_busy(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(|error| error.code());
-    code.as_deref() == Some("5")
+    let code = code.and_then(|code| code.parse::<u32>().ok());
+    // The lowest byte is the primary code.
+    code.is_some_and(|code| code & 0xff == 5)
 }
 
-/// The busy timeout that sqlx sets in SQLite for all other statements.
+/// The default busy timeout of sqlx. SQLite may not apply a busy timeout to this statement.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 const BUSY_RETRY_DELAY: Duration = Duration::from_millis(10);

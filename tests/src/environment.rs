@@ -2,7 +2,7 @@
 
 use std::{env, ffi::OsStr, process::Command};
 
-/// Removes each variable that changes what the tool or the proxy does. A developer may have set them for other work.
+/// Removes the settings of the tool, of the proxy, and of their logs. A developer may have set them for other work.
 ///
 /// Call this before the test sets variables of its own.
 pub fn remove_settings(command: &mut Command) -> &mut Command {

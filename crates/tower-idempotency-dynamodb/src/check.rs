@@ -55,7 +55,7 @@ impl DynamoDbStore {
         inner.acquire(&claim, Attempts::OfOptions).await?;
         self.release(&claim.lease_ref(1)).await?;
         let moment = inner.options.clock.read();
-        // The condition fails if an earlier attempt was applied and its reply was lost.
+        // A failed condition is no error: an earlier attempt may have stored the item, and its reply was lost.
         inner
             .replace_expired(&claim, moment, Attempts::OfOptions)
             .await?;

@@ -27,7 +27,7 @@ pub(crate) trait Transport: AsyncRead + AsyncWrite + Send + Unpin + 'static {
 
 impl Transport for TcpStream {
     fn reset_on_close(&self) {
-        // After a failure, the connection ends as after a complete response.
+        // If this fails, the client sees an orderly end, and takes the incomplete response for a complete one.
         let _ = self.set_zero_linger();
     }
 }

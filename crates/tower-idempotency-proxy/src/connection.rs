@@ -34,7 +34,7 @@ use crate::{
 /// Time for the TLS handshake. Also the minimum time for the first request of a connection.
 const FIRST_REQUEST: Duration = Duration::from_secs(30);
 /// Minimum time without a read after which a connection that shuts down is closed, although a response or an upload is
-/// incomplete. Also the time after which its client is assumed to have vanished, if the client sends nothing.
+/// incomplete. Also the minimum time without a read after which a client of HTTP/2 counts as vanished.
 const LAST_READ: Duration = Duration::from_secs(5);
 /// Largest head of a request, in bytes.
 const MAX_HEAD_BYTES: u32 = 64 * 1024;
@@ -188,8 +188,8 @@ impl Connection {
 
     /// Resolves if the client sends nothing while the connection shuts down. Never resolves for HTTP/1.
     ///
-    /// For at least [`LAST_READ`] before, no response is incomplete, and the proxy has written all bytes that the windows of the
-    /// client allow.
+    /// Before that, it looks twice, [`LAST_READ`] apart. Both times, no response is incomplete, and the proxy has written all bytes
+    /// that the windows of the client allow.
     ///
     /// The shutdown of HTTP/2 begins with a ping, and hyper waits for the reply. HTTP/1 needs no reply of the client.
     async fn vanished(&self) {

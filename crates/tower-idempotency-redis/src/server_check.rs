@@ -79,13 +79,13 @@ pub(crate) fn check_rights(reply: Result<Value, StoreError>) -> Result<(), Check
         return Ok(());
     }
     // A store with the index needs all of them.
-    let (user, remedy) = if names.iter().any(|name| ENTRY_COMMANDS.contains(name)) {
+    let (subject, remedy) = if names.iter().any(|name| ENTRY_COMMANDS.contains(name)) {
         ("store", ENTRY_RIGHTS)
     } else {
         ("index of completed entries", INDEX_RIGHTS)
     };
     let names = names.join(", ");
-    let problem = format!("the {user} needs {names}, which the server rejects");
+    let problem = format!("the {subject} needs {names}, which the server rejects");
     Err(CheckError::new(CheckErrorKind::Denied, problem, remedy))
 }
 

@@ -30,8 +30,8 @@ pub enum TakeOverOutcome<T, E> {
     Executed(T),
     /// The work failed. The entry is an orphan again.
     Failed(E),
-    /// The entry is not an orphan of this request: it is in progress, completed or expired. Or its operation is not that of an
-    /// executed request. Nothing ran.
+    /// The entry is not an orphan of this request: it is in progress, completed or expired. Also returned if the claim has the
+    /// operation of [`run_once`](IdempotencyLayer::run_once), of an item or of an observed request. Nothing ran.
     NoOrphan,
 }
 

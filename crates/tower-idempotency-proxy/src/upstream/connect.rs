@@ -40,7 +40,7 @@ pub(crate) struct Target {
 
 /// Time after which a lookup is repeated. glibc itself repeats a query without a reply only after 5 s.
 const LOOKUP_DELAY: Duration = Duration::from_millis(500);
-/// Largest number of lookups of one host in progress.
+/// Largest number of lookups in progress for one upstream. Each occupies a thread.
 const MAX_LOOKUPS: usize = 4;
 
 /// The lookups of the addresses of a host that have not ended.

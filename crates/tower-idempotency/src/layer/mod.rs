@@ -131,7 +131,8 @@ impl IdempotencyLayer {
     ///
     /// Call this after the graceful shutdown of the server: the server does not know the tasks in which executions of
     /// disconnected clients continue. If this returns `false`, the remaining executions hold their leases until these
-    /// expire. If the server has runtimes of its own, like that of actix-web, call this while the server still runs.
+    /// expire. If the server has runtimes of its own, like that of actix-web, its shutdown also ends these executions. Then call
+    /// this before the shutdown instead.
     ///
     /// Before this returns, the layer logs the number of events about leases that no line has counted yet, as
     /// `earlier event occurred again`. A process that ends without a drain loses the numbers of its last seconds.

@@ -319,7 +319,7 @@ pub(crate) struct CallerScope {
     pub(crate) hash: FieldDigest,
     /// Digest by which the stores and the limits account for the caller.
     pub(crate) account: ScopeDigest,
-    /// Digest of the whole principal. Another one than `account` if the principal has several credentials.
+    /// Digest of the whole principal. Differs from `account` if the identity is [`Identity::OtherAccount`].
     pub(crate) principal: ScopeDigest,
     pub(crate) identity: Identity,
 }

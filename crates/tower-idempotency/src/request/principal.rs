@@ -79,8 +79,8 @@ impl Principal {
     /// layer cannot see which of them the service verifies. If clients can add an invented one to their own, or if all
     /// callers have the same `Authorization`, name the source that identifies them.
     ///
-    /// The case of the scheme of `Authorization`, and the spaces before and behind it, make another principal but no other
-    /// share. Other spellings do: if the service accepts several, such as escapes in a cookie, one client has several shares.
+    /// The case of the scheme of `Authorization`, and the spaces around the scheme, change the principal but not its share of the
+    /// limits. Any other spelling has its own share: if the service accepts escapes in a cookie, one client has several shares.
     /// Use an [`extension`](Principal::extension) then.
     ///
     /// A credential that changes makes the caller a new principal: a retry with a refreshed token, or with a

@@ -136,7 +136,7 @@ impl Warnings {
                 warn,
                 layer = self.layer.as_str(),
                 %enforcement,
-                "layer does not enforce all requests: the others execute on every retry"
+                "layer does not enforce all requests: a request that is not enforced executes on every retry"
             );
         }
     }

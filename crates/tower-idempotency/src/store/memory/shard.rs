@@ -366,7 +366,7 @@ impl LockedShard<'_> {
     /// Removes an expired entry, else evicts the record of this group that expires first. Without a group, evicts the
     /// record of the shard that expires first. Returns `false` if there is none. Never evicts a lease.
     ///
-    /// Evicts only records with the longest retention (`is_longest`), or only others.
+    /// If `is_longest` is `true`, evicts only a record with the longest retention, otherwise only another one.
     pub(super) fn evict(
         &mut self,
         shared: &SharedState,

@@ -201,7 +201,7 @@ async fn longest_retention_fills_half_of_store() {
 }
 
 // S-966
-/// Such callers cannot do so together, nor one caller with records of both kinds.
+/// Many callers with such records cannot evict others either, nor can one caller evict its own shorter records with them.
 #[tokio::test(start_paused = true)]
 async fn longest_retention_of_many_fills_half_of_store() {
     for callers in [1, 200] {

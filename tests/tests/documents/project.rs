@@ -68,6 +68,11 @@ pub(crate) fn cargo_command(directory: &Path, subcommand: &str) -> Command {
     command
         .args([subcommand, "--config"])
         .arg(settings)
+        // The layer is built again for the features of each document. Simulations need it optimized, the documents do not.
+        .args([
+            "--config",
+            "profile.dev.package.tower-idempotency.opt-level=0",
+        ])
         .current_dir(directory)
         .env("CARGO_TARGET_DIR", directory.join("target"))
         .env("CARGO_BUILD_BUILD_DIR", shared);

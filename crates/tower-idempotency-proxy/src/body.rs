@@ -24,8 +24,8 @@ use crate::{
     upstream::Stream,
 };
 
-/// Largest frame that hyper gets at once. Each frame that is read is progress. The layer passes the body of a request as one
-/// frame, and hyper reads up to 408 KiB of a response at once.
+/// Largest frame that hyper gets at once. Each frame that is read is progress. The layer passes a body that it has buffered as one
+/// frame.
 const MAX_FRAME: usize = 64 * 1024;
 
 /// An error while a body is read.

@@ -338,6 +338,7 @@ impl ProxyHandle {
     /// - The proxy would no longer find its records, and retries of recorded requests would execute again. Examples are
     ///   another store, namespace or secret, and a route that is removed, no longer protected, or identifies requests
     ///   differently. All routes that were enforced since the start count, also if they observe or are removed now.
+    /// - The upstream would get another key for requests of such a route.
     /// - A certificate cannot be read.
     pub fn reload(&self, config: Result<Config, ConfigError>) -> Result<(), ConfigError> {
         let result = config.and_then(|config| self.replace(config));

@@ -6,8 +6,8 @@ use http::{Method, Uri};
 use toml::Spanned;
 
 use super::{
-    ConfigError, MissingKeyName, Mode, PrincipalName, RouteConfig, Secret, Settings, Sources,
-    Upstream, error::suggestion,
+    ConfigError, HumanDuration, MissingKeyName, Mode, PrincipalName, RouteConfig, Secret, Settings,
+    Sources, Upstream, error::suggestion,
 };
 
 impl Settings {
@@ -163,22 +163,19 @@ impl RouteConfig {
             let message = format!("unknown upstream `{name}`{}", suggestion(name, upstreams));
             return check.fail(&self.upstream.span(), message);
         }
-        for (name, duration) in [
-            ("retention", &self.retention),
-            ("lease", &self.lease),
-            ("orphan_retention", &self.orphan_retention),
+        let repeats = "later retries execute again";
+        let suspended = "a process that is suspended longer loses its leases";
+        for (setting, duration, reason) in [
+            ("a retention", &self.retention, repeats),
+            ("a lease", &self.lease, suspended),
+            ("an orphan_retention", &self.orphan_retention, repeats),
         ] {
-            if let Some(duration) = duration {
-                check.positive(name, duration)?;
+            if let Some(duration) = duration
+                && *duration.get_ref() < MIN_ROUTE_DURATION
+            {
+                let message = format!("expected {setting} of at least 1s, because {reason}");
+                return check.fail(&duration.span(), message);
             }
-        }
-        if let Some(lease) = &self.lease
-            && lease.get_ref().get() < std::time::Duration::from_secs(1)
-        {
-            return check.fail(
-                &lease.span(),
-                "expected a lease of at least 1s, because a process that is suspended longer loses its leases",
-            );
         }
         let statuses = self.unknown_statuses.get_ref();
         if let Some(status) = statuses.iter().find(|status| !(500..600).contains(*status)) {
@@ -241,6 +238,9 @@ impl RouteConfig {
     }
 }
 
+/// Shortest retention, lease and orphan retention of a route.
+const MIN_ROUTE_DURATION: HumanDuration = HumanDuration::from_secs(1);
+
 /// Methods without effects.
 pub(crate) const SAFE: [&str; 5] = ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY"];
 
@@ -265,11 +265,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    fn positive(
-        &self,
-        name: &str,
-        duration: &Spanned<super::HumanDuration>,
-    ) -> Result<(), ConfigError> {
+    fn positive(&self, name: &str, duration: &Spanned<HumanDuration>) -> Result<(), ConfigError> {
         if duration.get_ref().is_zero() {
             return self.fail(
                 &duration.span(),

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tower_idempotency::{Enforcement, Rollout};
 
-use super::{ConfigError, Mode, RouteConfig, Settings};
+use super::{ConfigError, ForwardKey, Mode, RouteConfig, Settings};
 use crate::route::RouteMatch;
 
 impl RouteConfig {
@@ -163,6 +163,8 @@ struct EnforcedRoute {
     rule: RouteMatch,
     /// The settings that identify its entries.
     identity: Value,
+    /// The key that the upstream has got for its requests.
+    forward_key: ForwardKey,
     /// The routes that were in front whenever this one was enforced. It has no records of their requests.
     earlier: Vec<RouteMatch>,
 }
@@ -194,6 +196,7 @@ impl EnforcedRoutes {
                 self.0.push(EnforcedRoute {
                     rule: rule.clone(),
                     identity: route.entry_identity(),
+                    forward_key: route.forward_key,
                     earlier: in_front.to_vec(),
                 });
             }
@@ -206,8 +209,8 @@ impl EnforcedRoutes {
         self.0.iter().map(|known| known.earlier.len()).sum()
     }
 
-    /// Checks that each new route that can get a request of an enforced route would find its record. A route that is off
-    /// reads no records.
+    /// Checks each new route that can get a request of an enforced route. It would find the record of the request, and send the
+    /// same key to the upstream. A route that is off reads no records.
     fn accepts(&self, new: &Settings) -> Result<(), ConfigError> {
         for enforced in &self.0 {
             for candidate in &new.route {
@@ -220,6 +223,12 @@ impl EnforcedRoutes {
                 {
                     return Err(ConfigError::without_line(format!(
                         "the route {rule} would not identify requests of {} as when the proxy enforced them: their records would not be found, and retries would execute again; this needs a restart",
+                        enforced.rule
+                    )));
+                }
+                if candidate.mode() != Mode::Off && candidate.forward_key != enforced.forward_key {
+                    return Err(ConfigError::without_line(format!(
+                        "forward_key of the route {rule} differs from that of {} when the proxy enforced it: the upstream would get two keys for one operation; this needs a restart",
                         enforced.rule
                     )));
                 }

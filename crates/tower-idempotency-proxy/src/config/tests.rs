@@ -3,6 +3,7 @@ use tower_idempotency::{IdempotencyLayer, MemoryStore};
 use super::*;
 
 mod console;
+mod durations;
 mod reload;
 mod variables;
 
@@ -242,10 +243,6 @@ fn wrong_files_name_line_and_nearest_name() {
         (
             with_route("concurrent_requests = \"wait\""),
             "line 10: unknown value `wait`, expected conflict, too-many-requests, wait 5s",
-        ),
-        (
-            with_route("lease = \"10ms\""),
-            "line 10: expected a lease of at least 1s, because a process that is suspended longer loses its leases",
         ),
         (
             with_route("request_limit = \"2MB\""),

@@ -5,8 +5,8 @@ use std::{fmt, time};
 use http::{HeaderName, Method};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-/// Maximum duration of a setting. Stores reject longer ones.
-const LONGEST: time::Duration = time::Duration::from_secs(10 * 365 * 24 * 60 * 60);
+/// Maximum duration of a setting: ten years of 365.25 days, as the parser reads a year.
+const LONGEST: time::Duration = time::Duration::from_secs(10 * 31_557_600);
 
 /// A duration such as `30s`, `500ms` or `24h`, at most ten years.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

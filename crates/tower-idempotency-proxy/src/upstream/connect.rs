@@ -3,7 +3,9 @@
 use std::{
     io,
     net::SocketAddr,
+    pin::Pin,
     sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -14,7 +16,7 @@ use futures_util::{
 use http::{HeaderValue, Uri};
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, Take},
     net::{TcpStream, lookup_host},
     time::{Instant, timeout},
 };
@@ -109,6 +111,67 @@ impl Lookup {
 pub(crate) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
+/// Largest part of a response with HTTP/1.1 that is read at once. While its client does not read, hyper holds several parts.
+///
+/// hyper doubles its buffer of 8 KiB after each read that fills it, up to 408 KiB. A read of this size does not
+/// fill a buffer of 64 KiB.
+const MAX_READ: u64 = 64 * 1024 - 1;
+
+/// A stream of which a read returns at most [`MAX_READ`] bytes.
+struct LimitedReads(Take<Box<dyn Io>>);
+
+impl LimitedReads {
+    fn new(stream: Box<dyn Io>) -> Self {
+        Self(stream.take(MAX_READ))
+    }
+
+    fn stream(self: Pin<&mut Self>) -> Pin<&mut Box<dyn Io>> {
+        Pin::new(self.get_mut().0.get_mut())
+    }
+}
+
+impl AsyncRead for LimitedReads {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Self(stream) = self.get_mut();
+        stream.set_limit(MAX_READ);
+        Pin::new(stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for LimitedReads {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.stream().poll_write(cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream().poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream().poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.stream().poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.get_ref().is_write_vectored()
+    }
+}
+
 impl Target {
     /// Reads the address. The URL was checked with the configuration.
     pub(crate) fn new(upstream: &Upstream) -> Result<Self, ConfigError> {
@@ -160,7 +223,12 @@ impl Target {
             }
         };
         let addresses = self.lookups.addresses(look_up).await?;
-        self.connect_to(&addresses).await
+        let stream = self.connect_to(&addresses).await?;
+        if self.http2 {
+            // The windows limit the bytes of each response.
+            return Ok(stream);
+        }
+        Ok(Box::new(LimitedReads::new(stream)))
     }
 
     /// Connects to the first of the addresses that accepts it.
@@ -188,25 +256,29 @@ mod tests {
     use std::future::{pending, ready};
 
     use ::tests::{barrier::bounded, wire::full_listener};
-    use tokio::{net::TcpListener, sync::oneshot, task::yield_now};
+    use tokio::{io::AsyncWriteExt, net::TcpListener, sync::oneshot, task::yield_now, time::sleep};
 
     use super::*;
     use crate::config::Config;
 
     fn target() -> Target {
-        let config = Config::from_toml(
+        target_at("http://localhost:3000")
+    }
+
+    fn target_at(url: &str) -> Target {
+        let config = Config::from_toml(&format!(
             r#"
             [listen]
             address = "127.0.0.1:0"
             [store]
             url = "memory"
             [upstream.app]
-            url = "http://localhost:3000"
+            url = "{url}"
             [[route]]
             path = "/**"
             upstream = "app"
             "#,
-        );
+        ));
         Target::new(&config.unwrap().0.upstream["app"]).unwrap()
     }
 
@@ -229,6 +301,25 @@ mod tests {
         let addresses = [&dead, &live].map(|it| it.local_addr().unwrap());
         let connected = timeout(Duration::from_secs(30), target.connect_to(&addresses)).await;
         assert!(connected.is_ok_and(|it| it.is_ok()));
+    }
+
+    #[tokio::test]
+    async fn reads_are_limited() {
+        const SIZE: usize = 1 << 20;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let target = target_at(&format!("http://{}", listener.local_addr().unwrap()));
+        let (accepted, connected) =
+            bounded(async { tokio::join!(listener.accept(), target.connect()) }).await;
+        let ((mut upstream, _), mut stream) = (accepted.unwrap(), connected.unwrap());
+        tokio::spawn(async move { upstream.write_all(&[b'x'; SIZE]).await });
+        let (mut buffer, mut unread) = (vec![0; SIZE], SIZE);
+        while unread > 0 {
+            // The kernel receives more bytes than a read returns.
+            sleep(Duration::from_millis(10)).await;
+            let read = bounded(stream.read(&mut buffer)).await.unwrap();
+            assert!((1..=MAX_READ).contains(&(read as u64)), "{read}");
+            unread -= read;
+        }
     }
 
     #[tokio::test]

@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    future::poll_fn,
     net::SocketAddr,
     sync::{
         Arc,
@@ -25,6 +26,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpSocket, TcpStream},
     sync::oneshot,
+    time::sleep,
 };
 
 use crate::harness::{Served, config, exchange, pay_twice, post, post_with, tls_acceptor};
@@ -174,6 +176,61 @@ async fn client_that_does_not_read_delays_only_itself() {
     drop(unread);
 }
 
+/// Pieces of a response that exceeds all buffers of its stream.
+const MANY_PIECES: usize = 16;
+/// Bytes of a response that the upstream may send while the client does not read. These are the window of the stream, and twice
+/// the other buffers of the proxy (64 KiB + 2 frames x 16 KiB).
+const MAX_UNREAD: usize = (256 + 2 * 96) * 1024;
+/// More bytes than the sockets of a connection hold.
+const SOCKETS: usize = 8 << 20;
+/// The largest window of HTTP/2 (RFC 9113, section 6.9.1).
+const MAX_WINDOW: u32 = (1 << 31) - 1;
+
+/// The windows of the client limit nothing, and the client does not read its socket.
+#[tokio::test]
+async fn unread_responses_take_limited_memory() {
+    let upstream = Payments::new(Barrier::closed());
+    let proxy = Served::start(&config(upstream.start().await, "http2 = true", "")).await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(64 * 1024).unwrap();
+    let stream = socket.connect(proxy.address).await.unwrap();
+    let mut builder = h2::client::Builder::new();
+    builder
+        .initial_window_size(MAX_WINDOW)
+        .initial_connection_window_size(MAX_WINDOW);
+    let (sender, connection) = builder.handshake::<_, Bytes>(stream).await.unwrap();
+    let requests = async {
+        let (mut sender, mut responses) = (sender, Vec::new());
+        for _ in 0..UNREAD {
+            sender = sender.ready().await.unwrap();
+            let request = Request::get("http://a/open/pieces").body(()).unwrap();
+            responses.push(sender.send_request(request, true).unwrap());
+        }
+        for _ in 0..UNREAD {
+            upstream.barrier.arrival().await;
+        }
+        (sender, responses)
+    };
+    let mut connection = Box::pin(connection);
+    let _unread = tokio::select! {
+        ended = connection.as_mut() => panic!("the connection ended: {ended:?}"),
+        unread = bounded(requests) => unread,
+    };
+    // The connection stays open, and its socket is not read from here on.
+    upstream.barrier.release(UNREAD);
+    let sent = || upstream.sent.load(Ordering::SeqCst);
+    // Each window has 4 pieces.
+    eventually("the windows are filled", || sent() >= 4 * UNREAD).await;
+    let mut before = 0;
+    while before != sent() {
+        before = sent();
+        sleep(Duration::from_millis(500)).await;
+    }
+    let bytes = sent() * PIECE;
+    assert!(bytes <= UNREAD * MAX_UNREAD + SOCKETS, "{bytes}");
+    drop(connection);
+}
+
 /// The window of a connection, and of each of its streams (RFC 9113, section 6.9.2).
 const WINDOW: usize = 65_535;
 
@@ -187,6 +244,8 @@ struct Payments {
     executed: Arc<AtomicUsize>,
     /// Bytes of uploads that have arrived, and that stay in the windows.
     unread: Arc<AtomicUsize>,
+    /// Pieces of responses that fit into the windows of the proxy.
+    sent: Arc<AtomicUsize>,
 }
 
 impl Payments {
@@ -195,6 +254,7 @@ impl Payments {
             barrier,
             executed: Arc::default(),
             unread: Arc::default(),
+            sent: Arc::default(),
         }
     }
 
@@ -238,6 +298,21 @@ impl Payments {
                     response.headers_mut().append("x-large", value);
                 }
                 respond.send_response(response, true).unwrap();
+            }
+            "/open/pieces" => {
+                self.barrier.pass().await;
+                let mut response = respond.send_response(Response::new(()), false).unwrap();
+                for number in 1..=MANY_PIECES {
+                    response.reserve_capacity(PIECE);
+                    while response.capacity() < PIECE {
+                        let capacity = poll_fn(|cx| response.poll_capacity(cx)).await;
+                        let Some(Ok(_)) = capacity else { return };
+                    }
+                    let piece = Bytes::from_static(&[b'x'; PIECE]);
+                    let is_last = number == MANY_PIECES;
+                    response.send_data(piece, is_last).unwrap();
+                    self.sent.fetch_add(1, Ordering::SeqCst);
+                }
             }
             _ => {
                 while let Some(Ok(data)) = body.data().await {

@@ -160,6 +160,32 @@ fn route_that_was_enforced_keeps_its_identity() {
     assert_eq!(reload_all(&texts), Ok(()));
 }
 
+/// An upstream that knows keys executes a request again if it gets another key.
+#[test]
+fn enforced_route_keeps_its_forward_key() {
+    const PASS: &str = "forward_key = \"pass\"";
+    let observed = |lines: &str| with_lines(&format!("mode = \"observe\"\n{lines}"));
+    for texts in [
+        vec![GOOD.to_owned(), with_lines(PASS)],
+        vec![with_lines(PASS), GOOD.to_owned()],
+        vec![GOOD.to_owned(), observed(PASS)],
+        vec![GOOD.to_owned(), observed(""), with_lines(PASS)],
+        vec![GOOD.to_owned(), with_front(PASS)],
+    ] {
+        let (index, error) = reload_all(&texts).unwrap_err();
+        assert_eq!(index, texts.len() - 1, "{error}");
+        assert!(error.starts_with("forward_key of the route "), "{error}");
+        assert!(error.ends_with("needs a restart"), "{error}");
+    }
+    let off = format!("mode = \"off\"\n{PASS}");
+    for texts in [
+        vec![observed(""), observed(PASS), with_lines(PASS)],
+        vec![GOOD.to_owned(), GOOD.replacen("mode = \"off\"", &off, 1)],
+    ] {
+        assert_eq!(reload_all(&texts), Ok(()));
+    }
+}
+
 #[test]
 fn route_without_records_may_change() {
     let observed = with_lines("mode = \"observe\"");

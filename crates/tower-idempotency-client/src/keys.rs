@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use http::{Extensions, HeaderMap, HeaderName, Method, Request};
+use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, Request};
 use tokio::time::Instant;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -72,7 +72,8 @@ impl IdempotencyKeyLayer {
 
     /// Sets the name of the header. Default: `Idempotency-Key`.
     ///
-    /// A server that expects another name ignores the key, and retries execute again.
+    /// A server that expects another name ignores the key, and retries execute again. A request in an outbox keeps the header of
+    /// its first attempt: recover it before the server stops reading the earlier name.
     pub fn with_header(self, header: HeaderName) -> Self {
         Self { header, ..self }
     }
@@ -80,7 +81,7 @@ impl IdempotencyKeyLayer {
     /// Sets the protocol of the server. Default: [`Protocol::TowerIdempotency`].
     ///
     /// With the wrong protocol the server may reject the key for its quotes. The client may also retry a 409 in vain, or
-    /// report it as the response.
+    /// report it as the response. A request in an outbox keeps the key header of its first attempt.
     pub fn with_protocol(self, protocol: Protocol) -> Self {
         Self { protocol, ..self }
     }
@@ -126,6 +127,11 @@ impl IdempotencyKeyLayer {
         extensions: &mut Extensions,
     ) -> Keyed {
         let by_caller = extensions.get::<Operation>().cloned();
+        if let (Some(operation), Some(stored)) = (&by_caller, extensions.get::<StoredKey>())
+            && stored.replaces(&self.header, headers)
+        {
+            return Keyed::with_key(operation.clone());
+        }
         let is_new = by_caller.is_none();
         let mut lines = headers.get_all(&self.header).iter();
         let operation = if let Some(first) = lines.next() {
@@ -170,12 +176,23 @@ impl IdempotencyKeyLayer {
         if is_new {
             extensions.insert(operation.clone());
         }
-        Keyed {
-            operation: Some(operation),
-            has_key: true,
-            has_other_key: false,
-            has_unreadable_key: false,
-        }
+        Keyed::with_key(operation)
+    }
+
+    /// Sets a stored key header, in place of the one that the layer would set.
+    pub(crate) fn restore_key<B>(
+        &self,
+        req: &mut Request<B>,
+        name: &HeaderName,
+        value: &HeaderValue,
+    ) {
+        req.headers_mut().remove(&self.header);
+        req.headers_mut().insert(name.clone(), value.clone());
+        req.extensions_mut().insert(StoredKey {
+            name: name.clone(),
+            value: value.clone(),
+            replaced: self.header.clone(),
+        });
     }
 
     /// Sets the key of a request of `http`, as [`set_key`](Self::set_key) does.
@@ -203,6 +220,15 @@ pub(crate) struct Keyed {
 }
 
 impl Keyed {
+    fn with_key(operation: Operation) -> Self {
+        Self {
+            operation: Some(operation),
+            has_key: true,
+            has_other_key: false,
+            has_unreadable_key: false,
+        }
+    }
+
     fn without_key(operation: Option<Operation>) -> Self {
         Self {
             operation,
@@ -217,6 +243,26 @@ impl Keyed {
         let operation = self.operation.clone().filter(|_| self.has_other_key)?;
         let outcome = operation.outcome();
         Some(Error::new(Reason::OtherKey, Some(operation), outcome, None))
+    }
+}
+
+/// Extension of a request of an outbox: the key header of its first attempt.
+///
+/// It may have another name than that of the layer, or a form that the protocol of the layer reads as another key.
+#[derive(Clone)]
+struct StoredKey {
+    name: HeaderName,
+    value: HeaderValue,
+    /// Name of the header that the layer of the outbox would set.
+    replaced: HeaderName,
+}
+
+impl StoredKey {
+    /// Returns `true` if the request still has the stored header, and if that replaces the one of a layer with this header.
+    fn replaces(&self, header: &HeaderName, headers: &HeaderMap) -> bool {
+        let mut lines = headers.get_all(&self.name).iter();
+        let is_sent = lines.next() == Some(&self.value) && lines.next().is_none();
+        is_sent && self.replaced == *header
     }
 }
 

@@ -3,7 +3,7 @@
 /// Protocol that the server follows.
 ///
 /// Decides on the form of the key header, and on the meaning of responses without a known code. The layer knows the codes
-/// of all protocols, regardless of this setting.
+/// of all protocols, regardless of this setting. A request in an outbox keeps the form of its first attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Protocol {

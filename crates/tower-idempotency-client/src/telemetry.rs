@@ -1,4 +1,6 @@
 //! Events and counters. No label and no field carries a key.
+//!
+//! A panic of the recorder or of the subscriber has no effect on a call, whose response may have arrived.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -10,14 +12,14 @@ use crate::{operation::Outcome, verdict::Cause, warning::WarningLimit};
 macro_rules! count {
     ($name:literal $(, $label:literal => $value:expr)*) => {
         #[cfg(feature = "metrics")]
-        metrics::counter!($name $(, $label => $value)*).increment(1);
+        catch_report_panic(|| metrics::counter!($name $(, $label => $value)*).increment(1));
     };
 }
 
-/// Logs an event of a thread that works for other calls. A panic of the subscriber does not end the thread.
-pub(crate) fn log_and_catch_panic(log: impl FnOnce()) {
-    // Unwind safe: the closure only reads what it logs.
-    let _ = catch_unwind(AssertUnwindSafe(log));
+/// Reports a metric to the recorder, or an event to the subscriber. Ignores their panic.
+pub(crate) fn catch_report_panic(report: impl FnOnce()) {
+    // Unwind safe: a report changes nothing that the client reads.
+    let _ = catch_unwind(AssertUnwindSafe(report));
 }
 
 /// Describes the counters, and registers them with value 0 and all values of their labels.
@@ -88,29 +90,35 @@ pub(crate) fn began() {
 /// current span, if the span has such a field.
 pub(crate) fn retrying(resend_count: u32, cause: Cause, delay: Duration) {
     let cause = cause.name();
-    tracing::Span::current().record("http.request.resend_count", resend_count);
-    tracing::debug!(
-        http.request.resend_count = resend_count,
-        cause,
-        ?delay,
-        "sending the request again"
-    );
+    catch_report_panic(|| {
+        tracing::Span::current().record("http.request.resend_count", resend_count);
+        tracing::debug!(
+            http.request.resend_count = resend_count,
+            cause,
+            ?delay,
+            "sending the request again"
+        );
+    });
     count!("idempotency_client_retries_total", "cause" => cause);
 }
 
 /// Reports a retry that the budget does not allow.
 pub(crate) fn budget_spent(cause: Cause) {
     let cause = cause.name();
-    tracing::debug!(cause, "retry budget spent, request is not sent again");
+    catch_report_panic(|| {
+        tracing::debug!(cause, "retry budget spent, request is not sent again");
+    });
     count!("idempotency_client_budget_spent_total", "cause" => cause);
 }
 
 /// Reports an operation whose key the server may have deleted. A recovery may find many of them.
 pub(crate) fn expired(limit: &WarningLimit) {
     if let Some(count) = limit.count() {
-        tracing::warn!(
-            count,
-            "lifetime of the key ended: if the outcome is unknown, resolve the operation by hand"
-        );
+        catch_report_panic(|| {
+            tracing::warn!(
+                count,
+                "lifetime of the key ended: if the outcome is unknown, resolve the operation by hand"
+            );
+        });
     }
 }

@@ -431,8 +431,9 @@ fn should_retry(head: Head<'_>) -> Option<bool> {
 /// Statuses of a layer or proxy in front of the idempotency layer. They are not recorded.
 ///
 /// The layer does not record 307 and 308 either: they require the same request at another URL.
-const REJECTIONS: [u16; 18] = [
-    307, 308, 401, 403, 406, 407, 411, 412, 413, 415, 416, 417, 421, 423, 424, 426, 428, 431,
+const REJECTIONS: [u16; 20] = [
+    307, 308, 401, 403, 406, 407, 411, 412, 413, 415, 416, 417, 419, 421, 423, 424, 426, 428, 431,
+    440,
 ];
 
 /// Header that marks a replay, in this project, in Stripe's API and in the Agentic Commerce Protocol.

@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, request::Pa
 use serde_json::{Value, json};
 
 use super::OutboxError;
-use crate::operation::Operation;
+use crate::{keys::IdempotencyKeyLayer, operation::Operation};
 
 /// Request of an [`Outbox`](crate::Outbox): key, method, URL, allowed headers and body, in the clear.
 ///
@@ -21,6 +21,8 @@ pub struct Entry {
     pub(crate) method: Method,
     pub(crate) uri: Uri,
     pub(crate) headers: HeaderMap,
+    /// Name of the key header in `headers`. `None` if no call has stored it.
+    pub(crate) key_header: Option<HeaderName>,
     pub(crate) body: Bytes,
     /// Milliseconds since 1970.
     pub(crate) first_sent: Option<u64>,
@@ -77,6 +79,7 @@ impl Entry {
             method: head.method.clone(),
             uri: without_credentials(&head.uri),
             headers,
+            key_header: None,
             body: Bytes::new(),
             first_sent: operation.first_sent().map(millis),
             provider: operation.provider(),
@@ -101,7 +104,8 @@ impl Entry {
         &self.uri
     }
 
-    /// Returns the headers that were stored. The key is one of them only if the caller set its header in another form.
+    /// Returns the headers that were stored. The key header is one of them, unless the application or an earlier version stored
+    /// the entry. Without it, the settings of the process that sends the request decide on the header.
     #[must_use]
     pub fn headers(&self) -> &HeaderMap {
         &self.headers
@@ -155,7 +159,7 @@ impl Entry {
             "key": self.key,
             "method": self.method.as_str(),
             "url": self.uri.to_string(),
-            "headers": headers_to_json(&self.headers),
+            "headers": self.headers_to_json(),
             "first_sent": self.first_sent,
             "provider": self.provider,
         })
@@ -194,11 +198,13 @@ impl Entry {
             Value::Null => Some(None),
             number => number.as_u64().map(Some),
         };
+        let (headers, key_header) = headers_from_json(head.get("headers")?)?;
         Some(Self {
             key: text("key")?.to_owned(),
             method: text("method")?.parse().ok()?,
             uri: text("url")?.parse().ok()?,
-            headers: headers_from_json(head.get("headers")?)?,
+            headers,
+            key_header,
             body,
             first_sent: number("first_sent")?,
             provider: number("provider")?,
@@ -209,6 +215,23 @@ impl Entry {
     pub(super) fn is_same_request(&self, other: &Self) -> bool {
         (&self.key, &self.method, &self.uri, &self.body)
             == (&other.key, &other.method, &other.uri, &other.body)
+    }
+
+    /// Stores the key header of a request, which has one line.
+    pub(super) fn set_key_header(&mut self, name: &HeaderName, headers: &HeaderMap) {
+        if let Some(value) = headers.get(name) {
+            self.headers.insert(name, value.clone());
+            self.key_header = Some(name.clone());
+        }
+    }
+
+    /// Sets the key header of the first attempt in a request of this entry, if it was stored.
+    pub(super) fn restore_key<B>(&self, keys: &IdempotencyKeyLayer, req: &mut Request<B>) {
+        if let Some(name) = &self.key_header
+            && let Some(value) = self.headers.get(name)
+        {
+            keys.restore_key(req, name, value);
+        }
     }
 
     /// Restores the state of an operation that may have been sent before.
@@ -229,6 +252,23 @@ impl Entry {
         *req.headers_mut() = self.headers.clone();
         req
     }
+
+    /// Returns the headers as pairs of texts. Each byte of a value is one character. The pair of the key header has a mark, which
+    /// earlier versions ignore.
+    pub(super) fn headers_to_json(&self) -> Value {
+        let text = |value: &HeaderValue| -> String {
+            let bytes = value.as_bytes().iter();
+            bytes.map(|&byte| char::from(byte)).collect()
+        };
+        let pair = |(name, value): (&HeaderName, &HeaderValue)| {
+            let (is_key, value) = (self.key_header.as_ref() == Some(name), text(value));
+            match is_key {
+                true => json!([name.as_str(), value, KEY_MARK]),
+                false => json!([name.as_str(), value]),
+            }
+        };
+        self.headers.iter().map(pair).collect()
+    }
 }
 
 impl fmt::Debug for Entry {
@@ -240,34 +280,25 @@ impl fmt::Debug for Entry {
     }
 }
 
-/// Returns the headers as pairs of texts. Each byte of a value is one character.
-pub(super) fn headers_to_json(headers: &HeaderMap) -> Value {
-    let text = |value: &HeaderValue| -> String {
-        let bytes = value.as_bytes().iter();
-        bytes.map(|&byte| char::from(byte)).collect()
-    };
-    headers
-        .iter()
-        .map(|(name, value)| json!([name.as_str(), text(value)]))
-        .collect()
-}
-
-/// Returns the headers of [`headers_to_json`]. A header that the application has added may be a credential, and is marked as
-/// sensitive.
-pub(super) fn headers_from_json(pairs: &Value) -> Option<HeaderMap> {
-    let mut headers = HeaderMap::new();
+/// Returns the headers of [`Entry::headers_to_json`], and the name of the key header. The key is marked as sensitive. So is a
+/// header that the application has added, which may be a credential.
+pub(super) fn headers_from_json(pairs: &Value) -> Option<(HeaderMap, Option<HeaderName>)> {
+    let (mut headers, mut key_header) = (HeaderMap::new(), None);
     for pair in pairs.as_array()? {
-        let name = pair.get(0)?.as_str()?;
+        let name = HeaderName::from_bytes(pair.get(0)?.as_str()?.as_bytes()).ok()?;
         let value = pair.get(1)?.as_str()?;
         let value: Vec<u8> = value
             .chars()
             .map(|char| u8::try_from(char).ok())
             .collect::<Option<_>>()?;
         let mut value = HeaderValue::from_bytes(&value).ok()?;
-        value.set_sensitive(!DEFAULT_HEADERS.contains(&name));
-        headers.append(HeaderName::from_bytes(name.as_bytes()).ok()?, value);
+        value.set_sensitive(!DEFAULT_HEADERS.contains(&name.as_str()));
+        if pair.get(2).is_some_and(|mark| mark == KEY_MARK) {
+            key_header = Some(name.clone());
+        }
+        headers.append(name, value);
     }
-    Some(headers)
+    Some((headers, key_header))
 }
 
 /// Returns the URL without the part before `@` in its authority.
@@ -290,6 +321,9 @@ pub(super) fn millis(at: SystemTime) -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// Third text of the pair of the key header.
+const KEY_MARK: &str = "key";
+
 pub(super) const DAMAGED: &str = "an entry of the outbox is damaged";
 const UNREADABLE: &str =
     "an outbox cannot read this request once it is stored, for example because its URL is too long";
@@ -297,7 +331,8 @@ const UNREADABLE: &str =
 /// Headers that describe the content or the target, conditions, and headers that select the account on which a server acts. A
 /// server may compare them in retries.
 ///
-/// `PayPal-Auth-Assertion` names a merchant. It has no effect without the token of the client, which is not stored.
+/// `PayPal-Auth-Assertion` names a merchant. It has no effect without the token of the client, which is not stored. The URL in
+/// `X-Ms-Copy-Source` may contain a signature, like that of the request. Without it, the request would be another operation.
 const DEFAULT_HEADERS: &[&str] = &[
     "accept",
     "accept-language",
@@ -312,6 +347,7 @@ const DEFAULT_HEADERS: &[&str] = &[
     "content-type",
     "destination",
     "digest",
+    "dropbox-api-arg",
     "dropbox-api-select-admin",
     "dropbox-api-select-user",
     "grpc-accept-encoding",
@@ -329,16 +365,22 @@ const DEFAULT_HEADERS: &[&str] = &[
     "openai-project",
     "paypal-auth-assertion",
     "prefer",
+    "slug",
     "stripe-account",
     "stripe-context",
     "stripe-version",
     "sudo",
     "te",
     "tenant-id",
+    "upload-concat",
+    "upload-length",
+    "upload-metadata",
     "upload-offset",
     "user-agent",
     "x-account-id",
+    "x-amz-copy-source",
     "x-customer-id",
+    "x-goog-copy-source",
     "x-goog-user-project",
     "x-grafana-org-id",
     "x-http-method",
@@ -346,6 +388,7 @@ const DEFAULT_HEADERS: &[&str] = &[
     "x-impersonate-user",
     "x-merchant-id",
     "x-method-override",
+    "x-ms-copy-source",
     "x-on-behalf-of",
     "x-org-id",
     "x-organization",
@@ -360,112 +403,4 @@ const DEFAULT_HEADERS: &[&str] = &[
 ];
 
 #[cfg(test)]
-mod tests {
-    use http::header;
-
-    use super::*;
-
-    fn request() -> Request<Bytes> {
-        Request::post("https://user:password@api.example.com/orders?x=1")
-            .header("content-type", "text/plain")
-            .header("x-tenant-id", HeaderValue::from_bytes(b"caf\xe9").unwrap())
-            .header(header::AUTHORIZATION, "Bearer secret")
-            .header(header::COOKIE, "session=secret")
-            .body(Bytes::from_static(b"one \0 espresso"))
-            .unwrap()
-    }
-
-    #[test]
-    fn encoded_entry_decodes_to_itself() {
-        let operation = Operation::with_key("key \"7\"").unwrap();
-        for operation in [
-            operation.clone(),
-            operation
-                .with_first_sent(SystemTime::now())
-                .with_provider(u64::MAX),
-        ] {
-            let entry = Entry::new(&operation, &request());
-            let bytes = entry.encode();
-            assert_eq!(Entry::decode(&bytes).unwrap(), entry);
-            assert_eq!(entry.key(), operation.key());
-            assert_eq!(entry.provider(), operation.provider());
-        }
-    }
-
-    #[test]
-    fn entry_cut_in_its_head_is_damaged() {
-        let bytes = Entry::new(&Operation::new(), &request()).encode();
-        let head = bytes.len() - request().body().len();
-        for length in 0..head {
-            let error = Entry::decode(&bytes[..length]).unwrap_err();
-            assert_eq!(error.to_string(), "an entry of the outbox is damaged");
-        }
-    }
-
-    #[test]
-    fn entry_contains_no_credentials() {
-        let entry = Entry::new(&Operation::new(), &request());
-        let text = String::from_utf8_lossy(&entry.encode()).into_owned();
-        assert!(
-            !text.contains("secret") && !text.contains("password"),
-            "{text}"
-        );
-        assert_eq!(entry.uri(), "https://api.example.com/orders?x=1");
-        assert_eq!(entry.headers().len(), 2);
-    }
-
-    /// Each part of the URL is short enough, and the whole is not.
-    #[test]
-    fn entry_that_cannot_be_read_is_found() {
-        let operation = Operation::new();
-        for (length, is_readable) in [(65_500, true), (65_530, false)] {
-            let mut parts = uri::Parts::default();
-            parts.scheme = Some(uri::Scheme::HTTPS);
-            parts.authority = Some("api.example.com".parse().unwrap());
-            parts.path_and_query = Some(format!("/{}", "x".repeat(length)).parse().unwrap());
-            let uri = Uri::from_parts(parts).unwrap();
-            let req = Request::post(uri).body(Bytes::new()).unwrap();
-            let entry = Entry::new(&operation, &req);
-            assert_eq!(Entry::decode(&entry.encode()).is_ok(), is_readable);
-            assert_eq!(entry.check().is_ok(), is_readable);
-        }
-        for req in [request(), Request::new(Bytes::new())] {
-            Entry::new(&operation, &req).check().unwrap();
-        }
-    }
-
-    /// Headers outside of the default list may be credentials.
-    #[test]
-    fn added_header_is_read_as_sensitive() {
-        let names = [header::AUTHORIZATION, header::IF_RANGE];
-        let entry = Entry::new(&Operation::new(), &request()).with_headers_of(&request(), names);
-        assert_eq!(entry.headers().len(), 3);
-        let entry = Entry::decode(&entry.encode()).unwrap();
-        assert_eq!(entry.headers()["authorization"], "Bearer secret");
-        for (name, value) in entry.headers() {
-            assert_eq!(value.is_sensitive(), name == "authorization", "{name}");
-        }
-    }
-
-    /// A server of this project compares these headers.
-    #[test]
-    fn default_headers_include_those_of_server() {
-        let acting = tower_idempotency::ACTING_HEADERS;
-        let selecting = "content-range destination upload-offset x-http-method x-http-method-override \
-            x-method-override";
-        let selecting = selecting.split(' ');
-        for name in acting.iter().map(HeaderName::as_str).chain(selecting) {
-            assert!(DEFAULT_HEADERS.contains(&name), "{name}");
-        }
-        assert!(DEFAULT_HEADERS.is_sorted());
-    }
-
-    #[test]
-    fn debug_output_hides_request() {
-        let operation = Operation::with_key("secret-17").unwrap();
-        let text = format!("{:?}", Entry::new(&operation, &request()));
-        for hidden in ["secret", "orders", "espresso"] {
-            assert!(!text.contains(hidden), "{text}");
-        }
-    }
-}
+mod tests;

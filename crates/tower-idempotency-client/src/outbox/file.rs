@@ -14,7 +14,7 @@ use std::{
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Outbox, OutboxError, entry::Entry, log::Log};
-use crate::{telemetry::log_and_catch_panic, warning::WarningLimit};
+use crate::{telemetry::catch_report_panic, warning::WarningLimit};
 
 /// Outbox of one process, in a file that only its user may read.
 ///
@@ -203,7 +203,7 @@ fn execute(log: &mut Log, batch: Vec<Command>, settings: &FileSettings, failures
     if let Err(error) = written.and_then(|()| log.compact())
         && let Some(count) = failures.count()
     {
-        log_and_catch_panic(|| {
+        catch_report_panic(|| {
             tracing::warn!(%error, count, "file of the outbox cannot be written");
         });
     }

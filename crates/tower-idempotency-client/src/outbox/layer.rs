@@ -28,6 +28,7 @@ use crate::{
     operation::{Operation, Outcome},
     series::Stored,
     service::Retry,
+    telemetry::catch_report_panic,
     warning::WarningLimit,
 };
 
@@ -43,8 +44,8 @@ use crate::{
 /// may send it. A call that is dropped leaves its entry, unless it is dropped during the removal. After a definite response the
 /// outcome is then [`ResponseLost`](Outcome::ResponseLost).
 ///
-/// A request under a key that is stored already continues the stored operation. The first attempt, the provider and the form
-/// of the key header of the stored operation count. A different method, URL or body under the key is an error, and nothing
+/// A request under a key that is stored already continues the stored operation. The first attempt, the provider and the key
+/// header of the stored operation count. A different method, URL or body under the key is an error, and nothing
 /// is sent. So is an operation that already has another provider.
 ///
 /// ```
@@ -93,8 +94,8 @@ use crate::{
 ///
 /// # Stored data
 ///
-/// An entry contains key, method, URL, body and some headers, in the clear. The headers are those that describe the content
-/// or the target, conditions, and those by which an API selects an account. One of the latter is `PayPal-Auth-Assertion`,
+/// An entry contains key, method, URL, body and some headers, in the clear. The headers are the key header, those that describe
+/// the content or the target, conditions, and those by which an API selects an account. One of the latter is `PayPal-Auth-Assertion`,
 /// which has no effect without a token. `Authorization`, cookies and other credentials are not stored: the application supplies
 /// them at the recovery. Recovered headers of [`with_headers`](Self::with_headers) are marked as sensitive.
 ///
@@ -309,13 +310,8 @@ where
             entry.provider = Some(choose());
         }
         let keys = inner.settings().keys.clone();
-        let canonical = operation.header(keys.protocol());
-        if let Some(value) = head.headers.get(keys.header()) {
-            // A server may compare the bytes of the header, with or without quotes.
-            if canonical.as_ref() != Some(value) {
-                entry.headers.insert(keys.header(), value.clone());
-            }
-        }
+        // A server may compare the bytes of the header, and a later process may have another protocol.
+        entry.set_key_header(keys.header(), &head.headers);
         let mut req = Request::from_parts(head, body);
         let shared = self.shared.clone();
         Box::pin(async move {
@@ -350,9 +346,10 @@ where
                 }
                 previous.restore(&operation);
                 let key = previous.headers.get(keys.header()).cloned();
-                if let Some(key) = key.or(canonical) {
+                if let Some(key) = key.or_else(|| operation.header(keys.protocol())) {
                     req.headers_mut().insert(keys.header(), key);
                 }
+                previous.restore_key(&keys, &mut req);
             }
             if let Some(provider) = entry.provider {
                 operation.provider_or(|| provider);
@@ -449,7 +446,9 @@ impl<O: Outbox> Shared<O> {
             Ok(value) => Some(value),
             Err(error) => {
                 if let Some(count) = self.not_removed.count() {
-                    tracing::warn!(%error, count, "entry may still be in the outbox");
+                    catch_report_panic(|| {
+                        tracing::warn!(%error, count, "entry may still be in the outbox");
+                    });
                 }
                 None
             }

@@ -24,7 +24,7 @@ use super::{
     OutboxError,
     entry::{Entry, millis},
 };
-use crate::telemetry::log_and_catch_panic;
+use crate::telemetry::catch_report_panic;
 
 /// The open file and its entries.
 pub(super) struct Log {
@@ -115,7 +115,7 @@ impl Log {
     fn load(&mut self, bytes: &[u8]) -> io::Result<()> {
         let (entries, length) = Entries::read(self.header, bytes)?;
         if length < bytes.len() {
-            log_and_catch_panic(|| {
+            catch_report_panic(|| {
                 tracing::warn!(
                     bytes = bytes.len() - length,
                     "incomplete records at the end of the outbox removed"

@@ -126,6 +126,7 @@ impl<S, O: Outbox> Recovery<S, O> {
         let unknown_on_drop = UnknownOnDrop::new(&operation);
         let mut req = entry.request::<B>();
         req.extensions_mut().insert(operation.clone());
+        entry.restore_key(&self.service.inner.settings().keys, &mut req);
         prepare(&mut req);
         let mut inner = self.service.inner.clone();
         let result = match poll_fn(|cx| inner.poll_ready(cx)).await {

@@ -1,13 +1,12 @@
 //! Statements that PostgreSQL and SQLite share.
 
 use bytes::Bytes;
-use http::HeaderMap;
 
 use super::{
     OutboxError,
-    entry::{DAMAGED, Entry, headers_from_json, headers_to_json},
+    entry::{DAMAGED, Entry, headers_from_json},
 };
-use crate::warning::WarningLimit;
+use crate::{telemetry::catch_report_panic, warning::WarningLimit};
 
 /// Statements of one table. Both databases number their parameters with `$`.
 pub(super) struct Statements {
@@ -54,8 +53,8 @@ impl Statements {
 }
 
 /// Returns the headers as text.
-pub(super) fn headers_to_text(headers: &HeaderMap) -> String {
-    headers_to_json(headers).to_string()
+pub(super) fn headers_to_text(entry: &Entry) -> String {
+    entry.headers_to_json().to_string()
 }
 
 /// Row of the table.
@@ -76,10 +75,13 @@ impl Row {
     }
 
     fn parse(self) -> Option<Entry> {
+        let headers = serde_json::from_str(&self.headers).ok()?;
+        let (headers, key_header) = headers_from_json(&headers)?;
         Some(Entry {
             method: self.method.parse().ok()?,
             uri: self.url.parse().ok()?,
-            headers: headers_from_json(&serde_json::from_str(&self.headers).ok()?)?,
+            headers,
+            key_header,
             key: self.key,
             body: Bytes::from(self.body),
             first_sent: self.first_sent.map(i64::cast_unsigned),
@@ -90,10 +92,11 @@ impl Row {
 
 /// Reports a row that cannot be read. Each recovery finds it again.
 pub(super) fn warn_of_skipped_row(limit: &WarningLimit, position: i64, error: &OutboxError) {
-    match limit.count() {
+    let count = limit.count();
+    catch_report_panic(|| match count {
         Some(count) => tracing::warn!(position, %error, count, "row of the outbox skipped"),
         None => tracing::debug!(position, %error, "row of the outbox skipped"),
-    }
+    });
 }
 
 /// Implements [`Outbox`](super::Outbox) for a type with the fields `pool`, `statements` and `skipped`.
@@ -113,7 +116,7 @@ macro_rules! impl_outbox {
                     .bind(&entry.key)
                     .bind(entry.method.as_str())
                     .bind(entry.uri.to_string())
-                    .bind(headers_to_text(&entry.headers))
+                    .bind(headers_to_text(entry))
                     .bind(&entry.body[..])
                     .bind(entry.first_sent.map(u64::cast_signed))
                     .bind(entry.provider.map(u64::cast_signed))
@@ -234,9 +237,12 @@ pub(super) const TABLE: &str = "idempotency_outbox";
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{
+        sync::atomic::{AtomicU64, Ordering},
+        time::Duration,
+    };
 
-    use ::tests::observed::observed;
+    use ::tests::observed::{observed, paused, with_panicking_reports};
     use tokio::time::advance;
 
     use super::*;
@@ -265,5 +271,18 @@ mod tests {
             "WARN 5 error=an entry of the outbox is damaged count=4",
         ];
         assert_eq!(lines.collect::<Vec<_>>(), expected, "{text}");
+    }
+
+    // F-802
+    #[test]
+    fn panic_of_subscriber_hides_no_later_row() {
+        let limit = WarningLimit::default();
+        let error = OutboxError::with_message(DAMAGED);
+        with_panicking_reports(paused(), async |panics: &AtomicU64| {
+            for position in 1..=2 {
+                warn_of_skipped_row(&limit, position, &error);
+            }
+            assert_eq!(panics.load(Ordering::SeqCst), 2);
+        });
     }
 }

@@ -16,6 +16,7 @@ mod limits;
 mod outbox;
 mod outbox_contract;
 mod outbox_file;
+mod outbox_golden;
 mod outbox_memory;
 mod outbox_races;
 #[cfg(feature = "reqwest")]

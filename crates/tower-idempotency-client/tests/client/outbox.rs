@@ -310,6 +310,133 @@ async fn recovery_sends_key_of_first_request() {
     }
 }
 
+/// Returns a client whose calls make this number of attempts, with these keys.
+fn with_keys(
+    outbox: &Arc<Memory>,
+    attempts: u32,
+    keys: IdempotencyKeyLayer,
+    server: &Server,
+) -> Client {
+    let retries = RetryLayer::new().with_max_attempts(attempts);
+    with(outbox, retries.with_keys(keys), server)
+}
+
+/// The next process has another protocol. A server that compares the bytes of the header would execute another key again.
+#[tokio::test(start_paused = true)]
+async fn stored_key_header_outlives_protocol() {
+    let (quoted, comma) = (Some("\"order-7\""), "a,b");
+    for (line, key, protocols) in [
+        (None, "order-7", [Protocol::Ietf, Protocol::Stripe]),
+        (None, "order-7", [Protocol::Stripe, Protocol::Ietf]),
+        (None, comma, [Protocol::TowerIdempotency, Protocol::Stripe]),
+        (None, comma, [Protocol::Acp, Protocol::TowerIdempotency]),
+        // The second protocol reads the line of the caller as another key.
+        (
+            quoted,
+            "order-7",
+            [Protocol::TowerIdempotency, Protocol::Stripe],
+        ),
+        (
+            quoted,
+            "\"order-7\"",
+            [Protocol::Stripe, Protocol::TowerIdempotency],
+        ),
+    ] {
+        for is_called in [false, true] {
+            let server = Server::new([Reply::Broken, status(503), status(201)]);
+            let outbox = Arc::new(Memory::default());
+            let [first, second] = protocols.map(|protocol| {
+                let keys = IdempotencyKeyLayer::new().with_protocol(protocol);
+                let attempts = if protocol == protocols[0] { 1 } else { 2 };
+                with_keys(&outbox, attempts, keys, &server)
+            });
+            let operation = Operation::with_key(key).unwrap();
+            let mut req = order(&operation);
+            if let Some(line) = line {
+                req.headers_mut()
+                    .insert("idempotency-key", line.parse().unwrap());
+            }
+            assert!(first.oneshot(req).await.is_err());
+            let results = match is_called {
+                true => vec![send(&second, &Operation::with_key(key).unwrap()).await],
+                false => recover(&second).await,
+            };
+            let log = server.take_log();
+            let keys: Vec<_> = log.iter().map(Sent::key).collect();
+            assert_eq!(keys, [log[0].key(); 3], "{protocols:?} {is_called}");
+            assert_eq!(results, [(Some(201), Outcome::Definite)]);
+        }
+    }
+}
+
+/// The next process has another key header, also in an inner layer. A server that reads both would find two keys.
+#[tokio::test(start_paused = true)]
+async fn stored_key_header_outlives_name() {
+    for is_called in [false, true] {
+        let server = Server::new([Reply::Broken, status(503), status(201)]);
+        let outbox = Arc::new(Memory::default());
+        let operation = || Operation::with_key("order-7").unwrap();
+        let first = with_keys(&outbox, 1, IdempotencyKeyLayer::new(), &server);
+        send(&first, &operation()).await;
+        let keys = IdempotencyKeyLayer::new().with_header(HeaderName::from_static("x-key"));
+        let retries = RetryLayer::new().with_keys(keys.clone());
+        let second = OutboxLayer::new(outbox.clone(), retries).layer(keys.layer(server.clone()));
+        let result = if is_called {
+            second.oneshot(order(&operation())).await
+        } else {
+            let mut recovery = second.recover();
+            let recovered = recovery.next(|_: &mut Request<Full<Bytes>>| {}).await;
+            recovered.unwrap().unwrap().result
+        };
+        assert_eq!(result.unwrap().status(), 201);
+        let log = server.take_log();
+        assert_eq!(log.len(), 3);
+        for sent in log {
+            assert_eq!(sent.key(), Some("order-7"));
+            assert!(!sent.headers.contains_key("x-key"), "{is_called}");
+        }
+    }
+}
+
+/// An inner layer sets a second header. The outbox stores that of its own layer.
+#[tokio::test(start_paused = true)]
+async fn stored_key_header_replaces_no_other_header() {
+    let server = Server::new([Reply::Broken, status(201)]);
+    let outbox = Arc::new(Memory::default());
+    let inner = IdempotencyKeyLayer::new().with_header(HeaderName::from_static("x-key"));
+    let retries = RetryLayer::new().with_max_attempts(1);
+    let client = OutboxLayer::new(outbox, retries).layer(inner.layer(server.clone()));
+    let operation = Operation::with_key("order-7").unwrap();
+    client.clone().oneshot(order(&operation)).await.unwrap_err();
+    let mut recovery = client.recover();
+    let recovered = recovery.next(|_: &mut Request<Full<Bytes>>| {}).await;
+    assert_eq!(recovered.unwrap().unwrap().result.unwrap().status(), 201);
+    let log = server.take_log();
+    assert_eq!(log.len(), 2);
+    for sent in log {
+        assert_eq!(sent.key(), Some("order-7"));
+        assert_eq!(sent.headers["x-key"], "order-7");
+    }
+}
+
+/// A recovery that changes the key header sends nothing, because the server may have executed the stored key.
+#[tokio::test(start_paused = true)]
+async fn recovery_with_other_key_is_not_sent() {
+    let server = Server::new([Reply::Broken]);
+    let (client, outbox) = client(&server);
+    send(&client, &Operation::with_key("order-7").unwrap()).await;
+    server.take_log();
+    let mut recovery = client.recover();
+    let recovered = recovery.next(|req: &mut Request<Full<Bytes>>| {
+        req.headers_mut()
+            .insert("idempotency-key", "sdk-1".parse().unwrap());
+    });
+    let error = recovered.await.unwrap().unwrap().result.unwrap_err();
+    assert!(error.to_string().contains("different keys"), "{error}");
+    assert_eq!(server.take_log().len(), 0);
+    assert_eq!(outbox.keys(), ["order-7"]);
+}
+
 /// The server may execute each request with a key that the client cannot read, so a recovery has to know it.
 #[tokio::test(start_paused = true)]
 async fn request_with_unreadable_key_is_not_sent() {
@@ -741,7 +868,8 @@ async fn headers_are_stored_by_name() {
     let (_, entry) = outbox.pending(0, 1).await.unwrap().remove(0);
     let mut names: Vec<_> = entry.headers().keys().map(HeaderName::as_str).collect();
     names.sort_unstable();
-    assert_eq!(names, ["content-type", "x-shard", "x-tenant-id"]);
+    let expected = ["content-type", "idempotency-key", "x-shard", "x-tenant-id"];
+    assert_eq!(names, expected);
 }
 
 /// The process dies after one of two providers has executed the request. The recovery sends nothing to the other one.

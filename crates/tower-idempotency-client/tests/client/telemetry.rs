@@ -1,19 +1,31 @@
 //! Events, spans and counters.
 
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
 use http_body_util::BodyExt;
 use metrics_util::{
     CompositeKey,
     debugging::{DebugValue, DebuggingRecorder},
 };
+use tests::observed::{paused, with_panicking_reports};
 use tower::{Layer, ServiceExt};
-use tower_idempotency_client::{Budget, RetryLayer};
+use tower_idempotency_client::{Budget, Operation, OutboxLayer, Outcome, RetryLayer};
 use tracing::Instrument;
 
 use crate::{
     grpc,
     harness::{
-        Reply, Server, field, post, record_events, send, status, take_events, take_recorded,
+        Reply, Server, field, post, record_events, send, send_as, status, take_events,
+        take_recorded,
     },
+    outbox_memory::Memory,
 };
 
 #[tokio::test(start_paused = true)]
@@ -155,4 +167,67 @@ fn new_layer_registers_counters() {
     idempotency_client_retries_total cause=transient 0
     ");
     drop(layer);
+}
+
+// F-802
+/// The server has executed each request when its response is counted.
+#[test]
+fn panics_of_reports_lose_no_response() {
+    for script in [vec![status(200)], vec![status(503), status(200)]] {
+        with_panicking_reports(paused(), async |panics: &AtomicU64| {
+            let call = send(&RetryLayer::new(), &Server::new(script)).await;
+            assert_eq!(call.status(), Some(200));
+            assert_eq!(call.outcome(), Outcome::Definite);
+            assert!(panics.load(Ordering::SeqCst) > 0, "no report");
+        });
+    }
+}
+
+// F-802
+#[test]
+fn panics_of_reports_change_no_failure() {
+    with_panicking_reports(paused(), async |_: &AtomicU64| {
+        let server = Server::new([status(503)]);
+        let without_budget = RetryLayer::new().with_budget(Budget::new(0));
+        let call = send(&without_budget, &server).await;
+        assert_eq!(call.status(), Some(503));
+        let first_sent = SystemTime::now() - Duration::from_secs(25 * 60 * 60);
+        let expired = Operation::new().with_first_sent(first_sent);
+        let call = send_as(expired, &RetryLayer::new(), &server).await;
+        assert!(call.result.unwrap_err().is_expired());
+    });
+}
+
+// F-802
+/// The server has executed the request, and the outbox fails.
+#[test]
+fn panics_of_reports_lose_no_stored_response() {
+    with_panicking_reports(paused(), async |_: &AtomicU64| {
+        let outbox = Arc::new(Memory::default());
+        outbox.fail(Some("remove"));
+        let layer = OutboxLayer::new(outbox.clone(), RetryLayer::new());
+        let client = layer.layer(Server::new([status(200)]));
+        let res = client.oneshot(post("one espresso")).await.unwrap();
+        assert_eq!(res.status(), 200);
+        assert_eq!(outbox.keys().len(), 1);
+    });
+}
+
+// F-802
+/// The outcome of a gRPC call is counted in a drop, also while its task unwinds. A second panic would end the process.
+#[test]
+fn panics_of_reports_end_no_drop() {
+    with_panicking_reports(paused(), async |panics: &AtomicU64| {
+        let reply = grpc::Reply::Message(vec![], Some(grpc::status(0)));
+        let (server, _) = grpc::server([reply]);
+        let client = RetryLayer::new().layer(server);
+        let res = client.oneshot(post("one espresso")).await.unwrap();
+        let before = panics.load(Ordering::SeqCst);
+        let unwound: Result<(), _> = catch_unwind(AssertUnwindSafe(move || {
+            let _res = res;
+            panic!("the intended panic of the task");
+        }));
+        assert!(unwound.is_err());
+        assert!(panics.load(Ordering::SeqCst) > before, "no report");
+    });
 }

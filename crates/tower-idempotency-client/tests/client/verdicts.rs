@@ -128,7 +128,8 @@ fn by_status(protocol: Protocol) -> Vec<(Reply, Seen)> {
     rows.push((status(422), unprocessable));
     let definite = [200, 201, 204, 301, 302, 303, 304, 400, 402, 404, 405, 410];
     let rejected = [
-        307, 308, 401, 403, 406, 407, 411, 412, 413, 415, 416, 417, 421, 423, 424, 426, 428, 431,
+        307, 308, 401, 403, 406, 407, 411, 412, 413, 415, 416, 417, 419, 421, 423, 424, 426, 428,
+        431, 440,
     ];
     let failed = [500, 501, 502, 503, 504, 507, 520];
     rows.extend(definite.map(|code| (status(code), Stop(Definite))));

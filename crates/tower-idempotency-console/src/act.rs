@@ -15,6 +15,7 @@ use crate::{
     console::Shared,
     describe::{details_json, entry_json, kept_for_operator},
     error::PageError,
+    panics::catch_report_panic,
     params::Params,
     response::{STATUSES, encode, parse_header, parse_status},
 };
@@ -233,12 +234,14 @@ async fn finish(
     let decision = request.decision.name();
     shared.counters.count_resolution(decision, &outcome);
     change.finish(&outcome, after).await.map_err(|error| {
-        tracing::error!(
-            entry = %request.seen.id(),
-            outcome,
-            %error,
-            "outcome of a resolution not written to the audit log"
-        );
+        catch_report_panic(|| {
+            tracing::error!(
+                entry = %request.seen.id(),
+                outcome,
+                %error,
+                "outcome of a resolution not written to the audit log"
+            );
+        });
         PageError {
             is_unknown: true,
             ..PageError::of_audit(StatusCode::INTERNAL_SERVER_ERROR, &error)
@@ -288,7 +291,9 @@ async fn begin(
         before: &before,
     };
     log.begin(&intent).await.map_err(|error| {
-        tracing::error!(%error, "audit log not written, so nothing was resolved");
+        catch_report_panic(|| {
+            tracing::error!(%error, "audit log not written, so nothing was resolved");
+        });
         PageError::of_audit(StatusCode::SERVICE_UNAVAILABLE, &error)
     })
 }

@@ -77,6 +77,7 @@ use crate::{
     audit_file::{AuditFile, OpenAuditFile},
     audit_table::AuditTable,
     describe::{json_text, time},
+    panics::catch_report_panic,
 };
 
 /// A log to which audit lines are appended: a file, a table of a SQL store, or both.
@@ -305,16 +306,18 @@ impl AuditLog {
                 return Err(error);
             }
         }
-        tracing::info!(
-            target: "tower_idempotency::audit",
-            actor = intent.actor,
-            source = intent.source,
-            what = intent.decision,
-            why = intent.reason,
-            id = intent.id,
-            before = intent.before["state"].as_str(),
-            "change begins"
-        );
+        catch_report_panic(|| {
+            tracing::info!(
+                target: "tower_idempotency::audit",
+                actor = intent.actor,
+                source = intent.source,
+                what = intent.decision,
+                why = intent.reason,
+                id = intent.id,
+                before = intent.before["state"].as_str(),
+                "change begins"
+            );
+        });
         Ok(change)
     }
 
@@ -370,41 +373,48 @@ impl AuditedChange {
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped, the log may show only the intent.
-    pub async fn finish(self, outcome: &str, after: Value) -> Result<(), AuditError> {
-        tracing::info!(
-            target: "tower_idempotency::audit",
-            actor = self.line["actor"].as_str(),
-            source = self.line["source"].as_str(),
-            what = self.line["what"].as_str(),
-            why = self.line["why"].as_str(),
-            id = self.line["id"].as_str(),
-            before = self.line["before"]["state"].as_str(),
-            outcome,
-            after = state_after(outcome, &after),
-            "change ended"
-        );
-        self.write_outcome(outcome, after).await
+    /// If the future is dropped, the log may show only the intent, and the event may be missing.
+    pub async fn finish(mut self, outcome: &str, after: Value) -> Result<(), AuditError> {
+        let written = self.write_outcome(outcome, after).await;
+        // A subscriber may block its thread or end the process, so the line is written first.
+        self.log_end(outcome);
+        written
     }
 
-    async fn write_outcome(self, outcome: &str, after: Value) -> Result<(), AuditError> {
-        let Self {
-            file,
-            table,
-            mut line,
-        } = self;
+    /// Logs the outcome that the line has.
+    fn log_end(&self, outcome: &str) {
+        let line = &self.line;
+        catch_report_panic(|| {
+            tracing::info!(
+                target: "tower_idempotency::audit",
+                actor = line["actor"].as_str(),
+                source = line["source"].as_str(),
+                what = line["what"].as_str(),
+                why = line["why"].as_str(),
+                id = line["id"].as_str(),
+                before = line["before"]["state"].as_str(),
+                outcome,
+                after = state_after(outcome, &line["after"]),
+                "change ended"
+            );
+        });
+    }
+
+    /// Adds the outcome to the line, and writes it.
+    async fn write_outcome(&mut self, outcome: &str, after: Value) -> Result<(), AuditError> {
+        let Self { file, table, line } = self;
         line["at"] = json!(time(SystemTime::now()));
         line["line"] = json!("outcome");
         line["outcome"] = json!(outcome);
         line["after"] = after;
-        let text = json_text(&line);
+        let text = json_text(line);
         let unwritten = |place: &str, cause: &dyn fmt::Display| {
             AuditError::new(format!(
                 "the outcome is \"{outcome}\", but the audit {place} cannot be written: {cause}"
             ))
         };
         // The table is written even if the file cannot be.
-        let in_file = match file {
+        let in_file = match file.take() {
             Some(mut file) => {
                 let text = text.clone();
                 let written = run_blocking(move || file.append(&text)).await;

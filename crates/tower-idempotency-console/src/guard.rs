@@ -129,7 +129,18 @@ pub(crate) async fn guard(
     };
     let is_api = inner.path().starts_with("/api/");
     let res = match res.extensions().get::<PageError>() {
-        Some(error) => render(error, &visit, is_api, is_allowed),
+        Some(error) if is_api => json_error(error.status, &error.message),
+        Some(error) if !is_allowed => plain_text(error),
+        Some(PageError {
+            status, message, ..
+        }) => {
+            let page = ErrorPage {
+                visit: &visit,
+                status: *status,
+                message,
+            };
+            html(*status, &page)
+        }
         None if is_api => with_json_error(res),
         None => res,
     };
@@ -137,26 +148,10 @@ pub(crate) async fn guard(
     with_headers(res)
 }
 
-fn render(error: &PageError, visit: &Visit, is_api: bool, is_allowed: bool) -> Response {
-    let PageError {
-        status, message, ..
-    } = error;
-    if is_api {
-        return json_error(*status, message);
-    }
-    if !is_allowed {
-        let plain = [(CONTENT_TYPE, "text/plain; charset=utf-8")];
-        return (*status, plain, format!("{message}\n")).into_response();
-    }
-    let (status, page) = (
-        *status,
-        ErrorPage {
-            visit,
-            status: *status,
-            message,
-        },
-    );
-    html(status, &page)
+fn plain_text(error: &PageError) -> Response {
+    let plain = [(CONTENT_TYPE, "text/plain; charset=utf-8")];
+    let text = format!("{}\n", error.message);
+    (error.status, plain, text).into_response()
 }
 
 /// Replaces an error of the framework, such as 413, so that each error of the API is JSON.

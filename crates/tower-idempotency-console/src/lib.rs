@@ -67,6 +67,7 @@ mod guard;
 mod live;
 mod metrics;
 mod pages;
+mod panics;
 mod params;
 pub mod response;
 mod routes;

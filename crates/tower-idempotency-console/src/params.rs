@@ -78,7 +78,7 @@ impl Params {
     pub(crate) fn back(&self) -> String {
         let query = self.get("back").unwrap_or_default();
         let filters = Filters::parse(&Self::parse(query.as_bytes()));
-        filters.map_or_else(|_| String::new(), |filters| filters.to_query(true))
+        filters.map_or_else(|_| String::new(), |filters| filters.to_query())
     }
 }
 
@@ -193,8 +193,8 @@ impl Filters {
         self.id.map(|id| id.to_string()).unwrap_or_default()
     }
 
-    /// Returns the filters as a query, with the page or without.
-    pub(crate) fn to_query(&self, with_page: bool) -> String {
+    /// Returns the filters as a query.
+    pub(crate) fn to_query(&self) -> String {
         let mut query = form_urlencoded::Serializer::new(String::new());
         query.append_pair("state", self.state.name());
         for (name, value) in [
@@ -210,7 +210,7 @@ impl Filters {
         if self.limit != PAGE {
             query.append_pair("limit", &self.limit.to_string());
         }
-        if let Some(after) = self.after.as_ref().filter(|_| with_page) {
+        if let Some(after) = &self.after {
             query.append_pair("after", &after.to_string());
         }
         query.finish()
@@ -235,7 +235,7 @@ mod tests {
         let query =
             "state=in-progress&older=10m&operation=POST+%2Fa%26b&owner=h%3A1&id=01234567&limit=7";
         let parsed = filters(query).unwrap();
-        assert_eq!(parsed.to_query(true), query);
+        assert_eq!(parsed.to_query(), query);
         assert_eq!(parsed.operation, "POST /a&b");
     }
 

@@ -37,6 +37,7 @@ pub(crate) use self::series::{SeriesHistory, add_increases};
 pub use self::text::{CounterReader, CounterTextError, RequestCounters};
 use crate::{
     describe::{printable, time},
+    panics::catch_report_panic,
     source::Totals,
 };
 
@@ -273,12 +274,12 @@ impl Endpoint {
         let event = metrics.lock().record(*id, response);
         // A subscriber may be slow, or read the metrics itself. The lock is free while it handles the event.
         match event {
-            Some(Event::Began { endpoint, reason }) => {
+            Some(Event::Began { endpoint, reason }) => catch_report_panic(|| {
                 tracing::warn!(%endpoint, %reason, "metrics of an endpoint cannot be read");
-            }
-            Some(Event::Ended { endpoint }) => {
+            }),
+            Some(Event::Ended { endpoint }) => catch_report_panic(|| {
                 tracing::info!(%endpoint, "metrics of an endpoint are read again");
-            }
+            }),
             None => {}
         }
     }

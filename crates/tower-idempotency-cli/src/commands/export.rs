@@ -2,11 +2,13 @@
 
 use std::collections::HashSet;
 
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use serde_json::json;
 use tower_idempotency::inspect::{Inspect as _, Query, State};
+use tower_idempotency_console::describe;
 
 use super::{
     list::{Filters, new_entries},
-    show::details_json,
     stats::states,
 };
 use crate::{
@@ -63,7 +65,10 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
                 }
                 // An entry may be deleted between its page and this call.
                 if let Some(details) = context.call(context.store.get(entry.id())).await? {
-                    context.output.json(&details_json(&details, true))?;
+                    let mut value = describe::details_json(&details);
+                    let record = details.record.as_deref();
+                    value["record"] = json!(record.map(|record| BASE64.encode(record)));
+                    context.output.json(&value)?;
                 }
             }
             match page.next {

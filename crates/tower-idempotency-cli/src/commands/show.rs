@@ -7,8 +7,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
-use serde_json::{Value, json};
 use tower_idempotency::{
     ExecutionTrace, NeedsAttention,
     inspect::{EntryDetails, IdPrefix, State},
@@ -81,7 +79,7 @@ fn write_private(path: &Path, record: &[u8]) -> io::Result<()> {
 pub(crate) fn print(context: &Context, details: &EntryDetails) -> Result<(), Failure> {
     let output = &context.output;
     if output.is_json {
-        return Ok(output.json(&details_json(details, false))?);
+        return Ok(output.json(&describe::details_json(details))?);
     }
     let entry = &details.entry;
     let mut pairs = vec![
@@ -133,16 +131,6 @@ pub(crate) fn print(context: &Context, details: &EntryDetails) -> Result<(), Fai
         describe::decisions(entry).join(", ")
     ))?;
     Ok(())
-}
-
-/// Returns the entry with its record as an object. The record is in base64.
-pub(crate) fn details_json(details: &EntryDetails, with_record: bool) -> Value {
-    let mut value = describe::details_json(details);
-    let record = details.record.as_deref();
-    if with_record {
-        value["record"] = json!(record.map(|record| BASE64.encode(record)));
-    }
-    value
 }
 
 /// Returns the trace of the execution, if the service stores traces.

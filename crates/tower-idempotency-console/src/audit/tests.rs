@@ -1,5 +1,12 @@
-use ::tests::scratch::Scratch;
+use std::sync::{Arc, Mutex};
+
+use ::tests::{observed::paused, scratch::Scratch};
 use tower_idempotency::MemoryStore;
+use tracing::{
+    Dispatch, Metadata, Subscriber,
+    span::{Attributes, Id, Record},
+    subscriber::{NoSubscriber, set_default},
+};
 
 use super::*;
 
@@ -13,6 +20,35 @@ const INTENT: Intent<'static> = Intent {
     id: Some("id"),
     before: &Value::Null,
 };
+
+/// Counts the lines of the file at each event of the log.
+struct CountsLines {
+    file: PathBuf,
+    counts: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Subscriber for CountsLines {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "tower_idempotency::audit"
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        let lines = std::fs::read_to_string(&self.file).unwrap();
+        self.counts.lock().unwrap().push(lines.lines().count());
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
 
 async fn store(scratch: &Scratch) -> AnyStore {
     let url = format!("sqlite:{}", scratch.file("keys.db").display());
@@ -36,6 +72,24 @@ async fn file_and_table_have_same_lines() {
     assert_eq!(lines[1]["why"], "line\nbreak");
     assert_eq!(table(&store).recent(10).await.unwrap(), lines);
     assert_ne!(change_id(), change_id());
+}
+
+#[test]
+fn lines_are_written_before_events() {
+    // With one subscriber in the program, a thread without a subscriber could disable the events for all threads.
+    let _another = Dispatch::new(NoSubscriber::new());
+    let scratch = Scratch::new();
+    let (file, counts) = (scratch.file("log"), Arc::default());
+    let log = AuditLog::new(&file);
+    let _default = set_default(CountsLines {
+        file,
+        counts: Arc::clone(&counts),
+    });
+    paused().block_on(async {
+        let change = log.begin(&INTENT).await.unwrap();
+        change.finish("applied", Value::Null).await.unwrap();
+    });
+    assert_eq!(*counts.lock().unwrap(), [1, 2]);
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use http::header::{CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use tower_idempotency::inspect::RecordContents;
 
 use super::{entry::MAX_RECORD, find_details, parse_id};
-use crate::{console::Shared, error::PageError, guard::Visit};
+use crate::{console::Shared, error::PageError, guard::Visit, panics::catch_report_panic};
 
 pub(crate) async fn body(
     State(shared): State<Arc<Shared>>,
@@ -22,12 +22,14 @@ pub(crate) async fn body(
     let Some(RecordContents::Response(response)) = details.contents(MAX_RECORD) else {
         return Err(PageError::not_found("The entry has no recorded response."));
     };
-    tracing::info!(
-        target: "tower_idempotency::audit",
-        entry = %id,
-        actor = &*visit.actor,
-        "recorded body read by an operator"
-    );
+    catch_report_panic(|| {
+        tracing::info!(
+            target: "tower_idempotency::audit",
+            entry = %id,
+            actor = &*visit.actor,
+            "recorded body read by an operator"
+        );
+    });
     let name = format!("attachment; filename=\"body-{}.txt\"", &id.to_hex()[..8]);
     let headers = [
         (CONTENT_TYPE, "text/plain; charset=utf-8".to_owned()),

@@ -90,8 +90,12 @@ pub(crate) async fn entries(
             after: Some(next),
             ..filters.clone()
         };
-        next.to_query(true)
+        next.to_query()
     });
+    let first = Filters {
+        after: None,
+        ..filters.clone()
+    };
     let states = STATES.map(|state| StateOption {
         name: state.name(),
         label: label(state),
@@ -110,10 +114,10 @@ pub(crate) async fn entries(
         } else {
             choices
         },
-        back: filters.to_query(true),
+        back: filters.to_query(),
         next: next.unwrap_or_default(),
         is_first: filters.after.is_none(),
-        first: filters.to_query(false),
+        first: first.to_query(),
         filters,
         visit,
     };

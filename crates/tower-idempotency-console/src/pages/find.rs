@@ -108,7 +108,7 @@ async fn rows(shared: &Shared, prefix: IdPrefix) -> Result<(Vec<Row>, Vec<Rest>)
             };
             rest.push(Rest {
                 label: label(state),
-                query: filters.to_query(true),
+                query: filters.to_query(),
             });
         }
         for entry in &entries {

@@ -23,6 +23,7 @@ use crate::{
     console::Shared,
     describe::{duration, printable, time},
     error::PageError,
+    panics::catch_report_panic,
 };
 
 /// Renders a page.
@@ -33,7 +34,7 @@ pub(crate) fn html(status: StatusCode, page: &impl Template) -> Response {
             (status, html, text).into_response()
         }
         Err(error) => {
-            tracing::error!(%error, "page not rendered");
+            catch_report_panic(|| tracing::error!(%error, "page not rendered"));
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }

@@ -1,8 +1,16 @@
 //! Decisions: conditional, audited, once.
 
-use std::{fs, sync::Arc, time::Duration};
+use std::{
+    fs,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::{
+    Router,
     body::{Body, to_bytes},
     middleware::{self, Next},
 };
@@ -10,7 +18,7 @@ use http::{Method, Request};
 use tests::{
     HANG_GUARD,
     barrier::{Barrier, bounded, eventually},
-    observed::observed,
+    observed::{observed, paused, with_panicking_reports},
     scratch::Scratch,
 };
 use tokio::{
@@ -22,7 +30,7 @@ use tower::ServiceExt as _;
 use tower_idempotency::{
     NeedsAttention,
     inspect::{Inspect as _, InspectErrorKind, Inspector, State},
-    store::{Acquired, Claim, Store as _, Ttl},
+    store::{Acquired, Claim, KeyId, Store as _, Ttl},
 };
 use tower_idempotency_console::{Console, audit::AuditLog};
 
@@ -35,6 +43,26 @@ fn fields<'a>(seen: &'a str, how: &'a str) -> Vec<(&'a str, &'a str)> {
         ("reason", "ticket 17"),
         ("confirm", "yes"),
     ]
+}
+
+/// Returns a request with a form, for a console without a socket.
+fn post_form(path: &str, fields: &[(&str, &str)]) -> Request<Body> {
+    let req = Request::post(path)
+        .header("content-type", "application/x-www-form-urlencoded")
+        .header("host", "console.test")
+        .header("sec-fetch-site", "same-origin")
+        .body(Body::from(form(fields)));
+    req.expect("a request")
+}
+
+/// Resolves an entry on a console without a socket. Returns the status of the response.
+async fn resolve(app: &Router, store: &Counted, id: &KeyId, how: &str) -> u16 {
+    let details = store.get(id).await.expect("memory").expect("an entry");
+    let seen = details.entry.seen().to_string();
+    let path = format!("/entries/{}/resolve", id.to_hex());
+    let req = post_form(&path, &fields(&seen, how));
+    let Ok(res) = app.clone().oneshot(req).await;
+    res.status().as_u16()
 }
 
 /// A console whose store holds each resolution, until the test opens the barrier.
@@ -818,13 +846,8 @@ async fn hung_store_ends_ticked_rows() {
     let app = console.with_audit_log(AuditLog::new(&log)).into_router();
     let mut fields = vec![("how", "retry"), ("reason", "ticket 17")];
     fields.extend(seen.iter().map(|seen| ("seen", &**seen)));
-    let req = Request::post("/resolve")
-        .header("content-type", "application/x-www-form-urlencoded")
-        .header("host", "console.test")
-        .header("sec-fetch-site", "same-origin")
-        .body(Body::from(form(&fields)));
     let began = Instant::now();
-    let res = app.oneshot(req.expect("a request")).await;
+    let res = app.oneshot(post_form("/resolve", &fields)).await;
     let took = began.elapsed();
     assert!(took < Duration::from_secs(20), "{took:?}");
     let page = to_bytes(res.expect("a response").into_body(), usize::MAX).await;
@@ -917,17 +940,8 @@ fn changes_are_events() {
             if how == "break-lease" {
                 store.set_fault(Fault::Resolve(InspectErrorKind::Refused));
             }
-            let found = store.get(&claim.id).await.expect("memory");
-            let seen = found.expect("an entry").entry.seen().to_string();
-            let id = claim.id.to_hex();
-            let req = Request::post(format!("/entries/{id}/resolve"))
-                .header("content-type", "application/x-www-form-urlencoded")
-                .header("host", "console.test")
-                .header("sec-fetch-site", "same-origin")
-                .body(Body::from(form(&fields(&seen, how))))
-                .expect("a request");
-            app.clone().oneshot(req).await.unwrap();
-            ids.push(id);
+            resolve(&app, &store, &claim.id, how).await;
+            ids.push(claim.id.to_hex());
         }
     });
     let of_audit = log
@@ -967,5 +981,45 @@ fn changes_are_events() {
             Some(after) => assert!(end.contains(&after), "{end}"),
             None => assert!(!end.contains("after="), "{end}"),
         }
+    }
+}
+
+// F-802
+/// The subscriber panics at each event, for example because the reader of standard error has ended.
+#[test]
+fn decisions_survive_panics_of_subscriber() {
+    let scratch = Scratch::new();
+    let file = scratch.file("audit.jsonl");
+    with_panicking_reports(paused(), async |panics: &AtomicU64| {
+        let store = Counted::new();
+        let keys = Keys::create(&store.store).await;
+        let app = |log: AuditLog| {
+            let console = Console::new(Inspector::new(store.clone()), access);
+            console.with_audit_log(log).into_router()
+        };
+        let is_present = async |id: &KeyId| store.get(id).await.expect("memory").is_some();
+        let unlogged = app(AuditLog::new("/no/such/directory/audit.jsonl"));
+        let id = &keys.orphaned.id;
+        assert_eq!(resolve(&unlogged, &store, id, "free").await, 503);
+        assert!(is_present(id).await);
+        let app = app(AuditLog::new(&file));
+        let body = format!("/entries/{}/body", keys.completed.id.to_hex());
+        let req = Request::get(body).body(Body::empty()).expect("a request");
+        let Ok(res) = app.clone().oneshot(req).await;
+        assert_eq!(res.status(), 200);
+        let before = panics.load(Ordering::SeqCst);
+        for (claim, how) in [(&keys.orphaned, "free"), (&keys.completed, "delete-record")] {
+            assert_eq!(resolve(&app, &store, &claim.id, how).await, 200, "{how}");
+            assert!(!is_present(&claim.id).await, "{how}");
+        }
+        // The intent and the outcome of each decision.
+        assert_eq!(panics.load(Ordering::SeqCst) - before, 4);
+    });
+    let log = fs::read_to_string(file).expect("the log");
+    let lines: Vec<_> = log.lines().collect();
+    assert_eq!(lines.len(), 4, "{log}");
+    for change in lines.chunks(2) {
+        assert!(change[0].contains("\"line\":\"intent\""), "{log}");
+        assert!(change[1].contains("\"outcome\":\"applied\""), "{log}");
     }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use sqlx::Database;
 use tower_idempotency::store::{Fingerprint, KeyId, LeaseRef, Store, Ttl};
+use tower_idempotency_sql::Fence;
 
 use crate::{Checkpoint, LeaseStatus, SqlError};
 
@@ -23,6 +24,9 @@ pub trait Backend<D: Database>: Sized {
     /// these statements or [`lease_status`](Self::lease_status) mark the transaction. The mark proves later that the final
     /// write runs in the same transaction.
     const BEGIN: &'static str;
+
+    /// The fence of the database, which classifies its error codes.
+    type Fence: Fence;
 
     /// Returns the size of the largest record in bytes.
     fn record_limit(&self) -> impl Future<Output = Result<usize, SqlError>> + Send;
@@ -74,12 +78,6 @@ pub trait Backend<D: Database>: Sized {
         orphan: &OrphanRow,
         query: &OrphanQuery,
     ) -> impl Future<Output = Result<bool, SqlError>> + Send;
-
-    /// Returns `true` if the error code of a statement on one table means that the table is missing.
-    fn is_missing_table(code: &str) -> bool;
-
-    /// Returns `true` if the error code of a commit means that nothing was committed.
-    fn is_commit_rejected(code: &str) -> bool;
 }
 
 /// Result of a checkpoint write.
@@ -95,7 +93,8 @@ pub enum CheckpointWrite {
 /// Query for a page of due orphans.
 #[derive(Clone, Debug)]
 pub struct OrphanQuery {
-    /// Minimum time since the expiry of the lease. Doubles with each takeover, up to a limit.
+    /// Minimum time since the expiry of the lease. Doubles with each takeover, up to half of the orphan retention, and at most
+    /// six times.
     pub min_age: Duration,
     /// Upper bound of the expiry, by the store's clock.
     pub ended_before: Option<i64>,

@@ -1,4 +1,10 @@
-use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Once},
+    time::Duration,
+};
 
 use http::Response;
 use tokio::{
@@ -25,9 +31,9 @@ use crate::{
 ///
 /// A completer may run on every replica: only one of them takes an orphan over. If the work fails, the entry remains an
 /// orphan and is retried after a delay. The delay doubles with each takeover, from
-/// [`with_min_age`](Self::with_min_age) up to 64 times that, so a request that always fails causes little load. Each attempt
-/// restarts the orphan retention of the entry, and does not change its length. If that is longer than the longest delay, retries
-/// continue until the work returns a response that is recorded.
+/// [`with_min_age`](Self::with_min_age) up to 64 times that, so a request that always fails causes little load. It is not
+/// longer than half of the orphan retention of the entry, unless the minimum age is. Each attempt restarts that retention, and
+/// does not change its length. So an orphan does not expire between two attempts, if sweeps are more frequent than that.
 ///
 /// Entries of [`run_once`](IdempotencyLayer::run_once) and of the items of a batch are skipped: their callers expect a value,
 /// and not a response. Entries of observed requests are skipped too. So are orphans whose
@@ -66,10 +72,12 @@ use crate::{
 #[must_use = "a completer does nothing until it sweeps"]
 pub struct Completer<S> {
     store: S,
+    layer: IdempotencyLayer,
     take_over: Arc<TakeOver>,
     min_age: Duration,
     concurrency: usize,
     panics: Arc<WarningLimit>,
+    retention_check: Arc<Once>,
 }
 
 type TakeOver = dyn Fn(OrphanRow, Claim) -> TakeOverFuture + Send + Sync;
@@ -165,9 +173,10 @@ impl<S: SqlStore> Completer<S> {
     {
         // An error may mean that the orphan belongs to another service. An operator cannot decide about it.
         let layer = layer.clone().with_failure(ExecutionFailure::Release);
-        let (orphan_store, work) = (store.clone(), Arc::new(work));
+        let (orphan_store, orphan_layer, work) = (store.clone(), layer.clone(), Arc::new(work));
         let take_over = move |row: OrphanRow, claim: Claim| -> TakeOverFuture {
-            let (store, mut layer, work) = (orphan_store.clone(), layer.clone(), Arc::clone(&work));
+            let (store, work) = (orphan_store.clone(), Arc::clone(&work));
+            let mut layer = orphan_layer.clone();
             // The orphan may be that of another layer, which needs it for longer.
             if let Some(retention) = row.orphan_retention() {
                 layer = layer.with_orphan_retention(retention);
@@ -197,17 +206,21 @@ impl<S: SqlStore> Completer<S> {
         };
         Self {
             store: store.clone(),
+            layer,
             take_over: Arc::new(take_over),
             min_age: Duration::from_secs(60),
             concurrency: 4,
             panics: Arc::default(),
+            retention_check: Arc::new(Once::new()),
         }
     }
 
     /// Sets the time for which a lease must have expired before its orphan is executed. Default: 1 minute.
     ///
     /// If the value is too short, the completer takes orphans from clients that would have retried and seen the
-    /// response at once. If it is too long, abandoned requests stay unfinished for that time.
+    /// response at once. If it is too long, abandoned requests stay unfinished for that time. If the
+    /// [orphan retention](IdempotencyLayer::with_orphan_retention) is not longer, orphans expire before they are due. The first
+    /// sweep then logs a warning.
     pub fn with_min_age(self, min_age: Duration) -> Self {
         let min_age = min_age.min(Ttl::MAX.as_duration());
         Self { min_age, ..self }
@@ -239,12 +252,35 @@ impl<S: SqlStore> Completer<S> {
     /// If the future is dropped, the sweep takes over no further orphans. Executions that have begun continue in tasks of
     /// their own; [`drain`](IdempotencyLayer::drain) waits for them.
     pub async fn sweep(&self) -> Result<SweepStats, SqlError> {
+        self.check_retention(Duration::ZERO);
         let (mut running, mut stats) = (Running::new(), SweepStats::default());
         let mut continues = self.start_due(&mut running, &mut stats).await?;
         while continues && !running.is_empty() {
             continues = stats.add(running.join_next().await, &self.panics);
         }
         Ok(stats)
+    }
+
+    /// Logs a warning if orphans of the layer may expire before a sweep finds them due. Sweeps begin at intervals of `period`.
+    ///
+    /// Only the first call checks.
+    fn check_retention(&self, period: Duration) {
+        let check = || {
+            let orphan_retention = self.layer.policy().orphan_retention;
+            let longest_delay = self.min_age.saturating_mul(1 << MAX_DOUBLINGS);
+            let longest_delay = longest_delay.min(self.min_age.max(orphan_retention / 2));
+            if orphan_retention.saturating_sub(longest_delay) <= period {
+                let min_age = self.min_age;
+                tracing::warn!(
+                    ?orphan_retention,
+                    ?min_age,
+                    ?period,
+                    "orphan retention too short for the completer: orphans may expire before they are due"
+                );
+            }
+        };
+        // The policy calls closures of the settings.
+        self.retention_check.call_once(|| catch_report_panic(check));
     }
 
     /// Starts the work of all orphans that are due now, oldest first. Adds the outcomes of work that ends meanwhile.
@@ -296,6 +332,7 @@ impl<S: SqlStore> Completer<S> {
     ///
     /// Panics outside of a tokio runtime.
     pub fn spawn(self, period: Duration) -> CompleterTask {
+        self.check_retention(period);
         let (failed_orphans, failed_queries) = (WarningLimit::default(), WarningLimit::default());
         let task = tokio::spawn(async move {
             let mut ticks = interval(period.max(MIN_INTERVAL));

@@ -83,6 +83,8 @@ mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod purger;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod row_readers;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 #[cfg(feature = "testing")]

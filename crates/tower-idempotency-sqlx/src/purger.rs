@@ -20,16 +20,16 @@ pub struct Purger {
 }
 
 impl Purger {
-    /// Calls `purge` in each interval. After a full or a failed batch it pauses, and calls `purge` again.
+    /// Calls `purge` in each interval. If more entries may be left, or after a failure, it pauses and calls `purge` again.
     ///
-    /// `purge` takes the maximum number of entries, and returns the call that deletes a batch and counts its entries. It returns
-    /// [`None`] if the store was dropped.
+    /// `purge` takes the maximum number of entries, and returns the call that deletes a batch. The call returns `true` if more
+    /// expired entries may be left. `purge` returns [`None`] if the store was dropped.
     pub(crate) fn spawn<F>(
         period: Duration,
         mut purge: impl FnMut(u32) -> Option<F> + Send + 'static,
     ) -> Self
     where
-        F: Future<Output = Result<u64, SqlError>> + Send,
+        F: Future<Output = Result<bool, SqlError>> + Send,
     {
         let failures = WarningLimit::default();
         let task = tokio::spawn(async move {
@@ -42,10 +42,9 @@ impl Purger {
                     let Some(batch) = purge(size) else { return };
                     let began = Instant::now();
                     let pause = match with_timeout(batch).await {
-                        Ok(deleted) => {
-                            let is_full = deleted >= u64::from(size);
+                        Ok(has_more) => {
                             size = (size * 2).min(BATCH_SIZE);
-                            if !is_full {
+                            if !has_more {
                                 break;
                             }
                             began.elapsed() * PAUSE
@@ -89,11 +88,11 @@ impl fmt::Debug for Purger {
 }
 
 /// Maximum number of entries that a purger deletes in one statement.
-const BATCH_SIZE: u32 = 1000;
+pub(crate) const BATCH_SIZE: u32 = 1000;
 const MIN_INTERVAL: Duration = Duration::from_millis(10);
 /// A pause is this many times as long as the batch before it. A purger with many entries to delete then uses a fifth of the time,
 /// and the calls of requests get the rest.
-const PAUSE: u32 = 4;
+pub(crate) const PAUSE: u32 = 4;
 
 #[cfg(test)]
 mod tests {
@@ -116,7 +115,7 @@ mod tests {
             Some(async move {
                 sleep(batch).await;
                 let is_last = purged.fetch_add(1, Ordering::SeqCst) + 1 == BATCHES;
-                Ok(if is_last { 0 } else { BATCH_SIZE.into() })
+                Ok(!is_last)
             })
         });
         while purged.load(Ordering::SeqCst) < BATCHES {
@@ -128,8 +127,8 @@ mod tests {
         assert!(took < Duration::from_secs(60), "{took:?}");
     }
 
-    /// Runs a purger for an hour and a half. Batches above the limit fail, and the others are full. Returns the sizes of the
-    /// first batches, and the number of all batches.
+    /// Runs a purger for an hour and a half. Batches above the limit fail, and more entries are left after each other one.
+    /// Returns the sizes of the first batches, and the number of all batches.
     async fn sizes_of_batches(limit: u32) -> (Vec<u32>, usize) {
         let sizes = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&sizes);
@@ -140,7 +139,7 @@ mod tests {
                 if size > limit {
                     return Err(SqlError::unreadable("too many rows"));
                 }
-                Ok(size.into())
+                Ok(true)
             })
         });
         sleep(HOUR * 3 / 2).await;

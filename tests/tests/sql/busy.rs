@@ -65,6 +65,25 @@ async fn calls_wait_for_writer() {
     checked.expect(WORKS);
 }
 
+/// The statement waits for the other connection. The pause is four times as long.
+#[tokio::test]
+async fn purge_pauses_if_entries_are_left() {
+    let scratch = Scratch::new();
+    let store = sql::sqlite(&scratch).await;
+    for _ in 0..2 {
+        let mut expired = claim();
+        (expired.lease, expired.orphan_retention) = (Ttl::MIN, Ttl::MIN);
+        store.acquire(&expired).await.expect(WORKS);
+    }
+    sleep(Duration::from_millis(20)).await;
+    let mut writer = open(&scratch.file("keys.db")).await;
+    let began = Instant::now();
+    let purged = beside_writer(&mut writer, store.purge_expired(1)).await;
+    assert_eq!(purged.expect(WORKS), 1);
+    let took = began.elapsed();
+    assert!(took > Duration::from_millis(1_200), "{took:?}");
+}
+
 /// Writes for 10 ms, again and again, almost without a pause.
 fn import(file: &Path, commits: u32) {
     let runtime = Builder::new_current_thread().enable_all().build();

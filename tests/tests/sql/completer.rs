@@ -28,7 +28,7 @@ use tests::{
 };
 use tokio::time::sleep;
 use tower_idempotency::{
-    ExecutionFailure, Lease, OrphanPolicy, TakeOverOutcome, Ttl,
+    ExecutionFailure, IdempotencyLayer, Lease, OrphanPolicy, TakeOverOutcome, Ttl,
     inspect::{Inspect, Resolution},
     store::{Acquired, Claim, Token},
 };
@@ -39,8 +39,11 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 const OLDER: Duration = Duration::from_millis(20);
 
 /// Returns a service whose handler completes its first phase and fails in the second.
-fn failing_after_first_phase<S: TestDialect>(database: &TestDatabase<S>) -> (Router, Effects) {
-    let (bank, layer) = (database.clone(), sql::layer(database.store.clone()));
+fn failing_after_first_phase<S: TestDialect>(
+    database: &TestDatabase<S>,
+    layer: IdempotencyLayer,
+) -> (Router, Effects) {
+    let bank = database.clone();
     app(layer, move |n, req: Request<Body>| {
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
         let key = req.headers()["idempotency-key"].to_str().expect("text");
@@ -81,7 +84,8 @@ fn finishing<S: TestDialect>(database: &TestDatabase<S>) -> Completer<S> {
 }
 
 async fn two_replicas_finish_each_orphan_once<S: TestDialect>(database: TestDatabase<S>) {
-    let (app, executions) = failing_after_first_phase(&database);
+    let layer = sql::layer(database.store.clone());
+    let (app, executions) = failing_after_first_phase(&database, layer);
     let keys: Vec<_> = (0..24).map(|n| format!("ride-{n}")).collect();
     for key in &keys {
         let half = send(&app, post("/rides", key, "tea")).await;
@@ -334,6 +338,58 @@ async fn failed_execution_is_retried_after_delay<S: TestDialect>(database: TestD
     again.token = Token::random().expect("randomness");
     let acquired = database.store.acquire(&again).await.expect("an answer");
     assert!(matches!(acquired, Acquired::Completed { .. }));
+}
+
+/// The orphan retention is four times the minimum age. The third delay would be as long, so the orphan and its checkpoint would
+/// expire first. The test moves the times of the entry back to simulate the time. A sweep begins each hour.
+async fn orphan_is_retried_before_it_expires<S: TestDialect>(database: TestDatabase<S>) {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let layer = sql::layer(database.store.clone());
+    let layer = layer.with_orphan_retention(Ttl::from_secs(4 * 3_600));
+    let (app, _) = failing_after_first_phase(&database, layer.clone());
+    let half = send(&app, post("/rides", "ride", "tea")).await;
+    assert_eq!(half.status, StatusCode::BAD_GATEWAY);
+    let (bank, attempts) = (database.clone(), Effects::default());
+    let counted = attempts.clone();
+    let completer = Completer::new(&database.store, &layer, move |orphan| {
+        let (database, attempt) = (bank.clone(), counted.happen());
+        async move {
+            if attempt <= 4 {
+                return Err("no provider".into());
+            }
+            finish(database, orphan).await
+        }
+    });
+    let completer = completer.with_min_age(HOUR);
+    let mut due = Vec::new();
+    for _ in 1..=9 {
+        let hour =
+            "update {table} set lease_ends = lease_ends - 3600000, expires = expires - 3600000";
+        assert_eq!(database.admin(hour).await, 1);
+        due.push(completer.sweep().await.expect("a sweep").due);
+    }
+    assert_eq!(due, [1, 0, 1, 0, 1, 0, 1, 0, 1]);
+    let effects = database.effects().await.into_iter().map(|it| it.key);
+    let mut effects: Vec<_> = effects.collect();
+    effects.sort();
+    assert_eq!(effects, ["created ride", "paid ride"]);
+    let retry = send(&app, post("/rides", "ride", "tea")).await;
+    assert!(retry.is_replay() && retry.status == StatusCode::CREATED);
+    assert_eq!(attempts.count(), 5);
+}
+
+/// Rows that no claim has written have no orphan retention.
+async fn unset_retention_limits_no_delay<S: TestDialect>(database: TestDatabase<S>) {
+    orphan(&database, "POST /rides").await;
+    let hours = "update {table} set orphan_retention = 0, generation = 3, lease_ends = lease_ends - 3 * 3600000";
+    assert_eq!(database.admin(hours).await, 1);
+    let completer = working(&database, Duration::from_secs(3_600), async |_| {
+        Ok(created(1))
+    });
+    assert_eq!(completer.sweep().await.expect("a sweep").due, 0);
+    let hour = "update {table} set lease_ends = lease_ends - 3600000";
+    assert_eq!(database.admin(hour).await, 1);
+    assert_eq!(completer.sweep().await.expect("a sweep").executed, 1);
 }
 
 /// The completer reports the operation unchanged after any number of takeovers.
@@ -636,6 +692,9 @@ each! {
     method_hides_no_orphan
     delays_may_be_long
     failed_execution_is_retried_after_delay
+    // F-960
+    orphan_is_retried_before_it_expires
+    unset_retention_limits_no_delay
     failed_execution_is_not_retried_by_each_replica
     error_leaves_orphan_for_retry
     failed_take_over_leaves_orphan_to_completer

@@ -10,11 +10,15 @@ use std::{
 
 use tests::{
     barrier::eventually,
+    scratch::Scratch,
     sql::{self, duplicate, retried},
 };
 use tokio::{runtime::Handle, task::JoinSet, time::sleep};
 use tower_idempotency::store::{Acquired, Claim, Store, StoreError, Ttl};
-use tower_idempotency_sqlx::{MySqlStore, PostgresStore, Purger, SqlError, SqliteStore};
+use tower_idempotency_sqlx::{
+    MySqlStore, PostgresStore, Purger, SqlError, SqliteStore,
+    sqlx::{ConnectOptions as _, SqliteConnection, query_scalar, sqlite::SqliteConnectOptions},
+};
 
 /// Operations that all three stores have in addition to `Store`.
 trait Purged: Store + Clone {
@@ -232,7 +236,7 @@ macro_rules! each {
             $(
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $case() {
-                    let scratch = tests::scratch::Scratch::new();
+                    let scratch = super::Scratch::new();
                     super::$case(tests::sql::sqlite(&scratch).await).await;
                 }
             )*
@@ -247,6 +251,54 @@ each! {
     expired_entry_is_absent_before_purge
     purge_returns_number_of_deleted_entries
     background_purger_runs_until_dropped
+}
+
+/// Adds 10 expired entries with records of 1 MiB. One statement deletes 4 of them. Returns a connection to the file.
+async fn add_large_expired(store: &SqliteStore, scratch: &Scratch) -> SqliteConnection {
+    for _ in 0..10 {
+        let claim = claim(LONG, LONG);
+        assert_granted(store, &claim).await;
+        let record = vec![b'x'; 1 << 20].into();
+        let completed = store.complete(&claim.lease_ref(1), record, Ttl::MIN).await;
+        completed.expect(WORKS);
+    }
+    sleep(Duration::from_millis(20)).await;
+    let options = SqliteConnectOptions::new().filename(scratch.file("keys.db"));
+    options.connect().await.expect(WORKS)
+}
+
+async fn count_entries(connection: &mut SqliteConnection) -> i64 {
+    let count = query_scalar("select count(*) from tower_idempotency");
+    count.fetch_one(connection).await.expect(WORKS)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sqlite_purge_deletes_large_entries_in_parts() {
+    let scratch = Scratch::new();
+    let store = sql::sqlite(&scratch).await;
+    let mut connection = add_large_expired(&store, &scratch).await;
+    let purging = tokio::spawn(async move { store.purge_expired(1000).await });
+    let mut counts = Vec::new();
+    while !purging.is_finished() {
+        counts.push(count_entries(&mut connection).await);
+    }
+    let purged = purging.await.expect("no panic");
+    assert_eq!(purged.expect(WORKS), 10);
+    assert_eq!(count_entries(&mut connection).await, 0);
+    assert!(counts.iter().any(|it| [2, 6].contains(it)), "{counts:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sqlite_purger_deletes_large_entries_in_interval() {
+    let scratch = Scratch::new();
+    let store = sql::sqlite(&scratch).await;
+    let mut connection = add_large_expired(&store, &scratch).await;
+    let _purger = store.spawn_purger(Duration::from_secs(3600));
+    let began = Instant::now();
+    while count_entries(&mut connection).await > 0 {
+        assert!(began.elapsed() < LONGEST, "no second batch");
+        sleep(Duration::from_millis(5)).await;
+    }
 }
 
 /// The time limit of a test.

@@ -47,7 +47,14 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     while deleted < args.max {
         let rest = u32::try_from(args.max - deleted).unwrap_or(u32::MAX);
         let batch = args.batch.min(rest);
-        match change.call(context.store.purge(batch)).await {
+        let purge = context.store.purge(batch);
+        let purged = if context.name == "sqlite" {
+            // Pauses between its statements, so that other processes can write.
+            change.long_call(purge).await
+        } else {
+            change.call(purge).await
+        };
+        match purged {
             Ok(count) => {
                 deleted += count;
                 progress.set(deleted);

@@ -554,6 +554,11 @@ async fn response_is_recorded_whole_or_rejected() {
             ["--status", "204", "--body-file", "body"],
             "status 204 has no body",
         ),
+        // A year of the parser has 365.25 days.
+        (
+            ["--status", "201", "--retention", "100y"],
+            "at most 36500 days",
+        ),
     ] {
         let args = [
             "resolve", "bbbbbbbb", "complete", "--reason", "x", "--audit", "log", "--yes",

@@ -6,6 +6,7 @@ mod damage;
 mod document;
 mod errors;
 mod interruption;
+mod purge;
 mod reading;
 mod repair;
 mod scenario;

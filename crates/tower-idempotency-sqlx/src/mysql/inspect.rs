@@ -1,11 +1,11 @@
 //! Operations for operators on MySQL and MariaDB.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
-use sqlx::{Row, mysql::MySqlRow};
+use sqlx::Row;
 use tower_idempotency::{inspect::State, store::KeyId};
 
 use super::{
-    Inner, MySqlStore,
+    Inner, MySqlStore, read_entry_row,
     statements::{NOW, bytes, in_a_transaction},
 };
 use crate::{
@@ -119,24 +119,4 @@ impl AuditTable for Inner {
         let lines = rows.iter().map(|row| row.try_get::<String, _>(0));
         Ok(lines.collect::<Result<_, _>>()?)
     }
-}
-
-fn read_entry_row(row: &MySqlRow) -> Result<EntryRow, SqlError> {
-    Ok(EntryRow {
-        id: row.try_get(0)?,
-        token: row.try_get(1)?,
-        fingerprint: row.try_get(2)?,
-        generation: row.try_get(3)?,
-        lease_ends: row.try_get(4)?,
-        expires: row.try_get(5)?,
-        created: row.try_get(6)?,
-        completed: row.try_get(7)?,
-        // Another program may have written bytes that are no text.
-        owner: String::from_utf8_lossy(row.try_get(8)?).into_owned(),
-        operation: String::from_utf8_lossy(row.try_get(9)?).into_owned(),
-        has_checkpoint: row.try_get(10)?,
-        record: row.try_get(11)?,
-        record_len: row.try_get(12)?,
-        now: row.try_get(13)?,
-    })
 }

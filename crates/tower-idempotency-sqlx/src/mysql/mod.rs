@@ -28,8 +28,9 @@ use crate::{
         Priority::{self, Acquire, Maintain},
         STALLED_TURN_HOLD,
     },
-    entry::{AcquireRow, CompleteOutcome, CompleteRow, MAX_ATTEMPTS},
+    entry::{CompleteOutcome, MAX_ATTEMPTS},
     inspect::InspectStatements,
+    row_readers::define_row_readers,
     timeout::with_timeout,
     url::without_brackets,
 };
@@ -40,6 +41,8 @@ mod inspect;
 mod statements;
 mod transaction;
 mod url;
+
+define_row_readers!(MySqlRow);
 
 /// A store in a table of MySQL, 8.0 or later, or of MariaDB, 10.6 or later.
 ///
@@ -248,7 +251,10 @@ impl MySqlStore {
         let store = Arc::downgrade(&self.inner);
         Purger::spawn(period, move |batch| {
             let inner = store.upgrade()?;
-            Some(async move { inner.purge(batch).await })
+            Some(async move {
+                let deleted = inner.purge(batch).await?;
+                Ok(deleted >= u64::from(batch))
+            })
         })
     }
 
@@ -374,7 +380,6 @@ impl Store for MySqlStore {
             // No row, or an entry that can be acquired: it was released, expired or deleted between the two statements.
             if let Some(row) = rows.first()
                 && let Some(acquired) = read_acquire_row(row)
-                    .map_err(SqlError::from)
                     .and_then(|row| row.into_acquired(claim))
                     .map_err(StoreError::unreadable)?
             {
@@ -411,7 +416,7 @@ impl Store for MySqlStore {
             let Some(row) = rows.first() else {
                 continue;
             };
-            match read_complete_row(row).map_err(SqlError::from)?.outcome() {
+            match read_complete_row(row)?.outcome() {
                 CompleteOutcome::Stored => return Ok(()),
                 CompleteOutcome::LeaseLost => return Err(StoreError::LeaseLost),
                 CompleteOutcome::Retry => {}
@@ -451,29 +456,6 @@ fn is_failover_error(code: &str) -> bool {
     let not_writable = ["1047", "1053", "1290", "1792", "1836"];
     let closed = ["1159", "1160", "1927", "3032", "3169", "4031"];
     not_writable.contains(&code) || closed.contains(&code)
-}
-
-fn read_acquire_row(row: &MySqlRow) -> Result<AcquireRow, sqlx::Error> {
-    Ok(AcquireRow {
-        is_completed: row.try_get(0)?,
-        has_own_token: row.try_get(1)?,
-        is_expired: row.try_get(2)?,
-        fingerprint: row.try_get(3)?,
-        generation: row.try_get(4)?,
-        lease_left: row.try_get(5)?,
-        record: row.try_get(6)?,
-        left: row.try_get(7)?,
-        token: row.try_get(8)?,
-    })
-}
-
-fn read_complete_row(row: &MySqlRow) -> Result<CompleteRow, sqlx::Error> {
-    Ok(CompleteRow {
-        is_completed: row.try_get(0)?,
-        has_own_token: row.try_get(1)?,
-        is_expired: row.try_get(2)?,
-        has_no_token: row.try_get(3)?,
-    })
 }
 
 impl fmt::Debug for MySqlStore {

@@ -238,10 +238,14 @@ pub(super) fn in_a_transaction(statements: &str) -> String {
 
 /// Returns the condition that an entry is an orphan and due. An orphan whose retry an operator allows waits for its client.
 ///
-/// The first conditions match an index.
+/// The first conditions match an index. The delay leaves half of the orphan retention for a sweep, unless no claim has set it.
 fn due_condition(query: &OrphanQuery) -> String {
     let min_age = query.min_age.as_millis();
     let delay = format!("{min_age} * (1 << least(generation - 1, {MAX_DOUBLINGS}))");
+    let delay = format!(
+        "case orphan_retention when 0 then {delay} \
+         else least({delay}, greatest({min_age}, orphan_retention div 2)) end"
+    );
     let allows_retry = take_over_condition(OrphanPolicy::Refuse);
     format!(
         "completed is null and lease_ends <= {NOW} - {min_age} and lease_ends + {delay} <= {NOW} \

@@ -1,16 +1,15 @@
 //! Handlers' transactions, checkpoints and orphans in MySQL and MariaDB.
 
 use sqlx::{
-    Connection as _, Executor as _, MySql, MySqlConnection, MySqlPool, Row, mysql::MySqlRow, query,
-    raw_sql,
+    Connection as _, Executor as _, MySql, MySqlConnection, MySqlPool, Row, query, raw_sql,
 };
 use tower_idempotency::{
     Lease,
-    store::{Fingerprint, KeyId, LeaseRef, Ttl},
+    store::{LeaseRef, Ttl},
 };
 use tower_idempotency_sql::MySqlFence;
 
-use super::MySqlStore;
+use super::{MySqlStore, read_orphan_row};
 use crate::{
     Checkpoint, FencedTransaction, LeaseStatus, SqlError, TransactionError,
     backend::{Backend, CheckpointWrite, OrphanQuery, OrphanRow, SqlStore, millis},
@@ -69,6 +68,8 @@ impl SqlStore for MySqlStore {
 impl Backend<MySql> for MySqlStore {
     const BEGIN: &'static str = MySqlFence::BEGIN;
 
+    type Fence = MySqlFence;
+
     async fn record_limit(&self) -> Result<usize, SqlError> {
         self.inner.record_limit().await
     }
@@ -83,11 +84,9 @@ impl Backend<MySql> for MySqlStore {
             .bind(lease.id.as_bytes().as_slice())
             .bind(lease.token.as_bytes().as_slice())
             .bind(lease.id.as_bytes().as_slice());
-        let status = match read.fetch_optional(&mut *connection).await? {
-            Some(row) if row.try_get(0)? => LeaseStatus::Held,
-            Some(_) => LeaseStatus::Lost,
-            None => LeaseStatus::Absent,
-        };
+        let row = read.fetch_optional(&mut *connection).await?;
+        let is_held = row.map(|row| row.try_get(0)).transpose()?;
+        let status = LeaseStatus::from_row(is_held);
         // If a future of sqlx is dropped while it prepares a statement, sqlx mistakes later packets for its reply. This
         // future runs in a task and is not dropped. So it prepares the final statements now, unless they are cached or
         // the pool caches none.
@@ -178,14 +177,6 @@ impl Backend<MySql> for MySqlStore {
             .await?
             .is_empty())
     }
-
-    fn is_missing_table(code: &str) -> bool {
-        MySqlFence::is_missing_table(code)
-    }
-
-    fn is_commit_rejected(code: &str) -> bool {
-        MySqlFence::is_commit_rejected(code)
-    }
 }
 
 /// Releases the savepoint that the transaction began with. Fails if the transaction has ended, because its savepoint ended
@@ -206,21 +197,4 @@ async fn release_transaction_savepoint(connection: &mut MySqlConnection) -> Resu
         },
         result => result,
     }
-}
-
-fn read_orphan_row(row: &MySqlRow) -> Result<OrphanRow, SqlError> {
-    let digest = |bytes: Vec<u8>| -> Result<[u8; 32], SqlError> {
-        let bytes = bytes.try_into();
-        bytes.map_err(|_| SqlError::unreadable("no digest"))
-    };
-    Ok(OrphanRow {
-        id: KeyId::from_bytes(digest(row.try_get(0)?)?),
-        fingerprint: Fingerprint::from_bytes(digest(row.try_get(1)?)?),
-        generation: row.try_get(2)?,
-        lease_ends: row.try_get(3)?,
-        operation: String::from_utf8_lossy(row.try_get(4)?).into_owned(),
-        read_at: row.try_get(5)?,
-        orphan_retention: row.try_get(6)?,
-        created: row.try_get(7)?,
-    })
 }

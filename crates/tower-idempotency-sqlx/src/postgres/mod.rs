@@ -18,9 +18,10 @@ use crate::{
         Priority::{self, Acquire, Maintain},
         STALLED_TURN_HOLD,
     },
-    entry::{AcquireRow, CompleteOutcome, CompleteRow, MAX_ATTEMPTS},
+    entry::{AcquireRow, CompleteOutcome, MAX_ATTEMPTS},
     hex,
     inspect::InspectStatements,
+    row_readers::define_complete_row_reader,
     timeout::with_timeout,
     url::without_brackets,
 };
@@ -33,6 +34,8 @@ mod statements;
 mod transaction;
 mod unescape;
 mod url;
+
+define_complete_row_reader!(PgRow);
 
 /// A store in a table of PostgreSQL, 14 or later.
 ///
@@ -264,7 +267,10 @@ impl PostgresStore {
         let store = Arc::downgrade(&self.inner);
         Purger::spawn(period, move |batch| {
             let inner = store.upgrade()?;
-            Some(async move { inner.purge(batch).await })
+            Some(async move {
+                let deleted = inner.purge(batch).await?;
+                Ok(deleted >= u64::from(batch))
+            })
         })
     }
 
@@ -464,15 +470,6 @@ fn read_acquire_row(row: &PgRow) -> Result<AcquireRow, SqlError> {
         record: record.map(bytes).transpose()?,
         left: row.try_get(7)?,
         token: token.map(bytes).transpose()?,
-    })
-}
-
-fn read_complete_row(row: &PgRow) -> Result<CompleteRow, SqlError> {
-    Ok(CompleteRow {
-        is_completed: row.try_get(0)?,
-        has_own_token: row.try_get(1)?,
-        is_expired: row.try_get(2)?,
-        has_no_token: row.try_get(3)?,
     })
 }
 

@@ -284,11 +284,16 @@ select count(*) from purged;"
 
 /// Returns the condition that an entry is an orphan and due. An orphan whose retry an operator allows waits for its client.
 ///
-/// The first conditions match an index. Their bound is computed once.
+/// The first conditions match an index. Their bound is computed once. The delay leaves half of the orphan retention for a
+/// sweep, unless no claim has set it.
 fn due_condition(query: &OrphanQuery) -> String {
     let min_age = query.min_age.as_millis();
     let delay =
         format!("{min_age}::bigint * (1 << least(e.generation - 1, {MAX_DOUBLINGS})::integer)");
+    let delay = format!(
+        "case e.orphan_retention when 0 then {delay} \
+         else least({delay}, greatest({min_age}, e.orphan_retention / 2)) end"
+    );
     let allows_retry = take_over_condition(OrphanPolicy::Refuse);
     format!(
         "e.completed is null and e.lease_ends <= (select {NOW}) - {min_age} \

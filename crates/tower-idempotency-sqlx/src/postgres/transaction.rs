@@ -70,6 +70,8 @@ impl SqlStore for PostgresStore {
 impl Backend<Postgres> for PostgresStore {
     const BEGIN: &'static str = PostgresFence::BEGIN;
 
+    type Fence = PostgresFence;
+
     async fn record_limit(&self) -> Result<usize, SqlError> {
         Ok(self.inner.settings.record_limit)
     }
@@ -80,11 +82,9 @@ impl Backend<Postgres> for PostgresStore {
         lease: &LeaseRef,
     ) -> Result<LeaseStatus, SqlError> {
         let read = bind_lease(connection, &self.inner.statements.lease_status, lease);
-        Ok(match read.fetch_optional(connection).await? {
-            Some(row) if row.try_get(0)? => LeaseStatus::Held,
-            Some(_) => LeaseStatus::Lost,
-            None => LeaseStatus::Absent,
-        })
+        let row = read.fetch_optional(connection).await?;
+        let is_held = row.map(|row| row.try_get(0)).transpose()?;
+        Ok(LeaseStatus::from_row(is_held))
     }
 
     async fn write_record(
@@ -148,14 +148,6 @@ impl Backend<Postgres> for PostgresStore {
             .query(Priority::Maintain, statement)
             .await?
             .is_empty())
-    }
-
-    fn is_missing_table(code: &str) -> bool {
-        PostgresFence::is_missing_table(code)
-    }
-
-    fn is_commit_rejected(code: &str) -> bool {
-        PostgresFence::is_commit_rejected(code)
     }
 }
 

@@ -78,7 +78,7 @@ impl FileConnections {
     }
 
     /// Returns a connection for one call, and the wait for other writers.
-    pub(super) async fn checkout(
+    async fn checkout(
         &self,
         priority: Priority,
     ) -> Result<(PooledConnection<'_, Sqlite>, BusyWait), SqlError> {
@@ -101,7 +101,7 @@ impl FileConnections {
 }
 
 /// The wait of one call for the writers of other connections.
-pub(super) struct BusyWait {
+struct BusyWait {
     start: Instant,
     limit: Duration,
 }
@@ -112,7 +112,7 @@ impl BusyWait {
     /// # Errors
     ///
     /// Returns the error if no other writer is its cause, or if the busy timeout has passed.
-    pub(super) async fn until_retry(&self, error: sqlx::Error) -> Result<(), SqlError> {
+    async fn until_retry(&self, error: sqlx::Error) -> Result<(), SqlError> {
         if !is_busy(&error) || self.start.elapsed() >= self.limit {
             return Err(error.into());
         }

@@ -6,6 +6,7 @@ use tower_idempotency::{inspect::State, store::KeyId};
 use super::{
     Inner, SqliteStore,
     busy::FileConnections,
+    read_entry_row,
     statements::{NOW, needs_attention},
 };
 use crate::{
@@ -139,33 +140,31 @@ async fn fetch(
     connections.fetch_all(Acquire, query).await
 }
 
-fn read_entry_row(row: &SqliteRow) -> Result<EntryRow, SqlError> {
-    Ok(EntryRow {
-        id: row.try_get(0)?,
-        token: row.try_get(1)?,
-        fingerprint: row.try_get(2)?,
-        generation: row.try_get(3)?,
-        lease_ends: row.try_get(4)?,
-        expires: row.try_get(5)?,
-        created: row.try_get(6)?,
-        completed: row.try_get(7)?,
-        // Another program may have written bytes that are no text.
-        owner: String::from_utf8_lossy(row.try_get(8)?).into_owned(),
-        operation: String::from_utf8_lossy(row.try_get(9)?).into_owned(),
-        has_checkpoint: row.try_get(10)?,
-        record: row.try_get(11)?,
-        record_len: row.try_get(12)?,
-        now: row.try_get(13)?,
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, path::PathBuf};
 
     use tower_idempotency::inspect::{Inspect as _, Query};
 
     use super::*;
+
+    /// A directory for throwaway files. Its drop deletes it.
+    struct Directory(PathBuf);
+
+    impl Directory {
+        fn new(name: &str) -> Self {
+            let name = format!("tower-idempotency-{name}-{}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir_all(&path).expect("a directory for throwaway files");
+            Self(path)
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).ok();
+        }
+    }
 
     /// Returns the plan of a statement, a line for each step.
     async fn plan(store: &SqliteStore, sql: &str) -> String {
@@ -178,8 +177,15 @@ mod tests {
 
     /// Asserts that the statements of each listing read its index, and sort nothing. Asserts that a purge reads indexes.
     async fn check_plans(store: &SqliteStore) {
-        let purge = plan(store, store.inner.statements.purge.as_str()).await;
-        assert!(!purge.contains("SCAN tower_idempotency"), "{purge}");
+        let statements = &store.inner.statements;
+        let read = plan(store, statements.read_expired.as_str()).await;
+        let expected = "SEARCH tower_idempotency USING INDEX tower_idempotency_expires (expires<?)";
+        assert_eq!(read, expected);
+        let delete = plan(store, statements.delete_expired.as_str()).await;
+        assert!(!delete.contains("SCAN tower_idempotency"), "{delete}");
+        assert!(!delete.contains("TEMP B-TREE"), "{delete}");
+        // Reads no expired row after the last one of the batch.
+        assert!(delete.contains("((expires,id)<(?,?))"), "{delete}");
         for (state, index) in [
             (State::InProgress, "orphans"),
             (State::Orphaned, "orphans"),
@@ -214,10 +220,8 @@ mod tests {
 
     #[tokio::test]
     async fn audit_lines_are_read_by_primary_key() {
-        let name = format!("tower-idempotency-audit-plan-{}", std::process::id());
-        let directory = std::env::temp_dir().join(name);
-        fs::create_dir_all(&directory).expect("a directory for throwaway files");
-        let store = SqliteStore::in_file(directory.join("keys.db"));
+        let directory = Directory::new("audit-plan");
+        let store = SqliteStore::in_file(directory.0.join("keys.db"));
         store.migrate().await.expect("the file can be written");
         let missing = store.last_audit_lines(2).await;
         assert!(missing.expect("the file can be read").is_empty());
@@ -229,15 +233,12 @@ mod tests {
         assert_eq!(lines.expect("the file can be read"), ["c", "b"]);
         let plan = plan(&store, &store.inner.select_last(2)).await;
         assert_eq!(plan, "SCAN tower_idempotency_audit");
-        fs::remove_dir_all(&directory).ok();
     }
 
     #[tokio::test]
     async fn listings_use_indexes() {
-        let name = format!("tower-idempotency-plans-{}", std::process::id());
-        let directory = std::env::temp_dir().join(name);
-        fs::create_dir_all(&directory).expect("a directory for throwaway files");
-        let store = SqliteStore::in_file(directory.join("keys.db"));
+        let directory = Directory::new("plans");
+        let store = SqliteStore::in_file(directory.0.join("keys.db"));
         store.migrate().await.expect("the file can be written");
         let rows = if std::env::var_os("FULL").is_some() {
             1_000_000
@@ -249,17 +250,14 @@ mod tests {
         check_plans(&store).await;
         execute(&store, "analyze".to_owned()).await;
         check_plans(&store).await;
-        fs::remove_dir_all(&directory).ok();
     }
 
     /// The application calls `analyze` while the table of the store is small.
     #[tokio::test]
     async fn plans_ignore_analysis_of_small_table() {
-        let name = format!("tower-idempotency-small-{}", std::process::id());
-        let directory = std::env::temp_dir().join(name);
-        fs::create_dir_all(&directory).expect("a directory for throwaway files");
+        let directory = Directory::new("small");
         for small in [1, 5] {
-            let file = directory.join(format!("{small}.db"));
+            let file = directory.0.join(format!("{small}.db"));
             let store = SqliteStore::in_file(&file);
             store.migrate().await.expect("the file can be written");
             execute(&store, fill(small)).await;
@@ -268,7 +266,6 @@ mod tests {
             // A connection reads the statistics when it opens the file.
             check_plans(&SqliteStore::in_file(&file)).await;
         }
-        fs::remove_dir_all(&directory).ok();
     }
 
     async fn execute(store: &SqliteStore, sql: String) {

@@ -28,16 +28,20 @@ use crate::{
         Connections,
         Priority::{self, Acquire, Maintain},
     },
-    entry::{AcquireRow, CompleteOutcome, CompleteRow, MAX_ATTEMPTS},
+    entry::{AcquireRow, CompleteOutcome, MAX_ATTEMPTS},
     inspect::InspectStatements,
+    row_readers::define_row_readers,
 };
 
 mod busy;
 mod check;
 mod fence;
 mod inspect;
+mod purge;
 mod statements;
 mod transaction;
+
+define_row_readers!(SqliteRow);
 
 /// A store in a table of a SQLite file. The processes of one machine may share the file. SQLite is compiled in.
 ///
@@ -212,18 +216,21 @@ impl SqliteStore {
     /// Expired entries count as absent before they are deleted, so this only saves space. It deletes no other entries,
     /// and may run in every process at the same time. The file does not shrink; SQLite reuses its free space.
     ///
+    /// One statement deletes at most 1000 entries and 4 MiB, or one larger entry. After each full statement the call pauses four
+    /// times as long as the statement took. Other calls, and other processes, write meanwhile.
+    ///
     /// # Errors
     ///
     /// If the file cannot be opened or written.
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped, the batch was deleted as a whole or not at all.
+    /// If the future is dropped, some of these entries may have been deleted.
     pub async fn purge_expired(&self, batch: u32) -> Result<u64, SqlError> {
         self.inner.purge(batch).await
     }
 
-    /// Starts a task that deletes expired entries in intervals of `period`, in batches of at most 1000.
+    /// Starts a task that deletes expired entries in intervals of `period`, in batches of at most 1000 and 4 MiB.
     ///
     /// The task stops when the returned value is dropped, or the store and all its clones. It may run in every process.
     /// A failed batch is logged, and retried with a tenth of its entries. If a single entry fails, the task waits for the next
@@ -236,7 +243,7 @@ impl SqliteStore {
         let store = Arc::downgrade(&self.inner);
         Purger::spawn(period, move |batch| {
             let inner = store.upgrade()?;
-            Some(async move { inner.purge(batch).await })
+            Some(async move { Ok(inner.purge_batch(batch).await?.has_more) })
         })
     }
 
@@ -285,7 +292,7 @@ impl Inner {
         );
         let row = fetch_row(&self.readers, Acquire, read).await?;
         let entry = row.map(|row| read_acquire_row(&row)).transpose();
-        entry.map_err(|error| StoreError::unreadable(SqlError::from(error)))
+        entry.map_err(StoreError::unreadable)
     }
 
     /// Binds the ID and the token to a statement. The caller binds further values.
@@ -306,19 +313,6 @@ impl Inner {
         lease: &'q LeaseRef,
     ) -> Query<'q, Sqlite, SqliteArguments> {
         self.bind_entry(statement, &lease.id, lease.token.as_bytes())
-    }
-
-    async fn purge(&self, batch: u32) -> Result<u64, SqlError> {
-        let (mut pooled, wait) = self.writer.checkout(Maintain).await?;
-        let purged = loop {
-            let purge = sqlx::query(self.statements.purge.clone()).bind(batch);
-            match purge.execute(&mut pooled.connection).await {
-                Ok(purged) => break purged,
-                Err(error) => wait.until_retry(error).await?,
-            }
-        };
-        pooled.return_to_pool();
-        Ok(purged.rows_affected())
     }
 }
 
@@ -410,7 +404,7 @@ impl Store for SqliteStore {
             let Some(row) = fetch_row(writer, Maintain, read).await? else {
                 continue;
             };
-            match read_complete_row(&row).map_err(SqlError::from)?.outcome() {
+            match read_complete_row(&row)?.outcome() {
                 CompleteOutcome::Stored => return Ok(()),
                 CompleteOutcome::LeaseLost => return Err(StoreError::LeaseLost),
                 CompleteOutcome::Retry => {}
@@ -441,29 +435,6 @@ impl Store for SqliteStore {
     async fn wait_for_change(&self, _id: &KeyId, timeout: Duration) {
         tokio::time::sleep(timeout).await;
     }
-}
-
-fn read_acquire_row(row: &SqliteRow) -> Result<AcquireRow, sqlx::Error> {
-    Ok(AcquireRow {
-        is_completed: row.try_get(0)?,
-        has_own_token: row.try_get(1)?,
-        is_expired: row.try_get(2)?,
-        fingerprint: row.try_get(3)?,
-        generation: row.try_get(4)?,
-        lease_left: row.try_get(5)?,
-        record: row.try_get(6)?,
-        left: row.try_get(7)?,
-        token: row.try_get(8)?,
-    })
-}
-
-fn read_complete_row(row: &SqliteRow) -> Result<CompleteRow, sqlx::Error> {
-    Ok(CompleteRow {
-        is_completed: row.try_get(0)?,
-        has_own_token: row.try_get(1)?,
-        is_expired: row.try_get(2)?,
-        has_no_token: row.try_get(3)?,
-    })
 }
 
 impl fmt::Debug for SqliteStore {

@@ -29,8 +29,10 @@ pub(super) struct Statements {
     pub(super) delete_released: SqlStr,
     /// Makes the entry an orphan at a release, after a takeover or a checkpoint. ?1 id, ?2 token.
     pub(super) release_as_orphan: SqlStr,
-    /// Names the index: a table that grew after its last analysis would be scanned. ?1 batch.
-    pub(super) purge: SqlStr,
+    /// Reads the oldest expired entries with their sizes. The length of a blob is read without its bytes. ?1 limit.
+    pub(super) read_expired: SqlStr,
+    /// Deletes the oldest expired entries. ?1 expiry and ?2 id of the last one, ?3 limit.
+    pub(super) delete_expired: SqlStr,
     /// The published statements of a handler's transaction.
     fence: SqliteFence,
     /// Reads the status of the lease; see [`SqliteFence::lease_status_sql`].
@@ -60,15 +62,23 @@ impl Statements {
         let fence = SqliteFence::for_table(table).with_record_limit(record_limit);
         let expires_index = format!("\"{}_expires\"", table.name());
         let table = table.quoted('"');
+        // A table that grew after its last analysis would be scanned.
+        let by_expiry = format!("{table} indexed by {expires_index}");
         let main_table = format!("main.{table}");
         // Safe: the only inserted text is the name of the table, which is an identifier.
         let statement =
             |sql: String| AssertSqlSafe(std::sync::Arc::<str>::from(sql)).into_sql_str();
-        // An orphan whose retry an operator allows waits for its client. The first conditions match an index.
+        // An orphan whose retry an operator allows waits for its client. The first conditions match an index. The delay leaves
+        // half of the orphan retention for a sweep, unless no claim has set it.
         let retry_allowed = hex::encode(&Token::RETRY_ALLOWED);
+        let delay = format!("?1 * (1 << min(generation - 1, {MAX_DOUBLINGS}))");
+        let delay = format!(
+            "case orphan_retention when 0 then {delay}
+         else min({delay}, max(?1, orphan_retention / 2)) end"
+        );
         let is_due = format!(
             "completed is null and lease_ends <= {NOW} - ?1
-  and lease_ends + ?1 * (1 << min(generation - 1, {MAX_DOUBLINGS})) <= {NOW} and expires > {NOW}
+  and lease_ends + {delay} <= {NOW} and expires > {NOW}
   and {IS_OF_REQUEST} and substr(token, 1, 8) is not x'{retry_allowed}'"
         );
         let is_held = format!("id = ?1 and token = ?2 and completed is null and expires > {NOW}");
@@ -142,10 +152,15 @@ from {table} where id = ?1"
                 "update {table} set token = null, lease_ends = {NOW}, expires = {NOW} + orphan_retention
 where {is_held} and (generation > 1 or checkpoint is not null) returning 1"
             )),
-            purge: statement(format!(
-                "delete from {table} indexed by {expires_index} where (expires, id) in (
-  select expires, id from {table} where expires <= {NOW} order by expires limit ?1
-)"
+            read_expired: statement(format!(
+                "select expires, id, coalesce(length(record), 0) + coalesce(length(checkpoint_data), 0)
+from {by_expiry} where expires <= {NOW} order by expires, id limit ?1"
+            )),
+            delete_expired: statement(format!(
+                "delete from {by_expiry} where (expires, id) in (
+  select expires, id from {by_expiry}
+  where (expires, id) <= (?1, ?2) and expires <= {NOW} order by expires, id limit ?3
+) returning 1"
             )),
             lease_status: statement(fence.lease_status_sql().to_owned()),
             write_record: statement(fence.write_record_sql().to_owned()),

@@ -1,13 +1,13 @@
 //! Handlers' transactions, checkpoints and orphans in SQLite.
 
-use sqlx::{Connection, Row, Sqlite, SqliteConnection, SqlitePool, raw_sql, sqlite::SqliteRow};
+use sqlx::{Connection, Row, Sqlite, SqliteConnection, SqlitePool, raw_sql};
 use tower_idempotency::{
     Lease,
-    store::{Fingerprint, KeyId, LeaseRef, Ttl},
+    store::{LeaseRef, Ttl},
 };
 use tower_idempotency_sql::SqliteFence;
 
-use super::{SqliteStore, fetch_row};
+use super::{SqliteStore, fetch_row, read_orphan_row};
 use crate::{
     Checkpoint, FencedTransaction, LeaseStatus, SqlError, TransactionError,
     backend::{Backend, CheckpointWrite, OrphanQuery, OrphanRow, SqlStore, millis},
@@ -68,6 +68,8 @@ impl Backend<Sqlite> for SqliteStore {
     // the pool.
     const BEGIN: &'static str = SqliteFence::BEGIN;
 
+    type Fence = SqliteFence;
+
     async fn record_limit(&self) -> Result<usize, SqlError> {
         Ok(self.inner.settings.record_limit)
     }
@@ -81,11 +83,9 @@ impl Backend<Sqlite> for SqliteStore {
         let read = self
             .inner
             .bind_lease(&self.inner.statements.lease_status, lease);
-        Ok(match read.fetch_optional(connection).await? {
-            Some(row) if row.try_get(0)? => LeaseStatus::Held,
-            Some(_) => LeaseStatus::Lost,
-            None => LeaseStatus::Absent,
-        })
+        let row = read.fetch_optional(connection).await?;
+        let is_held = row.map(|row| row.try_get(0)).transpose()?;
+        Ok(LeaseStatus::from_row(is_held))
     }
 
     async fn write_record(
@@ -177,14 +177,6 @@ impl Backend<Sqlite> for SqliteStore {
             .await?
             .is_some())
     }
-
-    fn is_missing_table(code: &str) -> bool {
-        SqliteFence::is_missing_table(code)
-    }
-
-    fn is_commit_rejected(code: &str) -> bool {
-        SqliteFence::is_commit_rejected(code)
-    }
 }
 
 /// Releases the savepoint that the transaction began with. Fails if the transaction has ended, because its savepoint ended
@@ -208,21 +200,4 @@ async fn release_transaction_savepoint(connection: &mut SqliteConnection) -> Res
 
 fn min_age_millis(query: &OrphanQuery) -> i64 {
     i64::try_from(query.min_age.as_millis()).unwrap_or(i64::MAX)
-}
-
-fn read_orphan_row(row: &SqliteRow) -> Result<OrphanRow, SqlError> {
-    let digest = |bytes: Vec<u8>| -> Result<[u8; 32], SqlError> {
-        let bytes = bytes.try_into();
-        bytes.map_err(|_| SqlError::unreadable("no digest"))
-    };
-    Ok(OrphanRow {
-        id: KeyId::from_bytes(digest(row.try_get(0)?)?),
-        fingerprint: Fingerprint::from_bytes(digest(row.try_get(1)?)?),
-        generation: row.try_get(2)?,
-        lease_ends: row.try_get(3)?,
-        operation: String::from_utf8_lossy(row.try_get(4)?).into_owned(),
-        read_at: row.try_get(5)?,
-        orphan_retention: row.try_get(6)?,
-        created: row.try_get(7)?,
-    })
 }

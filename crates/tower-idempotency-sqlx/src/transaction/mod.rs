@@ -12,7 +12,7 @@ use tower_idempotency::{
     store::{LeaseRef, StoreError},
     transaction::{LeaseExt as _, NotRecordable, OpenTransaction, Prepared},
 };
-use tower_idempotency_sql::begin_in_task;
+use tower_idempotency_sql::{Fence as _, begin_in_task};
 
 use crate::{
     CommitError, LeaseStatus, SqlError, TransactionError, TransactionErrorKind,
@@ -79,7 +79,7 @@ impl<S: SqlStore> FencedTransaction<S> {
             }
             Ok((_, Ok(LeaseStatus::Lost))) => TransactionErrorKind::LeaseLost.into(),
             Ok((_, Ok(LeaseStatus::Absent))) => TransactionErrorKind::NoEntry.into(),
-            Ok((_, Err(error))) if error.code().is_some_and(S::is_missing_table) => {
+            Ok((_, Err(error))) if error.code().is_some_and(S::Fence::is_missing_table) => {
                 TransactionError::new(TransactionErrorKind::NoEntry, error)
             }
             Ok((_, Err(error))) => TransactionError::database(error),
@@ -233,7 +233,7 @@ impl<S: SqlStore> FencedTransaction<S> {
             may_be_committed.store(true, Relaxed);
             transaction.commit().await.map_err(|error| {
                 let error = SqlError::from(error);
-                if error.code().is_some_and(S::is_commit_rejected) {
+                if error.code().is_some_and(S::Fence::is_commit_rejected) {
                     may_be_committed.store(false, Relaxed);
                     is_rejected.store(true, Relaxed);
                 }
@@ -284,7 +284,7 @@ impl<S: SqlStore> FencedTransaction<S> {
             return Ok(());
         };
         let error = SqlError::from(error);
-        if error.code().is_some_and(S::is_commit_rejected) {
+        if error.code().is_some_and(S::Fence::is_commit_rejected) {
             return Err(TransactionError::database(error));
         }
         // The same checkpoint was stored before, so its presence now does not prove this commit.

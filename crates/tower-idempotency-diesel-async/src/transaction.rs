@@ -18,7 +18,7 @@ use tower_idempotency_sql::{
 use crate::error::sql_error;
 
 // This module relies on the parameters and columns of this version.
-const _: () = assert!(PostgresFence::VERSION == 2);
+const _: () = assert!(PostgresFence::VERSION == 1);
 
 /// A handler's transaction of diesel-async that is fenced by its lease.
 ///

@@ -63,7 +63,7 @@ pub use tower_idempotency_sql::{
 use tower_idempotency_sql::{Driver, LeaseStatus, RecordStatus, RecordWrite, begin_in_task};
 
 // This module relies on the parameters and columns of this version.
-const _: () = assert!(PostgresFence::VERSION == 2);
+const _: () = assert!(PostgresFence::VERSION == 1);
 
 /// A handler's transaction of SeaORM that is fenced by its lease.
 ///

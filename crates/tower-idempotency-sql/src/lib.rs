@@ -25,7 +25,7 @@
 //! # }
 //!
 //! // This module relies on the parameters and columns of this version.
-//! const _: () = assert!(PostgresFence::VERSION == 2);
+//! const _: () = assert!(PostgresFence::VERSION == 1);
 //!
 //! struct Open(some_driver::Transaction);
 //!

@@ -10,7 +10,7 @@ use tower_idempotency_sql::{
 };
 
 // This module relies on the parameters and columns of this version.
-const _: () = assert!(PostgresFence::VERSION == 2);
+const _: () = assert!(PostgresFence::VERSION == 1);
 
 /// A handler's transaction of tokio-postgres that is fenced by its lease.
 ///

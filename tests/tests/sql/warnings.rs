@@ -12,7 +12,7 @@ use axum::response::Response;
 use tests::{
     barrier::eventually,
     created,
-    observed::{Log, observed_with_log, with_panicking_reports},
+    observed::{Log, observed_on, observed_with_log, with_panicking_reports},
     scratch::Scratch,
     sql::{self, claim},
 };
@@ -103,6 +103,54 @@ fn failed_recoveries_warn_each_second() {
             attempts = retry_orphan(fail, wait).await;
         });
         assert!(count <= attempts, "{event}: {count} of {attempts}");
+    }
+}
+
+/// Runs this on a completer whose orphans are due after a minute and expire after this number of seconds. Returns the number of
+/// warnings about that.
+fn retention_warnings(retention: u64, run: impl AsyncFnOnce(Completer<SqliteStore>)) -> usize {
+    let scratch = Scratch::new();
+    let (_, log) = observed_on(runtime(), "warn", async {
+        let store = sql::sqlite(&scratch).await;
+        let layer = sql::layer(store.clone()).with_orphan_retention(Ttl::from_secs(retention));
+        let work = async |_: Orphan| Ok::<_, &'static str>(created(1));
+        run(Completer::new(&store, &layer, work)).await;
+    });
+    log.matches("orphan retention too short for the completer")
+        .count()
+}
+
+// F-960
+#[test]
+fn retention_up_to_min_age_warns_once() {
+    for (retention, warnings) in [(59, 1), (60, 1), (61, 0)] {
+        let sweeps = async |completer: Completer<SqliteStore>| {
+            for _ in 0..2 {
+                completer.sweep().await.expect("a sweep");
+            }
+        };
+        let logged = retention_warnings(retention, sweeps);
+        assert_eq!(logged, warnings, "{retention} s");
+    }
+}
+
+// F-960
+#[test]
+fn retention_that_no_sweep_meets_warns() {
+    // The longest delay is 64 minutes, or half of the retention if that is shorter.
+    for (retention, period, warnings) in [
+        (80, 20, 1),
+        (80, 19, 0),
+        (3_600, 1_800, 1),
+        (3_600, 1_799, 0),
+        (86_400, 86_400 - 3_840, 1),
+        (86_400, 86_400 - 3_841, 0),
+    ] {
+        let spawned = async |completer: Completer<SqliteStore>| {
+            drop(completer.spawn(Duration::from_secs(period)));
+        };
+        let logged = retention_warnings(retention, spawned);
+        assert_eq!(logged, warnings, "{retention} s, every {period} s");
     }
 }
 

@@ -9,6 +9,7 @@ mod postgres;
 mod sqlite;
 
 pub use self::{mysql::MySqlFence, postgres::PostgresFence, sqlite::SqliteFence};
+use crate::Table;
 
 /// The statements that fence a transaction on one database.
 ///
@@ -28,10 +29,44 @@ pub trait Fence: Clone + Send + Sync + sealed::Sealed {
 
 mod sealed {
     pub trait Sealed {}
-    impl Sealed for super::MySqlFence {}
-    impl Sealed for super::PostgresFence {}
-    impl Sealed for super::SqliteFence {}
 }
+
+/// Implements the traits of a fence with its own methods of the same names.
+macro_rules! implement_fence {
+    ($fence:ty) => {
+        impl Default for $fence {
+            fn default() -> Self {
+                Self::for_table(&Table::default())
+            }
+        }
+
+        impl From<&Self> for $fence {
+            fn from(fence: &Self) -> Self {
+                fence.clone()
+            }
+        }
+
+        impl sealed::Sealed for $fence {}
+
+        impl Fence for $fence {
+            fn record_limit(&self) -> usize {
+                self.record_limit()
+            }
+
+            fn is_missing_table(code: &str) -> bool {
+                Self::is_missing_table(code)
+            }
+
+            fn is_commit_rejected(code: &str) -> bool {
+                Self::is_commit_rejected(code)
+            }
+        }
+    };
+}
+
+implement_fence!(MySqlFence);
+implement_fence!(PostgresFence);
+implement_fence!(SqliteFence);
 
 /// Parameters of the statement that writes the record.
 #[derive(Clone, Copy)]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tower_idempotency::store::MIN_RECORD_LIMIT;
 
-use crate::{Table, TableNameError, fence::Fence};
+use crate::{Table, TableNameError};
 
 /// Time at which the statement began, in milliseconds since 1970. Uses UTC: local time repeats an hour in autumn.
 macro_rules! now {
@@ -125,7 +125,10 @@ pub struct MySqlFence {
 }
 
 impl MySqlFence {
-    /// Version of the statements, with their parameters and results. A release that changes a statement increases it.
+    /// Version of the order of the statements, and of their parameters and results. The text of a statement may change without
+    /// it.
+    ///
+    /// An increase belongs to an incompatible release of this crate, because it stops the build of each driver's crate.
     ///
     /// A driver's crate compares it at compile time: `const _: () = assert!(MySqlFence::VERSION == 1);`.
     pub const VERSION: u32 = 1;
@@ -264,32 +267,6 @@ impl MySqlFence {
     pub fn is_commit_rejected(code: &str) -> bool {
         // A deadlock, or a failed certification: 1213 in a Galera cluster, 3101 in group replication.
         ["1213", "3101"].contains(&code)
-    }
-}
-
-impl Default for MySqlFence {
-    fn default() -> Self {
-        Self::for_table(&Table::default())
-    }
-}
-
-impl From<&Self> for MySqlFence {
-    fn from(fence: &Self) -> Self {
-        fence.clone()
-    }
-}
-
-impl Fence for MySqlFence {
-    fn record_limit(&self) -> usize {
-        self.record_limit
-    }
-
-    fn is_missing_table(code: &str) -> bool {
-        Self::is_missing_table(code)
-    }
-
-    fn is_commit_rejected(code: &str) -> bool {
-        Self::is_commit_rejected(code)
     }
 }
 

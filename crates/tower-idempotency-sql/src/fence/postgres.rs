@@ -4,10 +4,7 @@ use std::{fmt, sync::Arc};
 
 use tower_idempotency::store::MIN_RECORD_LIMIT;
 
-use crate::{
-    Table, TableNameError,
-    fence::{Fence, RecordWrite},
-};
+use crate::{Table, TableNameError, fence::RecordWrite};
 
 /// Name of the setting that marks a transaction.
 macro_rules! mark {
@@ -85,10 +82,13 @@ pub struct PostgresFence {
 }
 
 impl PostgresFence {
-    /// Version of the statements, with their parameters and results. A release that changes a statement increases it.
+    /// Version of the order of the statements, and of their parameters and results. The text of a statement may change without
+    /// it.
     ///
-    /// A driver's crate compares it at compile time: `const _: () = assert!(PostgresFence::VERSION == 2);`.
-    pub const VERSION: u32 = 2;
+    /// An increase belongs to an incompatible release of this crate, because it stops the build of each driver's crate.
+    ///
+    /// A driver's crate compares it at compile time: `const _: () = assert!(PostgresFence::VERSION == 1);`.
+    pub const VERSION: u32 = 1;
 
     /// Statement that begins the transaction.
     ///
@@ -244,32 +244,6 @@ from (select 1) one left join ended on true"
     #[must_use]
     pub fn is_marked_sql() -> &'static str {
         is_marked!()
-    }
-}
-
-impl Default for PostgresFence {
-    fn default() -> Self {
-        Self::for_table(&Table::default())
-    }
-}
-
-impl From<&Self> for PostgresFence {
-    fn from(fence: &Self) -> Self {
-        fence.clone()
-    }
-}
-
-impl Fence for PostgresFence {
-    fn record_limit(&self) -> usize {
-        self.record_limit
-    }
-
-    fn is_missing_table(code: &str) -> bool {
-        Self::is_missing_table(code)
-    }
-
-    fn is_commit_rejected(code: &str) -> bool {
-        Self::is_commit_rejected(code)
     }
 }
 

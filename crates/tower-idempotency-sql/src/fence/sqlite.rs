@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tower_idempotency::store::MIN_RECORD_LIMIT;
 
-use crate::{Table, TableNameError, fence::Fence};
+use crate::{Table, TableNameError};
 
 /// The primary result code of errors of the disk.
 const SQLITE_IOERR: u32 = 10;
@@ -134,7 +134,10 @@ pub struct SqliteFence {
 }
 
 impl SqliteFence {
-    /// Version of the statements, with their parameters and results. A release that changes a statement increases it.
+    /// Version of the order of the statements, and of their parameters and results. The text of a statement may change without
+    /// it.
+    ///
+    /// An increase belongs to an incompatible release of this crate, because it stops the build of each driver's crate.
     ///
     /// A driver's crate compares it at compile time: `const _: () = assert!(SqliteFence::VERSION == 1);`.
     pub const VERSION: u32 = 1;
@@ -262,32 +265,6 @@ impl SqliteFence {
         // if the sync of the log fails, a recovery can find the commit in the log.
         code.parse::<u32>()
             .is_ok_and(|code| code & 0xff != SQLITE_IOERR)
-    }
-}
-
-impl Default for SqliteFence {
-    fn default() -> Self {
-        Self::for_table(&Table::default())
-    }
-}
-
-impl From<&Self> for SqliteFence {
-    fn from(fence: &Self) -> Self {
-        fence.clone()
-    }
-}
-
-impl Fence for SqliteFence {
-    fn record_limit(&self) -> usize {
-        self.record_limit
-    }
-
-    fn is_missing_table(code: &str) -> bool {
-        Self::is_missing_table(code)
-    }
-
-    fn is_commit_rejected(code: &str) -> bool {
-        Self::is_commit_rejected(code)
     }
 }
 

@@ -92,53 +92,37 @@ async fn open_redis_cluster(_: &str, _: &str, _: &OpenOptions) -> Result<AnyStor
     Err(not_built("redis", "redis"))
 }
 
-#[cfg(feature = "postgres")]
-async fn open_postgres(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
-    refuse_fragment(url)?;
-    refuse_split_password(url)?;
-    // Parsed before the connection, because an invalid URL is an error of another kind.
-    let mut store = tower_idempotency_sqlx::PostgresStore::from_url(url)
-        .map_err(|error| OpenError::new(OpenErrorKind::Url, error.to_string()))?;
-    if let Some(table) = &options.table {
-        store = store
-            .with_table(table)
-            .map_err(|error| invalid_table(&error))?;
-    }
-    if options.creates {
-        let migrated = store.migrate().await;
-        migrated.map_err(|error| OpenError::unusable("postgres", &error))?;
-    }
-    Ok(store.into())
+/// Defines the function that opens the store on a database server. Without the feature, the function returns an error.
+macro_rules! define_open_server {
+    ($open:ident, $store:ident, $feature:literal) => {
+        #[cfg(feature = $feature)]
+        async fn $open(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
+            refuse_fragment(url)?;
+            refuse_split_password(url)?;
+            // Parsed before the connection, because an invalid URL is an error of another kind.
+            let mut store = tower_idempotency_sqlx::$store::from_url(url)
+                .map_err(|error| OpenError::new(OpenErrorKind::Url, error.to_string()))?;
+            if let Some(table) = &options.table {
+                store = store
+                    .with_table(table)
+                    .map_err(|error| invalid_table(&error))?;
+            }
+            if options.creates {
+                let migrated = store.migrate().await;
+                migrated.map_err(|error| OpenError::unusable($feature, &error))?;
+            }
+            Ok(store.into())
+        }
+
+        #[cfg(not(feature = $feature))]
+        async fn $open(_: &str, _: &OpenOptions) -> Result<AnyStore, OpenError> {
+            Err(not_built($feature, $feature))
+        }
+    };
 }
 
-#[cfg(not(feature = "postgres"))]
-async fn open_postgres(_: &str, _: &OpenOptions) -> Result<AnyStore, OpenError> {
-    Err(not_built("postgres", "postgres"))
-}
-
-#[cfg(feature = "mysql")]
-async fn open_mysql(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
-    refuse_fragment(url)?;
-    refuse_split_password(url)?;
-    // Parsed before the connection, because an invalid URL is an error of another kind.
-    let mut store = tower_idempotency_sqlx::MySqlStore::from_url(url)
-        .map_err(|error| OpenError::new(OpenErrorKind::Url, error.to_string()))?;
-    if let Some(table) = &options.table {
-        store = store
-            .with_table(table)
-            .map_err(|error| invalid_table(&error))?;
-    }
-    if options.creates {
-        let migrated = store.migrate().await;
-        migrated.map_err(|error| OpenError::unusable("mysql", &error))?;
-    }
-    Ok(store.into())
-}
-
-#[cfg(not(feature = "mysql"))]
-async fn open_mysql(_: &str, _: &OpenOptions) -> Result<AnyStore, OpenError> {
-    Err(not_built("mysql", "mysql"))
-}
+define_open_server!(open_mysql, MySqlStore, "mysql");
+define_open_server!(open_postgres, PostgresStore, "postgres");
 
 #[cfg(feature = "sqlite")]
 async fn open_sqlite(url: &str, options: &OpenOptions) -> Result<AnyStore, OpenError> {
@@ -275,7 +259,7 @@ mod tests {
 
     async fn refusal(options: &OpenOptions, url: &str) -> String {
         let error = options.open(url).await.expect_err(url);
-        assert_ne!(error.kind(), OpenErrorKind::NotBuilt, "{error}");
+        assert_eq!(error.kind(), OpenErrorKind::Url, "{error}");
         error.to_string()
     }
 
@@ -295,7 +279,17 @@ mod tests {
                 "hush",
                 format!("{stores} a text without a scheme"),
             ),
+            (
+                options.clone(),
+                "",
+                format!("{stores} a text without a scheme"),
+            ),
             (options.clone(), "hush:", format!("{stores} another text")),
+            (
+                options.clone(),
+                "hush hush://localhost",
+                format!("{stores} another text"),
+            ),
             (
                 options.clone(),
                 "memory:",
@@ -311,6 +305,7 @@ mod tests {
                 "memory",
                 "expected a URL of Redis, because a prefix is set".to_owned(),
             ),
+            // Another process has another memory, in which a tool finds no entry.
             (
                 options.with_create_if_missing(false),
                 "memory",
@@ -356,10 +351,12 @@ mod tests {
         assert!(text.starts_with(start), "{text}");
         assert!(text.ends_with("found \"a b\""), "{text}");
         let tool = options.with_create_if_missing(false);
-        let text = refusal(&tool, "sqlite:/absent/keys.db").await;
+        let error = tool.open("sqlite:/absent/keys.db").await;
+        let error = error.expect_err("no such file");
+        assert_eq!(error.kind(), OpenErrorKind::Unusable);
         let expected = "cannot use the sqlite store: the file does not exist, and this program creates nothing: \
                         check the path and the table";
-        assert_eq!(text, expected);
+        assert_eq!(error.to_string(), expected);
     }
 
     #[cfg(feature = "dynamodb")]
@@ -425,11 +422,15 @@ mod tests {
                      write %2F for / and %3F for ? in a password, and elsewhere %40 for @";
         let parameters = "expected only parameters of the driver after the ? of the URL: sslmode, sslrootcert, sslcert, sslkey, \
                           host, hostaddr, port, dbname, user, password, application_name, options or statement-cache-capacity";
+        let (postgres, mysql) = (
+            "expected a URL of the form postgres://USER:PASSWORD@HOST/DATABASE",
+            "expected a URL of the form mysql://USER:PASSWORD@HOST/DATABASE",
+        );
+        let redis = "expected an address of the form redis://:PASSWORD@HOST:PORT/DB";
         for (url, text) in [
-            (
-                "redis://:hush@127.0.0.1:1/hush",
-                "expected an address of the form redis://:PASSWORD@HOST:PORT/DB",
-            ),
+            // The driver quotes the part of the URL that it cannot read, which may be a password.
+            ("redis://:hush@[::hush/0", redis),
+            ("redis://:hush@127.0.0.1:1/hush", redis),
             (
                 "redis+cluster://:hush@[::hush",
                 "expected an address of the form redis+cluster://HOST:PORT,HOST:PORT",
@@ -438,16 +439,14 @@ mod tests {
                 "redis+cluster:hush",
                 "expected nodes, as in redis+cluster://HOST:PORT,HOST:PORT",
             ),
-            (
-                "postgres://app:hush@host:hush/app",
-                "expected a URL of the form postgres://USER:PASSWORD@HOST/DATABASE",
-            ),
-            (
-                "mysql://app:hush@:hush",
-                "expected a URL of the form mysql://USER:PASSWORD@HOST/DATABASE",
-            ),
+            ("postgres://app:hush@:hush", postgres),
+            ("postgres://app:hush@host:hush/app", postgres),
+            ("postgres://host/app?sslmode=hush", postgres),
+            ("mysql://app:hush@:hush", mysql),
+            ("mysql://host/app?ssl-mode=hush", mysql),
             // The driver would ignore the parameter, and log its value.
             ("postgres://app@host/app?sslpassword=hush", parameters),
+            ("postgresql://host/app?sslmode=disable&hush", parameters),
             ("postgresql://host/app?sslmode=require&hush", parameters),
             (
                 "mysql://host/app?sslMode=hush",

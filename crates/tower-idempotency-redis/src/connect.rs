@@ -114,19 +114,20 @@ impl RedisOptions {
 
         #[cfg(feature = "tls")]
         install_crypto_provider();
-        let new_link = || {
+        let new_connection = || {
             let pool = pool.clone();
-            Link::Single(ReconnectingConnection::new(move || {
+            ReconnectingConnection::new(move || {
                 let pool = pool.clone();
                 async move {
                     // The pool may have no timeout of its own.
                     let deadline = Instant::now() + SLOW_CONNECT_TIMEOUT;
                     with_deadline(deadline, pool.manager().create()).await
                 }
-            }))
+            })
         };
-        let lease_link = new_link();
-        let replica_link = self.replica_wait.is_some().then(new_link);
+        let lease_link = Link::single(new_connection());
+        let waits = self.replica_wait.is_some();
+        let replica_link = waits.then(|| Link::waiting(new_connection()));
         let connect_timeout = self.timeout;
         self.build_store(
             connect_timeout,
@@ -252,9 +253,9 @@ impl RedisOptions {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.timeout))
             .set_response_timeout(None);
-        let new_link = || {
+        let new_connection = || {
             let (primary, config) = (primary.clone(), config.clone());
-            Link::Single(ReconnectingConnection::new(move || {
+            ReconnectingConnection::new(move || {
                 let (primary, config) = (primary(), config.clone());
                 async move {
                     primary
@@ -262,10 +263,12 @@ impl RedisOptions {
                         .get_multiplexed_async_connection_with_config(&config)
                         .await
                 }
-            }))
+            })
         };
-        let (acquire_link, lease_link) = (new_link(), new_link());
-        let replica_link = self.replica_wait.is_some().then(new_link);
+        let acquire_link = Link::single(new_connection());
+        let lease_link = Link::single(new_connection());
+        let waits = self.replica_wait.is_some();
+        let replica_link = waits.then(|| Link::waiting(new_connection()));
         let notifications = Notifications::new(connect_timeout, move || {
             let primary = primary();
             async move { primary.await?.get_async_pubsub().await }
@@ -292,13 +295,14 @@ impl RedisOptions {
         let scripts = Scripts::new();
         let deadline = Instant::now() + connect_timeout;
         let is_evicting = check_server(&lease_link, deadline, &scripts, self.eviction).await?;
-        let indexes = self.has_indexes.then(|| {
-            let is_cluster = acquire_link.is_cluster();
-            Indexes::new(&self.prefix, is_cluster, self.has_completed_index)
-        });
+        let is_cluster = acquire_link.is_cluster();
+        let indexes = self
+            .has_indexes
+            .then(|| Indexes::new(&self.prefix, is_cluster, self.has_completed_index));
         Ok(RedisStore::from_inner(Inner {
             indexes,
-            can_publish: acquire_link.can_publish(),
+            // In a cluster, every message would go to every node.
+            can_publish: !is_cluster,
             acquire_link,
             lease_link,
             replica_link,

@@ -168,7 +168,16 @@ impl RedisOptions {
     /// lose some, so wait for as many replicas as can be promoted.
     ///
     /// Each new request costs one more round trip, and each record is sent twice. While fewer than `replicas` replicas confirm
-    /// writes, new requests get 503. Calls that wait for replicas use a connection of their own, one after the other.
+    /// writes, new requests get 503. Calls that wait for replicas use a connection of their own, one after the other. If one of
+    /// them times out, the store replaces that connection, and the server discards the calls that it has not executed.
+    ///
+    /// The timeout of the call and the wait together should be shorter than half of the [lease]. The server may execute an
+    /// acquire until twice that time after its call began. The layer releases a late lease only until the lease would have
+    /// expired. An acquire that is executed later blocks its key: for a lease, or with [`OrphanPolicy::Refuse`] for the orphan
+    /// retention.
+    ///
+    /// [lease]: tower_idempotency::IdempotencyLayer::with_lease_ttl
+    /// [`OrphanPolicy::Refuse`]: tower_idempotency::OrphanPolicy::Refuse
     ///
     /// Renewals do not wait for replicas: the new primary has the renewals that reached it. If the new primary is behind by
     /// a lease duration or more, leases that are still held may expire there. Clusters do not support this setting.

@@ -1,13 +1,14 @@
 //! Requirements on a server, checked when the store connects. The eviction policy is checked again later.
 
+use std::{
+    error::Error,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
 #[cfg(feature = "metrics")]
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Mutex, PoisonError},
-};
-use std::{
-    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
-    time::Duration,
 };
 
 use redis::{ErrorKind, RedisError, RetryMethod, Value};
@@ -67,7 +68,19 @@ pub(crate) async fn check_store(
     checked.map_err(|error| check_error(&error))?;
     // Shows rights on commands and keys, and that the server accepts writes.
     let probed = probe(store).await;
-    probed.map_err(|error| CheckError::unreachable(&error, RIGHTS))
+    probed.map_err(|error| CheckError::unreachable(&error, probe_remedy(&error)))
+}
+
+/// Returns the remedy for a server that does not grant the lease of the check.
+fn probe_remedy(error: &StoreError) -> &'static str {
+    let cause = error.source().map(ToString::to_string).unwrap_or_default();
+    // Before Redis 7, the code of an error in a script is a part of the message.
+    let mut codes = ["MISCONF", "NOREPLICAS", "OOM"].into_iter();
+    if codes.any(|code| cause.contains(code)) {
+        WRITES
+    } else {
+        RIGHTS
+    }
 }
 
 /// Checks the reply of `scripts/rights.lua`: the names of commands that the server rejects.
@@ -123,6 +136,8 @@ async fn probe(store: &impl Store) -> Result<KeyId, StoreError> {
 const REACHABLE: &str =
     "check the address, the credentials and the network, and that the server runs";
 const RIGHTS: &str = "permit the user to run INFO and EVALSHA, and to read and write the keys with the prefix of the store";
+const WRITES: &str =
+    "give the server the memory, the disk space or the replicas that it needs to accept writes";
 /// The commands on entries that `scripts/rights.lua` tries.
 const ENTRY_COMMANDS: [&str; 3] = ["hdel", "pttl", "pexpire"];
 const ENTRY_RIGHTS: &str =

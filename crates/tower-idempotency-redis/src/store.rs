@@ -26,7 +26,8 @@ use crate::{
 /// # Cancellation
 ///
 /// A dropped call may or may not reach the server. The server executes it completely or not at all. The connection remains
-/// usable.
+/// usable. With [`with_wait`](RedisOptions::with_wait), the wait for replicas of a dropped call continues in the background,
+/// at most until the timeout of the call.
 #[derive(Clone)]
 pub struct RedisStore {
     pub(crate) inner: Arc<Inner>,
@@ -37,7 +38,7 @@ pub(crate) struct Inner {
     pub(crate) acquire_link: Link,
     /// Link for renewals, completions and releases, so that these never queue behind acquires.
     pub(crate) lease_link: Link,
-    /// Link for calls that wait for replicas. The server replies to no other call on it meanwhile.
+    /// Link for calls that wait for replicas. The server executes no other call on it meanwhile.
     pub(crate) replica_link: Option<Link>,
     pub(crate) scripts: Scripts,
     /// Indexes of leases, of records that need attention, and of other records if the options add it. `None` if the options
@@ -288,14 +289,13 @@ impl Inner {
         arguments: &impl ToRedisArgs,
         wait: &ReplicaWait,
     ) -> Result<Value, StoreError> {
-        let wait_command = wait.command();
         let keys = keys.all();
-        let command = script.run_command(ScriptForm::Hash, &keys, arguments);
-        let (reply, replicas) = match link.send_pair(deadline, &command, &wait_command).await {
-            Err(error) if is_unknown_script(&error) => {
-                let command = script.run_command(ScriptForm::Code, &keys, arguments);
-                link.send_pair(deadline, &command, &wait_command).await
-            }
+        let send = |form| {
+            let command = script.run_command(form, &keys, arguments);
+            link.send_pair(deadline, command, wait.command())
+        };
+        let (reply, replicas) = match send(ScriptForm::Hash).await {
+            Err(error) if is_unknown_script(&error) => send(ScriptForm::Code).await,
             replies => replies,
         }
         .map_err(StoreError::backend)?;

@@ -60,6 +60,24 @@ async fn check_names_eviction_policy_and_rights() {
     );
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn check_names_refused_writes() {
+    let server = RedisServer::start(&[]);
+    let store = server.store().await;
+    for setting in ["min-replicas-to-write", "maxmemory"] {
+        server.command(&["CONFIG", "SET", setting, "1"]);
+        let (text, kind) = problem(&store).await;
+        let remedy = ": give the server the memory, the disk space or the replicas that it needs to accept writes";
+        assert!(
+            text.starts_with("the store failed (") && text.ends_with(remedy),
+            "{text}"
+        );
+        assert_eq!(kind, CheckErrorKind::Unreachable);
+        server.command(&["CONFIG", "SET", setting, "0"]);
+        store.check().await.unwrap();
+    }
+}
+
 /// Without one of these commands, a request executes and its record is not stored, or no retry gets the record. The user lacks
 /// each of them once. A store with the index of completed entries names the commands of the index too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,6 +5,8 @@ mod cluster;
 mod command;
 mod reconnect;
 
+use std::{io, sync::Arc};
+
 use redis::{Cmd, RedisResult, Value, aio::MultiplexedConnection};
 use tokio::time::Instant;
 
@@ -44,7 +46,7 @@ pub(crate) enum Delivery {
 pub(crate) enum Link {
     /// A connection to one server, or to the primary that sentinels report. The connection is replaced if it breaks, if its
     /// server has become read-only, or if its server is unresponsive.
-    Single(ReconnectingConnection<MultiplexedConnection>),
+    Single(Arc<ReconnectingConnection<MultiplexedConnection>>),
     /// A pool, which lends a connection to each call.
     #[cfg(feature = "deadpool")]
     Pooled(deadpool_redis::Pool),
@@ -54,6 +56,16 @@ pub(crate) enum Link {
 }
 
 impl Link {
+    /// Creates a link to one server.
+    pub(crate) fn single(connection: ReconnectingConnection<MultiplexedConnection>) -> Self {
+        Self::Single(Arc::new(connection))
+    }
+
+    /// Creates a link for calls that wait for replicas. Each wait delays the calls after it.
+    pub(crate) fn waiting(connection: ReconnectingConnection<MultiplexedConnection>) -> Self {
+        Self::single(connection.replace_on_timeout())
+    }
+
     /// Returns `true` if the link leads to the nodes of a cluster.
     pub(crate) fn is_cluster(&self) -> bool {
         match self {
@@ -61,11 +73,6 @@ impl Link {
             Self::Cluster(_) => true,
             _ => false,
         }
-    }
-
-    /// Returns `true` if scripts should publish messages for waiters. In a cluster, every message would go to every node.
-    pub(crate) fn can_publish(&self) -> bool {
-        !self.is_cluster()
     }
 
     /// Sends a command and returns its reply. Error replies of the server become errors. The command may arrive twice.
@@ -124,26 +131,31 @@ impl Link {
     }
 
     /// Sends two commands at once, on one connection and in this order. Returns both replies.
+    ///
+    /// A dropped call continues in a task until its reply or its deadline. So the connection is replaced also if all callers
+    /// drop their calls earlier. The server would otherwise execute all of these calls, one after the other.
     pub(crate) async fn send_pair(
         &self,
         deadline: Instant,
-        first: &Cmd,
-        second: &Cmd,
+        first: Cmd,
+        second: Cmd,
     ) -> RedisResult<(Value, Value)> {
-        let mut pair = redis::pipe();
-        pair.add_command(first.clone());
-        pair.add_command(second.clone());
         match self {
-            Self::Single(connection) => connection.call(deadline, |it| send_pair(it, &pair)).await,
-            #[cfg(feature = "deadpool")]
-            Self::Pooled(pool) => {
-                let sent = call_pooled(pool, |it| send_pair(it, &pair));
-                Box::pin(with_deadline(deadline, sent)).await
+            Self::Single(connection) => {
+                let connection = Arc::clone(connection);
+                let mut pair = redis::pipe();
+                pair.add_command(first).add_command(second);
+                let call = async move {
+                    connection
+                        .call(deadline, |it| async move { send_pair(it, &pair).await })
+                        .await
+                };
+                tokio::spawn(call).await.map_err(io::Error::other)?
             }
-            // Only calls that wait for replicas send pairs. A store on a cluster does not wait for replicas.
-            #[cfg(feature = "cluster")]
-            Self::Cluster(_) => {
-                let message = "a cluster accepts one command at a time";
+            // Only calls that wait for replicas send pairs, and their link is a single connection.
+            #[cfg(any(feature = "cluster", feature = "deadpool"))]
+            _ => {
+                let message = "only a single connection accepts two commands at a time";
                 Err((redis::ErrorKind::Client, message).into())
             }
         }

@@ -28,6 +28,8 @@ pub(crate) struct ReconnectingConnection<C: Clone> {
     current: Mutex<Current<C>>,
     /// `true` if the connection leads to several servers. One of them may be unresponsive while the others reply.
     is_cluster: bool,
+    /// `true` if each call that times out replaces the connection, even if the server has replied to other calls meanwhile.
+    replaces_on_timeout: bool,
     /// Time of the last reply, or of the last replacement of the connection.
     last_reply: AtomicU64,
     /// Time of the first call after `last_reply` that found the connection established.
@@ -71,6 +73,7 @@ impl<C: Clone + Send + Sync + 'static> ReconnectingConnection<C> {
             }),
             connect,
             is_cluster: false,
+            replaces_on_timeout: false,
             last_reply: AtomicU64::new(0),
             first_pending_call: AtomicU64::new(0),
             created_at: Instant::now(),
@@ -88,8 +91,18 @@ impl<C: Clone + Send + Sync + 'static> ReconnectingConnection<C> {
     {
         Self {
             is_cluster: true,
+            replaces_on_timeout: true,
             ..Self::new(connect)
         }
+    }
+
+    /// Makes each call that times out replace the connection, even if the server has replied to other calls meanwhile.
+    ///
+    /// A server executes the calls of a connection one after the other. If each takes long, the server would execute a call
+    /// long after its timeout. It discards such calls when the replaced connection closes, once the other calls on it end.
+    pub(crate) fn replace_on_timeout(mut self) -> Self {
+        self.replaces_on_timeout = true;
+        self
     }
 
     /// Makes a call on the connection.
@@ -135,7 +148,7 @@ impl<C: Clone + Send + Sync + 'static> ReconnectingConnection<C> {
             // A server that disappears without closing the connection sends no more replies. A slow server replies to some
             // of the calls.
             Err(error) if error.is_timeout() => {
-                if self.is_cluster || self.last_reply.load(Relaxed) < started {
+                if self.replaces_on_timeout || self.last_reply.load(Relaxed) < started {
                     self.replace(number);
                 }
             }

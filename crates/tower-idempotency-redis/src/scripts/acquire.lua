@@ -6,6 +6,9 @@
 -- (-1 if it never expires), token or nil}, or {0} for an entry that a newer version wrote, or that is damaged.
 local entry = redis.call('HMGET', KEYS[1], 's', 't', 'f', 'g', 'l', 'b')
 local state, token, fingerprint, generation = entry[1], entry[2], entry[3], entry[4]
+if not state and (token or fingerprint or generation or entry[5] or entry[6]) then
+  return {0}
+end
 if state == 'D' then
   return {4, fingerprint, entry[6], redis.call('PTTL', KEYS[1]), token}
 end

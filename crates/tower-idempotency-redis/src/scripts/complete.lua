@@ -1,10 +1,10 @@
 -- Stores the record and ends the lease. KEYS: entry, and indexes of leases and of records that need attention unless there
 -- are none, and of completed entries if there is one. ARGV: token, fingerprint, generation, record, retention in ms, 1 to
 -- publish, id.
--- Returns 1, or 0 if another token holds or completed the entry, or -1 if a newer version wrote the entry.
-local entry = redis.call('HMGET', KEYS[1], 's', 't')
+-- Returns 1, or 0 if another token holds or completed the entry, or -1 if a newer version wrote it or it is damaged.
+local entry = redis.call('HMGET', KEYS[1], 's', 't', 'f')
 local state, token = entry[1], entry[2]
-if state and state ~= 'L' and state ~= 'D' then
+if not state and (token or entry[3]) or state and state ~= 'L' and state ~= 'D' then
   return -1
 end
 if state and token and token ~= ARGV[1] or state == 'D' and not token then

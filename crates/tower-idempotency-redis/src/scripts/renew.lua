@@ -1,7 +1,7 @@
 -- Extends the lease. KEYS: entry, and index of leases unless there is none. ARGV: token, lease in ms, id. Returns 1, or 0 if the
--- token does not hold the entry, or -1 if a newer version wrote the entry.
+-- token does not hold the entry, or -1 if a newer version wrote it or it is damaged.
 local entry = redis.call('HMGET', KEYS[1], 's', 't', 'k')
-if entry[1] and entry[1] ~= 'L' and entry[1] ~= 'D' then
+if not entry[1] and (entry[2] or entry[3]) or entry[1] and entry[1] ~= 'L' and entry[1] ~= 'D' then
   return -1
 end
 if entry[1] ~= 'L' or entry[2] ~= ARGV[1] then

@@ -1,6 +1,6 @@
-//! The server's memory is full, and it evicts nothing.
+//! The server refuses writes. Its memory is full, and it evicts nothing. Or its settings require a snapshot or replicas.
 
-use std::time::Duration;
+use std::{fs, path::Path, time::Duration};
 
 use http::StatusCode;
 use tests::{
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tower_idempotency::Ttl;
 
 use crate::{
-    events::{eventually, until_renewed},
+    events::{eventually, expiries, until_renewed},
     faults::node::{EffectsByKey, Node, connect_with_long_timeout, patient},
 };
 
@@ -113,6 +113,96 @@ async fn lost_completion_is_retried_on_full_server() {
     let lives = server.command(&["TTL", key.unwrap()]);
     let lives: u64 = lives.parse().unwrap();
     assert!((86_000..=86_400).contains(&lives), "{lives} s");
+}
+
+/// A reason for which a server refuses all writes.
+#[derive(Clone, Copy, Debug)]
+enum Refusal {
+    /// The last snapshot failed.
+    Snapshot,
+    /// Fewer replicas than `min-replicas-to-write` are connected.
+    Replicas,
+}
+
+impl Refusal {
+    async fn begin(self, server: &RedisServer) {
+        match self {
+            Self::Snapshot => {
+                let directory = server.command(&["CONFIG", "GET", "dir"]);
+                let directory = Path::new(directory.lines().nth(1).expect("a directory"));
+                fs::create_dir(directory.join("dump.rdb")).expect("a directory");
+                server.command(&["CONFIG", "SET", "save", "3600 1"]);
+                server.command(&["BGSAVE"]);
+                eventually("the snapshot fails", || {
+                    let info = server.command(&["INFO", "persistence"]);
+                    info.contains("rdb_last_bgsave_status:err")
+                })
+                .await;
+            }
+            Self::Replicas => {
+                server.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+            }
+        }
+    }
+
+    /// Applies the documented remedy.
+    fn end(self, server: &RedisServer) {
+        let (setting, value) = match self {
+            Self::Snapshot => ("stop-writes-on-bgsave-error", "no"),
+            Self::Replicas => ("min-replicas-to-write", "0"),
+        };
+        server.command(&["CONFIG", "SET", setting, value]);
+    }
+}
+
+// F-942
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writes_refused_within_lease_lose_no_record() {
+    for refusal in [Refusal::Snapshot, Refusal::Replicas] {
+        let server = RedisServer::start(&[]);
+        let store = connect_with_long_timeout(&server.url()).await;
+        let node = Node::with(store, &EffectsByKey::default(), patient);
+        let before = node.post("/orders", "before").await;
+        let (request, _) = node.running("running").await;
+        refusal.begin(&server).await;
+        node.assert_unavailable("/orders", "fresh").await;
+        node.assert_replays("/orders", "before", &before).await;
+        node.barrier.open_for_good();
+        let response = request.await.unwrap();
+        assert_eq!(response.status, StatusCode::CREATED, "{refusal:?}");
+        assert_eq!(expiries(&server).len(), 1, "the record is not stored yet");
+
+        refusal.end(&server);
+        let replay = node.until_served("/held", "running").await;
+        assert!(replay.is_replay() && replay.body == response.body);
+        node.until_served("/orders", "fresh").await;
+        for key in ["before", "running", "fresh"] {
+            assert_eq!(node.database.of(key), 1, "{refusal:?} {key}");
+        }
+    }
+}
+
+// F-942
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writes_refused_beyond_lease_lose_records() {
+    let server = RedisServer::start(&[]);
+    let store = connect_with_long_timeout(&server.url()).await;
+    let node = Node::with(store, &EffectsByKey::default(), |layer| {
+        patient(layer).with_lease_ttl(LEASE.try_into().unwrap())
+    });
+    let (request, _) = node.running("running").await;
+    Refusal::Replicas.begin(&server).await;
+    node.barrier.open_for_good();
+    let response = request.await.unwrap();
+    assert_eq!(response.status, StatusCode::CREATED);
+    eventually("no background attempts are left", || {
+        node.layer.in_flight() == 0
+    })
+    .await;
+    Refusal::Replicas.end(&server);
+    let again = node.until_served("/held", "running").await;
+    assert_eq!(again.text(), "effect 2 of running");
+    node.assert_replays("/held", "running", &again).await;
 }
 
 /// Returns the number of commands that failed for lack of memory.

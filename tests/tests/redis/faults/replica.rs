@@ -9,17 +9,24 @@ use std::{
 };
 
 use http::StatusCode;
-use tests::{barrier::within, proxy::Proxy, servers::redis::RedisServer};
+use tests::{
+    barrier::within,
+    proxy::Proxy,
+    servers::redis::{RedisServer, UNHURRIED},
+};
 use tokio::time::{Instant, sleep};
-use tower_idempotency::Ttl;
-use tower_idempotency_redis::RedisStore;
+use tower_idempotency::{
+    OrphanPolicy, Ttl,
+    store::{Claim, Fingerprint, KeyId, Store},
+};
+use tower_idempotency_redis::{RedisOptions, RedisStore};
 
 use crate::{
     events::{HANG, eventually, expiries},
     faults::{
         node::{
             BOUND, EffectsByKey, Node, assert_unavailable, connect, connect_with_long_timeout,
-            options, patient, until_connected,
+            options, options_with_long_timeout, patient, until_connected,
         },
         nowhere::ErrorServer,
         sentinel::caught_up,
@@ -150,6 +157,112 @@ async fn failing_replica_waits_do_not_block_others() {
         assert_eq!(node.database.of(key), 1, "{key}");
     }
     assert_eq!(node.database.total(), 32, "nothing fresh was executed");
+}
+
+/// Returns options with which a call waits for replicas for 500 ms, and times out after 1.5 s.
+fn options_with_short_wait() -> RedisOptions {
+    RedisOptions::new()
+        .with_timeout(Duration::from_secs(1))
+        .with_wait(1, Duration::from_millis(500))
+}
+
+// F-118
+// The server executes the calls of a connection one after the other. The layer releases late leases only until they would
+// have expired.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_replica_waits_take_no_late_leases() {
+    let primary = RedisServer::start(&[]);
+    let replica = RedisServer::replica_of(&primary);
+    let (options, url) = (options_with_short_wait(), primary.url());
+    let store = until_connected(|| options.clone().connect(&url)).await;
+    let lease = Ttl::from_secs(6);
+    let node = Node::with(store, &EffectsByKey::default(), |layer| {
+        layer
+            .with_store_timeout(Duration::from_secs(2))
+            .with_orphan_policy(OrphanPolicy::Refuse)
+            .with_lease_ttl(lease)
+    });
+    replica.pause();
+    let keys = (0..40).map(|i| format!("k-{i}"));
+    let requests: Vec<_> = keys.map(|key| node.spawn("/orders", &key)).collect();
+    for request in requests {
+        assert_unavailable(&request.await.unwrap());
+    }
+    // The last releases are sent after a lease duration. Without a limit, the server would execute calls for 20 s (40 x 500 ms).
+    sleep(lease.as_duration() + Duration::from_secs(4)).await;
+    eventually("no background attempts are left", || {
+        node.layer.in_flight() == 0
+    })
+    .await;
+    assert_eq!(primary.entries().len(), 0);
+    assert_eq!(node.database.total(), 0);
+}
+
+/// Returns `true` if a client of the server is in a blocking command, such as `WAIT`.
+fn has_blocked_client(server: &RedisServer) -> bool {
+    let clients = server.command(&["CLIENT", "LIST"]);
+    let mut flags = clients
+        .split_whitespace()
+        .filter_map(|field| field.strip_prefix("flags="));
+    flags.any(|flags| flags.contains('b'))
+}
+
+// F-118
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_discards_dropped_replica_waits() {
+    let primary = RedisServer::start(&[]);
+    let replica = RedisServer::replica_of(&primary);
+    let (options, url) = (options_with_short_wait(), primary.url());
+    let store = until_connected(|| options.clone().connect(&url)).await;
+    replica.pause();
+    let claims: Vec<_> = (0..20)
+        .map(|id| {
+            let id = KeyId::from_bytes([id; 32]);
+            let mut claim = Claim::new(id, Fingerprint::from_bytes([0; 32])).unwrap();
+            claim.lease = Ttl::from_secs(600);
+            claim
+        })
+        .collect();
+    let calls: Vec<_> = claims
+        .iter()
+        .map(|claim| {
+            let (store, claim) = (store.clone(), claim.clone());
+            tokio::spawn(async move { store.acquire(&claim).await })
+        })
+        .collect();
+    let granted = || primary.entries().len() == claims.len();
+    eventually("all leases are granted", granted).await;
+    eventually("a call waits", || has_blocked_client(&primary)).await;
+    // Until then each call has sent its second acquire.
+    sleep(Duration::from_millis(100)).await;
+    for call in calls {
+        call.abort();
+    }
+    eventually("no call waits", || !has_blocked_client(&primary)).await;
+    let waits = primary.commandstats()["wait"];
+    assert!(waits < 20, "the server has executed all calls");
+    for claim in &claims {
+        store.release(&claim.lease_ref(1)).await.unwrap();
+    }
+    assert_eq!(primary.entries().len(), 0);
+}
+
+// F-118
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_fresh_keys_wait_for_replica_at_once() {
+    let primary = RedisServer::start(&[]);
+    let _replica = RedisServer::replica_of(&primary);
+    let options = options_with_long_timeout().with_wait(1, UNHURRIED);
+    let url = primary.url();
+    let store = until_connected(|| options.clone().connect(&url)).await;
+    let node = Node::with(store, &EffectsByKey::default(), patient);
+    let keys = (0..200).map(|i| format!("k-{i}"));
+    let requests: Vec<_> = keys.map(|key| node.spawn("/orders", &key)).collect();
+    for request in requests {
+        let response = request.await.unwrap();
+        assert_eq!(response.status, StatusCode::CREATED, "{response:?}");
+    }
+    assert_eq!(node.database.total(), 200);
 }
 
 // F-118

@@ -77,14 +77,18 @@ async fn entry_of_later_version_is_preserved() {
     assert_eq!(contents(&key), found);
     assert_eq!(node.database.of("k"), 1);
 
-    let claim = claim(1);
     let store = connect_with_long_timeout(&server.url()).await;
-    let key = key_of(&claim);
-    server.command(&["HSET", &key, "s", "Y", "t", "0123456789abcdef"]);
-    let found = contents(&key);
-    let lease = claim.lease_ref(1);
+    let claim = claim(1);
+    server.command(&["HSET", &key_of(&claim), "s", "Y", "t", "0123456789abcdef"]);
+    assert_unchanged(&server, &store, &claim).await;
+}
+
+/// Checks that no call of the layer changes an entry, or accepts it.
+async fn assert_unchanged(server: &RedisServer, store: &RedisStore, claim: &Claim) {
+    let contents = || server.list(&["HGETALL", &key_of(claim)]);
+    let (found, lease) = (contents(), claim.lease_ref(1));
     assert!(matches!(
-        store.acquire(&claim).await,
+        store.acquire(claim).await,
         Err(StoreError::Unreadable(_))
     ));
     let renewed = store.renew(&lease, Ttl::from_secs(1)).await;
@@ -92,8 +96,23 @@ async fn entry_of_later_version_is_preserved() {
     let record = Bytes::from_static(b"record");
     let completed = store.complete(&lease, record, Ttl::from_secs(1)).await;
     assert!(matches!(completed, Err(StoreError::Unreadable(_))));
-    store.release(&lease).await.unwrap();
-    assert_eq!(contents(&key), found);
+    store.release(&lease).await.expect("a release");
+    assert_eq!(contents(), found);
+}
+
+// F-139
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn entry_without_state_is_preserved() {
+    let server = RedisServer::start(&[]);
+    let store = connect_with_long_timeout(&server.url()).await;
+    // A held lease, and an orphan without a holder.
+    for (id, has_token) in [(1, true), (2, false)] {
+        let claim = claim(id);
+        let key = key_of(&claim);
+        write_leased(&server, &key, "2", now(&server) + 300_000, has_token);
+        server.command(&["HDEL", &key, "s"]);
+        assert_unchanged(&server, &store, &claim).await;
+    }
 }
 
 // F-139, F-999
@@ -119,6 +138,7 @@ async fn unreadable_entry_never_executes() {
     // Each damages a completed entry. Two of them make an entry in progress of it, or an orphan.
     for (damage, executions) in [
         "HSET KEY s X",
+        "HDEL KEY s",
         "HSET KEY f short",
         "HDEL KEY f",
         "HSET KEY t short",
@@ -340,7 +360,7 @@ async fn record_of_v1_is_readable() {
         store.renew(&lease, Ttl::from_secs(1)).await,
         Err(StoreError::LeaseLost)
     ));
-    store.release(&lease).await.unwrap();
+    store.release(&lease).await.expect("a release");
     assert_completed(&store, &claim).await;
     let left: u64 = server.command(&["PTTL", &key]).parse().unwrap();
     assert!(left > 300_000, "{left} ms");

@@ -1,5 +1,6 @@
 use std::{
     collections::HashSet,
+    future::pending,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -171,6 +172,32 @@ async fn connects_to_replica_back_off_exponentially() {
             assert!(expected.contains(&delay), "{delay} ms after {n} replies");
             assert_eq!(attempts.load(Ordering::Relaxed), before + n + 1);
         }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn timeout_replaces_connection_despite_replies() {
+    for replaces in [false, true] {
+        let attempts = Arc::<AtomicUsize>::default();
+        let counter = Arc::clone(&attempts);
+        let mut connection = ReconnectingConnection::new(move || {
+            counter.fetch_add(1, Ordering::Relaxed);
+            async { Ok(()) }
+        });
+        if replaces {
+            connection = connection.replace_on_timeout();
+        }
+        let deadline = Instant::now() + CALL_TIMEOUT;
+        let delayed = connection.call(deadline, |()| pending::<RedisResult<()>>());
+        let served = async {
+            sleep(CALL_TIMEOUT / 2).await;
+            call(&connection).await
+        };
+        let (delayed, served) = tokio::join!(delayed, served);
+        assert!(delayed.is_err() && served.is_ok());
+        assert!(call(&connection).await.is_ok());
+        let expected = 1 + usize::from(replaces);
+        assert_eq!(attempts.load(Ordering::Relaxed), expected);
     }
 }
 

@@ -22,16 +22,21 @@ pub(crate) struct Moment {
     /// The latest deadline that has passed on every clock within the allowed skew: `now - skew`. An entry has expired if
     /// its expiry is not later than this time.
     pub(crate) passed: u64,
+    /// The allowed skew.
+    pub(crate) skew: u64,
 }
 
 impl Clock {
     /// Reads the clock. All values that one write sets and compares belong to one reading.
     pub(crate) fn read(&self) -> Moment {
         let since_epoch = (self.now)().duration_since(UNIX_EPOCH);
-        let now = millis(since_epoch.unwrap_or_default());
+        let now = since_epoch.unwrap_or_default().as_millis();
+        let now = u64::try_from(now).unwrap_or(u64::MAX);
+        let skew = ceil_millis(self.skew);
         Moment {
             now,
-            passed: now.saturating_sub(millis(self.skew)),
+            passed: now.saturating_sub(skew),
+            skew,
         }
     }
 }
@@ -47,6 +52,14 @@ impl Moment {
             .filter(|left| *left > 0)
             .unwrap_or_else(|| deadline.saturating_sub(self.passed));
         Duration::from_millis(left)
+    }
+
+    /// Returns the value of `ttl` for a deadline of this process, in seconds.
+    ///
+    /// The service compares it with its own clock. If the clock of this process is behind, the deadline has passed there before
+    /// its time. So the value includes the allowed skew.
+    pub(crate) fn ttl(self, deadline: u64) -> u64 {
+        ceil_seconds(deadline.saturating_add(self.skew))
     }
 
     /// Returns the time since a deadline, or zero before it.
@@ -68,9 +81,9 @@ pub(crate) const fn ceil_seconds(millis: u64) -> u64 {
     millis.div_ceil(1000)
 }
 
-/// Returns whole milliseconds, rounded down.
-pub(crate) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+/// Returns whole milliseconds, rounded up.
+fn ceil_millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -102,9 +115,21 @@ mod tests {
         assert_eq!(moment.since(8_000), Duration::from_millis(2_000));
     }
 
+    #[test]
+    fn ttl_includes_allowed_skew() {
+        let moment = moment(10_000, 2_000);
+        assert_eq!(
+            [8_000, 8_001, 10_000].map(|it| moment.ttl(it)),
+            [10, 11, 12]
+        );
+    }
+
     // F-045
     #[test]
-    fn seconds_round_up() {
+    fn durations_round_up() {
         assert_eq!([0, 1, 1_000, 1_001].map(ceil_seconds), [0, 1, 1, 2]);
+        let skews = [0, 1, 1_000_000, 1_000_001].map(Duration::from_nanos);
+        assert_eq!(skews.map(ceil_millis), [0, 1, 1, 2]);
+        assert_eq!(ceil_millis(Duration::MAX), u64::MAX);
     }
 }

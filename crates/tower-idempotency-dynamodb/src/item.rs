@@ -140,6 +140,7 @@ mod tests {
     const NOW: Moment = Moment {
         now: 10_000,
         passed: 8_000,
+        skew: 2_000,
     };
 
     fn item(status: &str, expires: u64) -> Item {

@@ -13,7 +13,6 @@ use tower_idempotency::store::{
 };
 
 use crate::{
-    clock::ceil_seconds,
     error::DynamoDbError,
     expression::{self},
     identity_cache::BackgroundIdentityCache,
@@ -231,7 +230,7 @@ impl Store for DynamoDbStore {
                 (":token", binary(*lease.token.as_bytes())),
                 (":passed", n(moment.passed)),
                 (":lease_ends", n(lease_ends)),
-                (":ttl", n(ceil_seconds(lease_ends))),
+                (":ttl", n(moment.ttl(lease_ends))),
             ];
             let condition = match seen {
                 Some(seen) if seen > lease_ends => {
@@ -326,7 +325,7 @@ impl Store for DynamoDbStore {
             (":token", binary(*lease.token.as_bytes())),
             (":passed", n(moment.passed)),
             (":now", n(moment.now)),
-            (":ttl", n(ceil_seconds(moment.now))),
+            (":ttl", n(moment.ttl(moment.now))),
         ];
         let (condition, update) = (expression::IS_HOLDER, expression::RELEASE_AS_ORPHAN);
         let write = inner.update(

@@ -224,7 +224,7 @@ impl TableClient {
             (":now", n(moment.now)),
             (":passed", n(moment.passed)),
             (":expires", n(expires)),
-            (":ttl", n(ceil_seconds(expires))),
+            (":ttl", n(moment.ttl(expires))),
             (":record", binary(&**record)),
         ];
         let mut update = String::new();
@@ -247,11 +247,17 @@ impl TableClient {
                 values.push((":needs_attention", s(NEEDS_ATTENTION)));
                 values.push((":reason", s(attention.code())));
                 values.push((":unknown", s("")));
-                if let Some(listed) = self.index_partition(NEEDS_ATTENTION, &lease.id) {
-                    update.push_str(expression::SET_LISTED);
-                    values.push((":listed", s(listed)));
+                match self.index_partition(NEEDS_ATTENTION, &lease.id) {
+                    Some(listed) => {
+                        update.push_str(expression::SET_LISTED);
+                        values.push((":listed", s(listed)));
+                        update.push_str(expression::REMOVE_LEASE);
+                    }
+                    None => {
+                        update.push_str(expression::REMOVE_LEASE);
+                        update.push_str(expression::REMOVE_LISTED);
+                    }
                 }
-                update.push_str(expression::REMOVE_LEASE);
             }
         }
         let condition = expression::CAN_COMPLETE;
@@ -406,7 +412,9 @@ impl LeaseTimes {
         Self {
             lease_ends,
             expires: lease_ends.saturating_add(orphan_retention),
-            ttl: ceil_seconds(lease_ends).saturating_add(orphan_retention_seconds),
+            ttl: moment
+                .ttl(lease_ends)
+                .saturating_add(orphan_retention_seconds),
             orphan_retention,
             orphan_retention_seconds,
         }

@@ -391,3 +391,24 @@ async fn key_of_expired_attention_record_begins_again() {
     assert_eq!(calls, ["UpdateItem", "PutItem"]);
     assert_eq!(table.item(&first.id).await["since"], table.now());
 }
+
+/// The process that acquired the lease has an index, and the one that completes the entry has none.
+#[tokio::test]
+async fn attention_without_index_is_no_orphan() {
+    let table = Table::create().await;
+    let with_index = table.store(DynamoDbOptions::new());
+    let without = table.store(DynamoDbOptions::new().with_index_shards(0));
+    let claim = claim(1);
+    let lease = hold(&with_index, &claim).await;
+    let failed = Resolution::NeedsAttention(NeedsAttention::new("refund-failed"));
+    let (attention, retention) = failed.record(&claim.id).expect("it stores a record");
+    let completed = without.complete(&lease, attention, retention).await;
+    completed.expect("the lease is held");
+    table.advance(claim.lease);
+    for state in [State::InProgress, State::Orphaned, State::NeedsAttention] {
+        assert_eq!(listed(&with_index, state).await, [], "{state:?}");
+    }
+    let details = with_index.get(&claim.id).await.expect("the server runs");
+    let details = details.expect("it exists");
+    assert_eq!(details.entry.state(), State::NeedsAttention);
+}

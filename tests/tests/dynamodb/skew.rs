@@ -3,10 +3,11 @@
 use std::{
     net::SocketAddr,
     sync::{Arc, Mutex},
-    time::{Duration, SystemTime},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use axum::Router;
+use bytes::Bytes;
 use http::StatusCode;
 use tests::{
     Effects, TestResponse, app,
@@ -18,7 +19,8 @@ use tests::{
 };
 use tokio::task::JoinHandle;
 use tower_idempotency::{
-    IdempotencyLayer, Lease, Ttl,
+    IdempotencyLayer, Lease, NeedsAttention, Ttl,
+    inspect::{Inspect, Resolution},
     store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, Store},
     transaction::LeaseExt,
 };
@@ -261,6 +263,67 @@ async fn skew_within_allowance_keeps_records() {
 
 /// The time limit of a test.
 const LONGEST: Duration = Duration::from_secs(120);
+
+// F-173
+/// The clock of the process is behind that of the service, which deletes items by `ttl`.
+#[tokio::test]
+async fn skew_within_allowance_deletes_nothing_early() {
+    const HOUR: Ttl = Ttl::from_secs(3_600);
+    let (address, table, time) = table().await;
+    let (direct, id) = (client(address), claim().id);
+    let store = store(address, &table, &time, ClockOffset::Behind(SKEW));
+    let assert_stored_for = async |hours: u32, state: &str| {
+        let items = direct.scan().table_name(&table).send().await;
+        let items = items.expect("the server runs");
+        let ttl = items.items()[0]["ttl"].as_n().expect("a number");
+        let deleted = UNIX_EPOCH + Duration::from_secs(ttl.parse().expect("seconds"));
+        let expected = time.now() + HOUR.as_duration() * hours;
+        assert!(deleted >= expected, "{state}: {deleted:?} < {expected:?}");
+    };
+    let acquire = async |state: &str| {
+        let mut claim = claim();
+        (claim.lease, claim.orphan_retention) = (HOUR, HOUR);
+        let acquired = store.acquire(&claim).await.expect("the server runs");
+        let Acquired::Granted { generation, .. } = acquired else {
+            panic!("expected a lease, found {acquired:?}")
+        };
+        assert_stored_for(2, state).await;
+        claim.lease_ref(generation)
+    };
+    let resolve = async |resolution: Resolution| {
+        let entry = store.get(&id).await.expect("the server runs");
+        let entry = entry.expect("an entry").entry;
+        let resolved = store.resolve(entry.seen(), &resolution).await;
+        assert!(resolved.expect("the server runs").is_applied());
+        assert_stored_for(1, &format!("{resolution:?}")).await;
+    };
+
+    let first = acquire("leased").await;
+    let renewed = store.renew(&first, Ttl::from_secs(3 * 3_600)).await;
+    renewed.expect("held");
+    assert_stored_for(4, "renewed").await;
+    time.advance(3 * HOUR.as_duration() + 2 * SKEW);
+    let second = acquire("taken over").await;
+    assert_eq!(second.generation, 2);
+    store.release(&second).await.expect("the server runs");
+    assert_stored_for(1, "released").await;
+    let third = acquire("taken over again").await;
+    let record = Bytes::from_static(b"\x01\0\0\0\0\0");
+    let completed = store.complete(&third, record.clone(), HOUR).await;
+    completed.expect("held");
+    assert_stored_for(1, "completed").await;
+
+    time.advance(HOUR.as_duration() + 2 * SKEW);
+    let fourth = acquire("replaced").await;
+    assert_eq!(fourth.generation, 1);
+    let failed = Resolution::NeedsAttention(NeedsAttention::new("refund-failed"));
+    let (attention, retention) = failed.record(&id).expect("it stores a record");
+    let completed = store.complete(&fourth, attention, retention).await;
+    completed.expect("held");
+    resolve(Resolution::Retry).await;
+    let retention = HOUR;
+    resolve(Resolution::Complete { record, retention }).await;
+}
 
 // F-175
 #[tokio::test]

@@ -90,7 +90,7 @@ impl TableClient {
             let orphan_retention = DEFAULT_ORPHAN_RETENTION.as_millis();
             values.extend([
                 (":in_progress", s(IN_PROGRESS)),
-                (":ttl", n(ceil_seconds(moment.now))),
+                (":ttl", n(moment.ttl(moment.now))),
                 (":orphan_retention", n(orphan_retention)),
                 (
                     ":orphan_retention_seconds",
@@ -116,7 +116,7 @@ impl TableClient {
         let beginning = beginning(&record);
         values.extend([
             (":expires", n(expires)),
-            (":ttl", n(ceil_seconds(expires))),
+            (":ttl", n(moment.ttl(expires))),
             (":record", binary(record)),
         ]);
         Ok(match attention {

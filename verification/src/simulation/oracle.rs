@@ -56,8 +56,8 @@ pub(super) fn judge_takeover(world: &mut WorldState, id: KeyId, by: Token) {
     }
 }
 
-/// Judges an effect. Its handler has checked if the lease was `held`.
-pub(super) fn judge_effect(world: &mut WorldState, number: usize, held: bool) {
+/// Judges an effect. `is_held` is `true` if its handler has seen the lease as held.
+pub(super) fn judge_effect(world: &mut WorldState, number: usize, is_held: bool) {
     let (now, stepped) = (world.store_now(), world.clock_offset > 0);
     let Some(lease) = world.executions[number].lease else {
         return;
@@ -67,7 +67,7 @@ pub(super) fn judge_effect(world: &mut WorldState, number: usize, held: bool) {
     let holds = |expected: &ExpectedEntry| {
         expected.holds(lease.token, now) || expected.was_broken(lease.token, now)
     };
-    if held && !stepped && !expected.is_some_and(holds) {
+    if is_held && !stepped && !expected.is_some_and(holds) {
         world.violated(format!(
             "execution {number} sees its lease as held after its expiry"
         ));
@@ -105,11 +105,11 @@ pub(super) fn judge_release(world: &mut WorldState, lease: &LeaseRef, is_held: b
         .map(|produced| produced.recording);
     let runs = execution.state == Progress::Runs && !world.dead[execution.process];
     // A response does not count if the record of an earlier commit may have expired.
-    let over = execution.over.is_some_and(|over| world.now >= over);
+    let record_may_have_expired = execution.over.is_some_and(|over| world.now >= over);
     // After a refused completion, a release frees only the lease that a late query may have acquired.
     let keeps = execution.state == Progress::Answered
         && produced == Some(Recording::Expected)
-        && !over
+        && !record_may_have_expired
         && !execution.refused;
     // If work of `run_once` returns an error, its key must become free. A released takeover becomes an orphan instead. The
     // generation is that of the execution: a release that revokes a late acquire does not know the one of the store.

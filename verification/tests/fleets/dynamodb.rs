@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use tests::{
     few_or,
-    proxy::{Mode, Proxy},
     servers::dynamodb::{DynamoDbServer, StandIn},
 };
 use tokio::sync::Mutex;
@@ -16,6 +15,8 @@ use verification::{
     fleet::{Case, Fleet, Load, Stampede, StrikeKind, until_seen},
     oracle::{History, Sums},
 };
+
+use crate::DelayedServer;
 
 /// Fleets that run in parallel wait for processors longer than for leases, so they run one after another.
 static EXCLUSIVE: Mutex<()> = Mutex::const_new(());
@@ -25,36 +26,15 @@ const LEASE: Duration = Duration::from_millis(1500);
 const POLL: Duration = Duration::from_millis(100);
 const HANDLER: Duration = Duration::from_millis(40);
 
-/// A table whose replies are delayed, so that processes are often struck between an effect on the table and its reply.
-struct DelayedServer {
-    _server: DynamoDbServer,
-    proxy: Proxy,
-}
-
-impl DelayedServer {
-    fn start() -> Self {
-        let server = DynamoDbServer::start(StandIn::Dynoxide);
-        let proxy = Proxy::start(server.address());
-        proxy.set(Mode::Delay {
-            up: Duration::ZERO,
-            down: Duration::from_millis(8),
-        });
-        Self {
-            _server: server,
-            proxy,
-        }
-    }
-
-    async fn run(self, orphans: &str, load: Load) -> History {
-        let endpoint = format!("http://{}", self.proxy.address());
-        // The processes of one machine share a clock.
-        let store = format!("dynamodb://keys?endpoint={endpoint}&skew=0ms");
-        let lease = format!("{}ms", load.lease.as_millis());
-        let args = ["--store", &store, "--orphans", orphans, "--lease", &lease];
-        let history = Fleet::start(MEMBERS, &args).run(load).await;
-        println!("{orphans}: {}", history.sums());
-        history
-    }
+/// Runs a load on a server of its own.
+async fn run_delayed(orphans: &str, load: Load) -> History {
+    let server = DynamoDbServer::start(StandIn::Dynoxide);
+    let address = server.address();
+    let server = DelayedServer::in_front_of(server, address);
+    let endpoint = format!("http://{}", server.address());
+    // The processes of one machine share a clock.
+    let store = format!("dynamodb://keys?endpoint={endpoint}&skew=0ms");
+    server.run(MEMBERS, &store, orphans, load).await
 }
 
 fn kills(seed: u64) -> Load {
@@ -78,9 +58,7 @@ async fn refused_orphans_execute_once_on_dynamodb() {
     let _exclusive = EXCLUSIVE.lock().await;
     let refused: Case<Sums> = ("refused with effect", |sums| sums.refused_with_effect);
     until_seen(&[refused], async |round| {
-        let history = DelayedServer::start()
-            .run("refuse", kills(1 + round * 100))
-            .await;
+        let history = run_delayed("refuse", kills(1 + round * 100)).await;
         none("excess effects", &history.excess_effects());
         none("contradictions", &history.contradictions());
         history.sums()
@@ -95,7 +73,7 @@ async fn takeovers_repeat_only_killed_work_on_dynamodb() {
     let twice: Case<Sums> = ("executed twice", |sums| sums.executed_twice);
     until_seen(&[twice], async |round| {
         let load = kills(2 + round * 100);
-        let history = DelayedServer::start().run("take-over", load).await;
+        let history = run_delayed("take-over", load).await;
         let sums = history.sums();
         none("unexplained", &history.unexplained_effects());
         none(
@@ -125,7 +103,7 @@ async fn paused_process_returns_record_of_dynamodb() {
             at_once: 1,
             ..kills(3 + round * 100)
         };
-        let history = DelayedServer::start().run("take-over", pauses).await;
+        let history = run_delayed("take-over", pauses).await;
         none("unexplained", &history.unexplained_effects());
         none(
             "contradictions",

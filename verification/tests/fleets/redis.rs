@@ -6,49 +6,26 @@
 
 use std::{fmt, time::Duration};
 
-use tests::{
-    few_or,
-    proxy::{Mode, Proxy},
-    servers::redis::RedisServer,
-};
+use tests::{few_or, servers::redis::RedisServer};
 use verification::{
     fleet::{Case, Fleet, Load, Stampede, StrikeKind, until_seen},
     oracle::{History, Sums},
 };
+
+use crate::DelayedServer;
 
 const MEMBERS: usize = 4;
 const LEASE: Duration = Duration::from_millis(700);
 const POLL: Duration = Duration::from_millis(100);
 const HANDLER: Duration = Duration::from_millis(40);
 
-/// Redis with delayed replies, so that processes are often struck between an effect on the store and its reply.
-struct DelayedServer {
-    _redis: RedisServer,
-    proxy: Proxy,
-}
-
-impl DelayedServer {
-    fn start() -> Self {
-        let redis = RedisServer::start(&[]);
-        let proxy = Proxy::start(redis.address());
-        proxy.set(Mode::Delay {
-            up: Duration::ZERO,
-            down: Duration::from_millis(8),
-        });
-        Self {
-            _redis: redis,
-            proxy,
-        }
-    }
-
-    async fn run(self, orphans: &str, load: Load) -> History {
-        let store = format!("redis://{}/0", self.proxy.address());
-        let lease = format!("{}ms", load.lease.as_millis());
-        let args = ["--store", &store, "--orphans", orphans, "--lease", &lease];
-        let history = Fleet::start(MEMBERS, &args).run(load).await;
-        println!("{orphans}: {}", history.sums());
-        history
-    }
+/// Runs a load on a server of its own.
+async fn run_delayed(orphans: &str, load: Load) -> History {
+    let redis = RedisServer::start(&[]);
+    let address = redis.address();
+    let server = DelayedServer::in_front_of(redis, address);
+    let store = format!("redis://{}/0", server.address());
+    server.run(MEMBERS, &store, orphans, load).await
 }
 
 fn kills(seed: u64) -> Load {
@@ -75,9 +52,7 @@ async fn refused_orphans_execute_once_despite_kills() {
         ("lost reply", |sums| sums.lost_replies),
     ];
     until_seen(&cases, async |round| {
-        let history = DelayedServer::start()
-            .run("refuse", kills(1 + round * 100))
-            .await;
+        let history = run_delayed("refuse", kills(1 + round * 100)).await;
         none("excess effects", &history.excess_effects());
         none("contradictions", &history.contradictions());
         history.sums()
@@ -94,7 +69,7 @@ async fn takeovers_repeat_only_killed_work() {
     ];
     until_seen(&cases, async |round| {
         let load = kills(2 + round * 100);
-        let history = DelayedServer::start().run("take-over", load).await;
+        let history = run_delayed("take-over", load).await;
         let sums = history.sums();
         none("unexplained", &history.unexplained_effects());
         none(
@@ -124,7 +99,7 @@ async fn killed_work_is_free_after_one_lease() {
             strike_interval: Duration::from_millis(1500),
             ..kills(7 + round * 100)
         };
-        let history = DelayedServer::start().run("take-over", rare).await;
+        let history = run_delayed("take-over", rare).await;
         none("unexplained", &history.unexplained_effects());
         none(
             "contradictions",
@@ -174,7 +149,7 @@ async fn paused_process_returns_stored_record() {
             seed,
             ..pauses.clone()
         };
-        let history = DelayedServer::start().run(orphans, load).await;
+        let history = run_delayed(orphans, load).await;
         assert_eq!(history.sums().strikes, pauses.strike_count);
         none("unexplained", &history.unexplained_effects());
         none(

@@ -39,7 +39,7 @@ impl Failure {
         }
     }
 
-    /// Returns `true` if the transaction had ended before the commit.
+    /// Returns `true` if the writes of a handler may exist without their record.
     fn needs_inspection(&self) -> bool {
         let error: &(dyn Error + 'static) = &*self.0;
         // An error of `commit` has the transaction error as its source.

@@ -6,8 +6,8 @@ use tokio::{net::TcpListener, sync::Notify, time::timeout};
 /// The time for requests to finish after a stop signal.
 pub const GRACE: Duration = Duration::from_secs(30);
 
-/// Serves until a stop signal arrives, and prints the address on stdout: port 0 picks a free port. After the request
-/// to stop, requests that have begun have at most [`GRACE`] to finish.
+/// Serves until a stop signal arrives, and prints the address on stdout: port 0 picks a free port. After the signal,
+/// requests that have begun have at most [`GRACE`] to finish.
 ///
 /// # Errors
 ///
@@ -17,7 +17,7 @@ pub const GRACE: Duration = Duration::from_secs(30);
 ///
 /// If the future is dropped, the server accepts no more connections.
 pub async fn serve(listen: &str, app: Router) -> io::Result<()> {
-    // Before the address is printed: a signal without a listener ends the process at once.
+    // Called before the address is printed, because a signal without a listener ends the process at once.
     let asked_to_stop = stop_signal()?;
     let listener = TcpListener::bind(listen).await?;
     println!("listening on http://{}", listener.local_addr()?);

@@ -35,7 +35,7 @@ impl Failure {
     }
 
     /// Returns `true` if the writes of a handler may exist without their record.
-    pub(crate) fn is_not_fenced(&self) -> bool {
+    pub(crate) fn needs_inspection(&self) -> bool {
         let error: &(dyn Error + 'static) = &*self.0;
         // An error of `commit` has the transaction error as its source.
         let mut causes = iter::successors(Some(error), |&error| error.source());
@@ -47,7 +47,7 @@ impl Failure {
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         self.log("a request has no outcome yet");
-        if self.is_not_fenced() {
+        if self.needs_inspection() {
             let body = Json(json!({ "error": "an operator has to inspect it" }));
             return (
                 StatusCode::INTERNAL_SERVER_ERROR,

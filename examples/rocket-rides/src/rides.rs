@@ -57,7 +57,7 @@ pub fn completer(rides: &Rides, layer: &IdempotencyLayer) -> Completer<PostgresS
         async move {
             match rides.finish_orphan(&orphan).await {
                 // If the request became an orphan, the completer would execute it again.
-                Err(failure) if failure.is_not_fenced() => Ok(failure.into_response()),
+                Err(failure) if failure.needs_inspection() => Ok(failure.into_response()),
                 finished => finished,
             }
         }

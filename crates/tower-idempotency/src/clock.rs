@@ -1,6 +1,74 @@
-//! Wall clock and jitter, which a simulation replaces with values from its seed.
+//! Clocks and jitter. A simulation replaces jitter and the wall clock with values from its seed.
 
 use std::time::{Duration, SystemTime};
+
+use tokio::time::Instant;
+
+use crate::store::Ttl;
+
+/// A time on the clock of the runtime and on the wall clock.
+///
+/// Neither is enough for an expiry: the runtime's clock stops while the machine is suspended, and the wall clock can be set
+/// back.
+#[derive(Clone, Copy)]
+pub(crate) struct ClockTimes {
+    pub(crate) monotonic: Instant,
+    pub(crate) wall: SystemTime,
+}
+
+impl ClockTimes {
+    /// Reads both clocks.
+    pub(crate) fn now() -> Self {
+        let monotonic = Instant::now();
+        #[cfg(feature = "conformance")]
+        if seeded::is_seeded() {
+            // A simulation advances only the clock of the runtime.
+            let wall = SystemTime::UNIX_EPOCH;
+            return Self { monotonic, wall };
+        }
+        let machine = std::time::Instant::now();
+        Self {
+            monotonic,
+            wall: wall_time(monotonic.into_std(), machine, SystemTime::now()),
+        }
+    }
+
+    /// Returns the times `duration` later. A longer duration than [`Ttl::MAX`], such as `Duration::MAX`, counts as
+    /// [`Ttl::MAX`].
+    pub(crate) fn plus(self, duration: Duration) -> Self {
+        let duration = duration.min(Ttl::MAX.as_duration());
+        Self {
+            monotonic: self.monotonic + duration,
+            wall: self.wall + duration,
+        }
+    }
+
+    /// Returns the earlier time of each clock.
+    pub(crate) fn earliest(self, other: Self) -> Self {
+        Self {
+            monotonic: self.monotonic.min(other.monotonic),
+            wall: self.wall.min(other.wall),
+        }
+    }
+
+    /// Returns `true` if either clock has reached its time.
+    pub(crate) fn has_passed(self, now: Self) -> bool {
+        now.monotonic >= self.monotonic || now.wall >= self.wall
+    }
+}
+
+/// Returns the wall-clock time that belongs to a reading of the runtime's clock.
+///
+/// A test may have paused the runtime's clock. Real time then does not count, so that no test depends on the speed of its
+/// machine: the wall clock advances with the runtime's clock. Suspensions and steps still count, because the monotonic clock
+/// of the machine does not show them.
+fn wall_time(
+    runtime: std::time::Instant,
+    machine: std::time::Instant,
+    wall: SystemTime,
+) -> SystemTime {
+    wall + runtime.saturating_duration_since(machine) - machine.saturating_duration_since(runtime)
+}
 
 /// Returns between 3/4 of `delay` and all of it, so that callers that failed together do not retry together.
 pub(crate) fn jittered(delay: Duration) -> Duration {
@@ -49,6 +117,10 @@ pub(crate) mod seeded {
         RECORDS.set(0);
     }
 
+    pub(super) fn is_seeded() -> bool {
+        STATE.get().is_some()
+    }
+
     pub(super) fn now() -> Option<SystemTime> {
         STATE.get()?;
         let records = RECORDS.get() + 1;
@@ -84,6 +156,38 @@ mod tests {
         assert!(one < other, "{one:?}, {other:?}");
         assert_eq!(times(), [one, other]);
         assert!(now() > other, "wall clock again");
+    }
+
+    #[test]
+    fn wall_clock_follows_clock_of_runtime() {
+        const HOUR: Duration = Duration::from_secs(60 * 60);
+        let (machine, wall) = (std::time::Instant::now(), SystemTime::now());
+        assert_eq!(wall_time(machine, machine, wall), wall);
+        let advanced = wall_time(machine + HOUR, machine, wall);
+        assert_eq!(advanced, wall + HOUR, "a test advanced its clock");
+        let slow = wall_time(machine, machine + HOUR, wall + HOUR);
+        assert_eq!(slow, wall, "a test that is slow, on a paused clock");
+        let suspended = wall_time(machine, machine, wall + HOUR);
+        assert_eq!(suspended, wall + HOUR, "the machine was suspended");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn times_advance_with_paused_clock() {
+        const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+        let before = ClockTimes::now();
+        tokio::time::advance(DAY).await;
+        let now = ClockTimes::now();
+        assert_eq!(now.monotonic, before.monotonic + DAY);
+        assert!(now.wall > before.wall + DAY / 2);
+    }
+
+    #[cfg(feature = "conformance")]
+    #[test]
+    fn seeded_wall_clock_stands_still() {
+        seeded::seed_jitter(Some(7));
+        let times = [ClockTimes::now(), ClockTimes::now()];
+        seeded::seed_jitter(None);
+        assert_eq!(times[0].wall, times[1].wall);
     }
 
     #[test]

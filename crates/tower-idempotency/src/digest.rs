@@ -11,6 +11,9 @@ use crate::{
 };
 
 /// Version of IDs and fingerprints. Increase it with every change that gives a request another ID or fingerprint.
+///
+/// Such a change discards all entries: each retry of an earlier request executes again. So it belongs to an incompatible
+/// release. `tests/golden/ids-v1.txt` has the values of this version.
 pub(crate) const VERSION: &[u8] = &[1];
 
 /// Minimum length of a secret in bytes.
@@ -237,6 +240,9 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     }
     out
 }
+
+#[cfg(all(test, feature = "axum"))]
+mod golden;
 
 #[cfg(test)]
 mod tests {

@@ -1,9 +1,8 @@
-//! Deadlines, retries, backoff, and limits of repeated warnings.
+//! Deadlines, retries and backoff.
 
 use std::{
     future::{Future, poll_fn},
     pin::{Pin, pin},
-    sync::{Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
     time::Duration,
 };
@@ -135,67 +134,4 @@ impl LazyTimer {
 /// [`Ttl::MAX`].
 pub(crate) fn from_now(duration: Duration) -> Instant {
     Instant::now() + duration.min(Ttl::MAX.as_duration())
-}
-
-/// Limits a warning to one per interval, and counts its occurrences.
-pub(crate) struct WarningLimit {
-    interval: Duration,
-    state: Mutex<WarningState>,
-}
-
-struct WarningState {
-    last: Option<Instant>,
-    /// Occurrences since the last warning.
-    count: u64,
-}
-
-impl WarningLimit {
-    pub(crate) const fn new(interval: Duration) -> Self {
-        let state = WarningState {
-            last: None,
-            count: 0,
-        };
-        Self {
-            interval,
-            state: Mutex::new(state),
-        }
-    }
-
-    /// Counts an occurrence. If a warning is due, returns the number of occurrences since the last one.
-    pub(crate) fn count(&self) -> Option<u64> {
-        let now = Instant::now();
-        let mut state = self.lock();
-        state.count += 1;
-        if state.last.is_some_and(|last| now - last < self.interval) {
-            return None;
-        }
-        state.last = Some(now);
-        Some(std::mem::take(&mut state.count))
-    }
-
-    /// Returns the number of occurrences since the last warning, once a warning has been due for an interval.
-    ///
-    /// While occurrences continue, the next warning has their number.
-    pub(crate) fn take_rest(&self) -> Option<u64> {
-        let mut state = self.lock();
-        let has_ended = state
-            .last
-            .is_some_and(|last| last.elapsed() >= self.interval * 2);
-        (has_ended && state.count > 0).then(|| std::mem::take(&mut state.count))
-    }
-
-    /// Returns the number of occurrences since the last warning. Does not wait for further ones.
-    pub(crate) fn take_rest_now(&self) -> Option<u64> {
-        let count = std::mem::take(&mut self.lock().count);
-        (count > 0).then_some(count)
-    }
-
-    /// Returns `true` if there were occurrences since the last warning.
-    pub(crate) fn has_rest(&self) -> bool {
-        self.lock().count > 0
-    }
-
-    fn lock(&self) -> MutexGuard<'_, WarningState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }

@@ -23,7 +23,7 @@ use crate::{
     request::{self, LeaseTerms},
     response::{
         self, disposition,
-        reject::{admission_error, store_unavailable, unreadable_entry},
+        reject::{admission_error, store_unavailable},
     },
     store::{Claim, Fingerprint, KeyId, RUN_ONCE_OPERATION, StoreError, Token, Ttl},
     telemetry,
@@ -297,15 +297,8 @@ where
         AcquireOutcome::Completed(record) => {
             return outcome_of_record(rules, &id, &record).map(RunOutcome::changeable);
         }
-        AcquireOutcome::OverLimit(error) => {
-            return Err(admission_error(rules, error).with_entry(&id));
-        }
-        AcquireOutcome::Unreadable(source) => {
-            return Err(unreadable_entry(source).with_entry(&id));
-        }
-        AcquireOutcome::Failed(failed) => {
-            let error = failed.release_in_background(&context);
-            return Err(store_unavailable(rules, error.into_source()).with_entry(&id));
+        AcquireOutcome::Refused(refusal) => {
+            return Err(refusal.into_error(&context).with_entry(&id));
         }
     };
     let (result, finished) = execution

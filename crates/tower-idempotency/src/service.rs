@@ -75,14 +75,18 @@ where
             let inner = call_unchanged(&mut self.inner, req);
             return ResponseFuture::pass_through(inner, nested);
         };
-        match enforcement(context, &head) {
+        let admission = match enforcement(context, &head) {
             Enforcement::Enforce if is_keyless => {
                 count_keyless(context, &head);
-                let req = Request::from_parts(head, body);
-                let inner = call_unchanged(&mut self.inner, req);
-                return ResponseFuture::pass_through(inner, nested);
+                Admission::PassThrough
             }
-            Enforcement::Enforce => {}
+            Enforcement::Enforce => admit(context, &head),
+            Enforcement::Off => {
+                let layer = context.config.layer();
+                context.shared.registration.at_request(layer);
+                unsafe_request(layer, &head.method, Coverage::Off);
+                Admission::PassThrough
+            }
             Enforcement::Observe => {
                 let (watch, call) = observe(context, &head, &body);
                 let req = Request::from_parts(head, body);
@@ -92,17 +96,9 @@ where
                 };
                 return ResponseFuture::observed(inner, nested, call);
             }
-            Enforcement::Off => {
-                let layer = context.config.layer();
-                context.shared.registration.at_request(layer);
-                unsafe_request(layer, &head.method, Coverage::Off);
-                let req = Request::from_parts(head, body);
-                let inner = call_unchanged(&mut self.inner, req);
-                return ResponseFuture::pass_through(inner, nested);
-            }
-        }
+        };
         let echo = |headers| echoed_key(&context.config.request, headers);
-        match admit(context, &head) {
+        match admission {
             Admission::PassThrough => {
                 let req = Request::from_parts(head, body);
                 ResponseFuture::pass_through(call_unchanged(&mut self.inner, req), nested)

@@ -8,15 +8,14 @@
 //! | completes | The client gets the response. A background task tries to store the record for one lease duration. |
 //! | completes, and a renewal finds no lease | The layer queries the entry. The client gets the stored response, else 409. |
 //! | releases | The client gets the response. A background task tries to release the key for one lease duration. |
-//! | queries the entry after a lost lease | The client gets 409 `outcome-unknown`. A background task tries to store the record. |
+//! | completes or queries with a lost lease | The client gets 409 `outcome-unknown`. A background task tries to store the record. |
+//! | completes, releases or queries after a refused or unacknowledged commit | The client gets 409 `outcome-unknown`. |
+//! | queries for an unacknowledged commit | The same as in the row above happens. No task stores a record. |
 //!
 //! An entry that the store cannot read is no outage. If an acquire finds one, the client gets 503 under every setting. No call
 //! makes another attempt for it.
 //!
-//! With `StoreFailure::DangerouslyExecuteUnprotected` a failure in the first row leads to an execution without a lease. If a
-//! commit of the handler was refused or is unacknowledged, the client gets 409 `outcome-unknown` when the layer completes,
-//! releases or queries. If only the lease is lost, the client gets it when the layer completes or queries. After a query for
-//! an unacknowledged commit, no task stores a record.
+//! With `StoreFailure::DangerouslyExecuteUnprotected` a failure in the first row leads to an execution without a lease.
 
 use std::{
     any::Any,
@@ -58,9 +57,9 @@ enum Target {
     Other(Arc<dyn ErasedStore>),
 }
 
-/// Failure of a store call after all its attempts.
+/// Failure of an acquire after all its attempts.
 #[derive(Debug)]
-pub(crate) enum CallError {
+pub(crate) enum AcquireError {
     /// The store returned an error.
     Store(StoreError),
     /// The store did not reply in time, so the outcome is unknown.
@@ -78,7 +77,7 @@ pub(crate) enum CallError {
     },
 }
 
-impl CallError {
+impl AcquireError {
     /// Adds that an attempt of an earlier call may still reach the store, if `may_acquire_late` is `true`.
     pub(crate) fn after_attempt(mut self, may_acquire_late: bool) -> Self {
         match &mut self {
@@ -198,7 +197,7 @@ impl StoreClient {
         claim: &Claim,
         timeout: Duration,
         warnings: &Warnings,
-    ) -> Result<AcquireReply, CallError> {
+    ) -> Result<AcquireReply, AcquireError> {
         let mut budget = RetryBudget::new(timeout);
         let mut may_acquire_late = false;
         loop {
@@ -213,7 +212,7 @@ impl StoreClient {
                 Some(Ok(Acquired::Granted { .. }))
                     if budget.has_waited() && sent.elapsed() >= claim.lease.as_duration() =>
                 {
-                    CallError::TimedOut
+                    AcquireError::TimedOut
                 }
                 Some(Ok(acquired)) => {
                     return Ok(AcquireReply {
@@ -223,17 +222,17 @@ impl StoreClient {
                     });
                 }
                 Some(Err(StoreError::CallerLimit)) => {
-                    return Err(CallError::CallerLimit { may_acquire_late });
+                    return Err(AcquireError::CallerLimit { may_acquire_late });
                 }
                 Some(Err(StoreError::Unreadable(source))) => {
                     telemetry::bad_record(warnings, &claim.id, &source);
-                    return Err(CallError::Unreadable {
+                    return Err(AcquireError::Unreadable {
                         source,
                         may_acquire_late,
                     });
                 }
-                Some(Err(error)) => CallError::Store(error),
-                None => CallError::TimedOut,
+                Some(Err(error)) => AcquireError::Store(error),
+                None => AcquireError::TimedOut,
             };
             may_acquire_late = true;
             warnings.store_call_failed("acquire", &claim.id, error.store_error());
@@ -327,10 +326,10 @@ impl StoreClient {
                     telemetry::bad_record(warnings, &lease.id, &source);
                     return CompleteOutcome::Failed;
                 }
-                Some(Err(error)) => CallError::Store(error),
-                None => CallError::TimedOut,
+                Some(Err(error)) => Some(error),
+                None => None,
             };
-            warnings.store_call_failed("complete", &lease.id, error.store_error());
+            warnings.store_call_failed("complete", &lease.id, error.as_ref());
             if !budget.backoff().await {
                 return CompleteOutcome::Failed;
             }
@@ -359,10 +358,10 @@ impl StoreClient {
                     telemetry::bad_record(warnings, &lease.id, &source);
                     return false;
                 }
-                Some(Err(error)) => CallError::Store(error),
-                None => CallError::TimedOut,
+                Some(Err(error)) => Some(error),
+                None => None,
             };
-            warnings.store_call_failed("release", &lease.id, error.store_error());
+            warnings.store_call_failed("release", &lease.id, error.as_ref());
             if !budget.backoff().await {
                 return false;
             }
@@ -432,9 +431,9 @@ impl StoreClient {
     }
 }
 
-impl CallError {
+impl AcquireError {
     /// Returns the error of the store, or `None` if the call timed out.
-    pub(crate) fn store_error(&self) -> Option<&StoreError> {
+    fn store_error(&self) -> Option<&StoreError> {
         match self {
             Self::Store(error) => Some(error),
             Self::TimedOut | Self::CallerLimit { .. } | Self::Unreadable { .. } => None,

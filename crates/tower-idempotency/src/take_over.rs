@@ -17,7 +17,7 @@ use crate::{
     layer::IdempotencyLayer,
     lease::Lease,
     request::is_operation_of_request,
-    response::reject::{admission_error, store_unavailable, unreadable_entry},
+    response::reject::{admission_error, store_unavailable},
     store::{Claim, OrphanPolicy, Token},
 };
 
@@ -129,17 +129,8 @@ impl IdempotencyLayer {
                 | AcquireOutcome::InProgress { .. }
                 | AcquireOutcome::Orphaned { .. }
                 | AcquireOutcome::Completed(_) => return Ok(TakeOverOutcome::NoOrphan),
-                AcquireOutcome::OverLimit(error) => {
-                    let error = admission_error(&context.config.response, error);
-                    return Err(error.with_entry(&id));
-                }
-                AcquireOutcome::Unreadable(source) => {
-                    return Err(unreadable_entry(source).with_entry(&id));
-                }
-                AcquireOutcome::Failed(failed) => {
-                    let error = failed.release_in_background(&context);
-                    let rules = &context.config.response;
-                    return Err(store_unavailable(rules, error.into_source()).with_entry(&id));
+                AcquireOutcome::Refused(refusal) => {
+                    return Err(refusal.into_error(&context).with_entry(&id));
                 }
             };
             let begun = grant.begin(&context, None, None).await;

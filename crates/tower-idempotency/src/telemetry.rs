@@ -128,10 +128,11 @@ macro_rules! log_limited {
 
 mod observed;
 mod outcome;
+mod warning_limit;
 mod warnings;
 
 pub(crate) use self::observed::{
-    Coverage, Key, Observed, enforcement_changed, observed, observed_at, observed_difference,
+    Coverage, Observed, enforcement_changed, observed, observed_at, observed_difference,
     unsafe_request,
 };
 pub(crate) use self::outcome::{record_outcome, set_rejected, set_replayed};

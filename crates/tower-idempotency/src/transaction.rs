@@ -232,7 +232,19 @@ impl<T> Prepared<T> {
     /// [`StoreError::Backend`] if the record is of the wrong kind. The lease of a request takes a response, and that of
     /// [`run_once`](crate::IdempotencyLayer::run_once) or of an item takes a value. Roll back.
     pub fn begin_commit(self) -> Result<BegunCommit<T>, StoreError> {
-        self.begin_attempt()?;
+        let state = &*self.lease.0;
+        // No call with the key could read such a record.
+        if self.mark.is_none() != state.records_value() {
+            state.commits.fail();
+            return Err(StoreError::backend(WRONG_KIND));
+        }
+        if state.is_lost() {
+            state.commits.refuse();
+            return Err(StoreError::LeaseLost);
+        }
+        if !state.commits.begin(self.retention.as_duration()) {
+            return Err(StoreError::LeaseLost);
+        }
         Ok(BegunCommit {
             _finishing: FinishingGuard::new(&self.lease),
             lease: self.lease,
@@ -273,30 +285,22 @@ impl<T> Prepared<T> {
     ///
     /// If the future is dropped, both are stored or neither is. The layer queries the outcome before it responds.
     pub async fn commit(
-        mut self,
+        self,
         commit: impl Future<Output = Result<(), StoreError>>,
     ) -> Result<T, StoreError> {
-        let state = &*self.lease.0;
-        let is_retry = state.commits.has_begun();
-        self.begin_attempt()?;
-        let _finishing = FinishingGuard::new(&self.lease);
+        let is_retry = self.lease.0.commits.has_begun();
+        let begun = self.begin_commit()?;
+        let state = &*begun.lease.0;
         let mut committed = commit.await;
         if let Err(StoreError::Backend(error)) = committed {
-            let resolving = resolve_unacknowledged_commit(state, &self.record);
+            let resolving = resolve_unacknowledged_commit(state, &begun.record);
             committed = match Box::pin(resolving).await {
                 Some(resolved) => resolved,
                 None => Err(StoreError::Backend(error)),
             };
         }
         match committed {
-            Ok(()) => {
-                state.commits.succeed(self.record);
-                state.set_finished();
-                if let Some(mark) = self.mark {
-                    mark(&mut self.output);
-                }
-                Ok(self.output)
-            }
+            Ok(()) => Ok(begun.acknowledge()),
             Err(error) => {
                 match error {
                     // An earlier attempt may have succeeded.
@@ -307,22 +311,6 @@ impl<T> Prepared<T> {
                 Err(error)
             }
         }
-    }
-
-    /// Registers the attempt of a commit, or its refusal.
-    fn begin_attempt(&self) -> Result<(), StoreError> {
-        let state = &*self.lease.0;
-        // No call with the key could read such a record.
-        if self.mark.is_none() != state.records_value() {
-            state.commits.fail();
-            return Err(StoreError::backend(WRONG_KIND));
-        }
-        if state.is_lost() {
-            state.commits.refuse();
-            return Err(StoreError::LeaseLost);
-        }
-        let has_begun = state.commits.begin(self.retention.as_duration());
-        has_begun.then_some(()).ok_or(StoreError::LeaseLost)
     }
 }
 

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use axum::body::Body;
 use http::{HeaderName, Method, Request, StatusCode};
-use tests::{TestResponse, app, created, post, send};
+use tests::{TestResponse, app, created, creating, post, send};
 use tokio::time::sleep;
 use tower_idempotency::{
     ConcurrentRequests, FingerprintBy, IdempotencyLayer, KeyReuse, KeyScope, KeySyntax,
@@ -15,7 +15,7 @@ use tower_idempotency::{
 // S-065
 #[tokio::test(start_paused = true)]
 async fn changed_id_discards_records() {
-    const CHANGES: [Change; 15] = [
+    const CHANGES: [Change; 16] = [
         Change("namespace", order, plain, |it| {
             plain(it).with_namespace("o")
         }),
@@ -56,6 +56,7 @@ async fn changed_id_discards_records() {
         Change("preset", order, plain, |it| {
             IdempotencyLayer::with_preset(it, Preset::Idempo)
         }),
+        Change("preset with endpoints", order, plain, acp),
     ];
     for change in CHANGES {
         let (response, effects) = change.retry_after_record().await;
@@ -66,6 +67,20 @@ async fn changed_id_discards_records() {
             2,
             "{change:?}, in progress"
         );
+    }
+}
+
+// S-065, S-066
+#[tokio::test(start_paused = true)]
+async fn moved_route_discards_records_of_endpoint() {
+    for (layer, status, executions) in [
+        (acp as Make, StatusCode::CREATED, 2),
+        (plain, StatusCode::UNPROCESSABLE_ENTITY, 1),
+    ] {
+        let (app, effects) = creating(layer(shared_store()));
+        send(&app, post("/v1/pay", "order-1", "{}")).await;
+        let retry = send(&app, post("/v2/pay", "order-1", "{}")).await;
+        assert_eq!((retry.status, effects.count()), (status, executions));
     }
 }
 
@@ -291,6 +306,10 @@ fn plain(store: SharedStore) -> IdempotencyLayer {
 fn separate(store: SharedStore) -> IdempotencyLayer {
     let separate = plain(store).with_key_reuse(KeyReuse::Separate);
     separate.expect("no status")
+}
+
+fn acp(store: SharedStore) -> IdempotencyLayer {
+    IdempotencyLayer::with_preset(store, Preset::Acp)
 }
 
 fn derived(store: SharedStore) -> IdempotencyLayer {

@@ -317,15 +317,19 @@ async fn problem_link_is_configurable() {
     assert_eq!(executed, 0);
 }
 
-// S-301
+// F-045, S-301
 #[tokio::test(start_paused = true)]
 async fn retry_after_is_whole_seconds_rounded_up() {
-    for (after, expected) in [(0, "1"), (1, "1"), (1000, "1"), (1001, "2"), (90_000, "90")] {
-        let (response, _) = refusal(ErrorKind::InProgress, |layer| {
-            layer.with_retry_after(Duration::from_millis(after))
-        })
-        .await;
-        assert_eq!(response.header("retry-after"), Some(expected), "{after} ms");
+    for (after, expected) in [
+        (Duration::ZERO, "1"),
+        (Duration::from_millis(1), "1"),
+        (Duration::from_secs(1), "1"),
+        (Duration::from_nanos(1_000_000_001), "2"),
+        (Duration::from_secs(90), "90"),
+    ] {
+        let (response, _) =
+            refusal(ErrorKind::InProgress, |layer| layer.with_retry_after(after)).await;
+        assert_eq!(response.header("retry-after"), Some(expected), "{after:?}");
     }
 }
 

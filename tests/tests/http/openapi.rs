@@ -3,7 +3,7 @@
 use http::{HeaderName, Method};
 use serde_json::{Value, json};
 use tower_idempotency::{
-    Enforcement, IdempotencyLayer, KeyScope, MemoryStore, MissingKey, Policy, Preset, Rollout,
+    Enforcement, IdempotencyLayer, KeyScope, MemoryStore, MissingKey, Policy, Preset, Rollout, Ttl,
     policy::DescribeError,
 };
 
@@ -283,6 +283,22 @@ fn share_that_is_enforced_is_described() {
         let expected = format!("this holds for {percent} % of the callers");
         let is_limited = percent < 100;
         assert_eq!(description.contains(&expected), is_limited, "{description}");
+    }
+}
+
+#[test]
+fn described_retention_is_that_of_policy() {
+    let paths = json!({ "/a": { "post": { "responses": { "200": { "description": "ok" } } } } });
+    for (millis, seconds) in [(500, "0.5"), (1_500, "1.5"), (86_400_000, "86400")] {
+        let layer = IdempotencyLayer::new(MemoryStore::new());
+        let policy = layer.with_retention(Ttl::from_millis(millis)).policy();
+        let document = described(&policy, document("3.1.0", paths.clone()));
+        let post = &document["paths"]["/a"]["post"];
+        let parameter = resolve(&document, &post["parameters"][0]);
+        let description = parameter["description"].as_str().expect("text");
+        let expected = format!(", for {seconds} seconds.");
+        assert!(description.contains(&expected), "{description}");
+        assert_eq!(post["x-idempotency"]["retention"].to_string(), seconds);
     }
 }
 

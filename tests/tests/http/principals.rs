@@ -26,6 +26,8 @@ fn with(headers: &[(&'static str, &'static str)]) -> Request<Body> {
 
 type Headers = [(&'static str, &'static str)];
 
+const FORWARDED_CERT: &str = "x-forwarded-client-cert";
+
 /// Returns the number of executions of two requests that differ only in these headers.
 async fn executions(layer: IdempotencyLayer, one: &Headers, two: &Headers) -> u64 {
     let (app, effects) = creating(layer);
@@ -37,7 +39,7 @@ async fn executions(layer: IdempotencyLayer, one: &Headers, two: &Headers) -> u6
 // F-901, S-900
 #[tokio::test(start_paused = true)]
 async fn other_credentials_are_other_callers() {
-    const PAIRS: [(&Headers, &Headers); 20] = [
+    const PAIRS: [(&Headers, &Headers); 24] = [
         (&[("authorization", "a")], &[("authorization", "b")]),
         (&[("x-arr-clientcert", "a")], &[("x-arr-clientcert", "b")]),
         (
@@ -47,6 +49,24 @@ async fn other_credentials_are_other_callers() {
         (
             &[("x-amzn-mtls-clientcert-leaf", "a")],
             &[("x-amzn-mtls-clientcert-leaf", "b")],
+        ),
+        (
+            &[(FORWARDED_CERT, "Hash=1;URI=a")],
+            &[(FORWARDED_CERT, "Hash=1;URI=b")],
+        ),
+        // Certificates without a name, and one in another form.
+        (
+            &[(FORWARDED_CERT, "Hash=1;Subject=\"\"")],
+            &[(FORWARDED_CERT, "Hash=2;Subject=\"\"")],
+        ),
+        (
+            &[(FORWARDED_CERT, "MIIC/a==")],
+            &[(FORWARDED_CERT, "MIIC/b==")],
+        ),
+        // The certificate is that of a gateway.
+        (
+            &[(FORWARDED_CERT, "Hash=1;URI=gw"), ("cookie", "sid=a")],
+            &[(FORWARDED_CERT, "Hash=1;URI=gw"), ("cookie", "sid=b")],
         ),
         // A header without a value does not hide the cookie.
         (
@@ -87,10 +107,10 @@ async fn other_credentials_are_other_callers() {
     }
 }
 
-// S-901
+// F-908, S-901
 #[tokio::test(start_paused = true)]
 async fn retry_keeps_principal_if_other_cookies_change() {
-    const PAIRS: [(&Headers, &Headers); 8] = [
+    const PAIRS: [(&Headers, &Headers); 10] = [
         (
             &[("cookie", "sid=a; _ga_X1=GS1.1.1")],
             &[("cookie", "_ga_X1=GS1.1.2; sid=a")],
@@ -117,6 +137,21 @@ async fn retry_keeps_principal_if_other_cookies_change() {
             &[("authorization", "a"), ("cookie", "sid=2")],
         ),
         (&[("x-csrf-token", "a")], &[("x-csrf-token", "b")]),
+        // The requests pass two pods of a gateway.
+        (
+            &[
+                ("authorization", "a"),
+                (FORWARDED_CERT, "By=svc;Hash=1;Subject=\"\";URI=gw"),
+            ],
+            &[
+                ("authorization", "a"),
+                (FORWARDED_CERT, "By=svc;Hash=2;Subject=\"\";URI=gw"),
+            ],
+        ),
+        (
+            &[(FORWARDED_CERT, "Hash=1;URI=gw"), ("cookie", "sid=a")],
+            &[("cookie", "sid=a"), (FORWARDED_CERT, "Hash=2;URI=gw")],
+        ),
     ];
     for (one, two) in PAIRS {
         assert_eq!(executions(layer(), one, two).await, 1, "{one:?} {two:?}");

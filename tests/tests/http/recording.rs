@@ -118,8 +118,8 @@ async fn execution_makes_two_store_calls_and_replay_one() {
 async fn definite_statuses_are_recorded_by_default() {
     let all: Vec<u16> = (200..600).collect();
     let passing = [
-        307, 308, 401, 403, 406, 407, 408, 411, 412, 413, 415, 416, 417, 421, 423, 424, 425, 426,
-        428, 429, 431,
+        307, 308, 401, 403, 406, 407, 408, 411, 412, 413, 415, 416, 417, 419, 421, 423, 424, 425,
+        426, 428, 429, 431, 440,
     ];
     let definite: Vec<u16> = (200..500).filter(|code| !passing.contains(code)).collect();
     assert_eq!(recorded(layer, &all).await, definite);
@@ -153,11 +153,13 @@ async fn corrected_header_is_executed_under_same_key() {
             (415, "content-encoding"),
             (416, "content-range"),
             (417, "expect"),
+            (419, "x-csrf-token"),
             (421, "host"),
             (423, "if"),
             (426, "x-protocol"),
             (428, "if-match"),
             (431, "referer"),
+            (440, "x-session"),
         ] {
             let layer = IdempotencyLayer::with_preset(MemoryStore::new(), preset);
             let (app, effects) = app(layer, move |n, req: Request<Body>| {

@@ -59,16 +59,24 @@ async fn account_of_shared_token_is_in_fingerprint() {
 }
 
 // S-912
-/// Two parts of an upload may have equal bytes, and a request without a body has none.
+/// Two parts of an upload may have equal bytes, and a request that creates an upload or copies an object has none.
 #[tokio::test(start_paused = true)]
 async fn part_and_method_are_in_fingerprint() {
     for name in [
         "content-range",
         "destination",
+        "dropbox-api-arg",
+        "slug",
+        "upload-concat",
+        "upload-length",
+        "upload-metadata",
         "upload-offset",
+        "x-amz-copy-source",
+        "x-goog-copy-source",
         "x-http-method",
         "x-http-method-override",
         "x-method-override",
+        "x-ms-copy-source",
     ] {
         let name = HeaderName::from_static(name);
         assert_eq!(other_account(layer(), &name).await, (422, 1), "{name}");

@@ -1,7 +1,10 @@
 //! Leases: renewal, loss, takeover, and their state when the store fails.
 
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
     sync::{Arc, Mutex},
+    task::{Context, Waker},
     time::Duration,
 };
 
@@ -10,6 +13,7 @@ use http::{Request, StatusCode};
 use tests::{
     Effects, TestResponse,
     barrier::{Barrier, bounded, eventually, within},
+    observed::paused,
     send,
 };
 use tokio::{
@@ -17,6 +21,7 @@ use tokio::{
     task::{JoinHandle, JoinSet},
     time::{Instant, sleep, timeout},
 };
+use tower::ServiceExt as _;
 use tower_idempotency::{
     ConcurrentRequests, IdempotencyLayer, Lease, MemoryStore, MissingKey, OrphanPolicy,
     StoreFailure, Ttl, Unrecordable,
@@ -542,6 +547,35 @@ fn renewal_moves_when_its_runtime_ends() {
         }
     });
     assert_eq!(node.effects.count(), 3);
+}
+
+/// A thread without a runtime polls a request, for example under another executor. The renewals cannot start there.
+#[test]
+fn lease_expires_if_renewals_cannot_start() {
+    let effects = Effects::default();
+    let executed = effects.clone();
+    let handler = post(async move || {
+        executed.happen();
+    });
+    let layer = IdempotencyLayer::new(MemoryStore::new());
+    let app = Router::new().route("/", handler).route_layer(layer);
+    let request = app.clone().oneshot(tests::post("/", "k", ""));
+    let poll = AssertUnwindSafe(|| {
+        let mut request = pin!(request);
+        let mut cx = Context::from_waker(Waker::noop());
+        request.as_mut().poll(&mut cx).is_ready()
+    });
+    assert!(catch_unwind(poll).is_err(), "a lease without renewals");
+    assert_eq!(effects.count(), 0);
+    paused().block_on(async {
+        // This lease starts the renewals.
+        send(&app, tests::post("/", "other", "")).await;
+        sleep(4 * LEASE).await;
+        let response = send(&app, tests::post("/", "k", "")).await;
+        assert_eq!(response.status, StatusCode::OK);
+        assert!(!response.is_replay());
+    });
+    assert_eq!(effects.count(), 2);
 }
 
 // ---- Takeovers ----

@@ -44,14 +44,14 @@ use crate::{
 /// | replay marker | `Idempotent-Replayed: true` | none | as `Recommended` | none | as `Recommended` |
 /// | errors | problem+json | problem+json | `{"error":{..}}` | `{"ok":false,"error":{..}}` | `{"type":.., "code":.., "message":..}` |
 ///
-/// \[1\]: 401, 406, 407, 411, 412, 413, 415, 416, 417, 421, 423, 426, 428 and 431, which reject the form of a request. No
-/// preset records 307 and 308. The [setter](crate::IdempotencyLayer::with_recorded_statuses) gives the reasons.
+/// \[1\]: 401, 406, 407, 411, 412, 413, 415, 416, 417, 419, 421, 423, 426, 428, 431 and 440. They reject the form of a
+/// request. No preset records 307 and 308. The [setter](crate::IdempotencyLayer::with_recorded_statuses) gives the reasons.
 ///
 /// All other settings are the same. The setters of [`IdempotencyLayer`](crate::IdempotencyLayer) document the defaults,
 /// which are those of `Recommended`.
 ///
-/// If you change the preset of a running service, you change each setting that differs. After a change from or to `Idempo`,
-/// no record is found any more: retries execute again.
+/// If you change the preset of a running service, you change each setting that differs. After a change from or to `Idempo`
+/// or `Acp`, no record is found any more: retries execute again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Preset {

@@ -122,22 +122,18 @@ impl<S: Store> Subject<S> {
     /// Returns the same store behind a fault injector that follows `plan`.
     #[must_use]
     pub fn through(self, plan: Plan) -> Subject<FaultInjector<Arc<S>>> {
-        Subject {
-            store: Arc::new(FaultInjector::new(self.store).with_plan(plan)),
-            unit: self.unit,
-            scale: self.scale,
-            push: self.push,
-            clock: self.clock,
-            start: self.start,
-            inspector: self.inspector,
-        }
+        self.map_store(|store| FaultInjector::new(store).with_plan(plan))
     }
 
     /// Returns the same subject with the type of its store erased.
     #[must_use]
     pub fn erased(self) -> Subject<AnyStore> {
+        self.map_store(AnyStore::new)
+    }
+
+    fn map_store<T>(self, map: impl FnOnce(Arc<S>) -> T) -> Subject<T> {
         Subject {
-            store: Arc::new(AnyStore::new(self.store)),
+            store: Arc::new(map(self.store)),
             unit: self.unit,
             scale: self.scale,
             push: self.push,

@@ -13,7 +13,7 @@ use crate::{
     request::credentials::PrincipalError,
     response::reject::{outcome_pending, unreadable_entry},
     store::StoreError,
-    store_client::CallError,
+    store_client::AcquireError,
 };
 
 /// Returns a line for each value. `next` returns the value that follows another one.
@@ -156,21 +156,21 @@ fn store_errors_have_these_texts() {
 
 #[test]
 fn failed_store_calls_have_these_sources() {
-    let next = |error: &CallError| {
+    let next = |error: &AcquireError| {
         Some(match error {
-            CallError::Store(_) => CallError::TimedOut,
-            CallError::TimedOut => CallError::CallerLimit {
+            AcquireError::Store(_) => AcquireError::TimedOut,
+            AcquireError::TimedOut => AcquireError::CallerLimit {
                 may_acquire_late: false,
             },
-            CallError::CallerLimit { .. } => CallError::Unreadable {
+            AcquireError::CallerLimit { .. } => AcquireError::Unreadable {
                 source: "the cause".into(),
                 may_acquire_late: false,
             },
-            CallError::Unreadable { .. } => return None,
+            AcquireError::Unreadable { .. } => return None,
         })
     };
-    let line = |error: CallError| error.into_source().to_string();
-    let first = CallError::Store(StoreError::LeaseLost);
+    let line = |error: AcquireError| error.into_source().to_string();
+    let first = AcquireError::Store(StoreError::LeaseLost);
     insta::assert_snapshot!(lines(first, next, line), @r"
     the lease is no longer held
     the store did not reply in time

@@ -1,35 +1,29 @@
 //! Acquires the lease of a request. Contains the only match over [`Acquired`] that decides whether to execute.
 
-use std::{
-    future::Future,
-    pin::pin,
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
-};
+mod begin;
+
+use std::{future::Future, pin::pin, time::Duration};
 
 use bytes::Bytes;
-use tokio::{
-    task::yield_now,
-    time::{Instant, sleep, timeout, timeout_at},
-};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+pub(crate) use self::begin::{GrantedAttempt, Unsettled};
 use crate::{
+    error::Error,
     execution::{
-        Execution,
         background::spawn_release_unacknowledged,
         detach::DetachSwitch,
         rules::{ConcurrentRequests, StoreFailure},
         shared::Context,
         waiters::Wakeup,
     },
-    lease::state::Grant,
     limits::{AdmissionError, InFlightPermit},
     panics::catch_panic,
-    record::ExecutionTrace,
     request::key::RequestKey,
+    response::reject::{admission_error, store_unavailable, unreadable_entry},
     retry::from_now,
     store::{Acquired, Claim, Fingerprint, KeyId, OrphanPolicy, ScopeDigest},
-    store_client::{AcquireReply, CallError},
+    store_client::{AcquireError, AcquireReply},
     telemetry::{self, Warnings},
 };
 
@@ -57,6 +51,16 @@ pub(crate) enum AcquireOutcome {
     Orphaned { since: Duration },
     /// The request was executed before, with this record.
     Completed(Bytes),
+    /// The request gets neither a lease nor the state of the entry.
+    Refused(Refusal),
+}
+
+/// Reason why an acquire has no result.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "the outcome of an acquire has space for a lease of the same size"
+)]
+pub(crate) enum Refusal {
     /// The caller uses up its share of the store.
     OverLimit(AdmissionError),
     /// An entry exists, and the store cannot read it. The request may have been executed before.
@@ -65,21 +69,10 @@ pub(crate) enum AcquireOutcome {
     Failed(FailedAttempt),
 }
 
-/// A granted lease that is not in use yet.
-pub(crate) struct GrantedAttempt {
-    attempt: Attempt,
-    generation: u64,
-    pub(crate) takeover: bool,
-    // When the successful call was sent. The lease lasts from then on.
-    sent: Instant,
-    /// `true` if an earlier attempt got no reply. It may still acquire the key after its release.
-    may_acquire_late: bool,
-}
-
 /// An attempt that failed. The store may have granted the lease nevertheless.
 pub(crate) struct FailedAttempt {
     attempt: Attempt,
-    error: CallError,
+    error: AcquireError,
     /// Action that the settings require. A request that waited for another one is always refused.
     pub(crate) policy: StoreFailure,
 }
@@ -174,7 +167,7 @@ impl Attempt {
         detach: &DetachSwitch,
         limit: Duration,
         mut reply: AcquireReply,
-    ) -> Result<AcquireReply, CallError> {
+    ) -> Result<AcquireReply, AcquireError> {
         let (rules, shared) = (&context.config.execution, &context.shared);
         let (claim, caller) = (&self.claim, self.permit.caller());
         let deadline = from_now(limit);
@@ -313,29 +306,34 @@ impl Attempt {
 
     /// Returns the outcome of an acquire without a reply, or of one that the store rejected.
     #[cold]
-    fn failed(self, context: &Context, error: CallError, policy: StoreFailure) -> AcquireOutcome {
-        let (outcome, may_acquire_late) = match error {
-            CallError::Store(_) | CallError::TimedOut => {
-                return AcquireOutcome::Failed(FailedAttempt {
+    fn failed(
+        self,
+        context: &Context,
+        error: AcquireError,
+        policy: StoreFailure,
+    ) -> AcquireOutcome {
+        let (refusal, may_acquire_late) = match error {
+            AcquireError::Store(_) | AcquireError::TimedOut => {
+                return AcquireOutcome::Refused(Refusal::Failed(FailedAttempt {
                     attempt: self,
                     error,
                     policy,
-                });
+                }));
             }
             // After the other errors the store works, so no policy for its failures applies.
-            CallError::CallerLimit { may_acquire_late } => {
+            AcquireError::CallerLimit { may_acquire_late } => {
                 let error = AdmissionError::CallerStoreLimit;
-                (AcquireOutcome::OverLimit(error), may_acquire_late)
+                (Refusal::OverLimit(error), may_acquire_late)
             }
-            CallError::Unreadable {
+            AcquireError::Unreadable {
                 source,
                 may_acquire_late,
-            } => (AcquireOutcome::Unreadable(source), may_acquire_late),
+            } => (Refusal::Unreadable(source), may_acquire_late),
         };
         if may_acquire_late {
             self.release_in_background(context);
         }
-        outcome
+        AcquireOutcome::Refused(refusal)
     }
 
     fn is_derived(&self) -> bool {
@@ -371,124 +369,29 @@ impl AcquireOutcome {
             Self::Mismatch { .. } => telemetry::mismatch(warnings.layer(), id),
             Self::InProgress { .. } => telemetry::in_progress(warnings.layer(), id),
             Self::Orphaned { .. } => warnings.orphaned(id),
-            Self::Granted(_)
-            | Self::Completed(_)
-            | Self::OverLimit(_)
-            | Self::Unreadable(_)
-            | Self::Failed(_) => {}
+            Self::Granted(_) | Self::Completed(_) | Self::Refused(_) => {}
         }
     }
 }
 
-impl GrantedAttempt {
-    pub(super) fn id(&self) -> &KeyId {
-        &self.attempt.claim.id
-    }
-
-    /// Begins the execution: from now on the lease is renewed. `body_aborted` is set when a request body that the handler
-    /// reads itself fails or ends early.
-    ///
-    /// Releases the lease if the limits admit no more executions.
-    pub(crate) async fn begin(
-        self,
-        context: &Context,
-        body_aborted: Option<Arc<AtomicBool>>,
-        traceparent: Option<ExecutionTrace>,
-    ) -> Result<Execution, AdmissionError> {
-        match self.begin_now(context, body_aborted, traceparent) {
-            Ok((execution, renewer_woken)) => {
-                if renewer_woken {
-                    // Lets the renewer run on this worker thread now. Later, the handler may block the thread.
-                    yield_now().await;
-                }
-                Ok(execution)
+impl Refusal {
+    /// Returns the error of a request that is not executed. After a failure, releases the lease in the background, in case the
+    /// store granted it.
+    pub(crate) fn into_error(self, context: &Context) -> Error {
+        let rules = &context.config.response;
+        match self {
+            Self::OverLimit(error) => admission_error(rules, error),
+            Self::Unreadable(source) => unreadable_entry(source),
+            Self::Failed(failed) => {
+                let FailedAttempt { attempt, error, .. } = failed;
+                attempt.release_in_background(context);
+                store_unavailable(rules, error.into_source())
             }
-            Err(refused) => {
-                let (unused, error) = *refused;
-                Box::pin(unused.release_unused(context)).await;
-                Err(error)
-            }
-        }
-    }
-
-    /// Begins the execution without waiting. Also returns `true` if the renewer was started or woken. If the limits admit no
-    /// more executions, returns the lease, which the caller releases.
-    pub(crate) fn begin_now(
-        mut self,
-        context: &Context,
-        body_aborted: Option<Arc<AtomicBool>>,
-        traceparent: Option<ExecutionTrace>,
-    ) -> Result<(Execution, bool), Box<(Self, AdmissionError)>> {
-        let limits = &context.config.limits;
-        let permit = &mut self.attempt.permit;
-        // Only an operator allows this policy to take an orphan over.
-        let is_allowed_retry = self.takeover && self.attempt.claim.orphans == OrphanPolicy::Refuse;
-        let mut admitted = if is_allowed_retry {
-            permit.begin_allowed_retry();
-            Ok(())
-        } else {
-            permit.begin_execution(limits.max_in_flight)
-        };
-        // A takeover executes a key that was counted before.
-        if admitted.is_ok() && !self.takeover {
-            admitted = limits.check_fresh_key(permit.caller());
-        }
-        if let Err(error) = admitted {
-            return Err(Box::new((self, error)));
-        }
-        let Self {
-            attempt:
-                Attempt {
-                    claim,
-                    key,
-                    principal,
-                    is_nested,
-                    permit,
-                },
-            generation,
-            takeover,
-            sent,
-            may_acquire_late,
-        } = self;
-        telemetry::granted(context.config.warnings(), &claim.id, generation, takeover);
-        let renewer = &context.shared.renewer;
-        let (lease, renewer_woken) = renewer.register(Grant {
-            config: Arc::clone(&context.config),
-            renewer: Arc::clone(renewer),
-            caller: Arc::clone(permit.caller()),
-            claim,
-            key,
-            principal,
-            is_nested,
-            generation,
-            takeover,
-            body_aborted,
-            traceparent,
-            sent,
-            may_acquire_late,
-        });
-        Ok((Execution { lease, permit }, renewer_woken))
-    }
-
-    /// Releases the lease without an execution.
-    pub(crate) async fn release_unused(self, context: &Context) {
-        let Attempt { claim, permit, .. } = self.attempt;
-        let (store, lease) = (&context.shared.store, claim.lease_ref(self.generation));
-        let timeout = context.config.execution.store_timeout;
-        let warnings = context.config.warnings();
-        if !store.release(&lease, timeout, warnings).await || self.may_acquire_late {
-            spawn_release_unacknowledged(&context.config, store, &claim, permit);
         }
     }
 }
 
 impl FailedAttempt {
-    /// Releases the lease in the background, in case the store granted it. Returns the error.
-    pub(crate) fn release_in_background(self, context: &Context) -> CallError {
-        self.attempt.release_in_background(context);
-        self.error
-    }
-
     /// Returns the attempt, for an execution without a lease.
     pub(crate) fn into_attempt(self) -> Attempt {
         self.attempt

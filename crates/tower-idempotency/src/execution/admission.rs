@@ -3,7 +3,6 @@
 use std::sync::{Arc, atomic::AtomicBool};
 
 use http::{Extensions, HeaderMap, request};
-use tokio::task::yield_now;
 
 use crate::{
     digest::ScopedKey,
@@ -11,16 +10,16 @@ use crate::{
     error::Error,
     execution::{
         Execution,
-        acquire::{AcquireOutcome, Attempt, FailedAttempt, GrantedAttempt},
+        acquire::{AcquireOutcome, Attempt, FailedAttempt, GrantedAttempt, Refusal, Unsettled},
         detach::DetachSwitch,
         rules::StoreFailure,
         shared::Context,
     },
     lease::Lease,
-    limits::{AdmissionError, Caller, InFlightPermit},
+    limits::{Caller, InFlightPermit},
     record::ExecutionTrace,
     request::{
-        PassReason, build_claim, caller_scope,
+        PassReason, build_claim, caller_scope, coverage_of,
         credentials::{Identity, PrincipalError},
         find_key, has_key_header, is_key_optional,
         key::RequestKey,
@@ -28,7 +27,7 @@ use crate::{
     },
     response::reject::{
         CompleteResponse, admission_error, in_progress, key_reused, outcome_unknown, reject,
-        rejection, store_unavailable, unreadable_entry,
+        rejection, store_unavailable,
     },
     store::{KeyId, Token},
     telemetry::{self, Coverage, catch_setting_panic},
@@ -126,7 +125,7 @@ pub(crate) fn admit(context: &Context, head: &request::Parts) -> Admission {
     }
     let rejected = |error: &Error| Admission::Rejected(Box::new(reject(&config.response, error)));
     let found = find_key(&config.request, head);
-    telemetry::unsafe_request(layer, &head.method, Coverage::of_key(&found));
+    telemetry::unsafe_request(layer, &head.method, coverage_of(&found));
     let key = match found {
         Ok(Some(key)) if !has_outer_lease(&head.extensions, &key) => key,
         Ok(_) => return Admission::PassThrough,
@@ -188,10 +187,8 @@ pub(super) enum Progress {
 pub(super) enum Unadmitted {
     /// The lease is acquired.
     Acquire(Box<Attempt>),
-    /// The renewer was started or woken.
-    Yield(Execution),
-    /// The limits admit no more executions. The lease is released.
-    Release(Box<(GrantedAttempt, AdmissionError)>),
+    /// The execution begins, or the lease is released.
+    Settle(Unsettled),
 }
 
 /// Outcome of the acquire: the lease, the failure of the store, or the response of a request that is not executed.
@@ -267,9 +264,8 @@ pub(super) fn acquire_now(
         Decision::Granted(grant) => {
             let traceparent = context.config.response.trace(&head.headers);
             match grant.begin_now(context, body_aborted.clone(), traceparent) {
-                Ok((execution, false)) => Progress::Execute(execution),
-                Ok((execution, true)) => Progress::Continue(Unadmitted::Yield(execution)),
-                Err(refused) => Progress::Continue(Unadmitted::Release(refused)),
+                Ok(execution) => Progress::Execute(execution),
+                Err(unsettled) => Progress::Continue(Unadmitted::Settle(unsettled)),
             }
         }
         Decision::Failed(failed) => {
@@ -295,16 +291,12 @@ pub(super) async fn acquire(
         |id: &KeyId, error| Box::new(reject(rules, &admission_error(rules, error).with_entry(id)));
     let attempt = match unadmitted {
         Unadmitted::Acquire(attempt) => attempt,
-        Unadmitted::Yield(execution) => {
-            // Lets the renewer run on this worker thread now. Later, the handler may block the thread.
-            yield_now().await;
-            return Ok(Admitted::Protected(execution));
-        }
-        Unadmitted::Release(refused) => {
-            let (unused, error) = *refused;
-            let id = *unused.id();
-            Box::pin(unused.release_unused(&context)).await;
-            return Err(over_limit(&id, error));
+        Unadmitted::Settle(unsettled) => {
+            let id = *unsettled.id();
+            let execution = unsettled.settle(&context).await;
+            return execution
+                .map(Admitted::Protected)
+                .map_err(|error| over_limit(&id, error));
         }
     };
     let id = attempt.claim.id;
@@ -319,8 +311,7 @@ pub(super) async fn acquire(
         }
         Decision::Failed(failed) => match failed.policy {
             StoreFailure::Refuse => {
-                let error = failed.release_in_background(&context);
-                let error = store_unavailable(rules, error.into_source());
+                let error = Refusal::Failed(failed).into_error(&context);
                 Err(Box::new(reject(rules, &error.with_entry(&id))))
             }
             StoreFailure::DangerouslyExecuteUnprotected => {
@@ -348,7 +339,7 @@ fn decide(
     outcome.log(&rules.warnings, id);
     let error = match outcome {
         AcquireOutcome::Granted(grant) => return Decision::Granted(grant),
-        AcquireOutcome::Failed(failed) => return Decision::Failed(failed),
+        AcquireOutcome::Refused(Refusal::Failed(failed)) => return Decision::Failed(failed),
         AcquireOutcome::Completed(record) => {
             let unread = &context.shared.unread_replays;
             let max = config.limits.max_response_bytes;
@@ -360,8 +351,7 @@ fn decide(
             in_progress(rules, config.execution.concurrent_requests.status())
         }
         AcquireOutcome::Orphaned { .. } => outcome_unknown(),
-        AcquireOutcome::OverLimit(error) => admission_error(rules, error),
-        AcquireOutcome::Unreadable(source) => unreadable_entry(source),
+        AcquireOutcome::Refused(refusal) => refusal.into_error(context),
     };
     Decision::Respond(reject(rules, &error.with_entry(id)))
 }

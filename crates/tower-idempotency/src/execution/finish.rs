@@ -25,7 +25,7 @@ use crate::{
         Disposition, encode_oversized_value, strip_reason, tombstone_or_release,
     },
     retry::Backoff,
-    store::{LeaseRef, Ttl},
+    store::LeaseRef,
     store_client::{CompleteOutcome, RenewOutcome},
     telemetry,
 };
@@ -125,16 +125,14 @@ impl Execution {
     async fn release(self, report: impl FnOnce(&LeaseState)) {
         self.lease.set_finishing(true);
         let Self { lease, permit } = self;
-        let (store, timeout) = (lease.store(), lease.store_timeout());
-        let released = store.release(&lease.reference, timeout, lease.warnings());
-        let released = Box::pin(released).await;
+        let released = Box::pin(lease.release()).await;
         let has_unacknowledged_commit = lease.has_unacknowledged_commit();
         if !has_unacknowledged_commit {
             report(&lease);
         }
         if has_unacknowledged_commit || lease.may_acquire_late() {
             // A query of the handler's commit, or an earlier attempt of the acquire, may acquire the key that is free by then.
-            spawn_release_unacknowledged(lease.config(), store, lease.claim(), permit);
+            spawn_release_unacknowledged(lease.config(), lease.store(), lease.claim(), permit);
         } else if !released {
             spawn_release(&lease, permit);
         }
@@ -148,18 +146,14 @@ impl Execution {
     async fn release_and_reconcile(self, report: impl FnOnce(&LeaseState)) -> Finished {
         self.lease.set_finishing(true);
         let Self { lease, permit } = self;
-        let (store, timeout) = (lease.store(), lease.store_timeout());
-        let (reference, warnings) = (&lease.reference, lease.warnings());
         let (is_ended, released) = if lease.must_leave_orphan() {
-            // No later renewal may extend the lease again.
-            lease.set_finished();
-            match store.renew(reference, Ttl::MIN, timeout, warnings).await {
+            match lease.expire_now().await {
                 RenewOutcome::Renewed => (true, false),
                 RenewOutcome::LeaseLost => (true, true),
                 RenewOutcome::Failed => (false, false),
             }
         } else {
-            let released = store.release(reference, timeout, warnings).await;
+            let released = lease.release().await;
             (released, released)
         };
         let status = if is_ended {
@@ -175,7 +169,7 @@ impl Execution {
         // does not, so the release can be repeated. A commit that was sent may follow a release that failed.
         let may_repeat = !is_ended && !lease.has_unacknowledged_commit();
         if may_repeat || released && !is_completed {
-            spawn_release_unacknowledged(lease.config(), store, lease.claim(), permit);
+            spawn_release_unacknowledged(lease.config(), lease.store(), lease.claim(), permit);
         }
         match status {
             // The layer has stored nothing under this lease, so the handler has.
@@ -265,11 +259,7 @@ impl Execution {
 
     /// Leaves the key as an orphan at once, and reports it. If the store fails, the lease expires by itself.
     async fn leave_orphan(self, report: impl FnOnce(&LeaseState)) -> Finished {
-        // No later renewal may extend the lease again.
-        self.lease.set_finished();
-        let (store, timeout) = (self.lease.store(), self.lease.store_timeout());
-        let (reference, warnings) = (&self.lease.reference, self.lease.warnings());
-        let renewed = store.renew(reference, Ttl::MIN, timeout, warnings).await;
+        let renewed = self.lease.expire_now().await;
         match renewed {
             RenewOutcome::Renewed => report(&self.lease),
             RenewOutcome::LeaseLost if !self.lease.has_unacknowledged_commit() => {
@@ -290,10 +280,7 @@ impl Execution {
         let mut renewed = RenewOutcome::Renewed;
         if lease.0.has_unacknowledged_commit() {
             // The renewal waits for the row lock of a commit that the database still executes.
-            let (store, timeout) = (lease.0.store(), lease.0.store_timeout());
-            let ttl = lease.0.claim().lease;
-            let (reference, warnings) = (&lease.0.reference, lease.0.warnings());
-            renewed = store.renew(reference, ttl, timeout, warnings).await;
+            renewed = lease.0.renew(lease.0.claim().lease).await;
         }
         match self.reconcile_commit(renewed).await {
             Reconciled::Finished(finished @ Finished::Unknown { .. }) => {

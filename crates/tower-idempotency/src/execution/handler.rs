@@ -280,49 +280,47 @@ fn outcome_of<R: http_body::Body, E>(
     if let Some(directives) = directives {
         directives.restore(&mut res);
     }
-    match disposition {
-        // The body ran a batch, or the handler did not wait for one.
-        Disposition::Record { record, .. }
-            if lease.has_unfinished_batch() && NeedsAttention::in_record(&record).is_none() =>
-        {
-            res.extensions_mut().insert(Retention::NoStore);
-            HandlerOutcome::Release(Ok(res), NotRecordedReason::NoStore.name())
-        }
-        // As for HTTP in `begin_recording`. Here the code is known.
-        Disposition::Record { class, record, .. }
-            if lease.config().response.is_grpc()
-                && lease.has_key_of_service()
-                && class.is_client_error()
-                && NeedsAttention::in_record(&record).is_none() =>
-        {
-            HandlerOutcome::Release(Ok(res), NotRecordedReason::NoStore.name())
-        }
-        Disposition::Record { class, record, .. }
-            if reports_failed_commit(lease, class, &record) =>
-        {
-            res.extensions_mut().insert(Retention::NoStore);
-            HandlerOutcome::Release(Ok(res), "commit_failed")
-        }
-        // No record may claim a success while a transaction is open.
-        Disposition::Record { class, record, .. } if reports_lost_effect(lease, class, &record) => {
-            lost_effect(lease)
-        }
+    let (record, retention, class) = match disposition {
         Disposition::Record {
-            record, retention, ..
-        } => {
-            let pending = PendingRecord {
-                status: Some(res.status()),
-                record,
-                retention,
-            };
-            HandlerOutcome::Record(Ok(res), pending)
-        }
+            record,
+            retention,
+            class,
+        } => (record, retention, class),
         Disposition::Release(NotRecordedReason::BrokenBody) => {
             let failure = Failure::BrokenBody(res.status());
-            HandlerOutcome::Failed(Ok(res), failure)
+            return HandlerOutcome::Failed(Ok(res), failure);
         }
-        Disposition::Release(reason) => HandlerOutcome::Release(Ok(res), reason.name()),
+        Disposition::Release(reason) => return HandlerOutcome::Release(Ok(res), reason.name()),
+    };
+    // A record that needs attention is stored in each of these cases.
+    if NeedsAttention::in_record(&record).is_none() {
+        // The body ran a batch, or the handler did not wait for one.
+        if lease.has_unfinished_batch() {
+            res.extensions_mut().insert(Retention::NoStore);
+            return HandlerOutcome::Release(Ok(res), NotRecordedReason::NoStore.name());
+        }
+        // As for HTTP in `begin_recording`. Here the code is known.
+        if lease.config().response.is_grpc()
+            && lease.has_key_of_service()
+            && class.is_client_error()
+        {
+            return HandlerOutcome::Release(Ok(res), NotRecordedReason::NoStore.name());
+        }
+        if reports_failed_commit(lease, class) {
+            res.extensions_mut().insert(Retention::NoStore);
+            return HandlerOutcome::Release(Ok(res), "commit_failed");
+        }
+        // No record may claim a success while a transaction is open.
+        if reports_lost_effect(lease, class) {
+            return lost_effect(lease);
+        }
     }
+    let pending = PendingRecord {
+        status: Some(res.status()),
+        record,
+        retention,
+    };
+    HandlerOutcome::Record(Ok(res), pending)
 }
 
 /// Finishes an execution whose handler reported a commit, but returned another response or an error.
@@ -364,18 +362,13 @@ async fn conclude_response<R: http_body::Body, E>(
 
 /// Returns `true` if the response is a 4xx after a transaction that failed. The failure may be temporary, so the response is
 /// no outcome.
-fn reports_failed_commit(lease: &LeaseState, status: StatusCode, record: &[u8]) -> bool {
-    (lease.has_unacknowledged_commit() || lease.commits.has_failed())
-        && status.is_client_error()
-        && NeedsAttention::in_record(record).is_none()
+fn reports_failed_commit(lease: &LeaseState, status: StatusCode) -> bool {
+    (lease.has_unacknowledged_commit() || lease.commits.has_failed()) && status.is_client_error()
 }
 
 /// Returns `true` if the response is a success although a transaction was neither committed nor rolled back.
-fn reports_lost_effect(lease: &LeaseState, status: StatusCode, record: &[u8]) -> bool {
-    lease.has_open_transaction()
-        && !status.is_client_error()
-        && !status.is_server_error()
-        && NeedsAttention::in_record(record).is_none()
+fn reports_lost_effect(lease: &LeaseState, status: StatusCode) -> bool {
+    lease.has_open_transaction() && !status.is_client_error() && !status.is_server_error()
 }
 
 /// Returns the outcome of a success without its effect: an error response, and a free key.

@@ -1,4 +1,4 @@
-//! State that all clones of a layer share.
+//! State and settings of a layer, as its clones see them.
 
 use std::sync::{Arc, OnceLock};
 

@@ -143,7 +143,8 @@ use crate::store::KeyId;
 ///
 /// # Cancellation
 ///
-/// A dropped `resolve` or `purge` may or may not have taken effect, and leaves no partial effect.
+/// A dropped `resolve` may or may not have taken effect, and leaves no partial effect. A dropped `purge` may have deleted some of
+/// its entries.
 ///
 /// [`Token::retry_allowed`]: crate::store::Token::retry_allowed
 /// [`Token::random`]: crate::store::Token::random

@@ -28,6 +28,7 @@ impl IdempotencyLayer {
     /// | 412, 428 | corrected by `If-Match` or `If-Unmodified-Since` |
     /// | 415 | corrected by `Content-Encoding`, or by parameters of `Content-Type` |
     /// | 416, 417, 426 | corrected by `Range` or `Content-Range`, `Expect`, `Upgrade` |
+    /// | 419, 440 | corrected by a new anti-forgery token (Laravel), or by a new login (IIS) |
     /// | 421 | corrected by a connection to another server |
     /// | 423, 424 | corrected by the header `If`, or by the end of another operation |
     /// | 5xx | the handler failed |
@@ -41,6 +42,9 @@ impl IdempotencyLayer {
     ///
     /// After a status that is not recorded, the layer releases the key and a retry executes again. If you record the status
     /// of a temporary failure, retries get that failure for the complete retention.
+    ///
+    /// The presets record 402, the usual response to a declined card. If the service asks for a payment in a header, as in x402,
+    /// exclude 402. Otherwise the request with the payment gets the recorded 402.
     pub fn with_recorded_statuses(
         self,
         is_recorded: impl Fn(StatusCode) -> bool + Send + Sync + 'static,

@@ -9,9 +9,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use tokio::time::Instant;
 
-use crate::retry::from_now;
+use crate::clock::ClockTimes;
 
 /// Tracks the handler's commits. The handler adds attempts; the layer closes the set when it finishes the lease.
 ///
@@ -21,8 +20,8 @@ pub(crate) struct CommitAttempts {
     /// Flags, and the number of attempts that the database has not rejected, in units of [`ATTEMPT`].
     state: AtomicU32,
     record: OnceLock<Bytes>,
-    /// Earliest expiry of an attempted record, provided that it was stored.
-    first_expiry: Mutex<Option<Instant>>,
+    /// Earliest expiry of an attempted record on each clock, provided that it was stored.
+    first_expiry: Mutex<Option<ClockTimes>>,
 }
 
 /// Extension of a response that [`Prepared::commit`](crate::transaction::Prepared::commit) or
@@ -45,8 +44,12 @@ impl CommitAttempts {
     /// Registers a commit that is about to be sent. Returns `false` if the commit must not be sent: the lease is finished or
     /// finishing, or the record of an earlier attempt may have expired.
     pub(crate) fn begin(&self, retention: Duration) -> bool {
+        self.begin_at(retention, ClockTimes::now())
+    }
+
+    fn begin_at(&self, retention: Duration, now: ClockTimes) -> bool {
         let mut first_expiry = self.first_expiry();
-        if first_expiry.is_some_and(has_passed) {
+        if first_expiry.is_some_and(|first| first.has_passed(now)) {
             return false;
         }
         let begin = |state| (state & (SUCCEEDED | CLOSED) == 0).then_some(state + ATTEMPT);
@@ -55,8 +58,8 @@ impl CommitAttempts {
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, begin)
             .is_ok();
         if begun {
-            let expiry = from_now(retention);
-            *first_expiry = Some(first_expiry.map_or(expiry, |first| first.min(expiry)));
+            let expiry = now.plus(retention);
+            *first_expiry = Some(first_expiry.map_or(expiry, |first| first.earliest(expiry)));
         }
         begun
     }
@@ -73,7 +76,7 @@ impl CommitAttempts {
         }
     }
 
-    fn first_expiry(&self) -> MutexGuard<'_, Option<Instant>> {
+    fn first_expiry(&self) -> MutexGuard<'_, Option<ClockTimes>> {
         self.first_expiry
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -118,7 +121,12 @@ impl CommitAttempts {
 
     /// Returns `true` if the record of an attempt may have expired. A missing record then proves nothing.
     pub(crate) fn record_may_have_expired(&self) -> bool {
-        self.first_expiry().is_some_and(has_passed)
+        self.has_expiry_passed(ClockTimes::now())
+    }
+
+    fn has_expiry_passed(&self, now: ClockTimes) -> bool {
+        self.first_expiry()
+            .is_some_and(|first| first.has_passed(now))
     }
 
     /// Closes the set and returns its outcome. No commit can begin afterwards.
@@ -132,10 +140,6 @@ impl CommitAttempts {
     }
 }
 
-fn has_passed(at: Instant) -> bool {
-    Instant::now() >= at
-}
-
 const SUCCEEDED: u32 = 1;
 const CLOSED: u32 = 2;
 const REFUSED: u32 = 4;
@@ -146,6 +150,7 @@ const ATTEMPT: u32 = 16;
 mod tests {
     use super::*;
 
+    const HOUR: Duration = Duration::from_secs(60 * 60);
     const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
     #[test]
@@ -172,6 +177,30 @@ mod tests {
         commits.reject();
         assert!(!commits.record_may_have_expired());
         assert!(matches!(commits.close(), CommitOutcome::NotAttempted));
+    }
+
+    #[test]
+    fn record_expires_on_either_clock() {
+        let start = ClockTimes::now();
+        let at = |monotonic: u32, wall: u32| ClockTimes {
+            monotonic: start.monotonic + HOUR * monotonic,
+            wall: start.wall + HOUR * wall,
+        };
+        for (now, reason) in [
+            (at(0, 24), "the machine was suspended"),
+            (at(24, 0), "the wall clock was set back"),
+        ] {
+            let commits = CommitAttempts::default();
+            assert!(commits.begin_at(DAY, start) && !commits.has_expiry_passed(at(23, 23)));
+            assert!(commits.has_expiry_passed(now), "{reason}");
+            assert!(!commits.begin_at(DAY, now), "{reason}");
+        }
+        let commits = CommitAttempts::default();
+        assert!(commits.begin_at(DAY, start));
+        assert!(commits.begin_at(DAY / 2, at(1, 20)), "after a suspension");
+        assert!(!commits.has_expiry_passed(at(2, 23)));
+        assert!(commits.has_expiry_passed(at(2, 24)), "the first record");
+        assert!(commits.has_expiry_passed(at(13, 23)), "the second one");
     }
 
     #[test]

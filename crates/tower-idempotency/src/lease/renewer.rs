@@ -91,7 +91,6 @@ impl Renewer {
         queue.sequence += 1;
         let lease = Arc::new(LeaseState::new(grant, third, queue.sequence));
         let key = lease.queue_key();
-        queue.leases.insert(key, Arc::clone(&lease));
         queue.max_sleep = queue.max_sleep.min(third.max(MIN_SLEEP));
         // The task ends with its runtime. The next lease starts another task.
         let start = queue.task.as_ref().is_none_or(JoinHandle::is_finished);
@@ -100,6 +99,8 @@ impl Renewer {
             let task = run(Arc::downgrade(self), Arc::clone(&self.wake));
             queue.task = Some(tokio::spawn(task));
         }
+        // After the spawn, which panics outside a runtime: the lease then expires. The task waits for the lock of the queue.
+        queue.leases.insert(key, Arc::clone(&lease));
         if wake {
             self.wake.notify_one();
         }

@@ -1,6 +1,7 @@
 //! State of one lease: its deadline, its flags and the handler's commits.
 
 use std::{
+    future::Future,
     ops::Deref,
     sync::{
         Arc,
@@ -22,8 +23,8 @@ use crate::{
     limits::{Buffer, Caller},
     record::{ExecutionTrace, Origin},
     request::key::RequestKey,
-    store::{Claim, KeyId, LeaseRef, ScopeDigest, is_operation_of_run_once},
-    store_client::StoreClient,
+    store::{Claim, KeyId, LeaseRef, ScopeDigest, Ttl, is_operation_of_run_once},
+    store_client::{RenewOutcome, StoreClient},
     telemetry::Warnings,
 };
 
@@ -151,6 +152,25 @@ impl LeaseState {
     /// Returns the timeout of a single store call.
     pub(crate) fn store_timeout(&self) -> Duration {
         self.grant.config.execution.store_timeout
+    }
+
+    /// Renews the lease in the store, for `ttl` from now. The lease keeps its deadline in this process.
+    pub(crate) fn renew(&self, ttl: Ttl) -> impl Future<Output = RenewOutcome> {
+        let (store, timeout) = (self.store(), self.store_timeout());
+        store.renew(&self.reference, ttl, timeout, self.warnings())
+    }
+
+    /// Lets the lease expire at once, so that its key is an orphan.
+    pub(crate) async fn expire_now(&self) -> RenewOutcome {
+        // No later renewal may extend the lease again.
+        self.set_finished();
+        self.renew(Ttl::MIN).await
+    }
+
+    /// Releases the key. Returns `false` if the store failed.
+    pub(crate) fn release(&self) -> impl Future<Output = bool> {
+        let (store, timeout) = (self.store(), self.store_timeout());
+        store.release(&self.reference, timeout, self.warnings())
     }
 
     /// Returns `true` if the handler read a request body that failed or ended early.

@@ -123,6 +123,11 @@ fn golden() -> Vec<(&'static str, Codec, Record)> {
             tombstone(TombstoneReason::Streamed),
         ),
         (
+            "tombstone-panicked",
+            PLAIN,
+            tombstone(TombstoneReason::Panicked),
+        ),
+        (
             "value",
             PLAIN,
             Record::Value(Bytes::from_static(b"\x82\xa2id\x01\xa2ok\xc3")),

@@ -6,11 +6,14 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 use smallvec::SmallVec;
 
+use self::forwarded_cert::{add_certificate_names, is_forwarded_cert};
 use crate::{
     digest::FieldDigest,
     error::{Error, ErrorKind},
     header_lines::lines_of,
 };
+
+mod forwarded_cert;
 
 /// Result of the sources for one request.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -18,7 +21,7 @@ pub(crate) enum Identity {
     /// A source found a principal, which is also the account.
     Principal,
     /// A source found a principal, and the stores and the limits account for the caller by another value. It is the first of
-    /// several headers, or the canonical spelling of a header. All headers, as they are spelled, separate keys.
+    /// several credentials, or the canonical spelling of a header. All credentials, as they are spelled, separate keys.
     OtherAccount,
     /// No source found a principal, and none is required.
     Anonymous,
@@ -85,7 +88,8 @@ impl PrincipalError {
     }
 }
 
-/// Adds all credential headers to `hash`, or the cookies if there is none. Returns the kind of identity.
+/// Adds all credential headers to `hash`, and the cookies if no header but a forwarded certificate is among them. Returns the
+/// kind of identity.
 pub(super) fn add_credentials(
     headers: &HeaderMap,
     hash: &mut FieldDigest,
@@ -96,16 +100,20 @@ pub(super) fn add_credentials(
     })
 }
 
-/// Adds the first credential header to `hash`: `Authorization` if the request has it, else the first one by name. Returns
-/// `false` if there is none. Requests that [`add_credentials`] rejects do not reach this function.
+/// Adds the first credential to `hash`: `Authorization` if the request has it, else the first header by name. A forwarded
+/// certificate comes after all others and after the cookies. Returns `false` if the request has no credential header. Requests
+/// that [`add_credentials`] rejects do not reach this function.
 pub(super) fn add_first_credential(headers: &HeaderMap, hash: &mut FieldDigest) -> bool {
+    let order = |name: &HeaderName| (is_forwarded_cert(name), *name != header::AUTHORIZATION);
     let first = credential_lines(headers)
         .filter(|(_, line)| has_value(line))
-        .min_by_key(|(name, _)| (*name != header::AUTHORIZATION, name.as_str()));
+        .min_by_key(|(name, _)| (order(name), name.as_str()));
     let Some((name, line)) = first else {
         return false;
     };
-    add_header_value(name, &canonical_value(name, line), hash);
+    if !(is_forwarded_cert(name) && add_cookies(headers, hash)) {
+        add_credential(name, &canonical_value(name, line), hash);
+    }
     true
 }
 
@@ -163,6 +171,13 @@ pub(super) fn add_header_value(name: &HeaderName, value: &[u8], hash: &mut Field
     hash.number(1).field(value);
 }
 
+/// Adds the value of a credential header.
+fn add_credential(name: &HeaderName, value: &[u8], hash: &mut FieldDigest) {
+    if !(is_forwarded_cert(name) && add_certificate_names(value, hash)) {
+        add_header_value(name, value, hash);
+    }
+}
+
 /// Adds the line of a header that identifies the caller. Returns the kind of identity, which is anonymous if there is no line,
 /// or one without a value. Fails if the header has two lines.
 pub(super) fn add_identifying_header(
@@ -186,7 +201,8 @@ pub(super) fn add_identifying_header(
     Ok(Identity::of_line(name, line))
 }
 
-/// Adds the credential headers in the order of their names: clients and proxies may send them in another order.
+/// Adds the credential headers in the order of their names: clients and proxies may send them in another order. If the only
+/// one is a forwarded certificate, which callers may share, adds the cookies too.
 fn add_credential_headers(
     headers: &HeaderMap,
     hash: &mut FieldDigest,
@@ -198,10 +214,13 @@ fn add_credential_headers(
     }
     lines.retain(|(_, line)| has_value(line));
     for (name, line) in &lines {
-        add_header_value(name, line.as_bytes(), hash);
+        add_credential(name, line.as_bytes(), hash);
     }
     Ok(match *lines {
         [] => Identity::Anonymous,
+        [(name, _)] if is_forwarded_cert(name) && add_cookies(headers, hash) => {
+            Identity::OtherAccount
+        }
         [(name, line)] => Identity::of_line(name, line),
         _ => Identity::OtherAccount,
     })
@@ -273,10 +292,15 @@ fn cookies(headers: &HeaderMap) -> impl Iterator<Item = (&[u8], &[u8])> {
         .flat_map(|line| line.as_bytes().split(|byte| *byte == b';'))
         .map(<[u8]>::trim_ascii)
         .filter(|pair| !pair.is_empty())
-        .map(|pair| match pair.iter().position(|byte| *byte == b'=') {
-            Some(at) => (pair[..at].trim_ascii(), pair[at + 1..].trim_ascii()),
-            None => (&b""[..], pair),
-        })
+        .map(name_and_value)
+}
+
+/// Returns the text before the first `=` and the text after it, or only a value.
+fn name_and_value(pair: &[u8]) -> (&[u8], &[u8]) {
+    match pair.iter().position(|byte| *byte == b'=') {
+        Some(at) => (pair[..at].trim_ascii(), pair[at + 1..].trim_ascii()),
+        None => (&b""[..], pair.trim_ascii()),
+    }
 }
 
 /// Returns `true` for cookies that never authenticate a caller and that change between two requests of one caller.

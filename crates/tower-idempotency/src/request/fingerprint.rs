@@ -26,10 +26,16 @@ use crate::{
 /// # Headers
 ///
 /// Every fingerprint except a [`custom`](Self::custom) one contains the [`ACTING_HEADERS`], which name the account or tenant
-/// on whose behalf a shared token acts. It also contains `Content-Range` and `Upload-Offset`, which select the part of a
-/// resource, and `Destination`, the target of COPY and MOVE. `X-HTTP-Method`, `X-HTTP-Method-Override` and
-/// `X-Method-Override`, which select the method, are in it too. [`and_header`](Self::and_header) adds a header, and
-/// [`with_headers`](Self::with_headers) replaces the list. A header that a request does not have adds nothing.
+/// on whose behalf a shared token acts. It also contains the headers that select the part of a resource, the source or target
+/// of a copy or an upload, or the method:
+///
+/// - `Content-Range`, and `Upload-Concat`, `Upload-Length`, `Upload-Metadata` and `Upload-Offset` of tus;
+/// - `Destination` of WebDAV, `Slug` of AtomPub, and `Dropbox-API-Arg`;
+/// - `X-Amz-Copy-Source`, `X-Goog-Copy-Source` and `X-Ms-Copy-Source`;
+/// - `X-HTTP-Method`, `X-HTTP-Method-Override` and `X-Method-Override`.
+///
+/// [`and_header`](Self::and_header) adds a header, and [`with_headers`](Self::with_headers) replaces the list. A header that a
+/// request does not have adds nothing.
 ///
 /// ```
 /// use http::HeaderName;
@@ -332,12 +338,13 @@ impl NameFilter {
         self.0[word] & bit != 0
     }
 
-    /// Returns the word and the bit of a name: a hash of its length and of three of its bytes.
+    /// Returns the word and the bit of a name: a hash of its length and of three of its bytes. With these factors, few usual
+    /// headers share a bit with a listed one, and `Host` does not.
     fn place(name: &HeaderName) -> (usize, u64) {
         let name = name.as_str().as_bytes();
         let at = |index: usize| usize::from(name.get(index).copied().unwrap_or_default());
         let (middle, last) = (at(name.len() / 2), at(name.len() - 1));
-        let hash = at(0) * 7 + middle * 29 + last * 89 + name.len() * 13;
+        let hash = at(0) * 27 + middle * 39 + last * 101 + name.len() * 7;
         (hash / 64 % 4, 1 << (hash % 64))
     }
 }

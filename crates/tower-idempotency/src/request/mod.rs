@@ -33,7 +33,7 @@ use crate::{
         Claim, Fingerprint, ITEM_OPERATION, KeyId, OrphanPolicy, ScopeDigest, StoreError, Token,
         Ttl, is_operation_of_run_once,
     },
-    telemetry,
+    telemetry::Coverage,
 };
 
 /// Terms of the lease that a claim requests.
@@ -195,13 +195,7 @@ pub(crate) fn caller_scope(rules: &Rules, head: &request::Parts) -> Option<Scope
         .map(|(scoped, _)| scoped.scope)
 }
 
-impl telemetry::Key for RequestKey {
-    fn is_derived(&self) -> bool {
-        *self == Self::Derived
-    }
-}
-
-impl From<PassReason> for telemetry::Coverage {
+impl From<PassReason> for Coverage {
     fn from(reason: PassReason) -> Self {
         match reason {
             PassReason::Method => Self::Method,
@@ -210,6 +204,17 @@ impl From<PassReason> for telemetry::Coverage {
             PassReason::Upgrade => Self::Upgrade,
             PassReason::Grpc => Self::Grpc,
         }
+    }
+}
+
+/// Returns the coverage of a request that the layer covers, by its key.
+pub(crate) fn coverage_of(found: &Result<Option<RequestKey>, Error>) -> Coverage {
+    match found {
+        Ok(Some(RequestKey::Derived)) => Coverage::Derived,
+        Ok(Some(_)) => Coverage::Keyed,
+        Ok(None) => Coverage::NoKey,
+        Err(error) if error.kind() == ErrorKind::MissingKey => Coverage::NoKey,
+        Err(_) => Coverage::Keyed,
     }
 }
 

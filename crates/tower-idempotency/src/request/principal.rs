@@ -61,8 +61,9 @@ impl Principal {
     /// Uses all credentials of the request: `Authorization` and the usual headers of API keys, or else the cookies. The
     /// default.
     ///
-    /// Callers that show different credentials never share a key, with one exception: if a request has one of the headers,
-    /// its cookies do not count. Only a request without credentials is anonymous.
+    /// Callers that show different credentials never share a key, with two exceptions. If a request has one of the headers, its
+    /// cookies do not count. `X-Forwarded-Client-Cert` counts by the names in its certificates. Only a request without
+    /// credentials is anonymous.
     ///
     /// - **Headers**: `Authorization`, and every header whose name ends with `api-key`, `apikey`, `api-token`, `access-key`,
     ///   `access-token`, `auth-token`, `client-cert`, `clientcert`, `session-token` or `subscription-key`. In addition
@@ -70,14 +71,18 @@ impl Principal {
     ///   `X-Functions-Key`, `X-RapidAPI-Key` and `X-Vault-Token`. If a request has several of them, all count. A header
     ///   without a value does not count. A request with two lines of one of them gets 400 `principal-ambiguous`, because the
     ///   service might read the other line.
+    /// - **`X-Forwarded-Client-Cert`**, in which Envoy and Istio describe the certificates of the previous hops. If a certificate
+    ///   has a `URI`, `DNS` or `Subject`, its pairs `By`, `Hash`, `Cert` and `Chain` do not count. They differ between the pods
+    ///   of a gateway. So two certificates with the same names are one caller. Any other value counts as a whole.
     /// - **Cookies**: all but those that well-known products use for analytics, consent, load balancing, bot detection and
-    ///   anti-forgery tokens. Their order does not count. They are ignored if the request has one of the headers.
-    ///   If all users send the same header, such as the password of a gateway, use the session
+    ///   anti-forgery tokens. Their order does not count. They are ignored if the request has one of the headers, except
+    ///   `X-Forwarded-Client-Cert`. If all users send the same header, such as the password of a gateway, use the session
     ///   [`cookie`](Principal::cookie).
     ///
-    /// Shares of the limits are counted by the first header, `Authorization` before the others, or by all the cookies. The
-    /// layer cannot see which of them the service verifies. If clients can add an invented one to their own, or if all
-    /// callers have the same `Authorization`, name the source that identifies them.
+    /// Shares of the limits are counted by the first header, `Authorization` before the others, or by all the cookies.
+    /// `X-Forwarded-Client-Cert` decides only if there is nothing else. The layer cannot see which of them the service verifies.
+    /// If clients can add an invented one to their own, or if all callers have the same `Authorization`, name the source that
+    /// identifies them.
     ///
     /// The case of the scheme of `Authorization`, and the spaces around the scheme, change the principal but not its share of the
     /// limits. Any other spelling has its own share: if the service accepts escapes in a cookie, one client has several shares.

@@ -122,7 +122,7 @@ fn response(error: &Error, media_type: &'static str, body: String) -> Response<B
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     if let Some(after) = error.retry_after() {
         // Whole seconds, rounded up: 0 would request an immediate retry.
-        let secs = after.as_millis().div_ceil(1000).max(1);
+        let secs = after.as_nanos().div_ceil(1_000_000_000).max(1);
         headers.insert(
             header::RETRY_AFTER,
             HeaderValue::from(u64::try_from(secs).unwrap_or(u64::MAX)),

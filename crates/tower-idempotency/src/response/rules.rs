@@ -155,11 +155,14 @@ fn is_outcome(status: StatusCode) -> bool {
 ///
 /// The client corrects such a request by a header that the fingerprint does not cover, or the operator raises a limit. The
 /// corrected request is then the same request, and must not get the old rejection.
+///
+/// 419 (Laravel) and 440 (IIS) reject an expired anti-forgery token or login.
 pub(crate) fn is_rejection_of_form(status: StatusCode) -> bool {
-    matches!(
-        status.as_u16(),
-        401 | 406 | 407 | 411 | 412 | 413 | 415 | 416 | 417 | 421 | 423 | 426 | 428 | 431
-    )
+    REJECTIONS_OF_FORM.contains(&status.as_u16())
 }
+
+const REJECTIONS_OF_FORM: &[u16] = &[
+    401, 406, 407, 411, 412, 413, 415, 416, 417, 419, 421, 423, 426, 428, 431, 440,
+];
 
 const MIB: usize = 1024 * 1024;

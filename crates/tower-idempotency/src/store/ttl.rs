@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-/// Nonzero duration in whole milliseconds: at least 1 ms, at most 100 years.
+/// Nonzero duration in whole milliseconds: at least 1 ms, at most 36,500 days (100 years of 365 days).
 ///
 /// A lease or a retention of zero would expire before it began, so the type excludes it. Fractions of a millisecond
 /// round up.
@@ -25,7 +25,7 @@ impl Ttl {
     pub const fn from_millis(millis: u64) -> Self {
         assert!(
             millis > 0 && millis <= Self::MAX.0,
-            "a Ttl is at least 1 ms and at most 100 years"
+            "a Ttl is at least 1 ms and at most 36500 days"
         );
         Self(millis)
     }
@@ -77,7 +77,7 @@ impl fmt::Debug for Ttl {
     }
 }
 
-/// Error for a duration that is zero or longer than 100 years.
+/// Error for a duration that is zero or longer than 36,500 days.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TtlError {
     found: Duration,
@@ -87,7 +87,7 @@ impl fmt::Display for TtlError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "expected a duration above zero and at most 100 years, found {:?}",
+            "expected a duration above zero and at most 36500 days, found {:?}",
             self.found
         )
     }

@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use http::Method;
 
-use crate::{error::Error, layer_name::LayerName, store::KeyId};
+use crate::{layer_name::LayerName, store::KeyId};
 
 /// The protection of an unsafe request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,24 +21,6 @@ pub(crate) enum Coverage {
     Grpc,
     /// The layer is off.
     Off,
-}
-
-impl Coverage {
-    /// Returns the coverage of a request that the layer covers, by its key.
-    pub(crate) fn of_key<K: Key>(found: &Result<Option<K>, Error>) -> Self {
-        match found {
-            Ok(Some(key)) if key.is_derived() => Self::Derived,
-            Ok(Some(_)) => Self::Keyed,
-            Ok(None) => Self::NoKey,
-            Err(error) if error.kind() == crate::error::ErrorKind::MissingKey => Self::NoKey,
-            Err(_) => Self::Keyed,
-        }
-    }
-}
-
-/// A key, from the client or derived.
-pub(crate) trait Key {
-    fn is_derived(&self) -> bool;
 }
 
 /// Counts a request with an unsafe method. Requests with other methods need no key.

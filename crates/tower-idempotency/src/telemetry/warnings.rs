@@ -8,11 +8,11 @@ use std::{
     time::Duration,
 };
 
+use super::warning_limit::WarningLimit;
 #[cfg(feature = "grpc")]
 use crate::grpc::Side;
 use crate::{
     layer_name::LayerName,
-    retry::WarningLimit,
     store::{KeyId, StoreError},
 };
 

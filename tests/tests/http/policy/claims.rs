@@ -17,9 +17,9 @@ const KEY: &str = "key-0123456789";
 pub(super) const JSON: &str = r#"{"id":1,"a":2,"items":[{"id":3}]}"#;
 
 /// The statuses at the ends of the ranges of all configurations.
-pub(super) const STATUSES: [u16; 30] = [
+pub(super) const STATUSES: [u16; 35] = [
     200, 204, 299, 300, 304, 306, 307, 308, 309, 399, 400, 401, 402, 403, 404, 405, 406, 407, 408,
-    409, 413, 422, 425, 429, 431, 451, 499, 500, 503, 599,
+    409, 413, 418, 419, 420, 422, 425, 429, 431, 440, 441, 451, 499, 500, 503, 599,
 ];
 
 /// A configuration, its policy, and the claims in it.

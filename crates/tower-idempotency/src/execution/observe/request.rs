@@ -18,6 +18,7 @@ use crate::{
     execution::{admission::has_outer_lease, shared::Context},
     panics::catch_report_panic,
     request::{
+        coverage_of,
         credentials::{Identity, PrincipalError},
         find_key, has_key_header, observed_operation, pass_reason,
         read_body::{announced_length, expected_length},
@@ -63,7 +64,7 @@ fn begin(context: &Arc<Context>, head: &request::Parts, body: &impl http_body::B
         return NONE;
     }
     let found = find_key(rules, head);
-    telemetry::unsafe_request(layer, &head.method, Coverage::of_key(&found));
+    telemetry::unsafe_request(layer, &head.method, coverage_of(&found));
     let key = match found {
         Ok(Some(key)) if has_outer_lease(&head.extensions, &key) => return NONE,
         Ok(Some(key)) => key,

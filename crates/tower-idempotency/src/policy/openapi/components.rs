@@ -119,7 +119,7 @@ impl Components {
             Some(max) => format!("{} to {max} bytes", key.min_bytes),
             None => format!("at least {} bytes", key.min_bytes),
         };
-        let retention = policy.retention.as_secs();
+        let retention = policy.retention.as_secs_f64();
         let mut description = format!(
             "Names this operation. A retry with the same key gets the response of the first request, for {retention} seconds. Use a new random key, such as a UUID, for each operation; {length}."
         );

@@ -181,3 +181,104 @@ fn session_of_application_is_no_unrelated_cookie() {
         assert!(is_unrelated_cookie(name.as_bytes()), "{name}");
     }
 }
+
+const CERT: &str = "x-forwarded-client-cert";
+
+/// Returns the digest of the credentials, and the kind of identity.
+fn keys(headers: &HeaderMap) -> ([u8; 32], Identity) {
+    let mut hash = FieldDigest::new(None);
+    let Ok(identity) = add_credentials(headers, &mut hash) else {
+        panic!("ambiguous: {headers:?}");
+    };
+    (hash.finish(), identity)
+}
+
+/// Returns the digest by which the limits account for the caller.
+fn account(headers: &HeaderMap) -> [u8; 32] {
+    let mut hash = FieldDigest::new(None);
+    if add_first_credential(headers, &mut hash) {
+        hash.finish()
+    } else {
+        keys(headers).0
+    }
+}
+
+#[test]
+fn forwarded_cert_counts_by_its_names() {
+    let forwarded = |value: &'static str| {
+        let headers = headers(&[(CERT, value)]);
+        let (keys, identity) = keys(&headers);
+        assert!(identity == Identity::Principal, "{value}");
+        assert_eq!(keys, account(&headers), "{value}");
+        keys
+    };
+    for (one, two) in [
+        (
+            r#"By=spiffe://a;Hash=1;Subject="";URI=spiffe://gw"#,
+            "By=spiffe://b;Hash=2;URI=spiffe://gw",
+        ),
+        ("Hash=1;DNS=a;DNS=b", "hash=2; DNS=a ;DNS=b"),
+        ("Hash=1;uri=a,By=b;Hash=2;URI=c", "uri=a,By=d;Hash=4;URI=c"),
+        // Separators in quotes.
+        (
+            r#"Hash=1;Cert="a;b,c";Chain="d,e";Subject="CN=a, O=b;c""#,
+            r#"Hash=2;Cert="f;g,h";Chain="i;j";Subject="CN=a, O=b;c""#,
+        ),
+        // An escaped quote ends no value.
+        (
+            r#"Subject="CN=\",O=b;c";Hash=1"#,
+            r#"Subject="CN=\",O=b;c";Hash=2"#,
+        ),
+    ] {
+        assert_eq!(forwarded(one), forwarded(two), "{one} {two}");
+    }
+    for (one, two) in [
+        ("Hash=1;URI=a", "Hash=1;URI=b"),
+        ("URI=a", "DNS=a"),
+        ("URI=a,URI=b", "URI=a;URI=b"),
+        ("URI=a,URI=b", "URI=b,URI=a"),
+        ("URI=a;Serial=1", "URI=a;Serial=2"),
+        (r#"Subject="CN=a""#, r#"Subject="CN=b""#),
+        (r#"Subject="CN=a;URI=b""#, r#"Subject="CN=a";URI=b"#),
+        // The caller has a certificate without a name, and the gateway has one with a name.
+        ("Hash=1,Hash=9;URI=gw", "Hash=2,Hash=9;URI=gw"),
+    ] {
+        assert_ne!(forwarded(one), forwarded(two), "{one} {two}");
+    }
+    // No certificate has a name.
+    for value in [
+        "MIIC/a==",
+        "-----BEGIN%20CERTIFICATE-----%0AMIIC",
+        "By=spiffe://a;Hash=1",
+        r#"By=spiffe://a;Hash=1;Cert="a";Subject="";URI="#,
+    ] {
+        assert_eq!(forwarded(value), digest(&[(CERT, value)]), "{value}");
+    }
+}
+
+/// All callers behind one gateway have the same certificate.
+#[test]
+fn forwarded_cert_is_last_account() {
+    for value in ["By=a;Hash=1;URI=gw", "MIIC/a=="] {
+        for other in [
+            ("authorization", "a"),
+            ("x-goog-api-key", "k"),
+            ("cookie", "sid=a"),
+            ("cookie", "sid=b"),
+        ] {
+            let (alone, both) = (headers(&[other]), headers(&[(CERT, value), other]));
+            assert_eq!(account(&both), account(&alone), "{other:?}");
+            let (digest, identity) = keys(&both);
+            assert!(identity == Identity::OtherAccount, "{other:?}");
+            assert_ne!(digest, keys(&alone).0, "{other:?}");
+        }
+        // The cookies count only if there is no other header, and cookies of analytics never count.
+        for (others, cookie) in [(&[][..], "_ga=1"), (&[("x-api-key", "k")], "sid=a")] {
+            let without = [&[(CERT, value)][..], others].concat();
+            let with = [&without[..], &[("cookie", cookie)]].concat();
+            let (without, with) = (headers(&without), headers(&with));
+            assert_eq!(keys(&with).0, keys(&without).0, "{cookie}");
+            assert_eq!(account(&with), account(&without), "{cookie}");
+        }
+    }
+}

@@ -44,15 +44,25 @@ pub const ACTING_HEADERS: [HeaderName; 32] = [
     HeaderName::from_static("zuora-entity-ids"),
 ];
 
-/// Request headers that select the part of a resource, the target of COPY and MOVE, or the method. Without them, two parts with
-/// equal bytes would be one request under [`MissingKey::Derive`](crate::MissingKey::Derive).
-const SELECTING_HEADERS: [HeaderName; 6] = [
+/// Request headers that select the part of a resource, the source or target of a copy or an upload, or the method. Without
+/// them, two parts with equal bytes would be one request under [`MissingKey::Derive`](crate::MissingKey::Derive).
+///
+/// The list has headers of HTTP, WebDAV, tus and AtomPub, and of S3, Azure, Google Cloud Storage and Dropbox.
+const SELECTING_HEADERS: [HeaderName; 14] = [
     HeaderName::from_static("content-range"),
     HeaderName::from_static("destination"),
+    HeaderName::from_static("dropbox-api-arg"),
+    HeaderName::from_static("slug"),
+    HeaderName::from_static("upload-concat"),
+    HeaderName::from_static("upload-length"),
+    HeaderName::from_static("upload-metadata"),
     HeaderName::from_static("upload-offset"),
+    HeaderName::from_static("x-amz-copy-source"),
+    HeaderName::from_static("x-goog-copy-source"),
     HeaderName::from_static("x-http-method"),
     HeaderName::from_static("x-http-method-override"),
     HeaderName::from_static("x-method-override"),
+    HeaderName::from_static("x-ms-copy-source"),
 ];
 
 pub(super) static DEFAULT_HEADERS: LazyLock<Vec<HeaderName>> = LazyLock::new(|| {

@@ -39,7 +39,7 @@ async fn executions(layer: IdempotencyLayer, one: &Headers, two: &Headers) -> u6
 // F-901, S-900
 #[tokio::test(start_paused = true)]
 async fn other_credentials_are_other_callers() {
-    const PAIRS: [(&Headers, &Headers); 24] = [
+    const PAIRS: [(&Headers, &Headers); 27] = [
         (&[("authorization", "a")], &[("authorization", "b")]),
         (&[("x-arr-clientcert", "a")], &[("x-arr-clientcert", "b")]),
         (
@@ -77,6 +77,9 @@ async fn other_credentials_are_other_callers() {
         (&[("x-api-key", "a")], &[("x-api-key", "b")]),
         (&[("x-api-key", "a")], &[("api-key", "a")]),
         (&[("apikey", "a")], &[("apikey", "b")]),
+        (&[("api_key", "a")], &[("api_key", "b")]),
+        (&[("access_token", "a")], &[("access_token", "b")]),
+        (&[("x_client_secret", "a")], &[("x_client_secret", "b")]),
         (&[("x-auth-token", "a")], &[("x-auth-token", "b")]),
         (&[("x-access-token", "a")], &[("x-access-token", "b")]),
         (&[("private-token", "a")], &[("private-token", "b")]),

@@ -235,16 +235,27 @@ pub(super) fn is_credential_header(name: &str) -> bool {
     const KEY_SUFFIXES: [&str; 4] = ["api-key", "apikey", "access-key", "subscription-key"];
     const TOKENS: [&str; 3] = ["private-token", "x-figma-token", "x-vault-token"];
     const TOKEN_SUFFIXES: [&str; 4] = ["api-token", "access-token", "auth-token", "session-token"];
+    let is = |expected: &str| name.len() == expected.len() && ends_with(name, expected);
     let is_one_of = |names: &[&str], suffixes: &[&str]| {
-        names.contains(&name) || suffixes.iter().any(|suffix| name.ends_with(suffix))
+        names.iter().any(|one| is(one)) || suffixes.iter().any(|suffix| ends_with(name, suffix))
     };
     name == "authorization"
         || name.ends_with("key") && is_one_of(&KEYS, &KEY_SUFFIXES)
         || name.ends_with("token") && is_one_of(&TOKENS, &TOKEN_SUFFIXES)
-        || name.ends_with("client-cert")
+        || ends_with(name, "client-cert")
         || name.ends_with("clientcert")
         || name == "x-amzn-mtls-clientcert-leaf"
-        || name == "x-client-secret"
+        || is("x-client-secret")
+}
+
+/// Returns `true` if the name ends with the suffix. A `_` of the name counts as `-`, as in CGI and in what follows it.
+fn ends_with(name: &str, suffix: &str) -> bool {
+    let Some(start) = name.len().checked_sub(suffix.len()) else {
+        return false;
+    };
+    let end = name.bytes().skip(start);
+    end.zip(suffix.bytes())
+        .all(|(byte, expected)| byte == expected || (byte, expected) == (b'_', b'-'))
 }
 
 /// Adds the cookies that may identify the caller, in the order of their names and values.

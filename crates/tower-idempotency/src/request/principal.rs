@@ -68,9 +68,9 @@ impl Principal {
     /// - **Headers**: `Authorization`, and every header whose name ends with `api-key`, `apikey`, `api-token`, `access-key`,
     ///   `access-token`, `auth-token`, `client-cert`, `clientcert`, `session-token` or `subscription-key`. In addition
     ///   `Private-Token`, `X-Amzn-Mtls-Clientcert-Leaf`, `X-Auth-Key`, `X-Client-Secret`, `X-Figma-Token`,
-    ///   `X-Functions-Key`, `X-RapidAPI-Key` and `X-Vault-Token`. If a request has several of them, all count. A header
-    ///   without a value does not count. A request with two lines of one of them gets 400 `principal-ambiguous`, because the
-    ///   service might read the other line.
+    ///   `X-Functions-Key`, `X-RapidAPI-Key` and `X-Vault-Token`. A `_` in a name counts as `-`, as in `api_key`. If a request
+    ///   has several of them, all count. A header without a value does not count. A request with two lines of one of them gets
+    ///   400 `principal-ambiguous`, because the service might read the other line.
     /// - **`X-Forwarded-Client-Cert`**, in which Envoy and Istio describe the certificates of the previous hops. If a certificate
     ///   has a `URI`, `DNS` or `Subject`, its pairs `By`, `Hash`, `Cert` and `Chain` do not count. They differ between the pods
     ///   of a gateway. So two certificates with the same names are one caller. Any other value counts as a whole.

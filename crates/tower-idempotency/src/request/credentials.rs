@@ -88,8 +88,8 @@ impl PrincipalError {
     }
 }
 
-/// Adds all credential headers to `hash`, and the cookies if no header but a forwarded certificate is among them. Returns the
-/// kind of identity.
+/// Adds all credential headers to `hash`. Adds the cookies too if there is no such header, or only a forwarded certificate.
+/// Returns the kind of identity.
 pub(super) fn add_credentials(
     headers: &HeaderMap,
     hash: &mut FieldDigest,
@@ -104,10 +104,12 @@ pub(super) fn add_credentials(
 /// certificate comes after all others and after the cookies. Returns `false` if the request has no credential header. Requests
 /// that [`add_credentials`] rejects do not reach this function.
 pub(super) fn add_first_credential(headers: &HeaderMap, hash: &mut FieldDigest) -> bool {
-    let order = |name: &HeaderName| (is_forwarded_cert(name), *name != header::AUTHORIZATION);
     let first = credential_lines(headers)
         .filter(|(_, line)| has_value(line))
-        .min_by_key(|(name, _)| (order(name), name.as_str()));
+        .min_by_key(|(name, _)| {
+            let is_other = *name != header::AUTHORIZATION;
+            (is_forwarded_cert(name), is_other, name.as_str())
+        });
     let Some((name, line)) = first else {
         return false;
     };

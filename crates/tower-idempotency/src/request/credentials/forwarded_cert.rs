@@ -14,8 +14,8 @@ pub(super) fn is_forwarded_cert(name: &HeaderName) -> bool {
 /// adds nothing.
 ///
 /// In this form a comma separates hops, and a semicolon the pairs of one hop. The hash, the certificate and its chain differ
-/// between the pods of a gateway, and change with each rotation. `By` is the name of the proxy itself. All other pairs count,
-/// and a hop without a name counts as a whole.
+/// between the pods of a gateway, and change with each rotation. `By` is the name of the proxy itself. These pairs do not
+/// count, unless they contain a comma. All other pairs count, and a hop without a name counts as a whole.
 pub(super) fn add_certificate_names(value: &[u8], hash: &mut FieldDigest) -> bool {
     let hops = split(value, b',');
     if !hops.clone().any(has_name) {
@@ -43,13 +43,16 @@ fn has_name(hop: &[u8]) -> bool {
 
 /// Returns the pairs of a hop that stay the same when its certificate is rotated. A certificate without a subject has
 /// `Subject=""`.
+///
+/// Any value with a comma counts. Otherwise a client could leave a quote open in a `Hash`, which would then hide the
+/// certificate that the proxy appends after a comma.
 fn stable_pairs(hop: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> + Clone {
     split(hop, b';')
         .map(name_and_value)
         .filter(|(name, value)| {
             !value.is_empty()
                 && *value != b"\"\""
-                && !is_one_of(name, &["by", "hash", "cert", "chain"])
+                && (value.contains(&b',') || !is_one_of(name, &["by", "hash", "cert", "chain"]))
         })
 }
 

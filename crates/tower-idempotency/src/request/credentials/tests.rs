@@ -221,8 +221,8 @@ fn forwarded_cert_counts_by_its_names() {
         ("Hash=1;uri=a,By=b;Hash=2;URI=c", "uri=a,By=d;Hash=4;URI=c"),
         // Separators in quotes.
         (
-            r#"Hash=1;Cert="a;b,c";Chain="d,e";Subject="CN=a, O=b;c""#,
-            r#"Hash=2;Cert="f;g,h";Chain="i;j";Subject="CN=a, O=b;c""#,
+            r#"Hash=1;Cert="a;b";Chain="d";Subject="CN=a, O=b;c""#,
+            r#"Hash=2;Cert="f;g";Chain="i;j";Subject="CN=a, O=b;c""#,
         ),
         // An escaped quote ends no value.
         (
@@ -240,6 +240,12 @@ fn forwarded_cert_counts_by_its_names() {
         ("URI=a;Serial=1", "URI=a;Serial=2"),
         (r#"Subject="CN=a""#, r#"Subject="CN=b""#),
         (r#"Subject="CN=a;URI=b""#, r#"Subject="CN=a";URI=b"#),
+        // The client left a quote open, and the proxy appended the certificate.
+        (
+            r#"By=s;Hash=1;Subject="";URI=a"#,
+            r#"URI=a;Hash=",By=s;Hash=2;Subject="";URI=b"#,
+        ),
+        ("By=s;Hash=1;URI=a", r#"URI=a;Hash=",By=s;Hash=2;URI=b"#),
         // The caller has a certificate without a name, and the gateway has one with a name.
         ("Hash=1,Hash=9;URI=gw", "Hash=2,Hash=9;URI=gw"),
     ] {

@@ -4,8 +4,6 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-use crate::store::Ttl;
-
 /// A time on the clock of the runtime and on the wall clock.
 ///
 /// Neither is enough for an expiry: the runtime's clock stops while the machine is suspended, and the wall clock can be set
@@ -33,10 +31,8 @@ impl ClockTimes {
         }
     }
 
-    /// Returns the times `duration` later. A longer duration than [`Ttl::MAX`], such as `Duration::MAX`, counts as
-    /// [`Ttl::MAX`].
+    /// Returns the times `duration` later.
     pub(crate) fn plus(self, duration: Duration) -> Self {
-        let duration = duration.min(Ttl::MAX.as_duration());
         Self {
             monotonic: self.monotonic + duration,
             wall: self.wall + duration,

@@ -297,8 +297,8 @@ where
         AcquireOutcome::Completed(record) => {
             return outcome_of_record(rules, &id, &record).map(RunOutcome::changeable);
         }
-        AcquireOutcome::Refused(refusal) => {
-            return Err(refusal.into_error(&context).with_entry(&id));
+        AcquireOutcome::Failed(failure) => {
+            return Err(failure.into_error(&context).with_entry(&id));
         }
     };
     let (result, finished) = execution

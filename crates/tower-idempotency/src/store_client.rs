@@ -9,8 +9,7 @@
 //! | completes, and a renewal finds no lease | The layer queries the entry. The client gets the stored response, else 409. |
 //! | releases | The client gets the response. A background task tries to release the key for one lease duration. |
 //! | completes or queries with a lost lease | The client gets 409 `outcome-unknown`. A background task tries to store the record. |
-//! | completes, releases or queries after a refused or unacknowledged commit | The client gets 409 `outcome-unknown`. |
-//! | queries for an unacknowledged commit | The same as in the row above happens. No task stores a record. |
+//! | completes, releases or queries after a refused or unacknowledged commit | The client gets 409 `outcome-unknown`. After a query for an unacknowledged commit, no task stores a record. |
 //!
 //! An entry that the store cannot read is no outage. If an acquire finds one, the client gets 503 under every setting. No call
 //! makes another attempt for it.

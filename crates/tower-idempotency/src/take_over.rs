@@ -129,8 +129,8 @@ impl IdempotencyLayer {
                 | AcquireOutcome::InProgress { .. }
                 | AcquireOutcome::Orphaned { .. }
                 | AcquireOutcome::Completed(_) => return Ok(TakeOverOutcome::NoOrphan),
-                AcquireOutcome::Refused(refusal) => {
-                    return Err(refusal.into_error(&context).with_entry(&id));
+                AcquireOutcome::Failed(failure) => {
+                    return Err(failure.into_error(&context).with_entry(&id));
                 }
             };
             let begun = grant.begin(&context, None, None).await;

@@ -7,7 +7,7 @@ use std::{future::Future, pin::pin, time::Duration};
 use bytes::Bytes;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-pub(crate) use self::begin::{GrantedAttempt, Unsettled};
+pub(crate) use self::begin::{GrantedAttempt, PendingBegin};
 use crate::{
     error::Error,
     execution::{
@@ -51,22 +51,22 @@ pub(crate) enum AcquireOutcome {
     Orphaned { since: Duration },
     /// The request was executed before, with this record.
     Completed(Bytes),
-    /// The request gets neither a lease nor the state of the entry.
-    Refused(Refusal),
+    /// The request has no lease, and the state of the entry is unknown.
+    Failed(AcquireFailure),
 }
 
-/// Reason why an acquire has no result.
+/// Reason why an acquire has neither a lease nor the state of the entry.
 #[expect(
     clippy::large_enum_variant,
     reason = "the outcome of an acquire has space for a lease of the same size"
 )]
-pub(crate) enum Refusal {
+pub(crate) enum AcquireFailure {
     /// The caller uses up its share of the store.
     OverLimit(AdmissionError),
     /// An entry exists, and the store cannot read it. The request may have been executed before.
     Unreadable(Box<dyn std::error::Error + Send + Sync>),
     /// The store failed or timed out.
-    Failed(FailedAttempt),
+    Store(FailedAttempt),
 }
 
 /// An attempt that failed. The store may have granted the lease nevertheless.
@@ -312,9 +312,9 @@ impl Attempt {
         error: AcquireError,
         policy: StoreFailure,
     ) -> AcquireOutcome {
-        let (refusal, may_acquire_late) = match error {
+        let (failure, may_acquire_late) = match error {
             AcquireError::Store(_) | AcquireError::TimedOut => {
-                return AcquireOutcome::Refused(Refusal::Failed(FailedAttempt {
+                return AcquireOutcome::Failed(AcquireFailure::Store(FailedAttempt {
                     attempt: self,
                     error,
                     policy,
@@ -323,17 +323,17 @@ impl Attempt {
             // After the other errors the store works, so no policy for its failures applies.
             AcquireError::CallerLimit { may_acquire_late } => {
                 let error = AdmissionError::CallerStoreLimit;
-                (Refusal::OverLimit(error), may_acquire_late)
+                (AcquireFailure::OverLimit(error), may_acquire_late)
             }
             AcquireError::Unreadable {
                 source,
                 may_acquire_late,
-            } => (Refusal::Unreadable(source), may_acquire_late),
+            } => (AcquireFailure::Unreadable(source), may_acquire_late),
         };
         if may_acquire_late {
             self.release_in_background(context);
         }
-        AcquireOutcome::Refused(refusal)
+        AcquireOutcome::Failed(failure)
     }
 
     fn is_derived(&self) -> bool {
@@ -369,12 +369,12 @@ impl AcquireOutcome {
             Self::Mismatch { .. } => telemetry::mismatch(warnings.layer(), id),
             Self::InProgress { .. } => telemetry::in_progress(warnings.layer(), id),
             Self::Orphaned { .. } => warnings.orphaned(id),
-            Self::Granted(_) | Self::Completed(_) | Self::Refused(_) => {}
+            Self::Granted(_) | Self::Completed(_) | Self::Failed(_) => {}
         }
     }
 }
 
-impl Refusal {
+impl AcquireFailure {
     /// Returns the error of a request that is not executed. After a failure, releases the lease in the background, in case the
     /// store granted it.
     pub(crate) fn into_error(self, context: &Context) -> Error {
@@ -382,8 +382,7 @@ impl Refusal {
         match self {
             Self::OverLimit(error) => admission_error(rules, error),
             Self::Unreadable(source) => unreadable_entry(source),
-            Self::Failed(failed) => {
-                let FailedAttempt { attempt, error, .. } = failed;
+            Self::Store(FailedAttempt { attempt, error, .. }) => {
                 attempt.release_in_background(context);
                 store_unavailable(rules, error.into_source())
             }

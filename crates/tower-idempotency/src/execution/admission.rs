@@ -10,7 +10,9 @@ use crate::{
     error::Error,
     execution::{
         Execution,
-        acquire::{AcquireOutcome, Attempt, FailedAttempt, GrantedAttempt, Refusal, Unsettled},
+        acquire::{
+            AcquireFailure, AcquireOutcome, Attempt, FailedAttempt, GrantedAttempt, PendingBegin,
+        },
         detach::DetachSwitch,
         rules::StoreFailure,
         shared::Context,
@@ -185,10 +187,10 @@ pub(super) enum Progress {
 
 /// Work that is left before a request is admitted.
 pub(super) enum Unadmitted {
-    /// The lease is acquired.
+    /// The lease is not acquired yet.
     Acquire(Box<Attempt>),
-    /// The execution begins, or the lease is released.
-    Settle(Unsettled),
+    /// The lease is acquired. The last step of the begin is left.
+    Begin(PendingBegin),
 }
 
 /// Outcome of the acquire: the lease, the failure of the store, or the response of a request that is not executed.
@@ -265,7 +267,7 @@ pub(super) fn acquire_now(
             let traceparent = context.config.response.trace(&head.headers);
             match grant.begin_now(context, body_aborted.clone(), traceparent) {
                 Ok(execution) => Progress::Execute(execution),
-                Err(unsettled) => Progress::Continue(Unadmitted::Settle(unsettled)),
+                Err(pending) => Progress::Continue(Unadmitted::Begin(pending)),
             }
         }
         Decision::Failed(failed) => {
@@ -291,9 +293,9 @@ pub(super) async fn acquire(
         |id: &KeyId, error| Box::new(reject(rules, &admission_error(rules, error).with_entry(id)));
     let attempt = match unadmitted {
         Unadmitted::Acquire(attempt) => attempt,
-        Unadmitted::Settle(unsettled) => {
-            let id = *unsettled.id();
-            let execution = unsettled.settle(&context).await;
+        Unadmitted::Begin(pending) => {
+            let id = *pending.id();
+            let execution = pending.wait(&context).await;
             return execution
                 .map(Admitted::Protected)
                 .map_err(|error| over_limit(&id, error));
@@ -311,7 +313,7 @@ pub(super) async fn acquire(
         }
         Decision::Failed(failed) => match failed.policy {
             StoreFailure::Refuse => {
-                let error = Refusal::Failed(failed).into_error(&context);
+                let error = AcquireFailure::Store(failed).into_error(&context);
                 Err(Box::new(reject(rules, &error.with_entry(&id))))
             }
             StoreFailure::DangerouslyExecuteUnprotected => {
@@ -339,7 +341,7 @@ fn decide(
     outcome.log(&rules.warnings, id);
     let error = match outcome {
         AcquireOutcome::Granted(grant) => return Decision::Granted(grant),
-        AcquireOutcome::Refused(Refusal::Failed(failed)) => return Decision::Failed(failed),
+        AcquireOutcome::Failed(AcquireFailure::Store(failed)) => return Decision::Failed(failed),
         AcquireOutcome::Completed(record) => {
             let unread = &context.shared.unread_replays;
             let max = config.limits.max_response_bytes;
@@ -351,7 +353,7 @@ fn decide(
             in_progress(rules, config.execution.concurrent_requests.status())
         }
         AcquireOutcome::Orphaned { .. } => outcome_unknown(),
-        AcquireOutcome::Refused(refusal) => refusal.into_error(context),
+        AcquireOutcome::Failed(failure) => failure.into_error(context),
     };
     Decision::Respond(reject(rules, &error.with_entry(id)))
 }

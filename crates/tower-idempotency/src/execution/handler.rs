@@ -292,7 +292,7 @@ fn outcome_of<R: http_body::Body, E>(
         }
         Disposition::Release(reason) => return HandlerOutcome::Release(Ok(res), reason.name()),
     };
-    // A record that needs attention is stored in each of these cases.
+    // A record that needs attention is stored in any case. The checks below apply to the others.
     if NeedsAttention::in_record(&record).is_none() {
         // The body ran a batch, or the handler did not wait for one.
         if lease.has_unfinished_batch() {

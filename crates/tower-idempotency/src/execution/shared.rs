@@ -1,4 +1,4 @@
-//! State and settings of a layer, as its clones see them.
+//! State that the clones of a layer share, and the settings of each clone.
 
 use std::sync::{Arc, OnceLock};
 

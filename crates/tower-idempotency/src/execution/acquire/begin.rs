@@ -25,11 +25,11 @@ pub(crate) struct GrantedAttempt {
     pub(super) may_acquire_late: bool,
 }
 
-/// The rest of a begin, which has to wait.
-pub(crate) enum Unsettled {
-    /// The execution has begun. The renewer was started or woken.
+/// Last step of a begin, which has to wait.
+pub(crate) enum PendingBegin {
+    /// The execution has begun, and the renewer was started or woken. It runs before the handler.
     RenewerWoken(Execution),
-    /// The limits admit no more executions. The lease is released.
+    /// The limits admit no more executions. [`wait`](Self::wait) releases the lease.
     Refused(Box<(GrantedAttempt, AdmissionError)>),
 }
 
@@ -46,18 +46,18 @@ impl GrantedAttempt {
     ) -> Result<Execution, AdmissionError> {
         match self.begin_now(context, body_aborted, traceparent) {
             Ok(execution) => Ok(execution),
-            Err(unsettled) => unsettled.settle(context).await,
+            Err(pending) => pending.wait(context).await,
         }
     }
 
-    /// Begins the execution like [`begin`](Self::begin), without waiting. The error is the rest, which the caller
-    /// [settles](Unsettled::settle).
+    /// Begins the execution like [`begin`](Self::begin), without waiting. The error is no failure: it is the last step, for
+    /// which the caller [waits](PendingBegin::wait).
     pub(crate) fn begin_now(
         mut self,
         context: &Context,
         body_aborted: Option<Arc<AtomicBool>>,
         traceparent: Option<ExecutionTrace>,
-    ) -> Result<Execution, Unsettled> {
+    ) -> Result<Execution, PendingBegin> {
         let limits = &context.config.limits;
         let permit = &mut self.attempt.permit;
         // Only an operator allows this policy to take an orphan over.
@@ -73,7 +73,7 @@ impl GrantedAttempt {
             admitted = limits.check_fresh_key(permit.caller());
         }
         if let Err(error) = admitted {
-            return Err(Unsettled::Refused(Box::new((self, error))));
+            return Err(PendingBegin::Refused(Box::new((self, error))));
         }
         let Self {
             attempt:
@@ -108,7 +108,7 @@ impl GrantedAttempt {
         });
         let execution = Execution { lease, permit };
         if renewer_woken {
-            Err(Unsettled::RenewerWoken(execution))
+            Err(PendingBegin::RenewerWoken(execution))
         } else {
             Ok(execution)
         }
@@ -126,7 +126,7 @@ impl GrantedAttempt {
     }
 }
 
-impl Unsettled {
+impl PendingBegin {
     pub(crate) fn id(&self) -> &KeyId {
         match self {
             Self::RenewerWoken(execution) => execution.lease.id(),
@@ -135,7 +135,7 @@ impl Unsettled {
     }
 
     /// Lets the renewer run and returns the execution, or releases the lease and returns the error.
-    pub(crate) async fn settle(self, context: &Context) -> Result<Execution, AdmissionError> {
+    pub(crate) async fn wait(self, context: &Context) -> Result<Execution, AdmissionError> {
         match self {
             Self::RenewerWoken(execution) => {
                 // Lets the renewer run on this worker thread now. Later, the handler may block the thread.

@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::Version;
+use http::{HeaderName, Version};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
@@ -21,6 +21,7 @@ use tokio::time::Instant;
 
 use crate::{
     connection::{Connection, OpenRequest},
+    headers,
     upstream::Stream,
 };
 
@@ -172,7 +173,25 @@ pin_project! {
         progress: Arc<Progress>,
         // As for a received body: the stream is open until both bodies are dropped.
         stream: Option<Stream>,
+        // Headers that no trailer may replace, beside those of all routes.
+        kept: Arc<[HeaderName]>,
     }
+}
+
+/// A frame of a body, or its end.
+type NextFrame = Option<Result<Frame<Bytes>, BodyError>>;
+
+/// Removes trailers, as in [`headers::remove_trailers`]. The body ends without trailers if none is left.
+fn without_unsafe_trailers(mut frame: NextFrame, kept: Option<&[HeaderName]>) -> NextFrame {
+    if let Some(Ok(frame)) = &mut frame
+        && let Some(trailers) = frame.trailers_mut()
+    {
+        headers::remove_trailers(trailers, kept);
+        if trailers.is_empty() {
+            return None;
+        }
+    }
+    frame
 }
 
 /// A body that the layer wraps, or the body of a message that bypasses the layer.
@@ -223,7 +242,13 @@ impl RequestBody {
             body: Frames::new(source),
             progress: Progress::new(),
             stream: None,
+            kept: Arc::default(),
         }
+    }
+
+    /// Sets the headers that no trailer may replace, beside those of all routes.
+    pub(crate) fn keep_headers(&mut self, kept: Arc<[HeaderName]>) {
+        self.kept = kept;
     }
 
     pub(crate) fn progress(&self) -> Arc<Progress> {
@@ -247,7 +272,7 @@ impl Body for RequestBody {
         let this = self.project();
         let frame = ready!(this.body.poll_frame(cx));
         this.progress.advance();
-        Poll::Ready(frame)
+        Poll::Ready(without_unsafe_trailers(frame, Some(this.kept)))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -319,7 +344,7 @@ impl Body for ResponseBody {
         if let Some(request) = this.request {
             request.wait_for_client();
         }
-        Poll::Ready(frame)
+        Poll::Ready(without_unsafe_trailers(frame, None))
     }
 
     fn is_end_stream(&self) -> bool {

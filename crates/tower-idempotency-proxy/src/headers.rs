@@ -1,7 +1,8 @@
 //! Fields that a proxy removes, adds or rewrites (RFC 9110, section 7.6).
 
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, Request, Version, header, request, uri::Authority,
+    HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Version, header, request,
+    uri::Authority,
 };
 use tower_idempotency::{ACTING_HEADERS, Principal};
 
@@ -91,7 +92,7 @@ pub(crate) fn count_forward<B>(req: &mut Request<B>) -> bool {
 ///
 /// `Trailer` and the value `trailers` of `TE` stay, because the proxy forwards trailers. The headers `kept` stay too, even if
 /// `Connection` names them.
-pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap, kept: &[Option<&HeaderName>]) {
+pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap, kept: &[HeaderName]) {
     if !has_any(headers, &HOP_BY_HOP) {
         return;
     }
@@ -102,7 +103,7 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap, kept: &[Option<&HeaderN
         list(headers, &header::TE).any(|token| token.eq_ignore_ascii_case("trailers"));
     for name in named {
         // A client must not remove fields that identify it or the message.
-        if !is_protected(&name) && !kept.contains(&Some(&name)) {
+        if !is_protected(&name) && !kept.contains(&name) {
             headers.remove(name);
         }
     }
@@ -136,6 +137,55 @@ fn is_protected(name: &HeaderName) -> bool {
         || Principal::is_credential(name)
 }
 
+/// Removes the trailers that belong to one connection or to the framing. Peers with HTTP/2 reject them.
+///
+/// For a request, `kept` is set. Some servers add its trailers to the headers (RFC 9110, section 6.5.1). So the function also
+/// removes those that could replace a header that the proxy sets or reads, in each spelling.
+pub(crate) fn remove_trailers(trailers: &mut HeaderMap, kept: Option<&[HeaderName]>) {
+    let could_replace = |name: &HeaderName, kept: &[HeaderName]| {
+        let mut known = FORWARDED.iter().chain(kept);
+        is_protected(name) || known.any(|known| is_spelling(name, known))
+    };
+    let removed: Vec<HeaderName> = trailers
+        .keys()
+        .filter(|name| {
+            HOP_BY_HOP.contains(name)
+                || *name == header::CONTENT_LENGTH
+                || kept.is_some_and(|kept| could_replace(name, kept))
+        })
+        .cloned()
+        .collect();
+    for name in removed {
+        trailers.remove(name);
+    }
+}
+
+/// Leaves one length in a response, and none in a 204. Clients with HTTP/2 reject other responses. hyper or h2 has compared the
+/// first length with the body.
+pub(crate) fn correct_length(status: StatusCode, headers: &mut HeaderMap) {
+    if status == StatusCode::NO_CONTENT {
+        headers.remove(header::CONTENT_LENGTH);
+        return;
+    }
+    let Some(length) = list(headers, &header::CONTENT_LENGTH).next() else {
+        return;
+    };
+    let lines = headers.get_all(header::CONTENT_LENGTH).iter();
+    if (lines.count() > 1 || headers[header::CONTENT_LENGTH] != length)
+        && let Ok(length) = HeaderValue::from_str(length)
+    {
+        headers.insert(header::CONTENT_LENGTH, length);
+    }
+}
+
+/// Returns `true` if the request has other transfer codings than one `chunked`. hyper decodes only the last one, and the proxy
+/// removes the header. The upstream would read coded bytes as the content (RFC 9112, section 6.1).
+pub(crate) fn has_unknown_coding(headers: &HeaderMap) -> bool {
+    let mut lines = headers.get_all(header::TRANSFER_ENCODING).iter();
+    let is_chunked = |line: &HeaderValue| line.as_bytes().eq_ignore_ascii_case(b"chunked");
+    lines.next().is_some_and(|line| !is_chunked(line)) || lines.next().is_some()
+}
+
 /// Returns the host that the client requests: that of the URI, or else of the `Host` header.
 pub(crate) fn requested_host(head: &request::Parts) -> Option<HeaderValue> {
     match head.uri.authority() {
@@ -155,7 +205,7 @@ pub(crate) fn for_upstream(
     client: &ClientConnection<'_>,
     host: HostHeader,
     upstream: &HeaderValue,
-    kept: &[Option<&HeaderName>],
+    kept: &[HeaderName],
 ) {
     let requested = requested_host(head);
     let headers = &mut head.headers;
@@ -181,17 +231,16 @@ pub(crate) fn for_upstream(
 ///
 /// CGI and servers like it read both names as the same one. A client could then add a value that the proxy does not
 /// see.
-fn remove_other_spellings(headers: &mut HeaderMap, kept: &[Option<&HeaderName>]) {
-    let kept = || kept.iter().copied().flatten();
+fn remove_other_spellings(headers: &mut HeaderMap, kept: &[HeaderName]) {
     // One of two spellings has a `_`, and no name in `FORWARDED` has one.
     let has_underscore = |name: &HeaderName| name.as_str().contains('_');
-    if !headers.keys().any(has_underscore) && !kept().any(has_underscore) {
+    if !headers.keys().any(has_underscore) && !kept.iter().any(has_underscore) {
         return;
     }
-    let known = || FORWARDED.iter().chain(kept());
+    let known = || FORWARDED.iter().chain(kept);
     let others: Vec<HeaderName> = headers
         .keys()
-        .filter(|name| known().any(|known| is_other_spelling(name, known)))
+        .filter(|name| known().any(|known| is_spelling(name, known)))
         .filter(|name| !known().any(|known| known == *name))
         .cloned()
         .collect();
@@ -200,13 +249,13 @@ fn remove_other_spellings(headers: &mut HeaderMap, kept: &[Option<&HeaderName>])
     }
 }
 
-/// Returns `true` if the names are different, and equal with `-` in place of each `_`.
-fn is_other_spelling(name: &HeaderName, other: &HeaderName) -> bool {
+/// Returns `true` if the names are equal with `-` in place of each `_`.
+fn is_spelling(name: &HeaderName, other: &HeaderName) -> bool {
     fn dashed(name: &HeaderName) -> impl Iterator<Item = u8> {
         let bytes = name.as_str().bytes();
         bytes.map(|byte| if byte == b'_' { b'-' } else { byte })
     }
-    name != other && dashed(name).eq(dashed(other))
+    dashed(name).eq(dashed(other))
 }
 
 fn set_forwarded(
@@ -262,182 +311,4 @@ fn list<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &
 }
 
 #[cfg(test)]
-mod tests {
-    use http::Request;
-
-    use super::*;
-
-    fn rewritten(forwarded: Forwarded, lines: &[(&str, &str)]) -> HeaderMap {
-        rewritten_with(forwarded, lines, &[])
-    }
-
-    fn rewritten_with(
-        forwarded: Forwarded,
-        lines: &[(&str, &str)],
-        kept: &[Option<&HeaderName>],
-    ) -> HeaderMap {
-        let mut req = Request::post("/");
-        for (name, value) in lines {
-            req = req.header(*name, *value);
-        }
-        let (mut head, ()) = req.body(()).unwrap().into_parts();
-        let client = ClientConnection {
-            address: &HeaderValue::from_static("192.0.2.7"),
-            is_tls: true,
-            forwarded,
-        };
-        let upstream = HeaderValue::from_static("up:3000");
-        for_upstream(&mut head, &client, HostHeader::Client, &upstream, kept);
-        head.headers
-    }
-
-    #[test]
-    fn fields_of_one_connection_are_removed() {
-        let headers = rewritten(
-            Forwarded::Replace,
-            &[
-                (
-                    "connection",
-                    "keep-alive, X-Hop, authorization, content-length",
-                ),
-                ("connection", "close"),
-                ("keep-alive", "5"),
-                ("proxy-connection", "keep-alive"),
-                ("proxy-authorization", "Basic eA=="),
-                ("te", "gzip;q=0.5, trailers"),
-                ("trailer", "x-sum"),
-                ("transfer-encoding", "chunked"),
-                ("upgrade", "h2c"),
-                ("http2-settings", "AAA"),
-                ("x-hop", "1"),
-                ("authorization", "Bearer a"),
-                ("content-length", "3"),
-                ("x-end", "1"),
-            ],
-        );
-        let mut names: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
-        names.sort_unstable();
-        let expected = [
-            "authorization",
-            "content-length",
-            "host",
-            "te",
-            "trailer",
-            "via",
-            "x-end",
-            "x-forwarded-for",
-            "x-forwarded-proto",
-        ];
-        assert_eq!(names, expected);
-        assert_eq!(headers[header::TE], "trailers");
-    }
-
-    #[test]
-    fn forwards_of_options_and_trace_are_counted() {
-        let last = u64::MAX.to_string();
-        let before_last = (u64::MAX - 1).to_string();
-        for (method, line, expected) in [
-            (Method::OPTIONS, "0", None),
-            (Method::TRACE, "0", None),
-            (Method::OPTIONS, "1", Some("0")),
-            (Method::TRACE, "10", Some("9")),
-            (Method::TRACE, &*last, Some(&*before_last)),
-            (Method::TRACE, "some", Some("some")),
-            (Method::POST, "0", Some("0")),
-        ] {
-            let req = Request::builder().method(&method);
-            let mut req = req.header("max-forwards", line).body(()).unwrap();
-            assert_eq!(
-                count_forward(&mut req),
-                expected.is_some(),
-                "{method} {line}"
-            );
-            if let Some(expected) = expected {
-                assert_eq!(
-                    req.headers()[header::MAX_FORWARDS],
-                    expected,
-                    "{method} {line}"
-                );
-            }
-        }
-        assert!(count_forward(&mut Request::options("/").body(()).unwrap()));
-    }
-
-    #[test]
-    fn forged_addresses_do_not_reach_upstream() {
-        let forged = [
-            ("x-forwarded-for", "198.51.100.1"),
-            ("x-forwarded-proto", "http"),
-            ("forwarded", "for=198.51.100.1"),
-            ("x-real-ip", "198.51.100.1"),
-            ("x-client-ip", "198.51.100.1"),
-            ("true-client-ip", "198.51.100.1"),
-            ("x-forwarded-ssl", "off"),
-            ("x-forwarded-scheme", "http"),
-            ("x-forwarded-protocol", "http"),
-        ];
-        let headers = rewritten(Forwarded::Replace, &forged);
-        assert_eq!(
-            headers.get_all(X_FORWARDED_FOR).iter().collect::<Vec<_>>(),
-            ["192.0.2.7"]
-        );
-        assert_eq!(headers[X_FORWARDED_PROTO], "https");
-        let mut names: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
-        names.sort_unstable();
-        let own = ["host", "via", "x-forwarded-for", "x-forwarded-proto"];
-        assert_eq!(names, own);
-
-        let headers = rewritten(Forwarded::Append, &forged);
-        let addresses: Vec<_> = headers.get_all(X_FORWARDED_FOR).iter().collect();
-        assert_eq!(addresses, ["198.51.100.1", "192.0.2.7"]);
-        assert_eq!(headers[X_FORWARDED_PROTO], "http");
-
-        let headers = rewritten(Forwarded::Pass, &forged);
-        assert_eq!(headers[header::FORWARDED], "for=198.51.100.1");
-    }
-
-    /// CGI reads `_` and `-` in names as the same character.
-    #[test]
-    fn other_spellings_do_not_reach_upstream() {
-        let (user, key) = (
-            HeaderName::from_static("x_user-id"),
-            HeaderName::from_static("idempotency-key"),
-        );
-        let lines = [
-            ("x_forwarded_for", "198.51.100.1"),
-            ("x-forwarded_for", "198.51.100.1"),
-            ("true_client_ip", "198.51.100.1"),
-            ("idempotency_key", "other"),
-            ("x-user-id", "8"),
-            ("x_user_id", "9"),
-            // The name in the configuration, and a name that is none of these.
-            ("x_user-id", "7"),
-            ("api_key", "a"),
-        ];
-        for forwarded in [Forwarded::Replace, Forwarded::Append, Forwarded::Pass] {
-            let headers = rewritten_with(forwarded, &lines, &[Some(&user), None, Some(&key)]);
-            let mut names: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
-            names.retain(|name| !["host", "via"].contains(name));
-            names.retain(|name| !name.starts_with("x-forwarded-"));
-            names.sort_unstable();
-            assert_eq!(names, ["api_key", "x_user-id"], "{forwarded:?}");
-        }
-    }
-
-    /// The `_` is in the configuration alone.
-    #[test]
-    fn other_spelling_of_configured_name_is_removed() {
-        let user = HeaderName::from_static("x_user_id");
-        let headers = rewritten_with(Forwarded::Pass, &[("x-user-id", "8")], &[Some(&user)]);
-        assert!(!headers.contains_key("x-user-id"), "{headers:?}");
-    }
-
-    #[test]
-    fn cookie_lines_are_joined() {
-        let headers = rewritten(Forwarded::Pass, &[("cookie", "a=1"), ("cookie", "b=2")]);
-        assert_eq!(
-            headers.get_all(header::COOKIE).iter().collect::<Vec<_>>(),
-            ["a=1; b=2"]
-        );
-    }
-}
+mod tests;

@@ -74,7 +74,7 @@ impl Problem {
                 "the method has a small letter, and some services read it as another method"
             }
             Self::BadLength => {
-                "the request has several lengths, an empty length, or both a length and chunks"
+                "the request has several lengths, an empty length, both a length and chunks, or another transfer coding than chunked"
             }
             Self::Connect => "this proxy opens no tunnels",
         }

@@ -104,10 +104,7 @@ impl Live {
                 forward_key: route.forward_key,
                 encoding: route.encoding,
                 key_header: key_header(route),
-                principal: match &route.principal {
-                    Some(PrincipalName::Header(header)) => Some(header.0.clone()),
-                    _ => None,
-                },
+                kept: kept_headers(route),
                 is_key_quoted: is_key_quoted(route),
                 tunnels: tunnels.clone(),
             };
@@ -302,6 +299,15 @@ fn key_header(route: &RouteConfig) -> HeaderName {
     header.map_or(IDEMPOTENCY_KEY, |header| header.0.clone())
 }
 
+/// Returns the headers that the client must not remove or replace in the forwarded request.
+fn kept_headers(route: &RouteConfig) -> Arc<[HeaderName]> {
+    let principal = match &route.principal {
+        Some(PrincipalName::Header(header)) => Some(header.0.clone()),
+        _ => None,
+    };
+    [key_header(route)].into_iter().chain(principal).collect()
+}
+
 /// Applies the policy of a route to the layer of its preset.
 fn layer(
     base: IdempotencyLayer,
@@ -425,28 +431,15 @@ fn identify(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use crate::config::tests::minimal;
 
     #[tokio::test]
     async fn reload_keeps_only_connections_without_tls() {
         for (scheme, is_kept) in [("http", true), ("https", false)] {
-            let text = format!(
-                r#"
-                [listen]
-                address = "127.0.0.1:0"
-                [store]
-                url = "memory"
-                [upstream.app]
-                url = "{scheme}://127.0.0.1:3000"
-                [[route]]
-                path = "/**"
-                upstream = "app"
-                "#
-            );
+            let url = format!("{scheme}://127.0.0.1:3000");
             let layers = Layers::new(&AnyStore::from(MemoryStore::new()));
             let build = |old: Option<&Live>| {
-                let settings = Config::from_toml(&text).unwrap().0;
-                Live::new(settings, &layers, &Tunnels::default(), old).unwrap()
+                Live::new(minimal(&url).0, &layers, &Tunnels::default(), old).unwrap()
             };
             let before = build(None);
             let after = build(Some(&before));

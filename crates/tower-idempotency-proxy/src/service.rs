@@ -15,7 +15,7 @@ use tower_service::Service;
 use crate::{
     body::{ReceivedBody, ResponseBody},
     connection::Connection,
-    headers::{count_forward, remove_other_upgrade},
+    headers::{count_forward, has_unknown_coding, remove_other_upgrade},
     problem::{Problem, last_response},
     proxy::Shared,
     route::segments,
@@ -31,7 +31,8 @@ pub(crate) async fn respond(
     let version = req.version();
     let open = connection.begin_request();
     connection.stream.set_version(version);
-    let is_ambiguous = connection.stream.lengths.is_next_ambiguous();
+    let is_ambiguous =
+        connection.stream.lengths.is_next_ambiguous() || has_unknown_coding(req.headers());
     let live = shared.live.load_full();
     let mut req = req.map(|body| ReceivedBody::new(body, version).with_connection(&connection));
     remove_other_upgrade(&mut req);

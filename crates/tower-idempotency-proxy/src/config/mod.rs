@@ -482,4 +482,4 @@ mod defaults {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -22,6 +22,24 @@ upstream = "app"
 mode = "off"
 "#;
 
+/// Returns a configuration with one route for all paths, and with its upstream at this URL.
+pub(crate) fn minimal(upstream: &str) -> Config {
+    let config = Config::from_toml(&format!(
+        r#"
+        [listen]
+        address = "127.0.0.1:0"
+        [store]
+        url = "memory"
+        [upstream.app]
+        url = "{upstream}"
+        [[route]]
+        path = "/**"
+        upstream = "app"
+        "#
+    ));
+    config.unwrap()
+}
+
 fn message(text: &str) -> String {
     Config::from_toml(text).unwrap_err().to_string()
 }

@@ -7,7 +7,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::{Config, Proxy};
+use crate::{Proxy, config::tests::minimal};
 
 impl Transport for DuplexStream {
     fn reset_on_close(&self) {}
@@ -93,18 +93,7 @@ async fn start(
     buffer: usize,
     closing: &CancellationToken,
 ) -> (DuplexStream, JoinHandle<()>) {
-    let config = r#"
-        [listen]
-        address = "127.0.0.1:0"
-        [store]
-        url = "memory"
-        [upstream.app]
-        url = "http://127.0.0.1:3000"
-        [[route]]
-        path = "/**"
-        upstream = "app"
-    "#;
-    let proxy = Proxy::bind(Config::from_toml(config).unwrap()).await;
+    let proxy = Proxy::bind(minimal("http://127.0.0.1:3000")).await;
     let shared = Arc::clone(&proxy.unwrap().shared);
     let (client, stream) = duplex(buffer);
     let serving = serve_stream(shared, stream, connection, closing.clone());

@@ -259,27 +259,14 @@ mod tests {
     use tokio::{io::AsyncWriteExt, net::TcpListener, sync::oneshot, task::yield_now, time::sleep};
 
     use super::*;
-    use crate::config::Config;
+    use crate::config::tests::minimal;
 
     fn target() -> Target {
         target_at("http://localhost:3000")
     }
 
     fn target_at(url: &str) -> Target {
-        let config = Config::from_toml(&format!(
-            r#"
-            [listen]
-            address = "127.0.0.1:0"
-            [store]
-            url = "memory"
-            [upstream.app]
-            url = "{url}"
-            [[route]]
-            path = "/**"
-            upstream = "app"
-            "#,
-        ));
-        Target::new(&config.unwrap().0.upstream["app"]).unwrap()
+        Target::new(&minimal(url).0.upstream["app"]).unwrap()
     }
 
     /// Returns an address with this port.

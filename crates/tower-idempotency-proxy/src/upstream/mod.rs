@@ -49,8 +49,9 @@ pub(crate) struct Forwarding {
     pub(crate) forward_key: ForwardKey,
     pub(crate) encoding: Encoding,
     pub(crate) key_header: HeaderName,
-    /// The header that identifies the caller. A client cannot remove it with `Connection`.
-    pub(crate) principal: Option<HeaderName>,
+    /// The header of the key, and the one that identifies the caller. A client can neither remove them with `Connection` nor
+    /// replace them with trailers.
+    pub(crate) kept: Arc<[HeaderName]>,
     /// `true` if the key is an RFC 9651 String, with quotes.
     pub(crate) is_key_quoted: bool,
     pub(crate) tunnels: Tunnels,
@@ -100,7 +101,8 @@ impl Forwarding {
         &self,
         req: Request<RequestBody>,
     ) -> Result<Response<UpstreamBody>, Box<OrphanResponse>> {
-        let (mut head, body) = req.into_parts();
+        let (mut head, mut body) = req.into_parts();
+        body.keep_headers(Arc::clone(&self.kept));
         let lease = head.extensions.remove::<Lease>();
         let (upgrade, replaced) = self.prepare(&mut head, lease.as_ref());
         // hyper omits the body of GET and HEAD unless a header announces it.
@@ -143,15 +145,13 @@ impl Forwarding {
         let protocol = headers::upgrade_protocol(&head.headers)
             .filter(|_| !self.pool.target.http2 && lease.is_none());
         let authority = &self.pool.target.authority;
-        let principal = self.principal.as_ref();
         if let Some(connection) = &connection {
             let client = ClientConnection {
                 address: &connection.address,
                 is_tls: connection.is_tls,
                 forwarded: self.forwarded,
             };
-            let kept = [principal, Some(&self.key_header)];
-            headers::for_upstream(head, &client, self.host, authority, &kept);
+            headers::for_upstream(head, &client, self.host, authority, &self.kept);
         }
         let upgrade = match (protocol, on_upgrade) {
             (Some(protocol), Some(client)) => {
@@ -270,6 +270,7 @@ impl Forwarding {
         if res.headers().contains_key(header::TRANSFER_ENCODING) {
             res.headers_mut().remove(header::CONTENT_LENGTH);
         }
+        headers::correct_length(res.status(), res.headers_mut());
         headers::remove_hop_by_hop(res.headers_mut(), &[]);
         // The version is that of the proxy (RFC 9110, section 2.5).
         *res.version_mut() = Version::HTTP_11;

@@ -6,23 +6,10 @@ use ::tests::observed::{observed, total};
 use tower_idempotency::IDEMPOTENCY_KEY;
 
 use super::*;
-use crate::config::Config;
+use crate::config::tests::minimal;
 
 fn forwarding(unknown: UnknownOutcome) -> Forwarding {
-    let config = Config::from_toml(
-        r#"
-        [listen]
-        address = "127.0.0.1:0"
-        [store]
-        url = "memory"
-        [upstream.app]
-        url = "http://127.0.0.1:3000"
-        [[route]]
-        path = "/**"
-        upstream = "app"
-        "#,
-    );
-    let config = config.unwrap().0;
+    let config = minimal("http://127.0.0.1:3000").0;
     Forwarding {
         name: "app".into(),
         is_protected: true,
@@ -34,7 +21,7 @@ fn forwarding(unknown: UnknownOutcome) -> Forwarding {
         forward_key: ForwardKey::default(),
         encoding: Encoding::default(),
         key_header: IDEMPOTENCY_KEY,
-        principal: None,
+        kept: [IDEMPOTENCY_KEY].into(),
         is_key_quoted: false,
         tunnels: Tunnels::default(),
     }

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use axum::{Router, extract::Request, http::HeaderName};
+use http_body_util::BodyExt;
 use tests::wire::Server;
 
 use crate::harness::{ConnectionEnd, Script, Served, Upstream, config, exchange, post, post_with};
@@ -379,4 +380,39 @@ async fn connection_header_cannot_remove_principal() {
     let requests = upstream.requests();
     assert_eq!(field(&requests[0], "x-user-id"), Some("7"));
     assert_eq!(field(&requests[0], "idempotency-key").unwrap().len(), 64);
+}
+
+/// A server may add trailers to the headers, as tonic does.
+#[tokio::test]
+async fn trailers_replace_no_headers() {
+    const BODY: &str = "1\r\na\r\n0\r\nx-user-id: 8\r\nx_user_id: 8\r\nx-forwarded-for: 192.0.2.1\r\nidempotency-key: other\r\nx-sum: 9\r\nconnection: x\r\n\r\n";
+    let route = "principal = { header = \"x-user-id\" }";
+    let trailers = "x-user-id, x_user_id, x-forwarded-for, idempotency-key, x-sum, connection";
+    let request = |path: &str| {
+        format!(
+            "POST {path} HTTP/1.1\r\nhost: a\r\nx-user-id: 7\r\nidempotency-key: k\r\nconnection: close\r\ntrailer: {trailers}\r\ntransfer-encoding: chunked\r\n\r\n{BODY}"
+        )
+    };
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let proxy = Served::start(&config(upstream.address, "", route)).await;
+    for (number, path) in ["/open/pay", "/pay"].into_iter().enumerate() {
+        let reply = exchange(proxy.address, request(path)).await;
+        assert_eq!(reply.status(), 201, "{reply:?}");
+        let requests = upstream.requests();
+        let (_, body) = requests[number].split_once("\r\n\r\n").unwrap();
+        assert_eq!(body, "1\r\na\r\n0\r\nx-sum: 9\r\n\r\n", "{path}");
+    }
+
+    // Without the end of the body, this upstream would not respond.
+    let app = Router::new().fallback(async |req: Request| {
+        let body = req.into_body().collect().await.unwrap();
+        let trailers = body.trailers().cloned().unwrap_or_default();
+        format!("{:?}", trailers.keys().collect::<Vec<_>>())
+    });
+    let upstream = Server::start(app).await;
+    let proxy = Served::start(&config(upstream.addr(), "http2 = true", route)).await;
+    for path in ["/open/pay", "/pay"] {
+        let reply = exchange(proxy.address, request(path)).await;
+        assert!(reply.0.ends_with("[\"x-sum\"]"), "{path}: {reply:?}");
+    }
 }

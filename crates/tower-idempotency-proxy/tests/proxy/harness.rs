@@ -335,7 +335,10 @@ fn is_read(request: &[u8], limit: Option<usize>) -> bool {
     let head = String::from_utf8_lossy(&request[..end]).to_ascii_lowercase();
     let body = &request[end + 4..];
     if head.contains("transfer-encoding: chunked") {
-        return body.ends_with(b"0\r\n\r\n");
+        // Trailers may follow the last chunk.
+        let has_last_chunk =
+            body.starts_with(b"0\r\n") || body.windows(5).any(|five| five == b"\r\n0\r\n");
+        return has_last_chunk && body.ends_with(b"\r\n\r\n");
     }
     let length = head.split("content-length: ").nth(1);
     let length = length.map_or(0, |rest| {

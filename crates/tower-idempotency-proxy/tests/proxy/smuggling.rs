@@ -23,6 +23,9 @@ async fn ambiguous_messages_are_refused() {
         "POST /pay HTTP/1.1\r\nhost: a\r\ntransfer-encoding : chunked\r\n\r\n0\r\n\r\n",
         "POST /pay HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n",
         "POST /pay HTTP/1.1\r\nhost: a\r\ntransfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+        "POST /pay HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        "POST /pay HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        "POST /pay HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
         "POST /pay HTTP/1.0\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         "POST /pay HTTP/1.1\r\nhost: a\r\n transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         "POST /pay HTTP/1.1\r\nhost: a\r\nx: \0\r\ncontent-length: 0\r\n\r\n",
@@ -61,6 +64,8 @@ async fn ambiguous_length_closes_connection() {
         "transfer-encoding: chunked\r\ncontent-length: 6",
         "Transfer-Encoding:chunked\r\nx: y\r\nContent-Length:6",
         "content-length: 5\r\ncontent-length: 5",
+        "transfer-encoding: gzip, chunked",
+        "transfer-encoding: chunked, chunked",
     ] {
         for (path, key) in [
             ("/pay", "idempotency-key: k\r\n"),
@@ -218,4 +223,74 @@ async fn oversized_heads_are_refused() {
         assert_eq!(reply.status(), status, "{reply:?}");
     }
     assert_eq!(upstream.effects(), 1);
+}
+
+/// Clients with HTTP/2 reject several lengths, a length of a 204, and trailers that belong to one connection.
+#[tokio::test]
+async fn http2_client_gets_obsolete_responses() {
+    const CREATED: &str = "HTTP/1.1 201 Created\r\n";
+    for (response, status, trailer) in [
+        (
+            "HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n".to_owned(),
+            204,
+            None,
+        ),
+        (
+            format!("{CREATED}content-length: 2\r\ncontent-length: 2\r\n\r\nok"),
+            201,
+            None,
+        ),
+        (
+            format!("{CREATED}content-length: 2, 2\r\n\r\nok"),
+            201,
+            None,
+        ),
+        (
+            format!(
+                "{CREATED}transfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nconnection: close\r\nx-sum: 9\r\n\r\n"
+            ),
+            201,
+            Some("9"),
+        ),
+    ] {
+        let reply = response.clone();
+        let upstream = Upstream::start(move |_| Script::reply(reply.as_str())).await;
+        let proxy = Served::start(&config(upstream.address, "", "")).await;
+        let stream = TcpStream::connect(proxy.address).await.unwrap();
+        let (client, connection) = h2::client::handshake(stream).await.unwrap();
+        let connection = tokio::spawn(connection);
+        for path in ["/open/pay", "/pay", "/pay"] {
+            let request = Request::post(format!("http://a{path}"));
+            let request = request.header("idempotency-key", "k").body(()).unwrap();
+            let mut client = client.clone().ready().await.unwrap();
+            let (received, _) = client.send_request(request, true).unwrap();
+            let received = bounded(received).await.unwrap();
+            assert_eq!(received.status(), status, "{path}: {response}");
+            let lengths = received.headers().get_all("content-length").iter().count();
+            assert_eq!(
+                lengths,
+                usize::from(status == 201 && trailer.is_none()),
+                "{path}: {response}"
+            );
+            let mut body = received.into_body();
+            let mut data = Vec::new();
+            while let Some(bytes) = bounded(body.data()).await {
+                data.extend_from_slice(&bytes.unwrap());
+            }
+            assert_eq!(
+                data,
+                if status == 204 { "" } else { "ok" }.as_bytes(),
+                "{path}: {response}"
+            );
+            let trailers = bounded(body.trailers()).await.unwrap().unwrap_or_default();
+            assert!(!trailers.contains_key("connection"), "{path}: {response}");
+            assert_eq!(
+                trailers.get("x-sum").map(|value| value.to_str().unwrap()),
+                trailer,
+                "{path}: {response}"
+            );
+        }
+        assert_eq!(upstream.effects(), 2, "{response}");
+        connection.abort();
+    }
 }

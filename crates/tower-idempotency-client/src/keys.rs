@@ -72,8 +72,9 @@ impl IdempotencyKeyLayer {
 
     /// Sets the name of the header. Default: `Idempotency-Key`.
     ///
-    /// A server that expects another name ignores the key, and retries execute again. A request in an outbox keeps the header of
-    /// its first attempt: recover it before the server stops reading the earlier name.
+    /// A server that expects another name ignores the key, and retries execute again. A request that a call stored in an outbox
+    /// keeps its key header: recover it before the server stops reading the earlier name. An entry that the application stored
+    /// in advance has none: recover it before you change the name.
     pub fn with_header(self, header: HeaderName) -> Self {
         Self { header, ..self }
     }
@@ -81,7 +82,8 @@ impl IdempotencyKeyLayer {
     /// Sets the protocol of the server. Default: [`Protocol::TowerIdempotency`].
     ///
     /// With the wrong protocol the server may reject the key for its quotes. The client may also retry a 409 in vain, or
-    /// report it as the response. A request in an outbox keeps the key header of its first attempt.
+    /// report it as the response. A request that a call stored in an outbox keeps its key header. An entry that the application
+    /// stored in advance has none: recover it before you change the protocol.
     pub fn with_protocol(self, protocol: Protocol) -> Self {
         Self { protocol, ..self }
     }
@@ -128,9 +130,16 @@ impl IdempotencyKeyLayer {
     ) -> Keyed {
         let by_caller = extensions.get::<Operation>().cloned();
         if let (Some(operation), Some(stored)) = (&by_caller, extensions.get::<StoredKey>())
-            && stored.replaces(&self.header, headers)
+            && stored.replaced == self.header
         {
-            return Keyed::with_key(operation.clone());
+            let is_sent = stored.is_sent(operation, headers);
+            // Under the same name, the key may have another form: the code below compares it.
+            if is_sent || stored.name != self.header {
+                return Keyed {
+                    has_other_key: !is_sent,
+                    ..Keyed::with_key(operation.clone())
+                };
+            }
         }
         let is_new = by_caller.is_none();
         let mut lines = headers.get_all(&self.header).iter();
@@ -183,12 +192,14 @@ impl IdempotencyKeyLayer {
     pub(crate) fn restore_key<B>(
         &self,
         req: &mut Request<B>,
+        key: &str,
         name: &HeaderName,
         value: &HeaderValue,
     ) {
         req.headers_mut().remove(&self.header);
         req.headers_mut().insert(name.clone(), value.clone());
         req.extensions_mut().insert(StoredKey {
+            key: key.to_owned(),
             name: name.clone(),
             value: value.clone(),
             replaced: self.header.clone(),
@@ -251,6 +262,8 @@ impl Keyed {
 /// It may have another name than that of the layer, or a form that the protocol of the layer reads as another key.
 #[derive(Clone)]
 struct StoredKey {
+    /// Key of the stored operation.
+    key: String,
     name: HeaderName,
     value: HeaderValue,
     /// Name of the header that the layer of the outbox would set.
@@ -258,11 +271,12 @@ struct StoredKey {
 }
 
 impl StoredKey {
-    /// Returns `true` if the request still has the stored header, and if that replaces the one of a layer with this header.
-    fn replaces(&self, header: &HeaderName, headers: &HeaderMap) -> bool {
+    /// Returns `true` if the request still has the stored header, no second key header, and the stored operation.
+    fn is_sent(&self, operation: &Operation, headers: &HeaderMap) -> bool {
         let mut lines = headers.get_all(&self.name).iter();
-        let is_sent = lines.next() == Some(&self.value) && lines.next().is_none();
-        is_sent && self.replaced == *header
+        let is_stored = lines.next() == Some(&self.value) && lines.next().is_none();
+        let has_second = self.name != self.replaced && headers.contains_key(&self.replaced);
+        is_stored && !has_second && operation.key() == self.key
     }
 }
 

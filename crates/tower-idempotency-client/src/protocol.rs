@@ -3,7 +3,8 @@
 /// Protocol that the server follows.
 ///
 /// Decides on the form of the key header, and on the meaning of responses without a known code. The layer knows the codes
-/// of all protocols, regardless of this setting. A request in an outbox keeps the form of its first attempt.
+/// of all protocols, regardless of this setting. For requests in an outbox, see
+/// [`with_protocol`](crate::IdempotencyKeyLayer::with_protocol).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Protocol {

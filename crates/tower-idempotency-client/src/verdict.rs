@@ -430,7 +430,8 @@ fn should_retry(head: Head<'_>) -> Option<bool> {
 
 /// Statuses of a layer or proxy in front of the idempotency layer. They are not recorded.
 ///
-/// The layer does not record 307 and 308 either: they require the same request at another URL.
+/// The layer does not record 307 and 308 either: they require the same request at another URL. 419 (Laravel) and 440 (IIS)
+/// reject an expired anti-forgery token or login.
 const REJECTIONS: [u16; 20] = [
     307, 308, 401, 403, 406, 407, 411, 412, 413, 415, 416, 417, 419, 421, 423, 424, 426, 428, 431,
     440,

@@ -32,8 +32,9 @@ pub struct Entry {
 impl Entry {
     /// Creates the entry of a request that is sent later, for example to store it in a transaction of the application.
     ///
-    /// It contains the headers that [`OutboxLayer`](crate::OutboxLayer) stores by default, which do not include credentials.
-    /// [`with_headers_of`](Self::with_headers_of) adds others. A user name and a password in the URL are left out.
+    /// It contains the headers that [`OutboxLayer`](crate::OutboxLayer) stores by default. They include no credentials, except a
+    /// signature in the URL of `X-Ms-Copy-Source`. [`with_headers_of`](Self::with_headers_of) adds others. A user name and a
+    /// password in the URL are left out. Its query stays.
     #[must_use]
     pub fn new(operation: &Operation, req: &Request<Bytes>) -> Self {
         let (head, body) = req.clone().into_parts();
@@ -230,7 +231,7 @@ impl Entry {
         if let Some(name) = &self.key_header
             && let Some(value) = self.headers.get(name)
         {
-            keys.restore_key(req, name, value);
+            keys.restore_key(req, &self.key, name, value);
         }
     }
 
@@ -253,8 +254,8 @@ impl Entry {
         req
     }
 
-    /// Returns the headers as pairs of texts. Each byte of a value is one character. The pair of the key header has a mark, which
-    /// earlier versions ignore.
+    /// Returns the headers as arrays of name and value. Each byte of a value is one character. The array of the key header has a
+    /// mark as its third element. Earlier builds ignore the mark, and lose it when they compact a file.
     pub(super) fn headers_to_json(&self) -> Value {
         let text = |value: &HeaderValue| -> String {
             let bytes = value.as_bytes().iter();
@@ -280,8 +281,8 @@ impl fmt::Debug for Entry {
     }
 }
 
-/// Returns the headers of [`Entry::headers_to_json`], and the name of the key header. The key is marked as sensitive. So is a
-/// header that the application has added, which may be a credential.
+/// Returns the headers of [`Entry::headers_to_json`], and the name of the key header. Values that may be credentials are marked
+/// as sensitive: the key, each header that the application has added, and a URL that may contain a signature.
 pub(super) fn headers_from_json(pairs: &Value) -> Option<(HeaderMap, Option<HeaderName>)> {
     let (mut headers, mut key_header) = (HeaderMap::new(), None);
     for pair in pairs.as_array()? {
@@ -292,7 +293,8 @@ pub(super) fn headers_from_json(pairs: &Value) -> Option<(HeaderMap, Option<Head
             .map(|char| u8::try_from(char).ok())
             .collect::<Option<_>>()?;
         let mut value = HeaderValue::from_bytes(&value).ok()?;
-        value.set_sensitive(!DEFAULT_HEADERS.contains(&name.as_str()));
+        value
+            .set_sensitive(!DEFAULT_HEADERS.contains(&name.as_str()) || name == MAY_HAVE_SIGNATURE);
         if pair.get(2).is_some_and(|mark| mark == KEY_MARK) {
             key_header = Some(name.clone());
         }
@@ -321,7 +323,10 @@ pub(super) fn millis(at: SystemTime) -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Third text of the pair of the key header.
+/// Header of Azure with a URL, which may contain a signature.
+const MAY_HAVE_SIGNATURE: &str = "x-ms-copy-source";
+
+/// Third element of the array of the key header.
 const KEY_MARK: &str = "key";
 
 pub(super) const DAMAGED: &str = "an entry of the outbox is damaged";

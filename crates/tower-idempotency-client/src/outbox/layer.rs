@@ -45,8 +45,8 @@ use crate::{
 /// outcome is then [`ResponseLost`](Outcome::ResponseLost).
 ///
 /// A request under a key that is stored already continues the stored operation. The first attempt, the provider and the key
-/// header of the stored operation count. A different method, URL or body under the key is an error, and nothing
-/// is sent. So is an operation that already has another provider.
+/// header of the stored operation count. A different method, URL or body under the key is an error, and nothing is sent. So is
+/// an operation that already has another provider.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -95,9 +95,10 @@ use crate::{
 /// # Stored data
 ///
 /// An entry contains key, method, URL, body and some headers, in the clear. The headers are the key header, those that describe
-/// the content or the target, conditions, and those by which an API selects an account. One of the latter is `PayPal-Auth-Assertion`,
-/// which has no effect without a token. `Authorization`, cookies and other credentials are not stored: the application supplies
-/// them at the recovery. Recovered headers of [`with_headers`](Self::with_headers) are marked as sensitive.
+/// the content or the target, conditions, and those by which an API selects an account. One of the latter is
+/// `PayPal-Auth-Assertion`, which has no effect without a token. A signature in the URL, or in the URL of `X-Ms-Copy-Source`, is
+/// stored. `Authorization`, cookies and other headers with credentials are not stored: the application supplies them at the
+/// recovery. Recovered headers of [`with_headers`](Self::with_headers) are marked as sensitive.
 ///
 /// # Errors
 ///
@@ -345,6 +346,7 @@ where
                     stored.first_sent = FirstSent::restored(at);
                 }
                 previous.restore(&operation);
+                // An entry without a stored key header may have one that the application added.
                 let key = previous.headers.get(keys.header()).cloned();
                 if let Some(key) = key.or_else(|| operation.header(keys.protocol())) {
                     req.headers_mut().insert(keys.header(), key);

@@ -437,6 +437,38 @@ async fn recovery_with_other_key_is_not_sent() {
     assert_eq!(outbox.keys(), ["order-7"]);
 }
 
+/// The next process has another key header. A change of the key or of its operation must not reach the server.
+#[tokio::test(start_paused = true)]
+async fn recovery_with_renamed_key_keeps_key() {
+    fn set(req: &mut Request<Full<Bytes>>, name: &'static str, key: &'static str) {
+        req.headers_mut()
+            .insert(name, HeaderValue::from_static(key));
+    }
+    let changes: [fn(&mut Request<Full<Bytes>>); 4] = [
+        |req| set(req, "idempotency-key", "sdk-1"),
+        |req| drop(req.headers_mut().remove("idempotency-key")),
+        |req| set(req, "x-key", "order-7"),
+        |req| {
+            let other = Operation::with_key("sdk-1").unwrap();
+            req.extensions_mut().insert(other);
+        },
+    ];
+    for change in changes {
+        let server = Server::new([Reply::Broken]);
+        let outbox = Arc::new(Memory::default());
+        let first = with_keys(&outbox, 1, IdempotencyKeyLayer::new(), &server);
+        send(&first, &Operation::with_key("order-7").unwrap()).await;
+        server.take_log();
+        let keys = IdempotencyKeyLayer::new().with_header(HeaderName::from_static("x-key"));
+        let mut recovery = with_keys(&outbox, 1, keys, &server).recover();
+        let recovered = recovery.next(change).await.unwrap().unwrap();
+        let error = recovered.result.unwrap_err();
+        assert!(error.to_string().contains("different keys"), "{error}");
+        assert_eq!(server.take_log().len(), 0);
+        assert_eq!(outbox.keys(), ["order-7"]);
+    }
+}
+
 /// The server may execute each request with a key that the client cannot read, so a recovery has to know it.
 #[tokio::test(start_paused = true)]
 async fn request_with_unreadable_key_is_not_sent() {

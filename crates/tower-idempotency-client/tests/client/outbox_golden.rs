@@ -87,8 +87,8 @@ async fn check(outbox: impl Outbox) {
     assert_eq!(outbox.pending(0, 10).await.unwrap(), []);
 }
 
-/// Returns the client of a later process. The entries are old.
-fn later<O: Outbox>(
+/// Returns the client of a later process. No key expires, because the golden entries are old.
+fn later_client<O: Outbox>(
     outbox: &Arc<O>,
     protocol: Protocol,
     server: &Server,
@@ -101,7 +101,7 @@ fn later<O: Outbox>(
 /// Recovers all entries. Returns the key headers that the server received.
 async fn recover(outbox: &Arc<impl Outbox>, protocol: Protocol) -> Vec<String> {
     let server = Server::new([status(201)]);
-    let client = later(outbox, protocol, &server);
+    let client = later_client(outbox, protocol, &server);
     let mut recovery = client.recover();
     while let Some(recovered) = recovery
         .next(|_: &mut Request<Full<Bytes>>| {})
@@ -178,7 +178,7 @@ async fn entry_without_marked_key_is_recovered() {
         // The application sends the operation again.
         outbox.store(&entry).await.unwrap();
         let server = Server::new([status(201)]);
-        let client = later(&outbox, Protocol::TowerIdempotency, &server);
+        let client = later_client(&outbox, Protocol::TowerIdempotency, &server);
         let mut req = request().map(Full::new);
         req.extensions_mut()
             .insert(Operation::with_key("order-1").unwrap());

@@ -202,7 +202,7 @@ fn panics_of_reports_change_no_failure() {
 /// The server has executed the request, and the outbox fails.
 #[test]
 fn panics_of_reports_lose_no_stored_response() {
-    with_panicking_reports(paused(), async |_: &AtomicU64| {
+    with_panicking_reports(paused(), async |panics: &AtomicU64| {
         let outbox = Arc::new(Memory::default());
         outbox.fail(Some("remove"));
         let layer = OutboxLayer::new(outbox.clone(), RetryLayer::new());
@@ -210,6 +210,8 @@ fn panics_of_reports_lose_no_stored_response() {
         let res = client.oneshot(post("one espresso")).await.unwrap();
         assert_eq!(res.status(), 200);
         assert_eq!(outbox.keys().len(), 1);
+        // The call, its outcome, and the warning about the entry.
+        assert_eq!(panics.load(Ordering::SeqCst), 3);
     });
 }
 

@@ -131,15 +131,13 @@ pub(crate) async fn guard(
     let res = match res.extensions().get::<PageError>() {
         Some(error) if is_api => json_error(error.status, &error.message),
         Some(error) if !is_allowed => plain_text(error),
-        Some(PageError {
-            status, message, ..
-        }) => {
+        Some(error) => {
             let page = ErrorPage {
                 visit: &visit,
-                status: *status,
-                message,
+                status: error.status,
+                message: &error.message,
             };
-            html(*status, &page)
+            html(error.status, &page)
         }
         None if is_api => with_json_error(res),
         None => res,

@@ -3,8 +3,7 @@ use std::sync::{Arc, Mutex};
 use ::tests::{observed::paused, scratch::Scratch};
 use tower_idempotency::MemoryStore;
 use tracing::{
-    Dispatch, Metadata, Subscriber,
-    span::{Attributes, Id, Record},
+    Dispatch,
     subscriber::{NoSubscriber, set_default},
 };
 
@@ -20,35 +19,6 @@ const INTENT: Intent<'static> = Intent {
     id: Some("id"),
     before: &Value::Null,
 };
-
-/// Counts the lines of the file at each event of the log.
-struct CountsLines {
-    file: PathBuf,
-    counts: Arc<Mutex<Vec<usize>>>,
-}
-
-impl Subscriber for CountsLines {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target() == "tower_idempotency::audit"
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, _: &tracing::Event<'_>) {
-        let lines = std::fs::read_to_string(&self.file).unwrap();
-        self.counts.lock().unwrap().push(lines.lines().count());
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
 
 async fn store(scratch: &Scratch) -> AnyStore {
     let url = format!("sqlite:{}", scratch.file("keys.db").display());
@@ -79,12 +49,16 @@ fn lines_are_written_before_events() {
     // With one subscriber in the program, a thread without a subscriber could disable the events for all threads.
     let _another = Dispatch::new(NoSubscriber::new());
     let scratch = Scratch::new();
-    let (file, counts) = (scratch.file("log"), Arc::default());
+    let (file, counts) = (scratch.file("log"), Arc::new(Mutex::new(Vec::new())));
     let log = AuditLog::new(&file);
-    let _default = set_default(CountsLines {
-        file,
-        counts: Arc::clone(&counts),
-    });
+    let seen = Arc::clone(&counts);
+    // The subscriber makes a writer for each event.
+    let writer = move || {
+        let lines = std::fs::read_to_string(&file).unwrap();
+        seen.lock().unwrap().push(lines.lines().count());
+        std::io::sink()
+    };
+    let _default = set_default(tracing_subscriber::fmt().with_writer(writer).finish());
     paused().block_on(async {
         let change = log.begin(&INTENT).await.unwrap();
         change.finish("applied", Value::Null).await.unwrap();

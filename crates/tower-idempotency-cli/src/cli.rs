@@ -62,8 +62,8 @@ pub(crate) struct Global {
     #[arg(long, global = true)]
     pub(crate) no_color: bool,
 
-    /// The longest time for one call of the store, or for one request of conform. The proxy has the timeouts of its file
-    /// instead
+    /// The longest time for one call of the store, or for one request of conform. A purge of SQLite has no timeout. The proxy
+    /// has the timeouts of its file instead
     #[arg(
         long,
         global = true,

@@ -31,9 +31,9 @@ use crate::{
 ///
 /// A completer may run on every replica: only one of them takes an orphan over. If the work fails, the entry remains an
 /// orphan and is retried after a delay. The delay doubles with each takeover, from
-/// [`with_min_age`](Self::with_min_age) up to 64 times that, so a request that always fails causes little load. It is not
-/// longer than half of the orphan retention of the entry, unless the minimum age is. Each attempt restarts that retention, and
-/// does not change its length. So an orphan does not expire between two attempts, if sweeps are more frequent than that.
+/// [`with_min_age`](Self::with_min_age) up to 64 times that, so a request that always fails causes little load. It is at most
+/// half of the orphan retention of the entry, or the minimum age if that is longer. Each attempt restarts the orphan retention,
+/// and does not change its length. So an orphan does not expire between two attempts if a sweep begins in the rest of it.
 ///
 /// Entries of [`run_once`](IdempotencyLayer::run_once) and of the items of a batch are skipped: their callers expect a value,
 /// and not a response. Entries of observed requests are skipped too. So are orphans whose
@@ -80,7 +80,7 @@ pub struct Completer<S> {
     retention_check: Arc<Once>,
 }
 
-type TakeOver = dyn Fn(OrphanRow, Claim) -> TakeOverFuture + Send + Sync;
+type TakeOver = dyn Fn(IdempotencyLayer, OrphanRow, Claim) -> TakeOverFuture + Send + Sync;
 type TakeOverFuture = Pin<Box<dyn Future<Output = Result<OrphanOutcome, Error>> + Send>>;
 /// Orphans that are being executed.
 type Running = JoinSet<Result<OrphanOutcome, Error>>;
@@ -173,37 +173,37 @@ impl<S: SqlStore> Completer<S> {
     {
         // An error may mean that the orphan belongs to another service. An operator cannot decide about it.
         let layer = layer.clone().with_failure(ExecutionFailure::Release);
-        let (orphan_store, orphan_layer, work) = (store.clone(), layer.clone(), Arc::new(work));
-        let take_over = move |row: OrphanRow, claim: Claim| -> TakeOverFuture {
-            let (store, work) = (orphan_store.clone(), Arc::clone(&work));
-            let mut layer = orphan_layer.clone();
-            // The orphan may be that of another layer, which needs it for longer.
-            if let Some(retention) = row.orphan_retention() {
-                layer = layer.with_orphan_retention(retention);
-            }
-            Box::pin(async move {
-                let work = move |lease: Lease| async move {
-                    // Another execution took the orphan over after the query and ended without an outcome. Its delay
-                    // must pass before the next attempt.
-                    if lease.generation() != row.generation.unsigned_abs() + 1 {
-                        return Err(OrphanOutcome::TakenElsewhere);
-                    }
-                    let checkpoint = Checkpoint::last(&store, &lease).await;
-                    let orphan = Orphan {
-                        lease,
-                        age: row.age(),
-                        operation: row.operation,
-                        checkpoint: checkpoint.map_err(|_| OrphanOutcome::Failed)?,
+        let (orphan_store, work) = (store.clone(), Arc::new(work));
+        let take_over =
+            move |mut layer: IdempotencyLayer, row: OrphanRow, claim: Claim| -> TakeOverFuture {
+                let (store, work) = (orphan_store.clone(), Arc::clone(&work));
+                // The orphan may be that of another layer, which needs it for longer.
+                if let Some(retention) = row.orphan_retention() {
+                    layer = layer.with_orphan_retention(retention);
+                }
+                Box::pin(async move {
+                    let work = move |lease: Lease| async move {
+                        // Another execution took the orphan over after the query and ended without an outcome. Its delay
+                        // must pass before the next attempt.
+                        if lease.generation() != row.generation.unsigned_abs() + 1 {
+                            return Err(OrphanOutcome::TakenElsewhere);
+                        }
+                        let checkpoint = Checkpoint::last(&store, &lease).await;
+                        let orphan = Orphan {
+                            lease,
+                            age: row.age(),
+                            operation: row.operation,
+                            checkpoint: checkpoint.map_err(|_| OrphanOutcome::Failed)?,
+                        };
+                        work(orphan).await.map_err(|_| OrphanOutcome::Failed)
                     };
-                    work(orphan).await.map_err(|_| OrphanOutcome::Failed)
-                };
-                Ok(match layer.take_over(claim, work).await? {
-                    TakeOverOutcome::Executed(_) => OrphanOutcome::Executed,
-                    TakeOverOutcome::Failed(outcome) => outcome,
-                    _ => OrphanOutcome::TakenElsewhere,
+                    Ok(match layer.take_over(claim, work).await? {
+                        TakeOverOutcome::Executed(_) => OrphanOutcome::Executed,
+                        TakeOverOutcome::Failed(outcome) => outcome,
+                        _ => OrphanOutcome::TakenElsewhere,
+                    })
                 })
-            })
-        };
+            };
         Self {
             store: store.clone(),
             layer,
@@ -219,8 +219,9 @@ impl<S: SqlStore> Completer<S> {
     ///
     /// If the value is too short, the completer takes orphans from clients that would have retried and seen the
     /// response at once. If it is too long, abandoned requests stay unfinished for that time. If the
-    /// [orphan retention](IdempotencyLayer::with_orphan_retention) is not longer, orphans expire before they are due. The first
-    /// sweep then logs a warning.
+    /// [orphan retention](IdempotencyLayer::with_orphan_retention) is not longer, orphans expire before they are due.
+    ///
+    /// The first call of [`sweep`](Self::sweep) or [`spawn`](Self::spawn) logs a warning if orphans may expire before a sweep.
     pub fn with_min_age(self, min_age: Duration) -> Self {
         let min_age = min_age.min(Ttl::MAX.as_duration());
         Self { min_age, ..self }
@@ -385,7 +386,7 @@ impl<S: SqlStore> Completer<S> {
             return Ok(OrphanOutcome::Failed);
         };
         claim.operation = orphan.operation.clone().into();
-        (self.take_over)(orphan, claim).await
+        (self.take_over)(self.layer.clone(), orphan, claim).await
     }
 }
 

@@ -1,27 +1,28 @@
-//! Functions that read the rows of a store's statements. [`sqlx::Row`] must be in scope at the macros.
+//! Functions that read the rows of a store's statements.
 
-/// Defines the function that reads the entry after an attempt to complete it.
-macro_rules! define_complete_row_reader {
-    ($row:ty) => {
-        fn read_complete_row(row: &$row) -> Result<$crate::entry::CompleteRow, $crate::SqlError> {
-            Ok($crate::entry::CompleteRow {
-                is_completed: row.try_get(0)?,
-                has_own_token: row.try_get(1)?,
-                is_expired: row.try_get(2)?,
-                has_no_token: row.try_get(3)?,
-            })
-        }
-    };
+use sqlx::{ColumnIndex, Decode, Row, Type};
+
+use crate::{SqlError, entry::CompleteRow};
+
+/// Reads the entry after an attempt to complete it.
+pub(crate) fn read_complete_row<R: Row>(row: &R) -> Result<CompleteRow, SqlError>
+where
+    usize: ColumnIndex<R>,
+    for<'r> bool: Decode<'r, R::Database> + Type<R::Database>,
+{
+    Ok(CompleteRow {
+        is_completed: row.try_get(0)?,
+        has_own_token: row.try_get(1)?,
+        is_expired: row.try_get(2)?,
+        has_no_token: row.try_get(3)?,
+    })
 }
 
-pub(crate) use define_complete_row_reader;
-
-/// Defines the functions for all rows. The statements for PostgreSQL return bytes as text, so it has functions of its own.
+/// Defines the functions that read the other rows. [`sqlx::Row`] must be in scope. The statements for PostgreSQL return bytes
+/// as text, so it has functions of its own.
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 macro_rules! define_row_readers {
     ($row:ty) => {
-        $crate::row_readers::define_complete_row_reader!($row);
-
         fn read_acquire_row(row: &$row) -> Result<$crate::entry::AcquireRow, $crate::SqlError> {
             Ok($crate::entry::AcquireRow {
                 is_completed: row.try_get(0)?,

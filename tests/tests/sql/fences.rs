@@ -291,7 +291,7 @@ fn fences_have_texts_of_golden_files() {
         assert_eq!(
             text,
             blocks.join("\n"),
-            "{file:?}: has only the text changed?"
+            "update {file:?} if only the text changed, or else increase the version"
         );
     }
 }

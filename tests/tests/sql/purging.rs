@@ -273,22 +273,6 @@ async fn count_entries(connection: &mut SqliteConnection) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sqlite_purge_deletes_large_entries_in_parts() {
-    let scratch = Scratch::new();
-    let store = sql::sqlite(&scratch).await;
-    let mut connection = add_large_expired(&store, &scratch).await;
-    let purging = tokio::spawn(async move { store.purge_expired(1000).await });
-    let mut counts = Vec::new();
-    while !purging.is_finished() {
-        counts.push(count_entries(&mut connection).await);
-    }
-    let purged = purging.await.expect("no panic");
-    assert_eq!(purged.expect(WORKS), 10);
-    assert_eq!(count_entries(&mut connection).await, 0);
-    assert!(counts.iter().any(|it| [2, 6].contains(it)), "{counts:?}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn sqlite_purger_deletes_large_entries_in_interval() {
     let scratch = Scratch::new();
     let store = sql::sqlite(&scratch).await;

@@ -49,7 +49,7 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
         let batch = args.batch.min(rest);
         let purge = context.store.purge(batch);
         let purged = if context.name == "sqlite" {
-            // Pauses between its statements, so that other processes can write.
+            // The call pauses between its statements, so that other processes can write. It may outlast the timeout.
             change.long_call(purge).await
         } else {
             change.call(purge).await
@@ -63,7 +63,7 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
                 }
             }
             Err(failure) => {
-                // The store may have deleted the last batch.
+                // The store may have deleted the last batch, or a part of it.
                 let outcome = format!("unknown: {failure}");
                 change.finish(&outcome, json!({"deleted": deleted})).await?;
                 return Err(failure);

@@ -36,7 +36,8 @@ async fn purge_of_file_outlasts_timeout() {
     let began = Instant::now();
     let sample = raw_sql(AssertSqlSafe(slow_query(SAMPLE)));
     sample.execute(&mut connection).await.expect("a file");
-    let rows = SAMPLE * Duration::from_millis(700).as_nanos() / began.elapsed().as_nanos();
+    // The deletion and the pause together take 7.5 s (5 x 1.5 s).
+    let rows = SAMPLE * Duration::from_millis(1_500).as_nanos() / began.elapsed().as_nanos();
     let trigger = format!(
         "create trigger slow before delete on tower_idempotency begin {}; end",
         slow_query(rows)
@@ -45,7 +46,8 @@ async fn purge_of_file_outlasts_timeout() {
     created.await.expect("a file");
     let log = log.display().to_string();
     let change = ["--reason", "x", "--audit", &log, "--yes"];
-    let args = ["purge", "--batch", "1", "--max", "1", "--timeout", "2s"];
+    // Bounds the opening of the file too.
+    let args = ["purge", "--batch", "1", "--max", "1", "--timeout", "5s"];
     let ran = crate::run(&url, &[&args[..], &change].concat());
     assert_eq!(ran.code, 0, "{ran:?}");
     assert!(ran.out.contains("expired entries deleted: 1\n"), "{ran:?}");

@@ -30,7 +30,7 @@ use crate::{
     },
     entry::{CompleteOutcome, MAX_ATTEMPTS},
     inspect::InspectStatements,
-    row_readers::define_row_readers,
+    row_readers::{define_row_readers, read_complete_row},
     timeout::with_timeout,
     url::without_brackets,
 };

@@ -21,7 +21,7 @@ use crate::{
     entry::{AcquireRow, CompleteOutcome, MAX_ATTEMPTS},
     hex,
     inspect::InspectStatements,
-    row_readers::define_complete_row_reader,
+    row_readers::read_complete_row,
     timeout::with_timeout,
     url::without_brackets,
 };
@@ -34,8 +34,6 @@ mod statements;
 mod transaction;
 mod unescape;
 mod url;
-
-define_complete_row_reader!(PgRow);
 
 /// A store in a table of PostgreSQL, 14 or later.
 ///

@@ -284,8 +284,8 @@ select count(*) from purged;"
 
 /// Returns the condition that an entry is an orphan and due. An orphan whose retry an operator allows waits for its client.
 ///
-/// The first conditions match an index. Their bound is computed once. The delay leaves half of the orphan retention for a
-/// sweep, unless no claim has set it.
+/// The first conditions match an index. Their bound is computed once. The delay is at most half of the orphan retention, so
+/// that a sweep comes before the expiry. A retention of 0 is not set and limits no delay.
 fn due_condition(query: &OrphanQuery) -> String {
     let min_age = query.min_age.as_millis();
     let delay =

@@ -30,7 +30,7 @@ use crate::{
     },
     entry::{AcquireRow, CompleteOutcome, MAX_ATTEMPTS},
     inspect::InspectStatements,
-    row_readers::define_row_readers,
+    row_readers::{define_row_readers, read_complete_row},
 };
 
 mod busy;

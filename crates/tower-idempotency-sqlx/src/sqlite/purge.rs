@@ -1,5 +1,7 @@
 //! Deletion of expired entries, in statements that hold the connection for writes only for a short time.
 
+use std::time::Duration;
+
 use sqlx::Row as _;
 use tokio::time::{Instant, sleep};
 
@@ -9,6 +11,9 @@ use crate::{
     connection::Priority::Maintain,
     purger::{BATCH_SIZE, PAUSE},
 };
+
+/// Upper bound of a pause, because the process may have been stopped during the statement.
+const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 /// Result of one statement that deletes expired entries.
 #[derive(Debug, PartialEq)]
@@ -34,17 +39,14 @@ impl Inner {
     /// does not keep other processes from writing.
     pub(super) async fn purge(&self, batch: u32) -> Result<u64, SqlError> {
         let mut rest = batch;
-        loop {
+        while rest > 0 {
             let began = Instant::now();
             let purged = self.purge_batch(rest.min(BATCH_SIZE)).await?;
             rest = rest.saturating_sub(purged.deleted);
             if !purged.has_more {
                 break;
             }
-            sleep(began.elapsed() * PAUSE).await;
-            if rest == 0 {
-                break;
-            }
+            sleep((began.elapsed() * PAUSE).min(MAX_PAUSE)).await;
         }
         Ok(u64::from(batch - rest))
     }
@@ -228,7 +230,7 @@ where expires = (select min(expires) from tower_idempotency)"
         assert_eq!(fixture.delete(&range).await, 2);
     }
 
-    /// An entry of a short time may be committed after its expiry, and after the read.
+    /// An entry with a short retention may be committed after its expiry, and after the read.
     #[tokio::test]
     async fn entry_added_after_read_is_not_counted() {
         let fixture = Fixture::new("added").await;

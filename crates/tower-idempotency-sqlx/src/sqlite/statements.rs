@@ -62,14 +62,15 @@ impl Statements {
         let fence = SqliteFence::for_table(table).with_record_limit(record_limit);
         let expires_index = format!("\"{}_expires\"", table.name());
         let table = table.quoted('"');
-        // A table that grew after its last analysis would be scanned.
+        // Names the index: SQLite would scan a table that grew after its last analysis.
         let by_expiry = format!("{table} indexed by {expires_index}");
         let main_table = format!("main.{table}");
         // Safe: the only inserted text is the name of the table, which is an identifier.
         let statement =
             |sql: String| AssertSqlSafe(std::sync::Arc::<str>::from(sql)).into_sql_str();
-        // An orphan whose retry an operator allows waits for its client. The first conditions match an index. The delay leaves
-        // half of the orphan retention for a sweep, unless no claim has set it.
+        // An orphan whose retry an operator allows waits for its client. The first conditions match an index. The delay is at
+        // most half of the orphan retention, so that a sweep comes before the expiry. A retention of 0 is not set and limits no
+        // delay.
         let retry_allowed = hex::encode(&Token::RETRY_ALLOWED);
         let delay = format!("?1 * (1 << min(generation - 1, {MAX_DOUBLINGS}))");
         let delay = format!(

@@ -56,8 +56,8 @@ impl Moment {
 
     /// Returns the value of `ttl` for a deadline of this process, in seconds.
     ///
-    /// The service compares it with its own clock. If the clock of this process is behind, the deadline has passed there before
-    /// its time. So the value includes the allowed skew.
+    /// The service compares the value with its own clock. If the clock of this process is behind, the service reaches the
+    /// deadline earlier. So the value includes the allowed skew.
     pub(crate) fn ttl(self, deadline: u64) -> u64 {
         ceil_seconds(deadline.saturating_add(self.skew))
     }

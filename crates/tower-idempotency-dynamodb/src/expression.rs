@@ -133,10 +133,9 @@ pub(crate) const COMPLETE_NEEDS_ATTENTION: &str = "SET #status = :needs_attentio
 /// Removes the attributes of the lease. Follows [`COMPLETE_NEEDS_ATTENTION`] and [`RESOLVE_AS_NEEDS_ATTENTION`].
 pub(crate) const REMOVE_LEASE: &str = " REMOVE #grants, #granted";
 
-/// Removes the entry from the index. Follows [`REMOVE_LEASE`].
-///
-/// Without it, the index would list the entry as an orphan if the process that acquired the lease has an index.
-pub(crate) const REMOVE_LISTED: &str = ", #listed";
+/// Like [`REMOVE_LEASE`], for a process without an index. Also removes the entry from the index of the process that acquired
+/// the lease, which would list the entry as an orphan.
+pub(crate) const REMOVE_LEASE_AND_LISTING: &str = " REMOVE #grants, #granted, #listed";
 
 /// Turns an entry into an orphan that begins now, with the same generation, under a token that no execution has.
 ///

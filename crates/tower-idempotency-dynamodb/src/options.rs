@@ -92,8 +92,8 @@ impl DynamoDbOptions {
     ///
     /// With 0 there is no index. A new request then costs two write units less, and operators cannot
     /// [list](tower_idempotency::inspect::Inspect::list) entries. A process that lists entries needs at least as many
-    /// shards as the processes that write them. Its listings omit the entries of processes without an index, also those that
-    /// need attention.
+    /// shards as the processes that write them. Its listings omit the entries of processes without an index, including entries
+    /// that need attention.
     pub fn with_index_shards(mut self, shards: u16) -> Self {
         self.shards = shards;
         self

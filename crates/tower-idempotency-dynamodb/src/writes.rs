@@ -253,10 +253,7 @@ impl TableClient {
                         values.push((":listed", s(listed)));
                         update.push_str(expression::REMOVE_LEASE);
                     }
-                    None => {
-                        update.push_str(expression::REMOVE_LEASE);
-                        update.push_str(expression::REMOVE_LISTED);
-                    }
+                    None => update.push_str(expression::REMOVE_LEASE_AND_LISTING),
                 }
             }
         }

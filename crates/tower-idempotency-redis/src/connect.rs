@@ -127,7 +127,7 @@ impl RedisOptions {
         };
         let lease_link = Link::single(new_connection());
         let waits = self.replica_wait.is_some();
-        let replica_link = waits.then(|| Link::waiting(new_connection()));
+        let replica_link = waits.then(|| Link::replica_waits(new_connection()));
         let connect_timeout = self.timeout;
         self.build_store(
             connect_timeout,
@@ -268,7 +268,7 @@ impl RedisOptions {
         let acquire_link = Link::single(new_connection());
         let lease_link = Link::single(new_connection());
         let waits = self.replica_wait.is_some();
-        let replica_link = waits.then(|| Link::waiting(new_connection()));
+        let replica_link = waits.then(|| Link::replica_waits(new_connection()));
         let notifications = Notifications::new(connect_timeout, move || {
             let primary = primary();
             async move { primary.await?.get_async_pubsub().await }

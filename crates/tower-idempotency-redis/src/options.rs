@@ -169,18 +169,23 @@ impl RedisOptions {
     ///
     /// Each new request costs one more round trip, and each record is sent twice. While fewer than `replicas` replicas confirm
     /// writes, new requests get 503. Calls that wait for replicas use a connection of their own, one after the other. If one of
-    /// them times out, the store replaces that connection, and the server discards the calls that it has not executed.
+    /// them times out, the store replaces that connection. Once the other calls on the former one have ended, it closes, and
+    /// the server discards the calls that it has not executed.
     ///
     /// The timeout of the call and the wait together should be shorter than half of the [lease]. The server may execute an
     /// acquire until twice that time after its call began. The layer releases a late lease only until the lease would have
     /// expired. An acquire that is executed later blocks its key: for a lease, or with [`OrphanPolicy::Refuse`] for the orphan
     /// retention.
     ///
-    /// [lease]: tower_idempotency::IdempotencyLayer::with_lease_ttl
-    /// [`OrphanPolicy::Refuse`]: tower_idempotency::OrphanPolicy::Refuse
+    /// The layer's [store timeout] should be longer than the timeout of the call and the wait together. Otherwise attempts that
+    /// the layer has dropped continue in the background, and each holds a copy of its record in memory.
     ///
     /// Renewals do not wait for replicas: the new primary has the renewals that reached it. If the new primary is behind by
     /// a lease duration or more, leases that are still held may expire there. Clusters do not support this setting.
+    ///
+    /// [lease]: tower_idempotency::IdempotencyLayer::with_lease_ttl
+    /// [`OrphanPolicy::Refuse`]: tower_idempotency::OrphanPolicy::Refuse
+    /// [store timeout]: tower_idempotency::IdempotencyLayer::with_store_timeout
     pub fn with_wait(mut self, replicas: u32, timeout: Duration) -> Self {
         let timeout = timeout.min(Ttl::MAX.as_duration());
         self.replica_wait = (replicas > 0).then_some(ReplicaWait { replicas, timeout });

@@ -71,12 +71,19 @@ pub(crate) async fn check_store(
     probed.map_err(|error| CheckError::unreachable(&error, probe_remedy(&error)))
 }
 
-/// Returns the remedy for a server that does not grant the lease of the check.
+/// Returns the remedy for a call of the check that failed.
 fn probe_remedy(error: &StoreError) -> &'static str {
-    let cause = error.source().map(ToString::to_string).unwrap_or_default();
-    // Before Redis 7, the code of an error in a script is a part of the message.
-    let mut codes = ["MISCONF", "NOREPLICAS", "OOM"].into_iter();
-    if codes.any(|code| cause.contains(code)) {
+    let Some(cause) = error.source() else {
+        return RIGHTS;
+    };
+    let redis = cause.downcast_ref::<RedisError>();
+    if redis.is_some_and(RedisError::is_io_error) {
+        return REACHABLE;
+    }
+    let cause = cause.to_string();
+    // Before Redis 7, the code of an error in a script is a part of the message. Too few replicas may have the write.
+    let mut words = ["MISCONF", "NOREPLICAS", "OOM", "replicas"].into_iter();
+    if words.any(|word| cause.contains(word)) {
         WRITES
     } else {
         RIGHTS
@@ -85,7 +92,7 @@ fn probe_remedy(error: &StoreError) -> &'static str {
 
 /// Checks the reply of `scripts/rights.lua`: the names of commands that the server rejects.
 pub(crate) fn check_rights(reply: Result<Value, StoreError>) -> Result<(), CheckError> {
-    let reply = reply.map_err(|error| CheckError::unreachable(&error, RIGHTS))?;
+    let reply = reply.map_err(|error| CheckError::unreachable(&error, probe_remedy(&error)))?;
     let mut names = Vec::new();
     collect_texts(&reply, &mut names);
     if names.is_empty() {
@@ -136,8 +143,7 @@ async fn probe(store: &impl Store) -> Result<KeyId, StoreError> {
 const REACHABLE: &str =
     "check the address, the credentials and the network, and that the server runs";
 const RIGHTS: &str = "permit the user to run INFO and EVALSHA, and to read and write the keys with the prefix of the store";
-const WRITES: &str =
-    "give the server the memory, the disk space or the replicas that it needs to accept writes";
+const WRITES: &str = "free memory, fix the snapshots of the server or connect its replicas, so that it accepts writes";
 /// The commands on entries that `scripts/rights.lua` tries.
 const ENTRY_COMMANDS: [&str; 3] = ["hdel", "pttl", "pexpire"];
 const ENTRY_RIGHTS: &str =

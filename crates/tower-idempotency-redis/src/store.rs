@@ -26,8 +26,8 @@ use crate::{
 /// # Cancellation
 ///
 /// A dropped call may or may not reach the server. The server executes it completely or not at all. The connection remains
-/// usable. With [`with_wait`](RedisOptions::with_wait), the wait for replicas of a dropped call continues in the background,
-/// at most until the timeout of the call.
+/// usable. With [`with_wait`](RedisOptions::with_wait), a dropped call continues in the background until its timeout. The
+/// server may still execute it after a release.
 #[derive(Clone)]
 pub struct RedisStore {
     pub(crate) inner: Arc<Inner>,

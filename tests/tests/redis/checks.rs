@@ -64,10 +64,10 @@ async fn check_names_eviction_policy_and_rights() {
 async fn check_names_refused_writes() {
     let server = RedisServer::start(&[]);
     let store = server.store().await;
+    let remedy = ": free memory, fix the snapshots of the server or connect its replicas, so that it accepts writes";
     for setting in ["min-replicas-to-write", "maxmemory"] {
         server.command(&["CONFIG", "SET", setting, "1"]);
         let (text, kind) = problem(&store).await;
-        let remedy = ": give the server the memory, the disk space or the replicas that it needs to accept writes";
         assert!(
             text.starts_with("the store failed (") && text.ends_with(remedy),
             "{text}"
@@ -76,6 +76,13 @@ async fn check_names_refused_writes() {
         server.command(&["CONFIG", "SET", setting, "0"]);
         store.check().await.unwrap();
     }
+    let options = RedisOptions::new().with_wait(1, Duration::from_millis(1));
+    let waiting = options.connect(&server.url()).await.unwrap();
+    let (text, _) = problem(&waiting).await;
+    assert!(
+        text.contains("replicas") && text.ends_with(remedy),
+        "{text}"
+    );
 }
 
 /// Without one of these commands, a request executes and its record is not stored, or no retry gets the record. The user lacks

@@ -173,7 +173,7 @@ impl Cluster {
         let mut pair = redis::pipe();
         pair.cmd("ASKING").add_command(command.clone());
         let node = self.connection_to(node);
-        let replies = node.call(deadline, |it| async move { send_pair(it, &pair).await });
+        let replies = node.call(deadline, |it| send_pair(it, pair));
         let (_asking, reply) = replies.await?;
         Ok(reply)
     }

@@ -16,10 +16,10 @@ pub(crate) async fn send(mut connection: impl ConnectionLike, command: &Cmd) -> 
 /// Sends a pipeline of two commands and returns both replies. Error replies of the server become errors.
 pub(crate) async fn send_pair(
     mut connection: impl ConnectionLike,
-    pipeline: &Pipeline,
+    pipeline: Pipeline,
 ) -> RedisResult<(Value, Value)> {
     let mut replies = connection
-        .req_packed_commands(pipeline, 0, 2)
+        .req_packed_commands(&pipeline, 0, 2)
         .await?
         .into_iter();
     match (replies.next(), replies.next()) {

@@ -61,8 +61,9 @@ impl Link {
         Self::Single(Arc::new(connection))
     }
 
-    /// Creates a link for calls that wait for replicas. Each wait delays the calls after it.
-    pub(crate) fn waiting(connection: ReconnectingConnection<MultiplexedConnection>) -> Self {
+    /// Creates a link for calls that wait for replicas. Each wait delays the calls after it, so each timeout replaces the
+    /// connection.
+    pub(crate) fn replica_waits(connection: ReconnectingConnection<MultiplexedConnection>) -> Self {
         Self::single(connection.replace_on_timeout())
     }
 
@@ -145,11 +146,7 @@ impl Link {
                 let connection = Arc::clone(connection);
                 let mut pair = redis::pipe();
                 pair.add_command(first).add_command(second);
-                let call = async move {
-                    connection
-                        .call(deadline, |it| async move { send_pair(it, &pair).await })
-                        .await
-                };
+                let call = async move { connection.call(deadline, |it| send_pair(it, pair)).await };
                 tokio::spawn(call).await.map_err(io::Error::other)?
             }
             // Only calls that wait for replicas send pairs, and their link is a single connection.

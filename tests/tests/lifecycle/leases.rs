@@ -568,6 +568,8 @@ fn lease_expires_if_renewals_cannot_start() {
     assert!(catch_unwind(poll).is_err(), "a lease without renewals");
     assert_eq!(effects.count(), 0);
     paused().block_on(async {
+        let early = send(&app, tests::post("/", "k", "")).await;
+        assert_eq!(early.status, StatusCode::CONFLICT, "a lease is held");
         // This lease starts the renewals.
         send(&app, tests::post("/", "other", "")).await;
         sleep(4 * LEASE).await;

@@ -30,7 +30,7 @@ const HANDLER: Duration = Duration::from_millis(40);
 async fn run_delayed(orphans: &str, load: Load) -> History {
     let server = DynamoDbServer::start(StandIn::Dynoxide);
     let address = server.address();
-    let server = DelayedServer::in_front_of(server, address);
+    let server = DelayedServer::new(server, address);
     let endpoint = format!("http://{}", server.address());
     // The processes of one machine share a clock.
     let store = format!("dynamodb://keys?endpoint={endpoint}&skew=0ms");

@@ -22,7 +22,7 @@ struct DelayedServer<S> {
 }
 
 impl<S> DelayedServer<S> {
-    fn in_front_of(server: S, address: SocketAddr) -> Self {
+    fn new(server: S, address: SocketAddr) -> Self {
         let proxy = Proxy::start(address);
         proxy.set(Mode::Delay {
             up: Duration::ZERO,

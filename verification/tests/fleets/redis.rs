@@ -23,7 +23,7 @@ const HANDLER: Duration = Duration::from_millis(40);
 async fn run_delayed(orphans: &str, load: Load) -> History {
     let redis = RedisServer::start(&[]);
     let address = redis.address();
-    let server = DelayedServer::in_front_of(redis, address);
+    let server = DelayedServer::new(redis, address);
     let store = format!("redis://{}/0", server.address());
     server.run(MEMBERS, &store, orphans, load).await
 }

@@ -99,8 +99,8 @@ impl Renewer {
             let task = run(Arc::downgrade(self), Arc::clone(&self.wake));
             queue.task = Some(tokio::spawn(task));
         }
-        // The spawn panics outside a runtime. A lease in the queue would then be renewed without an execution, so it is added
-        // later. The new task does not miss it, because it waits for the lock of the queue.
+        // The spawn panics outside a runtime. A lease in the queue would then be renewed without an execution. The new task does
+        // not miss the lease, because it waits for the lock of the queue.
         queue.leases.insert(key, Arc::clone(&lease));
         if wake {
             self.wake.notify_one();

@@ -281,8 +281,8 @@ impl fmt::Debug for Entry {
     }
 }
 
-/// Returns the headers of [`Entry::headers_to_json`], and the name of the key header. Values that may be credentials are marked
-/// as sensitive: the key, each header that the application has added, and a URL that may contain a signature.
+/// Returns the headers of [`Entry::headers_to_json`], and the name of the key header. Marks values that may be credentials as
+/// sensitive: the key, headers that the application has added, and a URL with a signature.
 pub(super) fn headers_from_json(pairs: &Value) -> Option<(HeaderMap, Option<HeaderName>)> {
     let (mut headers, mut key_header) = (HeaderMap::new(), None);
     for pair in pairs.as_array()? {

@@ -15,10 +15,10 @@ use axum::{
 use http::{Request, StatusCode};
 use metrics_util::debugging::DebuggingRecorder;
 use tests::{
-    Effects, Scripted, Step, app,
+    Effects, Scripted, Step, TestResponse, app,
     barrier::{Barrier, eventually},
     ledger::{CommitFault, Ledger},
-    observed::{self, Metrics, paused, read},
+    observed::{self, Metrics, paused, read, total},
     send,
 };
 use tokio::time::sleep;
@@ -54,7 +54,7 @@ fn keyed(key: &str, body: &'static str) -> Request<Body> {
 pub(crate) type StartFlow = fn() -> Flow;
 
 /// Every path that a request can take, each on its own layer. Each flow returns the number of its effects.
-pub(crate) const FLOWS: [(&str, StartFlow); 49] = [
+pub(crate) const FLOWS: [(&str, StartFlow); 52] = [
     ("observed", || Box::pin(observing(MemoryStore::new()))),
     ("observed, store down", || {
         let store = FaultInjector::new(MemoryStore::new());
@@ -68,8 +68,21 @@ pub(crate) const FLOWS: [(&str, StartFlow); 49] = [
     ("waited", || Box::pin(waited())),
     ("orphan refused", || Box::pin(orphan(OrphanPolicy::Refuse))),
     ("takeover", || Box::pin(orphan(OrphanPolicy::TakeOver))),
-    ("lease lost at the end", || Box::pin(lose_lease(false))),
-    ("lease lost meanwhile", || Box::pin(lose_lease(true))),
+    ("lease lost at the end", || {
+        Box::pin(lose_lease(Recovery::Late))
+    }),
+    ("lease lost meanwhile", || {
+        Box::pin(lose_lease(Recovery::Early))
+    }),
+    ("lease lost at the end, then an error", || {
+        Box::pin(lose_lease_and_fail(Recovery::AtEnd))
+    }),
+    ("lease lost meanwhile, then an error", || {
+        Box::pin(lose_lease_and_fail(Recovery::Early))
+    }),
+    ("lease lost in an outage, then an error", || {
+        Box::pin(lose_lease_and_fail(Recovery::Late))
+    }),
     ("renewed", || Box::pin(renewed())),
     ("renewed late", || Box::pin(renewed_late())),
     ("acquire failing", || {
@@ -110,7 +123,7 @@ pub(crate) const FLOWS: [(&str, StartFlow); 49] = [
     ("needs attention", || Box::pin(needs_attention())),
     ("needs attention too late", || Box::pin(too_late())),
     ("needs attention, lease lost", || {
-        Box::pin(lose_lease_with_response(false, || {
+        Box::pin(lose_lease_with_response(Recovery::Late, || {
             Extension(GAVE_UP.with_reason(ANSWER)).into_response()
         }))
     }),
@@ -302,32 +315,61 @@ async fn orphan(policy: OrphanPolicy) -> u64 {
     effects.count() + died.count()
 }
 
-/// Loses its lease to another layer, which responds first. With `noticed`, a renewal detects the loss before the
-/// handler ends.
-async fn lose_lease(noticed: bool) -> u64 {
-    lose_lease_with_response(noticed, || "the late one".into_response()).await
+/// The time at which the store renews leases again, relative to the end of the handler.
+#[derive(Clone, Copy)]
+enum Recovery {
+    /// The renewer notices the lost lease.
+    Early,
+    AtEnd,
+    Late,
 }
 
-async fn lose_lease_with_response(noticed: bool, late: fn() -> Response) -> u64 {
+async fn lose_lease(recovery: Recovery) -> u64 {
+    lose_lease_with_response(recovery, || "the late one".into_response()).await
+}
+
+async fn lose_lease_with_response(recovery: Recovery, late: fn() -> Response) -> u64 {
+    let (response, effects) = send_and_lose_lease(recovery, late).await;
+    assert_eq!(response.text(), ANSWER);
+    effects
+}
+
+/// A handler without a record must not hide that another execution had the lease.
+async fn lose_lease_and_fail(recovery: Recovery) -> u64 {
+    let late = || StatusCode::BAD_GATEWAY.into_response();
+    let (response, effects) = send_and_lose_lease(recovery, late).await;
+    assert_eq!(response.status, StatusCode::BAD_GATEWAY);
+    effects
+}
+
+/// Sends a request whose lease is lost to another layer, which responds first.
+async fn send_and_lose_lease(recovery: Recovery, late: fn() -> Response) -> (TestResponse, u64) {
     let store = FaultInjector::new(MemoryStore::new());
     store.set_fault(Operation::Renew, Fault::HangCall);
     let (rival, rival_effects) = answering(layer_on(&store));
+    let at_handler = store.clone();
     let (app, effects) = app(layer_on(&store), move |_, req: Request<Body>| {
-        let (store, rival) = (store.clone(), rival.clone());
+        let (store, rival) = (at_handler.clone(), rival.clone());
         async move {
             let lease = req.extensions().get::<Lease>().expect("a lease").clone();
             sleep(Duration::from_secs(16)).await;
             assert_eq!(send(&rival, order()).await.text(), ANSWER);
-            if noticed {
-                store.clear_faults();
-                sleep(Duration::from_secs(5)).await;
+            match recovery {
+                Recovery::Early => {
+                    store.clear_faults();
+                    sleep(Duration::from_secs(5)).await;
+                }
+                Recovery::AtEnd => store.clear_faults(),
+                Recovery::Late => {}
             }
             assert!(!lease.is_held());
             late()
         }
     });
-    assert_eq!(send(&app, order()).await.text(), ANSWER);
-    effects.count() + rival_effects.count()
+    let response = send(&app, order()).await;
+    store.clear_faults();
+    sleep(Duration::from_secs(5)).await;
+    (response, effects.count() + rival_effects.count())
 }
 
 async fn renewed() -> u64 {
@@ -736,9 +778,16 @@ fn orphan_and_takeover_are_counted_once() {
 // F-186, S-311
 #[test]
 fn lost_lease_is_counted_once() {
-    for name in ["lease lost at the end", "lease lost meanwhile"] {
+    for name in [
+        "lease lost at the end",
+        "lease lost meanwhile",
+        "lease lost at the end, then an error",
+        "lease lost meanwhile, then an error",
+        "lease lost in an outage, then an error",
+    ] {
         let found = counted(flow(name));
         assert_eq!(found["idempotency_lease_lost_total"], 1.0, "{name}");
+        assert_eq!(total(&found, "idempotency_released_total"), 0.0, "{name}");
         assert_eq!(found["idempotency_granted_total"], 2.0, "{name}");
         assert_eq!(found["idempotency_takeover_total"], 1.0, "{name}");
     }
@@ -1342,6 +1391,9 @@ fn every_flow_has_documented_effects() {
             | "refreshed token"
             | "lease lost at the end"
             | "lease lost meanwhile"
+            | "lease lost at the end, then an error"
+            | "lease lost meanwhile, then an error"
+            | "lease lost in an outage, then an error"
             | "needs attention, lease lost"
             | "too large, released" => 2,
             _ => 1,

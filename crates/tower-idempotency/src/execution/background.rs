@@ -5,8 +5,13 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep_until};
 
 use crate::{
-    clock::jittered, config::Config, lease::state::LeaseState, limits::InFlightPermit,
-    store::Claim, store_client::StoreClient,
+    clock::jittered,
+    config::Config,
+    lease::state::{LeaseGuard, LeaseState},
+    limits::InFlightPermit,
+    retry::Backoff,
+    store::Claim,
+    store_client::{RenewOutcome, StoreClient},
 };
 
 /// Delay before an acknowledged release is repeated, in case it took effect before the acquire that it revokes. The delay
@@ -22,6 +27,44 @@ pub(super) fn spawn_release(lease: &LeaseState, permit: InFlightPermit) {
         let _permit = permit;
         let released = store.release_until(&reference, deadline, timeout, &warnings);
         released.await;
+    });
+}
+
+/// Reports a lease that ends without a record: as lost, or by `report`.
+pub(super) fn report_end(lease: &LeaseState, report: impl FnOnce(&LeaseState)) {
+    if lease.is_lost() {
+        lease.mark_lost();
+    } else {
+        report(lease);
+    }
+}
+
+/// Like [`spawn_release`], for a lease that has passed by the clock of this process. Another process may hold the key, so the
+/// task renews the lease first. It reports the loss, or calls `report` for the release.
+pub(super) fn spawn_release_of_passed(
+    lease: &LeaseGuard,
+    permit: InFlightPermit,
+    report: impl FnOnce(&LeaseState) + Send + 'static,
+) {
+    let (lease, deadline) = (lease.handle(), lease.background_deadline());
+    tokio::spawn(async move {
+        let lease = &*lease.0;
+        let mut backoff = Backoff::new();
+        while backoff.wait_until(deadline).await {
+            match lease.expire_now().await {
+                RenewOutcome::Renewed => break,
+                RenewOutcome::LeaseLost => {
+                    lease.mark_lost();
+                    break;
+                }
+                RenewOutcome::Failed => {}
+            }
+        }
+        report_end(lease, report);
+        let (store, timeout) = (lease.store(), lease.store_timeout());
+        let released = store.release_until(&lease.reference, deadline, timeout, lease.warnings());
+        released.await;
+        release_late_acquire(lease, permit);
     });
 }
 

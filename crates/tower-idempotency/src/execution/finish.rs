@@ -7,7 +7,10 @@ use bytes::Bytes;
 use crate::{
     execution::{
         Execution, Failure, Finished, PendingRecord,
-        background::{release_late_acquire, spawn_release, spawn_release_unacknowledged},
+        background::{
+            release_late_acquire, report_end, spawn_release, spawn_release_of_passed,
+            spawn_release_unacknowledged,
+        },
         reconcile::{
             EntryStatus, LostLeaseOutcome, Reconciled, may_contradict_expired_commit,
             query_entry_with_new_token, reconcile_after_lost_lease, reconcile_refused_renewal,
@@ -100,7 +103,10 @@ impl Execution {
     }
 
     /// Releases the key without storing a record, unless the handler committed one itself. `report` reports the release.
-    pub(super) async fn release_without_record(self, report: impl FnOnce(&LeaseState)) -> Finished {
+    pub(super) async fn release_without_record(
+        self,
+        report: impl FnOnce(&LeaseState) + Send + 'static,
+    ) -> Finished {
         match self.lease.close() {
             // The lease is known to be lost. Another execution may have stored a response.
             CommitOutcome::NotAttempted if self.lease.commits.has_refused() => {
@@ -121,14 +127,23 @@ impl Execution {
         }
     }
 
-    /// Releases the key, and reports it. If the store fails, a background task repeats the release for one lease duration.
-    async fn release(self, report: impl FnOnce(&LeaseState)) {
+    /// Releases the key, and reports it or the loss of the lease. If the store fails, a background task repeats the release for
+    /// one lease duration.
+    async fn release(self, report: impl FnOnce(&LeaseState) + Send + 'static) {
         self.lease.set_finishing(true);
         let Self { lease, permit } = self;
-        let released = Box::pin(lease.release()).await;
         let has_unacknowledged_commit = lease.has_unacknowledged_commit();
+        // Another process may hold the key. A release does not report that, a renewal does.
+        if !has_unacknowledged_commit && !lease.is_lost() && lease.has_passed() {
+            match Box::pin(lease.expire_now()).await {
+                RenewOutcome::Renewed => {}
+                RenewOutcome::LeaseLost => lease.mark_lost(),
+                RenewOutcome::Failed => return spawn_release_of_passed(&lease, permit, report),
+            }
+        }
+        let released = Box::pin(lease.release()).await;
         if !has_unacknowledged_commit {
-            report(&lease);
+            report_end(&lease, report);
         }
         if has_unacknowledged_commit || lease.may_acquire_late() {
             // A query of the handler's commit, or an earlier attempt of the acquire, may acquire the key that is free by then.
@@ -282,14 +297,17 @@ impl Execution {
             // The renewal waits for the row lock of a commit that the database still executes.
             renewed = lease.0.renew(lease.0.claim().lease).await;
         }
+        let is_lost = matches!(renewed, RenewOutcome::LeaseLost);
         match self.reconcile_commit(renewed).await {
-            Reconciled::Finished(finished @ Finished::Unknown { .. }) => {
+            Reconciled::Finished(finished @ Finished::Unknown { .. }) if !is_lost => {
                 lease.0.warnings().key_held(lease.0.id());
                 finished
             }
             Reconciled::Finished(finished) => finished,
             Reconciled::NotCommitted => {
-                lease.0.warnings().key_held(lease.0.id());
+                if !is_lost {
+                    lease.0.warnings().key_held(lease.0.id());
+                }
                 Finished::Own
             }
         }

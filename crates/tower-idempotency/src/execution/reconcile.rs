@@ -115,7 +115,8 @@ pub(crate) async fn query_entry_with_new_token(
 
 impl Execution {
     /// Queries the store for the handler's commit, if there was one, and changes nothing. `renewed` is the outcome of a renewal
-    /// before it: unless it found the lease lost, the database may still execute the commit.
+    /// before it: unless it found the lease lost, the database may still execute the commit. Marks the lease as lost if another
+    /// process has or had it.
     pub(super) async fn reconcile_commit(self, renewed: RenewOutcome) -> Reconciled {
         let Self { lease, permit } = self;
         if !lease.has_unacknowledged_commit() {
@@ -125,7 +126,10 @@ impl Execution {
             EntryStatus::CompletedHere(record) => {
                 Reconciled::Finished(report_committed(&lease, record))
             }
-            EntryStatus::Completed(record) => Reconciled::Finished(Finished::Stored(record)),
+            EntryStatus::Completed(record) => {
+                lease.mark_lost();
+                Reconciled::Finished(Finished::Stored(record))
+            }
             EntryStatus::Unknown => Reconciled::Finished(unknown_outcome(&lease)),
             status @ (EntryStatus::Acquired(_)
             | EntryStatus::Orphaned
@@ -139,6 +143,9 @@ impl Execution {
                 if may_still_commit || lease.commits.record_may_have_expired() {
                     Reconciled::Finished(unknown_outcome(&lease))
                 } else {
+                    if matches!(renewed, RenewOutcome::LeaseLost) {
+                        lease.mark_lost();
+                    }
                     Reconciled::NotCommitted
                 }
             }

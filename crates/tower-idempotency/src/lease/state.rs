@@ -300,7 +300,12 @@ impl LeaseState {
     }
 
     pub(super) fn is_held(&self) -> bool {
-        !self.is_lost() && !self.is_finished() && Instant::now() < self.deadline()
+        !self.is_lost() && !self.is_finished() && !self.has_passed()
+    }
+
+    /// Returns `true` if the lease has expired by the clock of this process.
+    pub(crate) fn has_passed(&self) -> bool {
+        Instant::now() >= self.deadline()
     }
 
     /// Returns the expiry of the lease by the clock of this process.

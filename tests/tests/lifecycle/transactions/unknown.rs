@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use axum::{Router, body::Body, response::IntoResponse};
+use bytes::Bytes;
 use http::{Request, StatusCode};
 use metrics_util::debugging::DebuggingRecorder;
 use tests::{
@@ -14,7 +15,7 @@ use tests::{
 };
 use tokio::time::sleep;
 use tower_idempotency::{
-    IdempotencyLayer, Lease, MissingKey, Ttl,
+    IdempotencyLayer, Lease, MissingKey, OrphanPolicy, Ttl,
     conformance::{Fault, Hold, Operation},
     run_once::{Outcome, WorkError},
     store::{Acquired, Claim, Store, StoreError},
@@ -165,6 +166,43 @@ async fn lease_loss_after_failed_commit_is_reported_once() {
     });
     send(&app, order()).await;
     assert_eq!(leases_lost(&recorder), 1.0);
+}
+
+// S-310
+/// The renewer has not noticed the loss when the execution fails. Another execution holds the lease, or has stored its record.
+#[tokio::test(start_paused = true)]
+async fn lease_loss_is_reported_by_failed_execution() {
+    for is_completed in [false, true] {
+        let recorder = DebuggingRecorder::new();
+        let _recorded = metrics::set_default_local_recorder(&recorder);
+        let ledger = Ledger::default();
+        ledger.next(CommitFault::CallLost);
+        let layer = IdempotencyLayer::new(ledger.clone()).with_orphan_policy(OrphanPolicy::Refuse);
+        let (app, _) = behind(
+            layer,
+            &ledger,
+            async move |ledger: Ledger, lease: Lease, n| {
+                charge(ledger.clone(), lease.clone(), n).await;
+                let (mine, store) = (lease.lease_ref(), ledger.store.inner());
+                store.release(&mine).await.expect("memory does not fail");
+                let other = Claim::new(mine.id, mine.fingerprint).expect("randomness");
+                let acquired = store.acquire(&other).await.expect("memory does not fail");
+                let Acquired::Granted { generation, .. } = acquired else {
+                    panic!("{acquired:?}");
+                };
+                if is_completed {
+                    let (reference, record) =
+                        (other.lease_ref(generation), Bytes::from("a record"));
+                    let completed = store.complete(&reference, record, Ttl::from_secs(60)).await;
+                    completed.expect("memory does not fail");
+                }
+                panic!("the handler fails");
+            },
+        );
+        let sent = tokio::spawn(async move { send(&app, order()).await });
+        sent.await.expect_err("a panic");
+        assert_eq!(leases_lost(&recorder), 1.0, "{is_completed}");
+    }
 }
 
 /// Sends the request to a handler that charges, and responds with `timed_out` after a second. The commit arrives while the layer

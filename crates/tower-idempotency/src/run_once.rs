@@ -111,7 +111,8 @@ impl IdempotencyLayer {
     /// `run_once` and of HTTP requests never share a key.
     ///
     /// `work` returns a serde value, which is stored as MessagePack with named fields. If another version of the program
-    /// cannot read the value, calls return an error and run nothing until its retention has passed.
+    /// cannot read the value, calls return an error and run nothing until its retention has passed. Each call counts in
+    /// `idempotency_bad_record_total`.
     ///
     /// In MessagePack, `Some` of a nil value is `None`: `Some(())`, `Some(None)` and `Some` of a JSON `null` are replayed as
     /// `None`. Return an enum of your own if you must distinguish the two.

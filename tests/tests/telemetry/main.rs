@@ -1,6 +1,7 @@
 //! Metrics, events and spans.
 
 mod alarms;
+mod bad_records;
 mod drain;
 mod layer_names;
 mod observability;

@@ -8,6 +8,7 @@ use crate::{
     error::{Error, ErrorKind},
     limits::AdmissionError,
     response::{directives::Retention, rules::Rules},
+    store::KeyId,
     telemetry,
 };
 
@@ -128,13 +129,15 @@ pub(crate) fn unreadable_entry(
     unreadable(detail, source)
 }
 
-/// Creates the error of a request whose record cannot be decoded.
-pub(crate) fn unreadable_record(
-    source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-) -> Error {
+/// Reports a record that cannot be read, and returns the error of its request. `source` quotes no data.
+pub(crate) fn unreadable_record<S>(rules: &Rules, id: &KeyId, source: S) -> Error
+where
+    S: std::fmt::Display + Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    telemetry::bad_record(&rules.warnings, id, &source);
     // The text does not propose a new key, because that would execute the request again.
     let detail = "this request was executed before, but its record cannot be read";
-    unreadable(detail, source)
+    unreadable(detail, source).with_entry(id)
 }
 
 fn unreadable(

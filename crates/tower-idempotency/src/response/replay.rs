@@ -202,15 +202,11 @@ fn respond(
             }
             reject(rules, &needs_attention(attention.code()).with_entry(id))
         }
-        Ok(Record::Value(_)) => reject(
-            rules,
-            &unreadable_record("expected the record of a response, found that of a value")
-                .with_entry(id),
-        ),
-        Err(error) => {
-            telemetry::bad_record(&rules.warnings, id, &error);
-            reject(rules, &unreadable_record(error).with_entry(id))
+        Ok(Record::Value(_)) => {
+            let source = "expected the record of a response, found that of a value";
+            reject(rules, &unreadable_record(rules, id, source))
         }
+        Err(error) => reject(rules, &unreadable_record(rules, id, error)),
     };
     if let Some(trace) = trace {
         res.extensions_mut().insert(trace);

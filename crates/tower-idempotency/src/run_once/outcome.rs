@@ -120,7 +120,7 @@ fn outcome_of_commit<T: DeserializeOwned, E>(
     record: &Bytes,
     result: WorkResult<T, E>,
 ) -> Result<Outcome<T, E>, Error> {
-    let outcome = recorded_outcome(id, decode(rules, id, record)?)?;
+    let outcome = recorded_outcome(rules, id, decode(rules, id, record)?)?;
     Ok(match (outcome, result) {
         (Outcome::Replayed(value), _) | (Outcome::ValueNotRecorded, WorkResult::Value(value)) => {
             Outcome::Executed(value)
@@ -145,7 +145,7 @@ pub(super) fn outcome_of_record<T: DeserializeOwned, E>(
         }
         Record::Value(_) | Record::Response(_) => {}
     }
-    let outcome = recorded_outcome(id, record)?;
+    let outcome = recorded_outcome(rules, id, record)?;
     if let Outcome::Replayed(_) = &outcome {
         telemetry::replayed(layer, id, None, None);
     }
@@ -153,22 +153,21 @@ pub(super) fn outcome_of_record<T: DeserializeOwned, E>(
 }
 
 fn decode(rules: &response::rules::Rules, id: &KeyId, record: &Bytes) -> Result<Record, Error> {
-    rules.codec().decode(id, record).map_err(|error| {
-        telemetry::bad_record(&rules.warnings, id, &error);
-        unreadable_record(error).with_entry(id)
-    })
+    let decoded = rules.codec().decode(id, record);
+    decoded.map_err(|error| unreadable_record(rules, id, error))
 }
 
 fn recorded_outcome<T: DeserializeOwned, E>(
+    rules: &response::rules::Rules,
     id: &KeyId,
     record: Record,
 ) -> Result<Outcome<T, E>, Error> {
     Ok(match record {
         // The parser's message may quote the value. It is replaced by a fixed text.
         Record::Value(value) => {
-            Outcome::Replayed(rmp_serde::from_slice(&value).map_err(|_| {
-                unreadable_record("expected a value of another type").with_entry(id)
-            })?)
+            let source = "expected a value of another type";
+            let value = rmp_serde::from_slice(&value);
+            Outcome::Replayed(value.map_err(|_| unreadable_record(rules, id, source))?)
         }
         Record::Tombstone { .. } => Outcome::ValueNotRecorded,
         Record::Attention { attention, .. } => Outcome::NeedsAttention {
@@ -176,7 +175,7 @@ fn recorded_outcome<T: DeserializeOwned, E>(
         },
         Record::Response(_) => {
             let source = "expected the record of a value, found that of a response";
-            return Err(unreadable_record(source).with_entry(id));
+            return Err(unreadable_record(rules, id, source));
         }
     })
 }

@@ -161,6 +161,22 @@ async fn retry_keeps_principal_if_other_cookies_change() {
     }
 }
 
+// F-908, S-901
+#[tokio::test(start_paused = true)]
+async fn certificate_of_named_header_counts_by_names() {
+    let name = HeaderName::from_static(FORWARDED_CERT);
+    for (one, two, expected) in [
+        ("By=a;Hash=1;URI=gw", "By=b;Hash=2;URI=gw", 1),
+        ("Hash=1;URI=a", "Hash=1;URI=b", 2),
+        ("Hash=1;Subject=\"\"", "Hash=2;Subject=\"\"", 2),
+    ] {
+        let layer = layer().with_principal(Principal::header(name.clone()));
+        let (one, two) = ([(FORWARDED_CERT, one)], [(FORWARDED_CERT, two)]);
+        let count = executions(layer, &one, &two).await;
+        assert_eq!(count, expected, "{one:?} {two:?}");
+    }
+}
+
 // S-902
 #[tokio::test(start_paused = true)]
 async fn idempo_preset_reads_only_authorization() {

@@ -389,6 +389,27 @@ async fn key_and_principal_lead_to_entry() {
     }
 }
 
+// S-997
+/// The header of the operator has passed another pod of a gateway than the request.
+#[tokio::test(start_paused = true)]
+async fn names_of_certificate_lead_to_entry() {
+    let name = http::HeaderName::from_static("x-forwarded-client-cert");
+    let store = MemoryStore::new();
+    let layer = IdempotencyLayer::new(store.clone());
+    let layer = layer.with_principal(Principal::header(name.clone()));
+    let mut req = post("/orders", "k", "tea");
+    let headers = req.headers_mut();
+    headers.insert(name, "By=a;Hash=1;URI=alice".parse().expect("valid"));
+    let id = executed(&layer, &store, req).await;
+    for (cert, is_found) in [
+        ("By=b;Hash=2;URI=alice", true),
+        ("By=a;Hash=1;URI=bob", false),
+    ] {
+        let ids = layer.key_ids("k", &[cert.as_bytes()]).expect("a valid key");
+        assert_eq!(ids == [id], is_found, "{cert}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn anonymous_and_run_once_keys_lead_to_entry() {
     let store = MemoryStore::new();

@@ -173,8 +173,8 @@ pub(super) fn add_header_value(name: &HeaderName, value: &[u8], hash: &mut Field
     hash.number(1).field(value);
 }
 
-/// Adds the value of a credential header.
-fn add_credential(name: &HeaderName, value: &[u8], hash: &mut FieldDigest) {
+/// Adds the value of a header that identifies the caller. A forwarded certificate counts by its names.
+pub(super) fn add_credential(name: &HeaderName, value: &[u8], hash: &mut FieldDigest) {
     if !(is_forwarded_cert(name) && add_certificate_names(value, hash)) {
         add_header_value(name, value, hash);
     }
@@ -197,8 +197,8 @@ pub(super) fn add_identifying_header(
         return Ok(Identity::Anonymous);
     };
     match purpose {
-        Purpose::Keys => add_header_value(name, line.as_bytes(), hash),
-        Purpose::Shares => add_header_value(name, &canonical_value(name, line), hash),
+        Purpose::Keys => add_credential(name, line.as_bytes(), hash),
+        Purpose::Shares => add_credential(name, &canonical_value(name, line), hash),
     }
     Ok(Identity::of_line(name, line))
 }

@@ -31,7 +31,7 @@ use crate::{
 ///
 /// - `Content-Range`, and `Upload-Concat`, `Upload-Length`, `Upload-Metadata` and `Upload-Offset` of tus;
 /// - `Destination` of WebDAV, `Slug` of AtomPub, and `Dropbox-API-Arg`;
-/// - `X-Amz-Copy-Source`, `X-Goog-Copy-Source` and `X-Ms-Copy-Source`;
+/// - `X-Amz-Copy-Source`, `X-Goog-Copy-Source` and `X-Ms-Copy-Source`, whose URL counts with its signature: a retry repeats it;
 /// - `X-HTTP-Method`, `X-HTTP-Method-Override` and `X-Method-Override`.
 ///
 /// [`and_header`](Self::and_header) adds a header, and [`with_headers`](Self::with_headers) replaces the list. A header that a

@@ -9,8 +9,8 @@ use crate::{
     digest::FieldDigest,
     error::{Error, ErrorKind},
     request::credentials::{
-        Identity, PrincipalError, Purpose, add_credentials, add_first_credential, add_header_value,
-        add_identifying_header, cookie, is_credential_header,
+        Identity, PrincipalError, Purpose, add_credential, add_credentials, add_first_credential,
+        add_header_value, add_identifying_header, cookie, is_credential_header,
     },
 };
 
@@ -121,6 +121,9 @@ impl Principal {
     /// Use a header that an authenticating proxy sets. If clients can choose its value, a client can use the principal of
     /// another client. If the service accepts several spellings of one value, a client has a share of the limits for each;
     /// for `Authorization` see [`credentials`](Principal::credentials).
+    ///
+    /// `X-Forwarded-Client-Cert` counts by the names in its certificates, as in [`credentials`](Principal::credentials). Cookies
+    /// do not count beside it.
     #[must_use]
     pub fn header(name: HeaderName) -> Self {
         Self(vec![Source::Header(name)])
@@ -395,7 +398,7 @@ impl Principal {
                 (Source::Credentials, [value]) => {
                     add_header_value(&header::AUTHORIZATION, value, &mut hash);
                 }
-                (Source::Header(name), [value]) => add_header_value(name, value, &mut hash),
+                (Source::Header(name), [value]) => add_credential(name, value, &mut hash),
                 (Source::Cookie(name), [value]) => {
                     hash.field(b"cookie").field(name.as_bytes()).field(value);
                 }

@@ -44,8 +44,9 @@
 //! # Limits
 //!
 //! diesel reports no SQLSTATE. A missing table is of the kind [`Database`](TransactionErrorKind::Database), and
-//! [`TransactionError::code`] returns a code, such as `23505`, only if diesel has a kind for the error. Checkpoints need
-//! `PostgresStore::begin`, which uses sqlx.
+//! [`TransactionError::code`] returns a code, such as `23505`, only if diesel has a kind for the error. Without a code, a
+//! commit that the database rejects is [`Unknown`](TransactionErrorKind::Unknown), for example after an exception of a
+//! deferred trigger. Checkpoints need `PostgresStore::begin`, which uses sqlx.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -204,9 +204,10 @@ fn is_safe_to_show(code: &str) -> bool {
             ["08", "28", "3D", "53", "57"].contains(&&code[..2])
                 || ["42703", "42883", "42P01", "42501", "3F000"].contains(&code)
         }
-        // MySQL: too many connections, access denied, no such database, server shutdown, no such column or table.
+        // MySQL: too many connections, access denied, no such database, server shutdown, no such column or table, format
+        // of the binary log.
         4 => [
-            "1040", "1044", "1045", "1049", "1053", "1054", "1142", "1146",
+            "1040", "1044", "1045", "1049", "1053", "1054", "1142", "1146", "1665",
         ]
         .contains(&code),
         _ => false,

@@ -24,8 +24,8 @@ pub trait Handlers: Clone + Send + Sync + 'static {
     const BEGIN: &str;
     /// The end of the message with the commit. A shorter text would match the isolation level.
     const COMMIT: &str;
-    /// The driver reports a missing table as such.
-    const REPORTS_MISSING_TABLE: bool;
+    /// The driver reports the SQLSTATE of each error.
+    const REPORTS_CODE: bool;
 
     /// The transaction.
     type Driver: Driver + 'static;
@@ -61,7 +61,7 @@ impl Handlers for Sqlx08 {
     const NAME: &str = "sqlx08";
     const BEGIN: &str = "read write\0";
     const COMMIT: &str = "COMMIT\0";
-    const REPORTS_MISSING_TABLE: bool = true;
+    const REPORTS_CODE: bool = true;
     type Driver = tower_idempotency_sqlx_08::PoolTransaction;
 
     fn pool(url: &str, size: u32) -> Self {
@@ -99,7 +99,7 @@ impl Handlers for SeaOrm {
     const NAME: &str = "seaorm";
     const BEGIN: &str = "READ WRITE\0";
     const COMMIT: &str = "commit and chain\0";
-    const REPORTS_MISSING_TABLE: bool = true;
+    const REPORTS_CODE: bool = true;
     type Driver = tower_idempotency_sea_orm::OpenTransaction;
 
     fn pool(url: &str, size: u32) -> Self {
@@ -144,7 +144,7 @@ impl Handlers for Diesel {
     const NAME: &str = "diesel";
     const BEGIN: &str = "read write\0";
     const COMMIT: &str = "COMMIT\0";
-    const REPORTS_MISSING_TABLE: bool = false;
+    const REPORTS_CODE: bool = false;
     type Driver = tower_idempotency_diesel_async::OpenTransaction;
 
     fn pool(url: &str, size: u32) -> Self {

@@ -419,6 +419,26 @@ async fn deferred_constraint_rejects_commit() {
     assert_eq!(executions.count(), 2);
 }
 
+/// A deferred trigger raises an exception at the commit, like a check of an invariant over several rows.
+#[tokio::test(flavor = "multi_thread")]
+async fn exception_rejects_commit() {
+    let bank = Bank::open("pg_raised").await;
+    for sql in [
+        "create function {table}_refuse() returns trigger language plpgsql as
+         $$ begin if new.n = 1 then raise exception 'unbalanced'; end if; return null; end $$",
+        "create constraint trigger refuse after insert on {table}_effects
+         deferrable initially deferred for each row execute function {table}_refuse()",
+    ] {
+        bank.database.admin(sql).await;
+    }
+    let (app, executions) = bank.serve(charge);
+    let rejected = send(&app, order()).await;
+    assert_eq!((rejected.text(), bank.count().await), ("Database", 0));
+    let first = send(&app, order()).await;
+    assert_charged_once(&bank, &app, &first).await;
+    assert_eq!(executions.count(), 2);
+}
+
 // S-431
 /// A service has been called under the derived key before the database rejects the commit.
 #[tokio::test(flavor = "multi_thread")]

@@ -149,8 +149,9 @@ impl MySqlFence {
 
     /// Number of the error of [`RELEASE_MARK`](Self::RELEASE_MARK) after the end of the transaction: no such savepoint.
     ///
-    /// A statement of the handler has ended the transaction, or a deadlock has rolled it back. Writes of the handler may be
-    /// committed: see [`Ended`](crate::TransactionErrorKind::Ended).
+    /// A statement of the handler has ended the transaction, or a deadlock has rolled it back. With
+    /// `innodb_rollback_on_timeout`, a lock timeout does so too. Writes of the handler may be committed: see
+    /// [`Ended`](crate::TransactionErrorKind::Ended).
     pub const NO_MARK: &str = "1305";
 
     /// The statement of [`lease_status_sql`](Self::lease_status_sql), for the default table `tower_idempotency`.

@@ -47,7 +47,8 @@ pub enum TransactionErrorKind {
     /// The transaction had already ended.
     ///
     /// Causes: a statement of the handler ended it; in MySQL and MariaDB also a deadlock or a statement that changes a
-    /// table's definition. The driver also rolls the transaction back if the begin of a savepoint fails or is dropped.
+    /// table's definition. With `innodb_rollback_on_timeout`, a lock timeout ends it too. The driver also rolls the
+    /// transaction back if the begin of a savepoint fails or is dropped.
     ///
     /// No record or checkpoint was written. The handler's earlier writes were rolled back, unless the handler itself
     /// committed them. Its later writes were committed at once, each statement by itself.

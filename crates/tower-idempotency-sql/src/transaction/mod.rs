@@ -104,8 +104,8 @@ impl<D: Driver> FencedTransaction<D> {
     /// back, and [`CommitError::into_output`] returns the response.
     ///
     /// If the transaction failed: see [`TransactionErrorKind`]. That includes a transaction in which an earlier statement
-    /// failed, and a commit that a deferred constraint rejects. The whole transaction may be repeated from the beginning,
-    /// unless the lease was lost or the kind is [`Ended`](TransactionErrorKind::Ended).
+    /// failed, and a commit that a deferred constraint or trigger rejects. The whole transaction may be repeated from the
+    /// beginning, unless the lease was lost or the kind is [`Ended`](TransactionErrorKind::Ended).
     ///
     /// # Cancellation
     ///

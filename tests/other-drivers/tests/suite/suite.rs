@@ -41,6 +41,7 @@ macro_rules! suite {
             uncommitted_work_has_no_effect,
             aborted_transaction_is_no_success,
             deferred_constraint_rejects_commit,
+            exception_rejects_commit,
             ended_transaction_records_nothing,
             commit_requires_lease,
             lost_lease_begins_nothing,
@@ -361,6 +362,29 @@ pub(crate) async fn deferred_constraint_rejects_commit<D: Handlers>() {
     assert_eq!(executions.count(), 2);
 }
 
+/// A deferred trigger raises an exception at the commit, like a check of an invariant over several rows.
+pub(crate) async fn exception_rejects_commit<D: Handlers>() {
+    let bank = Bank::<D>::open("raised").await;
+    for sql in [
+        "create function {table}_refuse() returns trigger language plpgsql as
+         $$ begin if new.n = 1 then raise exception 'unbalanced'; end if; return null; end $$",
+        "create constraint trigger refuse after insert on {table}_effects
+         deferrable initially deferred for each row execute function {table}_refuse()",
+    ] {
+        bank.database.admin(sql).await;
+    }
+    let (app, executions) = bank.serve(charge);
+    let rejected = send(&app, order()).await;
+    let kind = match D::REPORTS_CODE {
+        true => "Database",
+        false => "Unknown",
+    };
+    assert_eq!((rejected.text(), bank.count().await), (kind, 0));
+    let first = send(&app, order()).await;
+    assert_charged_once(&bank, &app, &first).await;
+    assert_eq!(executions.count(), 2);
+}
+
 /// A commit by the handler's own statement is not fenced, and is no success.
 pub(crate) async fn ended_transaction_records_nothing<D: Handlers>() {
     for ending in ["commit", "rollback", "commit; begin"] {
@@ -403,7 +427,7 @@ pub(crate) async fn commit_requires_lease<D: Handlers>() {
 
 pub(crate) async fn lost_lease_begins_nothing<D: Handlers>() {
     let bank = Bank::<D>::open("begins").await;
-    let missing = match D::REPORTS_MISSING_TABLE {
+    let missing = match D::REPORTS_CODE {
         true => Kind::NoEntry,
         false => Kind::Database,
     };

@@ -43,6 +43,9 @@ pub(crate) enum Missing<'a> {
     Right(&'a str),
     /// Writes, because the server is a replica or read-only.
     Writes,
+    /// A binary log of rows. The server logs statements, and so rejects writes at READ COMMITTED.
+    #[cfg(feature = "mysql")]
+    RowLog,
 }
 
 impl Missing<'_> {
@@ -69,6 +72,12 @@ impl Missing<'_> {
                 CheckErrorKind::Unsafe,
                 "the database accepts no writes",
                 "connect to the primary, and to a database that is not read-only",
+            ),
+            #[cfg(feature = "mysql")]
+            Self::RowLog => CheckError::new(
+                CheckErrorKind::Unsafe,
+                "the server has binlog_format = STATEMENT, and rejects writes at READ COMMITTED",
+                "set binlog_format to ROW or MIXED",
             ),
         }
     }

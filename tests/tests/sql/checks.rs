@@ -6,9 +6,14 @@ use tests::database::pool_options;
 use tests::{
     observed::observed,
     scratch::Scratch,
-    servers::{free_port, mariadb, postgres},
+    servers::{
+        free_port,
+        mariadb::{self, MariaDbServer},
+        postgres,
+    },
+    sql::claim,
 };
-use tower_idempotency::store::{CheckErrorKind, Store};
+use tower_idempotency::store::{CheckErrorKind, Store, StoreError};
 use tower_idempotency_sqlx::{
     MySqlFence, MySqlStore, PostgresFence, PostgresStore, SqlError, SqliteFence, SqliteStore,
     sqlx::{
@@ -149,6 +154,55 @@ async fn mariadb_check_names_missing_parts() {
         .unwrap();
     let missing = format!("the table `checks` has no column of this version: {MIGRATE}");
     assert_eq!(problem(&store).await, (missing, Incomplete));
+}
+
+/// Such a server rejects each write of the store, and none at the level of its sessions.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mariadb_check_names_format_of_log() {
+    // The tests start MySQL without a log.
+    if mariadb::is_mysql() {
+        return;
+    }
+    let server = MariaDbServer::start(&["log-bin", "server-id=1", "binlog-format=STATEMENT"]);
+    let store = MySqlStore::connect(&server.url()).await.unwrap();
+    let Err(StoreError::Backend(error)) = store.acquire(&claim()).await else {
+        panic!("the server rejects the write");
+    };
+    assert!(error.to_string().contains(" 1665: "), "{error}");
+    let cause = "the server has binlog_format = STATEMENT, and rejects writes at READ COMMITTED";
+    let expected = format!("{cause}: set binlog_format to ROW or MIXED");
+    assert_eq!(problem(&store).await, (expected, CheckErrorKind::Unsafe));
+
+    let pool = pool_options::<sqlx::MySql>();
+    let pool = pool.connect(&server.url()).await.unwrap();
+    for format in ["MIXED", "ROW"] {
+        let set = format!("set global binlog_format = {format}");
+        let set = sqlx::raw_sql(sqlx::AssertSqlSafe(set)).execute(&pool).await;
+        set.expect("the user of the tests may set it");
+        // A session reads the format when it begins.
+        let store = MySqlStore::from_url(&server.url()).unwrap();
+        store.check().await.unwrap();
+        store.acquire(&claim()).await.unwrap();
+    }
+}
+
+/// The statements of the store have keys, so they work in this mode.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mariadb_check_accepts_safe_updates() {
+    if mariadb::is_mysql() {
+        return;
+    }
+    let server = MariaDbServer::start(&[]);
+    let store = MySqlStore::connect(&server.url()).await.unwrap();
+    let claim = claim();
+    store.acquire(&claim).await.unwrap();
+    let pool = pool_options::<sqlx::MySql>();
+    let pool = pool.connect(&server.url()).await.unwrap();
+    let set = sqlx::raw_sql("set global sql_safe_updates = 1");
+    set.execute(&pool).await.unwrap();
+    let store = MySqlStore::from_url(&server.url()).unwrap();
+    store.check().await.unwrap();
+    store.release(&claim.lease_ref(1)).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,7 +2,7 @@
 
 use tower_idempotency::store::CheckError;
 
-use super::{Maintain, MySqlStore};
+use super::{Maintain, MySqlStore, statements::in_a_transaction};
 use crate::{
     SqlError,
     check::{COLUMNS, INDEXES, Missing, failed},
@@ -14,7 +14,8 @@ impl MySqlStore {
     pub(super) async fn check_server(&self) -> Result<(), CheckError> {
         let table = &self.inner.settings.table;
         let name = table.quoted('`');
-        // The server checks rights and columns of a statement even if no row matches.
+        // The server checks rights and columns of a statement even if no row matches. With `sql_safe_updates`, it rejects a
+        // delete whose condition is constant. No row has an empty ID.
         let required = "id, fingerprint, generation, lease_ends, orphan_retention, expires, created, owner, operation";
         for (right, sql) in [
             (
@@ -31,8 +32,10 @@ impl MySqlStore {
                 "update",
                 format!("update {name} set generation = generation where false"),
             ),
-            ("delete", format!("delete from {name} where false")),
+            ("delete", format!("delete from {name} where id = x''")),
         ] {
+            // A server that logs statements rejects writes only at the isolation level of the store.
+            let sql = in_a_transaction(&format!("\n{sql};"));
             let called = with_timeout(self.inner.query(Maintain, sql)).await;
             let Err(error) = called else { continue };
             return Err(match error.code() {
@@ -40,6 +43,7 @@ impl MySqlStore {
                 Some("1044" | "1142" | "1143") => Missing::Right(right).in_table(&name),
                 Some("1054") => Missing::Part("column of this version").in_table(&name),
                 Some("1290" | "1792" | "1836") => Missing::Writes.in_table(&name),
+                Some("1665") => Missing::RowLog.in_table(&name),
                 _ => failed(&error),
             });
         }

@@ -47,7 +47,7 @@ define_row_readers!(MySqlRow);
 /// A store in a table of MySQL, 8.0 or later, or of MariaDB, 10.6 or later.
 ///
 /// Each call is one round trip: a transaction at READ COMMITTED, regardless of the session's default. The server's
-/// `binlog_format` must not be `STATEMENT`, which does not support writes at that level.
+/// `binlog_format` must not be `STATEMENT`, which does not support writes at that level. [`check`](Store::check) reports it.
 ///
 /// The store is as durable as the server. A crash loses the commits that `innodb_flush_log_at_trx_commit` allows it to
 /// lose, and a failover loses those that the replica lacks, leases included.

@@ -42,7 +42,8 @@ pub use self::checkpoint::Checkpoint;
 ///
 /// The lease is renewed meanwhile, on connections of the store. Do not end the transaction with a statement of your
 /// own: such a commit is not fenced. In MySQL and MariaDB, a statement that changes a table's definition commits, and a
-/// deadlock rolls back. Nothing is recorded then: see [`TransactionErrorKind::Ended`].
+/// deadlock rolls back. With `innodb_rollback_on_timeout`, so does a lock timeout. Nothing is recorded then: see
+/// [`TransactionErrorKind::Ended`].
 #[must_use = "a dropped transaction is rolled back"]
 pub struct FencedTransaction<S: SqlStore> {
     transaction: Transaction<'static, S::Database>,

@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderName, Version};
+use http::{HeaderMap, HeaderName, Version};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
@@ -29,6 +29,9 @@ use crate::{
 /// frame.
 const MAX_FRAME: usize = 64 * 1024;
 
+/// Size of a part from which it keeps the buffer into which hyper has read it. The buffer has 8 KiB or more.
+const MIN_SHARED: usize = 4 * 1024;
+
 /// An error while a body is read.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -44,6 +47,8 @@ pin_project! {
         stream: Option<Stream>,
         // The connection of the client. It may be closed before the upstream drops the body.
         connection: Weak<Connection>,
+        // Trailers that the head of the message names in `Connection`.
+        removed: Vec<HeaderName>,
     }
 }
 
@@ -54,7 +59,13 @@ impl ReceivedBody {
             is_http2: version == Version::HTTP_2,
             stream: None,
             connection: Weak::new(),
+            removed: Vec::new(),
         }
+    }
+
+    /// Removes the trailers with these names.
+    pub(crate) fn without_trailers(self, removed: Vec<HeaderName>) -> Self {
+        Self { removed, ..self }
     }
 
     /// Counts each part of the body as a use of the connection of its client.
@@ -83,15 +94,22 @@ impl Body for ReceivedBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let mut this = self.project();
-        let frame = ready!(this.body.as_mut().poll_frame(cx));
+        let mut frame = ready!(this.body.as_mut().poll_frame(cx));
         if let Some(connection) = this.connection.upgrade() {
             connection.count_upload();
+        }
+        if !this.removed.is_empty() {
+            frame = change_trailers(frame, |trailers| {
+                for name in &*this.removed {
+                    trailers.remove(name);
+                }
+            });
         }
         match frame {
             None if *this.is_http2 && !this.body.is_end_stream() => {
                 Poll::Ready(Some(Err("the stream was reset before its end".into())))
             }
-            frame => Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from))),
+            frame => Poll::Ready(frame.map(|frame| Ok(frame?.map_data(without_buffer)))),
         }
     }
 
@@ -101,6 +119,17 @@ impl Body for ReceivedBody {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+/// Returns a small part in memory of its own.
+///
+/// Each part keeps the buffer of a read. Many small parts that wait for a client would take a multiple of their size.
+fn without_buffer(data: Bytes) -> Bytes {
+    if data.len() < MIN_SHARED {
+        Bytes::copy_from_slice(&data)
+    } else {
+        data
     }
 }
 
@@ -179,14 +208,25 @@ pin_project! {
 }
 
 /// A frame of a body, or its end.
-type NextFrame = Option<Result<Frame<Bytes>, BodyError>>;
+type NextFrame<E> = Option<Result<Frame<Bytes>, E>>;
 
-/// Removes trailers, as in [`headers::remove_trailers`]. The body ends without trailers if none is left.
-fn without_unsafe_trailers(mut frame: NextFrame, kept: Option<&[HeaderName]>) -> NextFrame {
+/// Removes trailers, as in [`headers::remove_trailers`].
+fn without_unsafe_trailers(
+    frame: NextFrame<BodyError>,
+    kept: Option<&[HeaderName]>,
+) -> NextFrame<BodyError> {
+    change_trailers(frame, |trailers| headers::remove_trailers(trailers, kept))
+}
+
+/// Applies `change` to trailers. The body ends without trailers if none is left.
+fn change_trailers<E>(
+    mut frame: NextFrame<E>,
+    change: impl FnOnce(&mut HeaderMap),
+) -> NextFrame<E> {
     if let Some(Ok(frame)) = &mut frame
         && let Some(trailers) = frame.trailers_mut()
     {
-        headers::remove_trailers(trailers, kept);
+        change(trailers);
         if trailers.is_empty() {
             return None;
         }
@@ -358,12 +398,38 @@ impl Body for ResponseBody {
 
 #[cfg(test)]
 mod tests {
-    use std::pin::pin;
+    use std::{pin::pin, sync::atomic::AtomicBool};
 
     use ::tests::barrier::bounded;
     use http_body_util::BodyExt;
 
     use super::*;
+
+    /// A buffer of a read that registers its end.
+    struct ReadBuffer(Vec<u8>, Arc<AtomicBool>);
+
+    impl AsRef<[u8]> for ReadBuffer {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+
+    impl Drop for ReadBuffer {
+        fn drop(&mut self) {
+            self.1.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn small_parts_keep_no_buffer() {
+        for (size, is_freed) in [(1, true), (MIN_SHARED - 1, true), (MIN_SHARED, false)] {
+            let freed = Arc::new(AtomicBool::new(false));
+            let buffer = ReadBuffer(vec![7; 2 * MIN_SHARED], Arc::clone(&freed));
+            let part = without_buffer(Bytes::from_owner(buffer).split_to(size));
+            assert_eq!(freed.load(Ordering::Relaxed), is_freed, "{size}");
+            assert_eq!(part, vec![7; size]);
+        }
+    }
 
     #[tokio::test]
     async fn frames_of_response_are_small() {

@@ -96,9 +96,7 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap, kept: &[HeaderName]) {
     if !has_any(headers, &HOP_BY_HOP) {
         return;
     }
-    let named: Vec<HeaderName> = list(headers, &header::CONNECTION)
-        .filter_map(|token| token.parse().ok())
-        .collect();
+    let named: Vec<HeaderName> = named_by_connection(headers).collect();
     let accepts_trailers =
         list(headers, &header::TE).any(|token| token.eq_ignore_ascii_case("trailers"));
     for name in named {
@@ -113,6 +111,20 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap, kept: &[HeaderName]) {
     if accepts_trailers {
         headers.insert(header::TE, HeaderValue::from_static("trailers"));
     }
+}
+
+/// Returns the names of trailers that belong to one connection because the head names them in `Connection` (RFC 9110, section
+/// 7.6.1).
+pub(crate) fn trailers_of_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+    // Other messages of HTTP/1 have no trailers, and HTTP/2 has no `Connection`.
+    if !headers.contains_key(header::TRANSFER_ENCODING) {
+        return Vec::new();
+    }
+    named_by_connection(headers).collect()
+}
+
+fn named_by_connection(headers: &HeaderMap) -> impl Iterator<Item = HeaderName> {
+    list(headers, &header::CONNECTION).filter_map(|token| token.parse().ok())
 }
 
 /// Returns `true` if the message has one of these fields.

@@ -15,7 +15,7 @@ use tower_service::Service;
 use crate::{
     body::{ReceivedBody, ResponseBody},
     connection::Connection,
-    headers::{count_forward, has_unknown_coding, remove_other_upgrade},
+    headers::{count_forward, has_unknown_coding, remove_other_upgrade, trailers_of_connection},
     problem::{Problem, last_response},
     proxy::Shared,
     route::segments,
@@ -34,7 +34,11 @@ pub(crate) async fn respond(
     let is_ambiguous =
         connection.stream.lengths.is_next_ambiguous() || has_unknown_coding(req.headers());
     let live = shared.live.load_full();
-    let mut req = req.map(|body| ReceivedBody::new(body, version).with_connection(&connection));
+    let removed = trailers_of_connection(req.headers());
+    let mut req = req.map(|body| {
+        let body = ReceivedBody::new(body, version).with_connection(&connection);
+        body.without_trailers(removed)
+    });
     remove_other_upgrade(&mut req);
     let found = if is_ambiguous {
         Err(Problem::BadLength)

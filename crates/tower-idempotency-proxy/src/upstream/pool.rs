@@ -34,6 +34,7 @@ use super::connect::Target;
 use crate::{
     body::{Progress, ReceivedBody, RequestBody},
     config::{ConfigError, Upstream},
+    headers::trailers_of_connection,
     telemetry::UpstreamWarnings,
 };
 
@@ -208,7 +209,9 @@ impl Pool {
     ) -> Result<Response<ReceivedBody>, SendError> {
         if !self.target.http2 {
             let res = self.send_http1(req).await?;
-            return Ok(res.map(|body| ReceivedBody::new(body, Version::HTTP_11)));
+            let removed = trailers_of_connection(res.headers());
+            let received = |body| ReceivedBody::new(body, Version::HTTP_11);
+            return Ok(res.map(|body| received(body).without_trailers(removed)));
         }
         let own = SharedConnections::default();
         let connections = if has_lease && may_break_connection(&req) {

@@ -382,6 +382,31 @@ async fn connection_header_cannot_remove_principal() {
     assert_eq!(field(&requests[0], "idempotency-key").unwrap().len(), 64);
 }
 
+/// The last body ends without trailers.
+#[tokio::test]
+async fn trailers_of_connection_are_removed() {
+    const TWO: &str = "x-hop: 1\r\nx-sum: 9\r\n";
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    for (number, (path, sent, expected)) in [
+        ("/open/pay", TWO, "x-sum: 9\r\n"),
+        ("/pay", TWO, "x-sum: 9\r\n"),
+        ("/open/pay", "x-hop: 1\r\n", ""),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nhost: a\r\nidempotency-key: k\r\nconnection: close, X-Hop\r\ntrailer: x-hop, x-sum\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n{sent}\r\n"
+        );
+        let reply = exchange(proxy.address, request).await;
+        assert_eq!(reply.status(), 201, "{reply:?}");
+        let requests = upstream.requests();
+        let (_, body) = requests[number].split_once("\r\n\r\n").unwrap();
+        assert_eq!(body, format!("1\r\na\r\n0\r\n{expected}\r\n"), "{path}");
+    }
+}
+
 /// A server may add trailers to the headers, as tonic does.
 #[tokio::test]
 async fn trailers_replace_no_headers() {

@@ -20,6 +20,7 @@ mod plans;
 mod purging;
 mod secrets;
 mod silence;
+mod slow_commits;
 mod sqlite_file;
 mod stores;
 mod transaction_faults;

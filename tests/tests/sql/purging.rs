@@ -9,15 +9,19 @@ use std::{
 };
 
 use tests::{
-    barrier::eventually,
+    barrier::{eventually, within},
     scratch::Scratch,
+    servers::postgres,
     sql::{self, duplicate, retried},
 };
 use tokio::{runtime::Handle, task::JoinSet, time::sleep};
 use tower_idempotency::store::{Acquired, Claim, Store, StoreError, Ttl};
 use tower_idempotency_sqlx::{
     MySqlStore, PostgresStore, Purger, SqlError, SqliteStore,
-    sqlx::{ConnectOptions as _, SqliteConnection, query_scalar, sqlite::SqliteConnectOptions},
+    sqlx::{
+        AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, PgConnection,
+        SqliteConnection, query_scalar, raw_sql, sqlite::SqliteConnectOptions,
+    },
 };
 
 /// Operations that all three stores have in addition to `Store`.
@@ -65,7 +69,7 @@ const SHORT: Ttl = Ttl::from_millis(30);
 const BOTH: Duration = Duration::from_millis(59);
 
 /// Two processes purge as fast as possible, a few rows at a time. Meanwhile other entries are about to expire:
-/// leases that are renewed, orphans that are taken over, and records that are replaced after their expiry.
+/// leases that are renewed, and records that are replaced after their expiry.
 async fn purge_keeps_live_entries<S: Purged>(store: S) {
     let over = Arc::new(AtomicBool::new(false));
     let deleted = Arc::new(AtomicU64::new(0));
@@ -251,6 +255,45 @@ each! {
     expired_entry_is_absent_before_purge
     purge_returns_number_of_deleted_entries
     background_purger_runs_until_dropped
+}
+
+// F-161
+/// Another transaction renews an expired row, and commits while the purge runs. A purge that waits for the row would delete it.
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres_purge_skips_locked_row() {
+    const TABLE: &str = "purge_skips_locked_row";
+    let server = postgres::shared();
+    let store = sql::postgres(server, TABLE).await;
+    let expired = super_short();
+    assert_granted(&store, &expired).await;
+    sleep(Duration::from_millis(20)).await;
+    let connect = async || PgConnection::connect(&server.url()).await.expect(WORKS);
+    let (mut other, mut watch) = (connect().await, connect().await);
+    let pid = query_scalar::<_, i32>("select pg_backend_pid()").fetch_one(&mut other);
+    let pid = pid.await.expect(WORKS);
+    let renew = format!(
+        "begin; update {TABLE} set lease_ends = lease_ends + 600000, expires = expires + 600000"
+    );
+    let renewed = other.execute(raw_sql(AssertSqlSafe(renew))).await;
+    assert_eq!(renewed.expect(WORKS).rows_affected(), 1);
+    let purging = tokio::spawn({
+        let store = store.clone();
+        async move { store.purge_expired(10).await }
+    });
+    let waiting =
+        "select count(*) from pg_locks where not granted and $1 = any (pg_blocking_pids(pid))";
+    while !purging.is_finished() {
+        let waiting = query_scalar::<_, i64>(waiting).bind(pid);
+        if waiting.fetch_one(&mut watch).await.expect(WORKS) > 0 {
+            break;
+        }
+        sleep(Duration::from_millis(5)).await;
+    }
+    other.execute(raw_sql("commit")).await.expect(WORKS);
+    let purged = within(LONGEST, purging).await.expect("no panic");
+    assert_eq!(purged.expect(WORKS), 0);
+    let found = store.acquire(&duplicate(&expired)).await.expect(WORKS);
+    assert!(matches!(found, Acquired::InProgress { .. }), "{found:?}");
 }
 
 /// Adds 10 expired entries with records of 1 MiB. One statement deletes 4 of them. Returns a connection to the file.

@@ -29,7 +29,6 @@ use tower::ServiceExt as _;
 use tower_idempotency::{
     IdempotencyLayer, Lease, MissingKey, NeedsAttention, Ttl,
     inspect::{Inspect, Query, Resolution, State},
-    run_once::{Outcome, WorkError},
     store::StoreError,
     transaction::{LeaseExt, NotRecordedReason},
 };
@@ -70,7 +69,7 @@ where
 }
 
 /// Begins a transaction, and has the effect.
-async fn charged<S: TestDialect>(
+pub(crate) async fn charged<S: TestDialect>(
     database: &TestDatabase<S>,
     lease: &Lease,
     n: u64,
@@ -259,59 +258,6 @@ async fn postgres_commit_notifies_waiter() {
     assert_eq!(notification.payload().len(), 64, "an id");
 }
 
-// S-367
-/// Only the transaction sees the record while the database executes the commit.
-#[tokio::test(flavor = "multi_thread")]
-async fn commit_in_execution_is_no_failure() {
-    let database = database::on_postgres("slow_commit").await;
-    for sql in [
-        "create function {table}_delay() returns trigger language plpgsql as
-         $$ begin perform pg_sleep(5); return null; end $$",
-        "create constraint trigger delay after insert on {table}_effects
-         deferrable initially deferred for each row execute function {table}_delay()",
-    ] {
-        database.admin(sql).await;
-    }
-    let layer = sql::layer(database.store.clone());
-    let charging = database.clone();
-    let work = async move |lease: Lease| {
-        let tx = charged(&charging, &lease, 1).await.expect("a transaction");
-        let sleeping = "select pid from pg_stat_activity where wait_event = 'PgSleep'";
-        let is_sleeping = async || {
-            let rows = query(sleeping).fetch_all(&charging.pool).await;
-            !rows.expect("the server runs").is_empty()
-        };
-        // The caller gives the commit up while the database executes it.
-        tokio::select! {
-            committed = tx.commit_value(7) => drop(committed),
-            () = async {
-                while !is_sleeping().await {
-                    sleep(Duration::from_millis(10)).await;
-                }
-            } => {}
-        }
-        Err::<i32, _>(WorkError::Orphan("timed out"))
-    };
-    let outcome = layer.run_once("job", "payload", work).await;
-    let outcome = outcome.expect("an outcome");
-    assert!(
-        matches!(outcome, Outcome::Executed(7) | Outcome::Unknown(_)),
-        "{outcome:?}"
-    );
-    let is_replayed = async || {
-        let work = async |_| Err::<i32, _>(WorkError::Release("no execution"));
-        let retry = layer.run_once("job", "payload", work).await;
-        matches!(retry, Ok(Outcome::Replayed(7)))
-    };
-    within(Duration::from_secs(60), async {
-        while !is_replayed().await {
-            sleep(Duration::from_millis(50)).await;
-        }
-    })
-    .await;
-    assert_eq!(database.count().await, 1);
-}
-
 // ---- Rolled back ----
 
 async fn forgotten_commit_is_no_success<S: TestDialect>(database: TestDatabase<S>) {
@@ -477,6 +423,51 @@ async fn rejected_commit_keeps_downstream_key() {
         matches!(&keys[..], [first, second] if first == second),
         "{keys:?}"
     );
+}
+
+// S-431
+/// A deferred trigger raises an exception at the commit, like a check of an invariant over several rows. A service has been
+/// called under the derived key before.
+#[tokio::test(flavor = "multi_thread")]
+async fn exception_at_commit_keeps_downstream_key() {
+    let database = database::on_postgres("raised_derived").await;
+    for sql in [
+        "create function {table}_refuse() returns trigger language plpgsql as
+         $$ begin if new.n = 1 then raise exception 'unbalanced'; end if; return null; end $$",
+        "create constraint trigger refuse after insert on {table}_effects
+         deferrable initially deferred for each row execute function {table}_refuse()",
+    ] {
+        database.admin(sql).await;
+    }
+    let layer = sql::layer(database.store.clone()).with_missing_key(MissingKey::Derive);
+    let (app, executions) = behind(layer, &database, async |database, lease, n| {
+        let _ = lease.derive("charge");
+        assert_eq!(lease.is_takeover(), n == 2);
+        let tx = charged(&database, &lease, n).await.expect("a transaction");
+        match tx.commit(created(n)).await {
+            Ok(res) => res.into_response(),
+            Err(error) => {
+                let error = error.into_output().expect_err("rejected");
+                assert_eq!(
+                    (error.kind(), error.code()),
+                    (Kind::Database, Some("P0001"))
+                );
+                (StatusCode::CONFLICT, "refused").into_response()
+            }
+        }
+    });
+    let keyless = || Request::post("/orders").body(Body::from("{}"));
+    let first = send(&app, keyless().expect("a request")).await;
+    assert_eq!(
+        (first.status, first.text()),
+        (StatusCode::CONFLICT, "refused")
+    );
+    assert_eq!(database.count().await, 0);
+    // The shortest lease, after which the key is an orphan.
+    sleep(Duration::from_millis(50)).await;
+    let second = send(&app, keyless().expect("a request")).await;
+    assert_eq!(second.status, StatusCode::CREATED, "{second:?}");
+    assert_eq!((database.count().await, executions.count()), (1, 2));
 }
 
 async fn uncommitted_work_has_no_effect<S: TestDialect>(database: TestDatabase<S>) {

@@ -125,6 +125,7 @@ macro_rules! __inspect_cases {
                 concurrent_break_and_renew_leave_orphan
                 concurrent_free_and_takeover_agree
                 concurrent_completion_and_takeover_agree
+                concurrent_purge_leaves_new_entries
                 one_of_32_claims_uses_allowed_retry
             ]
         }

@@ -167,6 +167,7 @@ macro_rules! __conformance_cases {
                 concurrent_complete_and_release_leave_record
                 concurrent_takeover_complete_release_leave_record
                 concurrent_complete_and_takeover_agree
+                concurrent_late_record_and_claim_agree
                 concurrent_release_and_takeover_leave_next_holder
                 concurrent_renew_and_release_leave_orphan
                 concurrent_renew_and_takeover_agree
@@ -176,6 +177,7 @@ macro_rules! __conformance_cases {
                 one_of_32_claims_replaces_expired_record
                 one_of_32_claims_takes_over_released_takeover
                 one_of_32_claims_takes_over_orphan
+                one_of_32_late_records_is_stored
             ]
         }
     };

@@ -199,6 +199,9 @@ pub trait Inspect: Send + Sync + 'static {
     /// Deletes at most `batch` expired entries, and returns their number. Returns less than `batch` if no more expired
     /// entries are left, and always 0 if the backend deletes them itself.
     ///
+    /// One step checks the expiry of an entry and deletes it. An entry that was read as expired may have a new lease or record
+    /// by then.
+    ///
     /// # Errors
     ///
     /// [`Backend`](InspectErrorKind::Backend) if the backend failed. Some entries may be deleted.

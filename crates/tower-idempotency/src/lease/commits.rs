@@ -179,6 +179,18 @@ mod tests {
         assert!(matches!(commits.close(), CommitOutcome::NotAttempted));
     }
 
+    /// The first commit may be stored, although the database rejects the second one.
+    #[test]
+    fn rejected_attempt_leaves_expiry_of_earlier_one() {
+        let commits = CommitAttempts::default();
+        let start = ClockTimes::now();
+        assert!(commits.begin_at(HOUR, start) && commits.begin_at(DAY, start));
+        commits.reject();
+        assert!(commits.has_expiry_passed(start.plus(HOUR)));
+        assert!(!commits.begin_at(DAY, start.plus(HOUR)));
+        assert!(matches!(commits.close(), CommitOutcome::Unacknowledged));
+    }
+
     #[test]
     fn record_expires_on_either_clock() {
         let start = ClockTimes::now();

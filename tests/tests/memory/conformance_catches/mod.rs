@@ -50,7 +50,8 @@ caught! {
     ClaimIsReadThenWritten by one_of_32_concurrent_claims_is_granted lease_prevents_lost_increments
         one_of_32_claims_takes_over_orphan one_of_32_claims_replaces_expired_record
         one_of_32_claims_replaces_expired_orphan one_of_32_claims_takes_over_released_takeover
-        concurrent_complete_and_takeover_agree concurrent_renew_and_takeover_agree;
+        concurrent_complete_and_takeover_agree concurrent_renew_and_takeover_agree
+        concurrent_late_record_and_claim_agree;
     IdIsCut by ids_differing_in_one_bit_are_distinct;
     IdIsText by ids_equal_as_text_are_distinct;
     OwnTokenIsRefused by same_token_is_granted_same_generation_again
@@ -100,6 +101,8 @@ caught! {
     RenewKnowsOldTokens by replaced_token_acquires_like_any_other;
     RenewTakesAbsentKeys by renew_of_absent_key_is_lost;
     RenewTakesCompletedKeys by renew_of_completed_key_is_lost;
+    CompleteIsReadThenWritten by one_of_32_late_records_is_stored
+        concurrent_late_record_and_claim_agree;
     CompleteIsUnfenced by replaced_token_cannot_renew_or_complete token_without_lease_cannot_complete;
     CompleteOverwrites by other_token_cannot_overwrite_record complete_of_absent_key_stores_record;
     CompleteRefusesOrphans by holder_completes_orphan_before_takeover;

@@ -63,6 +63,7 @@ pub(crate) enum Flaw {
     RenewKnowsOldTokens,
     RenewTakesAbsentKeys,
     RenewTakesCompletedKeys,
+    CompleteIsReadThenWritten,
     CompleteIsUnfenced,
     CompleteOverwrites,
     CompleteRefusesOrphans,
@@ -162,6 +163,12 @@ impl Mutant {
                 State::Leased { ends, .. } => now < ends,
                 State::Completed { .. } => false,
             })
+        })
+    }
+
+    fn has_holder(&self, id: KeyId) -> bool {
+        self.step(id, |found, _| {
+            found.as_ref().is_some_and(|entry| entry.token.is_some())
         })
     }
 
@@ -553,6 +560,11 @@ impl Store for Mutant {
         record: Bytes,
         retention: Ttl,
     ) -> Result<(), StoreError> {
+        if self.has(Flaw::CompleteIsReadThenWritten) && !self.has_holder(lease.id) {
+            sleep(Duration::from_millis(2)).await;
+            // The record replaces an entry that was written since.
+            self.step(lease.id, |found, _| *found = None);
+        }
         let checks_expiry = !self.has(Flaw::CompleteIgnoresExpiry);
         let completed = self.step_unless_expired(lease.id, checks_expiry, |found, now| {
             let seconds = retention.as_duration().as_secs();

@@ -1,8 +1,9 @@
-//! The cases about operators detect a store that deletes nothing in a purge, and one that counts nothing.
+//! The cases about operators detect a store that deletes nothing in a purge, or live entries, and one that counts nothing.
 
-use std::time::Duration;
+use std::{collections::HashMap, sync::Mutex, time::Duration};
 
 use bytes::Bytes;
+use tokio::time::sleep;
 use tower_idempotency::{
     conformance::Subject,
     inspect::{
@@ -19,12 +20,15 @@ struct Flawed {
     store: MemoryStore,
     flaw: Flaw,
     abilities: Abilities,
+    /// The last lease of each entry.
+    leases: Mutex<HashMap<KeyId, LeaseRef>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flaw {
     Nothing,
     PurgesNothing,
+    PurgeIsReadThenDeleted,
     CountsNothing,
 }
 
@@ -34,14 +38,37 @@ impl Flawed {
             store: MemoryStore::new().with_details(),
             flaw,
             abilities,
+            leases: Mutex::default(),
         });
         subject.with_inspector()
+    }
+
+    /// Reads which entries have expired, and then deletes these entries without a condition.
+    async fn purge_in_two_steps(&self) -> Result<u64, InspectError> {
+        let ids: Vec<KeyId> = self.leases.lock().unwrap().keys().copied().collect();
+        let mut expired = Vec::new();
+        for id in ids {
+            if self.store.get(&id).await?.is_none() {
+                expired.push(id);
+            }
+        }
+        sleep(Duration::from_millis(2)).await;
+        for id in expired {
+            let lease = self.leases.lock().unwrap()[&id];
+            self.store.release(&lease).await.unwrap();
+        }
+        Ok(0)
     }
 }
 
 impl Store for Flawed {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        self.store.acquire(claim).await
+        let acquired = self.store.acquire(claim).await?;
+        if let Acquired::Granted { generation, .. } = acquired {
+            let lease = claim.lease_ref(generation);
+            self.leases.lock().unwrap().insert(claim.id, lease);
+        }
+        Ok(acquired)
     }
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
@@ -98,10 +125,11 @@ impl Inspect for Flawed {
     }
 
     async fn purge(&self, batch: u32) -> Result<u64, InspectError> {
-        if self.flaw == Flaw::PurgesNothing {
-            return Ok(0);
+        match self.flaw {
+            Flaw::PurgesNothing => Ok(0),
+            Flaw::PurgeIsReadThenDeleted => self.purge_in_two_steps().await,
+            Flaw::Nothing | Flaw::CountsNothing => self.store.purge(batch).await,
         }
-        self.store.purge(batch).await
     }
 }
 
@@ -112,6 +140,15 @@ fn purge_without_effect_is_detected() {
     assert!(fails_case(Flawed::with(flaw, Abilities::all()), case));
     let abilities = Abilities::all().without_purge();
     assert!(!fails_case(Flawed::with(flaw, abilities), case));
+}
+
+#[test]
+fn purge_of_live_entries_is_detected() {
+    let case = "concurrent_purge_leaves_new_entries";
+    for (flaw, fails) in [(Flaw::Nothing, false), (Flaw::PurgeIsReadThenDeleted, true)] {
+        let subject = Flawed::with(flaw, Abilities::all());
+        assert_eq!(fails_case(subject, case), fails);
+    }
 }
 
 #[test]

@@ -181,6 +181,88 @@ pub async fn concurrent_complete_and_release_leave_record<S: Store>(subject: &Su
     }
 }
 
+// F-054
+/// 4: of 32 concurrent completions of an entry without a holder, exactly one is stored. The entry is absent, has an
+/// expired record, or is a released takeover.
+pub async fn one_of_32_late_records_is_stored<S: Store>(subject: &Subject<S>) {
+    for claim in entries_without_holder(subject, 2).await {
+        let start = Arc::new(Barrier::new(CLAIMS));
+        let mut racing = JoinSet::new();
+        for n in 0..CLAIMS {
+            let (subject, start) = (subject.clone(), Arc::clone(&start));
+            let late = subject.duplicate(&claim);
+            racing.spawn(async move {
+                let record = Bytes::from(format!("record {n}"));
+                start.wait().await;
+                let completed = subject.complete(&late.lease_ref(1), &record, LONG).await;
+                (late, record, completed)
+            });
+        }
+        let mut stored = Vec::new();
+        for (late, record, completed) in racing.join_all().await {
+            match completed {
+                CallOutcome::Done => stored.push((late, record)),
+                refused => assert_eq!(refused, CallOutcome::Lost),
+            }
+        }
+        let [(late, record)] = &stored[..] else {
+            panic!("expected one stored record, found {}", stored.len());
+        };
+        let found = subject.acquire(&subject.duplicate(&claim)).await;
+        assert_completed(late, record, found);
+    }
+}
+
+// F-054
+/// 2, 4: of the completion of an entry without a holder and a concurrent claim, exactly one succeeds, and the two replies
+/// agree.
+pub async fn concurrent_late_record_and_claim_agree<S: Store>(subject: &Subject<S>) {
+    let entries = entries_without_holder(subject, 8).await;
+    for (n, late) in entries.into_iter().enumerate() {
+        let rival = subject.duplicate(&late);
+        let (completing, claiming) = (subject.clone(), subject.clone());
+        let (lease, claimant) = (late.lease_ref(1), rival.clone());
+        let record = Bytes::from("late");
+        let completed = record.clone();
+        let both = race(
+            n,
+            async move { completing.complete(&lease, &completed, LONG).await },
+            async move { claiming.acquire(&claimant).await },
+        );
+        match both.await {
+            (CallOutcome::Done, found) => {
+                assert_completed(&late, &record, found);
+            }
+            (CallOutcome::Lost, Acquired::Granted { generation, .. }) => {
+                let renewed = subject.renew(&rival.lease_ref(generation), LONG).await;
+                assert_eq!(renewed, CallOutcome::Done);
+            }
+            both => panic!("completion and claim disagree: {both:?}"),
+        }
+    }
+}
+
+/// Returns claims on entries without a holder: this number each of absent entries, expired records and released takeovers.
+async fn entries_without_holder<S: Store>(subject: &Subject<S>, each: usize) -> Vec<Claim> {
+    let claims: Vec<Claim> = (0..3 * each).map(|_| subject.short_claim()).collect();
+    let (records, takeovers) = (&claims[each..2 * each], &claims[2 * each..]);
+    for claim in records {
+        let lease = subject.hold(claim).await;
+        let retention = subject.short_lease();
+        let completed = subject.complete(&lease, &"old".into(), retention).await;
+        assert_eq!(completed, CallOutcome::Done);
+    }
+    for claim in takeovers {
+        subject.hold(claim).await;
+    }
+    subject.outlive_short_lease().await;
+    for claim in takeovers {
+        let lease = subject.hold(&subject.duplicate(claim)).await;
+        subject.release(&lease).await;
+    }
+    claims
+}
+
 /// Returns sixteen expired leases.
 async fn orphans<S: Store>(subject: &Subject<S>) -> Vec<Claim> {
     let claims: Vec<Claim> = (0..16).map(|_| subject.short_claim()).collect();

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::{
-    STATES, apply, can_list, claim, claims, enter, entry_in, find, listed, own, page, read,
+    STATES, apply, can_list, claim, claims, enter, entry_in, find, listed, own, page, purge, read,
     rounded_down, seen,
 };
 use crate::{
@@ -429,11 +429,10 @@ async fn expired_entries<S: Store>(subject: &Subject<S>) -> Vec<Claim> {
 
 /// Purges until no more expired entries are left. Returns the number of deleted entries.
 async fn purge_all<S: Store>(subject: &Subject<S>) -> u64 {
-    let inspector = subject.inspector();
-    assert_eq!(inspector.purge(0).await.expect("the store replies"), 0);
+    assert_eq!(purge(subject, 0).await, 0);
     let mut purged = 0;
     loop {
-        let deleted = inspector.purge(2).await.expect("the store replies");
+        let deleted = purge(subject, 2).await;
         assert!(deleted <= 2, "{deleted} of at most 2");
         purged += deleted;
         if deleted < 2 {

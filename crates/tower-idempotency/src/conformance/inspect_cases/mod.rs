@@ -185,6 +185,22 @@ async fn apply<S: Store>(
     }
 }
 
+/// Deletes at most `batch` expired entries. Repeats a purge that fails, for example in a deadlock with a claim of another case.
+async fn purge<S: Store>(subject: &Subject<S>, batch: u32) -> u64 {
+    const ATTEMPTS: u32 = 8;
+    let mut failures = 0;
+    loop {
+        match subject.inspector().purge(batch).await {
+            Ok(deleted) => return deleted,
+            Err(error) => {
+                failures += 1;
+                assert!(failures < ATTEMPTS, "{error:?}");
+                subject.wait(1).await;
+            }
+        }
+    }
+}
+
 /// Returns the query with the filter that selects the entries of these claims, if the store has their operation.
 fn own<S: Store>(subject: &Subject<S>, query: Query, claims: &[Claim]) -> Query {
     match claims.first() {

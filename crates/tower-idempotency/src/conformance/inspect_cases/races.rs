@@ -4,7 +4,7 @@ use tokio::{sync::Barrier, task::JoinSet};
 
 use super::{
     FIRST, SECOND, apply, assert_state, claim_under, claims, completion, enter, entry_in,
-    every_resolution, resolve, result_record, seen,
+    every_resolution, purge, resolve, result_record, seen,
 };
 use crate::{
     conformance::{
@@ -12,7 +12,7 @@ use crate::{
         cases::races::race,
         subject::{CallOutcome, LONG},
     },
-    inspect::{Resolution, Seen, State},
+    inspect::{Inspect, Resolution, Seen, State},
     store::{Acquired, Claim, OrphanPolicy, Store},
 };
 
@@ -168,6 +168,62 @@ pub async fn concurrent_completion_and_takeover_agree<S: Store>(subject: &Subjec
             assert_state(subject, &claim, Some(State::InProgress)).await;
         }
     }
+}
+
+/// 4: a purge leaves the entries that are acquired or completed while it runs, although they were expired before.
+pub async fn concurrent_purge_leaves_new_entries<S: Store>(subject: &Subject<S>) {
+    if !subject.inspector().abilities().can_purge() {
+        return;
+    }
+    // Few rounds, because other cases on the same store count the entries that they purge.
+    for round in 0..2 {
+        let expired = claims(subject, 2 * ROUNDS);
+        for claim in &expired {
+            let lease = subject.hold(claim).await;
+            let retention = subject.units(1);
+            let completed = subject.complete(&lease, &"record".into(), retention).await;
+            assert_eq!(completed, CallOutcome::Done);
+        }
+        subject.outlive_short_lease().await;
+        let next: Vec<Claim> = expired.iter().map(|it| subject.duplicate(it)).collect();
+        let (operator, requests, starting) = (subject.clone(), subject.clone(), next.clone());
+        let both = race(
+            round,
+            async move { purge_expired(&operator).await },
+            async move { start_again(&requests, starting).await },
+        );
+        let ((), states) = both.await;
+        for (claim, state) in next.iter().zip(states) {
+            assert_state(subject, claim, Some(state)).await;
+        }
+    }
+}
+
+/// Purges until no more expired entries are left.
+async fn purge_expired<S: Store>(subject: &Subject<S>) {
+    const BATCH: u32 = 8;
+    while purge(subject, BATCH).await >= u64::from(BATCH) {}
+}
+
+/// Acquires or completes expired entries, in turn, in concurrent calls. Returns their states.
+async fn start_again<S: Store>(subject: &Subject<S>, expired: Vec<Claim>) -> Vec<State> {
+    let states = [State::InProgress, State::Completed].into_iter().cycle();
+    let states: Vec<State> = states.take(expired.len()).collect();
+    let mut calls = JoinSet::new();
+    for (claim, state) in expired.into_iter().zip(states.clone()) {
+        let subject = subject.clone();
+        calls.spawn(async move {
+            if state == State::InProgress {
+                assert_eq!(subject.acquire(&claim).await, FIRST);
+                return;
+            }
+            let record = result_record(&claim.id, "paid");
+            let completed = subject.complete(&claim.lease_ref(1), &record, LONG).await;
+            assert_eq!(completed, CallOutcome::Done);
+        });
+    }
+    calls.join_all().await;
+    states
 }
 
 /// An allowed retry is used by exactly one of 32 concurrent claims, under the policy that refuses orphans.

@@ -187,7 +187,11 @@ fn seed_determines_run() {
 /// Most kinds of events occur in the first seeds.
 #[test]
 fn thousand_seeds_cover_every_event() {
-    let histories: String = (0..1_000).map(|seed| run(seed, None).to_string()).collect();
+    let reports: Vec<_> = (0..1_000).map(|seed| run(seed, None)).collect();
+    let histories: String = reports.iter().map(ToString::to_string).collect();
+    let operator_takeovers: usize = reports.iter().map(|it| it.operator_takeovers).sum();
+    println!("{operator_takeovers} orphans are executed for an operator");
+    assert!(operator_takeovers > 0);
     for what in [
         "ProcessKilled",
         "ProcessPaused",
@@ -198,12 +202,14 @@ fn thousand_seeds_cover_every_event() {
         "Panicked",
         "Failed",
         "BodyBroken",
+        "NoOrphan",
         "in-progress",
         "key-reused",
         "outcome-unknown",
         "response-not-retained",
         "store-unavailable",
         "overloaded",
+        "caller-limit",
         "draining",
         "body-timeout",
         "body-unreadable",

@@ -8,7 +8,8 @@ use crate::oracle::History;
 pub enum Mode {
     /// The key is refused: at most one effect.
     Refuse,
-    /// The key is taken over: one effect, and at most one more for each strike at the member that executed the request.
+    /// The key is taken over: one effect, and at most one more for each execution that lost its lease. A strike at its member
+    /// or a slow request to its member must explain the loss.
     TakeOver,
     /// The key is taken over, and effect and record are one transaction: exactly one effect.
     Transaction,

@@ -18,37 +18,18 @@ pub(super) struct KeyHistory<'a> {
 }
 
 impl History {
-    /// Returns each key with more effects than its strikes explain. One effect is always allowed. A strike explains a second
-    /// effect if it killed the executing process, or stopped that process until its lease expired. No client may have had a
-    /// response before the strike. A process that was so slow that its lease expired also explains another effect.
+    /// Returns each key with more effects than its lost leases explain. One effect is always allowed. An execution explains
+    /// one more effect if its lease may have expired before its end, for one of these reasons:
+    ///
+    /// - A strike killed its process, or stopped that process until the lease expired. No client had a response before the
+    ///   strike.
+    /// - A request to its member took a lease or longer.
     #[must_use]
     pub fn unexplained_effects(&self) -> Vec<String> {
         let histories = self.histories();
-        let unexplained = histories.iter().filter(|(_, history)| {
-            let pids: BTreeSet<_> = history.effects.iter().map(|effect| effect.pid).collect();
-            let struck: usize = pids
-                .iter()
-                .map(|pid| self.count_explained(history, *pid))
-                .sum();
-            let answered = history.responses().map(|(when, _)| when).min();
-            let slow = history.attempts.iter().filter(|attempt| {
-                // A client that hung up does not know the duration of the execution.
-                let ended = match attempt.outcome {
-                    Outcome::HungUp => answered.unwrap_or(attempt.ended).max(attempt.ended),
-                    _ => attempt.ended,
-                };
-                // Delays after a strike are explained by the strike.
-                let strikes = self.strikes_of(attempt).map(|strike| strike.ordered);
-                let ended = strikes.fold(ended, Instant::min);
-                ended.saturating_duration_since(attempt.began) >= self.lease
-            });
-            let had_an_effect = |attempt: &&&Attempt| {
-                let mut members = history.effects.iter().map(|it| self.processes.get(&it.pid));
-                members.any(|member| member.is_none_or(|member| *member == attempt.member))
-            };
-            let slow = slow.filter(had_an_effect);
-            history.effects.len() > 1 + struck + slow.count()
-        });
+        let unexplained = histories
+            .iter()
+            .filter(|(_, history)| history.effects.len() > 1 + self.count_lost_leases(history));
         unexplained
             .map(|(key, history)| history.describe(key))
             .collect()
@@ -259,6 +240,41 @@ impl History {
         self.strikes
             .iter()
             .filter(|strike| attempt.is_struck_by(strike))
+    }
+
+    /// Returns the number of executions of this key whose leases may have been lost. For each member, it is at most the number
+    /// of strikes and of slow requests.
+    fn count_lost_leases(&self, history: &KeyHistory<'_>) -> usize {
+        let mut executions: BTreeMap<Option<&usize>, Vec<u32>> = BTreeMap::new();
+        for effect in &history.effects {
+            let member = self.processes.get(&effect.pid);
+            executions.entry(member).or_default().push(effect.pid);
+        }
+        let answered = history.responses().map(|(when, _)| when).min();
+        let lost = executions.iter().map(|(member, executions)| {
+            let pids: BTreeSet<_> = executions.iter().copied().collect();
+            let struck = pids.iter().map(|pid| self.count_explained(history, *pid));
+            let is_slow = |attempt: &&&Attempt| {
+                member.is_none_or(|member| *member == attempt.member)
+                    && self.is_slow(attempt, answered)
+            };
+            let slow = history.attempts.iter().filter(is_slow).count();
+            executions.len().min(struck.sum::<usize>() + slow)
+        });
+        lost.sum()
+    }
+
+    /// Returns `true` if the attempt took a lease or longer before any strike. `answered` is the time of the first response.
+    fn is_slow(&self, attempt: &Attempt, answered: Option<Instant>) -> bool {
+        // A client that hung up does not know the duration of the execution.
+        let ended = match attempt.outcome {
+            Outcome::HungUp => answered.unwrap_or(attempt.ended).max(attempt.ended),
+            _ => attempt.ended,
+        };
+        // Delays after a strike are explained by the strike.
+        let strikes = self.strikes_of(attempt).map(|strike| strike.ordered);
+        let ended = strikes.fold(ended, Instant::min);
+        ended.saturating_duration_since(attempt.began) >= self.lease
     }
 
     /// Returns the number of executions of this key by one process that may have been taken over. It is at most the number

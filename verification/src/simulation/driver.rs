@@ -247,6 +247,7 @@ impl Driver {
     }
 
     fn kill(&mut self, at: usize) {
+        let next = (at + 1) % self.hosts.len();
         let host = &mut self.hosts[at];
         let Some(process) = host.process.take() else {
             return;
@@ -261,6 +262,10 @@ impl Driver {
                 let pause = [0, 3, self.plan.lease / 2, self.plan.lease * 2];
                 let pause = world.random.pick(&pause);
                 world.after(pause, ScheduledEvent::Start(at));
+                // The other half of the orphans is left to retries and to its expiry.
+                if number % 2 == 1 && !self.plan.jobs {
+                    world.take_over_orphans_of(number, next);
+                }
             }
         }
         host.served = None;

@@ -70,6 +70,8 @@ pub struct Report {
     pub attempts: usize,
     /// The number of leases that were taken over.
     pub takeovers: usize,
+    /// The number of orphans that were executed for an operator.
+    pub operator_takeovers: usize,
     /// The number of decisions of an operator that were applied.
     pub resolutions: usize,
 }
@@ -107,6 +109,9 @@ pub fn run_watched(seed: u64, bug: Option<Bug>, watch: Watch) -> Report {
     seed_jitter(None);
     let mut state = world.lock();
     let violation = state.violation.take();
+    let attempts = state.attempts.iter();
+    let for_operator = attempts.filter(|it| it.client.is_none() && it.execution.is_some());
+    let operator_takeovers = for_operator.count();
     Report {
         seed,
         plan,
@@ -115,6 +120,7 @@ pub fn run_watched(seed: u64, bug: Option<Bug>, watch: Watch) -> Report {
         executions: state.executions.len(),
         attempts: state.attempts.len(),
         takeovers: state.takeovers,
+        operator_takeovers,
         resolutions: state.resolutions,
     }
 }

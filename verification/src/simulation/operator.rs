@@ -8,7 +8,7 @@ use http::{Response, StatusCode};
 use tower_idempotency::{
     IdempotencyLayer,
     inspect::{Resolution, Seen, State as SeenState},
-    store::{Claim, Fingerprint, KeyId},
+    store::{Claim, Fingerprint, KeyId, LeaseRef},
 };
 
 use super::{
@@ -18,7 +18,7 @@ use super::{
     link::Link,
     plan::ttl,
     process::Process,
-    world::{ScheduledEvent, SimulatedAttempt, WorldState},
+    world::{Progress, ScheduledEvent, SimulatedAttempt, WorldState},
 };
 
 /// A decision about an entry that has not reached the store yet.
@@ -150,6 +150,44 @@ impl WorldState {
         self.executions[execution].lease.map(|lease| lease.id)
     }
 
+    /// Schedules an operator on `host` for the expiry of each lease that an execution in the process holds. At other times,
+    /// few entries are orphans.
+    pub(super) fn take_over_orphans_of(&mut self, process: usize, host: usize) {
+        let now = self.store_now();
+        let executions = self.executions.iter();
+        let running = executions.filter(|it| it.process == process && it.state == Progress::Runs);
+        let held = running.filter_map(|it| {
+            let lease = it.lease?;
+            let expected = self.expected.get(&lease.id)?;
+            (expected.holder() == Some(lease.token)).then(|| expected.last_end())
+        });
+        let expiries: Vec<_> = held.collect();
+        for expiry in expiries {
+            self.after(expiry.saturating_sub(now), ScheduledEvent::TakeOver(host));
+        }
+    }
+
+    /// Returns the request and the lease of an execution that left an orphan, or of any execution if there is no orphan.
+    fn draw_execution(&mut self) -> Option<(Request, LeaseRef)> {
+        let count = self.executions.len();
+        if count == 0 {
+            return None;
+        }
+        let (drawn, now) = (self.random.index(count), self.store_now());
+        // Only one number is drawn. Another one would change runs that tests name by their seeds.
+        let mut from_drawn = self.executions.iter().cycle().skip(drawn).take(count);
+        let orphaned = from_drawn.find(|it| {
+            it.lease.is_some_and(|lease| {
+                let found = self.backend.inspect(lease.id, now);
+                found.is_some_and(|(seen, fingerprint)| {
+                    seen.state() == SeenState::Orphaned && fingerprint == lease.fingerprint
+                })
+            })
+        });
+        let execution = orphaned.unwrap_or(&self.executions[drawn]);
+        Some((execution.request, execution.lease?))
+    }
+
     fn inspect_later(&mut self, id: Option<KeyId>, looks: u64) {
         if looks > 0 {
             let lease = self.plan.lease;
@@ -191,9 +229,7 @@ impl WorldState {
         layer: Option<&IdempotencyLayer>,
     ) -> Option<(Bytes, usize)> {
         let mut executions = self.executions.iter();
-        let is_of_entry = |lease: &tower_idempotency::store::LeaseRef| {
-            lease.id == *id && lease.fingerprint == fingerprint
-        };
+        let is_of_entry = |lease: &LeaseRef| lease.id == *id && lease.fingerprint == fingerprint;
         let execution = executions.find(|it| it.lease.as_ref().is_some_and(is_of_entry))?;
         let request = execution.request;
         let response = self.operator_responses.len();
@@ -278,13 +314,7 @@ impl WorldState {
 /// Tries to finish one of the requests that were executed.
 pub(super) fn take_over(process: &Process, link: &Link, layer: &IdempotencyLayer) {
     let mut world = link.world.lock();
-    let executions = world.executions.len();
-    if executions == 0 {
-        return;
-    }
-    let execution = world.random.index(executions);
-    let execution = &world.executions[execution];
-    let (request, Some(lease)) = (execution.request, execution.lease) else {
+    let Some((request, lease)) = world.draw_execution() else {
         return;
     };
     let (number, sent) = (world.attempts.len(), world.now);

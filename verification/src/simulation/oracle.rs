@@ -132,11 +132,27 @@ pub(super) fn judge_release(world: &mut WorldState, lease: &LeaseRef, is_held: b
     !runs && !keeps && !failed
 }
 
-/// Judges an attempt that has ended for its client.
+/// Judges an attempt that has ended for its client. A failure or a broken body must be that of its own execution. An attempt
+/// that found no orphan must have no execution.
 pub(super) fn judge_end(world: &mut WorldState, attempt: usize, outcome: &AttemptOutcome) {
+    let own = world.attempts[attempt].execution;
+    let own = own.map(|number| &world.executions[number]);
     let violation = match outcome {
         AttemptOutcome::Answered(reply) => judge_response(world, attempt, reply),
         AttemptOutcome::Refused(reason, status) => judge_refusal(world, attempt, reason, *status),
+        AttemptOutcome::Panicked | AttemptOutcome::Failed
+            if own.is_none_or(|own| own.state != Progress::Failed) =>
+        {
+            Err(format!(
+                "it ends as {outcome:?}, but its execution did not fail"
+            ))
+        }
+        AttemptOutcome::BodyBroken if own.is_none_or(|own| !own.has_broken_body()) => {
+            Err("its body breaks off, but its handler broke none off".to_owned())
+        }
+        AttemptOutcome::NoOrphan if own.is_some() => {
+            Err("it found no orphan, but executed one".to_owned())
+        }
         AttemptOutcome::Panicked
         | AttemptOutcome::Failed
         | AttemptOutcome::BodyBroken
@@ -258,6 +274,11 @@ impl Execution {
         let last = self.responses.last();
         self.state == Progress::Failed
             || last.is_some_and(|it| it.recording == Recording::Forbidden || it.breaks)
+    }
+
+    /// Returns `true` if the body of one of its responses breaks off.
+    fn has_broken_body(&self) -> bool {
+        self.responses.iter().any(|produced| produced.breaks)
     }
 
     /// Returns `true` if a tombstone may be stored in place of a response of the execution.

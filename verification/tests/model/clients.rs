@@ -19,6 +19,8 @@ pub(crate) struct Client {
     pub(crate) late: Option<Call>,
     /// `true` if an operator has broken the lease of the request.
     pub(crate) broken: bool,
+    /// `true` if the store accepted a commit of the request. `false` again if its record was lost or deleted before its expiry.
+    pub(crate) committed: bool,
 }
 
 /// The progress of a request.
@@ -97,6 +99,7 @@ impl Client {
             current: false,
             late: None,
             broken: false,
+            committed: false,
         }
     }
 
@@ -185,6 +188,12 @@ impl Client {
                 Phase::Lost | Phase::Unacknowledged,
                 ModelReply::InProgress { .. },
             ) => (Phase::Finished, Reply::Nothing),
+            // The record of the commit has expired. Another commit would repeat the effect.
+            (Call::Acquire(_), Phase::Unacknowledged, ModelReply::Granted { .. })
+                if self.committed =>
+            {
+                (Phase::Releasing, Reply::Nothing)
+            }
             (Call::Acquire(_), _, ModelReply::Granted { takeover, .. }) => {
                 (Phase::Running, Reply::Run { takeover })
             }

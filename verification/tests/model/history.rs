@@ -24,6 +24,8 @@ pub(crate) struct History {
     pub(crate) leaked: bool,
     /// `true` if another request was executed as well.
     pub(crate) mixed: bool,
+    /// `true` if a request committed again although its first record was neither lost nor deleted.
+    pub(crate) recommitted: bool,
 }
 
 impl History {

@@ -94,7 +94,7 @@ fn four_requests_in_transactions() {
             transactional,
             ..system(4)
         },
-        11_628,
+        19_402,
     );
 }
 
@@ -144,7 +144,7 @@ fn three_transactional_requests_with_late_calls() {
             transactional,
             ..system(3)
         },
-        31_667,
+        51_264,
     );
 }
 
@@ -192,7 +192,7 @@ fn three_transactional_requests_with_tiers() {
             transactional,
             ..tiered(3, 3, true)
         },
-        13_894,
+        19_395,
     );
 }
 

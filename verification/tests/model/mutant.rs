@@ -23,6 +23,8 @@ pub(crate) enum Mutant {
     WaiterRemoves,
     ResponseBeforeRecord,
     ResponseToAnotherRequest,
+    /// A handler commits again although the record of its first commit has expired.
+    CommitAfterExpiry,
     // Rules of the tiers in front of the store.
     RefusedCompletionIsKept,
     RepeatedCompletionIsKept,

@@ -5,7 +5,7 @@ use stateright::{Checker, HasDiscoveries, Model};
 use crate::{
     holds::{system, tiered},
     mutant::Mutant,
-    properties::{AGREE, EFFECTS, FREE, ONCE, OTHER, OWN, SAME, STORED, TIER},
+    properties::{AGREE, COMMITS, EFFECTS, FREE, ONCE, OTHER, OWN, SAME, STORED, TIER},
     store::Orphans,
     system::System,
 };
@@ -93,6 +93,7 @@ caught! {
     // F-034
     ResponseBeforeRecord takeover_system breaks AGREE after 5;
     ResponseToAnotherRequest with_another_request breaks OTHER after 4;
+    CommitAfterExpiry in_transactions breaks COMMITS after 5;
     // F-981
     RefusedCompletionIsKept with_tiers breaks TIER after 6 and AGREE after 9;
     // F-982
@@ -110,7 +111,7 @@ fn unmutated_model_holds() {
         (takeover_system(), &[STORED, AGREE, EFFECTS, OWN, FREE][..]),
         (long_retention_system(), &[FREE]),
         (refusing(), &[ONCE]),
-        (in_transactions(), &[ONCE, STORED]),
+        (in_transactions(), &[ONCE, STORED, COMMITS]),
         (with_another_request(), &[OTHER, SAME]),
     ] {
         for property in properties {

@@ -60,6 +60,7 @@ const ALLOWED: &str = "an operator allowed each takeover";
 const HELD: &str = "a held key is not freed";
 const SAME: &str = "one key executes one request";
 const OWN: &str = "no client is locked out by its own lease";
+const COMMITS: &str = "a request commits once, unless its record is deleted";
 
 impl Operated {
     fn new(system: System, properties: &[&'static str]) -> Self {
@@ -106,7 +107,10 @@ impl Operated {
                 next.freed_while_held |= is_held;
                 next.remove_entry();
             }
-            Decision::DeleteRecord if is_completed => next.remove_entry(),
+            Decision::DeleteRecord if is_completed => {
+                next.inner.lose_record();
+                next.remove_entry();
+            }
             Decision::Retry if is_unresolved => {
                 (entry.token, entry.state) = (Some(RETRY_ALLOWED), orphan);
                 next.allowed += 1;
@@ -240,6 +244,7 @@ impl Model for Operated {
                 HELD => |_, state| !state.freed_while_held,
                 SAME => |_, state| !state.inner.history.mixed,
                 OWN => |_, state| !state.inner.history.locked_out,
+                COMMITS => |_, state| !state.inner.history.recommitted,
                 seen => return Property::sometimes(seen, reachable(seen)),
             };
             Property::always(name, holds)
@@ -284,7 +289,7 @@ fn holds(system: System, states: usize) {
     let seen = seen.finish_when(HasDiscoveries::All).spawn_bfs().join();
     seen.assert_properties();
 
-    let mut must_hold = vec![BROKEN, AGREE, STORED, EFFECTS, HELD, SAME, OWN];
+    let mut must_hold = vec![BROKEN, AGREE, STORED, EFFECTS, HELD, SAME, OWN, COMMITS];
     if system.orphans == Orphans::Refuse {
         must_hold.push(ALLOWED);
     }
@@ -326,7 +331,7 @@ fn operator_and_transactional_requests() {
             transactional,
             ..system(3)
         },
-        36_583,
+        51_595,
     );
 }
 

@@ -18,11 +18,12 @@ pub(crate) const OWN: &str = "no client is refused its own lease";
 pub(crate) const FREE: &str = "every key becomes free or completed in time";
 pub(crate) const OTHER: &str = "no client gets the response to another request";
 pub(crate) const SAME: &str = "one key executes one request";
+pub(crate) const COMMITS: &str = "a request commits once, unless its record is lost";
 pub(crate) const TIER: &str = "a tier has the stored record, and no longer than the store";
 
 /// Returns the properties that must hold. `ONCE` holds only if orphans are refused, or with transactions.
 pub(crate) fn invariants(orphans: Orphans, transactional: bool) -> Vec<&'static str> {
-    let mut names = vec![STORED, AGREE, EFFECTS, OWN, FREE, OTHER, SAME];
+    let mut names = vec![STORED, AGREE, EFFECTS, OWN, FREE, OTHER, SAME, COMMITS];
     if orphans == Orphans::Refuse || transactional {
         names.push(ONCE);
     }
@@ -40,7 +41,10 @@ pub(crate) fn reachable_states(orphans: Orphans, transactional: bool) -> Vec<&'s
         ]);
     }
     if transactional {
-        names.push("a commit is unacknowledged");
+        names.extend([
+            "a commit is unacknowledged",
+            "an unacknowledged record has expired",
+        ]);
     } else {
         names.extend([
             "a response is not stored",
@@ -61,6 +65,7 @@ pub(crate) fn named(name: &'static str) -> Property<System> {
         FREE => is_free_in_time,
         OTHER => |_, state| !state.history.leaked,
         SAME => |_, state| !state.history.mixed,
+        COMMITS => |_, state| !state.history.recommitted,
         TIER => |_, state| state.tiers.iter().all(|tier| is_stored(state, tier.kept)),
         _ => return Property::sometimes(name, reachable(name)),
     };
@@ -133,6 +138,10 @@ fn reachable(name: &str) -> fn(&System, &State) -> bool {
         }
         "a third execution runs" => |_, state| state.history.takeovers > 1,
         "a commit is unacknowledged" => |_, state| is_in(state, Phase::Unacknowledged),
+        "an unacknowledged record has expired" => |_, state| {
+            let mut clients = state.clients.iter().filter(|client| client.committed);
+            state.entry.is_none() && clients.any(|client| client.phase == Phase::Unacknowledged)
+        },
         "a response is not stored" => |_, state| is_in(state, Phase::Late),
         "a lease is lost" => |_, state| is_in(state, Phase::Lost),
         "a record is sent again after a lost lease" => |_, state| is_in(state, Phase::Resending),

@@ -1,7 +1,7 @@
 //! The state of the store and its clients at one moment.
 
 use crate::{
-    clients::Client,
+    clients::{Client, Phase},
     history::History,
     store::{Caller, Entry, State as EntryState},
     tiers::{PROCESSES, Tier, TierRecord},
@@ -38,6 +38,18 @@ impl State {
         }
     }
 
+    /// Registers that the record of the entry disappears before its expiry. Its request may find no record and commit again.
+    pub(crate) fn lose_record(&mut self) {
+        if let Some(Entry {
+            state: EntryState::Completed { record, .. },
+            ..
+        }) = self.entry
+            && let Some(client) = self.clients.get_mut(usize::from(record))
+        {
+            client.committed = false;
+        }
+    }
+
     /// Registers that client `at` executes.
     pub(crate) fn runs(&mut self, at: usize, takeover: bool) {
         self.history.executes(self.clients[at].fingerprint);
@@ -61,6 +73,10 @@ impl State {
     /// 24. A generation is reduced to the first or a later one, because the rules distinguish no more. Unanswered
     /// requests may take over from each other indefinitely.
     pub(crate) fn canonical(mut self) -> Self {
+        // A finished request commits no more.
+        for client in &mut self.clients {
+            client.committed &= client.phase != Phase::Finished;
+        }
         let is = |number: Option<u8>, at: usize| number.map(usize::from) == Some(at);
         let token = self.entry.and_then(|held| held.token);
         let record = match self.entry.map(|held| held.state) {

@@ -139,6 +139,7 @@ impl System {
                 None
             }
             Action::LoseData => {
+                next.lose_record();
                 next.entry = None;
                 None
             }
@@ -250,7 +251,12 @@ impl System {
         }
         let response = self.rules.apply(&mut next.entry, caller, call);
         match (call, response) {
-            (Call::Commit, ModelReply::Done) => next.history.effects += 1,
+            (Call::Commit, ModelReply::Done) => {
+                next.history.effects += 1;
+                let client = &mut next.clients[at];
+                next.history.recommitted |= client.committed;
+                client.committed = true;
+            }
             // The outcome is definite and not recorded, so the next request is a first execution again.
             (Call::Release, _) if next.entry.is_none() && is_first_of(before, caller) => {
                 next.end_of_life();
@@ -287,6 +293,12 @@ impl System {
             {
                 client.phase = Phase::Finished;
                 Reply::Recorded(record)
+            }
+            (Call::Acquire(_), ModelReply::Granted { takeover, .. })
+                if self.rules.has(Mutant::CommitAfterExpiry) =>
+            {
+                client.phase = Phase::Running;
+                Reply::Run { takeover }
             }
             _ => client.receive(caller, call, response),
         };

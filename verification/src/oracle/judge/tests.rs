@@ -91,6 +91,36 @@ fn slowness_after_hangup_explains_execution() {
 }
 
 #[test]
+fn execution_explains_one_more_effect() {
+    // Four clients wait for a lease or longer. The process may be killed after it lost its lease.
+    for (is_killed, own, others, unexplained) in [
+        (false, 1, 1, 0),
+        (false, 1, 2, 1),
+        (false, 1, 4, 1),
+        (false, 2, 1, 0),
+        (true, 1, 1, 0),
+        (true, 1, 2, 1),
+    ] {
+        let mut history = HistoryBuilder::new();
+        for began in 0..4 {
+            history = history.attempt(0, began, began + 120, in_progress());
+        }
+        if is_killed {
+            history = history.strike(0, 10, 115, None);
+        }
+        for n in 0..own {
+            history = history.effect(10, n + 1);
+        }
+        for n in 0..others {
+            history = history.effect(20, n + 7);
+        }
+        let history = history.attempt(1, 130, 140, response(7)).1;
+        let found = history.unexplained_effects().len();
+        assert_eq!(found, unexplained, "{is_killed}, {own} and {others}");
+    }
+}
+
+#[test]
 fn strike_outside_request_explains_nothing() {
     for (at, unexplained) in [(2, 1), (10, 0), (120, 1)] {
         let history = HistoryBuilder::new()

@@ -1,5 +1,6 @@
-//! A pause excuses only what was in flight during it.
+//! Tests of the judgments that excuse an attempt: a pause of its process, and an end without a response.
 
+use bytes::Bytes;
 use http::StatusCode;
 use tower_idempotency::store::{Claim, Fingerprint};
 
@@ -9,7 +10,7 @@ use crate::simulation::{
     history::{EventKind, Request},
     plan::Plan,
     random::Random,
-    world::{SimulatedAttempt, StoreCall, World},
+    world::{ProducedResponse, SimulatedAttempt, StoreCall, World},
 };
 
 /// The time at which the request was sent, and `true` if the pause from 10 to 20 ms excuses it.
@@ -56,6 +57,27 @@ fn world_with_request(sent: Millis) -> World {
     shared
 }
 
+/// Adds an execution of the attempt.
+fn add_execution(world: &mut WorldState, state: Progress) -> &mut Execution {
+    let request = world.attempts[0].request;
+    world.attempts[0].execution = Some(world.executions.len());
+    world.executions.push(Execution {
+        attempt: 0,
+        process: 0,
+        request,
+        lease: None,
+        commits: Vec::new(),
+        over: None,
+        responses: Vec::new(),
+        state,
+        completing: false,
+        received: false,
+        refused: false,
+        lost: false,
+    });
+    world.executions.last_mut().unwrap()
+}
+
 #[test]
 fn pause_excuses_failed_call_of_request_in_flight() {
     for (sent, is_excused) in REQUESTS {
@@ -75,21 +97,7 @@ fn pause_excuses_lost_lease_of_request_in_flight() {
         let claim = || Claim::new(id, Fingerprint::from_bytes([2; 32])).unwrap();
         let (holder, next) = (claim(), claim());
         world.arrive(0, &StoreCall::Acquire(holder.clone()), None);
-        let request = world.attempts[0].request;
-        world.executions.push(Execution {
-            attempt: 0,
-            process: 0,
-            request,
-            lease: Some(holder.lease_ref(1)),
-            commits: Vec::new(),
-            over: None,
-            responses: Vec::new(),
-            state: Progress::Runs,
-            completing: false,
-            received: false,
-            refused: false,
-            lost: false,
-        });
+        add_execution(&mut world, Progress::Runs).lease = Some(holder.lease_ref(1));
         world.now += holder.lease.as_millis();
         world.arrive(0, &StoreCall::Acquire(next), None);
         assert_eq!(world.takeovers, 1, "sent at {sent}");
@@ -110,4 +118,35 @@ fn pause_excuses_until_its_end() {
     assert!(world.was_paused_since_sent(0), "it is still paused");
     world.resume(0);
     assert!(world.was_paused_since_sent(0));
+}
+
+#[test]
+fn end_without_response_needs_execution() {
+    use AttemptOutcome::{BodyBroken, Failed, NoOrphan, Panicked};
+
+    // The progress of the own execution, and `true` if its handler broke the body off.
+    for (own, valid) in [
+        (None, &[NoOrphan][..]),
+        (Some((Progress::Runs, false)), &[]),
+        (Some((Progress::Answered, false)), &[]),
+        (Some((Progress::Answered, true)), &[BodyBroken]),
+        (Some((Progress::Failed, false)), &[Panicked, Failed]),
+    ] {
+        for outcome in [Panicked, Failed, BodyBroken, NoOrphan] {
+            let world = world_with_request(21);
+            let mut world = world.lock();
+            if let Some((state, breaks)) = own {
+                let response = ProducedResponse {
+                    status: StatusCode::CREATED,
+                    body: Bytes::new(),
+                    recording: Recording::Forbidden,
+                    breaks,
+                };
+                add_execution(&mut world, state).responses.push(response);
+            }
+            judge_end(&mut world, 0, &outcome);
+            let is_valid = world.violation.is_none();
+            assert_eq!(is_valid, valid.contains(&outcome), "{outcome:?}: {own:?}");
+        }
+    }
 }

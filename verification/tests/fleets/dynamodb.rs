@@ -12,11 +12,11 @@ use tests::{
 };
 use tokio::sync::Mutex;
 use verification::{
-    fleet::{Case, Fleet, Load, Stampede, StrikeKind, until_seen},
+    fleet::{Case, Load, StrikeKind, until_seen},
     oracle::{History, Sums},
 };
 
-use crate::DelayedServer;
+use crate::{DelayedServer, assert_executed_once, assert_explained, execute_keys_once};
 
 /// Fleets that run in parallel wait for processors longer than for leases, so they run one after another.
 static EXCLUSIVE: Mutex<()> = Mutex::const_new(());
@@ -59,8 +59,7 @@ async fn refused_orphans_execute_once_on_dynamodb() {
     let refused: Case<Sums> = ("refused with effect", |sums| sums.refused_with_effect);
     until_seen(&[refused], async |round| {
         let history = run_delayed("refuse", kills(1 + round * 100)).await;
-        none("excess effects", &history.excess_effects());
-        none("contradictions", &history.contradictions());
+        assert_executed_once(&history);
         history.sums()
     })
     .await;
@@ -75,11 +74,7 @@ async fn takeovers_repeat_only_killed_work_on_dynamodb() {
         let load = kills(2 + round * 100);
         let history = run_delayed("take-over", load).await;
         let sums = history.sums();
-        none("unexplained", &history.unexplained_effects());
-        none(
-            "contradictions",
-            &history.contradictions_of_prompt_answers(),
-        );
+        assert_explained(&history);
         let refused = (sums.refused_with_effect, sums.refused_without_effect);
         assert_eq!(refused, (0, 0), "{sums}");
         sums
@@ -104,11 +99,7 @@ async fn paused_process_returns_record_of_dynamodb() {
             ..kills(3 + round * 100)
         };
         let history = run_delayed("take-over", pauses).await;
-        none("unexplained", &history.unexplained_effects());
-        none(
-            "contradictions",
-            &history.contradictions_of_prompt_answers(),
-        );
+        assert_explained(&history);
         history.sums()
     })
     .await;
@@ -118,29 +109,9 @@ async fn paused_process_returns_record_of_dynamodb() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_of_64_clients_execute_once() {
     let _exclusive = EXCLUSIVE.lock().await;
-    let keys = few_or(60, 1000);
     let server = DynamoDbServer::start(StandIn::Dynoxide);
     let store = format!("dynamodb://keys?endpoint=http://{}", server.address());
     let args = ["--store", &store, "--in-flight", "wait", "--lease", "60s"];
-    let stampede = Stampede {
-        path: "/orders".to_owned(),
-        clients: 64,
-        keys,
-        poll: POLL,
-        lease: Duration::from_secs(60),
-        seed: 6,
-    };
-    let history = Fleet::start(MEMBERS, &args).stampede(&stampede).await;
-    println!("{}", history.sums());
-    none("excess effects", &history.excess_effects());
-    none("contradictions", &history.contradictions());
-    assert_eq!(history.effects.len(), keys);
-    let responses = history.attempts.iter().filter_map(|it| it.response());
-    assert_eq!(responses.count(), 64 * keys);
-}
-
-fn none(what: &str, keys: &[String]) {
-    let first: Vec<_> = keys.iter().take(3).map(String::as_str).collect();
-    let n = keys.len();
-    assert!(n == 0, "{what}: {n} keys, such as\n{}", first.join("\n"));
+    let lease = Duration::from_secs(60);
+    execute_keys_once(MEMBERS, &args, few_or(60, 1000), POLL, lease).await;
 }

@@ -11,7 +11,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use tests::proxy::{Mode, Proxy};
 use verification::{
-    fleet::{Fleet, Load},
+    fleet::{Fleet, Load, Stampede},
     oracle::History,
 };
 
@@ -45,4 +45,48 @@ impl<S> DelayedServer<S> {
         println!("{orphans}: {}", history.sums());
         history
     }
+}
+
+/// Requests each key from 64 clients at once. Asserts that each key is executed once, and that each client gets a
+/// response.
+async fn execute_keys_once(
+    members: usize,
+    args: &[&str],
+    keys: usize,
+    poll: Duration,
+    lease: Duration,
+) {
+    let stampede = Stampede {
+        path: "/orders".to_owned(),
+        clients: 64,
+        keys,
+        poll,
+        lease,
+        seed: 6,
+    };
+    let history = Fleet::start(members, args).stampede(&stampede).await;
+    println!("{args:?}: {}", history.sums());
+    assert_executed_once(&history);
+    assert_eq!(history.effects.len(), keys);
+    let responses = history.attempts.iter().filter_map(|it| it.response());
+    assert_eq!(responses.count(), 64 * keys);
+}
+
+/// Asserts that no key has a second effect, and that the responses of each key agree.
+fn assert_executed_once(history: &History) {
+    assert_none("excess effects", &history.excess_effects());
+    assert_none("contradictions", &history.contradictions());
+}
+
+/// Asserts that each second effect has an explanation, and that prompt responses agree.
+fn assert_explained(history: &History) {
+    assert_none("unexplained", &history.unexplained_effects());
+    let contradictions = history.contradictions_of_prompt_answers();
+    assert_none("contradictions", &contradictions);
+}
+
+fn assert_none(what: &str, keys: &[String]) {
+    let first: Vec<_> = keys.iter().take(3).map(String::as_str).collect();
+    let n = keys.len();
+    assert!(n == 0, "{what}: {n} keys, such as\n{}", first.join("\n"));
 }

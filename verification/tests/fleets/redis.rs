@@ -8,11 +8,11 @@ use std::{fmt, time::Duration};
 
 use tests::{few_or, servers::redis::RedisServer};
 use verification::{
-    fleet::{Case, Fleet, Load, Stampede, StrikeKind, until_seen},
+    fleet::{Case, Load, StrikeKind, until_seen},
     oracle::{History, Sums},
 };
 
-use crate::DelayedServer;
+use crate::{DelayedServer, assert_executed_once, assert_explained, execute_keys_once};
 
 const MEMBERS: usize = 4;
 const LEASE: Duration = Duration::from_millis(700);
@@ -53,8 +53,7 @@ async fn refused_orphans_execute_once_despite_kills() {
     ];
     until_seen(&cases, async |round| {
         let history = run_delayed("refuse", kills(1 + round * 100)).await;
-        none("excess effects", &history.excess_effects());
-        none("contradictions", &history.contradictions());
+        assert_executed_once(&history);
         history.sums()
     })
     .await;
@@ -71,11 +70,7 @@ async fn takeovers_repeat_only_killed_work() {
         let load = kills(2 + round * 100);
         let history = run_delayed("take-over", load).await;
         let sums = history.sums();
-        none("unexplained", &history.unexplained_effects());
-        none(
-            "contradictions",
-            &history.contradictions_of_prompt_answers(),
-        );
+        assert_explained(&history);
         let refused = (sums.refused_with_effect, sums.refused_without_effect);
         assert_eq!(refused, (0, 0), "{sums}");
         sums
@@ -100,11 +95,7 @@ async fn killed_work_is_free_after_one_lease() {
             ..kills(7 + round * 100)
         };
         let history = run_delayed("take-over", rare).await;
-        none("unexplained", &history.unexplained_effects());
-        none(
-            "contradictions",
-            &history.contradictions_of_prompt_answers(),
-        );
+        assert_explained(&history);
         TakeoverReport {
             sums: history.sums(),
             // A renewal at a third of the lease would make two leases last longer than this.
@@ -151,11 +142,7 @@ async fn paused_process_returns_stored_record() {
         };
         let history = run_delayed(orphans, load).await;
         assert_eq!(history.sums().strikes, pauses.strike_count);
-        none("unexplained", &history.unexplained_effects());
-        none(
-            "contradictions",
-            &history.contradictions_of_prompt_answers(),
-        );
+        assert_explained(&history);
         history
     };
     // A late response is the stored one, from the process that took over.
@@ -166,8 +153,7 @@ async fn paused_process_returns_stored_record() {
     let late: [Case<Sums>; 1] = [("late", |sums| sums.late)];
     let refusing = until_seen(&late, async |round| {
         let history = run("refuse", 5 + round * 100).await;
-        none("excess effects", &history.excess_effects());
-        none("contradictions", &history.contradictions());
+        assert_executed_once(&history);
         history.sums()
     });
     tokio::join!(reexecuting, refusing);
@@ -179,26 +165,7 @@ async fn keys_of_64_clients_execute_once() {
     for (in_flight, keys) in [("wait", few_or(100, 700)), ("conflict", few_or(50, 300))] {
         let redis = RedisServer::start(&[]);
         let args = ["--store", &redis.url(), "--in-flight", in_flight];
-        let stampede = Stampede {
-            path: "/orders".to_owned(),
-            clients: 64,
-            keys,
-            poll: Duration::from_millis(10),
-            lease: Duration::from_secs(15),
-            seed: 6,
-        };
-        let history = Fleet::start(MEMBERS, &args).stampede(&stampede).await;
-        println!("{in_flight}: {}", history.sums());
-        none("excess effects", &history.excess_effects());
-        none("contradictions", &history.contradictions());
-        assert_eq!(history.effects.len(), keys);
-        let responses = history.attempts.iter().filter_map(|it| it.response());
-        assert_eq!(responses.count(), 64 * keys);
+        let (poll, lease) = (Duration::from_millis(10), Duration::from_secs(15));
+        execute_keys_once(MEMBERS, &args, keys, poll, lease).await;
     }
-}
-
-fn none(what: &str, keys: &[String]) {
-    let first: Vec<_> = keys.iter().take(3).map(String::as_str).collect();
-    let n = keys.len();
-    assert!(n == 0, "{what}: {n} keys, such as\n{}", first.join("\n"));
 }

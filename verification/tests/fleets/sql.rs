@@ -9,26 +9,13 @@ use tests::{
     scratch::Scratch,
     servers::{mariadb::MariaDbServer, postgres::PostgresServer},
 };
-use verification::fleet::{Fleet, Stampede};
+
+use crate::execute_keys_once;
 
 async fn each_key_is_executed_once(store: &str, in_flight: &str) {
-    let keys = few_or(100, 1000);
     let args = ["--store", store, "--in-flight", in_flight];
-    let stampede = Stampede {
-        path: "/orders".to_owned(),
-        clients: 64,
-        keys,
-        poll: Duration::from_millis(25),
-        lease: Duration::from_secs(15),
-        seed: 6,
-    };
-    let history = Fleet::start(3, &args).stampede(&stampede).await;
-    println!("{}", history.sums());
-    none("excess effects", &history.excess_effects());
-    none("contradictions", &history.contradictions());
-    assert_eq!(history.effects.len(), keys);
-    let responses = history.attempts.iter().filter_map(|it| it.response());
-    assert_eq!(responses.count(), 64 * keys);
+    let (poll, lease) = (Duration::from_millis(25), Duration::from_secs(15));
+    execute_keys_once(3, &args, few_or(100, 1000), poll, lease).await;
 }
 
 // F-051, F-144
@@ -51,10 +38,4 @@ async fn keys_of_64_clients_execute_once_on_sqlite() {
     let scratch = Scratch::new();
     let store = format!("sqlite:{}", scratch.file("keys.db").display());
     each_key_is_executed_once(&store, "conflict").await;
-}
-
-fn none(what: &str, keys: &[String]) {
-    let first: Vec<_> = keys.iter().take(3).map(String::as_str).collect();
-    let n = keys.len();
-    assert!(n == 0, "{what}: {n} keys, such as\n{}", first.join("\n"));
 }

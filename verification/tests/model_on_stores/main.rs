@@ -1,8 +1,12 @@
 //! Every call in every state of the model's store (see `docs/internals/verification.md`), on real servers. Each store
 //! makes the same transitions, by its own clock.
 //!
-//! All keys go from one tick to the next together. All calls between two ticks must end long before the next deadline.
-//! Otherwise the test starts again with longer ticks.
+//! All keys go from one tick to the next together. On a SQL database a tick moves all times of the rows into the past. This
+//! equals the passing of time: the rows have all times that the statements compare with the time of the database. On DynamoDB
+//! a tick advances the clock of the test.
+//!
+//! The server of Redis deletes expired entries by its own clock, so these ticks pass in real time. All calls between two ticks
+//! must end long before the next deadline. Otherwise the test starts again with longer ticks.
 
 #![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
 
@@ -23,19 +27,18 @@ use std::{
 };
 
 use tests::{
+    database::{self, TestDatabase, TestDialect},
     scratch::Scratch,
     servers::{
         dynamodb::{self, StandIn},
-        mariadb::MariaDbServer,
-        postgres, redis,
+        redis,
     },
-    sql,
 };
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep_until},
 };
-use tower_idempotency::store::{Acquired, Store, Token, Ttl};
+use tower_idempotency::store::{Acquired, Fingerprint, Store, Token, Ttl};
 use tower_idempotency_dynamodb::DynamoDbOptions;
 
 use self::{
@@ -78,18 +81,16 @@ struct Key {
 
 impl Key {
     /// Makes all calls up to the next tick. Returns an error if a reply differs from the model.
-    async fn round<S: Store>(&mut self, store: &S, durations: Durations) -> Result<(), Failed> {
+    async fn round<S: Store>(&mut self, store: &S, tick: Duration) -> Result<(), Failed> {
         while let Some(Step::Call(caller, call)) = self.sequence.get(self.done) {
             let response = self.rules.apply(&mut self.entry, *caller, *call);
-            self.compare(store, durations, *caller, *call, response)
-                .await?;
+            self.compare(store, tick, *caller, *call, response).await?;
             self.done += 1;
         }
         // The entry shows the effect of the calls. An absent entry is skipped, because a query would acquire it.
         if self.entry.is_some() {
             let response = self.rules.apply(&mut self.entry.clone(), OBSERVER, QUERY);
-            self.compare(store, durations, OBSERVER, QUERY, response)
-                .await?;
+            self.compare(store, tick, OBSERVER, QUERY, response).await?;
         }
         Ok(())
     }
@@ -107,32 +108,33 @@ impl Key {
     async fn compare<S: Store>(
         &self,
         store: &S,
-        durations: Durations,
+        tick: Duration,
         caller: Caller,
         call: store::Call,
         response: ModelReply,
     ) -> Result<(), Failed> {
-        let found = call_store(store, durations, id(self.number), caller, call).await;
+        let found = call_store(store, durations(tick), id(self.number), caller, call).await;
         let failed = |error| Failed::Call(format!("{call:?} of {caller:?} failed: {error}"));
         let found = found.map_err(failed)?;
-        if is_equal_reply(&response, &found) {
+        if is_equal_reply(tick, &response, &found) {
             return Ok(());
         }
         let Self { sequence, done, .. } = self;
         Err(Failed::Differs(format!(
-            "{call:?} of {caller:?} returns {found:?}, in the model {response:?}: {done} of {sequence:?}"
+            "{call:?} of {caller:?} returns {found:?}, in the model {response:?}, with ticks of {tick:?}: {done} of {sequence:?}"
         )))
     }
 }
 
-/// Compares everything but the time, which cannot be predicted exactly.
-fn is_equal_reply(response: &ModelReply, found: &StoreReply) -> bool {
+/// Compares a reply, with its time if it has one.
+fn is_equal_reply(tick: Duration, response: &ModelReply, found: &StoreReply) -> bool {
     let StoreReply::Acquired(found) = found else {
         return matches!(
             (response, found),
             (ModelReply::Done, StoreReply::Done) | (ModelReply::LeaseLost, StoreReply::LeaseLost)
         );
     };
+    let is_of = |found: &Fingerprint, byte: u8| found.as_bytes() == &[byte; 32];
     match (response, found) {
         (
             ModelReply::Granted {
@@ -145,36 +147,55 @@ fn is_equal_reply(response: &ModelReply, found: &StoreReply) -> bool {
             },
         ) => u64::from(*generation) == *found && takeover == reported,
         (
-            ModelReply::InProgress { fingerprint, .. },
+            ModelReply::InProgress { fingerprint, left },
             Acquired::InProgress {
-                fingerprint: of, ..
+                fingerprint: of,
+                expires_in,
             },
-        )
-        | (
-            ModelReply::Orphaned { fingerprint, .. },
+        ) => is_of(of, *fingerprint) && is_time_left(tick, *left, *expires_in),
+        (
+            ModelReply::Orphaned { fingerprint, since },
             Acquired::Orphaned {
-                fingerprint: of, ..
+                fingerprint: of,
+                since: found,
             },
-        ) => of.as_bytes() == &[*fingerprint; 32],
+        ) => is_of(of, *fingerprint) && is_time_since(tick, *since, *found),
         (
             ModelReply::Completed {
                 fingerprint,
                 record: by,
-                ..
+                left,
             },
             Acquired::Completed {
                 fingerprint: of,
                 record: found,
                 token: stored_by,
-                ..
+                expires_in,
             },
         ) => {
-            of.as_bytes() == &[*fingerprint; 32]
+            is_of(of, *fingerprint)
                 && record(*by) == found
                 && *stored_by == Some(token(*by))
+                && is_time_left(tick, *left, *expires_in)
         }
         _ => false,
     }
+}
+
+/// Returns `true` if a lease or a record with this time left expires after this number of ticks, half a tick early.
+///
+/// The call and the write may each be up to a quarter of a tick after the beginning of their rounds.
+fn is_time_left(tick: Duration, left: u8, found: Duration) -> bool {
+    let expected = (tick * left.into()).saturating_sub(tick / 2);
+    found.abs_diff(expected) <= tick * 3 / 8
+}
+
+/// Returns `true` if an entry with this age of its orphan became one this number of ticks ago.
+///
+/// A release made it one in that round, or its lease expired half a tick before the round.
+fn is_time_since(tick: Duration, since: u8, found: Duration) -> bool {
+    let expected = tick * since.into() + tick / 4;
+    found.abs_diff(expected) <= tick * 5 / 8
 }
 
 /// The reason for a failure.
@@ -201,11 +222,13 @@ impl RoundClock {
 }
 
 /// Takes a sequence to every state, and every step in it. Returns the number of sequences.
+///
+/// `pass_tick` lets a tick pass after a round that was due at this time. It returns the time at which the next round is due.
 async fn every_transition<S: Store>(
     store: &Arc<S>,
     mutant: Option<Mutant>,
     tick: Duration,
-    clock: Option<&RoundClock>,
+    pass_tick: &impl AsyncFn(Duration, Instant) -> Instant,
 ) -> Result<usize, Failed> {
     let rules = Rules { mutant, ..RULES };
     let first = u64::from_be_bytes(Token::random().unwrap().as_bytes()[..8].try_into().unwrap());
@@ -225,7 +248,6 @@ async fn every_transition<S: Store>(
         }
     }
     let sequences = keys.len();
-    let durations = durations(tick);
     let mut due = Instant::now();
     while !keys.is_empty() {
         let mut at_work = JoinSet::new();
@@ -235,7 +257,7 @@ async fn every_transition<S: Store>(
             let store = Arc::clone(store);
             at_work.spawn(async move {
                 for key in &mut some {
-                    key.round(&*store, durations).await?;
+                    key.round(&*store, tick).await?;
                 }
                 Ok(some)
             });
@@ -252,31 +274,29 @@ async fn every_transition<S: Store>(
             }
         }
         let took = due.elapsed();
-        if clock.is_none() && took > tick / 4 {
+        if took > tick / 4 {
             return Err(Failed::Slow(took));
         }
         if let Some(failed) = differs {
             return Err(failed);
         }
         keys.retain_mut(Key::tick);
-        match clock {
-            Some(clock) => clock.advance(tick),
-            None => {
-                due += tick;
-                sleep_until(due).await;
-            }
-        }
+        due = pass_tick(tick, due).await;
     }
     Ok(sequences)
 }
 
-/// Runs like [`every_transition`], with ticks as long as necessary.
-async fn compare_with_model<S: Store>(store: S, mutant: Option<Mutant>) -> Result<(), String> {
+/// Runs like [`every_transition`], with ticks of this length, or longer ones if that is necessary.
+async fn compare_with_model<S: Store>(
+    store: S,
+    mutant: Option<Mutant>,
+    mut tick: Duration,
+    pass_tick: impl AsyncFn(Duration, Instant) -> Instant,
+) -> Result<(), String> {
     let store = Arc::new(store);
-    let mut tick = Duration::from_secs(4);
     let mut failed_calls = 0;
     loop {
-        match every_transition(&store, mutant, tick, None).await {
+        match every_transition(&store, mutant, tick, &pass_tick).await {
             Ok(sequences) => {
                 println!("{sequences} sequences, ticks of {tick:?}");
                 return Ok(());
@@ -298,32 +318,52 @@ async fn compare_with_model<S: Store>(store: S, mutant: Option<Mutant>) -> Resul
     }
 }
 
+/// Compares the store of a database with the model. Instead of waiting for a tick, moves all times of the rows by a tick.
+async fn compare_rows_with_model<S: TestDialect>(
+    database: &TestDatabase<S>,
+    mutant: Option<Mutant>,
+) -> Result<(), String> {
+    let pass_tick = async |tick: Duration, _: Instant| {
+        let times = ["lease_ends", "expires", "created", "completed"];
+        let moved = times.map(|time| format!("{time} = {time} - {}", tick.as_millis()));
+        let update = format!("update {{table}} set {}", moved.join(", "));
+        database.admin(&update).await;
+        Instant::now()
+    };
+    compare_with_model(database.store.clone(), mutant, DAY, pass_tick).await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_makes_every_transition() {
     let store = redis::shared().store().await;
-    compare_with_model(store, None).await.unwrap();
+    let pass_tick = async |tick: Duration, due: Instant| {
+        let next = due + tick;
+        sleep_until(next).await;
+        next
+    };
+    let compared = compare_with_model(store, None, Duration::from_secs(4), pass_tick).await;
+    compared.unwrap();
 }
 
 // F-144
 #[tokio::test(flavor = "multi_thread")]
 async fn postgres_makes_every_transition() {
-    let store = sql::postgres(postgres::shared(), "transitions").await;
-    compare_with_model(store, None).await.unwrap();
+    let database = database::on_postgres("transitions").await;
+    compare_rows_with_model(&database, None).await.unwrap();
 }
 
 // F-144, F-145
 #[tokio::test(flavor = "multi_thread")]
 async fn mariadb_makes_every_transition() {
-    let server = MariaDbServer::start(&[]);
-    let store = sql::mariadb(&server, "transitions").await;
-    compare_with_model(store, None).await.unwrap();
+    let database = database::on_mariadb("transitions").await;
+    compare_rows_with_model(&database, None).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sqlite_makes_every_transition() {
     let scratch = Scratch::new();
-    let store = sql::sqlite(&scratch).await;
-    compare_with_model(store, None).await.unwrap();
+    let database = database::sqlite_file_database(&scratch, "transitions").await;
+    compare_rows_with_model(&database, None).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -337,11 +377,14 @@ async fn dynamodb_makes_every_transition() {
         })
         .with_timeout(Duration::from_secs(30));
     let store = dynamodb::shared(StandIn::Dynoxide).store(options).await;
-    let tick = Duration::from_secs(4);
-    match every_transition(&Arc::new(store), None, tick, Some(&clock)).await {
+    let pass_tick = async |tick: Duration, _: Instant| {
+        clock.advance(tick);
+        Instant::now()
+    };
+    match every_transition(&Arc::new(store), None, DAY, &pass_tick).await {
         Ok(sequences) => println!("{sequences} sequences"),
         Err(Failed::Differs(message) | Failed::Call(message)) => panic!("{message}"),
-        Err(Failed::Slow(_)) => unreachable!("with its own clock no round is too slow"),
+        Err(Failed::Slow(took)) => panic!("inconclusive: a round took {took:?}"),
     }
 }
 
@@ -349,16 +392,19 @@ async fn dynamodb_makes_every_transition() {
 #[tokio::test(flavor = "multi_thread")]
 async fn extra_store_rule_is_noticed() {
     let scratch = Scratch::new();
+    let database = database::sqlite_file_database(&scratch, "transitions").await;
     for mutant in [
         Mutant::NoOwnToken,
         Mutant::UnfencedComplete,
         Mutant::ReleaseByAnyone,
         Mutant::RefuseIsIgnored,
     ] {
-        let store = sql::sqlite(&scratch).await;
-        let differs = compare_with_model(store, Some(mutant)).await.unwrap_err();
+        let compared = compare_rows_with_model(&database, Some(mutant)).await;
+        let differs = compared.unwrap_err();
         println!("{mutant:?}: {differs}");
     }
 }
 
 const AT_ONCE: usize = 16;
+/// A tick that takes no time. No test lasts a quarter of it, so real time does not count.
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);

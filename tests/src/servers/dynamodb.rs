@@ -137,31 +137,9 @@ impl DynamoDbServer {
         store.create_table().await.expect("the server runs");
         store
     }
-
-    /// Returns the output of the server.
-    #[must_use]
-    pub fn log(&self) -> String {
-        self.guard.log()
-    }
-
-    /// Sends SIGSTOP: the connections stay open, and the server no longer replies.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the server has ended.
-    pub fn pause(&self) {
-        self.guard.signal("STOP");
-    }
-
-    /// Sends SIGCONT: the server replies to the requests that arrived meanwhile.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the server has ended.
-    pub fn resume(&self) {
-        self.guard.signal("CONT");
-    }
 }
+
+impl_process_control!(DynamoDbServer);
 
 /// Starts an endpoint that refuses each call with this error code and message, in the form of DynamoDB.
 ///

@@ -11,8 +11,8 @@ use std::{
 };
 
 use super::{
-    Guard, as_user, certificates::Certificates, directory, set_owner, start_on_free_port, tool,
-    until_ready,
+    Guard, as_user, certificates::Certificates, directory, set_owner, start_on_free_port, template,
+    tool, until_ready,
 };
 use crate::{playground::run, scratch::Scratch};
 
@@ -111,30 +111,6 @@ impl MariaDbServer {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// Returns the log of the server.
-    #[must_use]
-    pub fn log(&self) -> String {
-        self.guard.log()
-    }
-
-    /// Sends SIGSTOP: the connections stay open, and the server does not reply.
-    ///
-    /// # Panics
-    ///
-    /// Panics if it was killed.
-    pub fn pause(&self) {
-        self.guard.signal("STOP");
-    }
-
-    /// Sends SIGCONT: the server replies to the requests that arrived meanwhile, even if the client has stopped waiting.
-    ///
-    /// # Panics
-    ///
-    /// Panics if it was killed.
-    pub fn resume(&self) {
-        self.guard.signal("CONT");
-    }
-
     /// Sends SIGKILL: the server has ended when this returns, until [`restart`](Self::restart).
     ///
     /// # Panics
@@ -161,6 +137,8 @@ impl MariaDbServer {
     }
 }
 
+impl_process_control!(MariaDbServer);
+
 fn initialize(directory: &Path) {
     let data = directory.join("data");
     if data.exists() {
@@ -177,8 +155,8 @@ fn initialize(directory: &Path) {
     // A server that starts deletes all temporary tables in its temporary directory, also those of other servers.
     fs::create_dir_all(directory.join(TEMPORARY)).expect("a throwaway directory");
     set_owner(directory, USER);
-    let mut install = if let Some(mysqld) = mysqld() {
-        let mut install = as_user(USER, &mysqld);
+    let mut install = if is_mysql() {
+        let mut install = as_user(USER, &server());
         install.args(["--no-defaults", "--initialize-insecure"]);
         install
     } else {
@@ -187,8 +165,17 @@ fn initialize(directory: &Path) {
         install.arg("--auth-root-authentication-method=normal");
         install
     };
+    let template = template::path(&server(), &install);
     install.arg(format!("--datadir={}", data.display()));
     install.arg(format!("--tmpdir={}", directory.join(TEMPORARY).display()));
+    // MySQL writes the UUID of a server to this file.
+    template::fill(&data, &template, &["auto.cnf"], || {
+        create(&data, &install);
+    });
+}
+
+/// Runs the command that creates the data directory.
+fn create(data: &Path, install: &Command) {
     let program = install.get_program().to_str().expect("a path in UTF-8");
     // MariaDB sometimes ends with a segmentation fault here, before it serves any client.
     let mut installed = run(program, install.get_args());
@@ -196,16 +183,14 @@ fn initialize(directory: &Path) {
         if installed.is_ok() {
             break;
         }
-        fs::remove_dir_all(&data).ok();
+        fs::remove_dir_all(data).ok();
         installed = run(program, install.get_args());
     }
     assert!(installed.is_ok(), "{installed:?}");
 }
 
 fn command(directory: &Path, port: u16, settings: &[String]) -> Command {
-    let program = mysqld()
-        .unwrap_or_else(|| tool("mariadbd", "mariadb-server", &[PathBuf::from("/usr/sbin")]));
-    let mut command = as_user(USER, &program);
+    let mut command = as_user(USER, &server());
     let at = |name: &str| directory.join(name).display().to_string();
     let own = [
         format!("datadir={}", at("data")),
@@ -239,6 +224,11 @@ fn command(directory: &Path, port: u16, settings: &[String]) -> Command {
         command.arg(format!("--{setting}"));
     }
     command
+}
+
+/// Returns the program of the servers.
+fn server() -> PathBuf {
+    mysqld().unwrap_or_else(|| tool("mariadbd", "mariadb-server", &[PathBuf::from("/usr/sbin")]))
 }
 
 /// Returns the program of a MySQL server, if the tests use one.

@@ -20,12 +20,45 @@ use std::{
 
 use crate::playground::run;
 
+/// Adds the methods that control the process in `guard`.
+macro_rules! impl_process_control {
+    ($server:ty) => {
+        impl $server {
+            /// Returns the output of the server.
+            #[must_use]
+            pub fn log(&self) -> String {
+                self.guard.log()
+            }
+
+            /// Sends SIGSTOP: the connections stay open, and the server no longer replies.
+            ///
+            /// # Panics
+            ///
+            /// Panics if it was killed.
+            pub fn pause(&self) {
+                self.guard.signal("STOP");
+            }
+
+            /// Sends SIGCONT: the server replies to the requests that arrived meanwhile, even if the client has stopped
+            /// waiting.
+            ///
+            /// # Panics
+            ///
+            /// Panics if it was killed.
+            pub fn resume(&self) {
+                self.guard.signal("CONT");
+            }
+        }
+    };
+}
+
 pub mod certificates;
 pub mod dynamodb;
 pub mod mariadb;
 pub mod pgbouncer;
 pub mod postgres;
 pub mod redis;
+mod template;
 
 /// A process in a throwaway directory. Both are removed when this is dropped, and when the test process ends, even if it is
 /// killed.

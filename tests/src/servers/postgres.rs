@@ -11,8 +11,8 @@ use std::{
 };
 
 use super::{
-    Guard, as_user, certificates::Certificates, directory, set_owner, start_on_free_port, tool,
-    until_ready,
+    Guard, as_user, certificates::Certificates, directory, set_owner, start_on_free_port, template,
+    tool, until_ready,
 };
 use crate::{playground::run, scratch::Scratch};
 
@@ -178,14 +178,17 @@ fn initialize(directory: &Path) {
         return;
     }
     let mut initdb = as_user(USER, &find("initdb"));
-    initdb.arg("--pgdata").arg(data);
     initdb.args(["--username=app", "--auth=trust", "--encoding=UTF8"]);
     initdb.args(["--locale=C", "--no-sync", "--no-instructions"]);
-    let program = initdb.get_program().to_str().expect("a path in UTF-8");
-    let initialized = run(program, initdb.get_args());
-    assert!(initialized.is_ok(), "{initialized:?}");
+    let template = template::path(&find("postgres"), &initdb);
+    initdb.arg("--pgdata").arg(&data);
+    template::fill(&data, &template, &[], || {
+        let program = initdb.get_program().to_str().expect("a path in UTF-8");
+        let initialized = run(program, initdb.get_args());
+        assert!(initialized.is_ok(), "{initialized:?}");
+    });
     // The first line that matches counts. Writing keeps the owner of the file.
-    let rules = directory.join("data/pg_hba.conf");
+    let rules = data.join("pg_hba.conf");
     let trusting = fs::read_to_string(&rules).expect("initdb writes it");
     let locked = "host all locked 127.0.0.1/32 scram-sha-256\n";
     fs::write(&rules, locked.to_owned() + &trusting).expect("a writable file");

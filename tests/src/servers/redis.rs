@@ -200,30 +200,6 @@ impl RedisServer {
         self.guard.pid()
     }
 
-    /// Returns the log of the server.
-    #[must_use]
-    pub fn log(&self) -> String {
-        self.guard.log()
-    }
-
-    /// Sends SIGSTOP: the connections stay open, and the server no longer replies.
-    ///
-    /// # Panics
-    ///
-    /// Panics if it was killed.
-    pub fn pause(&self) {
-        self.guard.signal("STOP");
-    }
-
-    /// Sends SIGCONT: the server replies to the requests that arrived meanwhile, even if the client has stopped waiting.
-    ///
-    /// # Panics
-    ///
-    /// Panics if it was killed.
-    pub fn resume(&self) {
-        self.guard.signal("CONT");
-    }
-
     /// Sends SIGKILL: the server has ended when this returns, until [`restart`](Self::restart).
     ///
     /// # Panics
@@ -345,6 +321,8 @@ impl RedisServer {
         info.get("master_link_status").is_some_and(|it| it == "up")
     }
 }
+
+impl_process_control!(RedisServer);
 
 /// Repeats `connect` until the store is connected, which takes longer on a busy machine.
 ///

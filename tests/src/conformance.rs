@@ -25,9 +25,7 @@ pub fn run_all_cases<S: Store>(
     subject: impl AsyncFn() -> Subject<S> + Sync,
     plan: impl Fn(Duration) -> Option<Plan> + Sync,
 ) {
-    run_cases(Case::all(), MAX_CASES_OF_CALL, &|case| {
-        case.run(false, &subject, &plan);
-    });
+    run_all_cases_on(MAX_CASES_OF_CALL, subject, plan);
 }
 
 /// Runs every case about operators on the stores that `subject` makes, on 16 threads. The subjects have an inspector.
@@ -41,20 +39,16 @@ pub fn run_all_inspect_cases<S: Store>(subject: impl AsyncFn() -> Subject<S> + S
     });
 }
 
-/// Like [`run_all_cases`], but on `threads` threads, and never together with another call of this function.
-///
-/// It is for a server that one set of cases keeps busy.
+/// Like [`run_all_cases`], but on `threads` threads. It is for a server that a few cases keep busy.
 ///
 /// # Panics
 ///
 /// Panics if a case panics: lists all cases that did, with the beginning of their messages.
-pub fn run_all_cases_exclusively<S: Store>(
+pub fn run_all_cases_on<S: Store>(
     threads: usize,
     subject: impl AsyncFn() -> Subject<S> + Sync,
     plan: impl Fn(Duration) -> Option<Plan> + Sync,
 ) {
-    static LOCK: Mutex<()> = Mutex::new(());
-    let _guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     run_cases(Case::all(), threads, &|case| {
         case.run(false, &subject, &plan);
     });

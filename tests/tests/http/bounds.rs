@@ -216,63 +216,6 @@ async fn announced_oversized_response_is_not_buffered() {
     .await;
 }
 
-// F-076
-#[tokio::test(start_paused = true)]
-async fn long_response_streams_on() {
-    within(Duration::from_secs(600), async {
-        let world = World::new(|layer| layer);
-        world.enqueue_response(Response::new(trickle()));
-        let started = Instant::now();
-        let Ok(res) = world.app.clone().oneshot(tests::post("/", "k", "")).await;
-        let waited = started.elapsed();
-        assert!(waited >= Duration::from_secs(10) && waited < Duration::from_millis(10_010));
-        let data = read_some(res, 20).await;
-        assert!(data.iter().all(|byte| *byte == b'x'));
-        assert_eq!(world.post("k", "").await.code(), "response-not-retained");
-        assert_eq!(world.effects.count(), 1);
-    })
-    .await;
-}
-
-// F-076
-#[tokio::test(start_paused = true)]
-async fn event_stream_is_never_buffered() {
-    within(Duration::from_secs(600), async {
-        let world = World::new(|layer| layer);
-        let mut res = Response::new(trickle());
-        let events = HeaderValue::from_static("Text/Event-Stream; charset=utf-8");
-        res.headers_mut().insert(header::CONTENT_TYPE, events);
-        world.enqueue_response(res);
-        let started = Instant::now();
-        let Ok(res) = world.app.clone().oneshot(tests::post("/", "k", "")).await;
-        assert_eq!(started.elapsed(), Duration::ZERO);
-        assert_eq!(read_some(res, 5).await, b"xxxxx");
-        assert_eq!(world.post("k", "").await.code(), "response-not-retained");
-        assert_eq!(world.effects.count(), 1);
-    })
-    .await;
-}
-
-// F-080
-#[tokio::test(start_paused = true)]
-async fn aborted_response_is_forwarded_and_not_recorded() {
-    bounded(async {
-        let world = World::new(|layer| layer);
-        let data = |data: &'static str| Piece::Data(data.into());
-        let body = pieces([data("one"), Piece::Wait, data("two"), Piece::Break]);
-        world.enqueue_response(Response::new(body));
-        let Ok(res) = world.app.clone().oneshot(tests::post("/", "k", "")).await;
-        let mut body = res.into_body();
-        let first = body.frame().await.expect("data").expect("no error yet");
-        assert_eq!(first.into_data().expect("data"), "onetwo");
-        assert!(body.frame().await.expect("a failure").is_err());
-        let retry = world.post("k", "").await;
-        assert_eq!((retry.status, retry.is_replay()), (StatusCode::OK, false));
-        assert_eq!(world.effects.count(), 2);
-    })
-    .await;
-}
-
 // ---- All requests together ----
 
 /// Limit of the bytes of requests, and of those of responses. One caller can use 100,002 of each.

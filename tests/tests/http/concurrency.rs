@@ -4,11 +4,10 @@ use std::sync::atomic::Ordering;
 
 use axum::{Router, body::Body, response::IntoResponse};
 use http::{HeaderValue, Request, StatusCode};
-use serde_json::Value;
 use tests::{Effects, Scripted, TestResponse, app, barrier::Barrier, created, post, send};
 use tokio::task::JoinHandle;
 use tower_idempotency::{
-    ConcurrentRequests, IdempotencyLayer, KeyReuse, MemoryStore,
+    IdempotencyLayer, KeyReuse, MemoryStore,
     conformance::{FaultInjector, Operation},
 };
 
@@ -57,67 +56,6 @@ fn order() -> Request<Body> {
 
 fn layer() -> IdempotencyLayer {
     IdempotencyLayer::new(MemoryStore::new())
-}
-
-// S-124
-#[tokio::test(start_paused = true)]
-async fn concurrent_duplicate_gets_retry_after() {
-    for (layer, status) in [
-        (layer(), StatusCode::CONFLICT),
-        (
-            layer().with_concurrent_requests(ConcurrentRequests::TooManyRequests),
-            StatusCode::TOO_MANY_REQUESTS,
-        ),
-    ] {
-        let service = serve_behind_barrier(layer);
-        let first = service.start(order()).await;
-        for _ in 0..3 {
-            let duplicate = send(&service.app, order()).await;
-            assert_eq!(duplicate.status, status);
-            assert_eq!(duplicate.header("retry-after"), Some("1"));
-            let problem: Value = serde_json::from_slice(&duplicate.body).expect("JSON");
-            assert_eq!(problem["code"], "in-progress");
-            assert_eq!(problem["retryable"], true);
-            assert_eq!(problem["status"], status.as_u16());
-        }
-        let first = service.finish(first).await;
-        assert_eq!(first.status, StatusCode::CREATED);
-        let retry = send(&service.app, order()).await;
-        assert!(retry.is_replay());
-        assert_eq!(retry.body, first.body);
-        assert_eq!(service.effects.count(), 1);
-    }
-}
-
-// S-125
-#[tokio::test(start_paused = true)]
-async fn refused_duplicate_releases_nothing() {
-    let service = serve_behind_barrier(layer());
-    let first = service.start(order()).await;
-    for _ in 0..10 {
-        assert_eq!(send(&service.app, order()).await.code(), "in-progress");
-    }
-    assert_eq!(service.effects.count(), 1);
-    service.finish(first).await;
-    assert_eq!(service.effects.count(), 1);
-}
-
-// S-126
-#[tokio::test(start_paused = true)]
-async fn other_request_in_flight_is_key_reuse() {
-    let service = serve_behind_barrier(layer());
-    let first = service.start(order()).await;
-    for other in [
-        post("/orders", "k", "another order"),
-        post("/refunds", "k", "order"),
-    ] {
-        let other = send(&service.app, other).await;
-        assert_eq!(other.status, StatusCode::UNPROCESSABLE_ENTITY);
-        assert_eq!(other.code(), "key-reused");
-        assert_eq!(other.header("retry-after"), None);
-    }
-    service.finish(first).await;
-    assert_eq!(service.effects.count(), 1);
 }
 
 // S-127

@@ -52,7 +52,7 @@ async fn joined(response: JoinHandle<TestResponse>) -> TestResponse {
     response.await.expect("no panic")
 }
 
-// F-052, S-135
+// F-052, S-124, S-125, S-135
 // The rejected request must not release the key of the first.
 #[tokio::test(start_paused = true)]
 async fn duplicates_are_refused_during_execution() {
@@ -72,11 +72,13 @@ async fn duplicates_are_refused_during_execution() {
                 assert_eq!(refused.status, status);
                 assert_eq!(refused.code(), "in-progress");
                 assert_eq!(refused.header("retry-after"), Some("1"));
+                assert!(refused.is_retryable());
                 assert!(!refused.is_replay());
             }
             assert_eq!(world.effects.count(), 1);
             world.barrier.open_for_good();
             let first = joined(first).await;
+            assert_eq!(first.status, StatusCode::OK);
             let retry = joined(world.spawn("k", "{}")).await;
             assert!(retry.is_replay());
             assert_eq!((retry.body, world.effects.count()), (first.body, 1));
@@ -86,7 +88,7 @@ async fn duplicates_are_refused_during_execution() {
     }
 }
 
-// F-065
+// F-065, S-126
 #[tokio::test(start_paused = true)]
 async fn other_request_during_execution_is_key_reuse() {
     for in_flight in [
@@ -99,9 +101,12 @@ async fn other_request_during_execution_is_key_reuse() {
                 World::with_closed_barrier(|layer| layer.with_concurrent_requests(in_flight));
             let first = world.spawn_first().await;
             let started = Instant::now();
-            let other = send(&world.app, tests::post("/", "k", "{\"other\":1}")).await;
-            assert_eq!(other.status, StatusCode::UNPROCESSABLE_ENTITY);
-            assert_eq!(other.code(), "key-reused");
+            for (path, body) in [("/", "{\"other\":1}"), ("/refunds", "{}")] {
+                let other = send(&world.app, tests::post(path, "k", body)).await;
+                assert_eq!(other.status, StatusCode::UNPROCESSABLE_ENTITY);
+                assert_eq!(other.code(), "key-reused");
+                assert_eq!(other.header("retry-after"), None);
+            }
             assert_eq!(
                 started.elapsed(),
                 Duration::ZERO,

@@ -419,12 +419,16 @@ async fn extensions_pass_through_in_both_directions() {
     assert_eq!(effects.count(), 1);
 }
 
-// S-098
+// F-080, S-098, S-293
 #[tokio::test(start_paused = true)]
 async fn aborted_response_reaches_client_aborted() {
     let store = MemoryStore::new();
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), async |n, _| match n {
-        1 => Response::new(Body::new(Scripted::new([Step::from("half"), Step::Fail]))),
+        1 => {
+            let wait = Step::Wait(Duration::from_secs(1));
+            let steps = [Step::from("ha"), wait, Step::from("lf"), Step::Fail];
+            Response::new(Body::new(Scripted::new(steps)))
+        }
         _ => created(n),
     });
     let res = app.clone().oneshot(order()).await.expect("infallible");

@@ -606,7 +606,7 @@ async fn taken_over() -> (
     (node, first, lease, other, second, taken)
 }
 
-// F-035
+// F-035, F-038, S-155
 #[tokio::test(start_paused = true)]
 async fn lost_lease_returns_stored_response() {
     within(LONG, async {
@@ -936,7 +936,7 @@ async fn derived_key_is_stable_across_takeover() {
 
 // ---- A store that fails ----
 
-// F-090
+// F-090, F-096, S-260
 #[tokio::test(start_paused = true)]
 async fn nothing_is_executed_when_no_lease_can_be_taken() {
     for (act, at_most) in [
@@ -948,6 +948,7 @@ async fn nothing_is_executed_when_no_lease_can_be_taken() {
         within(LONG, async {
             let node = Node::new();
             node.barrier.open_for_good();
+            let is_granted = matches!(act, Fault::ReplyLost | Fault::HangReply);
             node.fail(&[Operation::Acquire], act);
             let started = Instant::now();
             let refused = node.response().await;
@@ -957,9 +958,11 @@ async fn nothing_is_executed_when_no_lease_can_be_taken() {
             assert_eq!(refused.header("retry-after"), Some("1"));
             assert!(node.store.calls(Operation::Acquire) <= 3);
             assert_eq!(node.effects.count(), 0);
+            assert_eq!(node.store.inner().len(), usize::from(is_granted));
             node.recover();
             // The layer releases the lease that the store may have granted, long before it would expire.
             sleep(Duration::from_millis(100)).await;
+            assert!(node.store.inner().is_empty());
             let retry = node.response().await;
             assert_eq!(
                 (retry.status, retry.is_replay()),
@@ -973,6 +976,7 @@ async fn nothing_is_executed_when_no_lease_can_be_taken() {
     }
 }
 
+// F-095, S-258
 #[tokio::test(start_paused = true)]
 async fn retried_acquire_finds_own_lease() {
     for act in [Fault::ReplyLost, Fault::HangReply] {
@@ -1039,6 +1043,7 @@ async fn late_grant_is_acquired_again() {
     }
 }
 
+// F-098, S-271
 #[tokio::test(start_paused = true)]
 async fn retried_completion_finds_own_record() {
     for act in [
@@ -1055,6 +1060,7 @@ async fn retried_completion_finds_own_record() {
                 _ => Fault::None,
             });
             let first = node.response().await;
+            assert_eq!(first.status, StatusCode::CREATED);
             assert_eq!((first.text(), first.is_replay()), ("execution 1", false));
             assert_eq!(node.store.calls(Operation::Complete), 2);
             let retry = node.another().response().await;
@@ -1065,7 +1071,7 @@ async fn retried_completion_finds_own_record() {
     }
 }
 
-// F-099
+// F-092, F-099, S-272
 #[tokio::test(start_paused = true)]
 async fn response_precedes_record_during_store_failure() {
     for (act, at_most) in [
@@ -1096,7 +1102,7 @@ async fn response_precedes_record_during_store_failure() {
     }
 }
 
-// F-100
+// F-100, S-268
 // The store keeps the lease alive and refuses the record, as a full Redis does.
 #[tokio::test(start_paused = true)]
 async fn unstorable_record_does_not_hold_key_forever() {
@@ -1131,27 +1137,37 @@ async fn unstorable_record_does_not_hold_key_forever() {
             assert!(lease.is_takeover(), "the execution is a takeover");
             sleep(LEASE * 2).await;
             assert_eq!(node.store.calls(Operation::Renew), renewals);
+            assert_eq!(node.effects.count(), 2);
         })
         .await;
     }
 }
 
+// F-101, S-273
 #[tokio::test(start_paused = true)]
 async fn failed_release_is_retried_in_background() {
-    for act in [Fault::CallLost, Fault::HangCall] {
+    for (act, seconds) in [(Fault::CallLost, 2), (Fault::HangCall, 4)] {
         within(LONG, async {
             let node = Node::new();
             node.barrier.open_for_good();
             node.answers_with(StatusCode::BAD_GATEWAY);
             node.fail(&[Operation::Release], act);
             let started = Instant::now();
-            assert_eq!(node.response().await.status, StatusCode::BAD_GATEWAY);
+            let failed = node.response().await;
+            assert_eq!(
+                (failed.status, failed.text()),
+                (StatusCode::BAD_GATEWAY, "execution 1")
+            );
             assert!(started.elapsed() <= Duration::from_millis(4_010));
             assert_eq!(node.another().response().await.code(), "in-progress");
             node.recover();
             node.answers_with(StatusCode::CREATED);
-            sleep(Duration::from_secs(4)).await;
-            assert_eq!(node.response().await.text(), "execution 2");
+            sleep(Duration::from_secs(seconds)).await;
+            let retry = node.response().await;
+            assert_eq!(
+                (retry.status, retry.text()),
+                (StatusCode::CREATED, "execution 2")
+            );
             assert_eq!((node.effects.count(), node.layer.in_flight()), (2, 0));
         })
         .await;

@@ -1,6 +1,6 @@
 //! The Redis store passes the suite through each way to reach a server.
 
-use std::{fs, time::Duration};
+use std::fs;
 
 use tests::{
     conformance::run_all_cases,
@@ -23,10 +23,7 @@ fn options() -> RedisOptions {
 
 /// Runs each case on a new store, many cases at a time.
 fn assert_conforms(push: bool, store: impl AsyncFn() -> RedisStore + Sync) {
-    let subject = async || {
-        let subject = Subject::new(store().await).with_unit(Duration::from_millis(100));
-        subject.with_push(push)
-    };
+    let subject = async || Subject::new(store().await).with_push(push);
     run_all_cases(subject, |_| None);
 }
 

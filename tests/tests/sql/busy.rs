@@ -14,7 +14,7 @@ use tokio::{
     runtime::Builder,
     time::{sleep, timeout},
 };
-use tower_idempotency::store::{Acquired, Store as _, Ttl};
+use tower_idempotency::store::{Acquired, LeaseRef, Store as _, Ttl};
 use tower_idempotency_sqlx::{
     SqliteStore,
     sqlx::{
@@ -44,24 +44,32 @@ async fn beside_writer<T>(writer: &mut SqliteConnection, call: impl Future<Outpu
     output
 }
 
-#[tokio::test]
-async fn calls_wait_for_writer() {
+/// Executes the call on a new store with a lease while another connection writes to its file.
+async fn on_busy_file<T>(call: impl AsyncFnOnce(&SqliteStore, &LeaseRef) -> T) -> T {
     let scratch = Scratch::new();
     let store = sql::sqlite(&scratch).await;
     let claim = claim();
-    let mut writer = open(&scratch.file("keys.db")).await;
-    let acquired = beside_writer(&mut writer, store.acquire(&claim)).await;
-    assert!(matches!(acquired, Ok(Acquired::Granted { .. })));
+    store.acquire(&claim).await.expect(WORKS);
     let lease = claim.lease_ref(1);
-    let renewed = beside_writer(&mut writer, store.renew(&lease, LONG)).await;
+    let mut writer = open(&scratch.file("keys.db")).await;
+    beside_writer(&mut writer, call(&store, &lease)).await
+}
+
+#[tokio::test]
+async fn calls_wait_for_writer() {
+    let (acquired, renewed, purged, appended, migrated, checked) = tokio::join!(
+        on_busy_file(async |store, _| store.acquire(&claim()).await),
+        on_busy_file(async |store, lease| store.renew(lease, LONG).await),
+        on_busy_file(async |store, _| store.purge_expired(1).await),
+        on_busy_file(async |store, _| store.append_audit_line("a line").await),
+        on_busy_file(async |store, _| store.migrate().await),
+        on_busy_file(async |store, _| store.check().await),
+    );
+    assert!(matches!(acquired, Ok(Acquired::Granted { .. })));
     renewed.expect(WORKS);
-    let purged = beside_writer(&mut writer, store.purge_expired(1)).await;
     purged.expect(WORKS);
-    let appended = beside_writer(&mut writer, store.append_audit_line("a line")).await;
     appended.expect(WORKS);
-    let migrated = beside_writer(&mut writer, store.migrate()).await;
     migrated.expect(WORKS);
-    let checked = beside_writer(&mut writer, store.check()).await;
     checked.expect(WORKS);
 }
 
@@ -101,7 +109,7 @@ fn import(file: &Path, commits: u32) {
 }
 
 // F-171
-/// SQLite itself polls every 100 ms. On an idle machine it renewed 2 to 6 times in this test. The commits of the other
+/// SQLite itself polls every 100 ms. On an idle machine it renewed 1 to 3 times in this test. The commits of the other
 /// connection are the clock, so a stall of the machine hardly changes these numbers.
 #[tokio::test(flavor = "multi_thread")]
 async fn renewals_continue_during_import() {
@@ -112,7 +120,7 @@ async fn renewals_continue_during_import() {
     let lease = claim.lease_ref(1);
     store.renew(&lease, LONG).await.expect(WORKS);
     let file = scratch.file("keys.db");
-    let importing = thread::spawn(move || import(&file, 800));
+    let importing = thread::spawn(move || import(&file, 400));
     let mut renewed = 0;
     while !importing.is_finished() {
         if store.renew(&lease, LONG).await.is_ok() {
@@ -121,7 +129,7 @@ async fn renewals_continue_during_import() {
         sleep(Duration::from_millis(20)).await;
     }
     importing.join().expect("the import ends");
-    assert!(renewed >= 20, "{renewed}");
+    assert!(renewed >= 10, "{renewed}");
 }
 
 #[tokio::test]

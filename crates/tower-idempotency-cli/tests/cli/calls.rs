@@ -1,6 +1,6 @@
 //! The calls that each command makes: only `check --repair` walks through the keys of a store.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{collections::BTreeSet, path::Path, thread};
 
 use tests::{
     dynamodb::Endpoint,
@@ -11,7 +11,7 @@ use tests::{
     },
 };
 
-use crate::{run_in, scenario::Keys, serve::Served};
+use crate::{run_in, scenario::Keys, serve::Served, session::COMMANDS_AT_ONCE};
 
 /// The options that change what a listing reads.
 const FILTERS: [&[&str]; 6] = [
@@ -65,6 +65,8 @@ fn visit_console(directory: &Path, url: &str, keys: &Keys) {
 }
 
 /// Runs each command that takes a store, but not `check --repair`, and listings with each of these options.
+///
+/// Several reading commands run at the same time, because a command on a cluster takes a second.
 async fn run_every_command(url: &str, filters: &[&[&str]]) {
     let store = crate::open(url).await.expect("the server runs");
     let keys = Keys::create(&store).await;
@@ -74,24 +76,34 @@ async fn run_every_command(url: &str, filters: &[&[&str]]) {
         let ran = run_in(&directory, url, args);
         assert_eq!(ran.code, code, "{args:?}: {ran:?}");
     };
+    let completed = keys.completed.id.to_hex();
+    let mut reads = vec![
+        (vec!["list", "completed"], 6),
+        (vec!["show", completed.as_str()], 0),
+        (vec!["show", "aaaaaaaa"], 0),
+        (vec!["show", "bbbbbbbb"], 0),
+        (vec!["show", "cccccccc"], 0),
+        (vec!["show", "eeeeeeee"], 3),
+        (vec!["find", "--key", "8e03978e", "--principal", "alice"], 3),
+        (vec!["stats"], 0),
+        (vec!["check"], 0),
+        (vec!["export", "--with-records"], 0),
+    ];
     for state in ["in-progress", "orphaned", "attention"] {
         for filter in filters {
-            run(&[&["list", state], *filter].concat(), 0);
+            reads.push(([&["list", state], *filter].concat(), 0));
         }
     }
-    run(&["list", "completed"], 6);
-    run(&["show", &keys.completed.id.to_hex()], 0);
-    for id in ["aaaaaaaa", "bbbbbbbb", "cccccccc"] {
-        run(&["show", id], 0);
+    for reads in reads.chunks(COMMANDS_AT_ONCE) {
+        thread::scope(|scope| {
+            for (args, code) in reads {
+                let run = &run;
+                scope.spawn(move || run(args, *code));
+            }
+        });
     }
-    run(&["show", "eeeeeeee"], 3);
-    run(&["find", "--key", "8e03978e", "--principal", "alice"], 3);
-    run(&["stats"], 0);
-    run(&["check"], 0);
-    run(&["export", "--with-records"], 0);
     visit_console(&directory, url, &keys);
     let change = ["--reason", "x", "--audit", "log", "--yes"];
-    let completed = keys.completed.id.to_hex();
     for (id, decision) in [
         ("aaaaaaaa", &["break-lease", "--force"][..]),
         ("aaaaaaaa", &["retry"]),

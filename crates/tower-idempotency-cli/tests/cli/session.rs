@@ -149,4 +149,4 @@ fn escape(text: &str) -> String {
     escaped
 }
 
-const COMMANDS_AT_ONCE: usize = 8;
+pub(crate) const COMMANDS_AT_ONCE: usize = 8;

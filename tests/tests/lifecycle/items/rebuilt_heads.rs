@@ -29,7 +29,7 @@ fn rebuilt(head: request::Parts) -> request::Parts {
 fn send_to_rebuilding(configure: Configure, keys: [Option<&str>; 3]) -> ([bool; 3], usize) {
     let mut replays = [false; 3];
     let run = async {
-        let service = Service::new(configure(layer())).with_failing(&["b"]);
+        let service = Service::new(configure(layer())).with_failing_b();
         let of_handler = service.clone();
         let handler = async move |head: request::Parts, body: String| {
             let results = of_handler.results(&rebuilt(head), &body).await;

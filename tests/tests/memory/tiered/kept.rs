@@ -258,46 +258,6 @@ async fn clones_share_one_tier() {
     assert_eq!(replay(&tiered, 1).await, from_store("tea"));
 }
 
-#[test]
-fn compression_threshold_is_that_of_store() {
-    fn threshold<S: Store>(_: &S) -> usize {
-        S::COMPRESS_ABOVE
-    }
-    struct Networked(MemoryStore);
-    impl Store for Networked {
-        const COMPRESS_ABOVE: usize = 77;
-
-        async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-            self.0.acquire(claim).await
-        }
-
-        async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
-            self.0.renew(lease, ttl).await
-        }
-
-        async fn complete(
-            &self,
-            lease: &LeaseRef,
-            record: Bytes,
-            retention: Ttl,
-        ) -> Result<(), StoreError> {
-            self.0.complete(lease, record, retention).await
-        }
-
-        async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
-            self.0.release(lease).await
-        }
-
-        async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
-            self.0.wait_for_change(id, timeout).await;
-        }
-    }
-    assert_eq!(
-        threshold(&Tiered::new(Networked(MemoryStore::new()))),
-        threshold(&Networked(MemoryStore::new()))
-    );
-}
-
 // F-986
 /// A resolution through a tier removes the record from it, and not from that of another process.
 #[tokio::test(start_paused = true)]

@@ -393,6 +393,9 @@ const NEVER_FAILS_OVER: [&str; 4] = [
 /// The timeout of the store while a node hangs.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The number of waits that decide.
+const ENOUGH_WAITS: usize = 3;
+
 async fn assert_others_are_served(cluster: RedisCluster) {
     let options = RedisOptions::new().with_timeout(TIMEOUT);
     let store = until_connected(|| options.clone().connect_cluster(cluster.urls())).await;
@@ -430,7 +433,7 @@ async fn assert_others_are_served(cluster: RedisCluster) {
     };
     let mut waits: Vec<Duration> = Vec::new();
     let mut pauses = 0;
-    while pauses < 6 && (waits.len() < 3 || !are_most_short(&waits)) {
+    while pauses < 6 && (waits.len() < ENOUGH_WAITS || !are_most_short(&waits)) {
         pauses += 1;
         waits.extend(long_waits_while_one_hangs(&cluster, &store, &hanging, &others).await);
         for (_, lease, key) in &running {
@@ -450,8 +453,8 @@ async fn assert_others_are_served(cluster: RedisCluster) {
     }
 }
 
-/// Pauses a node for a while under calls to all nodes. Returns the durations of calls to other nodes that had to wait while
-/// the node hung. Omits calls during which this process did not run for a while.
+/// Pauses a node under calls to all nodes, until enough calls to other nodes had to wait, or for a while. Returns the durations
+/// of these calls. Omits calls during which this process did not run for a while.
 async fn long_waits_while_one_hangs(
     cluster: &RedisCluster,
     store: &RedisStore,
@@ -460,11 +463,12 @@ async fn long_waits_while_one_hangs(
 ) -> Vec<Duration> {
     cluster.node(0).pause();
     let (paused, trouble) = (Instant::now(), Duration::from_secs(7));
+    let done = Arc::new(AtomicBool::new(false));
     let mut traffic = JoinSet::new();
     for claim in hanging.iter().take(40) {
-        let (store, claim) = (store.clone(), claim.clone());
+        let (store, claim, done) = (store.clone(), claim.clone(), Arc::clone(&done));
         traffic.spawn(async move {
-            while paused.elapsed() < trouble {
+            while !done.load(Ordering::Relaxed) {
                 assert!(store.acquire(&claim).await.is_err(), "it hangs");
             }
         });
@@ -484,7 +488,7 @@ async fn long_waits_while_one_hangs(
     });
     let mut waits = Vec::new();
     let mut others = others.iter().cycle();
-    while paused.elapsed() < trouble {
+    while paused.elapsed() < trouble && waits.len() < ENOUGH_WAITS {
         interruption.store(0, Ordering::Relaxed);
         let (began, claim) = (Instant::now(), others.next().expect("calls to other nodes"));
         while let Err(error) = store.acquire(claim).await {
@@ -498,6 +502,7 @@ async fn long_waits_while_one_hangs(
         }
     }
     beats.abort();
+    done.store(true, Ordering::Relaxed);
     traffic.join_all().await;
     cluster.node(0).resume();
     let resumed = Instant::now();

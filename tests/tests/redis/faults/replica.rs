@@ -189,9 +189,9 @@ async fn failed_replica_waits_take_no_late_leases() {
         assert_unavailable(&request.await.unwrap());
     }
     // The last releases are sent after a lease duration. Without a limit, the server would execute calls for 20 s (40 x 500 ms).
-    sleep(lease.as_duration() + Duration::from_secs(4)).await;
-    eventually("no background attempts are left", || {
-        node.layer.in_flight() == 0
+    sleep(lease.as_duration()).await;
+    eventually("no background attempts and calls are left", || {
+        node.layer.in_flight() == 0 && !has_blocked_client(&primary)
     })
     .await;
     assert_eq!(primary.entries().len(), 0);

@@ -88,6 +88,27 @@ pub(crate) enum AcquireTarget {
     OwnLease,
 }
 
+/// Sends a conditional write, and returns its outcome. The three requests have the same methods, but no common trait.
+macro_rules! send_write {
+    ($request:ident, $attempts:expr, $error:ident) => {{
+        let sent = match $attempts.settings() {
+            None => Box::pin($request.send()).await,
+            Some(settings) => Box::pin($request.customize().config_override(settings).send()).await,
+        };
+        match sent {
+            Ok(written) => Ok(WriteOutcome::Applied(
+                written.attributes.unwrap_or_default(),
+            )),
+            Err(error) => condition_failure(error, |error| match error {
+                $error::ConditionalCheckFailedException(failed) => {
+                    Some(WriteOutcome::ConditionFailed(failed.item))
+                }
+                _ => None,
+            }),
+        }
+    }};
+}
+
 impl TableClient {
     /// Acquires the lease if the entry is in the state of `target`.
     pub(crate) async fn acquire_lease(
@@ -144,7 +165,7 @@ impl TableClient {
         update.push_str(expression::REMOVE_RECORD);
         let (id, token) = (&claim.id, &claim.token);
         let update = self.update_builder(id, token, condition, &update, RETURN_ALL_NEW, values);
-        send_update(update, attempts).await
+        send_write!(update, attempts, UpdateItemError)
     }
 
     /// Acquires the lease of an orphan that has expired but is still stored. Replaces all attributes of the item.
@@ -192,19 +213,7 @@ impl TableClient {
                 &[expression::ABSENT_OR_EXPIRED],
             )))
             .expression_attribute_values(":passed", n(moment.passed));
-        let sent = match attempts.settings() {
-            None => Box::pin(put.send()).await,
-            Some(settings) => Box::pin(put.customize().config_override(settings).send()).await,
-        };
-        match sent {
-            Ok(_) => Ok(WriteOutcome::Applied(Item::new())),
-            Err(error) => condition_failure(error, |error| match error {
-                PutItemError::ConditionalCheckFailedException(failed) => {
-                    Some(WriteOutcome::ConditionFailed(failed.item))
-                }
-                _ => None,
-            }),
-        }
+        send_write!(put, attempts, PutItemError)
     }
 
     /// Completes the entry with the record.
@@ -305,19 +314,7 @@ impl TableClient {
             // The service rejects a map without values.
             .set_expression_attribute_values(Some(value_map(values)).filter(|it| !it.is_empty()))
             .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
-        let sent = match attempts.settings() {
-            None => Box::pin(delete.send()).await,
-            Some(settings) => Box::pin(delete.customize().config_override(settings).send()).await,
-        };
-        match sent {
-            Ok(_) => Ok(WriteOutcome::Applied(Item::new())),
-            Err(error) => condition_failure(error, |error| match error {
-                DeleteItemError::ConditionalCheckFailedException(failed) => {
-                    Some(WriteOutcome::ConditionFailed(failed.item))
-                }
-                _ => None,
-            }),
-        }
+        send_write!(delete, attempts, DeleteItemError)
     }
 
     pub(crate) async fn update(
@@ -330,7 +327,7 @@ impl TableClient {
         values: impl IntoIterator<Item = (&'static str, AttributeValue)>,
     ) -> Result<WriteOutcome, DynamoDbError> {
         let update = self.update_builder(id, token, condition, update, return_values, values);
-        send_update(update, Attempts::OfOptions).await
+        send_write!(update, Attempts::OfOptions, UpdateItemError)
     }
 
     /// Returns an update under a condition, which is not sent yet.
@@ -415,28 +412,6 @@ impl LeaseTimes {
             orphan_retention,
             orphan_retention_seconds,
         }
-    }
-}
-
-/// Sends an update.
-async fn send_update(
-    update: UpdateItemFluentBuilder,
-    attempts: Attempts,
-) -> Result<WriteOutcome, DynamoDbError> {
-    let sent = match attempts.settings() {
-        None => Box::pin(update.send()).await,
-        Some(settings) => Box::pin(update.customize().config_override(settings).send()).await,
-    };
-    match sent {
-        Ok(updated) => Ok(WriteOutcome::Applied(
-            updated.attributes.unwrap_or_default(),
-        )),
-        Err(error) => condition_failure(error, |error| match error {
-            UpdateItemError::ConditionalCheckFailedException(failed) => {
-                Some(WriteOutcome::ConditionFailed(failed.item))
-            }
-            _ => None,
-        }),
     }
 }
 

@@ -186,17 +186,17 @@ impl Proxy {
         self.state.received.load(Ordering::SeqCst)
     }
 
-    /// Cuts all connections each time that `progress` has increased by `step`, and every third time loses a reply instead. So
-    /// the clients make progress between two cuts, also on a slow machine. Each cut lasts until it has reset a connection. Never
+    /// Cuts all connections each time that `progress` has increased by 4, and every third time loses a reply instead. So the
+    /// clients make progress between two cuts, also on a slow machine. Each cut lasts until it has reset a connection. Never
     /// returns: the caller drops the future when the clients are done.
     ///
     /// # Panics
     ///
     /// Panics if there is nothing to cut within [`HANG_GUARD`].
-    pub async fn cut_at_progress(&self, step: u64, progress: impl Fn() -> u64) -> Infallible {
+    pub async fn cut_at_progress(&self, progress: impl Fn() -> u64) -> Infallible {
         let mut cuts = 0_u64;
         loop {
-            let next = progress() + step;
+            let next = progress() + 4;
             while progress() < next {
                 sleep(Duration::from_millis(1)).await;
             }

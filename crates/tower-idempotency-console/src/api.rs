@@ -126,6 +126,6 @@ const MEMBERS: [&str; 7] = [
 ];
 
 pub(crate) async fn audit(State(shared): State<Arc<Shared>>) -> Result<Response, PageError> {
-    let lines = audit_lines(&shared, 100).await?;
+    let lines = audit_lines(&shared).await?;
     Ok(json_response(StatusCode::OK, &json!({ "lines": lines })))
 }

@@ -109,12 +109,12 @@ impl Writer<'_> {
                 self.line(marks, &signature);
             }
             Item::Type(item) => {
-                let (generics, bounds) = self.generics(module, &[], &item.generics);
+                let (generics, bounds) = self.generics(module, &item.generics);
                 let ty = self.show(module, &[&item.generics], &*item.ty);
                 self.line(marks, &format!("type {path}{generics} = {ty}{bounds}"));
             }
             Item::Struct(item) => {
-                let (generics, bounds) = self.generics(module, &[], &item.generics);
+                let (generics, bounds) = self.generics(module, &item.generics);
                 let private = item.fields.iter().any(|field| !is_public(&field.vis));
                 let form = match (&item.fields, private) {
                     (Fields::Named(_), true) => " { .. }",
@@ -138,7 +138,7 @@ impl Writer<'_> {
                 }
             }
             Item::Enum(item) => {
-                let (generics, bounds) = self.generics(module, &[], &item.generics);
+                let (generics, bounds) = self.generics(module, &item.generics);
                 self.line(marks, &format!("enum {path}{generics}{bounds}"));
                 self.derives(module, &item.attrs, &item.generics, path, marks)?;
                 for variant in &item.variants {
@@ -167,7 +167,7 @@ impl Writer<'_> {
         path: &str,
         marks: &Marks,
     ) -> Result<(), String> {
-        let (generics, bounds) = self.generics(module, &[], &item.generics);
+        let (generics, bounds) = self.generics(module, &item.generics);
         let supertraits = self.show(module, &[&item.generics], &item.supertraits);
         let colon = if supertraits.is_empty() { "" } else { ": " };
         let unsafety = if item.unsafety.is_some() {
@@ -240,7 +240,7 @@ impl Writer<'_> {
                     "Hash" => "std::hash::Hash".to_owned(),
                     _ => self.show(module, &[], &derived),
                 };
-                let (parameters, bounds) = self.generics(module, &[], generics);
+                let (parameters, bounds) = self.generics(module, generics);
                 let names = arguments(generics);
                 let line = format!("impl{parameters} {derived} for {path}{names}{bounds}");
                 self.line(&marks.inherited(), &line);
@@ -278,7 +278,7 @@ impl Writer<'_> {
             _ => marks.clone(),
         };
         let ty = self.show(module, &outer, &*item.self_ty);
-        let (parameters, bounds) = self.generics(module, &[], &item.generics);
+        let (parameters, bounds) = self.generics(module, &item.generics);
         if let Some((implemented, _)) = &item.trait_ {
             if let Target::Item { module, name, .. } =
                 self.modules.resolve(module, &names(implemented))
@@ -346,7 +346,7 @@ impl Writer<'_> {
             let found = self.modules.get(module).items.iter();
             for (item, _) in found.filter(|(item, _)| name(item).is_some_and(|name| *name == of)) {
                 if let Item::Type(item) = item {
-                    let (generics, bounds) = self.generics(module, &[], &item.generics);
+                    let (generics, bounds) = self.generics(module, &item.generics);
                     let ty = self.show(module, &[&item.generics], &*item.ty);
                     let path = private_path(self.modules, module, &of).join("::");
                     let line = format!("type {path}{generics} = {ty}{bounds}");
@@ -387,13 +387,8 @@ impl Writer<'_> {
     }
 
     /// Returns the parameters with their bounds, and the `where` clause.
-    fn generics(
-        &mut self,
-        module: ModuleId,
-        outer: &[&Generics],
-        generics: &Generics,
-    ) -> (String, String) {
-        let scopes = [outer, &[generics]].concat();
+    fn generics(&mut self, module: ModuleId, generics: &Generics) -> (String, String) {
+        let scopes = [generics];
         let parameters = self.show(module, &scopes, generics);
         let bounds = generics.where_clause.as_ref();
         let bounds = bounds.map(|bounds| format!(" {}", self.show(module, &scopes, bounds)));

@@ -20,7 +20,7 @@ pub(crate) async fn audit(
     State(shared): State<Arc<Shared>>,
     visit: Visit,
 ) -> Result<Response, PageError> {
-    let lines = audit_lines(&shared, 100).await?;
+    let lines = audit_lines(&shared).await?;
     let page = AuditPage {
         rows: lines.iter().map(AuditRow::from).collect(),
         visit,

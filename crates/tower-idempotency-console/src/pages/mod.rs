@@ -58,9 +58,13 @@ pub(crate) async fn find_details(shared: &Shared, id: &KeyId) -> Result<EntryDet
     })
 }
 
+/// Number of lines of the audit log that its page and the API show.
+const AUDIT_LINES: usize = 100;
+
 /// Returns the last lines of the audit log, the last one first.
-pub(crate) async fn audit_lines(shared: &Shared, limit: usize) -> Result<Vec<Value>, PageError> {
-    audit_tail(shared, limit).await.map(|(lines, _)| lines)
+pub(crate) async fn audit_lines(shared: &Shared) -> Result<Vec<Value>, PageError> {
+    let (lines, _) = audit_tail(shared, AUDIT_LINES).await?;
+    Ok(lines)
 }
 
 /// Returns the last lines of the audit log, and `true` if the log has no older ones.

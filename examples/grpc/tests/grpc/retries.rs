@@ -66,7 +66,7 @@ async fn each_call_has_one_effect_through_cut_connections() {
     let paying = timeout(HANG_GUARD, clients.join_all());
     let ids = tokio::select! {
         ids = paying => ids,
-        never = proxy.cut_at_progress(4, || service.effects.count()) => match never {},
+        never = proxy.cut_at_progress(|| service.effects.count()) => match never {},
     };
     let Ok(ids) = ids else {
         let (paid, in_flight) = (paid.count(), layer.in_flight());

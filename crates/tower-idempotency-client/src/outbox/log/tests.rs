@@ -26,10 +26,13 @@ fn names(prefix: &str, count: usize) -> Vec<String> {
     (0..count).map(|n| format!("{prefix}-{n}")).collect()
 }
 
+/// Number of entries that [`store_and_remove`] stores. They use more than [`COMPACT_FROM`] bytes.
+const REMOVED: usize = 8000;
+
 /// Stores entries, and removes them without writing that.
-fn store_and_remove(log: &mut Log, count: usize) {
-    store(log, names("removed", count));
-    for key in names("removed", count) {
+fn store_and_remove(log: &mut Log) {
+    store(log, names("removed", REMOVED));
+    for key in names("removed", REMOVED) {
         log.remove(&key);
     }
 }
@@ -77,7 +80,7 @@ fn positions_increase_after_failed_write() {
     let scratch = Scratch::new();
     let path = scratch.file("orders.outbox");
     let mut log = Log::open(&path).unwrap();
-    store_and_remove(&mut log, 8000);
+    store_and_remove(&mut log);
     log.flush(true).unwrap();
     log.compact().unwrap();
     let file = std::mem::replace(&mut log.file, File::open(&path).unwrap());
@@ -87,7 +90,7 @@ fn positions_increase_after_failed_write() {
     log.repair().unwrap();
     store(&mut log, names("kept", 1));
     let (position, _) = log.pending(0, 1).pop().unwrap();
-    assert!(position > 8000, "{position}");
+    assert!(position > REMOVED as u64, "{position}");
 }
 
 /// The power failed before the first sync.
@@ -215,7 +218,7 @@ fn hole_in_compacted_file_is_error() {
     let scratch = Scratch::new();
     let path = scratch.file("orders.outbox");
     let mut log = Log::open(&path).unwrap();
-    store_and_remove(&mut log, 8000);
+    store_and_remove(&mut log);
     store(&mut log, names("kept", 3));
     let before = log.length;
     log.compact().unwrap();
@@ -232,7 +235,7 @@ fn failed_compaction_is_repeated_after_growth() {
     let scratch = Scratch::new();
     let path = scratch.file("orders.outbox");
     let mut log = Log::open(&path).unwrap();
-    store_and_remove(&mut log, 8000);
+    store_and_remove(&mut log);
     log.flush(true).unwrap();
     // No file can get the name of a directory.
     let path = std::mem::replace(&mut log.path, scratch.file("directory"));
@@ -244,7 +247,7 @@ fn failed_compaction_is_repeated_after_growth() {
     let length = log.length;
     log.compact().unwrap();
     assert_eq!(log.length, length);
-    store_and_remove(&mut log, 8000);
+    store_and_remove(&mut log);
     log.flush(true).unwrap();
     log.compact().unwrap();
     assert!(log.length < length);
@@ -344,7 +347,7 @@ fn symbolic_link_leads_to_same_outbox() {
     // The target does not exist yet.
     let mut log = Log::open(&link).unwrap();
     assert!(Log::open(&path).is_err());
-    store_and_remove(&mut log, 8000);
+    store_and_remove(&mut log);
     store(&mut log, names("kept", 1));
     let length = log.length;
     log.compact().unwrap();

@@ -30,7 +30,7 @@ pub(super) fn spawn_release(lease: &LeaseState, permit: InFlightPermit) {
     });
 }
 
-/// Reports a lease that ends without a record: as lost, or by `report`.
+/// Reports the end of a lease that has no record. Calls `report` unless the lease is lost.
 pub(super) fn report_end(lease: &LeaseState, report: impl FnOnce(&LeaseState)) {
     if lease.is_lost() {
         lease.mark_lost();
@@ -39,9 +39,10 @@ pub(super) fn report_end(lease: &LeaseState, report: impl FnOnce(&LeaseState)) {
     }
 }
 
-/// Like [`spawn_release`], for a lease that has passed by the clock of this process. Another process may hold the key, so the
-/// task renews the lease first. It reports the loss, or calls `report` for the release.
-pub(super) fn spawn_release_of_passed(
+/// Like [`spawn_release`], for a lease that has expired by the clock of this process. Another process may hold the key, so the
+/// task renews the lease first. It reports the loss if it finds one. Otherwise it calls `report`, also if the store did not
+/// reply until the deadline.
+pub(super) fn spawn_release_of_expired(
     lease: &LeaseGuard,
     permit: InFlightPermit,
     report: impl FnOnce(&LeaseState) + Send + 'static,

@@ -8,7 +8,7 @@ use crate::{
     execution::{
         Execution, Failure, Finished, PendingRecord,
         background::{
-            release_late_acquire, report_end, spawn_release, spawn_release_of_passed,
+            release_late_acquire, report_end, spawn_release, spawn_release_of_expired,
             spawn_release_unacknowledged,
         },
         reconcile::{
@@ -134,11 +134,11 @@ impl Execution {
         let Self { lease, permit } = self;
         let has_unacknowledged_commit = lease.has_unacknowledged_commit();
         // Another process may hold the key. A release does not report that, a renewal does.
-        if !has_unacknowledged_commit && !lease.is_lost() && lease.has_passed() {
+        if !has_unacknowledged_commit && !lease.is_lost() && lease.has_expired() {
             match Box::pin(lease.expire_now()).await {
                 RenewOutcome::Renewed => {}
                 RenewOutcome::LeaseLost => lease.mark_lost(),
-                RenewOutcome::Failed => return spawn_release_of_passed(&lease, permit, report),
+                RenewOutcome::Failed => return spawn_release_of_expired(&lease, permit, report),
             }
         }
         let released = Box::pin(lease.release()).await;
@@ -161,10 +161,14 @@ impl Execution {
     async fn release_and_reconcile(self, report: impl FnOnce(&LeaseState)) -> Finished {
         self.lease.set_finishing(true);
         let Self { lease, permit } = self;
+        let mut is_lost = lease.is_lost();
         let (is_ended, released) = if lease.must_leave_orphan() {
             match lease.expire_now().await {
                 RenewOutcome::Renewed => (true, false),
-                RenewOutcome::LeaseLost => (true, true),
+                RenewOutcome::LeaseLost => {
+                    is_lost = true;
+                    (true, true)
+                }
                 RenewOutcome::Failed => (false, false),
             }
         } else {
@@ -201,12 +205,17 @@ impl Execution {
                 }
                 unknown_outcome(&lease)
             }
-            // Any other holder acquired the key after this lease ended. The commit's record has expired, or it was never
+            // If this lease was held until now, any other holder acquired the key after it ended. The commit's record has expired, or it was never
             // stored. It never will be, since the commit no longer finds its lease, unless this execution left an orphan.
             EntryStatus::Acquired(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere => {
-                report(&lease);
+                let may_have_expired = lease.commits.record_may_have_expired();
+                if !is_lost {
+                    report(&lease);
+                } else if !may_have_expired {
+                    lease.mark_lost();
+                }
                 let may_still_commit = !released && lease.has_unacknowledged_commit();
-                if may_still_commit || lease.commits.record_may_have_expired() {
+                if may_still_commit || may_have_expired {
                     unknown_outcome(&lease)
                 } else {
                     Finished::Own
@@ -281,6 +290,7 @@ impl Execution {
                 self.lease.mark_lost();
             }
             RenewOutcome::LeaseLost => {}
+            RenewOutcome::Failed if self.lease.is_lost() => {}
             RenewOutcome::Failed => self.lease.warnings().key_held(self.lease.id()),
         }
         match self.reconcile_commit(renewed).await {
@@ -305,9 +315,7 @@ impl Execution {
             }
             Reconciled::Finished(finished) => finished,
             Reconciled::NotCommitted => {
-                if !is_lost {
-                    lease.0.warnings().key_held(lease.0.id());
-                }
+                report_end(&lease.0, |lease| lease.warnings().key_held(lease.id()));
                 Finished::Own
             }
         }

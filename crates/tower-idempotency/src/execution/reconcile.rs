@@ -116,7 +116,7 @@ pub(crate) async fn query_entry_with_new_token(
 impl Execution {
     /// Queries the store for the handler's commit, if there was one, and changes nothing. `renewed` is the outcome of a renewal
     /// before it: unless it found the lease lost, the database may still execute the commit. Marks the lease as lost if another
-    /// process has or had it.
+    /// process had it before the renewal.
     pub(super) async fn reconcile_commit(self, renewed: RenewOutcome) -> Reconciled {
         let Self { lease, permit } = self;
         if !lease.has_unacknowledged_commit() {
@@ -127,7 +127,10 @@ impl Execution {
                 Reconciled::Finished(report_committed(&lease, record))
             }
             EntryStatus::Completed(record) => {
-                lease.mark_lost();
+                // After a renewal that succeeded, the other execution began when this lease had ended.
+                if !matches!(renewed, RenewOutcome::Renewed) {
+                    lease.mark_lost();
+                }
                 Reconciled::Finished(Finished::Stored(record))
             }
             EntryStatus::Unknown => Reconciled::Finished(unknown_outcome(&lease)),

@@ -300,11 +300,11 @@ impl LeaseState {
     }
 
     pub(super) fn is_held(&self) -> bool {
-        !self.is_lost() && !self.is_finished() && !self.has_passed()
+        !self.is_lost() && !self.is_finished() && !self.has_expired()
     }
 
     /// Returns `true` if the lease has expired by the clock of this process.
-    pub(crate) fn has_passed(&self) -> bool {
+    pub(crate) fn has_expired(&self) -> bool {
         Instant::now() >= self.deadline()
     }
 

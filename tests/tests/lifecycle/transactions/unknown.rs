@@ -1,6 +1,9 @@
 //! Commits without a reply, and late replies.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use axum::{Router, body::Body, response::IntoResponse};
 use bytes::Bytes;
@@ -11,6 +14,7 @@ use tests::{
     barrier::{Barrier, bounded, eventually, within},
     created,
     ledger::{CommitFault, Ledger},
+    observed::{read, total},
     send,
 };
 use tokio::time::sleep;
@@ -202,6 +206,87 @@ async fn lease_loss_is_reported_by_failed_execution() {
         let sent = tokio::spawn(async move { send(&app, order()).await });
         sent.await.expect_err("a panic");
         assert_eq!(leases_lost(&recorder), 1.0, "{is_completed}");
+    }
+}
+
+/// Another execution takes over the orphan that the failed one has left, and completes it before the query.
+#[tokio::test(start_paused = true)]
+async fn completion_of_left_orphan_is_no_loss() {
+    let recorder = DebuggingRecorder::new();
+    let _recorded = metrics::set_default_local_recorder(&recorder);
+    let ledger = Ledger::default();
+    ledger.next(CommitFault::CallLost);
+    let is_left = Barrier::closed();
+    let held = is_left.clone();
+    ledger.store.set_script(move |op, _| match op {
+        Operation::Renew => Fault::HoldReply(held.clone().into()),
+        _ => Fault::None,
+    });
+    let layer = IdempotencyLayer::new(ledger.clone()).with_orphan_policy(OrphanPolicy::Refuse);
+    let entry = Arc::new(OnceLock::new());
+    let own = Arc::clone(&entry);
+    let (app, _) = behind(
+        layer,
+        &ledger,
+        async move |ledger: Ledger, lease: Lease, n| {
+            own.set(lease.lease_ref()).expect("one execution");
+            charge(ledger, lease, n).await;
+            panic!("the handler fails");
+        },
+    );
+    let sent = tokio::spawn(async move { send(&app, order()).await });
+    is_left.arrival().await;
+    let orphan = entry.get().expect("an execution");
+    let store = ledger.store.inner();
+    let mut other = Claim::new(orphan.id, orphan.fingerprint).expect("randomness");
+    other.orphans = OrphanPolicy::TakeOver;
+    let acquired = store.acquire(&other).await.expect("memory does not fail");
+    let Acquired::Granted { generation, .. } = acquired else {
+        panic!("{acquired:?}");
+    };
+    let (reference, record) = (other.lease_ref(generation), Bytes::from("a record"));
+    let completed = store.complete(&reference, record, Ttl::from_secs(60)).await;
+    completed.expect("memory does not fail");
+    is_left.open_for_good();
+    sent.await.expect_err("a panic");
+    assert_eq!(leases_lost(&recorder), 0.0);
+}
+
+/// Deletes the entry of the lease, and waits until the renewer has reported the loss.
+async fn lose_lease(ledger: &Ledger, lease: &Lease) {
+    let released = ledger.store.inner().release(&lease.lease_ref()).await;
+    released.expect("memory does not fail");
+    bounded(lease.lost()).await;
+}
+
+// S-311
+/// The renewer reports the loss. The handler then attempts a commit, or the work leaves its key.
+#[tokio::test(start_paused = true)]
+async fn reported_loss_counts_alone() {
+    for is_run_once in [false, true] {
+        let recorder = DebuggingRecorder::new();
+        let _recorded = metrics::set_default_local_recorder(&recorder);
+        let ledger = Ledger::default();
+        if is_run_once {
+            let layer = IdempotencyLayer::new(ledger.clone());
+            let ledger = ledger.clone();
+            let work = async move |lease: Lease| {
+                lose_lease(&ledger, &lease).await;
+                Err::<u8, _>(WorkError::Orphan(()))
+            };
+            let _ = layer.run_once("k", "x", work).await.expect("an outcome");
+        } else {
+            let (app, _) = bank(&ledger, async move |ledger: Ledger, lease: Lease, n| {
+                lose_lease(&ledger, &lease).await;
+                charge(ledger, lease, n).await
+            });
+            send(&app, order()).await;
+        }
+        let found = read(&recorder);
+        for (name, count) in [("lease_lost", 1.0), ("released", 0.0), ("held", 0.0)] {
+            let name = format!("idempotency_{name}_total");
+            assert_eq!(total(&found, &name), count, "{name}, {is_run_once}");
+        }
     }
 }
 

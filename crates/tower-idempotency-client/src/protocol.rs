@@ -13,14 +13,20 @@ pub enum Protocol {
     TowerIdempotency,
     /// The draft draft-ietf-httpapi-idempotency-key-header-07: a quoted key (RFC 9651), and 409 while the first request is
     /// executed.
+    ///
+    /// The preset `Ietf` of `tower-idempotency` records 403 and 424. A gateway may send 403 too. So both leave the outcome
+    /// [`Unknown`](crate::Outcome::Unknown). A 422 counts as the rejection of a key that another request has used.
     Ietf,
     /// Stripe's API: a plain key, `{"error":{..}}`, and 409 while the first request is executed.
+    ///
+    /// A 424 may be recorded, so it leaves the outcome [`Unknown`](crate::Outcome::Unknown).
     Stripe,
     /// The Agentic Commerce Protocol: a plain key, and codes that begin with `idempotency_`.
     Acp,
     /// The Ruby gem idempo, and `tower-idempotency` with its preset `Idempo`: a plain key, and errors without a code.
     ///
     /// Set [`with_lifetime`](crate::RetryLayer::with_lifetime) below 30 s, after which these servers delete a record. A 409 and
-    /// a 429 may belong to an earlier attempt, so they leave the outcome [`Unknown`](crate::Outcome::Unknown).
+    /// a 429 may belong to an earlier attempt, so they leave the outcome [`Unknown`](crate::Outcome::Unknown). So do rejections
+    /// such as 401, 403 and 413, because these servers record them.
     Idempo,
 }

@@ -136,6 +136,11 @@ impl Judgement {
         verdict: Verdict::Definite,
         fate: Fate::Rejected,
     };
+    /// The server may have recorded the response, or a layer in front of it rejected the request. A retry would not change it.
+    const AMBIGUOUS: Self = Self {
+        verdict: Verdict::Definite,
+        fate: Fate::Open,
+    };
     const UNKNOWN: Self = Self {
         verdict: Verdict::Unknown,
         fate: Fate::Open,
@@ -215,8 +220,10 @@ impl Judgement {
         let by_reason = status.reason.as_deref();
         let by_reason = by_reason.and_then(|reason| by_known_code(reason, after));
         let judged = by_reason.unwrap_or_else(|| match status.code {
-            // PERMISSION_DENIED and UNAUTHENTICATED, like 403 and 401.
-            7 | 16 => Self::REJECTED,
+            // Servers record PERMISSION_DENIED. An authentication in front of the server may send it too.
+            7 => Self::AMBIGUOUS,
+            // UNAUTHENTICATED, like 401.
+            16 => Self::REJECTED,
             8 => Self {
                 fate: Fate::Open,
                 ..Self::retry(after, Cause::Throttled)
@@ -288,6 +295,8 @@ fn by_grpc_status(head: Head<'_>) -> Option<Judgement> {
     }
     match GrpcStatus::of(head.headers) {
         Some(status) => Some(Judgement::of_grpc(&status)),
+        // The server records it like `PERMISSION_DENIED`.
+        None if head.status == StatusCode::FORBIDDEN => Some(Judgement::AMBIGUOUS),
         None => head.status.is_success().then_some(Judgement::AWAITED),
     }
 }
@@ -353,15 +362,16 @@ fn by_known_code(code: &str, after: Option<Duration>) -> Option<Judgement> {
         | "bad-path"
         | "bad-method"
         | "bad-length"
+        | "too-many-headers"
         | "idempotency_key_required" => Judgement::REJECTED,
         _ => return None,
     })
 }
 
-/// Judges a 409, and the 422 of the draft, with which a server rejects a key that another request has used.
+/// Judges a 409, the 422 of the draft, and rejections that servers of this protocol record.
 ///
-/// Applications use 409 for conflicts that no retry resolves. The errors of idempo have no code: its 409 may be an
-/// `outcome-unknown`, and its 429 an `in-progress`.
+/// By the 422, a server of the draft rejects a key that another request has used. Applications use 409 for conflicts that no
+/// retry resolves. The errors of idempo have no code: its 409 may be an `outcome-unknown`, and its 429 an `in-progress`.
 fn by_protocol(head: Head<'_>, protocol: Protocol, after: Option<Duration>) -> Option<Judgement> {
     match (protocol, head.status) {
         (Protocol::Ietf | Protocol::Stripe, StatusCode::CONFLICT) => {
@@ -382,6 +392,15 @@ fn by_protocol(head: Head<'_>, protocol: Protocol, after: Option<Duration>) -> O
             fate: Fate::Open,
             ..Judgement::retry(after, Cause::Throttled)
         }),
+        (Protocol::Ietf, StatusCode::FORBIDDEN | StatusCode::FAILED_DEPENDENCY)
+        | (Protocol::Stripe, StatusCode::FAILED_DEPENDENCY) => Some(Judgement::AMBIGUOUS),
+        (Protocol::Idempo, status)
+            if status.is_client_error()
+                && REJECTIONS.contains(&status.as_u16())
+                && !matches!(head.code, Code::Unreadable) =>
+        {
+            Some(Judgement::AMBIGUOUS)
+        }
         _ => None,
     }
 }
@@ -428,7 +447,9 @@ fn should_retry(head: Head<'_>) -> Option<bool> {
     }
 }
 
-/// Statuses of a layer or proxy in front of the idempotency layer. They are not recorded.
+/// Statuses of a layer or proxy in front of the idempotency layer, which does not record them with the preset `Recommended`.
+///
+/// The rules of the other protocols precede them.
 ///
 /// The layer does not record 307 and 308 either: they require the same request at another URL. 419 (Laravel) and 440 (IIS)
 /// reject an expired anti-forgery token or login.

@@ -487,4 +487,4 @@ const OTHER_PROVIDER: &str = "the outbox has another provider for this operation
 /// Longest gRPC response whose trailers are read. Clients of gRPC read messages of this size by default.
 const MAX_GRPC_BYTES: usize = 4 * 1024 * 1024;
 const LATE_BODY: &str = "the body did not end before the deadline of the call";
-const LATE: &str = "the outbox did not reply before the deadline of the call";
+pub(super) const LATE: &str = "the outbox did not reply before the deadline of the call";

@@ -1,24 +1,29 @@
 //! Requests of an outbox that are sent again.
 
-use std::{collections::VecDeque, fmt, future::poll_fn, time::SystemTime};
+use std::{
+    collections::VecDeque,
+    fmt,
+    future::{Future, poll_fn},
+    time::SystemTime,
+};
 
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 use tower_service::Service;
 
 use super::{
     Outbox, OutboxError,
     entry::{DAMAGED, Entry},
-    layer::OutboxService,
+    layer::{LATE, OutboxService},
     unknown_on_drop::UnknownOnDrop,
 };
 use crate::{
     body::ResponseBody,
-    error::{BoxError, Error},
+    error::{BoxError, Error, Reason},
     first_sent::FirstSent,
-    operation::Operation,
+    operation::{Operation, Outcome},
     series::Stored,
 };
 
@@ -74,9 +79,18 @@ impl<S, O: Outbox> Recovery<S, O> {
     /// it. The entry is removed after a definite response, as after any call. After another outcome it stays, even if no
     /// attempt was executed, and a later recovery sends it again.
     ///
+    /// [`RetryLayer::with_deadline`](crate::RetryLayer::with_deadline) limits the time before the request is sent: the calls of
+    /// the outbox, and the wait for an inner service that is not ready. After that wait, [`result`](Recovered::result) is an
+    /// error. The attempts then have the same time again.
+    ///
     /// # Errors
     ///
-    /// If the outbox cannot be read or written. The request was not sent, and the next call continues after it.
+    /// If the outbox cannot be read or written, or does not reply before the deadline. The request was not sent, and the next
+    /// call continues after it.
+    ///
+    /// # Panics
+    ///
+    /// If it is polled outside a Tokio runtime whose time is enabled.
     ///
     /// # Cancellation
     ///
@@ -94,14 +108,17 @@ impl<S, O: Outbox> Recovery<S, O> {
         R: Body<Data: Send, Error: Send> + Send + 'static,
     {
         let shared = self.service.shared.clone();
+        let settings = self.service.inner.settings();
+        let deadline = settings.deadline_from(Instant::now());
         let end = match self.end {
             Some(end) => end,
-            None => find_end(&*shared.outbox).await?,
+            None => await_reply(deadline, find_end(&*shared.outbox)).await?,
         };
         self.end = Some(end);
         let entry = loop {
             if self.page.is_empty() {
-                let mut page = shared.outbox.pending(self.position, PAGE).await?;
+                let page = shared.outbox.pending(self.position, PAGE);
+                let mut page = await_reply(deadline, page).await?;
                 page.retain(|(position, _)| *position <= end);
                 self.page = page.into();
             }
@@ -114,7 +131,7 @@ impl<S, O: Outbox> Recovery<S, O> {
             let resumed = shared
                 .outbox
                 .resume(entry.key(), SystemTime::now(), provider);
-            if let Some(entry) = resumed.await? {
+            if let Some(entry) = await_reply(deadline, resumed).await? {
                 break entry;
             }
         };
@@ -129,7 +146,8 @@ impl<S, O: Outbox> Recovery<S, O> {
         entry.restore_key(&self.service.inner.settings().keys, &mut req);
         prepare(&mut req);
         let mut inner = self.service.inner.clone();
-        let result = match poll_fn(|cx| inner.poll_ready(cx)).await {
+        let ready = timeout_at(deadline, poll_fn(|cx| inner.poll_ready(cx))).await;
+        let result = match ready.unwrap_or_else(|_| Err(unready(&operation))) {
             Ok(()) => {
                 let stored = Stored {
                     first_sent,
@@ -150,6 +168,22 @@ impl<S, O: Outbox> Recovery<S, O> {
             result,
         }))
     }
+}
+
+/// Waits for the reply of the outbox, until the deadline.
+async fn await_reply<T>(
+    deadline: Instant,
+    reply: impl Future<Output = Result<T, OutboxError>>,
+) -> Result<T, OutboxError> {
+    timeout_at(deadline, reply)
+        .await
+        .unwrap_or_else(|_| Err(OutboxError::with_message(LATE)))
+}
+
+/// Returns the error of an operation that was not sent, because the inner service was not ready before the deadline.
+fn unready(operation: &Operation) -> Error {
+    let operation = Some(operation.clone());
+    Error::new(Reason::Deadline, operation, Outcome::Unknown, None)
 }
 
 /// Returns a position after which the outbox has no entry. It may be higher than that of the last entry.

@@ -143,6 +143,10 @@ async fn status_of_headers_decides() {
         (problem(13, "UNFINISHED_TRANSACTION", Some(-1)), 1, Unknown),
         (replayed(vec![]), 1, Definite),
         (replayed(status(5)), 1, Definite),
+        // PERMISSION_DENIED is recorded, and an authentication in front of the server may send it too.
+        (status(7), 1, Unknown),
+        (replayed(status(7)), 1, Definite),
+        (status(16), 1, NotExecuted),
         // A server that records failures.
         (replayed(status(13)), 1, Unknown),
         (
@@ -152,7 +156,6 @@ async fn status_of_headers_decides() {
         ),
     ];
     rows.extend([0, 3, 5, 6, 9, 11].map(|code| (status(code), 1, Definite)));
-    rows.extend([7, 16].map(|code| (status(code), 1, NotExecuted)));
     rows.extend([1, 2, 4, 8, 10, 12, 13, 14, 15, 99].map(|code| (status(code), 3, Unknown)));
     for (lines, attempts, outcome) in rows {
         let (server, requests) = server([Reply::Headers(lines.clone())]);
@@ -183,7 +186,8 @@ async fn outcome_follows_status_of_trailers() {
         (Some(status(0)), Outcome::Definite),
         (Some(status(5)), Outcome::Definite),
         (Some(status(14)), Outcome::Unknown),
-        (Some(status(7)), Outcome::NotExecuted),
+        (Some(status(7)), Outcome::Unknown),
+        (Some(status(16)), Outcome::NotExecuted),
         (Some(vec![("x-sum", "7".to_owned())]), Outcome::Unknown),
         (None, Outcome::Unknown),
     ] {
@@ -234,7 +238,8 @@ async fn entry_of_failed_grpc_call_stays() {
         (Reply::Message(vec![], Some(status(0))), 0),
         (Reply::Message(vec![], Some(status(9))), 0),
         (Reply::Message(vec![], Some(status(14))), 1),
-        (Reply::Message(vec![], Some(status(7))), 0),
+        (Reply::Message(vec![], Some(status(7))), 1),
+        (Reply::Message(vec![], Some(status(16))), 0),
         (Reply::Message(vec![], None), 1),
         (Reply::Headers(status(0)), 0),
         (Reply::Headers(status(14)), 1),

@@ -19,6 +19,8 @@ mod outbox_file;
 mod outbox_golden;
 mod outbox_memory;
 mod outbox_races;
+mod recorded;
+mod recovery_limits;
 #[cfg(feature = "reqwest")]
 mod reqwest_client;
 mod sockets;

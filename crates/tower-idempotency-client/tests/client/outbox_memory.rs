@@ -27,9 +27,11 @@ impl Memory {
         *self.fails.lock().unwrap() = method;
     }
 
-    /// Delays the calls of one method.
+    /// Delays the calls of one method. Replaces its earlier delay.
     pub(crate) fn delay(&self, method: &'static str, delay: Duration) {
-        self.delays.lock().unwrap().push((method, delay));
+        let mut delays = self.delays.lock().unwrap();
+        delays.retain(|(delayed, _)| *delayed != method);
+        delays.push((method, delay));
     }
 
     async fn wait(&self, method: &str) {
@@ -94,6 +96,7 @@ impl Outbox for Memory {
         at: SystemTime,
         provider: Option<u64>,
     ) -> Result<Option<Entry>, OutboxError> {
+        self.wait("resume").await;
         self.check("resume")?;
         Ok(self.mark(key, Some(at), provider))
     }
@@ -118,6 +121,7 @@ impl Outbox for Memory {
     }
 
     async fn pending(&self, after: u64, limit: u32) -> Result<Vec<(u64, Entry)>, OutboxError> {
+        self.wait("pending").await;
         self.check("pending")?;
         let entries = self.entries.lock().unwrap();
         let entries = entries.iter().filter(|(position, ..)| *position > after);

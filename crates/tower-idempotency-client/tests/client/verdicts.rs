@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use tower_idempotency_client::{Budget, IdempotencyKeyLayer, Outcome, Protocol, RetryLayer};
 
-use crate::harness::{Reply, Server, field, record_events, reply, send, status, take_events};
+use crate::{
+    harness::{Reply, Server, field, record_events, reply, send, status, take_events},
+    recorded::outcome_of_rejection,
+};
 
 /// Verdict on a first attempt, as its caller sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +136,7 @@ fn by_status(protocol: Protocol) -> Vec<(Reply, Seen)> {
     ];
     let failed = [500, 501, 502, 503, 504, 507, 520];
     rows.extend(definite.map(|code| (status(code), Stop(Definite))));
-    rows.extend(rejected.map(|code| (status(code), Stop(NotExecuted))));
+    rows.extend(rejected.map(|code| (status(code), Stop(outcome_of_rejection(protocol, code)))));
     rows.extend(failed.map(|code| (status(code), Retry("transient", Unknown))));
     rows
 }
@@ -201,6 +204,7 @@ async fn responses_of_tower_idempotency() {
         ),
         (problem(400, "bad-path", false), Stop(NotExecuted)),
         (problem(400, "bad-length", false), Stop(NotExecuted)),
+        (problem(431, "too-many-headers", false), Stop(NotExecuted)),
         (problem(400, "not-unary", false), Stop(NotExecuted)),
         (problem(413, "body-too-large", false), Stop(NotExecuted)),
         (problem(400, "missing-key", false), Stop(NotExecuted)),
@@ -407,7 +411,7 @@ async fn responses_of_idempo() {
             Retry("throttled", Unknown),
         ),
         (error(400, &[]), Stop(Definite)),
-        (error(413, &[]), Stop(NotExecuted)),
+        (error(413, &[]), Stop(Unknown)),
         (error(503, &[]), Retry("transient", Unknown)),
         // The layer knows the codes of other presets.
         (problem(409, "response-not-retained", false), Stop(Definite)),

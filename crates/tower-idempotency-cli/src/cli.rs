@@ -54,7 +54,8 @@ pub(crate) struct Global {
     #[arg(long, global = true, env = "IDEMPOTENCY_PREFIX", value_name = "TEXT")]
     pub(crate) prefix: Option<String>,
 
-    /// Print JSON: one object, or one object on each line for lists
+    /// Print JSON: one object, or one object on each line for lists. If more entries follow, the last line of list is
+    /// {"next": TOKEN}
     #[arg(long, global = true)]
     pub(crate) json: bool,
 

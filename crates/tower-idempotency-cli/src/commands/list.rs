@@ -28,7 +28,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=1000))]
     limit: u16,
 
-    /// Continue after this token, which the previous page printed
+    /// Continue after this token, which the previous page printed. With --json it is in the last line, {"next": TOKEN}
     #[arg(long, value_name = "TOKEN")]
     after: Option<PageToken>,
 

@@ -11,7 +11,7 @@ use crate::{
 /// Count the entries in each state
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Count at most this number of entries in each state
+    /// Count at most this number of entries in each state. A count is unknown if it examines too many expired entries
     #[arg(long, default_value_t = 100_000)]
     limit: u32,
 }
@@ -33,11 +33,13 @@ pub(crate) fn states() -> impl Iterator<Item = State> {
     all.filter(|state| *state != State::Unreadable)
 }
 
-/// Returns the count for people: `12`, `1000+` or `not listed by this store`.
+/// Returns the count for people: `12`, `1000+`, `unknown` or `not listed by this store`.
 pub(crate) fn text(count: Option<Count>) -> String {
     match count {
         None => "not listed by this store".to_owned(),
         Some(count) if count.is_exact => count.value.to_string(),
+        // The query stopped before it found an entry.
+        Some(count) if count.value == 0 => "unknown".to_owned(),
         Some(count) => format!("{}+", count.value),
     }
 }

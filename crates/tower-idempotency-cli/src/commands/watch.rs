@@ -7,7 +7,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     time::sleep,
 };
-use tower_idempotency::inspect::{Inspect as _, State, Summary};
+use tower_idempotency::inspect::{Inspect as _, Query, State, Summary};
 
 use super::stats::{states, summary_json, text};
 use crate::{
@@ -24,11 +24,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = humantime::parse_duration)]
     interval: Duration,
 
-    /// Count at most this number of entries in each state
+    /// Count at most this number of entries in each state. A count is unknown if it examines too many expired entries
     #[arg(long, default_value_t = 1_000)]
     limit: u32,
 
-    /// End as soon as no entry is in this state
+    /// End as soon as no entry is in this state. A listing decides if the count is unknown
     #[arg(long, value_name = "STATE", value_parser = state)]
     exit_when_empty: Option<State>,
 }
@@ -57,13 +57,36 @@ async fn count(context: &Context, args: &Args) -> Result<Exit, Failure> {
             // The exit code is a result too, so the wait continues without a reader.
             Some(state) => {
                 let exit = Exit::Done.after(printed)?;
-                let count = summary.count(state);
-                if count.is_some_and(|count| count.is_exact && count.value == 0) {
+                if is_empty(context, &summary, state).await? {
                     return Ok(exit);
                 }
             }
         }
         sleep(args.interval.max(MIN_INTERVAL)).await;
+    }
+}
+
+/// Returns `true` if no entry is in the state.
+///
+/// A count can end among expired entries, before it finds a live one. A listing then decides.
+async fn is_empty(context: &Context, summary: &Summary, state: State) -> Result<bool, Failure> {
+    let Some(count) = summary.count(state).filter(|count| count.value == 0) else {
+        return Ok(false);
+    };
+    if count.is_exact {
+        return Ok(true);
+    }
+    let mut query = Query::new(state).with_limit(500);
+    loop {
+        let page = context.call(context.store.list(&query)).await?;
+        if !page.entries.is_empty() {
+            return Ok(false);
+        }
+        // More entries may follow an empty page.
+        match page.next {
+            Some(next) => query = query.with_page(Some(next)),
+            None => return Ok(true),
+        }
     }
 }
 

@@ -94,9 +94,9 @@ async fn run_every_command(url: &str, filters: &[&[&str]]) {
             reads.push(([&["list", state], *filter].concat(), 0));
         }
     }
-    for reads in reads.chunks(COMMANDS_AT_ONCE) {
+    for concurrent in reads.chunks(COMMANDS_AT_ONCE) {
         thread::scope(|scope| {
-            for (args, code) in reads {
+            for (args, code) in concurrent {
                 let run = &run;
                 scope.spawn(move || run(args, *code));
             }

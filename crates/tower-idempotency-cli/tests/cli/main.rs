@@ -2,6 +2,7 @@
 
 mod audit;
 mod calls;
+mod counts;
 mod damage;
 mod document;
 mod errors;

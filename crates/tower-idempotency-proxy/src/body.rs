@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, Version};
+use http::{HeaderMap, HeaderName, HeaderValue, Version};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
@@ -29,58 +29,63 @@ use crate::{
 /// frame.
 const MAX_FRAME: usize = 64 * 1024;
 
-/// Size of a part from which it keeps the buffer into which hyper has read it. The buffer has 8 KiB or more.
+/// Smallest part that is not copied. It keeps the buffer into which hyper has read it, of 8 KiB or more.
 const MIN_SHARED: usize = 4 * 1024;
 
 /// An error while a body is read.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
-pin_project! {
-    /// A body from a client or an upstream. It fails if its end is missing.
-    ///
-    /// hyper ends a body of HTTP/2 without an error if its stream was reset with NO_ERROR (RFC 9113, section 8.1).
-    pub(crate) struct ReceivedBody {
-        #[pin]
-        body: Incoming,
-        is_http2: bool,
-        // The stream is open until its body is dropped.
-        stream: Option<Stream>,
-        // The connection of the client. It may be closed before the upstream drops the body.
-        connection: Weak<Connection>,
-        // Trailers that the head of the message names in `Connection`.
-        removed: Vec<HeaderName>,
-    }
+/// A body from a client or an upstream. It fails if its end is missing.
+///
+/// hyper ends a body of HTTP/2 without an error if its stream was reset with NO_ERROR (RFC 9113, section 8.1).
+pub(crate) struct ReceivedBody {
+    /// `None` only after the drop.
+    body: Option<Incoming>,
+    is_http2: bool,
+    /// The stream is open until its body has ended or is dropped.
+    stream: Option<Stream>,
+    /// The connection of the client. It may be closed before the upstream drops the body.
+    connection: Weak<Connection>,
+    /// Lines of `Connection` in the head. The body passes no trailer that they name.
+    connection_lines: Vec<HeaderValue>,
 }
 
 impl ReceivedBody {
     pub(crate) fn new(body: Incoming, version: Version) -> Self {
         Self {
-            body,
+            body: Some(body),
             is_http2: version == Version::HTTP_2,
             stream: None,
             connection: Weak::new(),
-            removed: Vec::new(),
+            connection_lines: Vec::new(),
         }
     }
 
-    /// Removes the trailers with these names.
-    pub(crate) fn without_trailers(self, removed: Vec<HeaderName>) -> Self {
-        Self { removed, ..self }
+    /// Removes the trailers that these lines of `Connection` name.
+    pub(crate) fn without_trailers_of(mut self, connection_lines: Vec<HeaderValue>) -> Self {
+        self.connection_lines = connection_lines;
+        self
     }
 
     /// Counts each part of the body as a use of the connection of its client.
-    pub(crate) fn with_connection(self, connection: &Arc<Connection>) -> Self {
-        Self {
-            connection: Arc::downgrade(connection),
-            ..self
-        }
+    pub(crate) fn with_connection(mut self, connection: &Arc<Connection>) -> Self {
+        self.connection = Arc::downgrade(connection);
+        self
     }
 
-    /// Counts the stream as open until the body is dropped.
-    pub(crate) fn with_stream(self, stream: Stream) -> Self {
-        Self {
-            stream: Some(stream),
-            ..self
+    /// Counts the stream as open until the body has ended or is dropped.
+    pub(crate) fn with_stream(mut self, stream: Stream) -> Self {
+        self.stream = Some(stream);
+        self
+    }
+}
+
+impl Drop for ReceivedBody {
+    fn drop(&mut self) {
+        if let (Some(body), Some(stream)) = (self.body.take(), self.stream.take())
+            && !body.is_end_stream()
+        {
+            stream.keep(body);
         }
     }
 }
@@ -93,20 +98,24 @@ impl Body for ReceivedBody {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let mut this = self.project();
-        let mut frame = ready!(this.body.as_mut().poll_frame(cx));
+        let this = self.get_mut();
+        let Some(body) = &mut this.body else {
+            return Poll::Ready(None);
+        };
+        let mut frame = ready!(Pin::new(&mut *body).poll_frame(cx));
         if let Some(connection) = this.connection.upgrade() {
             connection.count_upload();
         }
-        if !this.removed.is_empty() {
+        if !matches!(frame, Some(Ok(_))) {
+            this.stream = None;
+        }
+        if !this.connection_lines.is_empty() {
             frame = change_trailers(frame, |trailers| {
-                for name in &*this.removed {
-                    trailers.remove(name);
-                }
+                headers::remove_named(trailers, &this.connection_lines);
             });
         }
         match frame {
-            None if *this.is_http2 && !this.body.is_end_stream() => {
+            None if this.is_http2 && !body.is_end_stream() => {
                 Poll::Ready(Some(Err("the stream was reset before its end".into())))
             }
             frame => Poll::Ready(frame.map(|frame| Ok(frame?.map_data(without_buffer)))),
@@ -114,17 +123,17 @@ impl Body for ReceivedBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.body.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        self.body.as_ref().map(Body::size_hint).unwrap_or_default()
     }
 }
 
-/// Returns a small part in memory of its own.
+/// Copies a small part.
 ///
-/// Each part keeps the buffer of a read. Many small parts that wait for a client would take a multiple of their size.
+/// Otherwise the part keeps the whole buffer of its read. Small parts that wait for a client would take a multiple of their size.
 fn without_buffer(data: Bytes) -> Bytes {
     if data.len() < MIN_SHARED {
         Bytes::copy_from_slice(&data)

@@ -96,7 +96,9 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap, kept: &[HeaderName]) {
     if !has_any(headers, &HOP_BY_HOP) {
         return;
     }
-    let named: Vec<HeaderName> = named_by_connection(headers).collect();
+    let named: Vec<HeaderName> = list(headers, &header::CONNECTION)
+        .filter_map(|token| token.parse().ok())
+        .collect();
     let accepts_trailers =
         list(headers, &header::TE).any(|token| token.eq_ignore_ascii_case("trailers"));
     for name in named {
@@ -113,18 +115,26 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap, kept: &[HeaderName]) {
     }
 }
 
-/// Returns the names of trailers that belong to one connection because the head names them in `Connection` (RFC 9110, section
-/// 7.6.1).
-pub(crate) fn trailers_of_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+/// Returns the lines of `Connection`. Trailers that they name belong to one connection (RFC 9110, section 7.6.1).
+///
+/// The lines share the memory of the head. The names would take a multiple of it, and a client can send thousands.
+pub(crate) fn connection_lines(headers: &HeaderMap) -> Vec<HeaderValue> {
     // Other messages of HTTP/1 have no trailers, and HTTP/2 has no `Connection`.
     if !headers.contains_key(header::TRANSFER_ENCODING) {
         return Vec::new();
     }
-    named_by_connection(headers).collect()
+    headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .cloned()
+        .collect()
 }
 
-fn named_by_connection(headers: &HeaderMap) -> impl Iterator<Item = HeaderName> {
-    list(headers, &header::CONNECTION).filter_map(|token| token.parse().ok())
+/// Removes the trailers that these lines of `Connection` name.
+pub(crate) fn remove_named(trailers: &mut HeaderMap, connection_lines: &[HeaderValue]) {
+    for name in members(connection_lines.iter()) {
+        trailers.remove(name);
+    }
 }
 
 /// Returns `true` if the message has one of these fields.
@@ -314,7 +324,10 @@ fn join_cookies(headers: &mut HeaderMap) {
 
 /// Returns the members of a header that is a list.
 fn list<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> + use<'a> {
-    let lines = headers.get_all(name).into_iter();
+    members(headers.get_all(name).into_iter())
+}
+
+fn members<'a>(lines: impl Iterator<Item = &'a HeaderValue>) -> impl Iterator<Item = &'a str> {
     lines
         .filter_map(|line| line.to_str().ok())
         .flat_map(|line| line.split(','))

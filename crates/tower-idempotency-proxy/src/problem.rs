@@ -24,6 +24,7 @@ pub(crate) enum Problem {
     BadHost,
     BadMethod,
     BadLength,
+    TooManyHeaders,
     Connect,
 }
 
@@ -36,6 +37,7 @@ impl Problem {
             Self::BadPath | Self::BadHost | Self::BadMethod | Self::BadLength => {
                 StatusCode::BAD_REQUEST
             }
+            Self::TooManyHeaders => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
         }
     }
@@ -50,6 +52,7 @@ impl Problem {
             Self::BadHost => "bad-host",
             Self::BadMethod => "bad-method",
             Self::BadLength => "bad-length",
+            Self::TooManyHeaders => "too-many-headers",
             Self::Connect => "connect-not-supported",
         }
     }
@@ -76,6 +79,7 @@ impl Problem {
             Self::BadLength => {
                 "the request has several lengths, an empty length, both a length and chunks, or another transfer coding than chunked"
             }
+            Self::TooManyHeaders => "the request has too many header lines",
             Self::Connect => "this proxy opens no tunnels",
         }
     }

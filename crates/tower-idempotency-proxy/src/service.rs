@@ -15,12 +15,18 @@ use tower_service::Service;
 use crate::{
     body::{ReceivedBody, ResponseBody},
     connection::Connection,
-    headers::{count_forward, has_unknown_coding, remove_other_upgrade, trailers_of_connection},
+    headers::{connection_lines, count_forward, has_unknown_coding, remove_other_upgrade},
     problem::{Problem, last_response},
     proxy::Shared,
     route::segments,
     routes::{Route, RouteService},
 };
+
+/// Largest number of lines of the head of a request with HTTP/2. hyper refuses more than 100 with HTTP/1.1.
+///
+/// The limit of bytes allows 1,900 short lines (64 KiB / 34), and the tables of a `HeaderMap` take a multiple of their size. A
+/// client that compresses them sends one byte for each.
+const MAX_LINES: usize = 256;
 
 /// Responds to a request, through its route or with an error of the proxy.
 pub(crate) async fn respond(
@@ -34,10 +40,10 @@ pub(crate) async fn respond(
     let is_ambiguous =
         connection.stream.lengths.is_next_ambiguous() || has_unknown_coding(req.headers());
     let live = shared.live.load_full();
-    let removed = trailers_of_connection(req.headers());
+    let lines = connection_lines(req.headers());
     let mut req = req.map(|body| {
         let body = ReceivedBody::new(body, version).with_connection(&connection);
-        body.without_trailers(removed)
+        body.without_trailers_of(lines)
     });
     remove_other_upgrade(&mut req);
     let found = if is_ambiguous {
@@ -80,6 +86,9 @@ fn is_upgrade(res: &Response<ResponseBody>) -> bool {
 }
 
 fn find_route<'a>(routes: &'a [Route], req: &Request<ReceivedBody>) -> Result<&'a Route, Problem> {
+    if req.headers().len() > MAX_LINES {
+        return Err(Problem::TooManyHeaders);
+    }
     if req.method() == Method::CONNECT {
         return Err(Problem::Connect);
     }

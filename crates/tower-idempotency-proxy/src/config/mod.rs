@@ -329,7 +329,7 @@ impl Config {
     /// the document. `host` is the host of the requests, for routes that have one.
     ///
     /// The errors of the proxy itself are not added: `upstream-unreachable`, `outcome-unknown` with 502 and 504, `no-route`,
-    /// `bad-path`, `bad-host`, `bad-method`, `bad-length` and `connect-not-supported`.
+    /// `bad-path`, `bad-host`, `bad-method`, `bad-length`, `too-many-headers` and `connect-not-supported`.
     ///
     /// ```
     /// use serde_json::json;

@@ -2,6 +2,7 @@
 
 mod connect;
 mod pool;
+mod streams;
 mod tunnel;
 
 use std::{
@@ -21,7 +22,8 @@ use tower_idempotency::{Lease, NeedsAttention, Retention};
 use tower_service::Service;
 
 pub(crate) use self::{
-    pool::{Pool, SendError, Stream},
+    pool::{Pool, SendError},
+    streams::Stream,
     tunnel::Tunnels,
 };
 use crate::{

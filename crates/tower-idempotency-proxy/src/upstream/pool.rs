@@ -6,11 +6,7 @@ use std::{
     collections::VecDeque,
     error::Error,
     future::poll_fn,
-    mem,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -25,16 +21,16 @@ use hyper::{
     client::conn::{TrySendError, http1, http2},
 };
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::{
-    sync::Mutex as AsyncMutex,
-    time::{Instant, timeout, timeout_at},
-};
+use tokio::time::{Instant, timeout, timeout_at};
 
-use super::connect::Target;
+use super::{
+    connect::Target,
+    streams::{SharedConnection, SharedConnections, Stream, Streams},
+};
 use crate::{
     body::{Progress, ReceivedBody, RequestBody},
     config::{ConfigError, Upstream},
-    headers::trailers_of_connection,
+    headers::connection_lines,
     telemetry::UpstreamWarnings,
 };
 
@@ -60,102 +56,13 @@ pub(crate) struct Pool {
     keep_alive: Duration,
     max_idle: usize,
     idle: Mutex<VecDeque<Idle>>,
-    /// The connections with HTTP/2 for requests with a lease. Their bodies are complete, and their clients do not cancel them.
-    /// A request with a large head or with trailers has a connection of its own.
-    with_lease: SharedConnections,
+    /// The connections with HTTP/2 for requests with a lease. Their bodies are complete. A client can cancel only the rest of a
+    /// response, and `OpenStream::keep` delays the reset of its stream. A request with a large head or with trailers has a
+    /// connection of its own.
+    with_lease: Arc<SharedConnections>,
     /// The connections with HTTP/2 for all other requests. A client can use up the window of such a connection for uploads, or
     /// make the upstream close it. This ends the other requests on it with an unknown outcome.
-    without_lease: SharedConnections,
-}
-
-/// Connections with HTTP/2 that several requests share.
-#[derive(Default)]
-struct SharedConnections {
-    /// There is one, unless it has as many streams as the upstream allows.
-    open: Mutex<Vec<SharedConnection>>,
-    /// Locked while a request connects. Requests that find room on an open connection do not wait for it.
-    connecting: AsyncMutex<()>,
-}
-
-impl SharedConnections {
-    fn open(&self) -> MutexGuard<'_, Vec<SharedConnection>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Opens a stream on a connection with room for it. Returns a handle to the connection and the stream.
-    fn open_stream(&self) -> Option<(http2::SendRequest<RequestBody>, Stream)> {
-        let mut open = self.open();
-        let mut is_first = true;
-        open.retain(|connection| {
-            !connection.sender.is_closed()
-                && (mem::take(&mut is_first) || connection.open_streams() > 0)
-        });
-        let connection = open.iter().find(|connection| connection.has_room())?;
-        Some(connection.open_stream())
-    }
-
-    /// Opens no further stream on the connection of this one.
-    fn discard(&self, stream: &Stream) {
-        let mut open = self.open();
-        open.retain(|connection| !Arc::ptr_eq(&connection.streams, &stream.0));
-    }
-}
-
-/// An open stream of a shared connection. The bodies of its request and its response have a clone each.
-pub(crate) type Stream = Arc<OpenStream>;
-
-/// Counts a stream of a connection as open until it is dropped.
-#[derive(Debug)]
-pub(crate) struct OpenStream(Arc<Streams>);
-
-impl OpenStream {
-    fn new(streams: &Arc<Streams>) -> Stream {
-        streams.open.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self(Arc::clone(streams)))
-    }
-}
-
-impl Drop for OpenStream {
-    fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// The numbers of streams of a connection.
-#[derive(Debug, Default)]
-struct Streams {
-    open: AtomicUsize,
-    /// The number that the upstream allows now.
-    limit: AtomicUsize,
-}
-
-impl Streams {
-    fn update(&self, limit: usize) {
-        self.limit.store(limit, Ordering::Relaxed);
-    }
-}
-
-/// A connection with HTTP/2.
-struct SharedConnection {
-    sender: http2::SendRequest<RequestBody>,
-    streams: Arc<Streams>,
-}
-
-impl SharedConnection {
-    /// Returns `true` if the head of a request would be sent at once. hyper queues a request that exceeds the limit of the
-    /// upstream.
-    fn has_room(&self) -> bool {
-        self.open_streams() < self.streams.limit.load(Ordering::Relaxed)
-    }
-
-    /// Returns a handle to the connection, and a stream of it.
-    fn open_stream(&self) -> (http2::SendRequest<RequestBody>, Stream) {
-        (self.sender.clone(), OpenStream::new(&self.streams))
-    }
-
-    fn open_streams(&self) -> usize {
-        self.streams.open.load(Ordering::Relaxed)
-    }
+    without_lease: Arc<SharedConnections>,
 }
 
 /// Bytes of a response that the proxy reads before its client does. Each stream has a window of its own, so that a client
@@ -184,16 +91,17 @@ struct Idle {
 
 impl Pool {
     pub(crate) fn new(upstream: &Upstream) -> Result<Self, ConfigError> {
+        let timeout = upstream.timeout.get_ref().get();
         Ok(Self {
             target: Target::new(upstream)?,
             warnings: UpstreamWarnings::default(),
             connect_timeout: upstream.connect_timeout.get_ref().get(),
-            timeout: upstream.timeout.get_ref().get(),
+            timeout,
             keep_alive: upstream.keep_alive.get(),
             max_idle: upstream.max_idle,
             idle: Mutex::default(),
-            with_lease: SharedConnections::default(),
-            without_lease: SharedConnections::default(),
+            with_lease: Arc::new(SharedConnections::with_keep_limit(timeout)),
+            without_lease: Arc::default(),
         })
     }
 
@@ -209,19 +117,20 @@ impl Pool {
     ) -> Result<Response<ReceivedBody>, SendError> {
         if !self.target.http2 {
             let res = self.send_http1(req).await?;
-            let removed = trailers_of_connection(res.headers());
+            let lines = connection_lines(res.headers());
             let received = |body| ReceivedBody::new(body, Version::HTTP_11);
-            return Ok(res.map(|body| received(body).without_trailers(removed)));
+            return Ok(res.map(|body| received(body).without_trailers_of(lines)));
         }
-        let own = SharedConnections::default();
-        let connections = if has_lease && may_break_connection(&req) {
-            &own
+        let with_lease = &self.with_lease;
+        let connections = if has_lease && (may_break_connection(&req) || !with_lease.can_keep()) {
+            // A connection of its own.
+            Arc::default()
         } else if has_lease {
-            &self.with_lease
+            Arc::clone(with_lease)
         } else {
-            &self.without_lease
+            Arc::clone(&self.without_lease)
         };
-        self.send_http2(req, connections).await
+        self.send_http2(req, &connections).await
     }
 
     async fn send_http1(
@@ -256,7 +165,7 @@ impl Pool {
     async fn send_http2(
         &self,
         mut req: Request<RequestBody>,
-        connections: &SharedConnections,
+        connections: &Arc<SharedConnections>,
     ) -> Result<Response<ReceivedBody>, SendError> {
         *req.version_mut() = Version::HTTP_2;
         loop {
@@ -264,8 +173,8 @@ impl Pool {
             let (mut sender, stream, is_fresh) = shared.map_err(SendError::Unsent)?;
             req.body_mut().set_stream(Arc::clone(&stream));
             let (began, progress) = (Instant::now(), req.body().progress());
-            let sent = self.attempt(began, progress, sender.try_send_request(req));
-            let error = match sent.await {
+            let mut sent = Box::pin(sender.try_send_request(req));
+            let error = match self.attempt(began, progress, sent.as_mut()).await {
                 Ok(res) => {
                     let received = |body| ReceivedBody::new(body, Version::HTTP_2);
                     return Ok(res.map(|body| received(body).with_stream(stream)));
@@ -280,6 +189,7 @@ impl Pool {
                 // The upstream may have stopped without closing the connection.
                 AttemptError::Failed(SendError::Timeout) => {
                     connections.discard(&stream);
+                    stream.keep(sent);
                     return Err(SendError::Timeout);
                 }
                 error => return Err(error.into()),
@@ -417,7 +327,7 @@ impl Pool {
     /// Returns a handle to a connection with room for a stream, that stream, and `true` if the connection was opened now.
     async fn shared_sender(
         &self,
-        connections: &SharedConnections,
+        connections: &Arc<SharedConnections>,
     ) -> Result<(http2::SendRequest<RequestBody>, Stream, bool), Cause> {
         // Without the lock: an upstream that accepts no further connection still responds on the open ones.
         if let Some((sender, stream)) = connections.open_stream() {
@@ -430,7 +340,7 @@ impl Pool {
                 return Ok((sender, stream, false));
             }
             let connection = self.connect_http2().await?;
-            let (sender, stream) = connection.open_stream();
+            let (sender, stream) = connection.open_stream(connections);
             connections.open().push(connection);
             Ok::<_, Cause>((sender, stream, true))
         };

@@ -1,5 +1,7 @@
 //! The connections to an upstream with HTTP/2, which many requests share.
 
+mod resets;
+
 use std::{
     convert::Infallible,
     future::poll_fn,
@@ -14,7 +16,7 @@ use std::{
 use axum::{Router, body::Body, routing::get};
 use bytes::Bytes;
 use futures_util::{StreamExt, future::join_all};
-use h2::{RecvStream, server::SendResponse};
+use h2::{Reason, RecvStream, server::SendResponse};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use tests::{
     barrier::{Barrier, bounded, eventually},
@@ -25,7 +27,7 @@ use tests::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpSocket, TcpStream},
-    sync::oneshot,
+    sync::{Notify, oneshot},
     time::sleep,
 };
 
@@ -246,6 +248,9 @@ struct Payments {
     unread: Arc<AtomicUsize>,
     /// Pieces of responses that fit into the windows of the proxy.
     sent: Arc<AtomicUsize>,
+    connections: Arc<AtomicUsize>,
+    /// Streams that the proxy has reset. The first one ends its connection.
+    resets: Arc<AtomicUsize>,
 }
 
 impl Payments {
@@ -255,18 +260,25 @@ impl Payments {
             executed: Arc::default(),
             unread: Arc::default(),
             sent: Arc::default(),
+            connections: Arc::default(),
+            resets: Arc::default(),
         }
     }
 
     /// Accepts connections in a task.
     async fn start(&self) -> SocketAddr {
+        self.start_with(100).await
+    }
+
+    /// Like [`start`](Self::start), with this limit of the streams of a connection.
+    async fn start_with(&self, max_streams: u32) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let upstream = self.clone();
         tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                tokio::spawn(upstream.clone().serve(stream, 100));
+                tokio::spawn(upstream.clone().serve(stream, max_streams));
             }
         });
         address
@@ -278,12 +290,30 @@ impl Payments {
             .max_concurrent_streams(max_streams)
             .max_header_list_size(MAX_HEAD);
         let mut connection = builder.handshake::<_, Bytes>(stream).await.unwrap();
-        while let Some(Ok((request, respond))) = connection.accept().await {
-            tokio::spawn(self.clone().respond(request, respond));
+        self.connections.fetch_add(1, Ordering::SeqCst);
+        let reset = Arc::new(Notify::new());
+        loop {
+            let accepted = tokio::select! {
+                accepted = connection.accept() => accepted,
+                () = reset.notified() => {
+                    connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+                    continue;
+                }
+            };
+            let Some(Ok((request, respond))) = accepted else {
+                return;
+            };
+            let response = self.clone().respond(request, respond, Arc::clone(&reset));
+            tokio::spawn(response);
         }
     }
 
-    async fn respond(self, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+    async fn respond(
+        self,
+        request: Request<RecvStream>,
+        mut respond: SendResponse<Bytes>,
+        reset: Arc<Notify>,
+    ) {
         let (head, mut body) = request.into_parts();
         match head.uri.path() {
             "/open/upload" => {
@@ -313,6 +343,11 @@ impl Payments {
                     response.send_data(piece, is_last).unwrap();
                     self.sent.fetch_add(1, Ordering::SeqCst);
                 }
+            }
+            "/events" => self.send_event(respond, &reset).await,
+            "/hang" => {
+                let is_reset = poll_fn(|cx| respond.poll_reset(cx)).await.is_ok();
+                self.count_reset(is_reset, &reset);
             }
             _ => {
                 while let Some(Ok(data)) = body.data().await {

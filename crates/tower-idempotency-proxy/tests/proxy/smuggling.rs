@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use h2::client::SendRequest;
-use http::Request;
+use http::{HeaderName, HeaderValue, Request};
 use tests::{
     barrier::bounded,
     wire::{H1, post_bytes},
@@ -223,6 +223,33 @@ async fn oversized_heads_are_refused() {
         assert_eq!(reply.status(), status, "{reply:?}");
     }
     assert_eq!(upstream.effects(), 1);
+}
+
+/// A client sends one byte for a line that it has sent before, and the proxy takes about 100 bytes for it.
+#[tokio::test]
+async fn heads_with_many_lines_are_refused() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    let stream = TcpStream::connect(proxy.address).await.unwrap();
+    let (client, connection) = h2::client::handshake(stream).await.unwrap();
+    let connection = tokio::spawn(connection);
+    for (lines, status) in [(256, 201), (257, 431), (1_500, 431)] {
+        let mut request = Request::post("http://a/pay").body(()).unwrap();
+        for number in 0..lines {
+            let name = HeaderName::try_from(format!("x-{number}")).unwrap();
+            let value = HeaderValue::from_static("1");
+            request.headers_mut().insert(name, value);
+        }
+        let mut client = client.clone().ready().await.unwrap();
+        let (received, _) = client.send_request(request, true).unwrap();
+        let received = bounded(received).await.unwrap();
+        assert_eq!(received.status(), status, "{lines}");
+        let body = bounded(received.into_body().data()).await.unwrap().unwrap();
+        let is_problem = String::from_utf8_lossy(&body).contains("too-many-headers");
+        assert_eq!(is_problem, status == 431, "{lines}");
+    }
+    assert_eq!(upstream.effects(), 1);
+    connection.abort();
 }
 
 /// Clients with HTTP/2 reject several lengths, a length of a 204, and trailers that belong to one connection.

@@ -1,0 +1,142 @@
+//! Resets of streams. The upstream ends a connection at the first one, and the outcomes of the other requests are then unknown.
+
+use std::{future::poll_fn, net::SocketAddr, sync::atomic::Ordering, time::Duration};
+
+use bytes::Bytes;
+use h2::{RecvStream, server::SendResponse};
+use http::{Request, Response};
+use tests::barrier::{Barrier, bounded, eventually};
+use tokio::{net::TcpStream, sync::Notify, time::sleep};
+
+use super::Payments;
+use crate::harness::{Served, config, exchange, post};
+
+/// Largest number of unread responses that the proxy keeps.
+const MAX_KEPT: usize = 256;
+
+impl Payments {
+    /// Sends an event, and waits for the reset of the stream.
+    pub(super) async fn send_event(self, mut respond: SendResponse<Bytes>, reset: &Notify) {
+        let response = Response::builder().header("content-type", "text/event-stream");
+        let response = response.body(()).unwrap();
+        let mut events = respond.send_response(response, false).unwrap();
+        let event = Bytes::from_static(b"data: 1\n\n");
+        events.send_data(event, false).unwrap();
+        let is_reset = poll_fn(|cx| events.poll_reset(cx)).await.is_ok();
+        self.count_reset(is_reset, reset);
+    }
+
+    /// Counts a reset, and ends its connection.
+    pub(super) fn count_reset(&self, is_reset: bool, reset: &Notify) {
+        if is_reset {
+            self.resets.fetch_add(1, Ordering::SeqCst);
+            reset.notify_one();
+        }
+    }
+}
+
+/// Sends requests with a lease over one connection. Returns the bodies of their responses, which do not end.
+async fn open_events(proxy: SocketAddr, key: &str, count: usize) -> Vec<RecvStream> {
+    let stream = TcpStream::connect(proxy).await.unwrap();
+    let (mut sender, connection) = h2::client::handshake(stream).await.unwrap();
+    tokio::spawn(connection);
+    let mut bodies = Vec::new();
+    for number in 0..count {
+        sender = sender.ready().await.unwrap();
+        let request = Request::post("http://a/events");
+        let request = request.header("idempotency-key", format!("{key}-{number}"));
+        let request = request.body(()).unwrap();
+        let (response, _) = sender.send_request(request, true).unwrap();
+        let response = bounded(response).await.unwrap();
+        assert_eq!(response.status(), 200);
+        bodies.push(response.into_body());
+    }
+    bodies
+}
+
+/// Sends requests with a lease until the proxy opens a second connection for one. Returns the bodies of their responses.
+async fn open_events_on_second_connection(
+    upstream: &Payments,
+    proxy: SocketAddr,
+) -> Vec<RecvStream> {
+    let mut bodies = Vec::new();
+    while upstream.connections.load(Ordering::SeqCst) < 2 {
+        // A connection has 100 streams.
+        assert!(bodies.len() < 90, "the first connection is used again");
+        let key = format!("other-{}", bodies.len());
+        bodies.extend(open_events(proxy, &key, 1).await);
+        sleep(Duration::from_millis(10)).await;
+    }
+    bodies
+}
+
+#[tokio::test]
+async fn cancelled_response_breaks_no_leased_request() {
+    let upstream = Payments::new(Barrier::closed());
+    let proxy = Served::start(&config(upstream.start().await, "http2 = true", "")).await;
+    let payment = tokio::spawn(exchange(proxy.address, post("/pay", "k", "1")));
+    bounded(upstream.barrier.arrival()).await;
+    drop(open_events(proxy.address, "cancelled", 1).await);
+    // A reset would arrive before the next connection.
+    let others = open_events_on_second_connection(&upstream, proxy.address).await;
+    let resets = || upstream.resets.load(Ordering::SeqCst);
+    assert_eq!(resets(), 0);
+
+    upstream.barrier.release(1);
+    let reply = bounded(payment).await.unwrap();
+    assert_eq!(reply.status(), 201, "{reply:?}");
+    let retry = exchange(proxy.address, post("/pay", "k", "1")).await;
+    assert!(retry.is_replay(), "{retry:?}");
+    assert_eq!(upstream.executed.load(Ordering::SeqCst), 1);
+    // Some of these may have the first connection.
+    drop(others);
+    eventually("the stream is reset", || resets() > 0).await;
+}
+
+#[tokio::test]
+async fn timed_out_request_breaks_no_leased_request() {
+    let upstream = Payments::new(Barrier::closed());
+    let lines = "http2 = true\ntimeout = \"5s\"";
+    let proxy = Served::start(&config(upstream.start().await, lines, "")).await;
+    let hanging = tokio::spawn(exchange(proxy.address, post("/hang", "hanging", "1")));
+    // So much time the payment has after the timeout.
+    sleep(Duration::from_millis(2_500)).await;
+    let payment = tokio::spawn(exchange(proxy.address, post("/pay", "k", "1")));
+    bounded(upstream.barrier.arrival()).await;
+    assert_eq!(upstream.connections.load(Ordering::SeqCst), 1);
+
+    let reply = bounded(hanging).await.unwrap();
+    assert_eq!(reply.status(), 504, "{reply:?}");
+    let _others = open_events_on_second_connection(&upstream, proxy.address).await;
+    upstream.barrier.release(1);
+    let reply = bounded(payment).await.unwrap();
+    assert_eq!(reply.status(), 201, "{reply:?}");
+}
+
+/// Pays twice, and returns the number of connections that the proxy opens for these requests.
+async fn count_connections(upstream: &Payments, proxy: SocketAddr, round: usize) -> usize {
+    let connections = || upstream.connections.load(Ordering::SeqCst);
+    let before = connections();
+    for number in 1..=2 {
+        let key = format!("payment-{round}-{number}");
+        let reply = exchange(proxy, post("/pay", &key, "1")).await;
+        assert_eq!(reply.status(), 201, "{reply:?}");
+    }
+    connections() - before
+}
+
+/// A kept response takes memory, and no limit of its client counts it.
+#[tokio::test]
+async fn kept_responses_are_limited() {
+    let upstream = Payments::new(Barrier::open());
+    let address = upstream.start_with(1_000).await;
+    let proxy = Served::start(&config(address, "http2 = true", "")).await;
+    let other = open_events(proxy.address, "other", 1).await;
+    drop(open_events(proxy.address, "kept", MAX_KEPT).await);
+    let mut rounds = 0..400;
+    // One response less, and both payments share a connection.
+    while count_connections(&upstream, proxy.address, rounds.next().unwrap()).await < 2 {}
+    assert_eq!(upstream.resets.load(Ordering::SeqCst), 0);
+    drop(other);
+    while count_connections(&upstream, proxy.address, rounds.next().unwrap()).await > 0 {}
+}

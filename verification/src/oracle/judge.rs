@@ -243,7 +243,7 @@ impl History {
     }
 
     /// Returns the number of executions of this key whose leases may have been lost. For each member, it is at most the number
-    /// of strikes and of slow requests.
+    /// of its executions, and at most that of its strikes and slow requests together.
     fn count_lost_leases(&self, history: &KeyHistory<'_>) -> usize {
         let mut executions: BTreeMap<Option<&usize>, Vec<u32>> = BTreeMap::new();
         for effect in &history.effects {

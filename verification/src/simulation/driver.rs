@@ -262,7 +262,7 @@ impl Driver {
                 let pause = [0, 3, self.plan.lease / 2, self.plan.lease * 2];
                 let pause = world.random.pick(&pause);
                 world.after(pause, ScheduledEvent::Start(at));
-                // The other half of the orphans is left to retries and to its expiry.
+                // Retries take over the orphans of every other process, or these orphans expire.
                 if number % 2 == 1 && !self.plan.jobs {
                     world.take_over_orphans_of(number, next);
                 }

@@ -203,6 +203,25 @@ impl<S: TestDialect> TestDatabase<S> {
     }
 }
 
+impl TestDatabase<PostgresStore> {
+    /// Creates a deferred trigger that raises an exception at the commit of the first execution, like a check of an invariant
+    /// over several rows.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a statement fails.
+    pub async fn reject_first_commit(&self) {
+        for sql in [
+            "create function {table}_refuse() returns trigger language plpgsql as
+             $$ begin if new.n = 1 then raise exception 'unbalanced'; end if; return null; end $$",
+            "create constraint trigger refuse after insert on {table}_effects
+             deferrable initially deferred for each row execute function {table}_refuse()",
+        ] {
+            self.admin(sql).await;
+        }
+    }
+}
+
 /// Creates a database on the server that the tests of a binary share.
 ///
 /// # Panics

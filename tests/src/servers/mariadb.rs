@@ -172,6 +172,8 @@ fn initialize(directory: &Path) {
     template::fill(&data, &template, &["auto.cnf"], || {
         create(&data, &install);
     });
+    // The user may have had another id when the template was made.
+    set_owner(&data, USER);
 }
 
 /// Runs the command that creates the data directory.

@@ -187,6 +187,8 @@ fn initialize(directory: &Path) {
         let initialized = run(program, initdb.get_args());
         assert!(initialized.is_ok(), "{initialized:?}");
     });
+    // The user may have had another id when the template was made.
+    set_owner(&data, USER);
     // The first line that matches counts. Writing keeps the owner of the file.
     let rules = data.join("pg_hba.conf");
     let trusting = fs::read_to_string(&rules).expect("initdb writes it");

@@ -76,7 +76,7 @@ fn save(data: &Path, template: &Path, unshared: &[&str]) {
 /// Copies a directory with its owners and permissions. Returns `false` if that fails.
 fn copy(from: &Path, to: &Path) -> bool {
     // Most bytes are zero: the copy of a MariaDB directory uses 7 MB in place of 114 MB.
-    let options = ["-a", "--sparse=always", "--"].map(OsStr::new);
+    let options = ["-a", "-T", "--sparse=always", "--"].map(OsStr::new);
     let paths = [from.as_os_str(), to.as_os_str()];
     run("cp", options.into_iter().chain(paths)).is_ok()
 }

@@ -44,7 +44,7 @@ async fn beside_writer<T>(writer: &mut SqliteConnection, call: impl Future<Outpu
     output
 }
 
-/// Executes the call on a new store with a lease while another connection writes to its file.
+/// Acquires a lease in a new store. Executes the call while another connection writes to the file of the store.
 async fn on_busy_file<T>(call: impl AsyncFnOnce(&SqliteStore, &LeaseRef) -> T) -> T {
     let scratch = Scratch::new();
     let store = sql::sqlite(&scratch).await;

@@ -156,7 +156,8 @@ async fn mariadb_check_names_missing_parts() {
     assert_eq!(problem(&store).await, (missing, Incomplete));
 }
 
-/// Such a server rejects each write of the store, and none at the level of its sessions.
+/// A server with `binlog_format = STATEMENT` rejects each write at READ COMMITTED, the level of the store. It accepts writes at
+/// the default level of a session.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mariadb_check_names_format_of_log() {
     // The tests start MySQL without a log.
@@ -186,7 +187,7 @@ async fn mariadb_check_names_format_of_log() {
     }
 }
 
-/// The statements of the store have keys, so they work in this mode.
+/// With `sql_safe_updates`, a statement must select rows by a key. Those of the store do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mariadb_check_accepts_safe_updates() {
     if mariadb::is_mysql() {

@@ -362,17 +362,9 @@ pub(crate) async fn deferred_constraint_rejects_commit<D: Handlers>() {
     assert_eq!(executions.count(), 2);
 }
 
-/// A deferred trigger raises an exception at the commit, like a check of an invariant over several rows.
 pub(crate) async fn exception_rejects_commit<D: Handlers>() {
     let bank = Bank::<D>::open("raised").await;
-    for sql in [
-        "create function {table}_refuse() returns trigger language plpgsql as
-         $$ begin if new.n = 1 then raise exception 'unbalanced'; end if; return null; end $$",
-        "create constraint trigger refuse after insert on {table}_effects
-         deferrable initially deferred for each row execute function {table}_refuse()",
-    ] {
-        bank.database.admin(sql).await;
-    }
+    bank.database.reject_first_commit().await;
     let (app, executions) = bank.serve(charge);
     let rejected = send(&app, order()).await;
     let kind = match D::REPORTS_CODE {

@@ -393,7 +393,7 @@ const NEVER_FAILS_OVER: [&str; 4] = [
 /// The timeout of the store while a node hangs.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The number of waits that decide.
+/// The number of waits that are enough to judge if most are short.
 const ENOUGH_WAITS: usize = 3;
 
 async fn assert_others_are_served(cluster: RedisCluster) {
@@ -453,8 +453,8 @@ async fn assert_others_are_served(cluster: RedisCluster) {
     }
 }
 
-/// Pauses a node under calls to all nodes, until enough calls to other nodes had to wait, or for a while. Returns the durations
-/// of these calls. Omits calls during which this process did not run for a while.
+/// Pauses a node under calls to all nodes, until enough calls to other nodes had to wait, at most for 7 s. Returns the
+/// durations of these calls. Omits calls during which this process stalled.
 async fn long_waits_while_one_hangs(
     cluster: &RedisCluster,
     store: &RedisStore,

@@ -194,7 +194,12 @@ impl Execution {
             // The layer has stored nothing under this lease, so the handler has.
             EntryStatus::CompletedHere(record) => report_committed(&lease, record),
             EntryStatus::Completed(record) => {
-                lease.mark_lost();
+                // If this execution left an orphan, the other one began after this lease had ended.
+                if released {
+                    lease.mark_lost();
+                } else {
+                    report(&lease);
+                }
                 Finished::Stored(record)
             }
             // The handler's commit found the lease lost. After a retry it reported no loss, because its first attempt may have
@@ -205,8 +210,9 @@ impl Execution {
                 }
                 unknown_outcome(&lease)
             }
-            // If this lease was held until now, any other holder acquired the key after it ended. The commit's record has expired, or it was never
-            // stored. It never will be, since the commit no longer finds its lease, unless this execution left an orphan.
+            // If this lease was held until now, any other holder acquired the key after it ended. The commit's record has expired,
+            // or was never stored. It never will be, since the commit no longer finds its lease, unless this execution left an
+            // orphan.
             EntryStatus::Acquired(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere => {
                 let may_have_expired = lease.commits.record_may_have_expired();
                 if !is_lost {
@@ -222,7 +228,9 @@ impl Execution {
                 }
             }
             EntryStatus::Unknown => {
-                lease.warnings().key_held(lease.id());
+                if !is_lost {
+                    lease.warnings().key_held(lease.id());
+                }
                 unknown_outcome(&lease)
             }
         }
@@ -307,7 +315,7 @@ impl Execution {
             // The renewal waits for the row lock of a commit that the database still executes.
             renewed = lease.0.renew(lease.0.claim().lease).await;
         }
-        let is_lost = matches!(renewed, RenewOutcome::LeaseLost);
+        let is_lost = lease.0.is_lost() || matches!(renewed, RenewOutcome::LeaseLost);
         match self.reconcile_commit(renewed).await {
             Reconciled::Finished(finished @ Finished::Unknown { .. }) if !is_lost => {
                 lease.0.warnings().key_held(lease.0.id());

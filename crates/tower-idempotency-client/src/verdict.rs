@@ -253,10 +253,10 @@ impl Judgement {
 
 /// Returns `true` if a code in the body can change the judgement of a response.
 ///
-/// Most responses with 404 and 405 come from an application, and their codes do not count. The proxy sends its own as problem
-/// details. The code of a replay counts only with 409, the status of `outcome-unknown`.
+/// Most responses with 404, 405 and 431 do not come from the proxy, and their codes do not count. The proxy sends its own as
+/// problem details. The code of a replay counts only with 409, the status of `outcome-unknown`.
 pub(crate) fn depends_on_code(status: StatusCode, headers: &HeaderMap) -> bool {
-    let may_be_of_proxy = matches!(status.as_u16(), 404 | 405);
+    let may_be_of_proxy = matches!(status.as_u16(), 404 | 405 | 431);
     (status.is_server_error()
         || matches!(status.as_u16(), 400 | 408 | 409 | 413 | 422 | 429)
         || may_be_of_proxy && Form::of(status, headers) == Some(Form::Problem))
@@ -397,7 +397,7 @@ fn by_protocol(head: Head<'_>, protocol: Protocol, after: Option<Duration>) -> O
         (Protocol::Idempo, status)
             if status.is_client_error()
                 && REJECTIONS.contains(&status.as_u16())
-                && !matches!(head.code, Code::Unreadable) =>
+                && (status.as_u16() == 431 || !matches!(head.code, Code::Unreadable)) =>
         {
             Some(Judgement::AMBIGUOUS)
         }
@@ -405,11 +405,11 @@ fn by_protocol(head: Head<'_>, protocol: Protocol, after: Option<Duration>) -> O
     }
 }
 
-/// Judges a response whose code cannot be read. The code may mean that the server executes the first request. With 404 and 405
-/// it cannot.
+/// Judges a response whose code cannot be read. The code may mean that the server executes the first request. With 404, 405 and
+/// 431 it cannot.
 fn by_unreadable_code(head: Head<'_>, after: Option<Duration>) -> Option<Judgement> {
-    let is_not_found = matches!(head.status.as_u16(), 404 | 405);
-    (matches!(head.code, Code::Unreadable) && !is_not_found).then(|| Judgement {
+    let may_be_of_proxy = matches!(head.status.as_u16(), 404 | 405 | 431);
+    (matches!(head.code, Code::Unreadable) && !may_be_of_proxy).then(|| Judgement {
         fate: Fate::Open,
         ..match head.status {
             StatusCode::TOO_MANY_REQUESTS => Judgement::retry(after, Cause::Throttled),

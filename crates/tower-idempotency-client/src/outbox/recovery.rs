@@ -25,6 +25,7 @@ use crate::{
     first_sent::FirstSent,
     operation::{Operation, Outcome},
     series::Stored,
+    settings::Settings,
 };
 
 impl<S: Clone, O: Outbox> OutboxService<S, O> {
@@ -79,9 +80,9 @@ impl<S, O: Outbox> Recovery<S, O> {
     /// it. The entry is removed after a definite response, as after any call. After another outcome it stays, even if no
     /// attempt was executed, and a later recovery sends it again.
     ///
-    /// [`RetryLayer::with_deadline`](crate::RetryLayer::with_deadline) limits the time before the request is sent: the calls of
-    /// the outbox, and the wait for an inner service that is not ready. After that wait, [`result`](Recovered::result) is an
-    /// error. The attempts then have the same time again.
+    /// [`RetryLayer::with_deadline`](crate::RetryLayer::with_deadline) limits each call of the outbox, and the wait for an inner
+    /// service that is not ready. After that wait, [`result`](Recovered::result) is an error. The attempts then have the same
+    /// time again.
     ///
     /// # Errors
     ///
@@ -109,16 +110,15 @@ impl<S, O: Outbox> Recovery<S, O> {
     {
         let shared = self.service.shared.clone();
         let settings = self.service.inner.settings();
-        let deadline = settings.deadline_from(Instant::now());
         let end = match self.end {
             Some(end) => end,
-            None => await_reply(deadline, find_end(&*shared.outbox)).await?,
+            None => find_end(&*shared.outbox, settings).await?,
         };
         self.end = Some(end);
         let entry = loop {
             if self.page.is_empty() {
                 let page = shared.outbox.pending(self.position, PAGE);
-                let mut page = await_reply(deadline, page).await?;
+                let mut page = await_reply(settings, page).await?;
                 page.retain(|(position, _)| *position <= end);
                 self.page = page.into();
             }
@@ -131,7 +131,7 @@ impl<S, O: Outbox> Recovery<S, O> {
             let resumed = shared
                 .outbox
                 .resume(entry.key(), SystemTime::now(), provider);
-            if let Some(entry) = await_reply(deadline, resumed).await? {
+            if let Some(entry) = await_reply(settings, resumed).await? {
                 break entry;
             }
         };
@@ -143,9 +143,10 @@ impl<S, O: Outbox> Recovery<S, O> {
         let unknown_on_drop = UnknownOnDrop::new(&operation);
         let mut req = entry.request::<B>();
         req.extensions_mut().insert(operation.clone());
-        entry.restore_key(&self.service.inner.settings().keys, &mut req);
+        entry.restore_key(&settings.keys, &mut req);
         prepare(&mut req);
         let mut inner = self.service.inner.clone();
+        let deadline = settings.deadline_from(Instant::now());
         let ready = timeout_at(deadline, poll_fn(|cx| inner.poll_ready(cx))).await;
         let result = match ready.unwrap_or_else(|_| Err(unready(&operation))) {
             Ok(()) => {
@@ -170,12 +171,12 @@ impl<S, O: Outbox> Recovery<S, O> {
     }
 }
 
-/// Waits for the reply of the outbox, until the deadline.
+/// Waits for one reply of the outbox, at most as long as a call may take.
 async fn await_reply<T>(
-    deadline: Instant,
+    settings: &Settings,
     reply: impl Future<Output = Result<T, OutboxError>>,
 ) -> Result<T, OutboxError> {
-    timeout_at(deadline, reply)
+    timeout_at(settings.deadline_from(Instant::now()), reply)
         .await
         .unwrap_or_else(|_| Err(OutboxError::with_message(LATE)))
 }
@@ -189,11 +190,11 @@ fn unready(operation: &Operation) -> Error {
 /// Returns a position after which the outbox has no entry. It may be higher than that of the last entry.
 ///
 /// Other calls may store entries meanwhile. The distance between two queries doubles, so that these calls cannot keep up.
-async fn find_end<O: Outbox>(outbox: &O) -> Result<u64, OutboxError> {
+async fn find_end<O: Outbox>(outbox: &O, settings: &Settings) -> Result<u64, OutboxError> {
     let mut end = 0;
     for doublings in 0..u64::BITS {
-        let first = outbox.pending(end, PAGE).await?.into_iter().next();
-        let Some((position, _)) = first else {
+        let page = await_reply(settings, outbox.pending(end, PAGE)).await?;
+        let Some((position, _)) = page.into_iter().next() else {
             break;
         };
         end = position.saturating_add((1 << doublings) - 1);

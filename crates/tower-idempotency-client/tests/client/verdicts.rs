@@ -398,6 +398,7 @@ async fn responses_of_idempo() {
     };
     let mut rows = by_status(Protocol::Idempo);
     rows.extend([
+        (problem(431, "too-many-headers", false), Stop(NotExecuted)),
         // An execution without an outcome, which may be that of an earlier attempt.
         (error(409, &[]), Stop(Unknown)),
         (

@@ -7,7 +7,7 @@ use std::{
         Arc, Weak,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use crate::{
     connection::{Connection, OpenRequest},
-    headers,
+    headers::{self, MAX_LINES},
     upstream::Stream,
 };
 
@@ -39,7 +39,7 @@ pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 ///
 /// hyper ends a body of HTTP/2 without an error if its stream was reset with NO_ERROR (RFC 9113, section 8.1).
 pub(crate) struct ReceivedBody {
-    /// `None` only after the drop.
+    /// `None` only while the value is dropped.
     body: Option<Incoming>,
     is_http2: bool,
     /// The stream is open until its body has ended or is dropped.
@@ -82,9 +82,14 @@ impl ReceivedBody {
 
 impl Drop for ReceivedBody {
     fn drop(&mut self) {
-        if let (Some(body), Some(stream)) = (self.body.take(), self.stream.take())
-            && !body.is_end_stream()
-        {
+        let (Some(mut body), Some(stream)) = (self.body.take(), self.stream.take()) else {
+            return;
+        };
+        // hyper drops a response to HTTP/1.1 after its announced length. Its end may have arrived as a separate frame.
+        if body.size_hint().exact() == Some(0) {
+            let _ = Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop()));
+        }
+        if !body.is_end_stream() {
             stream.keep(body);
         }
     }
@@ -105,6 +110,12 @@ impl Body for ReceivedBody {
         let mut frame = ready!(Pin::new(&mut *body).poll_frame(cx));
         if let Some(connection) = this.connection.upgrade() {
             connection.count_upload();
+            let trailers = frame
+                .as_ref()
+                .and_then(|frame| frame.as_ref().ok()?.trailers_ref());
+            if trailers.is_some_and(|trailers| trailers.len() > MAX_LINES) {
+                return Poll::Ready(Some(Err("the request has too many trailers".into())));
+            }
         }
         if !matches!(frame, Some(Ok(_))) {
             this.stream = None;
@@ -209,7 +220,7 @@ pin_project! {
         #[pin]
         body: Frames<Source<ReceivedBody>>,
         progress: Arc<Progress>,
-        // As for a received body: the stream is open until both bodies are dropped.
+        // The stream is open until this body is dropped and the response has ended.
         stream: Option<Stream>,
         // Headers that no trailer may replace, beside those of all routes.
         kept: Arc<[HeaderName]>,

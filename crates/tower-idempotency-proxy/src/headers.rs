@@ -8,6 +8,12 @@ use tower_idempotency::{ACTING_HEADERS, Principal};
 
 use crate::config::{Forwarded, HostHeader};
 
+/// Largest number of lines of the head of a request with HTTP/2, and of its trailers. hyper refuses more than 100 with HTTP/1.1.
+///
+/// The limit of bytes allows 1,900 short lines (64 KiB / 34), and the tables of a `HeaderMap` take a multiple of their size. A
+/// client that compresses them sends one byte for each.
+pub(crate) const MAX_LINES: usize = 256;
+
 /// Fields that belong to one connection. A `Connection` header names further ones.
 static HOP_BY_HOP: [HeaderName; 8] = [
     header::CONNECTION,

@@ -15,18 +15,14 @@ use tower_service::Service;
 use crate::{
     body::{ReceivedBody, ResponseBody},
     connection::Connection,
-    headers::{connection_lines, count_forward, has_unknown_coding, remove_other_upgrade},
+    headers::{
+        MAX_LINES, connection_lines, count_forward, has_unknown_coding, remove_other_upgrade,
+    },
     problem::{Problem, last_response},
     proxy::Shared,
     route::segments,
     routes::{Route, RouteService},
 };
-
-/// Largest number of lines of the head of a request with HTTP/2. hyper refuses more than 100 with HTTP/1.1.
-///
-/// The limit of bytes allows 1,900 short lines (64 KiB / 34), and the tables of a `HeaderMap` take a multiple of their size. A
-/// client that compresses them sends one byte for each.
-const MAX_LINES: usize = 256;
 
 /// Responds to a request, through its route or with an error of the proxy.
 pub(crate) async fn respond(

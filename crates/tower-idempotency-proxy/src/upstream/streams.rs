@@ -4,7 +4,7 @@ use std::{
     mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -18,7 +18,8 @@ use tokio::{
 
 use crate::body::RequestBody;
 
-/// Largest number of unread responses that are kept for one upstream. Each one has at most the window of its stream.
+/// Number of kept responses from which further requests share no connection. Responses that are open then are kept too. Each one
+/// has at most the window of its stream.
 const MAX_KEPT: usize = 256;
 
 /// Connections with HTTP/2 that several requests share.
@@ -83,6 +84,7 @@ pub(crate) struct OpenStream {
     streams: Arc<Streams>,
     connections: Weak<SharedConnections>,
     keep_limit: Option<Duration>,
+    has_ended: AtomicBool,
 }
 
 impl OpenStream {
@@ -92,7 +94,16 @@ impl OpenStream {
             streams: Arc::clone(streams),
             connections: Arc::downgrade(connections),
             keep_limit: connections.keep_limit,
+            has_ended: AtomicBool::new(false),
         })
+    }
+
+    /// Counts the stream as ended, once.
+    fn end(&self) {
+        let has_ended = self.has_ended.swap(true, Ordering::AcqRel);
+        if !has_ended && self.streams.open.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.streams.ended.notify_waiters();
+        }
     }
 
     /// Keeps `unread`, whose drop resets the stream, while other requests use the connection. Drops it at once if the connections
@@ -100,17 +111,18 @@ impl OpenStream {
     ///
     /// Some servers close a connection after a few resets, and all requests on it would have an unknown outcome. The connection
     /// gets no further request, so the others end. `unread` must not be polled: its window then stops the upstream.
-    pub(crate) fn keep(self: Arc<Self>, unread: impl Send + 'static) {
+    pub(crate) fn keep(&self, unread: impl Send + 'static) {
         let Some(limit) = self.keep_limit else {
             return;
         };
         // Without the pool, no request opens a stream.
         let kept = self.connections.upgrade().map(|connections| {
-            connections.discard(&self);
+            connections.discard(self);
             Arc::clone(&connections.kept)
         });
         let streams = Arc::clone(&self.streams);
-        drop(self);
+        // The request body may have a clone of the stream until the upstream has read it.
+        self.end();
         // Without a runtime, the connections have ended.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
@@ -124,9 +136,7 @@ impl OpenStream {
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
-        if self.streams.open.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.streams.ended.notify_waiters();
-        }
+        self.end();
     }
 }
 
@@ -194,7 +204,7 @@ mod tests {
 
     use super::*;
 
-    const LIMIT: Duration = Duration::from_secs(5);
+    const LIMIT: Duration = Duration::from_secs(60);
 
     fn connections() -> Arc<SharedConnections> {
         Arc::new(SharedConnections::with_keep_limit(LIMIT))
@@ -210,6 +220,7 @@ mod tests {
     fn keep(stream: Stream) -> Arc<()> {
         let body = Arc::new(());
         stream.keep(Arc::clone(&body));
+        drop(stream);
         body
     }
 
@@ -228,6 +239,18 @@ mod tests {
         drop(other);
         eventually("the response is dropped", || !is_kept(&body)).await;
         assert!(ended.elapsed() < LIMIT / 4, "{:?}", ended.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn kept_response_waits_for_no_upload() {
+        let connections = connections();
+        let [cancelled, other] = two_streams(&connections);
+        drop(other);
+        let _upload = Arc::clone(&cancelled);
+        let began = Instant::now();
+        let body = keep(cancelled);
+        eventually("the response is dropped", || !is_kept(&body)).await;
+        assert!(began.elapsed() < LIMIT / 4, "{:?}", began.elapsed());
     }
 
     #[tokio::test(start_paused = true)]

@@ -345,6 +345,7 @@ impl Payments {
                 }
             }
             "/events" => self.send_event(respond, &reset).await,
+            "/download" => self.send_download(respond).await,
             "/hang" => {
                 let is_reset = poll_fn(|cx| respond.poll_reset(cx)).await.is_ok();
                 self.count_reset(is_reset, &reset);

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use h2::client::SendRequest;
-use http::{HeaderName, HeaderValue, Request};
+use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use tests::{
     barrier::bounded,
     wire::{H1, post_bytes},
@@ -233,22 +233,36 @@ async fn heads_with_many_lines_are_refused() {
     let stream = TcpStream::connect(proxy.address).await.unwrap();
     let (client, connection) = h2::client::handshake(stream).await.unwrap();
     let connection = tokio::spawn(connection);
-    for (lines, status) in [(256, 201), (257, 431), (1_500, 431)] {
-        let mut request = Request::post("http://a/pay").body(()).unwrap();
-        for number in 0..lines {
+    let lines = |count: usize| {
+        let lines = (0..count).map(|number| {
             let name = HeaderName::try_from(format!("x-{number}")).unwrap();
-            let value = HeaderValue::from_static("1");
-            request.headers_mut().insert(name, value);
-        }
+            (name, HeaderValue::from_static("1"))
+        });
+        lines.collect::<HeaderMap>()
+    };
+    for (count, status) in [(256, 201), (257, 431), (1_500, 431)] {
+        let mut request = Request::post("http://a/pay").body(()).unwrap();
+        *request.headers_mut() = lines(count);
         let mut client = client.clone().ready().await.unwrap();
         let (received, _) = client.send_request(request, true).unwrap();
         let received = bounded(received).await.unwrap();
-        assert_eq!(received.status(), status, "{lines}");
+        assert_eq!(received.status(), status, "{count}");
         let body = bounded(received.into_body().data()).await.unwrap().unwrap();
         let is_problem = String::from_utf8_lossy(&body).contains("too-many-headers");
-        assert_eq!(is_problem, status == 431, "{lines}");
+        assert_eq!(is_problem, status == 431, "{count}");
     }
     assert_eq!(upstream.effects(), 1);
+    // Trailers with more lines make the body of a protected request incomplete.
+    for (count, status) in [(256, 201), (257, 400)] {
+        let request = Request::post("http://a/pay").header("idempotency-key", count);
+        let mut client = client.clone().ready().await.unwrap();
+        let (received, mut body) = client
+            .send_request(request.body(()).unwrap(), false)
+            .unwrap();
+        body.send_trailers(lines(count)).unwrap();
+        assert_eq!(bounded(received).await.unwrap().status(), status, "{count}");
+    }
+    assert_eq!(upstream.effects(), 2);
     connection.abort();
 }
 

@@ -8,11 +8,13 @@ use http::{Request, Response};
 use tests::barrier::{Barrier, bounded, eventually};
 use tokio::{net::TcpStream, sync::Notify, time::sleep};
 
-use super::Payments;
+use super::{PIECE, Payments};
 use crate::harness::{Served, config, exchange, post};
 
-/// Largest number of unread responses that the proxy keeps.
+/// Number of kept responses from which requests with a lease share no connection.
 const MAX_KEPT: usize = 256;
+/// Pieces of a response of 5 MiB.
+const DOWNLOAD: usize = 80;
 
 impl Payments {
     /// Sends an event, and waits for the reset of the stream.
@@ -24,6 +26,24 @@ impl Payments {
         events.send_data(event, false).unwrap();
         let is_reset = poll_fn(|cx| events.poll_reset(cx)).await.is_ok();
         self.count_reset(is_reset, reset);
+    }
+
+    /// Sends a response that is too large for a record, and its end in a frame of its own.
+    pub(super) async fn send_download(self, mut respond: SendResponse<Bytes>) {
+        let head = Response::builder().header("content-length", DOWNLOAD * PIECE);
+        let mut download = respond
+            .send_response(head.body(()).unwrap(), false)
+            .unwrap();
+        for _ in 0..DOWNLOAD {
+            download.reserve_capacity(PIECE);
+            while download.capacity() < PIECE {
+                let capacity = poll_fn(|cx| download.poll_capacity(cx)).await;
+                let Some(Ok(_)) = capacity else { return };
+            }
+            let piece = Bytes::from_static(&[b'x'; PIECE]);
+            download.send_data(piece, false).unwrap();
+        }
+        download.send_data(Bytes::new(), true).unwrap();
     }
 
     /// Counts a reset, and ends its connection.
@@ -65,7 +85,7 @@ async fn open_events_on_second_connection(
         assert!(bodies.len() < 90, "the first connection is used again");
         let key = format!("other-{}", bodies.len());
         bodies.extend(open_events(proxy, &key, 1).await);
-        sleep(Duration::from_millis(10)).await;
+        sleep(Duration::from_millis(100)).await;
     }
     bodies
 }
@@ -95,22 +115,40 @@ async fn cancelled_response_breaks_no_leased_request() {
 
 #[tokio::test]
 async fn timed_out_request_breaks_no_leased_request() {
-    let upstream = Payments::new(Barrier::closed());
-    let lines = "http2 = true\ntimeout = \"5s\"";
+    let upstream = Payments::new(Barrier::open());
+    let lines = "http2 = true\ntimeout = \"10s\"";
     let proxy = Served::start(&config(upstream.start().await, lines, "")).await;
-    let hanging = tokio::spawn(exchange(proxy.address, post("/hang", "hanging", "1")));
-    // So much time the payment has after the timeout.
-    sleep(Duration::from_millis(2_500)).await;
-    let payment = tokio::spawn(exchange(proxy.address, post("/pay", "k", "1")));
-    bounded(upstream.barrier.arrival()).await;
-    assert_eq!(upstream.connections.load(Ordering::SeqCst), 1);
-
-    let reply = bounded(hanging).await.unwrap();
+    let open = open_events(proxy.address, "open", 1).await;
+    let reply = exchange(proxy.address, post("/hang", "hanging", "1")).await;
     assert_eq!(reply.status(), 504, "{reply:?}");
+    assert_eq!(upstream.connections.load(Ordering::SeqCst), 1);
+    // A reset would arrive before the next connection. The proxy delays it for 10 s from the timeout.
     let _others = open_events_on_second_connection(&upstream, proxy.address).await;
-    upstream.barrier.release(1);
-    let reply = bounded(payment).await.unwrap();
-    assert_eq!(reply.status(), 201, "{reply:?}");
+    let resets = || upstream.resets.load(Ordering::SeqCst);
+    assert_eq!(resets(), 0);
+    drop(open);
+    eventually("the stream is reset", || resets() > 0).await;
+}
+
+/// A client with HTTP/1.1 has read the response before its end arrives in a frame of its own.
+#[tokio::test]
+async fn complete_response_leaves_connection_in_use() {
+    let upstream = Payments::new(Barrier::open());
+    let proxy = Served::start(&config(upstream.start().await, "http2 = true", "")).await;
+    let connections = || upstream.connections.load(Ordering::SeqCst);
+    // If the end arrives too late, the response counts as cancelled.
+    for round in 0..50 {
+        let before = connections();
+        for number in 1..=2 {
+            let key = format!("{round}-{number}");
+            let reply = exchange(proxy.address, post("/download", &key, "1")).await;
+            assert_eq!(reply.status(), 200);
+        }
+        if before > 0 && connections() == before {
+            return;
+        }
+    }
+    panic!("the connection of a complete response is not used again");
 }
 
 /// Pays twice, and returns the number of connections that the proxy opens for these requests.
@@ -130,7 +168,8 @@ async fn count_connections(upstream: &Payments, proxy: SocketAddr, round: usize)
 async fn kept_responses_are_limited() {
     let upstream = Payments::new(Barrier::open());
     let address = upstream.start_with(1_000).await;
-    let proxy = Served::start(&config(address, "http2 = true", "")).await;
+    let lines = "http2 = true\ntimeout = \"120s\"";
+    let proxy = Served::start(&config(address, lines, "")).await;
     let other = open_events(proxy.address, "other", 1).await;
     drop(open_events(proxy.address, "kept", MAX_KEPT).await);
     let mut rounds = 0..400;

@@ -165,7 +165,8 @@ impl RedisOptions {
     /// responds to an acquire with 503, and retries a completion until the lease has expired.
     ///
     /// A failover to a replica that has confirmed the writes loses no lease and no record. A failover to another replica may
-    /// lose some, so wait for as many replicas as can be promoted.
+    /// lose some, so wait for as many replicas as can be promoted. A primary that restarts before a failover has what its disk
+    /// has, and its replicas discard the rest.
     ///
     /// Each new request costs one more round trip, and each record is sent twice. While fewer than `replicas` replicas confirm
     /// writes, new requests get 503. Calls that wait for replicas use a connection of their own, one after the other. If one of

@@ -124,7 +124,8 @@ async fn check_names_missing_rights_on_entries() {
     assert_eq!(server.command(&["DBSIZE"]), "0");
 }
 
-/// The user lacks each command of the index of completed entries once. A store without the index needs none of them to pass.
+/// The user lacks each command of the indexes once. Executions would go on without them, and listings would have no entry. A
+/// store without an index passes without its commands.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn check_names_missing_rights_on_index() {
     const INDEX: &str = "idempotency:~completed";
@@ -132,29 +133,44 @@ async fn check_names_missing_rights_on_index() {
     server.permit(RIGHTS);
     let url = format!("redis://service:{SECRET}@{}/0", server.address());
     let options = RedisOptions::new().with_timeout(Duration::from_secs(20));
-    let without_index = options.clone().connect(&url).await.unwrap();
+    let without_indexes = options.clone().with_indexes(false);
+    let without_indexes = without_indexes.connect(&url).await.unwrap();
+    let by_default = options.clone().connect(&url).await.unwrap();
     let store = options.with_completed_index(true);
     let store = store.connect(&url).await.unwrap();
     store.check().await.unwrap();
+    by_default.check().await.unwrap();
     assert_eq!(server.command(&["DBSIZE"]), "0");
     server.command(&["ZADD", INDEX, "1", "expired", "9999999999999", "stored"]);
     server.command(&["PEXPIREAT", INDEX, "9999999999999"]);
     for (missing, names) in [
-        ("-zrangebyscore", "zrangebyscore"),
         ("-zadd", "zadd"),
         ("-zrem", "zrem"),
-        ("-zrangebyscore -zadd -zrem", "zrangebyscore, zadd, zrem"),
+        ("-zremrangebyscore", "zremrangebyscore"),
+        (
+            "-zadd -zrem -zremrangebyscore",
+            "zadd, zrem, zremrangebyscore",
+        ),
     ] {
         server.permit(missing);
         let expected = format!(
-            "the index of completed entries needs {names}, which the server rejects: \
-             permit the user to run these commands on a sorted set, or turn the index off"
+            "the indexes need {names}, which the server rejects: \
+             permit the user to run these commands on a sorted set, or turn the indexes off"
         );
-        assert_eq!(problem(&store).await, (expected, CheckErrorKind::Denied));
-        without_index.check().await.expect(missing);
+        for store in [&store, &by_default] {
+            let expected = (expected.clone(), CheckErrorKind::Denied);
+            assert_eq!(problem(store).await, expected);
+        }
+        without_indexes.check().await.expect(missing);
         server.permit(&missing.replace('-', "+"));
         store.check().await.expect(missing);
     }
+    server.permit("-zrangebyscore");
+    let expected = "the index of completed entries needs zrangebyscore, which the server rejects: \
+                    permit the user to run this command on a sorted set, or turn the index off";
+    let expected = (expected.to_owned(), CheckErrorKind::Denied);
+    assert_eq!(problem(&store).await, expected);
+    by_default.check().await.expect("no such index");
     // No check has changed the index of completed entries.
     let members = server.command(&["ZRANGE", INDEX, "0", "-1", "WITHSCORES"]);
     assert_eq!(

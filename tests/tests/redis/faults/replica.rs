@@ -78,6 +78,25 @@ async fn replica_wait_executes_nothing_without_replicas() {
     }
 }
 
+// F-116
+/// Nothing can prevent the second effect, because the replica discards what its primary does not have.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replica_discards_records_of_empty_primary() {
+    let mut primary = RedisServer::start(&[]);
+    let replica = RedisServer::replica_of(&primary);
+    let node = Node::new(connect_waiting(&primary).await);
+    let before = node.post("/orders", "k").await;
+    assert_eq!(before.status, StatusCode::CREATED);
+    assert_eq!(replica.entries().len(), 1);
+    primary.restart();
+    eventually("the replica has the data of its primary", || {
+        replica.entries().is_empty()
+    })
+    .await;
+    let retry = node.until_served("/orders", "k").await;
+    assert_eq!(retry.text(), "effect 2 of k");
+}
+
 // F-118
 // While a server waits for its replicas, it sends no other reply on that connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -7,6 +7,7 @@ use tower_idempotency::store::{
 use crate::{
     error::{DynamoDbError, DynamoDbErrorKind},
     store::DynamoDbStore,
+    table_client::TableClient,
     writes::Attempts,
 };
 
@@ -25,13 +26,14 @@ impl DynamoDbStore {
                 inner.table
             )));
         };
+        TableClient::check_key(&table).map_err(|error| part_error(&error, RENAME))?;
         inner
-            .check_schema(&table)
-            .map_err(|error| check_error(&error))?;
+            .check_index(&table)
+            .map_err(|error| part_error(&error, ADD_INDEX))?;
         if !inner
             .is_ttl_enabled()
             .await
-            .map_err(|error| check_error(&error))?
+            .map_err(|error| part_error(&error, MOVE_TTL))?
         {
             return Err(incomplete(format!(
                 "the table {:?} has no TTL on the attribute `ttl`, so expired items are never deleted",
@@ -75,10 +77,18 @@ fn unreachable(error: &StoreError) -> CheckError {
     CheckError::unreachable(error, RIGHTS)
 }
 
+/// Returns the error of a check of one part of the table. `remedy` applies if that part is another one.
+fn part_error(error: &DynamoDbError, remedy: &'static str) -> CheckError {
+    if error.kind() == DynamoDbErrorKind::Unusable {
+        CheckError::new(CheckErrorKind::Incomplete, error.to_string(), remedy)
+    } else {
+        check_error(error)
+    }
+}
+
 fn check_error(error: &DynamoDbError) -> CheckError {
     let (kind, remedy) = match error.kind() {
         DynamoDbErrorKind::Refused => (CheckErrorKind::Denied, RIGHTS),
-        DynamoDbErrorKind::Unusable => (CheckErrorKind::Incomplete, CHANGE),
         DynamoDbErrorKind::ClockSkew => (CheckErrorKind::Unsafe, SYNCHRONIZE),
         _ => (CheckErrorKind::Unreachable, REACHABLE),
     };
@@ -86,8 +96,13 @@ fn check_error(error: &DynamoDbError) -> CheckError {
 }
 
 const CREATE: &str = "call `create_table`, or create the table as in docs/stores/dynamodb.md";
-// `create_table` changes only the TTL of an existing table.
-const CHANGE: &str = "add or replace the index as in docs/stores/dynamodb.md, or name another table and call `create_table`";
+// A table with another key has no entries of this store. The entries of a service in use are in another table.
+const RENAME: &str =
+    "correct the name of the table, or for a new service call `create_table` with another name";
+// The remedies name no new table: in that one, all requests would execute again.
+const ADD_INDEX: &str = "add or replace the index as in docs/stores/dynamodb.md";
+const MOVE_TTL: &str =
+    "disable the TTL, wait until it is off (up to an hour), and enable it on `ttl`";
 const RIGHTS: &str = "check the credentials and the clock, and permit GetItem, PutItem, UpdateItem, DeleteItem, Query, \
                       DescribeTable and DescribeTimeToLive";
 const SYNCHRONIZE: &str = "synchronize the clock of this machine";

@@ -97,7 +97,8 @@ impl TableClient {
         };
         match table.table_status() {
             Some(TableStatus::Active | TableStatus::Updating) => {
-                self.check_schema(&table)?;
+                Self::check_key(&table)?;
+                self.check_index(&table)?;
                 // The status is `Updating` while the index is being created. The index then accepts writes and no queries.
                 if self.options.shards > 0 && is_index_changing(&table) {
                     return Ok(false);
@@ -122,8 +123,8 @@ impl TableClient {
         }
     }
 
-    /// Checks that the table has the key and the index of this store.
-    pub(crate) fn check_schema(&self, table: &TableDescription) -> Result<(), DynamoDbError> {
+    /// Checks that the table has the key of this store.
+    pub(crate) fn check_key(table: &TableDescription) -> Result<(), DynamoDbError> {
         let keys = table.key_schema().iter();
         let keys: Vec<_> = keys.map(KeySchemaElement::attribute_name).collect();
         let is_binary = |it: &AttributeDefinition| {
@@ -134,6 +135,11 @@ impl TableClient {
                 "a table with the partition key `id` of type B",
             ));
         }
+        Ok(())
+    }
+
+    /// Checks that the table has the index of this store, unless the options turn it off.
+    pub(crate) fn check_index(&self, table: &TableDescription) -> Result<(), DynamoDbError> {
         if self.options.shards == 0 {
             return Ok(());
         }

@@ -236,6 +236,12 @@ async fn failed_checks_have_these_texts() {
     let options = DynamoDbOptions::new().with_index_shards(0);
     let without_index = options.store(&client(address), table.as_str());
     note("no TTL", &without_index, &table).await;
+    let table = server.new_table();
+    let other_ttl = store(address, &table);
+    other_ttl.create_table().await.expect("the server runs");
+    set_ttl(address, &table, "ttl", false).await;
+    set_ttl(address, &table, "expires", true).await;
+    note("another TTL", &other_ttl, &table).await;
 
     let endpoint = Endpoint::start(address);
     let table = server.new_table();

@@ -1,11 +1,14 @@
 //! Functions for operators: IDs of entries, and the records that resolve them.
 
 use bytes::Bytes;
-use http::{Response, request};
+use http::{HeaderName, Response, request};
 use serde::Serialize;
 
 #[cfg(feature = "grpc")]
-use crate::grpc::CallKind;
+use crate::{
+    config::is_replayed_in_grpc,
+    grpc::{CallKind, is_grpc_response},
+};
 use crate::{
     digest::ScopedKey,
     error::Error,
@@ -178,11 +181,20 @@ impl IdempotencyLayer {
     #[must_use]
     pub fn encode_response_record(&self, id: &KeyId, response: &Response<Bytes>) -> Bytes {
         let rules = &self.config.response;
+        #[cfg(feature = "grpc")]
+        let is_grpc = self.config.grpc.is_some() && is_grpc_response(response.headers(), None);
+        let is_replayed = |name: &HeaderName| {
+            #[cfg(feature = "grpc")]
+            if is_grpc && is_replayed_in_grpc(name) {
+                return true;
+            }
+            (rules.replayed_headers)(name)
+        };
         rules.codec().encode_response(
             id,
             response.status(),
             response.headers(),
-            &*rules.replayed_headers,
+            &is_replayed,
             response.body(),
             None,
         )

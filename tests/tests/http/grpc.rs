@@ -5,12 +5,13 @@
 use std::time::Duration;
 
 use axum::{
-    Router,
+    Extension, Router,
     body::Body,
     extract::Request,
     response::{IntoResponse, Response},
     routing::post,
 };
+use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Version};
 use http_body_util::BodyExt;
 use tests::{
@@ -21,7 +22,9 @@ use tests::{
 use tower::ServiceExt;
 use tower_idempotency::{
     Enforcement, GrpcMethods, IdempotencyLayer, KeyScope, Lease, MemoryStore, MissingKey,
-    OrphanPolicy, transaction::LeaseExt,
+    NeedsAttention, OrphanPolicy, Ttl,
+    inspect::{Inspect, Resolution},
+    transaction::LeaseExt,
 };
 
 const PAY: &str = "/payments.v1.Payments/Pay";
@@ -335,6 +338,42 @@ async fn replay_has_status_whatever_is_replayed() {
         let (code, bytes) = outcome(&app, call(PAY, Some("k"), MESSAGE)).await;
         assert_eq!((code.as_deref(), bytes), (Some("5"), 7));
     }
+    assert_eq!(effects.count(), 1);
+}
+
+// S-881
+/// An operator completes an entry that needs attention. The other headers of the layer have their own rule.
+#[tokio::test(start_paused = true)]
+async fn record_of_operator_has_status_whatever_is_replayed() {
+    let store = MemoryStore::new();
+    let methods = GrpcMethods::only([PAY]).expect("a valid path");
+    let layer = IdempotencyLayer::new(store.clone()).with_grpc(methods);
+    let layer = layer.with_replayed_headers(|_| false);
+    let (app, effects) = app(layer.clone(), async |_, _| {
+        Extension(NeedsAttention::new("no-reply")).into_response()
+    });
+    send(&app, call(PAY, Some("k"), MESSAGE)).await;
+    let (head, ()) = call(PAY, Some("k"), "").map(drop).into_parts();
+    let id = layer
+        .key_id(&head, b"")
+        .expect("a valid key")
+        .expect("a key");
+    let decided = http::Response::builder()
+        .header("content-type", "application/grpc")
+        .header("grpc-status", "9")
+        .header("x-receipt", "r");
+    let decided = decided.body(Bytes::new()).expect("a response");
+    let record = layer.encode_response_record(&id, &decided);
+    let retention = Ttl::from_secs(60);
+    let found = store.get(&id).await.expect("memory does not fail");
+    let entry = found.expect("an entry").entry;
+    let complete = Resolution::Complete { record, retention };
+    let resolved = store.resolve(entry.seen(), &complete).await;
+    assert!(resolved.expect("memory does not fail").is_applied());
+    let retry = send(&app, call(PAY, Some("k"), MESSAGE)).await;
+    assert_eq!(retry.header("grpc-status"), Some("9"), "{retry:?}");
+    assert_eq!(retry.header("content-type"), Some("application/grpc"));
+    assert_eq!(retry.header("x-receipt"), None);
     assert_eq!(effects.count(), 1);
 }
 

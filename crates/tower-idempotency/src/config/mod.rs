@@ -82,13 +82,17 @@ impl Config {
         config.request.is_grpc = true;
         config.response.grpc = Some(methods);
         config.response.error_response = response::rules::ErrorResponse::Grpc;
-        // A replay without its status would be another response.
         let replayed = Arc::clone(&self.response.replayed_headers);
-        config.response.replayed_headers = Arc::new(move |name| {
-            name == header::CONTENT_TYPE || name.as_str().starts_with("grpc-") || replayed(name)
-        });
+        config.response.replayed_headers =
+            Arc::new(move |name| is_replayed_in_grpc(name) || replayed(name));
         Some(config)
     }
+}
+
+/// Returns `true` if a replay of a gRPC call has this header with any settings. Without its status, it would be another response.
+#[cfg(feature = "grpc")]
+pub(crate) fn is_replayed_in_grpc(name: &header::HeaderName) -> bool {
+    name == header::CONTENT_TYPE || name.as_str().starts_with("grpc-")
 }
 
 impl fmt::Debug for Config {

@@ -156,7 +156,7 @@ fn table(preset: Preset) -> Row {
             ],
             methods: vec!["POST"],
             other_request: 400,
-            recorded: recorded_but(599, &[&FORM[..], &[403, 429]].concat()),
+            recorded: recorded_but(599, &[&FORM[..], &[403, 425, 429]].concat()),
             error: Shape::Stripe,
             ..recommended
         },
@@ -600,7 +600,7 @@ async fn recorded_statuses_match_column() {
         let (highest, not): (u16, &[u16]) = match preset {
             Preset::Recommended | Preset::Acp => (499, &[403, 408, 424, 425, 429]),
             Preset::Ietf => (599, &[408, 425, 429, 503]),
-            Preset::Stripe => (599, &[403, 429]),
+            Preset::Stripe => (599, &[403, 425, 429]),
             _ => (499, &[425, 429]),
         };
         let form = match preset {

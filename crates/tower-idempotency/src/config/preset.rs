@@ -38,7 +38,7 @@ use crate::{
 /// | the same key at another [host](crate::IdempotencyLayer::with_host_in_scope) | the same request | same | same | a separate request | as `Recommended` |
 /// | key of another request | 422 | 422 | 400 | a separate request | 422 |
 /// | duplicate during the execution | 409, `Retry-After: 1` | same | same | 429, `Retry-After: 2` | as `Recommended` |
-/// | recorded statuses | 2xx to 4xx but 403, 408, 424, 425, 429 and \[1\] | 2xx to 5xx but 408, 425, 429, 503 and \[1\] | all but 403, 429 and \[1\] | 2xx to 4xx but 425, 429 | as `Recommended` |
+/// | recorded statuses | 2xx to 4xx but 403, 408, 424, 425, 429 and \[1\] | 2xx to 5xx but 408, 425, 429, 503 and \[1\] | all but 403, 425, 429 and \[1\] | 2xx to 4xx but 425, 429 | as `Recommended` |
 /// | too large or streamed | tombstone | tombstone | tombstone | release | tombstone |
 /// | retention | 24 h | 24 h | 24 h | 30 s | 24 h |
 /// | replay marker | `Idempotent-Replayed: true` | none | as `Recommended` | none | as `Recommended` |
@@ -224,7 +224,7 @@ fn stripe() -> Config {
         },
         response: response::rules::Rules {
             recorded_statuses: Arc::new(|status| {
-                ![403, 429].contains(&status.as_u16()) && !is_rejection_of_form(status)
+                ![403, 425, 429].contains(&status.as_u16()) && !is_rejection_of_form(status)
             }),
             error_response: ErrorResponse::Custom(Arc::new(problem::stripe)),
             ..base.response

@@ -236,6 +236,8 @@ async fn completion_of_left_orphan_is_no_loss() {
     );
     let sent = tokio::spawn(async move { send(&app, order()).await });
     is_left.arrival().await;
+    // The lease has the shortest duration now.
+    sleep(2 * Ttl::MIN.as_duration()).await;
     let orphan = entry.get().expect("an execution");
     let store = ledger.store.inner();
     let mut other = Claim::new(orphan.id, orphan.fingerprint).expect("randomness");

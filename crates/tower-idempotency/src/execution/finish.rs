@@ -186,7 +186,8 @@ impl Execution {
         );
         // The handler's commit may still query the store, and acquire the key that is free by now. A commit that was refused
         // does not, so the release can be repeated. A commit that was sent may follow a release that failed.
-        let may_repeat = !is_ended && !lease.has_unacknowledged_commit();
+        let may_repeat =
+            !is_ended && !lease.must_leave_orphan() && !lease.has_unacknowledged_commit();
         if may_repeat || released && !is_completed {
             spawn_release_unacknowledged(lease.config(), lease.store(), lease.claim(), permit);
         }
@@ -194,10 +195,10 @@ impl Execution {
             // The layer has stored nothing under this lease, so the handler has.
             EntryStatus::CompletedHere(record) => report_committed(&lease, record),
             EntryStatus::Completed(record) => {
-                // If this execution left an orphan, the other one began after this lease had ended.
-                if released {
+                if released || is_lost {
                     lease.mark_lost();
                 } else {
+                    // This execution left an orphan. The other one began after this lease had ended.
                     report(&lease);
                 }
                 Finished::Stored(record)
@@ -230,6 +231,8 @@ impl Execution {
             EntryStatus::Unknown => {
                 if !is_lost {
                     lease.warnings().key_held(lease.id());
+                } else if !lease.has_unacknowledged_commit() {
+                    lease.mark_lost();
                 }
                 unknown_outcome(&lease)
             }
@@ -291,19 +294,29 @@ impl Execution {
 
     /// Leaves the key as an orphan at once, and reports it. If the store fails, the lease expires by itself.
     async fn leave_orphan(self, report: impl FnOnce(&LeaseState)) -> Finished {
-        let renewed = self.lease.expire_now().await;
+        let lease = self.lease.handle();
+        let renewed = lease.0.expire_now().await;
+        let has_failed = matches!(renewed, RenewOutcome::Failed);
         match renewed {
-            RenewOutcome::Renewed => report(&self.lease),
-            RenewOutcome::LeaseLost if !self.lease.has_unacknowledged_commit() => {
-                self.lease.mark_lost();
-            }
-            RenewOutcome::LeaseLost => {}
-            RenewOutcome::Failed if self.lease.is_lost() => {}
-            RenewOutcome::Failed => self.lease.warnings().key_held(self.lease.id()),
+            RenewOutcome::Renewed => report_end(&lease.0, report),
+            RenewOutcome::LeaseLost if !lease.0.has_unacknowledged_commit() => lease.0.mark_lost(),
+            // The query decides: the handler's commit may have ended the lease.
+            RenewOutcome::LeaseLost | RenewOutcome::Failed => {}
         }
         match self.reconcile_commit(renewed).await {
+            Reconciled::Finished(finished @ Finished::Unknown { .. })
+                if has_failed && !lease.0.is_lost() =>
+            {
+                lease.0.warnings().key_held(lease.0.id());
+                finished
+            }
             Reconciled::Finished(finished) => finished,
-            Reconciled::NotCommitted => Finished::Own,
+            Reconciled::NotCommitted => {
+                if has_failed {
+                    report_held(&lease.0);
+                }
+                Finished::Own
+            }
         }
     }
 
@@ -321,9 +334,13 @@ impl Execution {
                 lease.0.warnings().key_held(lease.0.id());
                 finished
             }
+            Reconciled::Finished(finished @ Finished::Stored(_)) => {
+                report_held(&lease.0);
+                finished
+            }
             Reconciled::Finished(finished) => finished,
             Reconciled::NotCommitted => {
-                report_end(&lease.0, |lease| lease.warnings().key_held(lease.id()));
+                report_held(&lease.0);
                 Finished::Own
             }
         }
@@ -333,6 +350,11 @@ impl Execution {
 /// Returns the report of a key that was released for this reason.
 pub(super) fn released(reason: &'static str) -> impl FnOnce(&LeaseState) {
     move |lease: &LeaseState| telemetry::released(lease.layer(), lease.id(), reason)
+}
+
+/// Reports a key that stays held until its lease expires, unless the lease is lost.
+fn report_held(lease: &LeaseState) {
+    report_end(lease, |lease| lease.warnings().key_held(lease.id()));
 }
 
 /// Returns the report of a failed execution that leaves an orphan.
@@ -416,8 +438,9 @@ fn spawn_complete(
                     return telemetry::recorded(lease.layer(), lease.id(), &pending.record);
                 }
                 Ok(CompleteOutcome::LeaseLost) => {
-                    // Reports the loss that a renewal found, unless a query has reported it.
-                    if lease.is_renewal_refused() {
+                    // Reports the loss that a renewal found, unless a query has reported it. After a response, the execution
+                    // counts as unrecorded instead.
+                    if !responded && lease.is_renewal_refused() {
                         lease.mark_lost();
                     }
                     is_refused = true;
@@ -426,7 +449,7 @@ fn spawn_complete(
                 // The lease may still be held. It prevents another execution until it expires.
                 Ok(CompleteOutcome::TooLarge { .. }) => break,
                 Err(reason) => {
-                    telemetry::released(lease.layer(), lease.id(), reason);
+                    report_end(lease, released(reason));
                     if lease.must_leave_orphan() {
                         // Without renewals, the lease expires by itself.
                         return;

@@ -27,8 +27,8 @@ use crate::{
 ///
 /// A process that died leaves orphans. So does an execution that wrote a checkpoint and ended without a record. The
 /// client may retry and take the orphan over; a completer does not wait for that. The response of the completer's work
-/// is recorded like a handler's response. A later retry of the client gets it. The status of a gRPC response is always 200: return
-/// an error for a call that may succeed later.
+/// is recorded like a handler's response. A later retry of the client gets it. A gRPC response is judged by its HTTP
+/// status, which is always 200: return an error for a call that may succeed later.
 ///
 /// A completer may run on every replica: only one of them takes an orphan over. If the work fails, the entry remains an
 /// orphan and is retried after a delay. The delay doubles with each takeover, from

@@ -50,10 +50,12 @@ impl IdempotencyLayer {
     /// empty, the layer cannot recognize them. The entry then keeps its operation.
     ///
     /// The response of `work` is treated like that of a handler. It is recorded unless its status or a control header
-    /// prevents that. The status of a gRPC response is always 200: return an error for a call that may succeed later. If it is not recorded, or `work` fails, the entry is an orphan again, unless
-    /// [`with_failure`](Self::with_failure) changes that. `work` may also commit in a
-    /// transaction of its own: see [`transaction`](crate::transaction). Response headers and limits are those of this
-    /// layer, so use the layer that serves the route.
+    /// prevents that. If it is not recorded, or `work` fails, the entry is an orphan again, unless
+    /// [`with_failure`](Self::with_failure) changes that. A gRPC response is judged by its HTTP status, which is always 200: return
+    /// an error for a call that may succeed later. Its record has `grpc-status` only if
+    /// [`with_replayed_headers`](Self::with_replayed_headers) keeps it. `work` may also commit in a transaction of its own: see
+    /// [`transaction`](crate::transaction). Response headers and limits are those of this layer, so use the layer that serves
+    /// the route.
     ///
     /// # Errors
     ///

@@ -397,7 +397,7 @@ pub async fn purge_deletes_expired_entries_alone<S: Store>(subject: &Subject<S>)
     let mut expired: Vec<Claim> = Vec::new();
     let mut purged = 0;
     for _ in 0..TRIALS {
-        expired.extend(expired_entries(subject).await);
+        expired.extend(expired_entries(subject, 5).await);
         purged += purge_all(subject).await;
         if purged > 0 || !can_purge {
             break;
@@ -415,8 +415,8 @@ pub async fn purge_deletes_expired_entries_alone<S: Store>(subject: &Subject<S>)
 }
 
 /// Returns the claims of entries that have expired.
-async fn expired_entries<S: Store>(subject: &Subject<S>) -> Vec<Claim> {
-    let expired = claims(subject, 5);
+pub(super) async fn expired_entries<S: Store>(subject: &Subject<S>, count: usize) -> Vec<Claim> {
+    let expired = claims(subject, count);
     for claim in &expired {
         let lease = subject.hold(claim).await;
         let retention = subject.units(1);

@@ -4,7 +4,7 @@ use tokio::{sync::Barrier, task::JoinSet};
 
 use super::{
     FIRST, SECOND, apply, assert_state, claim_under, claims, completion, enter, entry_in,
-    every_resolution, purge, resolve, result_record, seen,
+    every_resolution, lists::expired_entries, purge, resolve, result_record, seen,
 };
 use crate::{
     conformance::{
@@ -177,14 +177,7 @@ pub async fn concurrent_purge_leaves_new_entries<S: Store>(subject: &Subject<S>)
     }
     // Few rounds, because other cases on the same store count the entries that they purge.
     for round in 0..2 {
-        let expired = claims(subject, 2 * ROUNDS);
-        for claim in &expired {
-            let lease = subject.hold(claim).await;
-            let retention = subject.units(1);
-            let completed = subject.complete(&lease, &"record".into(), retention).await;
-            assert_eq!(completed, CallOutcome::Done);
-        }
-        subject.outlive_short_lease().await;
+        let expired = expired_entries(subject, 2 * ROUNDS).await;
         let next: Vec<Claim> = expired.iter().map(|it| subject.duplicate(it)).collect();
         let (operator, requests, starting) = (subject.clone(), subject.clone(), next.clone());
         let both = race(

@@ -150,12 +150,11 @@ const WRITES: &str = "free memory, fix the snapshots of the server or connect it
 const ENTRY_COMMANDS: [&str; 3] = ["hdel", "pttl", "pexpire"];
 const ENTRY_RIGHTS: &str =
     "permit the user to run these commands on the keys with the prefix of the store";
-const INDEX_RIGHTS: &str =
-    "permit the user to run these commands on a sorted set, or turn the indexes off";
+const INDEX_RIGHTS: &str = "permit the user to run these commands on a sorted set, or use `with_indexes(false)` in all processes";
 /// The command that only the index of completed entries needs.
 const COMPLETED_COMMAND: &str = "zrangebyscore";
 const COMPLETED_RIGHTS: &str =
-    "permit the user to run this command on a sorted set, or turn the index off";
+    "permit the user to run this command on a sorted set, or use `with_completed_index(false)`";
 
 /// Periodic check of the eviction policy, which an operator may change while the store is in use.
 pub(crate) struct EvictionWatch {

@@ -155,7 +155,7 @@ async fn check_names_missing_rights_on_index() {
         server.permit(missing);
         let expected = format!(
             "the indexes need {names}, which the server rejects: \
-             permit the user to run these commands on a sorted set, or turn the indexes off"
+             permit the user to run these commands on a sorted set, or use `with_indexes(false)` in all processes"
         );
         for store in [&store, &by_default] {
             let expected = (expected.clone(), CheckErrorKind::Denied);
@@ -167,7 +167,7 @@ async fn check_names_missing_rights_on_index() {
     }
     server.permit("-zrangebyscore");
     let expected = "the index of completed entries needs zrangebyscore, which the server rejects: \
-                    permit the user to run this command on a sorted set, or turn the index off";
+                    permit the user to run this command on a sorted set, or use `with_completed_index(false)`";
     let expected = (expected.to_owned(), CheckErrorKind::Denied);
     assert_eq!(problem(&store).await, expected);
     by_default.check().await.expect("no such index");

@@ -2,7 +2,7 @@
 -- KEYS: an entry that does not exist; with indexes, those of leases and of records that need attention; then that of completed
 -- entries, if the store has it. ARGV: id.
 -- Returns the names of the commands that fail. While a slot is moved, the script gets no indexes, and tries no command on them.
-local completed, id, failed, has_failed = KEYS[4], ARGV[1], {}, {}
+local id, failed, has_failed = ARGV[1], {}, {}
 local function try(name, ...)
   local reply = redis.pcall(name, ...)
   if type(reply) == 'table' and reply.err and not has_failed[name] then
@@ -23,7 +23,7 @@ end
 if KEYS[2] then
   try('ZREMRANGEBYSCORE', KEYS[2], '-inf', '(-inf')
 end
-if completed then
-  try('ZRANGEBYSCORE', completed, '-inf', '(-inf', 'LIMIT', 0, 1)
+if KEYS[4] then
+  try('ZRANGEBYSCORE', KEYS[4], '-inf', '(-inf', 'LIMIT', 0, 1)
 end
 return failed

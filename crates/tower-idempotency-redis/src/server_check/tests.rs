@@ -92,17 +92,17 @@ fn rejected_commands_have_these_texts() {
         (
             &["zadd", "zrem"][..],
             "the indexes need zadd, zrem, which the server rejects: \
-             permit the user to run these commands on a sorted set, or turn the indexes off",
+             permit the user to run these commands on a sorted set, or use `with_indexes(false)` in all processes",
         ),
         (
             &["zrem", "zrangebyscore"][..],
             "the indexes need zrem, zrangebyscore, which the server rejects: \
-             permit the user to run these commands on a sorted set, or turn the indexes off",
+             permit the user to run these commands on a sorted set, or use `with_indexes(false)` in all processes",
         ),
         (
             &["zrangebyscore"][..],
             "the index of completed entries needs zrangebyscore, which the server rejects: \
-             permit the user to run this command on a sorted set, or turn the index off",
+             permit the user to run this command on a sorted set, or use `with_completed_index(false)`",
         ),
         (
             &["pexpire", "zrem"][..],

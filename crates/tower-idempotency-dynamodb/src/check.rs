@@ -35,10 +35,15 @@ impl DynamoDbStore {
             .await
             .map_err(|error| part_error(&error, MOVE_TTL))?
         {
-            return Err(incomplete(format!(
+            let problem = format!(
                 "the table {:?} has no TTL on the attribute `ttl`, so expired items are never deleted",
                 inner.table
-            )));
+            );
+            return Err(CheckError::new(
+                CheckErrorKind::Incomplete,
+                problem,
+                ENABLE_TTL,
+            ));
         }
         let id = random_id().map_err(|error| unreachable(&error))?;
         let compared = inner.read_and_compare_clocks(&id).await;
@@ -77,7 +82,7 @@ fn unreachable(error: &StoreError) -> CheckError {
     CheckError::unreachable(error, RIGHTS)
 }
 
-/// Returns the error of a check of one part of the table. `remedy` applies if that part is another one.
+/// Returns the error of a check of one part of the table. `remedy` applies if the table lacks the part, or has another one.
 fn part_error(error: &DynamoDbError, remedy: &'static str) -> CheckError {
     if error.kind() == DynamoDbErrorKind::Unusable {
         CheckError::new(CheckErrorKind::Incomplete, error.to_string(), remedy)
@@ -103,6 +108,8 @@ const RENAME: &str =
 const ADD_INDEX: &str = "add or replace the index as in docs/stores/dynamodb.md";
 const MOVE_TTL: &str =
     "disable the TTL, wait until it is off (up to an hour), and enable it on `ttl`";
+const ENABLE_TTL: &str =
+    "enable TTL on the attribute `ttl`, or call `create_table`, once no TTL is being disabled";
 const RIGHTS: &str = "check the credentials and the clock, and permit GetItem, PutItem, UpdateItem, DeleteItem, Query, \
                       DescribeTable and DescribeTimeToLive";
 const SYNCHRONIZE: &str = "synchronize the clock of this machine";

@@ -256,11 +256,15 @@ impl Judgement {
 /// Most responses with 404, 405 and 431 do not come from the proxy, and their codes do not count. The proxy sends its own as
 /// problem details. The code of a replay counts only with 409, the status of `outcome-unknown`.
 pub(crate) fn depends_on_code(status: StatusCode, headers: &HeaderMap) -> bool {
-    let may_be_of_proxy = matches!(status.as_u16(), 404 | 405 | 431);
     (status.is_server_error()
         || matches!(status.as_u16(), 400 | 408 | 409 | 413 | 422 | 429)
-        || may_be_of_proxy && Form::of(status, headers) == Some(Form::Problem))
+        || has_only_codes_of_proxy(status) && Form::of(status, headers) == Some(Form::Problem))
         && (status == StatusCode::CONFLICT || !is_replay(headers))
+}
+
+/// Returns `true` for a status with which only the proxy sends a code. It has not sent such a request to the upstream.
+fn has_only_codes_of_proxy(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 404 | 405 | 431)
 }
 
 /// Returns `true` if the response is marked as a replay.
@@ -397,7 +401,7 @@ fn by_protocol(head: Head<'_>, protocol: Protocol, after: Option<Duration>) -> O
         (Protocol::Idempo, status)
             if status.is_client_error()
                 && REJECTIONS.contains(&status.as_u16())
-                && (status.as_u16() == 431 || !matches!(head.code, Code::Unreadable)) =>
+                && (has_only_codes_of_proxy(status) || !matches!(head.code, Code::Unreadable)) =>
         {
             Some(Judgement::AMBIGUOUS)
         }
@@ -405,11 +409,11 @@ fn by_protocol(head: Head<'_>, protocol: Protocol, after: Option<Duration>) -> O
     }
 }
 
-/// Judges a response whose code cannot be read. The code may mean that the server executes the first request. With 404, 405 and
-/// 431 it cannot.
+/// Judges a response whose code cannot be read. The code may mean that the server executes the first request, unless only the
+/// proxy sends codes with this status.
 fn by_unreadable_code(head: Head<'_>, after: Option<Duration>) -> Option<Judgement> {
-    let may_be_of_proxy = matches!(head.status.as_u16(), 404 | 405 | 431);
-    (matches!(head.code, Code::Unreadable) && !may_be_of_proxy).then(|| Judgement {
+    let may_be_of_server = !has_only_codes_of_proxy(head.status);
+    (matches!(head.code, Code::Unreadable) && may_be_of_server).then(|| Judgement {
         fate: Fate::Open,
         ..match head.status {
             StatusCode::TOO_MANY_REQUESTS => Judgement::retry(after, Cause::Throttled),

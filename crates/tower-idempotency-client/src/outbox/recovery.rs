@@ -86,8 +86,8 @@ impl<S, O: Outbox> Recovery<S, O> {
     ///
     /// # Errors
     ///
-    /// If the outbox cannot be read or written, or does not reply before the deadline. The request was not sent, and the next
-    /// call continues after it.
+    /// If the outbox cannot be read or written, or a reply takes longer than the deadline. No request was sent. If the call had
+    /// read an entry, the next call continues after this entry.
     ///
     /// # Panics
     ///
@@ -171,7 +171,7 @@ impl<S, O: Outbox> Recovery<S, O> {
     }
 }
 
-/// Waits for one reply of the outbox, at most as long as a call may take.
+/// Waits for one reply of the outbox, for at most the time of [`RetryLayer::with_deadline`](crate::RetryLayer::with_deadline).
 async fn await_reply<T>(
     settings: &Settings,
     reply: impl Future<Output = Result<T, OutboxError>>,

@@ -220,7 +220,7 @@ pin_project! {
         #[pin]
         body: Frames<Source<ReceivedBody>>,
         progress: Arc<Progress>,
-        // The stream is open until this body is dropped and the response has ended.
+        // The stream is open until this body is dropped and the response has ended, or until the response is kept.
         stream: Option<Stream>,
         // Headers that no trailer may replace, beside those of all routes.
         kept: Arc<[HeaderName]>,

@@ -78,7 +78,7 @@ impl SharedConnections {
 /// An open stream of a shared connection. The bodies of its request and its response have a clone each.
 pub(crate) type Stream = Arc<OpenStream>;
 
-/// Counts a stream of a connection as open until it is dropped.
+/// Counts a stream of a connection as open until it is dropped, or until its response is kept.
 #[derive(Debug)]
 pub(crate) struct OpenStream {
     streams: Arc<Streams>,

@@ -28,10 +28,11 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpSocket, TcpStream},
     sync::{Notify, oneshot},
+    task::JoinHandle,
     time::sleep,
 };
 
-use crate::harness::{Served, config, exchange, pay_twice, post, post_with, tls_acceptor};
+use crate::harness::{Reply, Served, config, exchange, pay_twice, post, post_with, tls_acceptor};
 
 /// An upstream with HTTP/2. A connection on which a request with one of these numbers arrives replies no more.
 async fn upstream(hanging: &'static [usize], max_streams: u32) -> (SocketAddr, Arc<AtomicUsize>) {
@@ -386,22 +387,33 @@ async fn unread_upload_delays_no_leased_request() {
     upload.abort();
 }
 
-/// HTTP/2 ends all streams of a connection if a head is too large by far.
-#[tokio::test]
-async fn large_head_breaks_no_leased_request() {
+/// Starts a proxy, and a payment that its upstream does not finish until the barrier opens.
+async fn start_payment() -> (Payments, Served, JoinHandle<Reply>) {
     let upstream = Payments::new(Barrier::closed());
     let proxy = Served::start(&config(upstream.start().await, "http2 = true", "")).await;
     let payment = tokio::spawn(exchange(proxy.address, post("/pay", "k", "1")));
     bounded(upstream.barrier.arrival()).await;
-    let request = "GET /open/large HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
-    let reply = exchange(proxy.address, request).await;
-    assert_eq!(reply.status(), 502, "{reply:?}");
+    (upstream, proxy, payment)
+}
+
+/// Lets the payment end. Its response is recorded, and no other payment is executed.
+async fn finish_payment(upstream: &Payments, proxy: &Served, payment: JoinHandle<Reply>) {
     upstream.barrier.release(1);
     let reply = bounded(payment).await.unwrap();
     assert_eq!(reply.status(), 201, "{reply:?}");
     let retry = exchange(proxy.address, post("/pay", "k", "1")).await;
     assert!(retry.is_replay(), "{retry:?}");
     assert_eq!(upstream.executed.load(Ordering::SeqCst), 1);
+}
+
+/// HTTP/2 ends all streams of a connection if a head is too large by far.
+#[tokio::test]
+async fn large_head_breaks_no_leased_request() {
+    let (upstream, proxy, payment) = start_payment().await;
+    let request = "GET /open/large HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+    let reply = exchange(proxy.address, request).await;
+    assert_eq!(reply.status(), 502, "{reply:?}");
+    finish_payment(&upstream, &proxy, payment).await;
 }
 
 /// Returns lines of 50,000 bytes, which HTTP/2 does not compress. The proxy accepts them, and the upstream ends their connection.
@@ -416,10 +428,7 @@ fn large_lines() -> HeaderMap {
 
 #[tokio::test]
 async fn large_request_breaks_no_leased_request() {
-    let upstream = Payments::new(Barrier::closed());
-    let proxy = Served::start(&config(upstream.start().await, "http2 = true", "")).await;
-    let payment = tokio::spawn(exchange(proxy.address, post("/pay", "k", "1")));
-    bounded(upstream.barrier.arrival()).await;
+    let (upstream, proxy, payment) = start_payment().await;
 
     let lines = large_lines();
     let lines = lines
@@ -441,10 +450,7 @@ async fn large_request_breaks_no_leased_request() {
     let response = bounded(response).await.unwrap();
     assert_eq!(response.status(), 502);
 
-    upstream.barrier.release(1);
-    let reply = bounded(payment).await.unwrap();
-    assert_eq!(reply.status(), 201, "{reply:?}");
-    assert_eq!(upstream.executed.load(Ordering::SeqCst), 1);
+    finish_payment(&upstream, &proxy, payment).await;
 }
 
 /// A request waits for a connection that does not open. The open connection has room again, and serves the next request.

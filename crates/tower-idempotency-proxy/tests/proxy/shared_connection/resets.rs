@@ -8,7 +8,7 @@ use http::{Request, Response};
 use tests::barrier::{Barrier, bounded, eventually};
 use tokio::{net::TcpStream, sync::Notify, time::sleep};
 
-use super::{PIECE, Payments};
+use super::{PIECE, Payments, finish_payment, start_payment};
 use crate::harness::{Served, config, exchange, post};
 
 /// Number of kept responses from which requests with a lease share no connection.
@@ -92,22 +92,14 @@ async fn open_events_on_second_connection(
 
 #[tokio::test]
 async fn cancelled_response_breaks_no_leased_request() {
-    let upstream = Payments::new(Barrier::closed());
-    let proxy = Served::start(&config(upstream.start().await, "http2 = true", "")).await;
-    let payment = tokio::spawn(exchange(proxy.address, post("/pay", "k", "1")));
-    bounded(upstream.barrier.arrival()).await;
+    let (upstream, proxy, payment) = start_payment().await;
     drop(open_events(proxy.address, "cancelled", 1).await);
     // A reset would arrive before the next connection.
     let others = open_events_on_second_connection(&upstream, proxy.address).await;
     let resets = || upstream.resets.load(Ordering::SeqCst);
     assert_eq!(resets(), 0);
 
-    upstream.barrier.release(1);
-    let reply = bounded(payment).await.unwrap();
-    assert_eq!(reply.status(), 201, "{reply:?}");
-    let retry = exchange(proxy.address, post("/pay", "k", "1")).await;
-    assert!(retry.is_replay(), "{retry:?}");
-    assert_eq!(upstream.executed.load(Ordering::SeqCst), 1);
+    finish_payment(&upstream, &proxy, payment).await;
     // Some of these may have the first connection.
     drop(others);
     eventually("the stream is reset", || resets() > 0).await;
@@ -179,8 +171,18 @@ async fn kept_responses_are_limited() {
     drop(kept);
     let mut rounds = 0..400;
     // One response less, and both payments share a connection.
-    while count_connections(&upstream, proxy.address, rounds.next().unwrap()).await < 2 {}
+    loop {
+        let round = rounds.next().expect("kept responses are limited");
+        if count_connections(&upstream, proxy.address, round).await == 2 {
+            break;
+        }
+    }
     assert_eq!(upstream.resets.load(Ordering::SeqCst), 0);
     drop(other);
-    while count_connections(&upstream, proxy.address, rounds.next().unwrap()).await > 0 {}
+    loop {
+        let round = rounds.next().expect("connections are shared again");
+        if count_connections(&upstream, proxy.address, round).await == 0 {
+            break;
+        }
+    }
 }

@@ -22,7 +22,7 @@ use tower_idempotency::{
     IdempotencyLayer, Lease, MissingKey, OrphanPolicy, Ttl,
     conformance::{Fault, Hold, Operation},
     run_once::{Outcome, WorkError},
-    store::{Acquired, Claim, Store, StoreError},
+    store::{Acquired, Claim, LeaseRef, Store, StoreError},
     transaction::LeaseExt,
 };
 
@@ -162,9 +162,7 @@ async fn lease_loss_after_failed_commit_is_reported_once() {
         let failed = charge(ledger.clone(), lease.clone(), n).await;
         let (mine, store) = (lease.lease_ref(), ledger.store.inner());
         store.release(&mine).await.expect("memory does not fail");
-        let other = Claim::new(mine.id, mine.fingerprint).expect("randomness");
-        let other = store.acquire(&other).await.expect("memory does not fail");
-        assert!(matches!(other, Acquired::Granted { .. }), "{other:?}");
+        take_entry(&ledger, mine, false).await;
         bounded(lease.lost()).await;
         failed
     });
@@ -189,17 +187,7 @@ async fn lease_loss_is_reported_by_failed_execution() {
                 charge(ledger.clone(), lease.clone(), n).await;
                 let (mine, store) = (lease.lease_ref(), ledger.store.inner());
                 store.release(&mine).await.expect("memory does not fail");
-                let other = Claim::new(mine.id, mine.fingerprint).expect("randomness");
-                let acquired = store.acquire(&other).await.expect("memory does not fail");
-                let Acquired::Granted { generation, .. } = acquired else {
-                    panic!("{acquired:?}");
-                };
-                if is_completed {
-                    let (reference, record) =
-                        (other.lease_ref(generation), Bytes::from("a record"));
-                    let completed = store.complete(&reference, record, Ttl::from_secs(60)).await;
-                    completed.expect("memory does not fail");
-                }
+                take_entry(&ledger, mine, is_completed).await;
                 panic!("the handler fails");
             },
         );
@@ -239,19 +227,25 @@ async fn completion_of_left_orphan_is_no_loss() {
     // The lease has the shortest duration now.
     sleep(2 * Ttl::MIN.as_duration()).await;
     let orphan = entry.get().expect("an execution");
+    take_entry(&ledger, *orphan, true).await;
+    is_left.open_for_good();
+    sent.await.expect_err("a panic");
+    assert_eq!(leases_lost(&recorder), 0.0);
+}
+
+/// Acquires the entry for another execution, which completes it or holds the lease.
+async fn take_entry(ledger: &Ledger, entry: LeaseRef, is_completed: bool) {
     let store = ledger.store.inner();
-    let mut other = Claim::new(orphan.id, orphan.fingerprint).expect("randomness");
-    other.orphans = OrphanPolicy::TakeOver;
+    let other = Claim::new(entry.id, entry.fingerprint).expect("randomness");
     let acquired = store.acquire(&other).await.expect("memory does not fail");
     let Acquired::Granted { generation, .. } = acquired else {
         panic!("{acquired:?}");
     };
-    let (reference, record) = (other.lease_ref(generation), Bytes::from("a record"));
-    let completed = store.complete(&reference, record, Ttl::from_secs(60)).await;
-    completed.expect("memory does not fail");
-    is_left.open_for_good();
-    sent.await.expect_err("a panic");
-    assert_eq!(leases_lost(&recorder), 0.0);
+    if is_completed {
+        let (reference, record) = (other.lease_ref(generation), Bytes::from("a record"));
+        let completed = store.complete(&reference, record, Ttl::from_secs(60)).await;
+        completed.expect("memory does not fail");
+    }
 }
 
 /// Deletes the entry of the lease, and waits until the renewer has reported the loss.

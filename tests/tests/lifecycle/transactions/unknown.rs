@@ -255,6 +255,28 @@ async fn lose_lease(ledger: &Ledger, lease: &Lease) {
     bounded(lease.lost()).await;
 }
 
+/// The renewal fails, and the query finds the commit of the failed handler.
+#[tokio::test(start_paused = true)]
+async fn recorded_commit_is_not_counted_as_held() {
+    let recorder = DebuggingRecorder::new();
+    let _recorded = metrics::set_default_local_recorder(&recorder);
+    let ledger = Ledger::default();
+    ledger.next(CommitFault::ReplyLost);
+    let layer = IdempotencyLayer::new(ledger.clone()).with_orphan_policy(OrphanPolicy::Refuse);
+    let (app, _) = behind(layer, &ledger, async |ledger: Ledger, lease: Lease, n| {
+        let store = &ledger.store;
+        store.enqueue(Operation::Acquire, vec![Fault::CallLost; 3]);
+        store.set_fault(Operation::Renew, Fault::CallLost);
+        charge(ledger.clone(), lease, n).await;
+        panic!("the handler fails");
+    });
+    let caller = app.clone();
+    let sent = tokio::spawn(async move { send(&caller, order()).await });
+    sent.await.expect_err("a panic");
+    assert_eq!(total(&read(&recorder), "idempotency_held_total"), 0.0);
+    assert_charged_once(&ledger, &app).await;
+}
+
 // S-311
 /// The renewer reports the loss. The handler then attempts a commit, or the work leaves its key.
 #[tokio::test(start_paused = true)]

@@ -18,6 +18,16 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 /// A client of TLS, and the name that the certificate of the server must have.
 pub(crate) type Tls = (TlsConnector, ServerName<'static>);
 
+/// Returns the port of `HOST:PORT`, or the default one of `HOST`. Returns `None` for a port that is not a number.
+///
+/// `Uri` does not parse the port: to a wrong one, requests would go as if there were none.
+pub(crate) fn port(address: &str, host: &str, default_port: u16) -> Option<u16> {
+    match address.strip_prefix(host)? {
+        "" => Some(default_port),
+        port => port.strip_prefix(':')?.parse().ok(),
+    }
+}
+
 /// Returns a client of TLS for HTTP/1.1 that trusts the certificates of the system.
 pub(crate) fn connector() -> Result<TlsConnector, Failure> {
     let mut roots = RootCertStore::empty();

@@ -139,7 +139,11 @@ impl Upstream {
                 "expected a URL without a user and a password",
             );
         }
-        if !is_http || has_path || parsed.host().is_none_or(str::is_empty) {
+        let host = parsed.host().unwrap_or_default();
+        // `Uri` accepts a wrong port. Requests would go to port 80 or 443.
+        let port = authority.strip_prefix(host).unwrap_or_default();
+        let is_valid_port = port.is_empty() || parsed.port_u16().is_some();
+        if !is_http || has_path || host.is_empty() || !is_valid_port {
             return check.fail(&self.url.span(), form);
         }
         if self.ca_file.is_some() && parsed.scheme_str() != Some("https") {
@@ -204,9 +208,7 @@ impl RouteConfig {
         }
         Ok(())
     }
-}
 
-impl RouteConfig {
     /// Returns `true` if both routes protect requests with one method.
     fn protects_method_of(&self, other: &Self) -> bool {
         let named = [self, other].into_iter().flat_map(|route| &route.methods);

@@ -147,6 +147,14 @@ fn wrong_files_name_line_and_nearest_name() {
             "line 6: expected http://HOST:PORT or https://HOST:PORT without a path",
         ),
         (
+            broken("http://127.0.0.1:3000", "http://127.0.0.1:99999"),
+            "line 6: expected http://HOST:PORT or https://HOST:PORT without a path",
+        ),
+        (
+            broken("http://127.0.0.1:3000", "http://[::1]:8O80"),
+            "line 6: expected http://HOST:PORT or https://HOST:PORT without a path",
+        ),
+        (
             broken("http://127.0.0.1:3000", "http://u:hush@127.0.0.1:3000"),
             "line 6: expected a URL without a user and a password",
         ),

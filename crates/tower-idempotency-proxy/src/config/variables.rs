@@ -49,6 +49,13 @@ impl Variable {
                     "the value has a line break",
                 ));
             }
+            // A variable of a template that is not set. Without the namespace of the file, for example, all keys would change.
+            if value.is_empty() {
+                return Err(ConfigError::of_variable(
+                    &name,
+                    "the value is empty, set one or remove the variable",
+                ));
+            }
             let name = name.into_owned();
             selected.push(Self { name, value });
         }

@@ -65,10 +65,10 @@ impl Client {
             Some("https") => true,
             _ => return Err(Failure::usage(WRONG_URL)),
         };
+        let default_port = if is_tls { 443 } else { 80 };
+        let port = stream::port(authority.as_str(), authority.host(), default_port);
         Ok(Self {
-            port: authority
-                .port_u16()
-                .unwrap_or(if is_tls { 443 } else { 80 }),
+            port: port.ok_or_else(|| Failure::usage(WRONG_URL))?,
             tls: is_tls.then(|| tls(&host)).transpose()?,
             host,
             timeout,
@@ -202,6 +202,17 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
+
+    /// Requests to it would go to port 80.
+    #[test]
+    fn wrong_port_is_rejected() {
+        for url in ["http://localhost:99999/pay", "http://[::1]:8O80/pay"] {
+            let client = Client::new(&url.parse().unwrap(), PATIENCE);
+            assert_eq!(client.err().unwrap().to_string(), WRONG_URL);
+        }
+        let client = Client::new(&"http://[::1]:8080/pay".parse().unwrap(), PATIENCE);
+        assert_eq!(client.ok().unwrap().port, 8080);
+    }
 
     /// Without another attempt, the kernel tries the first address for two minutes.
     #[tokio::test]

@@ -131,10 +131,6 @@ impl Target {
             Some((credentials, address)) => (Some(credentials), address),
             None => (None, authority.as_str()),
         };
-        let port = match address.strip_prefix(authority.host())? {
-            "" => None,
-            port => Some(port.strip_prefix(':')?.parse::<u16>().ok()?),
-        };
         // The brackets of an IPv6 address belong to the URL, not to the address.
         let host = authority.host().trim_matches(['[', ']']).to_owned();
         if host.is_empty() {
@@ -161,8 +157,8 @@ impl Target {
         }
         Some(Self {
             name: format!("{scheme}://{address}"),
+            port: stream::port(address, authority.host(), default_port)?,
             host,
-            port: port.unwrap_or(default_port),
             tls,
             request: request.body(Empty::new()).ok()?,
             lookup: None,

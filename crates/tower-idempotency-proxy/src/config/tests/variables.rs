@@ -302,6 +302,15 @@ fn wrong_file_keeps_line_with_variables() {
 }
 
 #[test]
+fn empty_value_is_rejected() {
+    let name = OsString::from("IDEMPOTENCY_PROXY__IDENTITY__NAMESPACE");
+    let selected = Variable::select([(name, OsString::new())]);
+    let error = selected.err().map(|error| error.to_string());
+    let expected = "IDEMPOTENCY_PROXY__IDENTITY__NAMESPACE: the value is empty, set one or remove the variable";
+    assert_eq!(error.as_deref(), Some(expected));
+}
+
+#[test]
 fn value_that_is_not_text_is_rejected() {
     use std::os::unix::ffi::OsStringExt as _;
     let name = OsString::from("IDEMPOTENCY_PROXY__IDENTITY__NAMESPACE");

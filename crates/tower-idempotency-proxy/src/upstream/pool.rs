@@ -173,6 +173,8 @@ impl Pool {
             let (mut sender, stream, is_fresh) = shared.map_err(SendError::Unsent)?;
             req.body_mut().set_stream(Arc::clone(&stream));
             let (began, progress) = (Instant::now(), req.body().progress());
+            // Connections that keep requests get only bodies of known size.
+            let size = req.body().size_hint().exact().unwrap_or(u64::MAX);
             let mut sent = Box::pin(sender.try_send_request(req));
             let error = match self.attempt(began, progress, sent.as_mut()).await {
                 Ok(res) => {
@@ -189,7 +191,7 @@ impl Pool {
                 // The upstream may have stopped without closing the connection.
                 AttemptError::Failed(SendError::Timeout) => {
                     connections.discard(&stream);
-                    stream.keep(sent);
+                    stream.keep_request(sent, size);
                     return Err(SendError::Timeout);
                 }
                 error => return Err(error.into()),

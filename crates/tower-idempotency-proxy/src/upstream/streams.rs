@@ -4,7 +4,7 @@ use std::{
     mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -19,8 +19,16 @@ use tokio::{
 use crate::body::RequestBody;
 
 /// Number of kept responses from which further requests share no connection. Responses that are open then are kept too. Each one
-/// has at most the window of its stream.
+/// has at most the window of its stream. A request that timed out counts too, see [`MAX_KEPT_REQUESTS`].
 const MAX_KEPT: usize = 256;
+
+/// Largest size of the timed-out requests of a connection that are kept: their bodies, and [`KEPT_REQUEST`] for each.
+///
+/// If the upstream does not read these bodies, they take a part of the window of the connection, for which other requests wait.
+/// This is a quarter of the smallest window (RFC 9113, section 6.9.2). Some servers extend it only after half of it was read.
+const MAX_KEPT_REQUESTS: u64 = 16 * 1024;
+/// Size of a timed-out request without a body. So at most 16 are kept, because a slow upstream can delay all its requests.
+const KEPT_REQUEST: u64 = 1024;
 
 /// Connections with HTTP/2 that several requests share.
 #[derive(Default)]
@@ -132,6 +140,14 @@ impl OpenStream {
             });
         }
     }
+
+    /// Keeps a request that timed out, as in [`keep`](Self::keep). `size` is the size of its body. Drops it at once if the
+    /// connection keeps too many bytes of such requests.
+    pub(super) fn keep_request(&self, request: impl Send + 'static, size: u64) {
+        if self.streams.reserve_kept(size) {
+            self.keep(request);
+        }
+    }
 }
 
 impl Drop for OpenStream {
@@ -148,11 +164,25 @@ pub(super) struct Streams {
     limit: AtomicUsize,
     /// Notified when no stream is open.
     ended: Notify,
+    /// Size of the requests for which [`reserve_kept`](Self::reserve_kept) returned `true`. No later request uses the connection,
+    /// so it never decreases.
+    kept_requests: AtomicU64,
 }
 
 impl Streams {
     pub(super) fn update(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
+    }
+
+    /// Returns `true` if the connection may keep a further request that timed out, with a body of this size.
+    fn reserve_kept(&self, size: u64) -> bool {
+        let reserve = |kept: u64| {
+            let kept = kept.saturating_add(size).saturating_add(KEPT_REQUEST);
+            (kept <= MAX_KEPT_REQUESTS).then_some(kept)
+        };
+        self.kept_requests
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve)
+            .is_ok()
     }
 
     /// Waits until no stream is open. The connection must have been discarded.
@@ -292,6 +322,34 @@ mod tests {
         sleep(LIMIT * 2).await;
         assert!(!kept.iter().any(is_kept));
         assert!(connections.can_keep());
+    }
+
+    /// Returns the number of requests that a connection keeps if 20 requests with a body of this size time out.
+    fn count_kept_requests(size: u64) -> usize {
+        let connections = connections();
+        let [_other, stream] = two_streams(&connections);
+        let requests = [(); 20].map(|()| {
+            let request = Arc::new(());
+            let timed_out = OpenStream::new(&connections, &stream.streams);
+            timed_out.keep_request(Arc::clone(&request), size);
+            request
+        });
+        requests.iter().filter(|request| is_kept(request)).count()
+    }
+
+    /// The other requests wait for the window that unread bodies take.
+    #[tokio::test(start_paused = true)]
+    async fn kept_requests_leave_window() {
+        for (size, kept) in [
+            (0, 16),
+            (1, 15),
+            (1024, 8),
+            (15 * 1024, 1),
+            (15 * 1024 + 1, 0),
+            (u64::MAX, 0),
+        ] {
+            assert_eq!(count_kept_requests(size), kept, "{size}");
+        }
     }
 
     /// Keeps a response when it is dropped.

@@ -317,7 +317,7 @@ impl Payments {
     ) {
         let (head, mut body) = request.into_parts();
         match head.uri.path() {
-            "/open/upload" => {
+            "/open/upload" | "/stuck" => {
                 while let Some(Ok(data)) = body.data().await {
                     self.unread.fetch_add(data.len(), Ordering::SeqCst);
                 }

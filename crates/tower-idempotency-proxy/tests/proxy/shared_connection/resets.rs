@@ -8,7 +8,7 @@ use http::{Request, Response};
 use tests::barrier::{Barrier, bounded, eventually};
 use tokio::{net::TcpStream, sync::Notify, time::sleep};
 
-use super::{PIECE, Payments, finish_payment, start_payment};
+use super::{PIECE, Payments, WINDOW, finish_payment, start_payment};
 use crate::harness::{Served, config, exchange, post};
 
 /// Number of kept responses from which requests with a lease share no connection.
@@ -120,6 +120,25 @@ async fn timed_out_request_breaks_no_leased_request() {
     assert_eq!(resets(), 0);
     drop(open);
     eventually("the stream is reset", || resets() > 0).await;
+}
+
+/// The upstream does not read the body of a request. This body fills the window of the connection until its stream is reset.
+#[tokio::test]
+async fn timed_out_upload_delays_no_leased_request() {
+    let upstream = Payments::new(Barrier::open());
+    let lines = "http2 = true\ntimeout = \"10s\"";
+    let proxy = Served::start(&config(upstream.start().await, lines, "")).await;
+    let upload = post("/stuck", "upload", &"x".repeat(70_000));
+    let upload = tokio::spawn(exchange(proxy.address, upload));
+    let unread = || upstream.unread.load(Ordering::SeqCst);
+    eventually("the window is full", || unread() == WINDOW).await;
+    // The payment waits for the window. After the timeout of the upload, it has 7 s left.
+    sleep(Duration::from_secs(7)).await;
+    let payment = exchange(proxy.address, post("/pay", "payment", "1")).await;
+    assert_eq!(payment.status(), 201, "{payment:?}");
+    assert_eq!(upstream.executed.load(Ordering::SeqCst), 1);
+    let upload = bounded(upload).await.unwrap();
+    assert_eq!(upload.status(), 504, "{upload:?}");
 }
 
 /// A client with HTTP/1.1 has read the response before its end arrives in a frame of its own.

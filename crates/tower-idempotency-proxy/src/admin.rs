@@ -73,15 +73,10 @@ pub(crate) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let limit = WarningLimit::default();
     loop {
-        let accepted = async {
-            let permit = Arc::clone(&permits).acquire_owned().await;
-            let permit = permit.expect("the semaphore is never closed");
-            let accepted = sockets::accept(&listener, &limit, |error, count| {
-                tracing::warn!(%error, count, "connection to the admin port not accepted");
-            });
-            (permit, accepted.await)
-        };
-        let (permit, (stream, _)) = tokio::select! {
+        let accepted = sockets::accept(&listener, &permits, &limit, |error, count| {
+            tracing::warn!(%error, count, "connection to the admin port not accepted");
+        });
+        let (permit, stream, _) = tokio::select! {
             biased;
             () = shared.drained.cancelled() => break,
             accepted = accepted => accepted,

@@ -252,14 +252,7 @@ impl Proxy {
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> bool {
         let shared = &self.shared;
         let (tasks, closing) = (TaskTracker::new(), CancellationToken::new());
-        let connections = shared
-            .live
-            .load()
-            .config
-            .listen
-            .max_connections
-            .get_ref()
-            .to_owned();
+        let connections = *shared.live.load().config.listen.max_connections.get_ref();
         let permits = Arc::new(Semaphore::new(connections.min(Semaphore::MAX_PERMITS)));
         let admin = self
             .admin
@@ -273,17 +266,12 @@ impl Proxy {
         let mut stop = std::pin::pin!(stop);
         let limit = WarningLimit::default();
         loop {
-            let accepted = async {
-                let permit = Arc::clone(&permits).acquire_owned().await;
-                let permit = permit.expect("the semaphore is never closed");
-                let accepted = sockets::accept(&self.listener, &limit, |error, count| {
-                    tracing::warn!(%error, count, "connection not accepted");
-                });
-                (permit, accepted.await)
-            };
+            let accepted = sockets::accept(&self.listener, &permits, &limit, |error, count| {
+                tracing::warn!(%error, count, "connection not accepted");
+            });
             tokio::select! {
                 () = &mut stop => break,
-                (permit, (stream, peer)) = accepted => {
+                (permit, stream, peer) = accepted => {
                     let (shared, closing) = (Arc::clone(shared), closing.clone());
                     let open = OpenConnection::new(permit);
                     tasks.spawn(connection::serve(shared, stream, peer, open, closing));
@@ -337,7 +325,8 @@ impl ProxyHandle {
     /// - A change needs a restart, such as another address.
     /// - The proxy would no longer find its records, and retries of recorded requests would execute again. Examples are
     ///   another store, namespace or secret, and a route that is removed, no longer protected, or identifies requests
-    ///   differently. All routes that were enforced since the start count, also if they observe or are removed now.
+    ///   differently. All routes that were enforced since the start count, also if they observe or are removed now. A change
+    ///   of `missing_key` is accepted: after `reject` to `pass`, gRPC calls pass, and retries of recorded ones execute again.
     /// - The upstream would get another key for requests of such a route.
     /// - A certificate cannot be read.
     pub fn reload(&self, config: Result<Config, ConfigError>) -> Result<(), ConfigError> {

@@ -143,9 +143,7 @@ impl Live {
             pools,
         })
     }
-}
 
-impl Live {
     /// Returns the layer of the protected routes, if there are any and all of them identify requests by the same settings.
     /// Returns `None` too if the host of the request is one of them, because a key alone then identifies no entry.
     pub(crate) fn common_layer(&self, layers: &Layers) -> Option<IdempotencyLayer> {

@@ -131,14 +131,15 @@ fn authority(req: &Request<ReceivedBody>) -> Result<Option<Authority>, Problem> 
 }
 
 async fn call(service: &RouteService, req: Request<ReceivedBody>) -> Response<ResponseBody> {
-    match service {
-        RouteService::Protected(service) => match service.clone().call(req).await {
-            Ok(res) => res.map(ResponseBody::from),
-            Err(orphan) => orphan.0.map(ResponseBody::from),
-        },
-        RouteService::Unprotected(service) => match service.clone().call(req).await {
-            Ok(res) => res.map(ResponseBody::from),
-            Err(orphan) => orphan.0.map(ResponseBody::from),
-        },
-    }
+    let res = match service {
+        RouteService::Protected(service) => {
+            let res = service.clone().call(req).await;
+            res.map(|res| res.map(ResponseBody::from))
+        }
+        RouteService::Unprotected(service) => {
+            let res = service.clone().call(req).await;
+            res.map(|res| res.map(ResponseBody::from))
+        }
+    };
+    res.unwrap_or_else(|orphan| orphan.0.map(ResponseBody::from))
 }

@@ -1,10 +1,11 @@
 //! Sockets that are bound already, and their connections.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::sleep,
 };
 
@@ -73,17 +74,20 @@ where
     let _ = SockRef::from(socket).set_tcp_keepalive(&keepalive);
 }
 
-/// Accepts a connection. After an error, such as too many open files, retries after 100 ms.
+/// Accepts a connection once there is a permit for it. After an error, such as too many open files, retries after 100 ms.
 ///
 /// `warn` reports an error, at most once a second, with its number of occurrences.
 pub(crate) async fn accept(
     listener: &TcpListener,
+    permits: &Arc<Semaphore>,
     limit: &WarningLimit,
     warn: impl Fn(&io::Error, u64),
-) -> (TcpStream, SocketAddr) {
+) -> (OwnedSemaphorePermit, TcpStream, SocketAddr) {
+    let permit = Arc::clone(permits).acquire_owned().await;
+    let permit = permit.expect("the semaphore is never closed");
     loop {
         match listener.accept().await {
-            Ok(accepted) => return accepted,
+            Ok((stream, peer)) => return (permit, stream, peer),
             Err(error) => {
                 if let Some(count) = limit.count(&error.to_string()) {
                     catch_report_panic(|| warn(&error, count));

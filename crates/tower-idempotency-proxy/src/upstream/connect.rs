@@ -14,7 +14,7 @@ use futures_util::{
     future::{BoxFuture, Shared, select_all},
 };
 use http::{HeaderValue, Uri};
-use rustls::{ClientConfig, pki_types::ServerName};
+use rustls::pki_types::ServerName;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, Take},
     net::{TcpStream, lookup_host},
@@ -196,7 +196,7 @@ impl Target {
                 b"http/1.1".to_vec()
             }];
             let name = ServerName::try_from(host.clone()).map_err(|error| invalid(&error))?;
-            Some((connector(config), name))
+            Some((TlsConnector::from(Arc::new(config)), name))
         } else {
             None
         };
@@ -245,10 +245,6 @@ impl Target {
         }
         Ok(Box::new(tls))
     }
-}
-
-fn connector(config: ClientConfig) -> TlsConnector {
-    TlsConnector::from(Arc::new(config))
 }
 
 #[cfg(test)]

@@ -233,10 +233,8 @@ pub(crate) struct Keyed {
 impl Keyed {
     fn with_key(operation: Operation) -> Self {
         Self {
-            operation: Some(operation),
             has_key: true,
-            has_other_key: false,
-            has_unreadable_key: false,
+            ..Self::without_key(Some(operation))
         }
     }
 

@@ -307,9 +307,7 @@ where
         };
         // The operation gets the provider after the outbox was called, because the outbox may have an entry with another
         // provider.
-        if let (None, Some(choose)) = (entry.provider, &self.shared.providers) {
-            entry.provider = Some(choose());
-        }
+        entry.provider = entry.provider.or_else(|| self.shared.choose_provider());
         let keys = inner.settings().keys.clone();
         // A server may compare the bytes of the header, and a later process may have another protocol.
         entry.set_key_header(keys.header(), &head.headers);

@@ -1,15 +1,13 @@
 //! The outbox in a table of PostgreSQL.
 
-use std::{fmt, time::SystemTime};
+use std::time::SystemTime;
 
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Row as _, postgres::PgRow};
 
 use super::{
     Outbox, OutboxError,
     entry::{Entry, millis},
-    sql::{
-        MAX_ATTEMPTS, Row, Statements, TABLE, headers_to_text, impl_outbox, warn_of_skipped_row,
-    },
+    sql::{MAX_ATTEMPTS, Row, Statements, TABLE, impl_outbox, warn_of_skipped_row},
 };
 use crate::warning::WarningLimit;
 
@@ -43,7 +41,6 @@ use crate::warning::WarningLimit;
 /// ```
 pub struct PostgresOutbox {
     pool: PgPool,
-    table: String,
     statements: Statements,
     /// Limit of the warning about rows that cannot be read.
     skipped: WarningLimit,
@@ -59,7 +56,6 @@ impl PostgresOutbox {
     pub fn new(pool: PgPool) -> Self {
         Self {
             pool,
-            table: TABLE.to_owned(),
             statements: Statements::of(TABLE).expect("a valid name"),
             skipped: WarningLimit::default(),
         }
@@ -72,7 +68,6 @@ impl PostgresOutbox {
     /// If the name is not 1 to 48 of `a` to `z`, `0` to `9` and `_`, or begins with a digit.
     pub fn with_table(self, table: &str) -> Result<Self, OutboxError> {
         Ok(Self {
-            table: table.to_owned(),
             statements: Statements::of(table)?,
             ..self
         })
@@ -85,7 +80,7 @@ impl PostgresOutbox {
     /// If the server cannot be reached, or the user may not create tables in the schema. PostgreSQL checks this right also
     /// if the table exists. A process without it does not call this method.
     pub async fn migrate(&self) -> Result<(), OutboxError> {
-        let table = &self.table;
+        let table = &self.statements.table;
         // Without the lock, two processes that create the table at the same time get an error. The server executes both
         // statements of this message in one transaction, which also ends if one of them fails.
         let sql = format!(
@@ -134,11 +129,3 @@ impl PostgresOutbox {
 }
 
 impl_outbox!(PostgresOutbox, PgRow);
-
-impl fmt::Debug for PostgresOutbox {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresOutbox")
-            .field("table", &self.table)
-            .finish_non_exhaustive()
-    }
-}

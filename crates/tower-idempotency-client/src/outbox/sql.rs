@@ -10,6 +10,8 @@ use crate::{telemetry::catch_report_panic, warning::WarningLimit};
 
 /// Statements of one table. Both databases number their parameters with `$`.
 pub(super) struct Statements {
+    /// Name of the table.
+    pub(super) table: String,
     pub(super) insert: String,
     pub(super) resume: String,
     pub(super) discard: String,
@@ -32,6 +34,7 @@ impl Statements {
         }
         let columns = "key, method, url, headers, body, first_sent, provider";
         Ok(Self {
+            table: table.to_owned(),
             insert: format!(
                 "insert into {table} ({columns}) values ($1, $2, $3, $4, $5, $6, $7) \
                  on conflict (key) do nothing"
@@ -50,11 +53,6 @@ impl Statements {
             ),
         })
     }
-}
-
-/// Returns the headers as text.
-pub(super) fn headers_to_text(entry: &Entry) -> String {
-    entry.headers_to_json().to_string()
 }
 
 /// Row of the table.
@@ -99,9 +97,9 @@ pub(super) fn warn_of_skipped_row(limit: &WarningLimit, position: i64, error: &O
     });
 }
 
-/// Implements [`Outbox`](super::Outbox) for a type with the fields `pool`, `statements` and `skipped`.
+/// Implements [`Outbox`](super::Outbox) and `Debug` for a type with the fields `pool`, `statements` and `skipped`.
 macro_rules! impl_outbox {
-    ($outbox:ty, $row:ty) => {
+    ($outbox:ident, $row:ty) => {
         impl $outbox {
             /// Returns the statement that stores an entry, with its values.
             fn insert<'q>(
@@ -116,10 +114,18 @@ macro_rules! impl_outbox {
                     .bind(&entry.key)
                     .bind(entry.method.as_str())
                     .bind(entry.uri.to_string())
-                    .bind(headers_to_text(entry))
+                    .bind(entry.headers_to_json().to_string())
                     .bind(&entry.body[..])
                     .bind(entry.first_sent.map(u64::cast_signed))
                     .bind(entry.provider.map(u64::cast_signed))
+            }
+        }
+
+        impl std::fmt::Debug for $outbox {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($outbox))
+                    .field("table", &self.statements.table)
+                    .finish_non_exhaustive()
             }
         }
 

@@ -1,9 +1,6 @@
 //! The outbox in a table of SQLite.
 
-use std::{
-    fmt,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqlitePool, sqlite::SqliteRow};
 use tokio::time::{Instant, sleep};
@@ -11,9 +8,7 @@ use tokio::time::{Instant, sleep};
 use super::{
     Outbox, OutboxError,
     entry::{Entry, millis},
-    sql::{
-        MAX_ATTEMPTS, Row, Statements, TABLE, headers_to_text, impl_outbox, warn_of_skipped_row,
-    },
+    sql::{MAX_ATTEMPTS, Row, Statements, TABLE, impl_outbox, warn_of_skipped_row},
 };
 use crate::warning::WarningLimit;
 
@@ -28,7 +23,6 @@ use crate::warning::WarningLimit;
 /// Recoveries skip a row that cannot be read, and log its position: at most one warning a second, and the others at `debug`.
 pub struct SqliteOutbox {
     pool: SqlitePool,
-    table: String,
     statements: Statements,
     /// Limit of the warning about rows that cannot be read.
     skipped: WarningLimit,
@@ -44,7 +38,6 @@ impl SqliteOutbox {
     pub fn new(pool: SqlitePool) -> Self {
         Self {
             pool,
-            table: TABLE.to_owned(),
             statements: Statements::of(TABLE).expect("a valid name"),
             skipped: WarningLimit::default(),
         }
@@ -57,7 +50,6 @@ impl SqliteOutbox {
     /// If the name is not 1 to 48 of `a` to `z`, `0` to `9` and `_`, or begins with a digit.
     pub fn with_table(self, table: &str) -> Result<Self, OutboxError> {
         Ok(Self {
-            table: table.to_owned(),
             statements: Statements::of(table)?,
             ..self
         })
@@ -74,7 +66,7 @@ impl SqliteOutbox {
     /// - It has no write-ahead logging, for example a temporary one.
     pub async fn migrate(&self) -> Result<(), OutboxError> {
         self.set_journal_mode().await?;
-        let table = &self.table;
+        let table = &self.statements.table;
         let sql = format!(
             "create table if not exists {table} (
                 position integer primary key autoincrement,
@@ -118,14 +110,6 @@ impl SqliteOutbox {
 }
 
 impl_outbox!(SqliteOutbox, SqliteRow);
-
-impl fmt::Debug for SqliteOutbox {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteOutbox")
-            .field("table", &self.table)
-            .finish_non_exhaustive()
-    }
-}
 
 /// Returns `true` for `SQLITE_BUSY` and its extended codes.
 fn is_busy(error: &sqlx::Error) -> bool {

@@ -179,13 +179,7 @@ pub(crate) fn granted_value(token: &Token) -> AttributeValue {
 
 /// Returns the name of the token's attribute within `granted`: the token in hexadecimal.
 fn token_attribute(token: &Token) -> String {
-    let mut name = String::new();
-    for byte in token.as_bytes() {
-        for digit in [byte >> 4, byte & 15] {
-            name.push(char::from(b"0123456789abcdef"[usize::from(digit)]));
-        }
-    }
-    name
+    format!("{:032x}", u128::from_be_bytes(*token.as_bytes()))
 }
 
 #[cfg(test)]
@@ -213,5 +207,7 @@ mod tests {
             ("#ttl", "ttl"),
         ];
         assert_eq!(names, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
+        let token = Token::from_bytes([0x05; 16]);
+        assert_eq!(token_attribute(&token), "05".repeat(16));
     }
 }

@@ -131,17 +131,10 @@ impl Store for RedisStore {
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
         let inner = &*self.inner;
         let (script, keys) = (&inner.scripts.renew, inner.keys(&lease.id));
+        let deadline = inner.deadline();
         let arguments = (lease.token.as_bytes(), ttl.as_millis(), lease.id.as_bytes());
-        let reply = inner
-            .run_script(
-                &inner.lease_link,
-                inner.deadline(),
-                script,
-                &keys,
-                &arguments,
-            )
-            .await?;
-        parse_holder_reply(&reply)
+        let reply = inner.run_script(&inner.lease_link, deadline, script, &keys, &arguments);
+        parse_holder_reply(&reply.await?)
     }
 
     async fn complete(
@@ -185,21 +178,14 @@ impl Store for RedisStore {
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
         let inner = &*self.inner;
         let (script, keys) = (&inner.scripts.release, inner.keys(&lease.id));
+        let deadline = inner.deadline();
         let arguments = (
             lease.token.as_bytes(),
             u8::from(inner.can_publish),
             lease.id.as_bytes(),
         );
-        let reply = inner
-            .run_script(
-                &inner.lease_link,
-                inner.deadline(),
-                script,
-                &keys,
-                &arguments,
-            )
-            .await?;
-        match parse_holder_reply(&reply) {
+        let reply = inner.run_script(&inner.lease_link, deadline, script, &keys, &arguments);
+        match parse_holder_reply(&reply.await?) {
             // The token does not hold the entry, so there is nothing to release.
             Err(StoreError::LeaseLost) => Ok(()),
             result => result,

@@ -418,6 +418,7 @@ impl Store for PostgresStore {
         self.inner.query(Acquire, sql).await?;
         Ok(())
     }
+
     async fn check(&self) -> Result<(), CheckError> {
         self.check_server().await
     }

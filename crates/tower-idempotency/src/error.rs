@@ -121,7 +121,7 @@ impl Error {
     ///
     /// That depends on the [kind](ErrorKind::is_retryable), with two exceptions. An unknown outcome is retryable if it may
     /// become known later. [`StoreUnavailable`](ErrorKind::StoreUnavailable) is not retryable if an entry or its record cannot
-    /// be read.
+    /// be read, or if the recorded response exceeds a limit of this process.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         self.is_retryable
@@ -180,8 +180,8 @@ pub enum ErrorKind {
     OutcomeUnknown,
     /// The first request was executed, but its response was not recorded.
     ResponseNotRetained,
-    /// The store failed, or the entry or its record cannot be read. Nothing was executed now; an earlier attempt may have been
-    /// executed.
+    /// The store failed, or the entry or its record cannot be read. The same applies to a recorded response that exceeds a limit
+    /// of this process. Nothing was executed now; an earlier attempt may have been executed.
     StoreUnavailable,
     /// Too many requests are in flight or too many bytes are buffered.
     Overloaded,

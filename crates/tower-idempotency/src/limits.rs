@@ -132,6 +132,11 @@ pub(crate) enum AdmissionError {
     RequestLimit,
     /// All callers together use up the limit of bytes.
     ByteLimit,
+    /// The bytes of one response exceed the part of the limit that a caller can use, also if nothing else is in use.
+    ResponseTooLarge {
+        bytes: usize,
+        limit: usize,
+    },
     /// The caller holds more than its share of a limit that is almost used up.
     CallerLimit,
     /// The leases and orphans of the caller use up its share of the store.
@@ -276,6 +281,10 @@ impl Caller {
         held.fetch_sub(n, Ordering::SeqCst);
         Err(match resource {
             _ if !small && n <= open => AdmissionError::CallerLimit,
+            Resource::ResponseBytes if !small => AdmissionError::ResponseTooLarge {
+                bytes: n,
+                limit: open,
+            },
             Resource::RequestBytes | Resource::ResponseBytes => AdmissionError::ByteLimit,
             Resource::Arriving | Resource::Executing | Resource::Waiting => {
                 AdmissionError::RequestLimit

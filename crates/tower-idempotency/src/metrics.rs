@@ -354,7 +354,7 @@ const METRICS: &[Metric] = &[
     ),
     Metric::counter(
         "idempotency_bad_record_total",
-        "Reads of a record or an entry that is damaged, of a later version or of another type.",
+        "Reads of a record or an entry that is damaged, too large, of a later version or of another type.",
     ),
     Metric::counter(
         "idempotency_store_error_total",

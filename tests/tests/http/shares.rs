@@ -642,14 +642,46 @@ async fn replay_over_limit_is_not_inflated() {
         let first = send(&app_of_store, by("alice", "large", "")).await;
         assert_eq!(first.body.len(), 1 << 20);
         assert!(store.bytes() < 100_000, "the record is compressed");
-        for (limit, code) in [(2 << 20, "store-unavailable"), (1 << 20, "overloaded")] {
+        for (limit, detail) in [
+            (2 << 20, "its record cannot be read"),
+            (1 << 20, "its response exceeds a limit"),
+        ] {
             let damaged = FaultInjector::new(store.clone());
             damaged.rewrite_records(damage);
             let layer = IdempotencyLayer::new(damaged).with_max_buffered(1 << 20, limit);
             let (app, effects) = creating(layer);
             let response = send(&app, by("alice", "large", "")).await;
-            assert_eq!(response.code(), code);
+            assert_eq!(response.code(), "store-unavailable");
+            assert!(response.text().contains(detail), "{}", response.text());
             assert_eq!(effects.count(), 0);
+        }
+    })
+    .await;
+}
+
+// S-984
+/// A process with a higher limit has recorded the response. Nothing else is in memory.
+#[tokio::test(start_paused = true)]
+async fn replay_above_limit_is_not_retryable() {
+    const BODY: usize = 100 << 10;
+    const LOWERED: usize = 128 << 10;
+    bounded(async {
+        for compress_above in [0, usize::MAX] {
+            let layer =
+                IdempotencyLayer::new(MemoryStore::new()).with_compression_above(compress_above);
+            let lowered = layer.clone().with_max_buffered(LOWERED, LOWERED);
+            let (first, _) = app(layer, async |_, _| "x".repeat(BODY));
+            let (second, effects) = creating(lowered);
+            let recorded = send(&first, by("alice", "k", "")).await;
+            assert_eq!(recorded.body.len(), BODY);
+            for _ in 0..2 {
+                let response = send(&second, by("alice", "k", "")).await;
+                assert_eq!(response.code(), "store-unavailable");
+                assert_eq!(response.header("retry-after"), None);
+                assert!(!response.is_retryable());
+            }
+            assert_eq!(effects.count(), 0);
+            assert!(send(&first, by("alice", "k", "")).await.is_replay());
         }
     })
     .await;

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use bytes::Bytes;
 use http::{Request, Response};
-use tests::send;
+use tests::{app, creating, send};
 use tower_idempotency::{
     Error, ErrorKind, IdempotencyLayer, Lease, MemoryStore,
     conformance::FaultInjector,
@@ -130,4 +130,31 @@ fn request_of_run() -> Flow {
 fn record_of_other_kind_is_bad_record() {
     assert_reported(run_of_request, 1.0, "found that of a response");
     assert_reported(request_of_run, 2.0, "found that of a value");
+}
+
+/// Reads a response that a process with higher limits has recorded, in two requests.
+fn replay_above(limit: fn(IdempotencyLayer) -> IdempotencyLayer, length: usize) -> Flow {
+    Box::pin(async move {
+        let layer = IdempotencyLayer::new(MemoryStore::new()).with_response_limit(32 << 20);
+        let (second, effects) = creating(limit(layer.clone()));
+        let (first, _) = app(layer, move |_, _| async move { "a".repeat(length) });
+        assert_eq!(send(&first, order(KEY)).await.body.len(), length);
+        for _ in 0..2 {
+            let response = send(&second, order(KEY)).await;
+            assert_eq!(response.code(), "store-unavailable");
+            assert!(!response.is_retryable());
+        }
+        assert_eq!(effects.count(), 0);
+        1
+    })
+}
+
+/// The first process has a higher limit, as during a deployment or before a rollback.
+#[test]
+fn record_above_limit_is_bad_record() {
+    let buffered = || replay_above(|it| it.with_max_buffered(100_000, 100_000), 100_000);
+    assert_reported(buffered, 2.0, "expected a response of at most 75000 bytes");
+    let inflated = || replay_above(|it| it.with_response_limit(4 << 20), 17 << 20);
+    let reason = "expected an inflated length of at most 16777216 bytes";
+    assert_reported(inflated, 2.0, reason);
 }

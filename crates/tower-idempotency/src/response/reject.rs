@@ -45,6 +45,13 @@ pub(crate) fn admission_error(rules: &Rules, error: AdmissionError) -> Error {
         AdmissionError::ByteLimit => {
             Error::new(ErrorKind::Overloaded, "too many bytes are buffered")
         }
+        // Only for a replay. A process with a higher limit has recorded the response. The text does not propose a new key,
+        // because that would execute the request again.
+        AdmissionError::ResponseTooLarge { .. } => {
+            let detail =
+                "this request was executed before, but its response exceeds a limit of this process";
+            return Error::new(ErrorKind::StoreUnavailable, detail).without_retry();
+        }
         #[cfg(feature = "rate")]
         AdmissionError::FreshKeyRate(wait) => {
             let detail = "this caller sends new keys faster than its rate allows";

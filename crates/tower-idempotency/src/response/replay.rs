@@ -68,7 +68,7 @@ impl UnreadReplays {
         let inflated = inflated.unwrap_or(0);
         let mut buffer = caller.response_bytes(max);
         if let Err(error) = buffer.reserve(inflated) {
-            return reject(rules, &admission_error(rules, error).with_entry(id));
+            return reject(rules, &over_limit(rules, id, error));
         }
         let hold = |mut stored: StoredResponse, mut buffer: Buffer| {
             buffer.reserve(stored.body.len().saturating_sub(inflated))?;
@@ -175,7 +175,7 @@ fn respond(
         Ok(Record::Response(stored)) => match hold(stored) {
             Ok(stored) if is_replay => replayed_response(rules, id, stored),
             Ok(stored) => stored_response(rules, stored),
-            Err(error) => reject(rules, &admission_error(rules, error).with_entry(id)),
+            Err(error) => reject(rules, &over_limit(rules, id, error)),
         },
         Ok(Record::Tombstone { status, reason }) => {
             if is_replay {
@@ -212,6 +212,16 @@ fn respond(
         res.extensions_mut().insert(trace);
     }
     res
+}
+
+/// Creates the error of a replay whose bytes are over a limit.
+fn over_limit(rules: &Rules, id: &KeyId, error: AdmissionError) -> Error {
+    if let AdmissionError::ResponseTooLarge { bytes, limit } = error {
+        // Each retry gets this error until the record expires, as with a record that cannot be read.
+        let reason = format!("expected a response of at most {limit} bytes, found {bytes}");
+        telemetry::bad_record(&rules.warnings, id, &reason);
+    }
+    admission_error(rules, error).with_entry(id)
 }
 
 /// Returns the response, marked and counted as a replay.

@@ -13,7 +13,7 @@ use tower_idempotency::{
 use crate::{
     audit::{AuditLog, AuditedChange, Intent, change_id, changes_nothing},
     console::Shared,
-    describe::{details_json, entry_json, kept_for_operator},
+    describe::{decisions, details_json, entry_json, kept_for_operator},
     error::PageError,
     panics::catch_report_panic,
     params::Params,
@@ -206,6 +206,11 @@ fn checked_resolution(
     if matches!(decision, Decision::Complete(_)) && details.entry.is_of_run_once() {
         return Err(PageError::bad_request(
             "A response cannot be recorded, because the record of this entry is a value. Nothing was changed.",
+        ));
+    }
+    if details.entry.is_observed() && !decisions(&details.entry).contains(&resolution.name()) {
+        return Err(PageError::bad_request(
+            "The request was only observed, so this entry stops no retry, and no decision about retries applies. Nothing was changed.",
         ));
     }
     Ok(resolution)

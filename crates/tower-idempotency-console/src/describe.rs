@@ -49,6 +49,9 @@ pub fn ids_of_key(
 /// Returns a sentence about the next request with the key.
 #[must_use]
 pub fn next_request(entry: &Entry) -> &'static str {
+    if entry.is_observed() {
+        return "The request was only observed, so this entry stops no retry: each executes while the service observes.";
+    }
     match entry.state() {
         State::InProgress => "A retry waits or is rejected while the lease lasts.",
         State::Orphaned if entry.retry_allowed => {
@@ -68,7 +71,8 @@ pub fn next_request(entry: &Entry) -> &'static str {
 #[must_use]
 pub fn next_request_of(details: &EntryDetails) -> &'static str {
     let state = details.entry.state();
-    if !matches!(state, State::Completed | State::NeedsAttention) {
+    let has_record = matches!(state, State::Completed | State::NeedsAttention);
+    if !has_record || details.entry.is_observed() {
         return next_request(&details.entry);
     }
     match details.contents(MAX_RECORD) {
@@ -189,11 +193,16 @@ pub fn details_json(details: &EntryDetails) -> Value {
 
 /// Returns the names of the decisions that apply to an entry in its present state.
 ///
-/// A response cannot be recorded for the work of `run_once` and for the items of a batch: their records are values.
+/// A response cannot be recorded for the work of `run_once` and for the items of a batch: their records are values. No decision
+/// about retries applies to the entry of an observed request, because this entry stops no retry.
 #[must_use]
 pub fn decisions(entry: &Entry) -> Vec<&'static str> {
     let mut names = decisions_in(entry.state());
-    names.retain(|name| *name != "complete" || !entry.is_of_run_once());
+    names.retain(|name| match *name {
+        "complete" => !entry.is_of_run_once() && !entry.is_observed(),
+        "retry" | "needs-attention" => !entry.is_observed(),
+        _ => true,
+    });
     names
 }
 
@@ -289,6 +298,8 @@ const END_OF_9999: Duration = Duration::from_millis(253_402_300_799_999);
 
 #[cfg(test)]
 mod tests {
+    use tower_idempotency::inspect::Seen;
+
     use super::*;
 
     #[test]
@@ -338,6 +349,27 @@ mod tests {
             ),
         ] {
             assert_eq!(time(at), text);
+        }
+    }
+
+    #[test]
+    fn retries_of_observed_request_execute() {
+        for state in State::ALL {
+            let mut entry = Entry::new(Seen::new(KeyId::from_bytes([7; 32]), state, 1, 1));
+            entry.operation = "observed: POST /orders".into();
+            assert!(next_request(&entry).contains("each executes"), "{state}");
+            for name in decisions(&entry) {
+                let is_harmless = matches!(name, "free" | "break-lease" | "delete-record");
+                assert!(is_harmless, "{state}: {name}");
+            }
+            assert!(!decisions(&entry).is_empty(), "{state}");
+            let mut details = EntryDetails::new(entry);
+            // No version can read this record.
+            for record in [None, Some("?".into())] {
+                details.record = record;
+                let next = next_request_of(&details);
+                assert_eq!(next, next_request(&details.entry), "{state}");
+            }
         }
     }
 

@@ -32,6 +32,7 @@ use tower_idempotency::{
     EnforcementSwitch, ExecutionFailure, FingerprintBy, IdempotencyKey, IdempotencyLayer, Lease,
     MemoryStore, MissingKey, NeedsAttention, Principal, Retention, Rollout,
     conformance::{Fault, FaultInjector, Operation},
+    inspect::Inspect as _,
     store::Store,
 };
 
@@ -714,7 +715,8 @@ fn required_and_derived_keys_are_covered() {
 #[test]
 fn enforcement_starts_clean() {
     let metrics = counted(async {
-        let store = Arc::new(FaultInjector::new(MemoryStore::new()));
+        let entries = MemoryStore::new().with_details();
+        let store = Arc::new(FaultInjector::new(entries.clone()));
         let switch = EnforcementSwitch::new(Observe);
         let layer = IdempotencyLayer::new(Arc::clone(&store)).with_enforcement(&switch);
         let (app, effects) = creating(layer);
@@ -731,6 +733,10 @@ fn enforcement_starts_clean() {
         assert_ne!(observed.id, enforced.id);
         assert_ne!(observed.scope, enforced.scope, "shares of the store");
         assert!(observed.operation.starts_with("observed: "), "{observed:?}");
+        for (claim, is_observed) in [(observed, true), (enforced, false)] {
+            let found = entries.get(&claim.id).await.unwrap().unwrap();
+            assert_eq!(found.entry.is_observed(), is_observed, "{claim:?}");
+        }
     });
     assert_eq!(metrics["idempotency_enforcement_changed_total"], 1.0);
 }

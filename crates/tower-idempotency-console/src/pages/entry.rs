@@ -69,6 +69,11 @@ impl Record {
                 summary: format!("A response with status {status} was not recorded: {reason}."),
                 ..Self::default()
             },
+            RecordContents::Value(_) if details.entry.is_observed() => Self {
+                summary: "An observed status and a digest of the body. No retry gets them."
+                    .to_owned(),
+                ..Self::default()
+            },
             RecordContents::Value(value) => Self {
                 summary: format!("A value of run_once, {} bytes.", value.len()),
                 ..Self::default()

@@ -132,9 +132,10 @@ impl From<&Entry> for Row {
         let id = entry.id().to_hex();
         let is_readable = entry.state() != State::Unreadable;
         let remark = match entry.state() {
+            State::Unreadable => or_dash(entry.problem.as_deref().unwrap_or_default()),
+            _ if entry.is_observed() => "observed: stops no retry".to_owned(),
             State::Orphaned if entry.retry_allowed => "retry allowed".to_owned(),
             State::NeedsAttention => or_dash(entry.attention_code.as_deref().unwrap_or_default()),
-            State::Unreadable => or_dash(entry.problem.as_deref().unwrap_or_default()),
             _ => "–".to_owned(),
         };
         Self {

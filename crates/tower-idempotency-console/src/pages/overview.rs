@@ -96,6 +96,8 @@ fn card(state: &StateCount) -> Card {
 /// A line of the audit log as a template shows it.
 pub(crate) struct AuditRow {
     pub(crate) at: String,
+    /// The name that the writer of the line gave to the store. Several stores may share a log.
+    pub(crate) store: String,
     pub(crate) actor: String,
     pub(crate) what: String,
     pub(crate) why: String,
@@ -124,6 +126,7 @@ impl From<&Value> for AuditRow {
         let after = after.map_or_else(|| "–".to_owned(), printable);
         Self {
             at: text(&line["at"]),
+            store: text(&line["store"]),
             actor: text(&line["actor"]),
             what: text(&line["what"]),
             why: text(&line["why"]),

@@ -337,3 +337,19 @@ async fn repeated_entry_is_listed_once() {
     let sample = "idempotency_store_oldest_entry_age_is_exact{state=\"orphaned\"} 0";
     assert!(metrics.contains(sample), "{metrics}");
 }
+
+/// Stores can share a log. A key has the same ID in each store, so the page of an entry may have lines of another one.
+#[tokio::test]
+async fn audit_lines_name_store() {
+    let server = Server::start().await;
+    let keys = Keys::create(&server.store.store).await;
+    let id = keys.orphaned.id.to_hex();
+    let line = format!(
+        r#"{{"line":"outcome","store":"redis://staging/0","what":"free","outcome":"applied","id":"{id}"}}"#
+    );
+    std::fs::write(server.log(), line + "\n").expect("the log");
+    for page in ["/", "/audit", &format!("/entries/{id}")] {
+        let text = server.get(page).await.text;
+        assert!(text.contains("redis://staging/0"), "{page}: {text}");
+    }
+}

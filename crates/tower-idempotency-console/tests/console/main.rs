@@ -6,6 +6,7 @@ mod browsing;
 mod harness;
 mod live;
 mod metrics;
+mod observed;
 mod prefixes;
 mod resolving;
 mod stores;

@@ -6,7 +6,7 @@ use std::{
 use bytes::Bytes;
 
 use super::{PageToken, Seen, State};
-use crate::store::{Fingerprint, KeyId, is_operation_of_run_once};
+use crate::store::{Fingerprint, KeyId, is_operation_of_observation, is_operation_of_run_once};
 
 /// An entry, as an operator sees it. Contains no key, no principal and no record.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,6 +88,16 @@ impl Entry {
     #[must_use]
     pub fn is_of_run_once(&self) -> bool {
         is_operation_of_run_once(&self.operation)
+    }
+
+    /// Returns `true` for an entry of a request that was only [observed](crate::Enforcement::Observe). Each retry executes,
+    /// whatever the state of the entry is. Its record is the observed status and a digest of the body.
+    ///
+    /// Decided by the operation. If the store does not store the operation, as a [`MemoryStore`](crate::MemoryStore) without
+    /// [`with_details`](crate::MemoryStore::with_details), the method returns `false`.
+    #[must_use]
+    pub fn is_observed(&self) -> bool {
+        is_operation_of_observation(&self.operation)
     }
 
     /// Returns the identification of this state of the entry, for [`Inspect::resolve`](super::Inspect::resolve).

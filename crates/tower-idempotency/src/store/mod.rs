@@ -245,10 +245,17 @@ pub struct Claim {
 pub(crate) const RUN_ONCE_OPERATION: &str = "run_once";
 /// Beginning of the operation of an item of a batch. No method of a client contains a colon.
 pub(crate) const ITEM_OPERATION: &str = "item: ";
+/// Beginning of the operation of an observed request. No method of a client contains a colon.
+pub(crate) const OBSERVED_OPERATION: &str = "observed: ";
 
 /// Returns `true` if the record of an entry with this operation is a value, and not a response.
 pub(crate) fn is_operation_of_run_once(operation: &str) -> bool {
     operation == RUN_ONCE_OPERATION || operation.starts_with(ITEM_OPERATION)
+}
+
+/// Returns `true` if an entry with this operation belongs to a request that was only observed.
+pub(crate) fn is_operation_of_observation(operation: &str) -> bool {
+    operation.starts_with(OBSERVED_OPERATION)
 }
 
 impl Claim {

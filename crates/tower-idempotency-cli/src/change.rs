@@ -20,6 +20,8 @@ pub(crate) struct Change<'a> {
     context: &'a Context,
     signals: Signals,
     audited: AuditedChange,
+    /// `true` once a call has begun.
+    has_begun: bool,
 }
 
 impl<'a> Change<'a> {
@@ -62,16 +64,20 @@ impl<'a> Change<'a> {
             context,
             signals,
             audited,
+            has_begun: false,
         })
     }
 
     /// Makes a call of the change, within the timeout of calls. A signal ends it: the store may then execute the call
-    /// nevertheless.
+    /// nevertheless, unless it had not begun.
     pub(crate) async fn call<T>(
         &mut self,
         call: impl Future<Output = Result<T, InspectError>>,
     ) -> Result<T, Failure> {
-        self.signals.run_until_signal(self.context.call(call)).await
+        let call = self.context.call(call);
+        self.signals
+            .run_until_signal(&mut self.has_begun, call)
+            .await
     }
 
     /// Makes a call of the change like [`call`](Self::call), but without a timeout.
@@ -80,8 +86,15 @@ impl<'a> Change<'a> {
         call: impl Future<Output = Result<T, InspectError>>,
     ) -> Result<T, Failure> {
         self.signals
-            .run_until_signal(async { Ok(call.await?) })
+            .run_until_signal(&mut self.has_begun, async { Ok(call.await?) })
             .await
+    }
+
+    /// Returns the outcome of a change that ended with this failure. Its calls may have changed a part, so the outcome is
+    /// `failed` only if no call has begun.
+    pub(crate) fn partial_outcome(&self, failure: &Failure) -> String {
+        let outcome = if self.has_begun { "unknown" } else { "failed" };
+        format!("{outcome}: {failure}")
     }
 
     /// Records the outcome. If this fails, the change may have taken effect, and the log may show only the intent.
@@ -136,16 +149,27 @@ impl Signals {
         }
     }
 
-    /// Makes the call, until the first signal. After an earlier signal, the call does not begin.
+    /// Makes the call, until the first signal. After an earlier signal, the call does not begin. Sets `has_begun` if it begins.
     async fn run_until_signal<T>(
         &mut self,
+        has_begun: &mut bool,
         call: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
-        tokio::select! {
+        let call = async {
+            *has_begun = true;
+            call.await
+        };
+        let (name, exit) = tokio::select! {
             biased;
-            (name, exit) = self.next() => Err(Failure::new(exit, interrupted_by(name))),
-            result = call => result,
-        }
+            signal = self.next() => signal,
+            result = call => return result,
+        };
+        let failure = Failure::new(exit, interrupted_by(name));
+        Err(if *has_begun {
+            failure
+        } else {
+            failure.unchanged()
+        })
     }
 }
 

@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use clap::{Parser, Subcommand, builder::BoolishValueParser};
+use clap::{
+    Parser, Subcommand,
+    builder::{BoolishValueParser, StringValueParser, TypedValueParser},
+};
 use tower_idempotency::inspect::State;
 
 use crate::{
@@ -93,8 +96,7 @@ pub(crate) enum Command {
     /// Run a reverse proxy that sends each request with an Idempotency-Key to its upstream once
     Proxy(proxy::Args),
     Completions(completions::Args),
-    /// Print the manual page
-    Man,
+    Man(completions::ManArgs),
 }
 
 /// Options of the commands that change something.
@@ -118,8 +120,14 @@ pub(crate) struct ChangeArgs {
     #[arg(long, env = "IDEMPOTENCY_AUDIT_TABLE", value_parser = BoolishValueParser::new())]
     pub(crate) audit_table: bool,
 
-    /// The operator, in the audit log
-    #[arg(long, env = "USER", value_name = "NAME", default_value = "unknown")]
+    /// The operator, in the audit log. An empty name counts as absent
+    #[arg(
+        long,
+        env = "USER",
+        value_name = "NAME",
+        default_value = UNKNOWN_ACTOR,
+        value_parser = actor_parser()
+    )]
     pub(crate) actor: String,
 
     /// Do not ask for confirmation
@@ -134,6 +142,20 @@ pub(crate) fn reason(text: &str) -> Result<String, &'static str> {
         reason => Ok(reason.to_owned()),
     }
 }
+
+/// Returns the parser of the name of an operator. An empty name counts as absent, because an environment may set `USER` to it.
+pub(crate) fn actor_parser() -> impl TypedValueParser<Value = String> {
+    StringValueParser::new().map(|name| {
+        if name.trim().is_empty() {
+            UNKNOWN_ACTOR.to_owned()
+        } else {
+            name
+        }
+    })
+}
+
+/// The name of an operator that is absent.
+pub(crate) const UNKNOWN_ACTOR: &str = "unknown";
 
 /// Asks for a confirmation, unless `--yes` gives it.
 pub(crate) fn confirm(has_yes: bool) -> Result<(), Failure> {

@@ -102,6 +102,19 @@ impl Failure {
         } else {
             "the decision may have been applied: see the entry"
         };
+        self.with_end(end)
+    }
+
+    /// Sets that the store has changed nothing.
+    pub(crate) fn unchanged(self) -> Self {
+        Self {
+            is_unchanged: true,
+            ..self
+        }
+    }
+
+    /// Adds a clause to the message.
+    pub(crate) fn with_end(self, end: &str) -> Self {
         Self {
             message: format!("{}; {end}", self.message),
             ..self

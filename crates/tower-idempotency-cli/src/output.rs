@@ -117,12 +117,13 @@ pub(crate) fn or_dash(text: &str) -> String {
 /// Returns the detail that matters most in this state.
 pub(crate) fn remark(entry: &Entry) -> String {
     match entry.state() {
-        State::Orphaned if entry.retry_allowed => "retry allowed".to_owned(),
-        State::NeedsAttention => or_dash(entry.attention_code.as_deref().unwrap_or_default()),
         State::Unreadable => {
             let problem = entry.problem.as_deref().unwrap_or_default();
             format!("unreadable: {}", or_dash(problem))
         }
+        _ if entry.is_observed() => "observed: stops no retry".to_owned(),
+        State::Orphaned if entry.retry_allowed => "retry allowed".to_owned(),
+        State::NeedsAttention => or_dash(entry.attention_code.as_deref().unwrap_or_default()),
         _ => "-".to_owned(),
     }
 }

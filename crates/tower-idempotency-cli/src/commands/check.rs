@@ -1,6 +1,6 @@
 //! `idempotency check`.
 
-use std::{path::PathBuf, time::Instant};
+use std::{io, path::PathBuf, time::Instant};
 
 use serde_json::{Value, json};
 use tower_idempotency::inspect::{Inspect as _, State};
@@ -9,10 +9,10 @@ use tower_idempotency_any::IndexRepair;
 use super::stats::states;
 use crate::{
     change::Change,
-    cli::{ChangeArgs, confirm, reason},
+    cli::{ChangeArgs, UNKNOWN_ACTOR, actor_parser, confirm, reason},
     context::Context,
     failure::{Exit, Failure},
-    output::print_note,
+    output::{Output, print_note},
     progress::Progress,
 };
 
@@ -43,8 +43,14 @@ pub(crate) struct Args {
     )]
     audit: Option<PathBuf>,
 
-    /// The operator, in the audit log
-    #[arg(long, env = "USER", value_name = "NAME", default_value = "unknown")]
+    /// The operator, in the audit log. An empty name counts as absent
+    #[arg(
+        long,
+        env = "USER",
+        value_name = "NAME",
+        default_value = UNKNOWN_ACTOR,
+        value_parser = actor_parser()
+    )]
     actor: String,
 
     /// Do not ask for confirmation
@@ -88,7 +94,6 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
 }
 
 async fn repair(context: &Context, args: &Args) -> Result<Exit, Failure> {
-    let output = &context.output;
     if context.name != "redis" {
         let message = format!("the {} store maintains its indexes itself", context.name);
         return Err(Failure::new(Exit::Unsupported, message));
@@ -118,16 +123,21 @@ async fn repair(context: &Context, args: &Args) -> Result<Exit, Failure> {
         Ok(repair) => repair.unwrap_or_default(),
         Err(failure) => {
             // The servers may have repaired more than they reported.
-            let outcome = format!("unknown: {failure}");
+            let outcome = change.partial_outcome(&failure);
             change.finish(&outcome, counts(&last)).await?;
             return Err(failure);
         }
     };
     let counts = counts(&repair);
     change.finish("applied", counts.clone()).await?;
+    let printed = print_repair(&context.output, &repair, &counts);
+    printed.map_err(|error| Failure::from(error).with_end("the repair was applied"))?;
+    Ok(Exit::Done)
+}
+
+fn print_repair(output: &Output, repair: &IndexRepair, counts: &Value) -> io::Result<()> {
     if output.is_json {
-        output.json(&counts)?;
-        return Ok(Exit::Done);
+        return output.json(counts);
     }
     output.pairs(&[
         ("keys with the prefix", repair.examined.to_string()),
@@ -140,7 +150,7 @@ async fn repair(context: &Context, args: &Args) -> Result<Exit, Failure> {
             "entries left out, because their slots are being moved: {skipped}. Repeat the repair afterwards"
         ))?;
     }
-    Ok(Exit::Done)
+    Ok(())
 }
 
 fn counts(repair: &IndexRepair) -> Value {

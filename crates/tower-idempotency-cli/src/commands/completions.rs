@@ -16,6 +16,14 @@ pub(crate) struct Args {
     shell: Shell,
 }
 
+/// Print the manual page of the tool, or of a command
+#[derive(Debug, clap::Args)]
+pub(crate) struct ManArgs {
+    /// The command, as in `man resolve` or `man proxy policy`. Default: the page of the tool, which names its commands
+    #[arg(value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
 pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "idempotency", &mut script);
@@ -23,9 +31,22 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-pub(crate) fn man() -> Result<Exit, Failure> {
+pub(crate) fn man(args: &ManArgs) -> Result<Exit, Failure> {
+    // A page names the pages of its commands, and the command `help` has none.
+    let mut root = Cli::command().disable_help_subcommand(true);
+    root.build();
+    let mut command = &root;
+    for name in &args.command {
+        let Some(next) = command.find_subcommand(name) else {
+            let message = format!("there is no manual page of {}", args.command.join(" "));
+            return Err(Failure::usage(message));
+        };
+        command = next;
+    }
+    let source = concat!("idempotency ", env!("CARGO_PKG_VERSION"));
+    let page_of_command = clap_mangen::Man::new(command.clone()).source(source);
     let mut page = Vec::new();
-    clap_mangen::Man::new(Cli::command()).render(&mut page)?;
+    page_of_command.render(&mut page)?;
     io::stdout().lock().write_all(&page)?;
     Ok(Exit::Done)
 }

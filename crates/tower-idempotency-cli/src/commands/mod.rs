@@ -25,7 +25,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Exit, Failure> {
     // These need no store.
     match &command {
         Command::Completions(args) => return completions::run(args),
-        Command::Man => return completions::man(),
+        Command::Man(args) => return completions::man(args),
         Command::Conform(args) => return conform::run(args, &global).await,
         _ => {}
     }
@@ -41,7 +41,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Check(args) => check::run(&context, &args).await,
         Command::Export(args) => export::run(&context, &args).await,
         Command::Serve(args) => serve::run(&context, &args, &global).await,
-        Command::Conform(_) | Command::Proxy(_) | Command::Completions(_) | Command::Man => {
+        Command::Conform(_) | Command::Proxy(_) | Command::Completions(_) | Command::Man(_) => {
             Ok(Exit::Done)
         }
     }

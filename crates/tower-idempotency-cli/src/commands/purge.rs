@@ -1,5 +1,7 @@
 //! `idempotency purge`.
 
+use std::io;
+
 use serde_json::json;
 use tower_idempotency::inspect::Inspect as _;
 
@@ -8,7 +10,7 @@ use crate::{
     cli::{ChangeArgs, confirm},
     context::Context,
     failure::{Exit, Failure},
-    output::print_note,
+    output::{Output, print_note},
     progress::Progress,
 };
 
@@ -64,7 +66,7 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
             }
             Err(failure) => {
                 // The store may have deleted the last batch, or a part of it.
-                let outcome = format!("unknown: {failure}");
+                let outcome = change.partial_outcome(&failure);
                 change.finish(&outcome, json!({"deleted": deleted})).await?;
                 return Err(failure);
             }
@@ -74,15 +76,20 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     change
         .finish("applied", json!({"deleted": deleted}))
         .await?;
-    let output = &context.output;
-    let has_reached_max = deleted >= args.max;
-    if output.is_json {
-        output.json(&json!({"deleted": deleted, "has_reached_max": has_reached_max}))?;
-    } else {
-        output.line(&format!("expired entries deleted: {deleted}"))?;
-        if has_reached_max {
-            output.line("more may be left: repeat the command, or set a larger --max")?;
-        }
-    }
+    let printed = print(&context.output, deleted, deleted >= args.max);
+    printed.map_err(|error| {
+        Failure::from(error).with_end(&format!("expired entries deleted: {deleted}"))
+    })?;
     Ok(Exit::Done)
+}
+
+fn print(output: &Output, deleted: u64, has_reached_max: bool) -> io::Result<()> {
+    if output.is_json {
+        return output.json(&json!({"deleted": deleted, "has_reached_max": has_reached_max}));
+    }
+    output.line(&format!("expired entries deleted: {deleted}"))?;
+    if has_reached_max {
+        output.line("more may be left: repeat the command, or set a larger --max")?;
+    }
+    Ok(())
 }

@@ -17,7 +17,7 @@ use tower_idempotency::{
     replayed_by_default,
 };
 use tower_idempotency_console::{
-    describe::{consequence, details_json, kept_for_operator, problem},
+    describe::{consequence, decisions, details_json, kept_for_operator, problem},
     response,
 };
 
@@ -115,6 +115,11 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
             "complete records an HTTP response, and the record of this entry is a value: the service stores one with encode_value_record",
         ));
     }
+    if entry.is_observed() && !decisions(entry).contains(&name) {
+        return Err(Failure::usage(format!(
+            "{name} does not apply: the request was only observed, so this entry stops no retry"
+        )));
+    }
     let needs_force = matches!(args.decision, Decision::BreakLease | Decision::DeleteRecord);
     if needs_force && !args.force {
         return Err(Failure::usage(format!(
@@ -139,7 +144,11 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     match outcome {
         ResolveOutcome::Applied(after_entry) => {
             change.finish("applied", after).await?;
-            report(context, name, &id, after_entry.as_deref())
+            let reported = report(context, name, &id, after_entry.as_deref());
+            reported.map_err(|error| {
+                Failure::from(error).with_end(&format!("{name} was applied to {id}"))
+            })?;
+            Ok(Exit::Done)
         }
         ResolveOutcome::Changed(entry) => {
             change.finish("changed", after).await?;
@@ -161,7 +170,7 @@ async fn find(context: &Context, args: &Args) -> Result<Option<EntryDetails>, Fa
     context.call(context.store.get(seen.id())).await
 }
 
-fn report(context: &Context, name: &str, id: &str, after: Option<&Entry>) -> Result<Exit, Failure> {
+fn report(context: &Context, name: &str, id: &str, after: Option<&Entry>) -> io::Result<()> {
     let output = &context.output;
     if output.is_json {
         let after = after.map_or(Value::Null, entry_json);
@@ -170,14 +179,17 @@ fn report(context: &Context, name: &str, id: &str, after: Option<&Entry>) -> Res
         output.line(&format!("{name}: applied to {id}"))?;
         output.line(consequence(name))?;
     }
-    Ok(Exit::Done)
+    Ok(())
 }
 
 fn changed(context: &Context, present: Option<&Entry>) -> Result<Exit, Failure> {
-    Exit::Changed.after(print_changed(context, present))
+    let printed = print_changed(context, present);
+    Exit::Changed.after(printed.map_err(|error| {
+        Failure::from(error).with_end("nothing was changed: the entry is no longer as it was seen")
+    }))
 }
 
-fn print_changed(context: &Context, present: Option<&Entry>) -> Result<(), Failure> {
+fn print_changed(context: &Context, present: Option<&Entry>) -> io::Result<()> {
     let output = &context.output;
     if output.is_json {
         let entry = present.map_or(Value::Null, entry_json);

@@ -597,6 +597,22 @@ async fn response_is_recorded_whole_or_rejected() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn empty_user_is_unknown_operator() {
+    let scratch = Scratch::new();
+    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    crate::open(&url).await.expect("a file");
+    for (user, actor) in [("", "unknown"), (" ", "unknown"), ("bob", "bob")] {
+        let mut tool = crate::command(scratch.path(), &url);
+        tool.args(["purge", "--reason", "x", "--audit", "log", "--yes"]);
+        let ran = tool.env("USER", user).output().expect("the tool runs");
+        assert_eq!(ran.status.code(), Some(0), "{ran:?}");
+        let log = fs::read_to_string(scratch.file("log")).expect("the log");
+        let last = log.lines().next_back().expect("a line");
+        assert!(last.contains(&format!("\"actor\":\"{actor}\"")), "{last}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn lines_of_purge_name_store() {
     let scratch = Scratch::new();
     let url = format!("sqlite:{}", scratch.file("keys.db").display());

@@ -1,17 +1,22 @@
 //! Changes that a signal ends while the store holds a call: the audit log has an outcome.
 
 use std::{
-    fs,
+    fs::{self, File},
     io::Read as _,
     net::SocketAddr,
+    path::Path,
     process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
 use tests::{
+    HANG_GUARD,
     proxy::{ConnectionEnd, Fault, Proxy},
     scratch::Scratch,
     servers::{postgres::PostgresServer, redis::RedisServer},
 };
+use tower_idempotency::inspect::{Inspect as _, State};
 
 use crate::{command, scenario::Keys, wait_for_end, wait_for_faults};
 
@@ -44,10 +49,31 @@ fn interrupt(
 
 /// Sends the signal, and returns the exit code. The code is -1 if the signal itself ended the process.
 pub(crate) fn end(tool: &mut Child, signal: &str) -> i32 {
+    send(tool, signal);
+    wait_for_end(tool).code().unwrap_or(-1)
+}
+
+fn send(tool: &Child, signal: &str) {
     let pid = tool.id().to_string();
     let sent = Command::new("kill").args([signal, &pid]).status();
     assert!(sent.expect("kill").success());
-    wait_for_end(tool).code().unwrap_or(-1)
+}
+
+/// Waits until the process has opened the file.
+fn wait_for_open_file(process: &mut Child, path: &Path) {
+    let path = path.canonicalize().expect("a file");
+    let files = format!("/proc/{}/fd", process.id());
+    let began = Instant::now();
+    loop {
+        let mut open = fs::read_dir(&files).into_iter().flatten().flatten();
+        if open.any(|it| fs::read_link(it.path()).is_ok_and(|it| it == path)) {
+            return;
+        }
+        let ended = process.try_wait().expect("a child");
+        assert!(ended.is_none(), "the tool opens no log: {ended:?}");
+        assert!(began.elapsed() < HANG_GUARD, "the tool opens no log");
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 fn check_log(log: &str, errors: &str, outcome: &str) {
@@ -86,6 +112,48 @@ async fn interrupted_change_has_outcome() {
             }
         }
     }
+}
+
+/// The signal arrives while the tool waits for the lock of the log, so the store gets no call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn signal_before_call_has_failed_outcome() {
+    let scratch = Scratch::new();
+    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    let store = crate::open(&url).await.expect("a file");
+    let keys = Keys::create(&store).await;
+    let path = scratch.file("log");
+    for (args, clause) in [
+        (
+            &["resolve", "bbbbbbbb", "free"][..],
+            "; nothing was changed",
+        ),
+        (&["purge"], ""),
+    ] {
+        let log = File::create(&path).expect("a file");
+        log.lock().expect("no other process holds it");
+        let mut tool = command(scratch.path(), &url);
+        tool.args(args);
+        tool.args(["--reason", "x", "--audit", "log", "--yes"]);
+        let tool = tool.stdin(Stdio::null()).stderr(Stdio::piped());
+        let mut tool = tool.spawn().expect("the tool starts");
+        wait_for_open_file(&mut tool, &path);
+        send(&tool, "-INT");
+        // The tool waits for the lock for five seconds.
+        thread::sleep(Duration::from_millis(200));
+        log.unlock().expect("it is held");
+        assert_eq!(wait_for_end(&mut tool).code(), Some(130), "{args:?}");
+        let mut errors = String::new();
+        let stderr = tool.stderr.as_mut().expect("a pipe");
+        stderr.read_to_string(&mut errors).expect("text");
+        let expected = format!("interrupted by SIGINT{clause}");
+        assert!(errors.trim_end().ends_with(&expected), "{errors}");
+        let log = fs::read_to_string(&path).expect("the log");
+        assert_eq!(log.lines().count(), 2, "{log}");
+        let outcome = "\"outcome\":\"failed: interrupted by SIGINT\"";
+        assert!(log.contains(outcome), "{log}");
+    }
+    let found = store.get(&keys.orphaned.id).await.expect("a file");
+    assert_eq!(found.map(|it| it.entry.state()), Some(State::Orphaned));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

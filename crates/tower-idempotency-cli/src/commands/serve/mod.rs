@@ -33,7 +33,7 @@ use self::{
 use super::find::Identity;
 use crate::{
     change::{catch_hangup, hangup},
-    cli::Global,
+    cli::{Global, UNKNOWN_ACTOR, actor_parser},
     context::Context,
     failure::{Exit, Failure},
 };
@@ -68,8 +68,14 @@ pub(crate) struct Args {
     #[arg(long)]
     read_only: bool,
 
-    /// The operator, in the audit log, if there is no token
-    #[arg(long, env = "USER", value_name = "NAME", default_value = "unknown")]
+    /// The operator, in the audit log, if there is no token. An empty name counts as absent
+    #[arg(
+        long,
+        env = "USER",
+        value_name = "NAME",
+        default_value = UNKNOWN_ACTOR,
+        value_parser = actor_parser()
+    )]
     actor: String,
 
     /// The heading of the pages, such as the name of the service

@@ -7,6 +7,9 @@ use http::{HeaderMap, Method, header, request};
 use super::code::{GRPC_STATUS, GrpcCode};
 use crate::error::ConfigError;
 
+/// The media type of gRPC, without its format.
+const GRPC: &str = "application/grpc";
+
 /// The gRPC methods that a layer protects. For [`with_grpc`](crate::IdempotencyLayer::with_grpc).
 ///
 /// Protect unary methods with effects, such as `CreatePayment`. Reads need no protection, and streams cannot have it: a call
@@ -134,7 +137,7 @@ impl GrpcMethods {
     /// method by another HTTP method.
     pub(crate) fn kind_of(&self, head: &request::Parts) -> CallKind {
         let path = head.uri.path();
-        let is_grpc = has_media_type(&head.headers, "application/grpc");
+        let is_grpc = has_media_type(&head.headers, GRPC);
         match &self.selection {
             Selection::Only(paths) if paths.contains(path) => {
                 if is_grpc || head.method != Method::POST {
@@ -196,7 +199,9 @@ fn parse_paths<P: AsRef<str>>(
         let path = path.as_ref();
         let name = path.strip_prefix('/').unwrap_or(path);
         match name.split_once('/') {
-            Some((service, method)) if is_name(service, true) && is_name(method, false) => {
+            Some((service, method))
+                if is_service(service.as_bytes()) && is_identifier(method.as_bytes()) =>
+            {
                 Ok(format!("/{name}").into_boxed_str())
             }
             Some(_) | None => Err(ConfigError::new(
@@ -210,36 +215,51 @@ fn parse_paths<P: AsRef<str>>(
     ))
 }
 
-/// Returns `true` for an identifier of Protocol Buffers, or for several with dots in between.
-fn is_name(name: &str, may_have_dots: bool) -> bool {
-    name.split('.').all(|part| {
-        part.starts_with(|char: char| char.is_ascii_alphabetic() || char == '_')
-            && part
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
-    }) && (may_have_dots || !name.contains('.'))
+/// Returns `true` for identifiers with dots in between.
+fn is_service(name: &[u8]) -> bool {
+    name.split(|byte| *byte == b'.').all(is_identifier)
+}
+
+/// Returns `true` for an identifier of Protocol Buffers.
+fn is_identifier(name: &[u8]) -> bool {
+    name.first().is_some_and(|first| !first.is_ascii_digit())
+        && name
+            .iter()
+            .all(|byte| byte.is_ascii_alphanumeric() || *byte == b'_')
 }
 
 /// Returns `true` for `/package.Service/Method` or `/Service/Method` with capital letters, as in nearly all schemas.
 ///
 /// A layer may serve other routes too. Those keep their rules, whatever media type a client sends.
 fn is_method_path(path: &str) -> bool {
-    let is_capital = |name: &str| name.starts_with(|char: char| char.is_ascii_uppercase());
-    let names = path.strip_prefix('/').and_then(|path| path.split_once('/'));
-    names.is_some_and(|(service, method)| {
-        is_capital(service.rsplit('.').next().unwrap_or(service))
-            && is_capital(method)
-            && is_name(service, true)
-            && is_name(method, false)
-    })
+    let Some(names) = path.strip_prefix('/') else {
+        return false;
+    };
+    let (mut is_first_byte, mut is_capital, mut is_method) = (true, false, false);
+    // One pass: it runs for each call that is not protected.
+    for byte in names.bytes() {
+        match byte {
+            b'0'..=b'9' if is_first_byte => return false,
+            b'_' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => {
+                if is_first_byte {
+                    is_capital = byte.is_ascii_uppercase();
+                }
+                is_first_byte = false;
+            }
+            b'.' if !is_first_byte && !is_method => is_first_byte = true,
+            b'/' if !is_first_byte && !is_method && is_capital => {
+                (is_first_byte, is_method) = (true, true);
+            }
+            _ => return false,
+        }
+    }
+    is_method && !is_first_byte && is_capital
 }
 
 /// Returns `true` if a gRPC server sent the response: it has a gRPC status or media type.
 pub(crate) fn is_grpc_response(headers: &HeaderMap, trailers: Option<&HeaderMap>) -> bool {
     let has_status = |headers: &HeaderMap| headers.contains_key(GRPC_STATUS);
-    has_status(headers)
-        || trailers.is_some_and(has_status)
-        || has_media_type(headers, "application/grpc")
+    has_status(headers) || trailers.is_some_and(has_status) || has_media_type(headers, GRPC)
 }
 
 /// Returns `true` if the media type is gRPC and no JSON. JSON extractors accept every media type that ends with `+json`. If
@@ -250,14 +270,14 @@ fn is_call(headers: &HeaderMap) -> bool {
         return false;
     };
     let essence = value.as_bytes().split(|byte| *byte == b';').next();
-    let essence = essence
-        .unwrap_or_default()
-        .trim_ascii()
-        .to_ascii_lowercase();
-    let format = essence.strip_prefix(b"application/grpc");
-    format.is_some_and(|format| {
-        matches!(format.first(), None | Some(b'+' | b'-')) && !format.ends_with(b"+json")
-    })
+    let essence = essence.unwrap_or_default().trim_ascii();
+    let Some((start, format)) = essence.split_at_checked(GRPC.len()) else {
+        return false;
+    };
+    let last = format.len().saturating_sub(b"+json".len());
+    start.eq_ignore_ascii_case(GRPC.as_bytes())
+        && matches!(format.first(), None | Some(b'+' | b'-'))
+        && !format[last..].eq_ignore_ascii_case(b"+json")
 }
 
 /// Returns `true` if a media type begins with `start` in any letter case. Every line counts.

@@ -110,7 +110,7 @@ impl Inspect for MemoryStore {
 
     async fn purge(&self, batch: u32) -> Result<u64, InspectError> {
         let max = usize::try_from(batch).unwrap_or(usize::MAX);
-        let (now, mut turn) = (self.nanos(), Turn::default());
+        let (now, mut turn) = (self.now(), Turn::default());
         let (mut shard, mut deleted) = (0, 0);
         while deleted < max {
             let most = DELETED_PER_LOCK.min(max - deleted);
@@ -207,13 +207,19 @@ struct Moment {
 impl Moment {
     fn of(store: &MemoryStore) -> Self {
         Self {
-            now: store.nanos(),
+            now: store.now(),
             wall: SystemTime::now(),
         }
     }
 
+    /// Converts a time of the store.
     fn time(&self, at: u64) -> SystemTime {
-        MemoryStore::system_time(at, self.now, self.wall)
+        let moved = if at >= self.now {
+            self.wall.checked_add(Duration::from_nanos(at - self.now))
+        } else {
+            self.wall.checked_sub(Duration::from_nanos(self.now - at))
+        };
+        moved.unwrap_or(self.wall)
     }
 
     fn state(&self, snapshot: &Snapshot) -> State {

@@ -2,12 +2,7 @@
 //!
 //! [`Inspect`](crate::inspect::Inspect) interprets the entries: this module knows no records and no states of operators.
 
-use std::{
-    hash::BuildHasher,
-    mem,
-    sync::atomic::Ordering::Relaxed,
-    time::{Duration, SystemTime},
-};
+use std::{hash::BuildHasher, mem, sync::atomic::Ordering::Relaxed};
 
 use bytes::Bytes;
 
@@ -98,16 +93,20 @@ impl MemoryStore {
     /// Each entry then takes 96 bytes more, and the bytes of its operation. These bytes count in the byte limit. Applies to
     /// all clones, and to keys that are used from now on.
     pub fn with_details(self) -> Self {
-        self.table.set_details();
+        self.table.shared.has_details.store(1, Relaxed);
         self
     }
 
     pub(crate) fn has_details(&self) -> bool {
-        self.table.has_details()
+        self.table.shared.has_details.load(Relaxed) == 1
     }
 
     pub(crate) fn snapshot(&self, id: &KeyId, now: u64) -> Option<Snapshot> {
-        self.table.snapshot(id, now)
+        let table = &*self.table;
+        let hash = table.shared.hasher.hash_one(id);
+        let mut shard = table.shard(hash);
+        let slot = shard.find(&table.shared, hash, id, now)?;
+        Some(snapshot(&shard, 0, slot))
     }
 
     /// Returns entries of this kind at or after `first` that have not expired, from one shard, in order. The second value is the
@@ -118,7 +117,32 @@ impl MemoryStore {
         first: ListPosition,
         now: u64,
     ) -> (Vec<Snapshot>, Option<ListPosition>) {
-        self.table.snapshots(kind, first, now)
+        let table = &*self.table;
+        let index = usize::from(first.shard);
+        if index >= table.shards.len() {
+            return (Vec::new(), None);
+        }
+        let shard = table.shard_at(index);
+        // Expired entries are at the beginning.
+        let start = (first.deadline, first.slot).max((now.saturating_add(1), 0));
+        let mut slots = shard.iter_from(kind == ListKind::Records, start);
+        let slots_now = slots.by_ref().take(ENTRIES_PER_LOCK);
+        let found: Vec<_> = slots_now
+            .map(|(_, slot)| snapshot(&shard, first.shard, slot))
+            .collect();
+        let next = match slots.next() {
+            Some((deadline, slot)) => Some(ListPosition {
+                shard: first.shard,
+                deadline,
+                slot,
+            }),
+            None => (index + 1 < table.shards.len()).then(|| ListPosition {
+                shard: first.shard + 1,
+                deadline: 0,
+                slot: 0,
+            }),
+        };
+        (found, next)
     }
 
     /// Changes the entry if it exists and meets the condition. Returns `false` otherwise.
@@ -137,79 +161,33 @@ impl MemoryStore {
     /// Deletes at most `max` expired entries of a shard, and stops after records of 1 MiB. Returns `None` if there is no such
     /// shard.
     pub(crate) fn delete_expired(&self, shard: usize, max: usize, now: u64) -> Option<Deleted> {
-        self.table.delete_expired(shard, max, now)
+        let table = &*self.table;
+        if shard >= table.shards.len() {
+            return None;
+        }
+        let mut shard = table.shard_at(shard);
+        let mut deleted = Deleted::default();
+        while deleted.entries < max && deleted.bytes < BYTES_PER_LOCK {
+            let firsts = [shard.first_lease(), shard.first_record()];
+            let expired = firsts.into_iter().flatten().find(|(at, _)| *at <= now);
+            let Some((_, slot)) = expired else {
+                deleted.is_exhausted = true;
+                break;
+            };
+            deleted.entries += 1;
+            deleted.bytes += record_len(&shard, slot);
+            shard.remove(&table.shared, slot);
+        }
+        Some(deleted)
     }
 
     /// Returns a number that differs from that of any other store.
     pub(crate) fn instance(&self) -> u64 {
         self.table.shared.hasher.hash_one("instance")
     }
-
-    /// Returns the time of the store, in nanoseconds since it was created.
-    pub(crate) fn nanos(&self) -> u64 {
-        self.now()
-    }
-
-    /// Converts a time of the store. `now` and `wall` are the same moment.
-    pub(crate) fn system_time(at: u64, now: u64, wall: SystemTime) -> SystemTime {
-        let moved = if at >= now {
-            wall.checked_add(Duration::from_nanos(at - now))
-        } else {
-            wall.checked_sub(Duration::from_nanos(now - at))
-        };
-        moved.unwrap_or(wall)
-    }
 }
 
 impl Table {
-    fn set_details(&self) {
-        self.shared.has_details.store(1, Relaxed);
-    }
-
-    fn has_details(&self) -> bool {
-        self.shared.has_details.load(Relaxed) == 1
-    }
-
-    fn snapshot(&self, id: &KeyId, now: u64) -> Option<Snapshot> {
-        let hash = self.shared.hasher.hash_one(id);
-        let mut shard = self.shard(hash);
-        let slot = shard.find(&self.shared, hash, id, now)?;
-        Some(snapshot(&shard, 0, slot))
-    }
-
-    fn snapshots(
-        &self,
-        kind: ListKind,
-        first: ListPosition,
-        now: u64,
-    ) -> (Vec<Snapshot>, Option<ListPosition>) {
-        let index = usize::from(first.shard);
-        if index >= self.shards.len() {
-            return (Vec::new(), None);
-        }
-        let shard = self.shard_at(index);
-        // Expired entries are at the beginning.
-        let start = (first.deadline, first.slot).max((now.saturating_add(1), 0));
-        let mut slots = shard.iter_from(kind == ListKind::Records, start);
-        let slots_now = slots.by_ref().take(ENTRIES_PER_LOCK);
-        let found: Vec<_> = slots_now
-            .map(|(_, slot)| snapshot(&shard, first.shard, slot))
-            .collect();
-        let next = match slots.next() {
-            Some((deadline, slot)) => Some(ListPosition {
-                shard: first.shard,
-                deadline,
-                slot,
-            }),
-            None => (index + 1 < self.shards.len()).then(|| ListPosition {
-                shard: first.shard + 1,
-                deadline: 0,
-                slot: 0,
-            }),
-        };
-        (found, next)
-    }
-
     fn change(
         &self,
         id: &KeyId,
@@ -293,26 +271,6 @@ impl Table {
             wake(waiters);
             return Ok(true);
         }
-    }
-
-    fn delete_expired(&self, shard: usize, max: usize, now: u64) -> Option<Deleted> {
-        if shard >= self.shards.len() {
-            return None;
-        }
-        let mut shard = self.shard_at(shard);
-        let mut deleted = Deleted::default();
-        while deleted.entries < max && deleted.bytes < BYTES_PER_LOCK {
-            let firsts = [shard.first_lease(), shard.first_record()];
-            let expired = firsts.into_iter().flatten().find(|(at, _)| *at <= now);
-            let Some((_, slot)) = expired else {
-                deleted.is_exhausted = true;
-                break;
-            };
-            deleted.entries += 1;
-            deleted.bytes += record_len(&shard, slot);
-            shard.remove(&self.shared, slot);
-        }
-        Some(deleted)
     }
 }
 

@@ -178,7 +178,8 @@ impl MemoryStore {
         completed
     }
 
-    fn now(&self) -> u64 {
+    /// Returns the time of the store, in nanoseconds since it was created.
+    pub(crate) fn now(&self) -> u64 {
         self.nanos_at(Instant::now())
     }
 

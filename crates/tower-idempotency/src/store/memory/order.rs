@@ -82,10 +82,7 @@ impl Order {
     pub(super) fn first(&self) -> Option<(u64, u32)> {
         let queued = self.queue.front().map(QueuedSlot::key);
         let unordered = self.out_of_order.keys().next().copied();
-        match (queued, unordered) {
-            (Some(queued), Some(unordered)) => Some(queued.min(unordered)),
-            (queued, unordered) => queued.or(unordered),
-        }
+        [queued, unordered].into_iter().flatten().min()
     }
 
     /// Returns the slot of this group with the earliest deadline. Reads each slot before it, one after another in memory.
@@ -96,10 +93,7 @@ impl Order {
         let unordered = unordered
             .find(|(_, other)| **other == group)
             .map(|it| *it.0);
-        let first = match (queued, unordered) {
-            (Some(queued), Some(unordered)) => Some(queued.min(unordered)),
-            (queued, unordered) => queued.or(unordered),
-        };
+        let first = [queued, unordered].into_iter().flatten().min();
         first.map(|(_, slot)| slot)
     }
 

@@ -135,7 +135,7 @@ async fn record_beside_details_is_limited_without_eviction() {
         record,
         retention: HOUR,
     };
-    let refused = store.change(&claim.id, |_| true, &change, store.nanos());
+    let refused = store.change(&claim.id, |_| true, &change, store.now());
     match refused.unwrap_err() {
         StoreError::RecordTooLarge { limit: found } => assert_eq!(found, limit),
         other => panic!("{other}"),

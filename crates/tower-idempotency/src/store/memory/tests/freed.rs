@@ -80,7 +80,7 @@ async fn expired_records_are_freed_without_lock() {
     assert_eq!(freed.counts(), (1, 0), "found by a call for its key");
     hold(&store, 100).await;
     assert_eq!(freed.counts(), (3, 0), "found by a write");
-    let deleted = store.delete_expired(0, 100, store.nanos()).unwrap();
+    let deleted = store.delete_expired(0, 100, store.now()).unwrap();
     assert_eq!((deleted.entries, deleted.bytes), (7, 7 * LEN));
     assert!(deleted.is_exhausted);
     assert_eq!(freed.counts(), (10, 0));
@@ -121,7 +121,7 @@ async fn resolved_records_are_freed_without_lock() {
     for (at, change) in changes.iter().enumerate() {
         let n = at as u64;
         watched_record(&store, &freed, n, HOUR).await;
-        let changed = store.change(&id(n), |_| true, change, store.nanos());
+        let changed = store.change(&id(n), |_| true, change, store.now());
         assert!(changed.unwrap());
         assert_eq!(freed.counts(), (at + 1, 0));
     }

@@ -27,7 +27,7 @@ use crate::{
 #[cfg(feature = "testing")]
 use crate::{
     error::ErrorKind,
-    request::build_claim,
+    request::{build_claim, operation},
     store::{Claim, Token},
 };
 
@@ -110,9 +110,14 @@ impl IdempotencyLayer {
         let Some((key, scoped)) = self.scoped_key(head)? else {
             return Ok(None);
         };
-        let terms = self.config.lease_terms("another process", true);
+        let terms = self.config.lease_terms("another process");
         let rules = &self.config.request;
-        let claim = build_claim(rules, terms, scoped, head, body, &key, |_| Token::random());
+        let by = &rules.fingerprint;
+        let fingerprint = by.fingerprint(rules.secret.as_ref(), head, body);
+        let operation = operation(head);
+        let claim = build_claim(terms, scoped, &key, fingerprint, operation, |_| {
+            Token::random()
+        });
         let failed = |error| {
             let detail = "the operating system returned no random bytes for the token of a lease";
             Error::new(ErrorKind::StoreUnavailable, detail).with_source(error)

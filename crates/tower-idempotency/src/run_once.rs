@@ -207,7 +207,7 @@ impl IdempotencyLayer {
         let caller = context.shared.limits.caller(SERVICE_SCOPE);
         let permit = caller.admit(config.limits.max_in_flight, layer);
         let permit = permit.map_err(|error| admission_error(&config.response, error))?;
-        let terms = config.lease_terms(context.shared.owner, true);
+        let terms = config.lease_terms(context.shared.owner);
         let (key, fingerprint) = (key.as_ref(), fingerprint.as_ref());
         let claim = build_claim(&config.request, terms, key, fingerprint)
             .map_err(|error| store_unavailable(&config.response, error))?;
@@ -310,7 +310,7 @@ where
 
 /// Runs the work, and decides how its lease ends.
 async fn run_work<T, E, W, F>(
-    execution: &mut Execution,
+    execution: &Execution,
     rules: &response::rules::Rules,
     id: &KeyId,
     work: W,

@@ -59,10 +59,8 @@ enum Target {
 /// Failure of an acquire after all its attempts.
 #[derive(Debug)]
 pub(crate) enum AcquireError {
-    /// The store returned an error.
-    Store(StoreError),
-    /// The store did not reply in time, so the outcome is unknown.
-    TimedOut,
+    /// The store returned this error, or did not reply in time. The outcome is unknown.
+    Failed(Option<StoreError>),
     /// The store cannot read the entry, for this reason, which is already reported. The last attempt stored nothing.
     Unreadable {
         source: Box<dyn std::error::Error + Send + Sync>,
@@ -87,7 +85,7 @@ impl AcquireError {
                 may_acquire_late: own,
                 ..
             } => *own |= may_acquire_late,
-            Self::Store(_) | Self::TimedOut => {}
+            Self::Failed(_) => {}
         }
         self
     }
@@ -211,7 +209,7 @@ impl StoreClient {
                 Some(Ok(Acquired::Granted { .. }))
                     if budget.has_waited() && sent.elapsed() >= claim.lease.as_duration() =>
                 {
-                    AcquireError::TimedOut
+                    None
                 }
                 Some(Ok(acquired)) => {
                     return Ok(AcquireReply {
@@ -230,13 +228,13 @@ impl StoreClient {
                         may_acquire_late,
                     });
                 }
-                Some(Err(error)) => AcquireError::Store(error),
-                None => AcquireError::TimedOut,
+                Some(Err(error)) => Some(error),
+                None => None,
             };
             may_acquire_late = true;
-            warnings.store_call_failed("acquire", &claim.id, error.store_error());
+            warnings.store_call_failed("acquire", &claim.id, error.as_ref());
             if !budget.backoff().await {
-                return Err(error);
+                return Err(AcquireError::Failed(error));
             }
         }
     }
@@ -430,24 +428,11 @@ impl StoreClient {
     }
 }
 
-impl AcquireError {
-    /// Returns the error of the store, or `None` if the call timed out.
-    fn store_error(&self) -> Option<&StoreError> {
-        match self {
-            Self::Store(error) => Some(error),
-            Self::TimedOut | Self::CallerLimit { .. } | Self::Unreadable { .. } => None,
-        }
-    }
-
-    /// Returns the source for an error response.
-    pub(crate) fn into_source(self) -> Box<dyn std::error::Error + Send + Sync> {
-        match self {
-            Self::Store(error) => error.into(),
-            Self::Unreadable { source, .. } => source,
-            Self::TimedOut => "the store did not reply in time".into(),
-            Self::CallerLimit { .. } => StoreError::CallerLimit.into(),
-        }
-    }
+/// Returns the source of an error response, for the error of the store or for no reply.
+pub(crate) fn failure_source(
+    error: Option<StoreError>,
+) -> Box<dyn std::error::Error + Send + Sync> {
+    error.map_or_else(|| "the store did not reply in time".into(), Into::into)
 }
 
 /// Returns an error if the store panics, when it is called or when its future is polled. A panic of the store must not end the

@@ -100,7 +100,7 @@ impl IdempotencyLayer {
             .caller(claim.scope.unwrap_or(SERVICE_SCOPE));
         let permit = caller.admit(config.limits.max_in_flight, layer);
         let permit = permit.map_err(|error| admission_error(rules, error))?;
-        let terms = config.lease_terms(context.shared.owner, true);
+        let terms = config.lease_terms(context.shared.owner);
         let claim = Claim {
             // A second call with the same claim must not count as a retry of the first one.
             token: Token::random().map_err(|error| store_unavailable(rules, error))?,

@@ -36,15 +36,13 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Returns the terms of the leases that the process `owner` requests. `has_operation` is `true` if the store stores the
-    /// operations of claims.
-    pub(crate) fn lease_terms(&self, owner: &'static str, has_operation: bool) -> LeaseTerms {
+    /// Returns the terms of the leases that the process `owner` requests.
+    pub(crate) fn lease_terms(&self, owner: &'static str) -> LeaseTerms {
         LeaseTerms {
             ttl: self.execution.lease_ttl,
             orphan_policy: self.execution.orphan_policy,
             orphan_retention: self.orphan_retention(),
             owner,
-            has_operation,
         }
     }
 

@@ -148,8 +148,7 @@ fn recommended() -> Config {
             replayed_headers: Arc::new(replayed_by_default),
             replay_marker: Some((IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"))),
             error_response: ErrorResponse::ProblemJson {
-                described_by: problem::described_by(problem::DESCRIBED_BY)
-                    .expect("the constant is a valid header value"),
+                described_by: HeaderValue::from_static(problem::DEFAULT_LINK),
             },
             compress_above: 8 * 1024,
             has_trace_links: false,

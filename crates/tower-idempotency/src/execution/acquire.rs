@@ -22,8 +22,8 @@ use crate::{
     request::key::RequestKey,
     response::reject::{admission_error, store_unavailable, unreadable_entry},
     retry::from_now,
-    store::{Acquired, Claim, Fingerprint, KeyId, OrphanPolicy, ScopeDigest},
-    store_client::{AcquireError, AcquireReply},
+    store::{Acquired, Claim, Fingerprint, KeyId, OrphanPolicy, ScopeDigest, StoreError},
+    store_client::{AcquireError, AcquireReply, failure_source},
     telemetry::{self, Warnings},
 };
 
@@ -72,7 +72,8 @@ pub(crate) enum AcquireFailure {
 /// An attempt that failed. The store may have granted the lease nevertheless.
 pub(crate) struct FailedAttempt {
     attempt: Attempt,
-    error: AcquireError,
+    /// The error of the store, or `None` if it did not reply in time.
+    error: Option<StoreError>,
     /// Action that the settings require. A request that waited for another one is always refused.
     pub(crate) policy: StoreFailure,
 }
@@ -268,40 +269,44 @@ impl Attempt {
             sent,
             may_acquire_late,
         } = reply;
-        if let Acquired::Granted {
-            generation,
-            takeover,
-        } = acquired
-        {
-            return AcquireOutcome::Granted(GrantedAttempt {
-                attempt: self,
+        let (fingerprint, outcome) = match acquired {
+            Acquired::Granted {
                 generation,
                 takeover,
-                sent,
-                may_acquire_late,
-            });
-        }
-        // The fingerprint is compared first: the state of another request under this key is of no concern to the client.
-        let is_mismatch = match &acquired {
-            Acquired::InProgress { fingerprint, .. }
-            | Acquired::Orphaned { fingerprint, .. }
-            | Acquired::Completed { fingerprint, .. } => !self.is_same_request(fingerprint),
-            Acquired::Granted { .. } => false,
+            } => {
+                return AcquireOutcome::Granted(GrantedAttempt {
+                    attempt: self,
+                    generation,
+                    takeover,
+                    sent,
+                    may_acquire_late,
+                });
+            }
+            Acquired::InProgress {
+                fingerprint,
+                expires_in,
+            } => (fingerprint, AcquireOutcome::InProgress { expires_in }),
+            Acquired::Orphaned { fingerprint, since } => {
+                (fingerprint, AcquireOutcome::Orphaned { since })
+            }
+            Acquired::Completed {
+                fingerprint,
+                record,
+                ..
+            } => (fingerprint, AcquireOutcome::Completed(record)),
         };
-        if may_acquire_late && !matches!(acquired, Acquired::Completed { .. }) {
+        let completed = matches!(outcome, AcquireOutcome::Completed(_));
+        // The fingerprint is compared first: the state of another request under this key is of no concern to the client.
+        let outcome = if self.is_same_request(&fingerprint) {
+            outcome
+        } else {
+            AcquireOutcome::Mismatch { completed }
+        };
+        if may_acquire_late && !completed {
             // Otherwise a late attempt of this request could block the key after the other execution has released it.
             self.release_in_background(context);
         }
-        if is_mismatch {
-            let completed = matches!(acquired, Acquired::Completed { .. });
-            return AcquireOutcome::Mismatch { completed };
-        }
-        match acquired {
-            Acquired::Granted { .. } => unreachable!("returned above"),
-            Acquired::InProgress { expires_in, .. } => AcquireOutcome::InProgress { expires_in },
-            Acquired::Orphaned { since, .. } => AcquireOutcome::Orphaned { since },
-            Acquired::Completed { record, .. } => AcquireOutcome::Completed(record),
-        }
+        outcome
     }
 
     /// Returns the outcome of an acquire without a reply, or of one that the store rejected.
@@ -313,7 +318,7 @@ impl Attempt {
         policy: StoreFailure,
     ) -> AcquireOutcome {
         let (failure, may_acquire_late) = match error {
-            AcquireError::Store(_) | AcquireError::TimedOut => {
+            AcquireError::Failed(error) => {
                 return AcquireOutcome::Failed(AcquireFailure::Store(FailedAttempt {
                     attempt: self,
                     error,
@@ -384,7 +389,7 @@ impl AcquireFailure {
             Self::Unreadable(source) => unreadable_entry(source),
             Self::Store(FailedAttempt { attempt, error, .. }) => {
                 attempt.release_in_background(context);
-                store_unavailable(rules, error.into_source())
+                store_unavailable(rules, failure_source(error))
             }
         }
     }

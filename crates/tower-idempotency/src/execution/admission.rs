@@ -21,11 +21,11 @@ use crate::{
     limits::{Caller, InFlightPermit},
     record::ExecutionTrace,
     request::{
-        PassReason, build_claim, caller_scope, coverage_of,
+        build_claim, caller_scope, coverage_of,
         credentials::{Identity, PrincipalError},
         find_key, has_key_header, is_key_optional,
         key::RequestKey,
-        pass_reason, scope_key,
+        operation, pass_reason, scope_key,
     },
     response::reject::{
         CompleteResponse, admission_error, in_progress, key_reused, outcome_unknown, reject,
@@ -79,7 +79,7 @@ pub(crate) fn count_keyless(context: &Context, head: &request::Parts) {
     let (rules, layer) = (&context.config.request, context.config.layer());
     context.shared.registration.at_request(layer);
     let reason = catch_setting_panic(layer, "with_skip", || pass_reason(rules, head)).flatten();
-    let coverage = reason.map_or(Coverage::NoKey, Coverage::from);
+    let coverage = reason.unwrap_or(Coverage::NoKey);
     telemetry::unsafe_request(layer, &head.method, coverage);
 }
 
@@ -99,15 +99,23 @@ pub(crate) fn enforcement(context: &Context, head: &request::Parts) -> Enforceme
     })
 }
 
+/// Counts a request that the layer does not cover. Returns `true` if it has a key.
+pub(super) fn count_uncovered(context: &Context, head: &request::Parts, reason: Coverage) -> bool {
+    let layer = context.config.layer();
+    telemetry::unsafe_request(layer, &head.method, reason);
+    let has_key = has_key_header(&context.config.request, &head.headers);
+    if has_key {
+        telemetry::passed_through(layer, reason.name());
+    }
+    has_key
+}
+
 /// Counts a call of a gRPC method that is not protected.
 #[cfg(feature = "grpc")]
 pub(crate) fn count_unprotected_call(context: &Context, head: &request::Parts) {
     let layer = context.config.layer();
     context.shared.registration.at_request(layer);
-    telemetry::unsafe_request(layer, &head.method, Coverage::Grpc);
-    if has_key_header(&context.config.request, &head.headers) {
-        telemetry::passed_through(layer, PassReason::Grpc.name());
-    }
+    count_uncovered(context, head, Coverage::Grpc);
 }
 
 /// Decides about a request from its head, without waiting.
@@ -116,12 +124,8 @@ pub(crate) fn admit(context: &Context, head: &request::Parts) -> Admission {
     let (layer, warnings) = (config.layer(), config.warnings());
     context.shared.registration.at_request(layer);
     if let Some(reason) = pass_reason(&config.request, head) {
-        telemetry::unsafe_request(layer, &head.method, reason.into());
-        if has_key_header(&config.request, &head.headers) {
-            telemetry::passed_through(layer, reason.name());
-            if matches!(reason, PassReason::Grpc) {
-                warnings.grpc_unprotected();
-            }
+        if count_uncovered(context, head, reason) && reason == Coverage::Grpc {
+            warnings.grpc_unprotected();
         }
         return Admission::PassThrough;
     }
@@ -215,8 +219,15 @@ pub(super) fn acquire_now(
         permit,
     } = arrival;
     let (config, shared) = (&*context.config, &context.shared);
-    let principal = scoped.principal;
-    let terms = config.lease_terms(shared.owner, shared.store.has_operations());
+    let (rules, principal) = (&config.request, scoped.principal);
+    let fingerprint = rules
+        .fingerprint
+        .fingerprint(rules.secret.as_ref(), head, content);
+    let operation = if shared.store.has_operations() {
+        operation(head)
+    } else {
+        Box::default()
+    };
     let mut found = None;
     let new_token = |id: &KeyId| {
         found = shared.store.find_completed(id, config.layer());
@@ -226,15 +237,8 @@ pub(super) fn acquire_now(
         }
         shared.store.new_token()
     };
-    let claim = build_claim(
-        &config.request,
-        terms,
-        scoped,
-        head,
-        content,
-        &key,
-        new_token,
-    );
+    let terms = config.lease_terms(shared.owner);
+    let claim = build_claim(terms, scoped, &key, fingerprint, operation, new_token);
     let claim = match claim {
         Ok(claim) => claim,
         Err(error) => {

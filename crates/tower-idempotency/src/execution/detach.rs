@@ -14,7 +14,7 @@ use pin_project_lite::pin_project;
 use tokio::runtime::Handle;
 use tracing::{Instrument, Span};
 
-use crate::{layer_name::LayerName, limits::Caller, telemetry};
+use crate::{layer_name::LayerName, limits::Caller, panics::POLLED_AGAIN, telemetry};
 
 /// A future that decides if it continues when its caller drops it.
 pub(crate) trait Detach: Future + Send {
@@ -59,10 +59,7 @@ impl<T> Future for Detachable<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        let mut future = self
-            .future
-            .take()
-            .expect("a future is not polled after it is ready");
+        let mut future = self.future.take().expect(POLLED_AGAIN);
         let polled = future.as_mut().poll(cx);
         if polled.is_pending() {
             if self.origin.is_none() && future.continues_for().is_some() {

@@ -449,7 +449,12 @@ fn spawn_complete(
                 // The lease may still be held. It prevents another execution until it expires.
                 Ok(CompleteOutcome::TooLarge { .. }) => break,
                 Err(reason) => {
-                    report_end(lease, released(reason));
+                    // If a renewal found no lease, the handler's commit may have ended it. This is no loss.
+                    if lease.has_unacknowledged_commit() {
+                        released(reason)(lease);
+                    } else {
+                        report_end(lease, released(reason));
+                    }
                     if lease.must_leave_orphan() {
                         // Without renewals, the lease expires by itself.
                         return;

@@ -22,7 +22,7 @@ use crate::{
         commits::{CommitOutcome, CommittedResponse},
         state::LeaseState,
     },
-    panics::{Panic, catch_panic},
+    panics::{POLLED_AGAIN, Panic, catch_panic},
     record::NeedsAttention,
     response::{
         directives::{Directives, Retention, strip_control_headers},
@@ -411,5 +411,3 @@ where
         res.map(Body::original)
     })
 }
-
-const POLLED_AGAIN: &str = "a future is not polled after it is ready";

@@ -23,6 +23,7 @@ use crate::{
         shared::Context,
     },
     limits::Caller,
+    panics::POLLED_AGAIN,
     request::{
         key::{IdempotencyKey, RequestKey},
         read_body::{BodyError, ReadBody, expected_length},
@@ -333,5 +334,3 @@ fn reject_body(context: &Context, error: BodyError) -> CompleteResponse {
         BodyError::OverLimit(error) => reject(rules, &admission_error(rules, error)),
     }
 }
-
-const POLLED_AGAIN: &str = "a future is not polled after it is ready";

@@ -129,10 +129,10 @@ impl Execution {
     ///
     /// If `work` panics, after the key was treated as the settings say.
     pub(crate) async fn run<T>(
-        mut self,
-        work: impl AsyncFnOnce(&mut Self) -> HandlerOutcome<T>,
+        self,
+        work: impl AsyncFnOnce(&Self) -> HandlerOutcome<T>,
     ) -> (T, Finished) {
-        let ran = catch_panic(pin!(work(&mut self))).await;
+        let ran = catch_panic(pin!(work(&self))).await;
         self.conclude(ran).await
     }
 

@@ -129,7 +129,7 @@ impl Items {
         } = first;
         let caller = Arc::clone(permit.caller());
         let token = Token::random().map_err(|error| store_unavailable(&config.response, error))?;
-        let terms = config.lease_terms(shared.owner, true);
+        let terms = config.lease_terms(shared.owner);
         let claim = Claim {
             id,
             fingerprint,

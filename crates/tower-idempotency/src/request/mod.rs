@@ -30,8 +30,8 @@ use crate::{
         rules::{KeyFrom, KeyReuse, MissingKey, Rules},
     },
     store::{
-        Claim, Fingerprint, ITEM_OPERATION, KeyId, OrphanPolicy, ScopeDigest, StoreError, Token,
-        Ttl, is_operation_of_run_once,
+        Claim, Fingerprint, ITEM_OPERATION, KeyId, OBSERVED_OPERATION, OrphanPolicy, ScopeDigest,
+        StoreError, Token, Ttl, is_operation_of_observation, is_operation_of_run_once,
     },
     telemetry::Coverage,
 };
@@ -44,8 +44,6 @@ pub(crate) struct LeaseTerms {
     pub(crate) orphan_retention: Ttl,
     /// Host and process, for operators.
     pub(crate) owner: &'static str,
-    /// `true` if the store stores the operation.
-    pub(crate) has_operation: bool,
 }
 
 /// Returns `true` if the request has a key header. [`find_key`] decides if the key is valid.
@@ -84,29 +82,6 @@ pub(crate) fn echoed_key(rules: &Rules, headers: &HeaderMap) -> Option<(HeaderNa
     Some((name.clone(), line))
 }
 
-/// Reason why the layer does not cover a request.
-#[derive(Clone, Copy)]
-pub(crate) enum PassReason {
-    Method,
-    Skip,
-    Connect,
-    Upgrade,
-    Grpc,
-}
-
-impl PassReason {
-    /// Returns the name of the reason in counters.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Method => "method",
-            Self::Skip => "skip",
-            Self::Connect => "connect",
-            Self::Upgrade => "upgrade",
-            Self::Grpc => "grpc",
-        }
-    }
-}
-
 /// Returns `true` if the layer covers requests with this method.
 pub(crate) fn is_method_covered(rules: &Rules, method: &Method) -> bool {
     // Independent of the settings: the response to HEAD has no body to record.
@@ -121,29 +96,29 @@ pub(crate) fn is_key_optional(rules: &Rules) -> bool {
 }
 
 /// Returns the reason why the layer does not cover the request, or `None` if it does. The key is not considered.
-pub(crate) fn pass_reason(rules: &Rules, head: &request::Parts) -> Option<PassReason> {
+pub(crate) fn pass_reason(rules: &Rules, head: &request::Parts) -> Option<Coverage> {
     if rules.is_grpc() {
         let is_skipped = rules.skip.as_ref().is_some_and(|skip| skip(head));
-        return is_skipped.then_some(PassReason::Skip);
+        return is_skipped.then_some(Coverage::Skip);
     }
     let is_connect =
         head.method == Method::CONNECT && is_key_optional(rules) && (rules.methods)(&head.method);
     if !is_connect && !is_method_covered(rules, &head.method) {
-        return Some(PassReason::Method);
+        return Some(Coverage::Method);
     }
     if rules.skip.as_ref().is_some_and(|skip| skip(head)) {
-        return Some(PassReason::Skip);
+        return Some(Coverage::Skip);
     }
     if !is_key_optional(rules) {
         return None;
     }
     if is_connect {
-        return Some(PassReason::Connect);
+        return Some(Coverage::Connect);
     }
     if is_upgrade(head) {
-        return Some(PassReason::Upgrade);
+        return Some(Coverage::Upgrade);
     }
-    is_grpc(head).then_some(PassReason::Grpc)
+    is_grpc(head).then_some(Coverage::Grpc)
 }
 
 /// Returns `true` if the request is for an upgrade of the connection to another protocol.
@@ -193,18 +168,6 @@ pub(crate) fn caller_scope(rules: &Rules, head: &request::Parts) -> Option<Scope
     scope_key(rules, head, &RequestKey::Derived)
         .ok()
         .map(|(scoped, _)| scoped.scope)
-}
-
-impl From<PassReason> for Coverage {
-    fn from(reason: PassReason) -> Self {
-        match reason {
-            PassReason::Method => Self::Method,
-            PassReason::Skip => Self::Skip,
-            PassReason::Connect => Self::Connect,
-            PassReason::Upgrade => Self::Upgrade,
-            PassReason::Grpc => Self::Grpc,
-        }
-    }
 }
 
 /// Returns the coverage of a request that the layer covers, by its key.
@@ -392,19 +355,15 @@ pub(crate) fn scope_key(
     Ok((scoped, scope.identity))
 }
 
-/// Builds the claim that requests a lease for this request. `new_token` draws the token for an entry.
+/// Builds the claim that requests a lease for a request. `new_token` draws the token for an entry.
 pub(crate) fn build_claim(
-    rules: &Rules,
     terms: LeaseTerms,
     scoped: ScopedKey,
-    head: &request::Parts,
-    content: &[u8],
     key: &RequestKey,
+    fingerprint: Fingerprint,
+    operation: Box<str>,
     new_token: impl FnOnce(&KeyId) -> Result<Token, StoreError>,
 ) -> Result<Claim, StoreError> {
-    let fingerprint = rules
-        .fingerprint
-        .fingerprint(rules.secret.as_ref(), head, content);
     let id = scoped.id.of(&fingerprint);
     let (token, fingerprint) = match key {
         RequestKey::Sent(_) | RequestKey::Named(..) => (new_token(&id)?, fingerprint),
@@ -423,11 +382,7 @@ pub(crate) fn build_claim(
         orphans: terms.orphan_policy,
         orphan_retention: terms.orphan_retention,
         owner: terms.owner,
-        operation: if terms.has_operation {
-            operation(head)
-        } else {
-            Box::default()
-        },
+        operation,
         scope: Some(scoped.scope),
     })
 }
@@ -446,7 +401,7 @@ fn new_life(token: &Token) -> Fingerprint {
 /// Returns the method and the route, at most 128 bytes. If axum matched no route, returns the path in its place.
 ///
 /// Omits parts that may contain secrets or personal data: the query, and the values of parameters in the path.
-fn operation(head: &request::Parts) -> Box<str> {
+pub(crate) fn operation(head: &request::Parts) -> Box<str> {
     operation_within(head, MAX_OPERATION).into()
 }
 
@@ -466,7 +421,7 @@ fn operation_within(head: &request::Parts, max: usize) -> String {
 
 /// Returns the operation of an observed request, so that operators distinguish its entry from those of executions.
 pub(crate) fn observed_operation(head: &request::Parts) -> Box<str> {
-    operation_with(OBSERVED, head)
+    operation_with(OBSERVED_OPERATION, head)
 }
 
 /// Returns the operation of the items of a batch request.
@@ -476,7 +431,7 @@ pub(crate) fn item_operation(head: &request::Parts) -> Box<str> {
 
 /// Returns `true` if the record of an entry with this operation is replayed as a response.
 pub(crate) fn is_operation_of_request(operation: &str) -> bool {
-    !is_operation_of_run_once(operation) && !operation.starts_with(OBSERVED)
+    !is_operation_of_run_once(operation) && !is_operation_of_observation(operation)
 }
 
 fn operation_with(prefix: &str, head: &request::Parts) -> Box<str> {
@@ -485,8 +440,6 @@ fn operation_with(prefix: &str, head: &request::Parts) -> Box<str> {
     operation.into()
 }
 
-/// Beginning of the operation of an observed request. No method of a client contains a colon.
-const OBSERVED: &str = "observed: ";
 const MAX_OPERATION: usize = 128;
 
 fn route(head: &request::Parts) -> &str {

@@ -57,6 +57,13 @@ type ExtensionFn = dyn Fn(&request::Parts) -> Option<Vec<u8>> + Send + Sync;
 type CustomFn =
     dyn Fn(&request::Parts) -> Result<Option<Vec<u8>>, Box<Response<Bytes>>> + Send + Sync;
 
+impl Source {
+    /// Returns `true` if the layer rejects a request without this principal.
+    fn is_required(&self) -> bool {
+        matches!(self, Self::Extension(_) | Self::Both(_))
+    }
+}
+
 impl Principal {
     /// Uses all credentials of the request: `Authorization` and the usual headers of API keys, or else the cookies. The
     /// default.
@@ -244,14 +251,8 @@ impl Principal {
 
     /// Returns `true` if a request may have no principal, and is then rejected.
     pub(crate) fn can_be_missing(&self) -> bool {
-        let mut sources = self.0.iter();
-        let is_required =
-            |source: &Source| matches!(source, Source::Extension(_) | Source::Both(_));
-        !self
-            .0
-            .iter()
-            .any(|source| matches!(source, Source::Unscoped))
-            && sources.any(is_required)
+        let is_unscoped = |source: &Source| matches!(source, Source::Unscoped);
+        !self.0.iter().any(is_unscoped) && self.0.iter().any(Source::is_required)
     }
 
     /// Returns `true` if a request may name two principals in one header or cookie, and is then rejected.
@@ -376,9 +377,7 @@ impl Principal {
     /// which the principal is added.
     pub(crate) fn scopes_of(&self, values: &[&[u8]], scope: &FieldDigest) -> Vec<FieldDigest> {
         let mut scopes = self.principals_of(values, scope);
-        let is_required =
-            |source: &Source| matches!(source, Source::Extension(_) | Source::Both(_));
-        if values.is_empty() && !self.0.iter().any(is_required) {
+        if values.is_empty() && !self.0.iter().any(Source::is_required) {
             let mut anonymous = scope.clone();
             anonymous.field(b"anonymous");
             scopes.push(anonymous);

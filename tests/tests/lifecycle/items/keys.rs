@@ -15,7 +15,7 @@ use http::Response;
 use tests::{barrier::Barrier, creating, post, send};
 use tokio::time::{Instant, sleep, timeout};
 use tower_idempotency::{
-    ErrorKind, FingerprintBy, IdempotencyLayer, Lease, MemoryStore, Principal,
+    ErrorKind, FingerprintBy, IdempotencyLayer, Lease, MemoryStore, Preset, Principal,
     conformance::FaultInjector,
     items::{Item, ItemOutcome, ItemResult},
     run_once::{Outcome, WorkError},
@@ -360,6 +360,25 @@ async fn item_of_other_endpoint_is_mismatch() {
         statuses_of.push(status_of_item(&layer, &head, &effects).await);
     }
     assert_eq!((statuses_of, effects.total()), (vec![200, 422, 422], 1));
+}
+
+/// The path is a part of the scope, and the query a part of the fingerprint.
+#[tokio::test(start_paused = true)]
+async fn endpoint_in_scope_separates_items() {
+    let acp = IdempotencyLayer::with_preset(MemoryStore::new(), Preset::Acp);
+    for layer in [layer().with_endpoint_in_scope(true), acp] {
+        let effects = Effects::new();
+        let mut statuses_of = Vec::new();
+        for path in ["/v1/batch", "/v2/batch", "/v2/batch", "/v1/batch?dry"] {
+            let req = http::Request::post(path).header("authorization", "alice");
+            let (head, ()) = req.body(()).expect("a valid request").into_parts();
+            statuses_of.push(status_of_item(&layer, &head, &effects).await);
+        }
+        assert_eq!(
+            (statuses_of, effects.total()),
+            (vec![200, 200, 200, 422], 2)
+        );
+    }
 }
 
 /// A custom fingerprint may ignore a part of the query. Another endpoint is another item nevertheless.

@@ -1,6 +1,7 @@
 //! Effect and record in one transaction: the interface for stores with transactions, on a ledger in memory.
 
 mod committed;
+mod expired;
 mod failed;
 mod nested;
 mod not_committed;

@@ -15,16 +15,19 @@ use super::{
 use crate::{
     body::watch::BodyWatch,
     error::ErrorKind,
-    execution::{admission::has_outer_lease, shared::Context},
+    execution::{
+        admission::{count_uncovered, has_outer_lease},
+        shared::Context,
+    },
     panics::catch_report_panic,
     request::{
         coverage_of,
         credentials::{Identity, PrincipalError},
-        find_key, has_key_header, observed_operation, pass_reason,
+        find_key, observed_operation, pass_reason,
         read_body::{announced_length, expected_length},
         scope_key,
     },
-    telemetry::{self, Coverage, Observed},
+    telemetry::{self, Observed},
 };
 
 /// An observer of the request body, and one of the call of the handler.
@@ -57,10 +60,7 @@ fn begin(context: &Arc<Context>, head: &request::Parts, body: &impl http_body::B
     let (rules, layer) = (&config.request, config.layer());
     shared.registration.at_request(layer);
     if let Some(reason) = pass_reason(rules, head) {
-        telemetry::unsafe_request(layer, &head.method, Coverage::from(reason));
-        if has_key_header(rules, &head.headers) {
-            telemetry::passed_through(layer, reason.name());
-        }
+        count_uncovered(context, head, reason);
         return NONE;
     }
     let found = find_key(rules, head);

@@ -14,6 +14,7 @@ use crate::{
     body::Body,
     execution::{detach::Detachable, observe::ObservedCall},
     layer_name::LayerName,
+    panics::POLLED_AGAIN,
     response::directives::strip_control_headers,
     telemetry::record_outcome,
 };
@@ -73,43 +74,44 @@ impl<F, B: http_body::Body + 'static, E: 'static> ResponseFuture<F, B, E> {
 
     /// Like [`pass_through`](Self::pass_through), with an observer of the call.
     pub(crate) fn observed(inner: F, nested: bool, observed: Option<ObservedCall>) -> Self {
-        Self {
-            state: FutureState::PassThrough { inner, observed },
-            nested,
-            layer: LayerName::default(),
-            echo: None,
-        }
+        let state = FutureState::PassThrough { inner, observed };
+        Self::new(state, nested, LayerName::default(), None)
     }
 
-    pub(crate) fn rejected(res: Response<Body<B>>, nested: bool, layer: LayerName) -> Self {
+    /// Returns the future of a response of this layer. `echo` is the header that the response repeats.
+    pub(crate) fn rejected(
+        res: Response<Body<B>>,
+        nested: bool,
+        layer: LayerName,
+        echo: Option<(HeaderName, HeaderValue)>,
+    ) -> Self {
         let res = Some(Box::new(res));
-        Self {
-            state: FutureState::Rejected { res },
-            nested,
-            layer,
-            echo: None,
-        }
+        Self::new(FutureState::Rejected { res }, nested, layer, echo)
     }
 
+    /// Returns the future of an execution. `echo` is the header that the response repeats.
     pub(crate) fn execution(
         execution: Detachable<Result<Response<Body<B>>, E>>,
         nested: bool,
         layer: LayerName,
+        echo: Option<(HeaderName, HeaderValue)>,
     ) -> Self {
+        Self::new(FutureState::Execution { execution }, nested, layer, echo)
+    }
+
+    fn new(
+        state: FutureState<F, B, E>,
+        nested: bool,
+        layer: LayerName,
+        echo: Option<(HeaderName, HeaderValue)>,
+    ) -> Self {
+        let echo = echo.map(Box::new);
         Self {
-            state: FutureState::Execution { execution },
+            state,
             nested,
             layer,
-            echo: None,
+            echo,
         }
-    }
-}
-
-impl<F, B: http_body::Body + 'static, E: 'static> ResponseFuture<F, B, E> {
-    /// Repeats this header in the response.
-    pub(crate) fn with_echo(mut self, echo: Option<(HeaderName, HeaderValue)>) -> Self {
-        self.echo = echo.map(Box::new);
-        self
     }
 }
 
@@ -147,9 +149,7 @@ where
                     None => Body::original(body),
                 })));
             }
-            StateProj::Rejected { res } => Ok(*res
-                .take()
-                .expect("a future is not polled after it is ready")),
+            StateProj::Rejected { res } => Ok(*res.take().expect(POLLED_AGAIN)),
             StateProj::Execution { execution } => ready!(Pin::new(execution).poll(cx)),
         };
         if let Ok(res) = &mut res {

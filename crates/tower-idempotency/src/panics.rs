@@ -17,6 +17,9 @@ pub(crate) fn catch_report_panic(report: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(report));
 }
 
+/// Message of a panic of a future.
+pub(crate) const POLLED_AGAIN: &str = "a future is not polled after it is ready";
+
 /// Payload of a panic.
 pub(crate) type Panic = Box<dyn Any + Send>;
 

@@ -106,7 +106,7 @@ where
             Admission::Rejected(response) => {
                 let echo = echo(&head.headers);
                 let layer = context.config.layer().clone();
-                ResponseFuture::rejected(into_response(*response), nested, layer).with_echo(echo)
+                ResponseFuture::rejected(into_response(*response), nested, layer, echo)
             }
             Admission::Execute(arrival) => {
                 // The service that is ready must be the one that is called. The clone becomes ready next time.
@@ -116,7 +116,7 @@ where
                 let echo = echo(&head.headers);
                 let execution = execute_request(context, inner, head, body, arrival);
                 let layer = context.config.layer().clone();
-                ResponseFuture::execution(execution, nested, layer).with_echo(echo)
+                ResponseFuture::execution(execution, nested, layer, echo)
             }
         }
     }

@@ -379,14 +379,7 @@ impl Recorded {
 
 pub(crate) fn tombstone_stored(layer: &LayerName, id: &KeyId, reason: TombstoneReason) {
     log!(debug, %id, layer = layer.as_str(), ?reason, "tombstone created");
-    let reason_name = match reason {
-        TombstoneReason::TooLarge => "too_large",
-        TombstoneReason::Streamed => "streamed",
-        TombstoneReason::Panicked => "panicked",
-    };
-    #[cfg(not(feature = "metrics"))]
-    let _ = reason_name;
-    count!("idempotency_tombstones_total", "reason" => reason_name, layer);
+    count!("idempotency_tombstones_total", "reason" => reason.name(), layer);
 }
 
 pub(crate) fn released(layer: &LayerName, id: &KeyId, reason: &'static str) {

@@ -13,7 +13,7 @@ use crate::{
     request::credentials::PrincipalError,
     response::reject::{outcome_pending, unreadable_entry},
     store::StoreError,
-    store_client::AcquireError,
+    store_client::failure_source,
 };
 
 /// Returns a line for each value. `next` returns the value that follows another one.
@@ -87,7 +87,8 @@ fn limits_have_these_refusals() {
         Some(match error {
             AdmissionError::Draining => AdmissionError::RequestLimit,
             AdmissionError::RequestLimit => AdmissionError::ByteLimit,
-            AdmissionError::ByteLimit => AdmissionError::CallerLimit,
+            AdmissionError::ByteLimit => AdmissionError::ResponseTooLarge { bytes: 8, limit: 7 },
+            AdmissionError::ResponseTooLarge { .. } => AdmissionError::CallerLimit,
             AdmissionError::CallerLimit => AdmissionError::CallerStoreLimit,
             AdmissionError::CallerStoreLimit => {
                 AdmissionError::FreshKeyRate(Duration::from_secs(1))
@@ -108,6 +109,7 @@ fn limits_have_these_refusals() {
     503 draining: the service is shutting down
     503 overloaded: too many requests are in flight
     503 overloaded: too many bytes are buffered
+    503 store-unavailable: this request was executed before, but its response exceeds a limit of this process
     429 caller-limit: this caller has too many requests in flight, or too many bytes of bodies in them
     429 caller-limit: this caller has too many keys in the store whose outcome is unknown
     429 caller-limit: this caller sends new keys faster than its rate allows
@@ -156,27 +158,12 @@ fn store_errors_have_these_texts() {
 
 #[test]
 fn failed_store_calls_have_these_sources() {
-    let next = |error: &AcquireError| {
-        Some(match error {
-            AcquireError::Store(_) => AcquireError::TimedOut,
-            AcquireError::TimedOut => AcquireError::CallerLimit {
-                may_acquire_late: false,
-            },
-            AcquireError::CallerLimit { .. } => AcquireError::Unreadable {
-                source: "the cause".into(),
-                may_acquire_late: false,
-            },
-            AcquireError::Unreadable { .. } => return None,
-        })
-    };
-    let line = |error: AcquireError| error.into_source().to_string();
-    let first = AcquireError::Store(StoreError::LeaseLost);
-    insta::assert_snapshot!(lines(first, next, line), @r"
-    the lease is no longer held
-    the store did not reply in time
-    the caller uses up its share of the store
-    the cause
-    ");
+    let text = |error| failure_source(error).to_string();
+    assert_eq!(
+        text(Some(StoreError::LeaseLost)),
+        "the lease is no longer held"
+    );
+    assert_eq!(text(None), "the store did not reply in time");
 }
 
 #[test]

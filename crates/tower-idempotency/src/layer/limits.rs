@@ -108,6 +108,10 @@ impl IdempotencyLayer {
     /// If a limit is too low, the layer rejects requests or does not record responses, although memory is free. A
     /// body above 3/4 of the limit never fits. If the limits exceed the available memory, the system may kill the
     /// process.
+    ///
+    /// If you lower a limit, it applies to retries of earlier requests too. A recorded response above 3/4 of it is not replayed:
+    /// its retries get 503 `store-unavailable` without `Retry-After` until the record expires. Retries with a larger request
+    /// body are rejected with 429 `caller-limit` or 503 `overloaded`.
     pub fn with_max_buffered(self, request_bytes: usize, response_bytes: usize) -> Self {
         self.set(|config| {
             config.limits.max_request_bytes = request_bytes;

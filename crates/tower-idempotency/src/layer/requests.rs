@@ -209,6 +209,9 @@ impl IdempotencyLayer {
     /// Sets the treatment of requests without a key. Default: [`MissingKey::PassThrough`].
     ///
     /// With the default, requests of clients that send no key execute on every retry.
+    ///
+    /// The default also lets gRPC calls without `with_grpc`, upgrades and CONNECT pass if they have a key. Other values cover
+    /// them. So after a change to the default, retries of such recorded requests execute again.
     pub fn with_missing_key(self, missing: MissingKey) -> Self {
         self.set(|config| config.request.missing_key = missing)
     }

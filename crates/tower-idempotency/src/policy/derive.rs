@@ -3,8 +3,7 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{HeaderValue, Method, Response, StatusCode, header};
+use http::{HeaderValue, Method, StatusCode, header};
 
 use super::{
     ConcurrentPolicy, ErrorPolicy, FingerprintPolicy, KeyPolicy, LimitPolicy, Marker, Policy,
@@ -80,7 +79,8 @@ fn policy(config: &Config) -> Policy {
         fingerprint: fingerprint(config),
         key_reuse: match request.key_reuse {
             KeyReuse::Refuse(status) => {
-                Some(rendered(config, &key_reused(status)).status().as_u16())
+                let res = response.render_error(&key_reused(status));
+                Some(res.status().as_u16())
             }
             KeyReuse::Separate => None,
         },
@@ -167,8 +167,8 @@ fn fingerprint(config: &Config) -> FingerprintPolicy {
 }
 
 fn concurrent_requests(config: &Config) -> ConcurrentPolicy {
-    let setting = config.execution.concurrent_requests;
-    let res = rendered(config, &in_progress(&config.response, setting.status()));
+    let (setting, rules) = (config.execution.concurrent_requests, &config.response);
+    let res = rules.render_error(&in_progress(rules, setting.status()));
     let retry_after = res.headers().get(header::RETRY_AFTER);
     let retry_after = retry_after.and_then(|value| value.to_str().ok()?.parse().ok());
     ConcurrentPolicy {
@@ -200,10 +200,6 @@ fn recorded_statuses(config: &Config) -> Vec<StatusRange> {
         }
     }
     ranges
-}
-
-fn rendered(config: &Config, error: &Error) -> Response<Bytes> {
-    config.response.render_error(error)
 }
 
 /// Returns the errors that a client can get, in the order of the decisions.
@@ -278,7 +274,7 @@ fn errors(config: &Config) -> Vec<ErrorPolicy> {
 }
 
 fn error_policy(config: &Config, error: &Error) -> ErrorPolicy {
-    let res = rendered(config, error);
+    let res = config.response.render_error(error);
     let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
     let media_type = res.headers().get(header::CONTENT_TYPE).map(text);
     let kind = error.kind();

@@ -102,8 +102,8 @@ impl<B: http_body::Body> BufferedBody<B> {
         };
         let polled = self.poll_body(cx, &mut body);
         match polled {
-            Poll::Ready(ReadResult::Done(buffered)) => Poll::Ready(buffered),
-            Poll::Ready(ReadResult::Stop(reason)) => {
+            Poll::Ready(Ok(buffered)) => Poll::Ready(buffered),
+            Poll::Ready(Err(reason)) => {
                 let body = Body::with_prefix(self.hold(), body);
                 Poll::Ready(Buffered::Unrecordable(body, reason))
             }
@@ -114,14 +114,19 @@ impl<B: http_body::Body> BufferedBody<B> {
         }
     }
 
-    fn poll_body(&mut self, cx: &mut Context<'_>, body: &mut Pin<Box<B>>) -> Poll<ReadResult<B>> {
+    /// Returns the reason if the body cannot be recorded. The client then gets the data so far, and the rest as it arrives.
+    fn poll_body(
+        &mut self,
+        cx: &mut Context<'_>,
+        body: &mut Pin<Box<B>>,
+    ) -> Poll<Result<Buffered<B>, TombstoneReason>> {
         let mut trailers = None;
         while trailers.is_none() {
             let Poll::Ready(frame) = body.as_mut().poll_frame(cx) else {
                 let (timeout, deadline) = (self.timeout, &mut self.deadline);
                 let deadline = || *deadline.get_or_insert_with(|| from_now(timeout));
                 ready!(self.timer.poll_after_second(cx, deadline));
-                return Poll::Ready(ReadResult::Stop(TombstoneReason::Streamed));
+                return Poll::Ready(Err(TombstoneReason::Streamed));
             };
             self.timer = LazyTimer::default();
             // A body of unknown length may never end: the timeout covers all of it. With a known length, the timeout restarts
@@ -138,20 +143,20 @@ impl<B: http_body::Body> BufferedBody<B> {
                         {
                             telemetry::grpc_stream(warnings, Side::Response);
                             self.chunks.push(data);
-                            return Poll::Ready(ReadResult::Stop(TombstoneReason::Streamed));
+                            return Poll::Ready(Err(TombstoneReason::Streamed));
                         }
                         let fits = data.len() <= self.limit - self.chunks.len()
                             && self.reserve(data.len());
                         self.chunks.push(data);
                         if !fits {
-                            return Poll::Ready(ReadResult::Stop(TombstoneReason::TooLarge));
+                            return Poll::Ready(Err(TombstoneReason::TooLarge));
                         }
                     }
                     FrameContent::Trailers(lines) => trailers = Some(lines),
                 },
                 Some(Err(error)) => {
                     let body = Body::failed(self.hold(), Some(error), self.exact);
-                    return Poll::Ready(ReadResult::Done(Buffered::Failed(body)));
+                    return Poll::Ready(Ok(Buffered::Failed(body)));
                 }
                 None => break,
             }
@@ -161,7 +166,7 @@ impl<B: http_body::Body> BufferedBody<B> {
         let is_complete = self
             .announced
             .is_none_or(|announced| announced == data.len() as u64);
-        Poll::Ready(ReadResult::Done(if is_complete {
+        Poll::Ready(Ok(if is_complete {
             Buffered::Complete(data, trailers)
         } else {
             Buffered::Failed(Body::failed(data, None, self.exact))
@@ -181,13 +186,6 @@ impl<B: http_body::Body> BufferedBody<B> {
             None => data,
         }
     }
-}
-
-/// Result of reading a response body.
-enum ReadResult<B: http_body::Body> {
-    Done(Buffered<B>),
-    /// The client gets the data so far, then the rest as it arrives.
-    Stop(TombstoneReason),
 }
 
 /// Returns the length that the head of a response announces for its body.

@@ -8,12 +8,8 @@ use serde_json::{Value, json};
 
 use crate::error::{Error, ErrorKind};
 
-/// Default target of the `Link` header: the draft that defines the key header. Recommended in
+/// Default value of the `Link` header: the draft that defines the key header. Recommended in
 /// draft-ietf-httpapi-idempotency-key-header-07, section 2.7.
-pub(crate) const DESCRIBED_BY: &str =
-    "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/";
-
-/// Value of the `Link` header with the default target.
 pub(crate) const DEFAULT_LINK: &str = "<https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/>; rel=\"describedby\"";
 
 /// Renders `application/problem+json` (RFC 9457) with the members `type`, `title`, `status`, `detail`, `code` and
@@ -146,7 +142,7 @@ mod tests {
     fn problem_has_code_and_retryable_flag() {
         let error = Error::new(ErrorKind::InProgress, "the first request is still running")
             .with_retry_after(Duration::from_millis(1));
-        let res = problem_json(&error, &described_by(DESCRIBED_BY).unwrap());
+        let res = problem_json(&error, &HeaderValue::from_static(DEFAULT_LINK));
         insta::assert_snapshot!(text(&res), @r#"{"code":"in-progress","detail":"the first request is still running","retryable":true,"status":409,"title":"Request in progress","type":"urn:tower-idempotency:problem:in-progress"}"#);
         insta::assert_debug_snapshot!(res.headers(), @r#"
         {
@@ -173,7 +169,7 @@ mod tests {
     fn every_body_contains_reason() {
         let error = Error::new(ErrorKind::OutcomeUnknown, "needs attention (refund-failed)")
             .with_reason("refund-failed");
-        insta::assert_snapshot!(text(&problem_json(&error, &described_by(DESCRIBED_BY).unwrap())), @r#"{"code":"outcome-unknown","detail":"needs attention (refund-failed)","reason":"refund-failed","retryable":false,"status":409,"title":"Outcome unknown","type":"urn:tower-idempotency:problem:outcome-unknown"}"#);
+        insta::assert_snapshot!(text(&problem_json(&error, &HeaderValue::from_static(DEFAULT_LINK))), @r#"{"code":"outcome-unknown","detail":"needs attention (refund-failed)","reason":"refund-failed","retryable":false,"status":409,"title":"Outcome unknown","type":"urn:tower-idempotency:problem:outcome-unknown"}"#);
         insta::assert_snapshot!(text(&stripe(&error)), @r#"{"error":{"code":"outcome-unknown","message":"needs attention (refund-failed)","reason":"refund-failed","type":"idempotency_error"}}"#);
         insta::assert_snapshot!(text(&idempo(&error)), @r#"{"error":{"message":"needs attention (refund-failed)"},"ok":false}"#);
     }
@@ -182,7 +178,7 @@ mod tests {
     fn bodies_contain_first_digits_of_entry() {
         let id = KeyId::from_bytes([0x6f; 32]);
         let error = Error::new(ErrorKind::InProgress, "still running").with_entry(&id);
-        let described_by = described_by(DESCRIBED_BY).unwrap();
+        let described_by = HeaderValue::from_static(DEFAULT_LINK);
         insta::assert_snapshot!(text(&problem_json(&error, &described_by)), @r#"{"code":"in-progress","detail":"still running","entry":"6f6f6f6f","retryable":true,"status":409,"title":"Request in progress","type":"urn:tower-idempotency:problem:in-progress"}"#);
         insta::assert_snapshot!(text(&stripe(&error)), @r#"{"error":{"code":"in-progress","entry":"6f6f6f6f","message":"still running","type":"idempotency_error"}}"#);
         insta::assert_snapshot!(text(&idempo(&error)), @r#"{"error":{"message":"still running"},"ok":false}"#);

@@ -25,29 +25,8 @@ pub(crate) enum Coverage {
 
 /// Counts a request with an unsafe method. Requests with other methods need no key.
 pub(crate) fn unsafe_request(layer: &LayerName, method: &Method, coverage: Coverage) {
-    if method.is_safe() {
-        return;
-    }
-    // Each name is a literal: the counter of a literal allocates nothing.
-    macro_rules! count_coverage {
-        ($($coverage:ident: $name:literal,)*) => {
-            match coverage {
-                $(Coverage::$coverage => {
-                    count!("idempotency_unsafe_requests_total", "coverage" => $name, layer);
-                })*
-            }
-        };
-    }
-    count_coverage! {
-        Keyed: "keyed",
-        Derived: "derived",
-        NoKey: "no_key",
-        Method: "method",
-        Skip: "skip",
-        Connect: "connect",
-        Upgrade: "upgrade",
-        Grpc: "grpc",
-        Off: "off",
+    if !method.is_safe() {
+        coverage.count(layer);
     }
 }
 
@@ -65,20 +44,24 @@ pub(crate) enum Observed {
     NotJudged,
 }
 
-/// Each name is a literal: the counter of a literal allocates nothing.
-macro_rules! name_outcomes {
-    ($($outcome:ident: $name:literal,)*) => {
-        impl Observed {
-            const fn name(self) -> &'static str {
+/// Each name is a literal: the counter of a literal allocates nothing. An invocation has the form of a call of `count!`, in
+/// which `scripts/check-docs` finds the metric.
+macro_rules! name_counted {
+    (
+        $type:ident: count!($counter:literal, $label:literal => name, layer);
+        $($value:ident: $name:literal,)*
+    ) => {
+        impl $type {
+            pub(crate) const fn name(self) -> &'static str {
                 match self {
-                    $(Self::$outcome => $name,)*
+                    $(Self::$value => $name,)*
                 }
             }
 
             fn count(self, layer: &LayerName) {
                 match self {
-                    $(Self::$outcome => {
-                        count!("idempotency_observed_total", "outcome" => $name, layer);
+                    $(Self::$value => {
+                        count!($counter, $label => $name, layer);
                     })*
                 }
             }
@@ -86,7 +69,21 @@ macro_rules! name_outcomes {
     };
 }
 
-name_outcomes! {
+name_counted! {
+    Coverage: count!("idempotency_unsafe_requests_total", "coverage" => name, layer);
+    Keyed: "keyed",
+    Derived: "derived",
+    NoKey: "no_key",
+    Method: "method",
+    Skip: "skip",
+    Connect: "connect",
+    Upgrade: "upgrade",
+    Grpc: "grpc",
+    Off: "off",
+}
+
+name_counted! {
+    Observed: count!("idempotency_observed_total", "outcome" => name, layer);
     Fresh: "fresh",
     WouldReplay: "would_replay",
     WouldMismatch: "would_mismatch",

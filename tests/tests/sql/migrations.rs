@@ -7,14 +7,19 @@ use std::{
 };
 
 use tests::{
-    HANG_GUARD,
-    barrier::eventually,
+    HANG_GUARD, app,
+    barrier::{Barrier, eventually},
+    created, post,
     scratch::Scratch,
+    send,
     servers::{mariadb, postgres},
     sql::{self, claim},
 };
 use tokio::time::{sleep, timeout};
-use tower_idempotency::store::{Acquired, Store};
+use tower_idempotency::{
+    IdempotencyLayer,
+    store::{Acquired, Store, Ttl},
+};
 use tower_idempotency_sqlx::{
     MySqlStore, PostgresStore, SqlError, SqliteStore,
     sqlx::{
@@ -274,6 +279,59 @@ async fn old_table_is_migrated() {
                  where table_name = 'before' and index_name = 'orphans' and seq_in_index = 1";
     let made: i64 = query_scalar(index).fetch_one(&mut admin).await.unwrap();
     assert_eq!(made, 1);
+}
+
+/// The operator builds it before the deployment, concurrently with requests.
+#[tokio::test]
+async fn migration_keeps_index_of_operator() {
+    let store = sql::postgres(postgres::shared(), "built_before").await;
+    let mut admin = PgConnection::connect(&postgres::shared().url())
+        .await
+        .unwrap();
+    let build = "drop index built_before_completed;
+        create index built_before_completed on built_before (expires, id) where completed is not null";
+    admin.execute(build).await.unwrap();
+    let index = "select oid::bigint from pg_class where relname = 'built_before_completed'";
+    let built: i64 = query_scalar(index).fetch_one(&mut admin).await.unwrap();
+    holds_a_lease(&store, || store.migrate()).await;
+    let found: i64 = query_scalar(index).fetch_one(&mut admin).await.unwrap();
+    assert_eq!(found, built);
+}
+
+// F-996
+/// The lock is that of `create index`.
+#[tokio::test(flavor = "multi_thread")]
+async fn long_migration_loses_record_of_request() {
+    let store = sql::postgres(postgres::shared(), "long_migration").await;
+    let layer = IdempotencyLayer::new(store).with_lease_ttl(Ttl::from_secs(1));
+    let barrier = Barrier::closed();
+    let held = barrier.clone();
+    let (app, effects) = app(layer.clone(), move |n, _req| {
+        let held = held.clone();
+        async move {
+            held.pass().await;
+            created(n)
+        }
+    });
+    let running = {
+        let app = app.clone();
+        tokio::spawn(async move { send(&app, post("/", "k", "")).await })
+    };
+    barrier.arrival().await;
+    let mut migration = PgConnection::connect(&postgres::shared().url())
+        .await
+        .unwrap();
+    let lock = "begin; lock table long_migration in share mode";
+    migration.execute(lock).await.unwrap();
+    barrier.open_for_good();
+    running.await.unwrap();
+    eventually("the layer gives the record up", || layer.in_flight() == 0).await;
+    // The lease expires. A statement that the server still executes waits for the lock for at most half a second.
+    sleep(Duration::from_secs(2)).await;
+    migration.execute("commit").await.unwrap();
+    let retry = send(&app, post("/", "k", "")).await;
+    assert!(!retry.is_replay());
+    assert_eq!(effects.count(), 2);
 }
 
 // F-995

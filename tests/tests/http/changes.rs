@@ -2,13 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::body::Body;
+use axum::{Extension, body::Body};
 use http::{HeaderName, Method, Request, StatusCode};
 use tests::{TestResponse, app, created, creating, post, send};
 use tokio::time::sleep;
 use tower_idempotency::{
     ConcurrentRequests, FingerprintBy, IdempotencyLayer, KeyReuse, KeyScope, KeySyntax,
-    MemoryStore, MissingKey, OrphanPolicy, Preset, Principal, StoreFailure, Ttl, Unrecordable,
+    MemoryStore, MissingKey, NeedsAttention, OrphanPolicy, Preset, Principal, StoreFailure, Ttl,
+    Unrecordable,
     conformance::{Fault, FaultInjector, Operation},
 };
 
@@ -67,6 +68,8 @@ async fn changed_id_discards_records() {
             2,
             "{change:?}, in progress"
         );
+        let effects = change.retry_after_attention().await;
+        assert_eq!(effects, 2, "{change:?}, needs attention");
     }
 }
 
@@ -191,6 +194,7 @@ async fn other_settings_may_change_between_retries() {
         Change("collect timeout", order, plain, |it| {
             plain(it).with_collect_timeout(SECOND)
         }),
+        // The record is small. A lower limit prevents replays of large ones: S-984.
         Change("bounds", order, plain, |it| {
             plain(it)
                 .with_max_in_flight(9)
@@ -243,6 +247,7 @@ async fn other_settings_may_change_between_retries() {
             ("in-progress", 1),
             "{change:?}"
         );
+        assert_eq!(change.retry_after_attention().await, 1, "{change:?}");
     }
 }
 
@@ -269,6 +274,19 @@ impl Change {
         let store = shared_store();
         store.set_fault(Operation::Complete, Fault::CallLost);
         self.retry(store, Duration::from_secs(60)).await
+    }
+
+    /// Returns the number of executions if the first one needs attention before the retry.
+    async fn retry_after_attention(&self) -> u64 {
+        let Self(_, req, old, new) = self;
+        let store = shared_store();
+        let (old, first) = app(old(Arc::clone(&store)), async |n, _req| {
+            (Extension(NeedsAttention::new("charged")), created(n))
+        });
+        let (new, second) = creating(new(store));
+        send(&old, req()).await;
+        send(&new, req()).await;
+        first.count() + second.count()
     }
 
     async fn retry(&self, store: SharedStore, later: Duration) -> (TestResponse, u64) {

@@ -46,7 +46,11 @@ enum Mode {
 use Mode::{Derive, KeyFrom, Optional, Reject};
 
 fn layer(mode: Mode) -> IdempotencyLayer {
-    let layer = IdempotencyLayer::new(MemoryStore::new());
+    layer_at(MemoryStore::new(), mode)
+}
+
+fn layer_at(store: MemoryStore, mode: Mode) -> IdempotencyLayer {
+    let layer = IdempotencyLayer::new(store);
     match mode {
         Optional => layer,
         Reject => layer.with_missing_key(MissingKey::Reject),
@@ -60,15 +64,18 @@ fn layer(mode: Mode) -> IdempotencyLayer {
 /// Returns a service that accepts any body, so that every request has its effect.
 fn served(mode: Mode) -> (Router, Effects) {
     let effects = Effects::default();
+    (served_by(layer(mode), &effects), effects)
+}
+
+fn served_by(layer: IdempotencyLayer, effects: &Effects) -> Router {
     let counted = effects.clone();
     let handler = async move |req: AxumRequest| {
         drop(req);
         created(counted.happen())
     };
-    let app = Router::new()
+    Router::new()
         .route("/orders", post(handler))
-        .route_layer(layer(mode));
-    (app, effects)
+        .route_layer(layer)
 }
 
 async fn h1(server: &Server, headers: &Headers, key: Option<&str>) -> StatusCode {
@@ -103,17 +110,22 @@ async fn h2(server: &Server, headers: &Headers, key: Option<&str>) -> StatusCode
     response.await.expect("an answer").status()
 }
 
-/// Returns the executions of two equal requests with a key, over real sockets.
+/// Sends a request with a key over a real socket, and asserts that it succeeds.
+async fn send_order(server: &Server, version: Version, headers: &Headers) {
+    let status = if version == Version::HTTP_2 {
+        h2(server, headers, Some("k")).await
+    } else {
+        h1(server, headers, Some("k")).await
+    };
+    assert_eq!(status, StatusCode::CREATED, "{headers:?}");
+}
+
+/// Returns the executions of two equal requests with a key.
 async fn executions(mode: Mode, version: Version, headers: &Headers) -> u64 {
     let (app, effects) = served(mode);
     let server = Server::start(app).await;
     for _ in 0..2 {
-        let status = if version == Version::HTTP_2 {
-            h2(&server, headers, Some("k")).await
-        } else {
-            h1(&server, headers, Some("k")).await
-        };
-        assert_eq!(status, StatusCode::CREATED, "{mode:?} {headers:?}");
+        send_order(&server, version, headers).await;
     }
     effects.count()
 }
@@ -162,6 +174,35 @@ async fn required_key_lets_nothing_pass() {
         assert_eq!(h2(&server, headers, None).await, StatusCode::BAD_REQUEST);
     }
     assert_eq!(effects.count(), 0);
+}
+
+// S-065
+/// The two processes share a store, and their settings differ during a deployment.
+#[tokio::test]
+async fn optional_key_lets_recorded_requests_pass() {
+    for mode in [Reject, Derive] {
+        for (version, headers, passes) in [
+            (Version::HTTP_2, GRPC, true),
+            (Version::HTTP_11, UPGRADE, true),
+            (Version::HTTP_11, GRPC, false),
+        ] {
+            let (store, effects) = (MemoryStore::new(), Effects::default());
+            let start = async |mode| {
+                let layer = layer_at(store.clone(), mode);
+                Server::start(served_by(layer, &effects)).await
+            };
+            let (covering, passing) = (start(mode).await, start(Optional).await);
+            let counts = [
+                (&covering, 1),
+                (&covering, 1),
+                (&passing, if passes { 2 } else { 1 }),
+            ];
+            for (server, count) in counts {
+                send_order(server, version, headers).await;
+                assert_eq!(effects.count(), count, "{mode:?} {headers:?}");
+            }
+        }
+    }
 }
 
 /// Returns a service that extracts JSON.

@@ -141,6 +141,34 @@ fn record_sizes_change_within_bound() {
     }
 }
 
+/// The memory of 32 entries is freed at once. One of ten entries stays, which keeps that of almost all others.
+#[test]
+fn scattered_entries_take_half_of_cap_at_most() {
+    const SMALL_CAP: usize = 20_000_000;
+    const ENTRY_BYTES: usize = 240;
+    const LEN: usize = 10;
+    let _alone = alone();
+    let before = ALLOCATOR.current_usage();
+    let store = MemoryStore::new().with_max_bytes(SMALL_CAP);
+    peak();
+    for n in 0..SMALL_CAP / (ENTRY_BYTES + LEN) {
+        if n % 10 == 0 {
+            hold(&store, n);
+        } else {
+            record(&store, n, LEN);
+        }
+    }
+    for n in 0..300 {
+        record(&store, 10_000_000 + n, 100_000);
+    }
+    let most = peak() - before;
+    println!("beside scattered entries: at most {most} bytes allocated");
+    assert!(
+        most <= SMALL_CAP / 2 * 3 + COUNTERS,
+        "took {most} bytes at most"
+    );
+}
+
 #[test]
 fn record_overhead_is_at_most_200_bytes() {
     assert_record_overhead(200, |_| {});

@@ -147,8 +147,10 @@ impl Tier {
         weight(len) <= self.max_bytes.load(Relaxed) / LARGEST
     }
 
-    /// Inserts a record if it is still valid and [fits](Self::fits). A valid record of the same entry stays, because it is
-    /// the same.
+    /// Inserts a record if it is still valid and [fits](Self::fits).
+    ///
+    /// A valid record of the same entry stays unless it has another token and its call was sent earlier. Such a record was
+    /// deleted at the store while its reply was on the way, and the request has executed again.
     pub(super) fn insert(&self, entry: TierRecord, scope: Option<&ScopeDigest>) {
         let now = Instant::now();
         let hash = self.hasher.hash_one(entry.id);
@@ -170,7 +172,7 @@ impl Tier {
             }
             let found = records.by_id.find_entry(hash, |old| old.id == entry.id);
             if let Ok(old) = found {
-                if old.get().is_valid(now, max_age) {
+                if old.get().is_valid(now, max_age) && !entry.replaces(old.get()) {
                     return;
                 }
                 // The queue still contains and counts the old record.
@@ -229,6 +231,11 @@ impl TierRecord {
     /// Returns `true` if neither the maximum age nor the retention of the record has passed.
     fn is_valid(&self, now: Instant, max_age: Duration) -> bool {
         now < self.expires && now.saturating_duration_since(self.sent) < max_age
+    }
+
+    /// Returns `true` if the store has this record in place of an earlier one of the same entry.
+    fn replaces(&self, old: &Self) -> bool {
+        self.token != old.token && self.sent > old.sent
     }
 
     fn weight(&self) -> usize {

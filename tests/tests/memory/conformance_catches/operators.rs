@@ -109,7 +109,7 @@ impl Inspect for Flawed {
     async fn summary(&self, limit: u32) -> Result<Summary, InspectError> {
         let mut summary = self.store.summary(limit).await?;
         if self.flaw == Flaw::CountsNothing {
-            for state in State::ALL {
+            for &state in State::ALL {
                 summary.set(state, Count::new(0, false));
             }
         }

@@ -308,3 +308,48 @@ async fn late_reply_does_not_restore_deleted_record() {
     let coffee = record_of(&id(1), b"coffee");
     assert!(matches!(found, Some(Acquired::Completed { record, .. }) if record == coffee));
 }
+
+// F-986
+/// Another process deletes a record while its reply is on the way, and the request executes again here.
+#[tokio::test(start_paused = true)]
+async fn own_completion_replaces_deleted_record() {
+    for is_reply_first in [true, false] {
+        let tiered = Tiered::new(FaultInjector::new(MemoryStore::new()));
+        execute(tiered.store(), &claim(1), b"tea", HOUR).await;
+        let reply = Barrier::closed();
+        let held = Fault::HoldReply(reply.clone().into());
+        tiered.store().enqueue(Operation::Acquire, [held]);
+        let late = tokio::spawn({
+            let (tiered, claim) = (tiered.clone(), claim(1));
+            async move { tiered.acquire(&claim).await }
+        });
+        reply.arrival().await;
+        let found = tiered.store().get(&id(1)).await.expect("no fault");
+        let found = found.expect("the entry is stored");
+        let deletion = Resolution::DeleteRecord;
+        let resolved = tiered.store().resolve(found.entry.seen(), &deletion);
+        assert!(resolved.await.expect("no fault").is_applied());
+
+        let again = claim(1);
+        let granted = tiered.acquire(&again).await.expect("no fault");
+        assert!(matches!(granted, Acquired::Granted { .. }));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let complete = async || {
+            let lease = first_completion(again.lease_ref(1));
+            let completed = tiered.complete(&lease, record_of(&id(1), b"coffee"), HOUR);
+            completed.await.expect("it holds the lease");
+        };
+        if !is_reply_first {
+            complete().await;
+        }
+        reply.open_for_good();
+        let late = late.await.expect("no panic").expect("no fault");
+        assert!(matches!(late, Acquired::Completed { .. }));
+        if is_reply_first {
+            complete().await;
+        }
+        let found = tiered.find_completed(&id(1));
+        let coffee = record_of(&id(1), b"coffee");
+        assert!(matches!(found, Some(Acquired::Completed { record, .. }) if record == coffee));
+    }
+}

@@ -140,6 +140,12 @@ impl Budget {
         Some(Reservation { budget: self, cost })
     }
 
+    /// Adds a cost without a check of the limits. A reservation fails until the limits are kept again.
+    pub(super) fn add(&self, cost: Cost) {
+        self.entries.fetch_add(cost.entries, Relaxed);
+        self.bytes.fetch_add(cost.bytes, Relaxed);
+    }
+
     pub(super) fn release(&self, cost: Cost) {
         self.entries.fetch_sub(cost.entries, Relaxed);
         self.bytes.fetch_sub(cost.bytes, Relaxed);

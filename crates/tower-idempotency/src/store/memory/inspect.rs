@@ -145,7 +145,8 @@ impl MemoryStore {
         (found, next)
     }
 
-    /// Changes the entry if it exists and meets the condition. Returns `false` otherwise.
+    /// Changes the entry if it exists and meets the condition. Returns `false` otherwise. Evicts no record, so the bytes can
+    /// exceed their limit until a later claim or completion evicts records.
     pub(crate) fn change(
         &self,
         id: &KeyId,
@@ -153,9 +154,7 @@ impl MemoryStore {
         change: &Change,
         now: u64,
     ) -> Result<bool, StoreError> {
-        let changed = self.table.change(id, &condition, change, now);
-        self.table.report_evictions(now);
-        changed
+        self.table.change(id, &condition, change, now)
     }
 
     /// Deletes at most `max` expired entries of a shard, and stops after records of 1 MiB. Returns `None` if there is no such
@@ -188,7 +187,7 @@ impl MemoryStore {
 }
 
 impl Table {
-    fn change(
+    pub(super) fn change(
         &self,
         id: &KeyId,
         condition: &dyn Fn(&Snapshot) -> bool,
@@ -197,80 +196,68 @@ impl Table {
     ) -> Result<bool, StoreError> {
         let shared = &self.shared;
         let hash = shared.hasher.hash_one(id);
-        let mut evicted = None;
-        loop {
-            let mut shard = self.shard(hash);
-            let Some(slot) = shard.find(shared, hash, id, now) else {
-                return Ok(false);
-            };
-            if !condition(&snapshot(&shard, 0, slot)) {
-                return Ok(false);
-            }
-            let before = record_len(&shard, slot);
-            let replaced = match change {
-                Change::Delete => {
-                    let waiters = shard.take_waiters(slot);
-                    shard.remove(shared, slot);
-                    drop(shard);
-                    wake(waiters);
-                    return Ok(true);
-                }
-                Change::Orphan { token, retention } => shard.update(shared, slot, |entry| {
-                    let retention = match entry.state {
-                        EntryState::Leased {
-                            lease_expires,
-                            orphan_expires,
-                            ..
-                        } => orphan_expires - lease_expires,
-                        EntryState::Completed { .. } => nanos(*retention),
-                    };
-                    entry.set_token(*token);
-                    let orphan = EntryState::Leased {
-                        lease_expires: now,
-                        orphan_expires: now.saturating_add(retention),
-                        released: false,
-                    };
-                    mem::replace(&mut entry.state, orphan)
-                }),
-                Change::Complete {
-                    token,
-                    record,
-                    retention,
-                } => {
-                    let limit = shared.budget.largest_record(shard.details_cost(slot));
-                    if record.len() > limit {
-                        return Err(StoreError::RecordTooLarge { limit });
-                    }
-                    let cost = Cost::record(record.len());
-                    let reservation = self.reserve(&mut shard, evicted.take(), cost, now);
-                    let Some(reservation) = reservation.map_err(StoreError::backend)? else {
-                        drop(shard);
-                        evicted = Some(self.evict_and_reserve(hash, cost, now));
-                        continue;
-                    };
-                    // The reservation may have evicted this very record.
-                    if shard.find(shared, hash, id, now) != Some(slot) {
-                        return Ok(false);
-                    }
-                    reservation.commit();
-                    let completed = EntryState::Completed {
-                        record: record.clone(),
-                        expires: now.saturating_add(nanos(*retention)),
-                    };
-                    shard.update(shared, slot, |entry| {
-                        entry.set_token(*token);
-                        entry.since = Millis::from_nanos(now);
-                        mem::replace(&mut entry.state, completed)
-                    })
-                }
-            };
-            shard.free_later(replaced);
-            shared.budget.release(Cost::record(before));
-            let waiters = shard.take_waiters(slot);
-            drop(shard);
-            wake(waiters);
-            return Ok(true);
+        let mut shard = self.shard(hash);
+        let Some(slot) = shard.find(shared, hash, id, now) else {
+            return Ok(false);
+        };
+        if !condition(&snapshot(&shard, 0, slot)) {
+            return Ok(false);
         }
+        let before = record_len(&shard, slot);
+        let replaced = match change {
+            Change::Delete => {
+                let waiters = shard.take_waiters(slot);
+                shard.remove(shared, slot);
+                drop(shard);
+                wake(waiters);
+                return Ok(true);
+            }
+            Change::Orphan { token, retention } => shard.update(shared, slot, |entry| {
+                let retention = match entry.state {
+                    EntryState::Leased {
+                        lease_expires,
+                        orphan_expires,
+                        ..
+                    } => orphan_expires - lease_expires,
+                    EntryState::Completed { .. } => nanos(*retention),
+                };
+                entry.set_token(*token);
+                let orphan = EntryState::Leased {
+                    lease_expires: now,
+                    orphan_expires: now.saturating_add(retention),
+                    released: false,
+                };
+                mem::replace(&mut entry.state, orphan)
+            }),
+            Change::Complete {
+                token,
+                record,
+                retention,
+            } => {
+                let limit = shared.budget.largest_record(shard.details_cost(slot));
+                if record.len() > limit {
+                    return Err(StoreError::RecordTooLarge { limit });
+                }
+                // A reservation could evict this very entry, and would fail in a store full of orphans. The next claim or
+                // completion evicts records if the limit is exceeded, also this one if there is no other.
+                shared.budget.add(Cost::record(record.len()));
+                let completed = EntryState::Completed {
+                    record: record.clone(),
+                    expires: now.saturating_add(nanos(*retention)),
+                };
+                shard.update(shared, slot, |entry| {
+                    entry.set_token(*token);
+                    entry.since = Millis::from_nanos(now);
+                    mem::replace(&mut entry.state, completed)
+                })
+            }
+        };
+        shard.free_later(replaced);
+        shared.budget.release(Cost::record(before));
+        let waiters = shard.take_waiters(slot);
+        drop(shard);
+        wake(waiters);
+        Ok(true)
     }
 }
 

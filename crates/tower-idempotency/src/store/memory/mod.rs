@@ -19,6 +19,7 @@ mod entry;
 mod evictions;
 mod inspect;
 mod order;
+mod reserve;
 mod shard;
 mod slab;
 mod sync;
@@ -53,11 +54,12 @@ mod tests;
 /// expiry in `idempotency_memory_evicted_total`, and logs them at most once a minute.
 ///
 /// A record with the retention [`Ttl::MAX`] is evicted only if no other record is left. Above half of the store, such records
-/// are evicted first. A record that [needs attention](crate::NeedsAttention) has this retention.
+/// are evicted first. A claim that may evict only the records of its group evicts them after the other ones of the group. A record
+/// that [needs attention](crate::NeedsAttention) has this retention.
 ///
 /// If leases and orphans fill the store, it returns [`StoreError::Backend`] with [`MemoryFull`] as its source. A group
-/// whose leases and orphans fill more than an eighth of the store cannot use the last quarter: its claims return
-/// [`StoreError::CallerLimit`].
+/// whose leases and orphans fill an eighth of the store cannot use the last quarter, and its claims evict only its own
+/// records. A claim that needs more returns [`StoreError::CallerLimit`].
 ///
 /// The store checks expiry at every access. Later writes remove a few other expired entries each; no background task runs.
 ///
@@ -129,6 +131,14 @@ impl MemoryStore {
     /// lease and record is lost. A record that can never fit is rejected with [`StoreError::RecordTooLarge`]. Below 5,000
     /// bytes, this may be a tombstone or a record that needs attention: a retry after the lease then executes again. Applies
     /// to all clones from the next write on.
+    ///
+    /// The memory can exceed this value in two cases:
+    ///
+    /// - A [resolution](crate::inspect::Inspect::resolve) evicts no record. The store can exceed the value by the records of
+    ///   resolutions, until a later claim or completion evicts records. If leases and orphans fill the store, these are the
+    ///   records of the resolutions, and a retry then executes again.
+    /// - If large records replace many small ones, the store can take up to 1.5 times the value. It frees the memory of 32
+    ///   entries at once, so few small entries that stay can keep the memory of most others.
     pub fn with_max_bytes(self, max: usize) -> Self {
         self.table.budget().set_max_bytes(max);
         self.divided()

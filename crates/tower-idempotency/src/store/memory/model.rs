@@ -1,15 +1,16 @@
 //! Tests of the table against a model of the contract that has only a map and a clock.
 
-use std::{collections::BTreeMap, time::Duration};
-
 use bytes::Bytes;
 use proptest::prelude::*;
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state_machine};
 
-use super::{budget::ENTRY_BYTES, table::Table};
+use self::reference::Model;
+use super::{Change, table::Table};
 use crate::store::{
     Acquired, Claim, Fingerprint, KeyId, LeaseRef, OrphanPolicy, StoreError, Token, Ttl,
 };
+
+mod reference;
 
 prop_state_machine! {
     #![proptest_config(ProptestConfig {
@@ -45,9 +46,26 @@ enum Step {
     Release {
         caller: Caller,
     },
+    Resolve {
+        id: u8,
+        decision: Decision,
+    },
     Advance(Millis),
     Sweep,
 }
+
+/// Decision of an operator.
+#[derive(Clone, Copy, Debug)]
+enum Decision {
+    Delete,
+    Orphan { token: u8, retention: Millis },
+    Complete { len: usize, retention: Millis },
+}
+
+/// Token of an operator.
+const OPERATOR: u8 = 8;
+/// Token of an orphan whose retry an operator allows.
+const RETRY: u8 = 9;
 
 #[derive(Clone, Copy, Debug)]
 struct Caller {
@@ -63,168 +81,6 @@ enum Reply {
     Done,
     Lost,
     Full,
-}
-
-#[derive(Clone, Debug, Default)]
-struct Model {
-    now: Millis,
-    entries: BTreeMap<u8, Entry>,
-    reply: Option<Reply>,
-}
-
-#[derive(Clone, Debug)]
-struct Entry {
-    /// `None` once a takeover was released.
-    token: Option<u8>,
-    fingerprint: u8,
-    generation: u64,
-    state: State,
-}
-
-#[derive(Clone, Debug)]
-enum State {
-    Leased {
-        lease_expires: Millis,
-        orphan_retention: Millis,
-    },
-    Completed {
-        record: Bytes,
-        expires: Millis,
-    },
-}
-
-impl Model {
-    fn present(&mut self, id: u8) -> Option<&mut Entry> {
-        let now = self.now;
-        self.entries.retain(|_, entry| match entry.state {
-            State::Leased {
-                lease_expires,
-                orphan_retention,
-            } => now < lease_expires + orphan_retention,
-            State::Completed { expires, .. } => now < expires,
-        });
-        self.entries.get_mut(&id)
-    }
-
-    fn acquire(
-        &mut self,
-        caller: Caller,
-        lease: Millis,
-        orphan_retention: Millis,
-        orphans: OrphanPolicy,
-    ) -> Acquired {
-        let now = self.now;
-        let leased = State::Leased {
-            lease_expires: now + lease,
-            orphan_retention,
-        };
-        let generation = match self.present(caller.id) {
-            None => 1,
-            Some(entry) => {
-                let fingerprint = fingerprint(entry.fingerprint);
-                match &entry.state {
-                    State::Completed { record, expires } => {
-                        return Acquired::Completed {
-                            fingerprint,
-                            record: record.clone(),
-                            expires_in: Duration::from_millis(expires - now),
-                            token: entry.token.map(token),
-                        };
-                    }
-                    State::Leased { .. } if entry.token == Some(caller.token) => {
-                        entry.state = leased;
-                        return granted(entry.generation);
-                    }
-                    State::Leased { lease_expires, .. } if now < *lease_expires => {
-                        return Acquired::InProgress {
-                            fingerprint,
-                            expires_in: Duration::from_millis(lease_expires - now),
-                        };
-                    }
-                    State::Leased { lease_expires, .. } => {
-                        let same = entry.fingerprint == caller.fingerprint;
-                        if !same || orphans == OrphanPolicy::Refuse {
-                            return Acquired::Orphaned {
-                                fingerprint,
-                                since: Duration::from_millis(now - lease_expires),
-                            };
-                        }
-                        entry.generation + 1
-                    }
-                }
-            }
-        };
-        let entry = Entry {
-            token: Some(caller.token),
-            fingerprint: caller.fingerprint,
-            generation,
-            state: leased,
-        };
-        self.entries.insert(caller.id, entry);
-        granted(generation)
-    }
-
-    fn renew(&mut self, caller: Caller, ttl: Millis) -> Reply {
-        let now = self.now;
-        let Some(entry) = self.present(caller.id) else {
-            return Reply::Lost;
-        };
-        match &mut entry.state {
-            State::Leased { lease_expires, .. } if entry.token == Some(caller.token) => {
-                *lease_expires = now + ttl;
-                Reply::Done
-            }
-            State::Leased { .. } | State::Completed { .. } => Reply::Lost,
-        }
-    }
-
-    fn complete(&mut self, caller: Caller, record: Bytes, retention: Millis) -> Reply {
-        let expires = self.now + retention;
-        let generation = match self.present(caller.id) {
-            Some(entry) if entry.token.is_some_and(|token| token != caller.token) => {
-                return Reply::Lost;
-            }
-            Some(Entry {
-                state: State::Completed { .. },
-                ..
-            }) => return Reply::Done,
-            Some(held) if held.token.is_some() => held.generation,
-            Some(_) | None => caller.generation,
-        };
-        let completed = Entry {
-            token: Some(caller.token),
-            fingerprint: caller.fingerprint,
-            generation,
-            state: State::Completed { record, expires },
-        };
-        self.entries.insert(caller.id, completed);
-        Reply::Done
-    }
-
-    fn release(&mut self, caller: Caller) {
-        let now = self.now;
-        if let Some(entry) = self.present(caller.id)
-            && entry.token == Some(caller.token)
-            && let State::Leased { lease_expires, .. } = &mut entry.state
-        {
-            if entry.generation > 1 {
-                *lease_expires = now;
-                entry.token = None;
-            } else {
-                self.entries.remove(&caller.id);
-            }
-        }
-    }
-
-    fn size(&self) -> (usize, usize) {
-        let mut live = self.clone();
-        let _ = live.present(0);
-        let bytes = live.entries.values().map(|entry| match &entry.state {
-            State::Leased { .. } => ENTRY_BYTES,
-            State::Completed { record, .. } => ENTRY_BYTES + record.len(),
-        });
-        (live.entries.len(), bytes.sum())
-    }
 }
 
 impl ReferenceStateMachine for Model {
@@ -246,19 +102,28 @@ impl ReferenceStateMachine for Model {
                 }
             });
         let millis = 1..6u64;
+        let retention = prop_oneof![5 => millis.clone(), 1 => Just(Ttl::MAX.as_millis())];
         let orphans = prop_oneof![
             3 => Just(OrphanPolicy::TakeOver),
-            1 => Just(OrphanPolicy::Refuse),
+            2 => Just(OrphanPolicy::Refuse),
+            1 => Just(OrphanPolicy::Never),
+        ];
+        let token = prop_oneof![Just(OPERATOR), Just(RETRY)];
+        let decision = prop_oneof![
+            1 => Just(Decision::Delete),
+            2 => (token, millis.clone()).prop_map(|(token, retention)| Decision::Orphan { token, retention }),
+            1 => (0..40usize, retention.clone()).prop_map(|(len, retention)| Decision::Complete { len, retention }),
         ];
         prop_oneof![
             8 => (caller.clone(), millis.clone(), millis.clone(), orphans).prop_map(
                 |(caller, lease, orphan_retention, orphans)| Step::Acquire { caller, lease, orphan_retention, orphans }
             ),
             3 => (caller.clone(), millis.clone()).prop_map(|(caller, ttl)| Step::Renew { caller, ttl }),
-            4 => (caller.clone(), 0..40usize, millis.clone()).prop_map(
+            4 => (caller.clone(), 0..40usize, retention).prop_map(
                 |(caller, len, retention)| Step::Complete { caller, len, retention }
             ),
             2 => caller.prop_map(|caller| Step::Release { caller }),
+            2 => (0..3u8, decision).prop_map(|(id, decision)| Step::Resolve { id, decision }),
             4 => millis.prop_map(Step::Advance),
             1 => Just(Step::Sweep),
         ]
@@ -283,6 +148,7 @@ impl ReferenceStateMachine for Model {
                 model.release(caller);
                 Reply::Done
             }
+            Step::Resolve { id, decision } => model.resolve(id, decision),
             Step::Advance(by) => {
                 model.now += by;
                 Reply::Done
@@ -353,6 +219,13 @@ impl StateMachineTest for Subject {
                 table.release(&lease_ref(caller), now);
                 Reply::Done
             }
+            Step::Resolve { id: n, decision } => {
+                match table.change(&id(n), &|_| true, &change(decision), now) {
+                    Ok(true) => Reply::Done,
+                    Ok(false) => Reply::Lost,
+                    Err(_) => Reply::Full,
+                }
+            }
             Step::Advance(by) => {
                 subject.now += by * 1_000_000;
                 Reply::Done
@@ -361,6 +234,7 @@ impl StateMachineTest for Subject {
                 table.sweep(now);
                 let size = (table.budget().entries(), table.budget().bytes());
                 assert_eq!(size, model.size(), "entries and bytes once swept");
+                assert_eq!(table.usage_sums(), model.usage());
                 Reply::Done
             }
         };
@@ -393,8 +267,30 @@ fn lease_ref(caller: Caller) -> LeaseRef {
     }
 }
 
+fn change(decision: Decision) -> Change {
+    match decision {
+        Decision::Delete => Change::Delete,
+        Decision::Orphan {
+            token: n,
+            retention,
+        } => Change::Orphan {
+            token: token(n),
+            retention: Ttl::from_millis(retention),
+        },
+        Decision::Complete { len, retention } => Change::Complete {
+            token: token(OPERATOR),
+            record: record_by(OPERATOR, len),
+            retention: Ttl::from_millis(retention),
+        },
+    }
+}
+
 fn record(caller: Caller, len: usize) -> Bytes {
-    vec![caller.token; len].into()
+    record_by(caller.token, len)
+}
+
+fn record_by(token: u8, len: usize) -> Bytes {
+    vec![token; len].into()
 }
 
 fn id(n: u8) -> KeyId {
@@ -406,5 +302,9 @@ fn fingerprint(n: u8) -> Fingerprint {
 }
 
 fn token(n: u8) -> Token {
-    Token::from_bytes([n; 16])
+    let mut bytes = [n; 16];
+    if n == RETRY {
+        bytes[..8].copy_from_slice(&Token::RETRY_ALLOWED);
+    }
+    Token::from_bytes(bytes)
 }

@@ -6,10 +6,13 @@ use bytes::Bytes;
 use shuttle::{future::block_on, thread};
 use tokio::time::Instant;
 
-use super::{MemoryStore, budget::ENTRY_BYTES, table::Table};
+use super::{Change, MemoryStore, Snapshot, budget::ENTRY_BYTES, table::Table};
 use crate::{
     inspect::{Inspect, Query, State},
-    store::{Acquired, Claim, Fingerprint, KeyId, OrphanPolicy, StoreError, Token, Ttl},
+    store::{
+        Acquired, Claim, Fingerprint, KeyId, LeaseRef, OrphanPolicy, ScopeDigest, StoreError,
+        Token, Ttl,
+    },
 };
 
 const SCHEDULES: usize = 1500;
@@ -33,6 +36,21 @@ fn claim(key: u8, token: u8) -> Claim {
 
 fn is_granted(acquired: &Acquired) -> bool {
     matches!(acquired, Acquired::Granted { .. })
+}
+
+/// Returns the scopes of two callers of different groups.
+fn scopes_of_two_callers(table: &Table) -> [Option<ScopeDigest>; 2] {
+    let scope = |caller: u8| Some(ScopeDigest::from_bytes([caller; 16]));
+    let group = |caller: u8| table.shared.group(scope(caller).as_ref());
+    let other = (1..).find(|caller| group(*caller) != group(0));
+    [0, other.expect("some caller has another group")].map(scope)
+}
+
+/// Lets all entries expire. If a counter of a group stayed above zero, the store would reject claims of its callers.
+fn assert_counts_return_to_zero(table: &Table) {
+    table.sweep(u64::MAX);
+    assert_eq!((table.budget().entries(), table.budget().bytes()), (0, 0));
+    assert_eq!(table.usage_sums(), (0, 0, 0));
 }
 
 // F-052
@@ -89,8 +107,7 @@ fn concurrent_complete_release_and_takeover_agree() {
             both => panic!("{both:?}"),
         }
         assert_eq!(table.budget().entries(), 1);
-        table.sweep(u64::MAX);
-        assert_eq!((table.budget().entries(), table.budget().bytes()), (0, 0));
+        assert_counts_return_to_zero(&table);
     });
 }
 
@@ -127,8 +144,7 @@ fn takeover_released_during_renewal_is_orphan() {
         let found = table.acquire(&refusing, 2 * SECOND).unwrap();
         assert!(matches!(found, Acquired::Orphaned { .. }), "{found:?}");
         assert_eq!(table.waiter_groups(), 0);
-        table.sweep(u64::MAX);
-        assert_eq!((table.budget().entries(), table.budget().bytes()), (0, 0));
+        assert_counts_return_to_zero(&table);
     });
 }
 
@@ -170,8 +186,151 @@ fn eviction_spares_leases_and_limits_hold() {
             }
         }
         assert!(table.budget().entries() <= MAX_ENTRIES);
-        table.sweep(u64::MAX);
-        assert_eq!((table.budget().entries(), table.budget().bytes()), (0, 0));
+        assert_counts_return_to_zero(&table);
+    });
+}
+
+/// A search for a record reads counters that other calls change meanwhile. The checker reports a search without end.
+#[test]
+fn longest_retentions_of_two_callers_hold_limit() {
+    const MAX_ENTRIES: usize = 4;
+    explore(|| {
+        let table = Arc::new(Table::new(2, MAX_ENTRIES, 1 << 20));
+        let workers: Vec<_> = scopes_of_two_callers(&table)
+            .into_iter()
+            .zip([0, 10])
+            .map(|(scope, first)| {
+                let table = Arc::clone(&table);
+                thread::spawn(move || {
+                    let complete = |(lease, retention): (LeaseRef, Ttl)| {
+                        let completed = table.complete(&lease, &mut Bytes::new(), retention, 0);
+                        completed.expect("the record is empty");
+                    };
+                    // While it holds a lease, the caller evicts only its own records.
+                    let mut held = None;
+                    for n in first..first + 4 {
+                        let claim = Claim {
+                            scope,
+                            ..claim(n, 1)
+                        };
+                        // The other caller can use each entry that this call frees.
+                        let Ok(acquired) = table.acquire(&claim, 0) else {
+                            continue;
+                        };
+                        assert!(is_granted(&acquired));
+                        let retention = if n % 2 == 0 { Ttl::MAX } else { LONG };
+                        if let Some(previous) = held.replace((claim.lease_ref(1), retention)) {
+                            complete(previous);
+                        }
+                        assert!(table.budget().entries() <= MAX_ENTRIES);
+                    }
+                    if let Some(last) = held {
+                        complete(last);
+                    }
+                })
+            })
+            .collect();
+        for worker in workers {
+            worker.join().unwrap();
+        }
+        assert!(table.budget().entries() <= MAX_ENTRIES);
+        assert_counts_return_to_zero(&table);
+    });
+}
+
+/// The caller holds a lease in a store full of records of another caller. The lease is completed during the caller's next claim,
+/// after this claim found no record of its group.
+#[test]
+fn caller_limit_is_not_reported_as_full_store() {
+    explore(|| {
+        let table = Arc::new(Table::new(2, 4, 1 << 20));
+        let [scope, other] = scopes_of_two_callers(&table);
+        let falls_into = |shard| {
+            let table = &table;
+            move |key: &u8| table.shard_of(&claim(*key, 0).id) == shard
+        };
+        // The shard of the claim has no record that the claim could evict.
+        let key = (1..).find(falls_into(0)).expect("some key falls there");
+        let mut others = (1..).filter(falls_into(1));
+        let held = Claim {
+            scope,
+            ..claim(others.next().expect("some key falls there"), 1)
+        };
+        table.acquire(&held, 0).unwrap();
+        for key in others.take(3) {
+            let completed = Claim {
+                scope: other,
+                ..claim(key, 0)
+            };
+            let lease = completed.lease_ref(1);
+            table.complete(&lease, &mut Bytes::new(), LONG, 0).unwrap();
+        }
+        let completing = {
+            let table = Arc::clone(&table);
+            let lease = held.lease_ref(1);
+            thread::spawn(move || table.complete(&lease, &mut Bytes::new(), LONG, 0))
+        };
+        let next = Claim {
+            scope,
+            ..claim(key, 2)
+        };
+        match table.acquire(&next, 0) {
+            Ok(acquired) => assert!(is_granted(&acquired)),
+            Err(StoreError::CallerLimit) => {}
+            Err(error) => panic!("{error}"),
+        }
+        completing.join().unwrap().unwrap();
+        assert_counts_return_to_zero(&table);
+    });
+}
+
+/// The lease has expired, and its holder still runs.
+#[test]
+fn one_of_completion_resolution_and_takeover_wins() {
+    explore(|| {
+        let store = MemoryStore {
+            table: Arc::new(Table::new(2, 100, 1 << 20)),
+            epoch: Instant::now(),
+        };
+        let (holder, rival) = (claim(1, 1), claim(1, 2));
+        store.table.acquire(&holder, 0).unwrap();
+        let lease = holder.lease_ref(1);
+        let completing = {
+            let table = Arc::clone(&store.table);
+            thread::spawn(move || {
+                let mut record = Bytes::from_static(b"holder");
+                let completed = table.complete(&lease, &mut record, LONG, 2 * SECOND);
+                completed.is_ok()
+            })
+        };
+        let resolving = {
+            let store = store.clone();
+            thread::spawn(move || {
+                let is_as_seen = |snapshot: &Snapshot| {
+                    snapshot.record.is_none() && snapshot.token == Some(lease.token)
+                };
+                let change = Change::Complete {
+                    token: Token::from_bytes([3; 16]),
+                    record: Bytes::from_static(b"operator"),
+                    retention: LONG,
+                };
+                let changed = store.change(&lease.id, is_as_seen, &change, 2 * SECOND);
+                changed.unwrap()
+            })
+        };
+        let taken = store.table.acquire(&rival, 2 * SECOND).unwrap();
+        let (completed, resolved) = (completing.join().unwrap(), resolving.join().unwrap());
+        let won = [completed, resolved, is_granted(&taken)];
+        assert_eq!(won.iter().filter(|won| **won).count(), 1, "{won:?}");
+        let found = store.table.acquire(&claim(1, 4), 2 * SECOND).unwrap();
+        match found {
+            Acquired::Completed { record, .. } if completed => assert_eq!(record, "holder"),
+            Acquired::Completed { record, .. } if resolved => assert_eq!(record, "operator"),
+            Acquired::InProgress { .. } if is_granted(&taken) => {}
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(store.table.budget().entries(), 1);
+        assert_counts_return_to_zero(&store.table);
     });
 }
 
@@ -205,8 +364,7 @@ fn unused_reservation_is_returned() {
         let (entries, bytes) = (table.budget().entries(), table.budget().bytes());
         assert!((1..=2).contains(&entries), "{entries}");
         assert_eq!(bytes, entries * ENTRY_BYTES);
-        table.sweep(u64::MAX);
-        assert_eq!((table.budget().entries(), table.budget().bytes()), (0, 0));
+        assert_counts_return_to_zero(&table);
     });
 }
 

@@ -15,13 +15,13 @@ use bytes::Bytes;
 use tokio::sync::Semaphore;
 
 use super::{
-    budget::{Budget, Cost, ENTRY_BYTES, MemoryFull, Reservation},
+    budget::{Budget, Cost, ENTRY_BYTES},
     details::Details,
     entry::{Entry, EntryState, nanos},
     evictions::Evictions,
     shard::{LockedShard, Shard, SharedState},
     sync::{AtomicUsize, HashBuilder, Mutex},
-    usage::Usage,
+    usage::{LeaseShare, Usage},
 };
 use crate::store::{Acquired, Claim, LeaseRef, OrphanPolicy, StoreError, Ttl};
 
@@ -36,9 +36,6 @@ const BYTES_PER_SHARD: usize = 4 << 20;
 const MIN_SHARDS: usize = 64;
 /// An empty store of unlimited size takes some 7 MB for its shards. A position of a listing has two bytes for the shard.
 const MAX_SHARDS: usize = 1 << 14;
-
-/// The number of records evicted under one lock.
-const EVICTIONS_PER_LOCK: usize = 8;
 
 pub(super) struct Table {
     pub(super) shared: SharedState,
@@ -98,7 +95,7 @@ impl Table {
         } else {
             Cost::ENTRY
         };
-        let mut evicted = None;
+        let (mut evicted, mut share) = (None, None);
         loop {
             let mut shard = self.shard(hash);
             shard.remove_expired(shared, now);
@@ -106,13 +103,21 @@ impl Table {
                 return Ok(acquire_present(shared, &mut shard, slot, claim, now));
             }
             let group = shared.group(claim.scope.as_ref());
-            if !shared.usage.may_lease(group, cost.bytes, &shared.budget) {
-                return Err(StoreError::CallerLimit);
-            }
-            let reservation = self.reserve(&mut shard, evicted.take(), cost, now);
-            let Some(reservation) = reservation.map_err(StoreError::backend)? else {
+            // Decided once: a failed eviction within the group does not mean that the store is full.
+            let lease_share = || shared.usage.lease_share(group, cost.bytes, &shared.budget);
+            let only = match share.get_or_insert_with(lease_share) {
+                LeaseShare::Small => None,
+                LeaseShare::Large => Some(group),
+                LeaseShare::UsedUp => return Err(StoreError::CallerLimit),
+            };
+            let reservation = self.reserve(&mut shard, evicted.take(), only, cost, now);
+            let reservation = reservation.map_err(|full| match only {
+                None => StoreError::backend(full),
+                Some(_) => StoreError::CallerLimit,
+            });
+            let Some(reservation) = reservation? else {
                 drop(shard);
-                evicted = Some(self.evict_and_reserve(hash, cost, now));
+                evicted = Some(self.evict_and_reserve(hash, only, cost, now));
                 continue;
             };
             let generation = NonZeroU64::MIN;
@@ -145,6 +150,7 @@ impl Table {
             return false;
         }
         let orphan_retention = orphan_expires - lease_expires;
+        let previous_expiry = lease_expires;
         let lease_expires = now.saturating_add(nanos(ttl));
         shard.update(&self.shared, slot, |entry| {
             entry.state = EntryState::Leased {
@@ -153,6 +159,14 @@ impl Table {
                 released: false,
             };
         });
+        // The waiters would sleep until the previous expiry.
+        let waiters = if lease_expires < previous_expiry {
+            shard.take_waiters(slot)
+        } else {
+            None
+        };
+        drop(shard);
+        wake(waiters);
         true
     }
 
@@ -199,10 +213,11 @@ impl Table {
                 Some(_) => Cost::record(record.len()),
                 None => Cost::entry_with(record.len()),
             };
-            let reservation = self.reserve(&mut shard, evicted.take(), cost, now);
+            // The effect has happened, so its record may evict records of any group.
+            let reservation = self.reserve(&mut shard, evicted.take(), None, cost, now);
             let Some(reservation) = reservation.map_err(StoreError::backend)? else {
                 drop(shard);
-                evicted = Some(self.evict_and_reserve(hash, cost, now));
+                evicted = Some(self.evict_and_reserve(hash, None, cost, now));
                 continue;
             };
             reservation.commit();
@@ -270,99 +285,6 @@ impl Table {
         wake(waiters);
     }
 
-    /// Returns the reservation made by an earlier eviction, or reserves capacity, evicting a few records of this shard
-    /// if needed. Returns `None` if other shards must evict records.
-    ///
-    /// # Errors
-    ///
-    /// If the other shards could not free enough, and there is still no capacity.
-    pub(super) fn reserve<'a>(
-        &'a self,
-        shard: &mut LockedShard<'_>,
-        evicted: Option<Result<Reservation<'a>, MemoryFull>>,
-        cost: Cost,
-        now: u64,
-    ) -> Result<Option<Reservation<'a>>, MemoryFull> {
-        let eviction_error = match evicted {
-            Some(Ok(reservation)) if reservation.has_cost(cost) => return Ok(Some(reservation)),
-            Some(Ok(_)) | None => None,
-            Some(Err(full)) => Some(full),
-        };
-        match (self.reserve_in_shard(shard, cost, now), eviction_error) {
-            (None, Some(full)) => Err(full),
-            (reservation, _) => Ok(reservation),
-        }
-    }
-
-    fn reserve_in_shard(
-        &self,
-        shard: &mut LockedShard<'_>,
-        cost: Cost,
-        now: u64,
-    ) -> Option<Reservation<'_>> {
-        let budget = &self.shared.budget;
-        if let Some(reservation) = budget.reserve(cost) {
-            return Some(reservation);
-        }
-        if !budget.can_hold(cost) {
-            return None;
-        }
-        for _ in 0..EVICTIONS_PER_LOCK {
-            let is_longest = self.shared.longest.fills_half(budget);
-            let group = self.shared.usage_of(is_longest).largest(budget);
-            if !shard.evict(&self.shared, group, is_longest, now) {
-                return None;
-            }
-            if let Some(reservation) = budget.reserve(cost) {
-                return Some(reservation);
-            }
-        }
-        None
-    }
-
-    /// Reserves capacity by evicting records from one shard after the other, starting with the shard of `hash`. Evicts a
-    /// record with the longest retention only if no other record is left, or if such records fill more than half of the store.
-    pub(super) fn evict_and_reserve(
-        &self,
-        hash: u64,
-        cost: Cost,
-        now: u64,
-    ) -> Result<Reservation<'_>, MemoryFull> {
-        let budget = &self.shared.budget;
-        let mut spares_longest = self.shared.usage.has_records();
-        let mut is_limited_to_largest = true;
-        loop {
-            let (mut evicted, mut was_limited) = (false, false);
-            for distance in 0..self.shards.len() {
-                // Checked at each step, so that a limit lowered meanwhile ends the loop.
-                while budget.can_hold(cost) {
-                    let mut shard = self.shard_at(self.index(hash) + distance);
-                    if let Some(reservation) = budget.reserve(cost) {
-                        return Ok(reservation);
-                    }
-                    // The group may change with each eviction. Its records may be in shards that were visited before.
-                    let is_longest = !spares_longest || self.shared.longest.fills_half(budget);
-                    let largest = self.shared.usage_of(is_longest).largest(budget);
-                    let group = largest.filter(|_| is_limited_to_largest);
-                    was_limited |= group.is_some();
-                    if !shard.evict(&self.shared, group, is_longest, now) {
-                        break;
-                    }
-                    evicted = true;
-                }
-            }
-            if evicted || was_limited {
-                // If no shard had such a record, the next round evicts records of any group. Other calls may have evicted or
-                // moved the records of the group meanwhile.
-                is_limited_to_largest = evicted;
-            } else if spares_longest {
-                (spares_longest, is_limited_to_largest) = (false, true);
-            } else {
-                return budget.reserve(cost).ok_or_else(|| budget.full_error());
-            }
-        }
-    }
-
     pub(super) fn shard(&self, hash: u64) -> LockedShard<'_> {
         self.shard_at(self.index(hash))
     }
@@ -375,7 +297,7 @@ impl Table {
     }
 
     /// Returns the shard of a hash. Uses bits that the index within a shard does not use.
-    const fn index(&self, hash: u64) -> usize {
+    pub(super) const fn index(&self, hash: u64) -> usize {
         (hash >> 40) as usize & (self.shards.len() - 1)
     }
 }
@@ -466,6 +388,16 @@ impl Table {
     #[cfg(shuttle)]
     pub(super) fn shard_of(&self, id: &crate::store::KeyId) -> usize {
         self.index(self.shared.hasher.hash_one(id))
+    }
+
+    /// Returns the counters of all groups: completed entries, their bytes, and leases and orphans.
+    pub(super) fn usage_sums(&self) -> (usize, usize, usize) {
+        let [usage, longest] = [self.shared.usage.sums(), self.shared.longest.sums()];
+        (
+            usage.0 + longest.0,
+            usage.1 + longest.1,
+            usage.2 + longest.2,
+        )
     }
 
     pub(super) fn sweep(&self, now: u64) {

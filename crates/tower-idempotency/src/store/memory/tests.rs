@@ -55,6 +55,13 @@ async fn has_record(store: &MemoryStore, n: u64) -> bool {
     }
 }
 
+fn store_with_one_shard(max_bytes: usize) -> MemoryStore {
+    MemoryStore {
+        table: Arc::new(Table::new(1, usize::MAX, max_bytes)),
+        epoch: Instant::now(),
+    }
+}
+
 /// Returns the text of the error.
 fn assert_full(error: StoreError) -> String {
     let StoreError::Backend(source) = error else {
@@ -145,6 +152,25 @@ mod waiters {
             waited >= lease && waited < lease + Duration::from_millis(5),
             "{waited:?}"
         );
+    }
+
+    /// A failed execution leaves an orphan by a renewal of one millisecond.
+    #[tokio::test(start_paused = true)]
+    async fn waiters_wake_if_lease_is_shortened() {
+        let store = MemoryStore::new();
+        let lease = hold(&store, N).await;
+        let waiter = {
+            let store = store.clone();
+            tokio::spawn(async move {
+                let start = Instant::now();
+                store.wait_for_change(&ID, HOUR.as_duration()).await;
+                start.elapsed()
+            })
+        };
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        store.renew(&lease, Ttl::MIN).await.unwrap();
+        assert_eq!(waiter.await.unwrap(), Duration::from_secs(1));
+        assert_eq!(store.table.waiter_groups(), 0);
     }
 
     #[tokio::test(start_paused = true)]
@@ -299,3 +325,4 @@ fn futures_stay_small() {
 
 mod fairness;
 mod freed;
+mod full;

@@ -32,6 +32,17 @@ const COMPARED_EVERY: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PrincipalGroup(u16);
 
+/// Share of the store that a group uses for leases and orphans. They are never evicted.
+pub(super) enum LeaseShare {
+    /// Less than an eighth. The group may use all of the store, and evict records of any group.
+    Small,
+    /// At least an eighth, and all groups together use less than three quarters. The group may use free capacity and evict its own
+    /// records. Otherwise it could replace the records of all other groups by orphans.
+    Large,
+    /// At least an eighth, and all groups together use three quarters. The last quarter is for small groups.
+    UsedUp,
+}
+
 /// Counters of the entries of each group. They are changed under the lock of the entry's shard, and read without one, so a
 /// comparison may be slightly out of date.
 pub(super) struct Usage {
@@ -113,6 +124,11 @@ impl Usage {
         self.groups.iter().any(has_record)
     }
 
+    /// Returns `true` if this group has a record.
+    pub(super) fn has_records_of(&self, group: PrincipalGroup) -> bool {
+        self.groups[usize::from(group.0)].entries.load(Relaxed) > 0
+    }
+
     pub(super) fn add_lease(&self, group: PrincipalGroup) {
         let counters = &self.groups[usize::from(group.0)];
         counters.leases_and_orphans.fetch_add(1, Relaxed);
@@ -123,21 +139,23 @@ impl Usage {
         counters.leases_and_orphans.fetch_sub(1, Relaxed);
     }
 
-    /// Returns `true` if the group may have one more lease, which uses this many bytes.
-    ///
-    /// A group with less than an eighth of the store in leases and orphans may use all of the store. Any other group must
-    /// leave the last quarter to such groups, because leases and orphans are never evicted.
-    pub(super) fn may_lease(
+    /// Returns the share of a group that claims one more lease of this many bytes.
+    pub(super) fn lease_share(
         &self,
         group: PrincipalGroup,
         lease_bytes: usize,
         budget: &Budget,
-    ) -> bool {
+    ) -> LeaseShare {
         let (entries, bytes) = budget.limits();
         let max = entries.min(bytes / lease_bytes.max(1));
         let leases = |counters: &Counters| counters.leases_and_orphans.load(Relaxed);
-        let is_small = leases(&self.groups[usize::from(group.0)]) < (max / 8).max(1);
-        is_small || self.groups.iter().map(leases).sum::<usize>() < max - max / 4
+        if leases(&self.groups[usize::from(group.0)]) < (max / 8).max(1) {
+            LeaseShare::Small
+        } else if self.groups.iter().map(leases).sum::<usize>() < max - max / 4 {
+            LeaseShare::Large
+        } else {
+            LeaseShare::UsedUp
+        }
     }
 
     /// Counts the eviction of an unexpired record.
@@ -190,6 +208,27 @@ impl Usage {
         self.evicted.entries.store(0, Relaxed);
         self.evicted.bytes.store(0, Relaxed);
         (share > large).then(|| group(largest))
+    }
+}
+
+#[cfg(test)]
+impl Usage {
+    /// Returns the sums of all groups: completed entries, their bytes, and leases and orphans.
+    pub(super) fn sums(&self) -> (usize, usize, usize) {
+        let sum = |of: fn(&Counters) -> &AtomicUsize| {
+            let counters = self.groups.iter();
+            counters.map(|it| of(it).load(Relaxed)).sum::<usize>()
+        };
+        let sums = (
+            sum(|counters| &counters.entries),
+            sum(|counters| &counters.bytes),
+            sum(|counters| &counters.leases_and_orphans),
+        );
+        if let Some(total) = &self.total {
+            let total = (total.entries.load(Relaxed), total.bytes.load(Relaxed));
+            assert_eq!(total, (sums.0, sums.1));
+        }
+        sums
     }
 }
 

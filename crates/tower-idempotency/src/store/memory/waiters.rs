@@ -17,7 +17,7 @@ pub(super) struct WaiterRegistration<'a> {
 }
 
 impl WaiterRegistration<'_> {
-    /// Waits until the entry is completed or released.
+    /// Waits until the entry is completed, released or resolved, or until its lease is shortened.
     pub(super) async fn changed(&self) {
         // The semaphore has no permits, so the wait ends only when it is closed.
         let _closed = self.event.acquire().await;

@@ -20,6 +20,73 @@ async fn fm_114_full_store_rejects_and_loses_no_lease() {
     hold(&store, 100).await;
 }
 
+async fn assert_completed(store: &MemoryStore, id: &KeyId) {
+    let claim = Claim::new(*id, FINGERPRINT).unwrap();
+    let found = store.acquire(&claim).await.unwrap();
+    assert!(matches!(found, Acquired::Completed { .. }), "{found:?}");
+}
+
+/// The operator resolves the record that an eviction would take first. Its decision must not execute the request again.
+#[tokio::test(start_paused = true)]
+async fn resolution_in_full_store_keeps_its_entry() {
+    let attention = Resolution::NeedsAttention(NeedsAttention::new("examine"));
+    let (record, _) = attention.record(&id(0)).unwrap();
+    let max = 20 * (ENTRY_BYTES + record.len());
+    let store = store_with_one_shard(max);
+    for n in 0..20 {
+        let claim = Claim {
+            scope: None,
+            ..claim(n)
+        };
+        store.acquire(&claim).await.unwrap();
+        let (record, retention) = attention.record(&claim.id).unwrap();
+        let lease = claim.lease_ref(1);
+        store.complete(&lease, record, retention).await.unwrap();
+    }
+    assert_eq!(store.bytes(), max);
+    let page = store.list(&Query::new(State::NeedsAttention)).await;
+    let first = page.unwrap().entries[0].clone();
+    let complete = Resolution::Complete {
+        record: vec![1; 400].into(),
+        retention: HOUR,
+    };
+    let resolved = store.resolve(first.seen(), &complete).await.unwrap();
+    assert!(resolved.is_applied());
+    assert_eq!(store.len(), 20, "no other record is evicted");
+    // The next write evicts others.
+    hold(&store, 100).await;
+    assert!(store.bytes() <= max);
+    assert_completed(&store, first.id()).await;
+}
+
+// F-113
+#[tokio::test(start_paused = true)]
+async fn orphan_is_resolved_in_store_full_of_orphans() {
+    let max = 80 * ENTRY_BYTES;
+    let store = store_with_one_shard(max);
+    for n in 0..80 {
+        hold(&store, n).await;
+    }
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let page = store.list(&Query::new(State::Orphaned)).await.unwrap();
+    let resolutions = [
+        Resolution::Complete {
+            record: vec![1; 400].into(),
+            retention: HOUR,
+        },
+        Resolution::NeedsAttention(NeedsAttention::new("examine")),
+    ];
+    for (entry, resolution) in page.entries.iter().zip(&resolutions) {
+        let resolved = store.resolve(entry.seen(), resolution).await.unwrap();
+        assert!(resolved.is_applied());
+        assert_completed(&store, entry.id()).await;
+    }
+    assert!(store.bytes() > max + 400);
+    // The records are the only entries that the next write can evict.
+    hold(&store, 100).await;
+    assert!(store.bytes() <= max);
+}
+
 // F-112
 #[tokio::test(start_paused = true)]
 async fn orphans_are_never_evicted() {

@@ -305,6 +305,48 @@ async fn orphans_of_one_caller_leave_room_to_others() {
     assert!(matches!(granted, Acquired::Granted { .. }));
 }
 
+// S-983, F-947
+/// Orphans are never evicted. A caller could otherwise replace the records of all others by its orphans.
+#[tokio::test(start_paused = true)]
+async fn orphans_of_one_caller_evict_no_records_of_others() {
+    let store = store_with_groups().with_max_entries(800);
+    for n in 0..400 {
+        record_of(&store, 1, n, 0).await;
+    }
+    for n in 0..250 {
+        record_of(&store, 2, n, 0).await;
+    }
+    // The other callers have more records than this one.
+    for n in 1000..1040 {
+        record_of(&store, 9, n, 0).await;
+    }
+    for n in 1040..1050 {
+        longest_record_of(&store, 9, n, 0).await;
+    }
+    let (leases, error) = lease_until_refused(&store, 9).await;
+    assert!(matches!(error, StoreError::CallerLimit), "{error}");
+    assert_eq!(leases.len(), 150, "100 free entries, and its 50 records");
+    assert_eq!(records_of(&store, 1, 400).await, 400);
+    assert_eq!(records_of(&store, 2, 250).await, 250);
+    let granted = store.acquire(&claim_of(3, 0)).await.unwrap();
+    assert!(matches!(granted, Acquired::Granted { .. }));
+}
+
+/// A service may have one caller only.
+#[tokio::test(start_paused = true)]
+async fn lone_caller_replaces_its_records_by_leases() {
+    for retention in [HOUR, Ttl::MAX] {
+        let store = MemoryStore::new().with_max_entries(800);
+        for n in 1000..1800 {
+            retained_record_of(&store, 9, n, 0, retention).await;
+        }
+        let (leases, error) = lease_until_refused(&store, 9).await;
+        assert!(matches!(error, StoreError::CallerLimit), "{error}");
+        assert_eq!(leases.len(), 600, "three quarters");
+        assert_eq!(store.len(), 800);
+    }
+}
+
 /// The share of leases applies to bytes too.
 #[tokio::test(start_paused = true)]
 async fn leases_of_one_caller_leave_bytes_to_others() {

@@ -51,13 +51,6 @@ impl Drop for Watched {
     }
 }
 
-fn store_with_one_shard(max_bytes: usize) -> MemoryStore {
-    MemoryStore {
-        table: Arc::new(Table::new(1, usize::MAX, max_bytes)),
-        epoch: Instant::now(),
-    }
-}
-
 /// Stores a record of [`LEN`] bytes whose buffer is watched.
 async fn watched_record(store: &MemoryStore, freed: &Arc<Freed>, n: u64, retention: Ttl) {
     let lease = hold(store, n).await;

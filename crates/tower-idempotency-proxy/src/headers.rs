@@ -161,7 +161,8 @@ fn is_protected(name: &HeaderName) -> bool {
     ]
     .contains(name)
         || FORWARDED.contains(name)
-        || ACTING_HEADERS.contains(name)
+        // The layer compares them in each spelling.
+        || ACTING_HEADERS.iter().any(|acting| is_spelling(name, acting))
         || Principal::is_credential(name)
 }
 

@@ -291,3 +291,22 @@ async fn members_without_influence_do_not_count() {
     assert_eq!(send(&app, call(1, "7.0")).await.status, 422);
     assert_eq!(effects.count(), 1);
 }
+
+// S-925
+/// A client of JSON-RPC discards a response with another id than that of its request, so it must not be left out.
+#[tokio::test(start_paused = true)]
+async fn replay_repeats_id_of_first_attempt() {
+    let by = JsonFingerprint::new()
+        .without(["/id"])
+        .expect("a valid pointer");
+    let layer = IdempotencyLayer::new(MemoryStore::new()).with_fingerprint(FingerprintBy::json(by));
+    let (app, effects) = app(layer, async |_, req: Request<Body>| {
+        let body = axum::body::to_bytes(req.into_body(), 99).await;
+        body.expect("a body")
+    });
+    for id in [1, 2] {
+        let call = request("/", Some("k"), &format!(r#"{{"id":{id}}}"#));
+        assert_eq!(send(&app, call).await.text(), r#"{"id":1}"#);
+    }
+    assert_eq!(effects.count(), 1);
+}

@@ -18,12 +18,16 @@ use axum::{
     routing::{any, post as on_post},
 };
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body::Frame;
 use http_body_util::{BodyExt, Empty, Full};
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use tests::{Effects, Scripted, app, created, creating, post, send};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, retry::Policy, service_fn};
+use tower_http::{
+    cors::{AllowOrigin, CorsLayer},
+    timeout::TimeoutLayer,
+};
 use tower_idempotency::{
     ConfigError, Error, Idempotency, IdempotencyKey, IdempotencyLayer, Lease, MemoryStore,
     MissingKey, Preset, Principal, ResponseFuture, Ttl, conformance::FaultInjector,
@@ -631,6 +635,51 @@ async fn layer_composes_with_tower_layers() {
     for _ in 0..3 {
         let res = service.clone().oneshot(full("k", "order")).await;
         assert_eq!(res.expect("in time").status(), StatusCode::OK);
+    }
+    assert_eq!(effects.count(), 1);
+}
+
+// F-028
+/// The order of `docs/guide/placement.md`. Both layers of tower-http can respond with a default body.
+#[tokio::test(start_paused = true)]
+async fn recommended_order_composes_in_service_builder() {
+    let effects = Effects::default();
+    let counted = effects.clone();
+    let cors = CorsLayer::new()
+        .allow_origin(AllowOrigin::mirror_request())
+        .allow_methods([Method::POST]);
+    let timeout = Duration::from_secs(30);
+    let service = ServiceBuilder::new()
+        .layer(cors)
+        .layer(layer())
+        .layer(TimeoutLayer::with_status_code(
+            StatusCode::GATEWAY_TIMEOUT,
+            timeout,
+        ))
+        .service(service_fn(move |_req: Request<Passed<Full<Bytes>>>| {
+            let text = counted.happen().to_string();
+            let res = Response::new(Full::<Bytes>::from(text));
+            std::future::ready(Ok::<_, Infallible>(res))
+        }));
+    for (origin, replayed) in [
+        ("https://one.example", false),
+        ("https://two.example", true),
+    ] {
+        let preflight = Request::options("/orders")
+            .header("origin", origin)
+            .body(Full::<Bytes>::default())
+            .expect("a valid request");
+        let Ok(res) = service.clone().oneshot(preflight).await;
+        assert_eq!(res.headers()["access-control-allow-methods"], "POST");
+        let Ok(body) = res.into_body().collect().await;
+        assert!(body.to_bytes().is_empty());
+
+        let mut req = full("k", "order");
+        let value = HeaderValue::from_static(origin);
+        req.headers_mut().insert("origin", value);
+        let Ok(res) = service.clone().oneshot(req).await;
+        assert_eq!(res.headers()["access-control-allow-origin"], origin);
+        assert_eq!(res.headers().contains_key("idempotent-replayed"), replayed);
     }
     assert_eq!(effects.count(), 1);
 }

@@ -199,14 +199,19 @@ fn layer() -> IdempotencyLayer {
     IdempotencyLayer::new(MemoryStore::new()).with_body_timeout(HANGS * 2)
 }
 
+/// Returns a layer for attacks that use up the permits. The shares are parts of the limit, so a tenth of the default is enough.
+fn layer_with_few_permits() -> IdempotencyLayer {
+    layer().with_max_in_flight(1_000)
+}
+
 // F-950
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reset_requests_leave_permits_to_other_callers() {
     for attacker in ATTACKERS {
-        let server = AttackedServer::start(layer()).await;
+        let server = AttackedServer::start(layer_with_few_permits()).await;
         let attack = async {
             let decided = || server.slow.count() + server.refused();
-            for connection in 0..120 {
+            for connection in 0..12 {
                 let client = H2::connect(server.addr).await;
                 let expected = decided() + 100;
                 let mut streams = Vec::new();
@@ -222,12 +227,12 @@ async fn reset_requests_leave_permits_to_other_callers() {
             }
             server.wait_for_honest_pairs().await;
         };
-        let attacked = server.attack("12,000 reset requests", attack);
+        let attacked = server.attack("1,200 reset requests", attack);
         timeout(HANGS, attacked).await.expect("an end");
-        // A caller whose disconnected clients use more than 5,000 permits gets no new ones.
+        // A caller whose disconnected clients use more than 500 permits gets no new ones.
         let (executed, refused) = (server.slow.count(), server.refused());
-        assert_eq!(executed + refused, 12_000);
-        assert!((5_001..=7_500).contains(&executed), "{executed} executions");
+        assert_eq!(executed + refused, 1_200);
+        assert!((501..=750).contains(&executed), "{executed} executions");
         server.finish().await;
     }
 }
@@ -236,10 +241,10 @@ async fn reset_requests_leave_permits_to_other_callers() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn missing_bodies_leave_permits_to_other_callers() {
     for attacker in ATTACKERS {
-        let server = AttackedServer::start(layer()).await;
+        let server = AttackedServer::start(layer_with_few_permits()).await;
         let attack = async {
             let mut held = Vec::new();
-            for connection in 0..102 {
+            for connection in 0..11 {
                 let client = H2::connect(server.addr).await;
                 for n in 0..100 {
                     let key = format!("{connection}-{n}");
@@ -250,16 +255,16 @@ async fn missing_bodies_leave_permits_to_other_callers() {
                 server.assert_arriving();
             }
             eventually("the attacker uses its share", || {
-                server.layer.in_flight() >= 7_000 && server.refused() > 0
+                server.layer.in_flight() >= 700 && server.refused() > 0
             })
             .await;
             server.wait_for_honest_pairs().await;
             held
         };
-        let attacked = server.attack("10,302 bodies that never arrive", attack);
+        let attacked = server.attack("1,111 bodies that never arrive", attack);
         let held = timeout(HANGS, attacked).await.expect("an end");
         server.assert_arriving();
-        assert!(server.layer.in_flight() >= 7_000, "the attack has ended");
+        assert!(server.layer.in_flight() >= 700, "the attack has ended");
         assert_eq!(server.slow.count(), 0);
         drop(held);
         server.finish().await;
@@ -268,8 +273,8 @@ async fn missing_bodies_leave_permits_to_other_callers() {
 
 impl AttackedServer {
     fn assert_arriving(&self) {
-        // The limit is three quarters of 10,000, plus the requests of the honest caller.
-        assert!(self.layer.in_flight() <= 7_502);
+        // The limit is three quarters of 1,000, plus the requests of the honest caller.
+        assert!(self.layer.in_flight() <= 752);
     }
 }
 

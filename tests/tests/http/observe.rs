@@ -262,6 +262,30 @@ fn failed_execution_is_judged_by_settings() {
     }
 }
 
+// S-918
+/// Without a key of the client, the layer would not record the response.
+#[test]
+fn client_error_without_key_is_fresh_again() {
+    for (has_key, expected) in [
+        (false, counts([("fresh", 2)])),
+        (true, counts([("fresh", 1), ("would_replay", 1)])),
+    ] {
+        let metrics = counted(async {
+            let layer = observing(MemoryStore::new()).with_missing_key(MissingKey::Derive);
+            let (app, _) = app(layer, |_, _| ready(StatusCode::CONFLICT));
+            for _ in 0..2 {
+                let mut req = keyed("/", "k", "");
+                if !has_key {
+                    req.headers_mut().remove("idempotency-key");
+                }
+                send(&app, req).await;
+                run_background_tasks().await;
+            }
+        });
+        assert_eq!(outcomes(&metrics), expected);
+    }
+}
+
 // S-850
 #[test]
 fn handler_gets_no_lease() {

@@ -49,7 +49,7 @@ async fn account_of_shared_token_is_in_fingerprint() {
         let name = HeaderName::from_static(name);
         assert!(ACTING_HEADERS.contains(&name), "{name}");
     }
-    for name in &ACTING_HEADERS {
+    for name in ACTING_HEADERS {
         assert_eq!(other_account(layer(), name).await, (422, 1), "{name}");
         for by in [FingerprintBy::head_only(), FingerprintBy::canonical_json()] {
             let layer = layer().with_fingerprint(by);
@@ -59,35 +59,118 @@ async fn account_of_shared_token_is_in_fingerprint() {
 }
 
 // S-912
-/// Two parts of an upload may have equal bytes, and a request that creates an upload or copies an object has none.
+/// Two parts of an upload may have equal bytes, and a request that creates an upload or copies an object has none. In some
+/// protocols, all operations have one method and one path.
 #[tokio::test(start_paused = true)]
 async fn part_and_method_are_in_fingerprint() {
     for name in [
+        "content-disposition",
         "content-range",
+        "depth",
         "destination",
         "dropbox-api-arg",
+        "lock-token",
+        "next-action",
+        "overwrite",
         "slug",
+        "soapaction",
         "upload-concat",
         "upload-length",
         "upload-metadata",
         "upload-offset",
         "x-amz-copy-source",
+        "x-amz-target",
         "x-goog-copy-source",
+        "x-goog-upload-command",
+        "x-goog-upload-offset",
         "x-http-method",
         "x-http-method-override",
         "x-method-override",
         "x-ms-copy-source",
+        "x-ms-range",
+        "x-ms-rename-source",
+        "x-ms-source-range",
     ] {
         let name = HeaderName::from_static(name);
         assert_eq!(other_account(layer(), &name).await, (422, 1), "{name}");
-        let (app, effects) = creating(layer().with_missing_key(MissingKey::Derive));
-        for (value, is_replay) in [("a", false), ("a", true), ("b", false)] {
-            let mut req = acting(&name, value);
-            req.headers_mut().remove("idempotency-key");
-            let response = send(&app, req).await;
-            assert_eq!(response.is_replay(), is_replay, "{name}: {value}");
+        assert_eq!(executed_without_key(layer(), &name).await, 2, "{name}");
+    }
+}
+
+/// Returns the executions of three requests without a key, of which the last one has another value of the header.
+async fn executed_without_key(layer: IdempotencyLayer, name: &HeaderName) -> u64 {
+    let (app, effects) = creating(layer.with_missing_key(MissingKey::Derive));
+    for (value, is_retry) in [("a", false), ("a", true), ("b", false)] {
+        let mut req = acting(name, value);
+        req.headers_mut().remove("idempotency-key");
+        let response = send(&app, req).await;
+        assert!(response.is_replay() || !is_retry, "{name}: {value}");
+    }
+    effects.count()
+}
+
+// S-929
+/// Servers may read `_` in a name as `-`.
+#[tokio::test(start_paused = true)]
+async fn other_spelling_is_in_fingerprint() {
+    for name in [
+        "tenant_id",
+        "x_tenant_id",
+        "x-tenant_id",
+        "content_range",
+        "x_http_method_override",
+        "x_amz_target",
+    ] {
+        let name = HeaderName::from_static(name);
+        assert_eq!(other_account(layer(), &name).await, (422, 1), "{name}");
+        assert_eq!(executed_without_key(layer(), &name).await, 2, "{name}");
+    }
+    for (listed, sent) in [("x-branch", "x_branch"), ("x_branch", "x-branch")] {
+        let by = FingerprintBy::raw_body().and_header(HeaderName::from_static(listed));
+        let layer = layer().with_fingerprint(by);
+        let sent = HeaderName::from_static(sent);
+        assert_eq!(other_account(layer, &sent).await, (422, 1), "{sent}");
+    }
+    let unlisted = HeaderName::from_static("x_branch");
+    assert_eq!(other_account(layer(), &unlisted).await, (201, 1));
+}
+
+// S-929
+/// Clients and proxies may send headers in another order.
+#[tokio::test(start_paused = true)]
+async fn order_of_listed_headers_does_not_count() {
+    let (app, effects) = creating(layer());
+    let mut names = ["x_tenant_id", "stripe-account", "tenant_id", "x-tenant-id"];
+    for is_replay in [false, true] {
+        let mut req = post("/orders", "k", "order");
+        for name in names {
+            let value = HeaderValue::from_static(name);
+            req.headers_mut().insert(name, value);
         }
-        assert_eq!(effects.count(), 2, "{name}");
+        assert_eq!(send(&app, req).await.is_replay(), is_replay);
+        names.reverse();
+    }
+    assert_eq!(effects.count(), 1);
+}
+
+// S-928
+#[tokio::test(start_paused = true)]
+async fn precondition_counts_without_key() {
+    for name in ["if-match", "if-none-match", "if-unmodified-since"] {
+        let name = HeaderName::from_static(name);
+        assert_eq!(executed_without_key(layer(), &name).await, 2, "{name}");
+        // A client that sends a key corrects the precondition under the same key.
+        assert_eq!(other_account(layer(), &name).await, (201, 1), "{name}");
+        let json = layer().with_fingerprint(FingerprintBy::canonical_json());
+        assert_eq!(executed_without_key(json, &name).await, 2, "{name}");
+        // The application chooses what counts.
+        for by in [
+            FingerprintBy::raw_body().with_headers([]),
+            FingerprintBy::custom(|_, body| body.to_vec()),
+        ] {
+            let layer = layer().with_fingerprint(by);
+            assert_eq!(executed_without_key(layer, &name).await, 1, "{name}");
+        }
     }
 }
 

@@ -118,25 +118,53 @@ async fn client_error_frees_key_of_service() {
 }
 
 // S-918
-/// A key that the layer derives because the service names none is no choice of the client either.
+/// A key that the layer derives is no choice of the client either.
 #[tokio::test(start_paused = true)]
-async fn client_error_frees_derived_key_of_service() {
-    let layer = IdempotencyLayer::new(MemoryStore::new())
-        .with_key_from(KeyScope::EachCaller, |_| None)
-        .with_missing_key(MissingKey::Derive);
-    let (app, effects) = app(layer, async |n, _req| match n {
-        1 => StatusCode::NOT_FOUND.into_response(),
-        _ => created(n),
-    });
-    for status in [
-        StatusCode::NOT_FOUND,
-        StatusCode::CREATED,
-        StatusCode::CREATED,
-    ] {
-        let res = send(&app, keyless("/payments/7/refund", "ann", "")).await;
-        assert_eq!(res.status, status);
+async fn client_error_frees_derived_key() {
+    let named = derived().with_key_from(KeyScope::EachCaller, |_| None);
+    for layer in [derived(), named, derived().with_recorded_statuses(|_| true)] {
+        let (app, effects) = app(layer, async |n, _req| match n {
+            1 => StatusCode::CONFLICT.into_response(),
+            _ => created(n),
+        });
+        for status in [
+            StatusCode::CONFLICT,
+            StatusCode::CREATED,
+            StatusCode::CREATED,
+        ] {
+            let res = send(&app, keyless("/payments/7/refund", "ann", "")).await;
+            assert_eq!(res.status, status);
+        }
+        assert_eq!(effects.count(), 2);
     }
-    assert_eq!(effects.count(), 2);
+    // A client that sends a key can correct the request with another key, so its 4xx is recorded.
+    let (app, effects) = app(derived(), async |_, _| StatusCode::CONFLICT);
+    for is_replay in [false, true] {
+        let res = send(&app, post("/payments/7/refund", "k", "")).await;
+        assert_eq!(res.is_replay(), is_replay);
+    }
+    assert_eq!(effects.count(), 1);
+}
+
+// S-959
+/// A release would leave an orphan. With `OrphanPolicy::Refuse`, its retry would get 409.
+#[tokio::test(start_paused = true)]
+async fn client_error_with_downstream_key_is_recorded() {
+    for policy in [OrphanPolicy::TakeOver, OrphanPolicy::Refuse] {
+        let layer = derived().with_orphan_policy(policy);
+        for layer in [
+            layer.clone(),
+            layer.with_key_from(KeyScope::EachCaller, |_| None),
+        ] {
+            let (app, effects, _) = charging(layer, &[402]);
+            for is_replay in [false, true] {
+                let res = send(&app, keyless("/", "a", "tea")).await;
+                assert_eq!(res.status, StatusCode::PAYMENT_REQUIRED);
+                assert_eq!(res.is_replay(), is_replay);
+            }
+            assert_eq!(effects.count(), 1, "{policy:?}");
+        }
+    }
 }
 
 // S-919
@@ -297,20 +325,21 @@ async fn derived_orphan_is_not_executed_unprotected() {
 // S-918
 #[tokio::test(start_paused = true)]
 async fn client_error_under_key_of_service_is_not_committed() {
-    let layer = refunds(KeyScope::AllCallers);
-    let (app, effects) = app(layer, async |n, req: Request<Body>| {
-        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
-        let wrong = (StatusCode::UNPROCESSABLE_ENTITY, "wrong").into_response();
-        match lease.prepare(wrong).await {
-            Ok(_) => created(n),
-            Err(error) => error.into_output().map(Body::new),
+    for layer in [refunds(KeyScope::AllCallers), derived()] {
+        let (app, effects) = app(layer, async |n, req: Request<Body>| {
+            let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+            let wrong = (StatusCode::UNPROCESSABLE_ENTITY, "wrong").into_response();
+            match lease.prepare(wrong).await {
+                Ok(_) => created(n),
+                Err(error) => error.into_output().map(Body::new),
+            }
+        });
+        for _ in 0..2 {
+            let res = send(&app, keyless("/payments/7/refund", "ann", "")).await;
+            assert_eq!(res.status, StatusCode::UNPROCESSABLE_ENTITY);
         }
-    });
-    for _ in 0..2 {
-        let res = send(&app, keyless("/payments/7/refund", "ann", "")).await;
-        assert_eq!(res.status, StatusCode::UNPROCESSABLE_ENTITY);
+        assert_eq!(effects.count(), 2);
     }
-    assert_eq!(effects.count(), 2);
 }
 
 // ---- A layer inside another ----

@@ -33,8 +33,8 @@ impl Entry {
     /// Creates the entry of a request that is sent later, for example to store it in a transaction of the application.
     ///
     /// It contains the headers that [`OutboxLayer`](crate::OutboxLayer) stores by default. They include no credentials, except a
-    /// signature in the URL of `X-Ms-Copy-Source`. [`with_headers_of`](Self::with_headers_of) adds others. A user name and a
-    /// password in the URL are left out. Its query stays.
+    /// signature in the URL of `X-Ms-Copy-Source` or `X-Ms-Rename-Source`. [`with_headers_of`](Self::with_headers_of) adds
+    /// others. A user name and a password in the URL are left out. Its query stays.
     #[must_use]
     pub fn new(operation: &Operation, req: &Request<Bytes>) -> Self {
         let (head, body) = req.clone().into_parts();
@@ -67,8 +67,7 @@ impl Entry {
 
     /// Creates the entry of a request without its body. It has the default headers and those in `allowed`.
     pub(super) fn of_head(operation: &Operation, head: &Parts, allowed: &[HeaderName]) -> Self {
-        let is_allowed =
-            |name: &HeaderName| DEFAULT_HEADERS.contains(&name.as_str()) || allowed.contains(name);
+        let is_allowed = |name: &HeaderName| is_default(name.as_str()) || allowed.contains(name);
         let mut headers = HeaderMap::new();
         for (name, value) in &head.headers {
             if is_allowed(name) {
@@ -293,8 +292,7 @@ pub(super) fn headers_from_json(pairs: &Value) -> Option<(HeaderMap, Option<Head
             .map(|char| u8::try_from(char).ok())
             .collect::<Option<_>>()?;
         let mut value = HeaderValue::from_bytes(&value).ok()?;
-        value
-            .set_sensitive(!DEFAULT_HEADERS.contains(&name.as_str()) || name == MAY_HAVE_SIGNATURE);
+        value.set_sensitive(!DEFAULT_HEADERS.contains(&name.as_str()) || may_have_signature(&name));
         if pair.get(2).is_some_and(|mark| mark == KEY_MARK) {
             key_header = Some(name.clone());
         }
@@ -323,8 +321,15 @@ pub(super) fn millis(at: SystemTime) -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Header of Azure with a URL, which may contain a signature.
-const MAY_HAVE_SIGNATURE: &str = "x-ms-copy-source";
+/// Returns `true` if the outbox stores the header by default. Some servers read `_` in a name as `-`, so both spellings count.
+fn is_default(name: &str) -> bool {
+    DEFAULT_HEADERS.contains(&&*name.replace('_', "-"))
+}
+
+/// Returns `true` for headers of Azure with a URL, which may contain a signature.
+fn may_have_signature(name: &HeaderName) -> bool {
+    ["x-ms-copy-source", "x-ms-rename-source"].contains(&name.as_str())
+}
 
 /// Third element of the array of the key header.
 const KEY_MARK: &str = "key";
@@ -337,7 +342,8 @@ const UNREADABLE: &str =
 /// server may compare them in retries.
 ///
 /// `PayPal-Auth-Assertion` names a merchant. It has no effect without the token of the client, which is not stored. The URL in
-/// `X-Ms-Copy-Source` may contain a signature, like that of the request. Without it, the request would be another operation.
+/// `X-Ms-Copy-Source` and `X-Ms-Rename-Source` may contain a signature, like that of the request. Without it, the request would
+/// be another operation.
 const DEFAULT_HEADERS: &[&str] = &[
     "accept",
     "accept-language",
@@ -350,6 +356,7 @@ const DEFAULT_HEADERS: &[&str] = &[
     "content-md5",
     "content-range",
     "content-type",
+    "depth",
     "destination",
     "digest",
     "dropbox-api-arg",
@@ -363,14 +370,18 @@ const DEFAULT_HEADERS: &[&str] = &[
     "if-none-match",
     "if-unmodified-since",
     "impersonate-user",
+    "lock-token",
     "login-customer-id",
     "mscrmcallerid",
+    "next-action",
     "on-behalf-of",
     "openai-organization",
     "openai-project",
+    "overwrite",
     "paypal-auth-assertion",
     "prefer",
     "slug",
+    "soapaction",
     "stripe-account",
     "stripe-context",
     "stripe-version",
@@ -384,8 +395,11 @@ const DEFAULT_HEADERS: &[&str] = &[
     "user-agent",
     "x-account-id",
     "x-amz-copy-source",
+    "x-amz-target",
     "x-customer-id",
     "x-goog-copy-source",
+    "x-goog-upload-command",
+    "x-goog-upload-offset",
     "x-goog-user-project",
     "x-grafana-org-id",
     "x-http-method",
@@ -394,6 +408,9 @@ const DEFAULT_HEADERS: &[&str] = &[
     "x-merchant-id",
     "x-method-override",
     "x-ms-copy-source",
+    "x-ms-range",
+    "x-ms-rename-source",
+    "x-ms-source-range",
     "x-on-behalf-of",
     "x-org-id",
     "x-organization",

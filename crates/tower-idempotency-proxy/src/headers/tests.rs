@@ -180,6 +180,7 @@ fn trailers_replace_no_headers() {
         "cookie",
         "host",
         "stripe-account",
+        "x_tenant_id",
         "connection",
         "transfer-encoding",
         "content-length",

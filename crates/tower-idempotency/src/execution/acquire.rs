@@ -296,7 +296,7 @@ impl Attempt {
             } => (fingerprint, AcquireOutcome::Completed(record)),
         };
         let completed = matches!(outcome, AcquireOutcome::Completed(_));
-        // The fingerprint is compared first: the state of another request under this key is of no concern to the client.
+        // A client gets the state of the entry only if the fingerprint is that of its request.
         let outcome = if self.is_same_request(&fingerprint) {
             outcome
         } else {

@@ -222,7 +222,7 @@ pub(super) fn acquire_now(
     let (rules, principal) = (&config.request, scoped.principal);
     let fingerprint = rules
         .fingerprint
-        .fingerprint(rules.secret.as_ref(), head, content);
+        .fingerprint(rules.secret.as_ref(), &key, head, content);
     let operation = if shared.store.has_operations() {
         operation(head)
     } else {

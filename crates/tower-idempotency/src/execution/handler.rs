@@ -259,7 +259,7 @@ fn begin_recording<R: http_body::Body, E>(
     // An outer layer follows the same instructions of the handler.
     let is_nested = lease.grant.is_nested;
     let directives = is_nested.then(|| Box::new(Directives::of(&res)));
-    if lease.has_key_of_service() && res.status().is_client_error() {
+    if lease.is_released_by_client_error() && res.status().is_client_error() {
         // Clients cannot choose another key for the corrected request.
         res.extensions_mut().insert(Retention::NoStore);
     }
@@ -301,7 +301,7 @@ fn outcome_of<R: http_body::Body, E>(
         }
         // As for HTTP in `begin_recording`. Here the code is known.
         if lease.config().response.is_grpc()
-            && lease.has_key_of_service()
+            && lease.is_released_by_client_error()
             && class.is_client_error()
         {
             return HandlerOutcome::Release(Ok(res), NotRecordedReason::NoStore.name());

@@ -67,7 +67,7 @@ impl IdempotencyLayer {
     /// - [`OrphanPolicy::TakeOver`] is at-least-once: a retry executes again, and the effect may happen twice.
     /// - [`OrphanPolicy::Refuse`] is at-most-once: retries get 409 until the orphan expires. An operator must determine the
     ///   outcome and [resolve](crate::inspect) the entry. A failed execution leaves an orphan too, unless
-    ///   [`with_failure`](Self::with_failure) changes that.
+    ///   [`with_failure`](Self::with_failure) changes that. But a 5xx of the handler releases the key, also after an effect.
     /// - [`OrphanPolicy::Never`] is the same, but a [retry](crate::inspect::Resolution::Retry) that an operator allows has
     ///   no effect.
     ///

@@ -98,8 +98,8 @@ impl IdempotencyLayer {
     ///
     /// - A request body counts until the handler has dropped it. A request that exceeds the limit gets 503 `overloaded`.
     /// - A response body counts until the client has read it, also if it is a replay. A first response that exceeds the
-    ///   limit counts as too large ([`with_unrecordable`](Self::with_unrecordable)). A replay that exceeds it is not sent,
-    ///   and the client gets 503 `overloaded`. Replays of one record share their bytes.
+    ///   limit counts as too large ([`with_unrecordable`](Self::with_unrecordable)). While the limit is used up, a replay is not
+    ///   sent, and the client gets 503 `overloaded`. Replays of one record share their bytes.
     ///
     /// Bodies of at most 8 KiB do not count. If the limit is below 8 MiB, the bound is 1/1024 of it. The limits apply to
     /// this layer and all its clones. Callers have shares in them like in [`with_max_in_flight`](Self::with_max_in_flight),

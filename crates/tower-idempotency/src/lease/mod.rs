@@ -98,7 +98,7 @@ impl Lease {
     /// With [`MissingKey::Derive`](crate::MissingKey::Derive), the key also differs for an equal request after the record
     /// has expired, so that an equal order is charged again. A retry after an error response still gets the same key.
     /// Therefore the layer leaves the entry of such an execution as an orphan instead of releasing it. A retry takes the
-    /// orphan over, unless the orphan policy refuses.
+    /// orphan over, unless the orphan policy refuses. A 4xx is recorded as under a key of the client.
     #[must_use]
     pub fn derive(&self, name: &str) -> String {
         self.0.set_derived();

@@ -205,8 +205,14 @@ impl LeaseState {
             && self.derived.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if the service has made the key. It may have derived the key from the request.
-    pub(crate) fn has_key_of_service(&self) -> bool {
+    /// Returns `true` if a 4xx releases the key, because the service or the layer made the key. The client cannot choose another.
+    ///
+    /// Returns `false` if the layer made the key and the handler derived downstream keys. A release would leave an orphan, and its
+    /// retry would repeat the calls under these keys.
+    pub(crate) fn is_released_by_client_error(&self) -> bool {
+        if self.grant.key == Some(RequestKey::Derived) {
+            return !self.derived.load(Ordering::Relaxed);
+        }
         self.config().request.key_from.is_service()
     }
 

@@ -70,7 +70,8 @@ pub struct Policy {
     pub failure: &'static str,
     /// The treatment of requests if the store fails: `refuse`, or `execute-unprotected`.
     pub store_failure: &'static str,
-    /// The statuses that are recorded and replayed, as single numbers and ranges.
+    /// The statuses that are recorded and replayed, as single numbers and ranges. If [`KeyPolicy::missing`] is `derive`, a 4xx
+    /// to a request without a key is not recorded, as [`MissingKey::Derive`](crate::MissingKey::Derive) describes.
     pub recorded_statuses: Vec<StatusRange>,
     /// The treatment of a retry if the response was too large or streamed: `refuse`, or `execute`.
     pub unrecordable: &'static str,
@@ -155,7 +156,9 @@ pub struct FingerprintPolicy {
     pub numbers_by_value: bool,
     /// The JSON pointers to values that do not count. `*` stands for each item of an array.
     pub without: Vec<String>,
-    /// The headers that count, if the request has them.
+    /// The headers that count, if the request has them. A `_` in a name counts as `-`. If [`KeyPolicy::missing`] is `derive` and
+    /// the request has no key, the preconditions of [`FingerprintBy`](crate::FingerprintBy#headers) also count. They are not in
+    /// this list. They do not count if the service replaced the list.
     pub headers: Vec<String>,
 }
 

@@ -5,12 +5,11 @@ use std::{borrow::Cow, fmt, sync::Arc};
 use http::{HeaderName, HeaderValue, Uri, header, request, uri::Authority};
 
 pub use self::headers::ACTING_HEADERS;
-use self::headers::DEFAULT_HEADERS;
+use self::headers::HeaderList;
 use crate::{
     digest::{EntryId, FieldDigest, Secret, VERSION},
     header_lines::lines_of,
     layer_name::LayerName,
-    request::credentials::add_header,
     request::json_fingerprint::JsonFingerprint,
     request::key::RequestKey,
     request::{canonical_json, multipart},
@@ -26,16 +25,24 @@ use crate::{
 /// # Headers
 ///
 /// Every fingerprint except a [`custom`](Self::custom) one contains the [`ACTING_HEADERS`], which name the account or tenant
-/// on whose behalf a shared token acts. It also contains the headers that select the part of a resource, the source or target
-/// of a copy or an upload, or the method:
+/// on whose behalf a shared token acts. It also contains headers that select the part of a resource, the source or target of a
+/// copy or upload, the method or the operation:
 ///
-/// - `Content-Range`, and `Upload-Concat`, `Upload-Length`, `Upload-Metadata` and `Upload-Offset` of tus;
-/// - `Destination` of WebDAV, `Slug` of AtomPub, and `Dropbox-API-Arg`;
-/// - `X-Amz-Copy-Source`, `X-Goog-Copy-Source` and `X-Ms-Copy-Source`, whose URL counts with its signature: a retry repeats it;
-/// - `X-HTTP-Method`, `X-HTTP-Method-Override` and `X-Method-Override`.
+/// - `X-Amz-Target`, `SOAPAction` and `Next-Action`;
+/// - `X-HTTP-Method`, `X-HTTP-Method-Override` and `X-Method-Override`;
+/// - `Content-Disposition` and `Content-Range`, `Slug` of AtomPub, and `Dropbox-API-Arg`;
+/// - `Upload-Concat`, `Upload-Length`, `Upload-Metadata` and `Upload-Offset` of tus;
+/// - `Depth`, `Destination`, `Lock-Token` and `Overwrite` of WebDAV;
+/// - `X-Goog-Upload-Command`, `X-Goog-Upload-Offset`, `X-Ms-Range` and `X-Ms-Source-Range`;
+/// - `X-Amz-Copy-Source`, `X-Goog-Copy-Source`, `X-Ms-Copy-Source` and `X-Ms-Rename-Source`. Their URL counts with its
+///   signature: a retry repeats it.
+///
+/// With [`MissingKey::Derive`](crate::MissingKey::Derive), the fingerprint of a request without a key also contains `If-Match`,
+/// `If-None-Match` and `If-Unmodified-Since`. Under a key of the client, these headers do not count: a retry may correct them.
 ///
 /// [`and_header`](Self::and_header) adds a header, and [`with_headers`](Self::with_headers) replaces the list. A header that a
-/// request does not have adds nothing.
+/// request does not have adds nothing. A `_` in a name counts as `-`, because CGI and WSGI servers do not distinguish them:
+/// `x_tenant_id` counts if `X-Tenant-Id` is in the list. A retry must repeat the spelling.
 ///
 /// ```
 /// use http::HeaderName;
@@ -46,8 +53,7 @@ use crate::{
 #[derive(Clone)]
 pub struct FingerprintBy {
     method: FingerprintMethod,
-    headers: Cow<'static, [HeaderName]>,
-    filter: NameFilter,
+    headers: HeaderList,
 }
 
 #[derive(Clone)]
@@ -143,35 +149,24 @@ impl FingerprintBy {
     /// or a trace ID.
     #[must_use]
     pub fn and_header(mut self, name: HeaderName) -> Self {
-        if !self.headers.contains(&name) {
-            self.filter.add(&name);
-            self.headers.to_mut().push(name);
-        }
+        self.headers.add(name);
         self
     }
 
-    /// Replaces the list of headers. Default: [the headers above](Self#headers), and none for [`custom`](Self::custom).
+    /// Replaces the list of headers. Default: [the headers above](Self#headers), and none for [`custom`](Self::custom). The
+    /// preconditions count only if they are in the new list.
     ///
     /// If the list lacks a header by which a token acts for several accounts, one account may get the response of another.
     #[must_use]
     pub fn with_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
-        Self::with_method_and_headers(self.method, names.into_iter().collect())
+        let headers = HeaderList::only(names);
+        Self { headers, ..self }
     }
 
     fn with_method(method: FingerprintMethod) -> Self {
-        Self::with_method_and_headers(method, Cow::Borrowed(&DEFAULT_HEADERS))
-    }
-
-    fn with_method_and_headers(
-        method: FingerprintMethod,
-        headers: Cow<'static, [HeaderName]>,
-    ) -> Self {
-        let mut filter = NameFilter::default();
-        headers.iter().for_each(|name| filter.add(name));
         Self {
             method,
-            headers,
-            filter,
+            headers: HeaderList::new(),
         }
     }
 
@@ -196,7 +191,7 @@ impl FingerprintBy {
 
     /// Returns the headers that count.
     pub(crate) fn headers(&self) -> &[HeaderName] {
-        &self.headers
+        self.headers.names()
     }
 
     /// Returns `true` if the body is not a part of the fingerprint.
@@ -204,9 +199,11 @@ impl FingerprintBy {
         matches!(self.method, FingerprintMethod::HeadOnly)
     }
 
+    /// Returns the fingerprint of a request with this key.
     pub(crate) fn fingerprint(
         &self,
         secret: Option<&Secret>,
+        key: &RequestKey,
         head: &request::Parts,
         body: &[u8],
     ) -> Fingerprint {
@@ -214,11 +211,12 @@ impl FingerprintBy {
         hash.field(b"fingerprint").field(VERSION);
         if let FingerprintMethod::Custom(f) = &self.method {
             hash.field(b"custom").field(&f(head, body));
-            self.add_headers(head, &mut hash);
+            self.headers.add_listed(&head.headers, &mut hash);
             return Fingerprint::from_bytes(hash.finish());
         }
         let media_type = media_type(head);
         self.add_head(head, media_type.as_deref(), &mut hash);
+        self.add_preconditions(key, head, &mut hash);
         match &self.method {
             FingerprintMethod::RawBody => hash.field(b"raw").field(body),
             FingerprintMethod::HeadOnly => hash.field(b"head"),
@@ -268,7 +266,7 @@ impl FingerprintBy {
         if path != original {
             hash.field(b"rewritten").field(path.as_bytes());
         }
-        self.add_headers(head, hash);
+        self.headers.add_listed(&head.headers, hash);
     }
 
     /// Adds the parts of the head of a batch request that form the fingerprint of its items. A custom fingerprint decides if
@@ -296,17 +294,13 @@ impl FingerprintBy {
         if rewritten != original {
             hash.field(b"rewritten").field(rewritten.as_bytes());
         }
-        self.add_headers(head, hash);
+        self.headers.add_listed(&head.headers, hash);
     }
 
-    /// Adds the headers of the list that the request has.
-    fn add_headers(&self, head: &request::Parts, hash: &mut FieldDigest) {
-        // Most requests have none. The filter is far cheaper than one lookup for each header of the list.
-        let is_listed = |name| self.filter.may_contain(name) && self.headers.contains(name);
-        if head.headers.keys().any(is_listed) {
-            for name in &*self.headers {
-                add_header(&head.headers, name, hash);
-            }
+    /// Adds the preconditions of the request if its fingerprint is the key.
+    fn add_preconditions(&self, key: &RequestKey, head: &request::Parts, hash: &mut FieldDigest) {
+        if *key == RequestKey::Derived {
+            self.headers.add_preconditions(&head.headers, hash);
         }
     }
 }
@@ -320,32 +314,6 @@ impl fmt::Debug for FingerprintBy {
             FingerprintMethod::Multipart => "multipart",
             FingerprintMethod::Custom(_) => "custom",
         })
-    }
-}
-
-/// A Bloom filter of header names: no false negatives, few false positives.
-#[derive(Clone, Default)]
-struct NameFilter([u64; 4]);
-
-impl NameFilter {
-    fn add(&mut self, name: &HeaderName) {
-        let (word, bit) = Self::place(name);
-        self.0[word] |= bit;
-    }
-
-    fn may_contain(&self, name: &HeaderName) -> bool {
-        let (word, bit) = Self::place(name);
-        self.0[word] & bit != 0
-    }
-
-    /// Returns the word and the bit of a name: a hash of its length and of three of its bytes. With these factors, few usual
-    /// headers share a bit with a listed one, and `Host` does not.
-    fn place(name: &HeaderName) -> (usize, u64) {
-        let name = name.as_str().as_bytes();
-        let at = |index: usize| usize::from(name.get(index).copied().unwrap_or_default());
-        let (middle, last) = (at(name.len() / 2), at(name.len() - 1));
-        let hash = at(0) * 27 + middle * 39 + last * 101 + name.len() * 7;
-        (hash / 64 % 4, 1 << (hash % 64))
     }
 }
 

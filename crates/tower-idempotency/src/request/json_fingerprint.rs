@@ -12,8 +12,8 @@ use crate::error::ConfigError;
 /// ```
 /// use tower_idempotency::{FingerprintBy, IdempotencyLayer, JsonFingerprint, MemoryStore};
 ///
-/// // Calls of MCP: each attempt has another id, and a token for its progress.
-/// let by = JsonFingerprint::new().without(["/id", "/params/_meta"])?.numbers_by_value();
+/// // Each attempt has another time and another trace.
+/// let by = JsonFingerprint::new().without(["/sent_at", "/trace/id"])?.numbers_by_value();
 /// let layer = IdempotencyLayer::new(MemoryStore::new()).with_fingerprint(FingerprintBy::json(by));
 /// # Ok::<(), tower_idempotency::ConfigError>(())
 /// ```
@@ -79,6 +79,10 @@ impl JsonFingerprint {
     ///
     /// Leave out only values that have no influence on the effect. A request with another value there gets the recorded
     /// response.
+    ///
+    /// Do not leave out the `id` of JSON-RPC and MCP. A replay has the id of the first attempt, and clients discard a response
+    /// whose id is not that of their request. Such a client must repeat the id in its retry. `/params/_meta` of MCP, which has
+    /// the token for the progress, can be left out.
     ///
     /// # Errors
     ///

@@ -25,6 +25,15 @@ pub enum MissingKey {
     /// short retention: FIFO queues use five minutes. All requests without a principal count as requests of one caller.
     /// With [`FingerprintBy::head_only`](crate::FingerprintBy::head_only), all requests to one path are equal.
     ///
+    /// `If-Match`, `If-None-Match` and `If-Unmodified-Since` are parts of such a fingerprint: see
+    /// [`FingerprintBy`](crate::FingerprintBy#headers).
+    ///
+    /// A 4xx response under such a key is not recorded, regardless of the
+    /// [recorded statuses](crate::IdempotencyLayer::with_recorded_statuses). The client cannot choose another key when it repeats
+    /// a rejected request. There are two exceptions. A response that [needs attention](crate::NeedsAttention) blocks the key. If
+    /// the handler called [`Lease::derive`](crate::Lease::derive), the recorded statuses apply, because another execution would
+    /// repeat the calls to other services under the same keys.
+    ///
     /// The handler gets a [`Lease`](crate::Lease), but no [`IdempotencyKey`](crate::IdempotencyKey).
     Derive,
 }

@@ -90,9 +90,11 @@ fn added_header_is_read_as_sensitive() {
 #[test]
 fn default_headers_include_those_of_server() {
     let acting = tower_idempotency::ACTING_HEADERS;
-    let selecting = "content-range destination dropbox-api-arg slug upload-concat upload-length \
-        upload-metadata upload-offset x-amz-copy-source x-goog-copy-source x-http-method \
-        x-http-method-override x-method-override x-ms-copy-source";
+    let selecting = "content-disposition content-range depth destination dropbox-api-arg \
+        lock-token next-action overwrite slug soapaction upload-concat upload-length \
+        upload-metadata upload-offset x-amz-copy-source x-amz-target x-goog-copy-source \
+        x-goog-upload-command x-goog-upload-offset x-http-method x-http-method-override \
+        x-method-override x-ms-copy-source x-ms-range x-ms-rename-source x-ms-source-range";
     let selecting = selecting.split(' ');
     for name in acting.iter().map(HeaderName::as_str).chain(selecting) {
         assert!(DEFAULT_HEADERS.contains(&name), "{name}");

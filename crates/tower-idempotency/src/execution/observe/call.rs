@@ -25,7 +25,7 @@ use crate::{
 pub(crate) struct ObservedCall {
     observation: Option<Arc<Observation>>,
     is_polling: bool,
-    /// `true` if the service chose the key.
+    /// `true` if the service or the layer makes the key.
     is_key_of_service: bool,
 }
 

@@ -23,7 +23,9 @@ use crate::{
     request::{
         coverage_of,
         credentials::{Identity, PrincipalError},
-        find_key, observed_operation, pass_reason,
+        find_key,
+        key::RequestKey,
+        observed_operation, pass_reason,
         read_body::{announced_length, expected_length},
         scope_key,
     },
@@ -103,7 +105,8 @@ fn begin(context: &Arc<Context>, head: &request::Parts, body: &impl http_body::B
         telemetry::observed(layer, Observed::NotJudged);
         return NONE;
     }
-    let fingerprint = rules.fingerprint.observe(rules.secret.as_ref(), head);
+    let secret = rules.secret.as_ref();
+    let fingerprint = rules.fingerprint.observe(secret, &key, head);
     let is_head_only = fingerprint.is_head_only();
     if !is_head_only && announced_length(&head.headers, body) > rules.body_limit as u64 {
         telemetry::observed(layer, Observed::WouldExceed);
@@ -114,7 +117,7 @@ fn begin(context: &Arc<Context>, head: &request::Parts, body: &impl http_body::B
     } else {
         Box::default()
     };
-    let is_key_of_service = rules.key_from.is_service();
+    let is_key_of_service = rules.key_from.is_service() || key == RequestKey::Derived;
     let pending = Pending {
         key,
         scoped,

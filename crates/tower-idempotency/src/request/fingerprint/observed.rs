@@ -9,7 +9,7 @@ use super::{CustomFn, FingerprintBy, FingerprintMethod, media_type};
 use crate::{
     body::chunks::Chunks,
     digest::{FieldDigest, Secret, VERSION},
-    request::{canonical_json, json_fingerprint::JsonFingerprint, multipart},
+    request::{canonical_json, json_fingerprint::JsonFingerprint, key::RequestKey, multipart},
     store::Fingerprint,
 };
 
@@ -35,20 +35,22 @@ enum Content {
 }
 
 impl FingerprintBy {
-    /// Begins the fingerprint of a request that is observed.
+    /// Begins the fingerprint of a request with this key that is observed.
     pub(crate) fn observe(
         &self,
         secret: Option<&Secret>,
+        key: &RequestKey,
         head: &request::Parts,
     ) -> ObservedFingerprint {
         let mut hash = FieldDigest::new(secret);
         hash.field(b"observed").field(VERSION);
         let content = if let FingerprintMethod::Custom(f) = &self.method {
-            self.add_headers(head, &mut hash);
+            self.headers.add_listed(&head.headers, &mut hash);
             Content::Custom(Arc::clone(f), Box::new(head.clone()), Chunks::default())
         } else {
             let media_type = media_type(head);
             self.add_head(head, media_type.as_deref(), &mut hash);
+            self.add_preconditions(key, head, &mut hash);
             self.content(head, media_type.as_deref())
         };
         ObservedFingerprint {

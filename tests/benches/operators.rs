@@ -65,8 +65,9 @@ fn main() {
         }
     } else {
         Scale {
-            entries: 2_000,
-            pages: 5,
+            // As many as are needed for one entry of each state.
+            entries: SHARE,
+            pages: 2,
             repetitions: 1,
         }
     };
@@ -106,7 +107,7 @@ fn main() {
 /// Measures the listings of each state, and the summary.
 async fn measure(name: &str, store: &impl Inspect, scale: Scale, target: Duration) {
     let mut slowest = Duration::ZERO;
-    for state in State::ALL {
+    for &state in State::ALL {
         if !store.abilities().can_list(state) {
             continue;
         }
@@ -414,7 +415,7 @@ async fn index(scale: Scale) {
             .await;
         sides.push((has_indexes, store.expect("the server runs")));
     }
-    let rounds = scale.pages / 5;
+    let rounds = (scale.pages / 5).max(1);
     // The first of each pair has indexes, and the second has none.
     let mut fresh = [Vec::new(), Vec::new()];
     let mut replays = [Vec::new(), Vec::new()];

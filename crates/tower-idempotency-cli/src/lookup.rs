@@ -27,7 +27,7 @@ pub(crate) async fn find(context: &Context, id: &IdPrefix) -> Result<EntryDetail
 async fn complete_id(context: &Context, prefix: &IdPrefix) -> Result<KeyId, Failure> {
     let abilities = context.store.abilities();
     let mut ids: Vec<KeyId> = Vec::new();
-    for state in State::ALL {
+    for &state in State::ALL {
         if !abilities.can_list(state) {
             continue;
         }

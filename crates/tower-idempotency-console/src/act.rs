@@ -209,9 +209,10 @@ fn checked_resolution(
         ));
     }
     if details.entry.is_observed() && !decisions(&details.entry).contains(&resolution.name()) {
-        return Err(PageError::bad_request(
-            "The request was only observed, so this entry stops no retry, and no decision about retries applies. Nothing was changed.",
-        ));
+        return Err(PageError::bad_request(format!(
+            "The decision {} does not apply: the request was only observed, so this entry stops no retry. Nothing was changed.",
+            resolution.name()
+        )));
     }
     Ok(resolution)
 }

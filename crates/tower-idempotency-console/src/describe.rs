@@ -193,8 +193,8 @@ pub fn details_json(details: &EntryDetails) -> Value {
 
 /// Returns the names of the decisions that apply to an entry in its present state.
 ///
-/// A response cannot be recorded for the work of `run_once` and for the items of a batch: their records are values. No decision
-/// about retries applies to the entry of an observed request, because this entry stops no retry.
+/// A response cannot be recorded for the work of `run_once` and for the items of a batch: their records are values. `retry`,
+/// `complete` and `needs-attention` do not apply to the entry of an observed request, because this entry stops no retry.
 #[must_use]
 pub fn decisions(entry: &Entry) -> Vec<&'static str> {
     let mut names = decisions_in(entry.state());
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn retries_of_observed_request_execute() {
-        for state in State::ALL {
+        for &state in State::ALL {
             let mut entry = Entry::new(Seen::new(KeyId::from_bytes([7; 32]), state, 1, 1));
             entry.operation = "observed: POST /orders".into();
             assert!(next_request(&entry).contains("each executes"), "{state}");
@@ -375,7 +375,7 @@ mod tests {
 
     #[test]
     fn each_decision_has_consequence() {
-        for state in State::ALL {
+        for &state in State::ALL {
             for name in decisions_in(state) {
                 assert!(!consequence(name).starts_with("Nothing"), "{name}");
             }

@@ -60,6 +60,8 @@ mod audit_file;
 mod audit_table;
 mod chart;
 mod console;
+// For the program `idempotency`, which requires this very version.
+#[doc(hidden)]
 pub mod describe;
 mod error;
 mod filters;
@@ -69,6 +71,8 @@ mod metrics;
 mod pages;
 mod panics;
 mod params;
+// For the program `idempotency`, which requires this very version.
+#[doc(hidden)]
 pub mod response;
 mod routes;
 pub mod scrape;

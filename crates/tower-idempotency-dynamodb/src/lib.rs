@@ -44,7 +44,7 @@
 //! | feature | adds |
 //! |---|---|
 //! | `connect` | `DynamoDbStore::connect`, from a URL; region and credentials come from [sources of the SDK](DynamoDbOptions::connect); enables `tls` |
-//! | `tls` | `https_client`: HTTPS through rustls and *ring*, for a client of an SDK that was built without TLS |
+//! | `tls` | `https_client`: HTTPS through rustls and *ring*, for a client of an SDK that was built without TLS; enables `ring` of rustls: see `docs/reference/versions.md` |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -124,6 +124,13 @@ impl<B: http_body::Body> Body<B> {
     }
 }
 
+/// An empty body. Layers outside respond with it, such as CORS and authentication of tower-http.
+impl<B: http_body::Body> Default for Body<B> {
+    fn default() -> Self {
+        Self::whole(Bytes::new(), None)
+    }
+}
+
 impl<B: http_body::Body> http_body::Body for Body<B> {
     type Data = Bytes;
     type Error = B::Error;

@@ -41,9 +41,9 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let recorder = PrometheusBuilder::new()
-//!     .set_buckets_for_metric(Matcher::Full("idempotency_handler_seconds".into()), &SECONDS_BUCKETS)?
-//!     .set_buckets_for_metric(Matcher::Full("idempotency_store_seconds".into()), &SECONDS_BUCKETS)?
-//!     .set_buckets_for_metric(Matcher::Full("idempotency_record_bytes".into()), &RECORD_BYTES_BUCKETS)?
+//!     .set_buckets_for_metric(Matcher::Full("idempotency_handler_seconds".into()), SECONDS_BUCKETS)?
+//!     .set_buckets_for_metric(Matcher::Full("idempotency_store_seconds".into()), SECONDS_BUCKETS)?
+//!     .set_buckets_for_metric(Matcher::Full("idempotency_record_bytes".into()), RECORD_BYTES_BUCKETS)?
 //!     .install_recorder()?;
 //! let layer = IdempotencyLayer::new(MemoryStore::new());
 //!
@@ -65,7 +65,7 @@ pub(crate) use self::keys::LayerKeys;
 ///
 /// A call of a store on the same network takes about 1 ms, and the default timeout of a store call is 2 s. A quantile beyond
 /// the last bound is reported as the last bound, so add larger ones for handlers that take minutes.
-pub const SECONDS_BUCKETS: [f64; 16] = [
+pub const SECONDS_BUCKETS: &[f64] = &[
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0,
     60.0,
 ];
@@ -73,7 +73,7 @@ pub const SECONDS_BUCKETS: [f64; 16] = [
 /// Bounds of buckets for `idempotency_record_bytes`, in bytes: 256 B to 4 MiB, each four times the one before.
 ///
 /// The default limit of a recorded response body is 4 MiB. DynamoDB stores items of at most 400 KiB.
-pub const RECORD_BYTES_BUCKETS: [f64; 8] = [
+pub const RECORD_BYTES_BUCKETS: &[f64] = &[
     256.0,
     1_024.0,
     4_096.0,

@@ -29,7 +29,7 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
 }
 
 pub(crate) fn states() -> impl Iterator<Item = State> {
-    let all = State::ALL.into_iter();
+    let all = State::ALL.iter().copied();
     all.filter(|state| *state != State::Unreadable)
 }
 

@@ -92,7 +92,7 @@ async fn rows(shared: &Shared, prefix: IdPrefix) -> Result<(Vec<Row>, Vec<Rest>)
         return Ok((rows, Vec::new()));
     }
     let (mut rows, mut rest): (Vec<Row>, _) = (Vec::new(), Vec::new());
-    for state in EntryState::ALL {
+    for &state in EntryState::ALL {
         if !shared.inspector.abilities().can_list(state) {
             continue;
         }

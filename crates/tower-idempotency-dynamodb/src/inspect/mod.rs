@@ -68,7 +68,7 @@ impl Inspect for DynamoDbStore {
 
     async fn summary(&self, limit: u32) -> Result<Summary, InspectError> {
         let mut summary = Summary::default();
-        for state in State::ALL {
+        for &state in State::ALL {
             if self.abilities().can_list(state) {
                 summary.set(state, self.inner.count(state, limit).await?);
             }

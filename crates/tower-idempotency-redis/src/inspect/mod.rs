@@ -93,7 +93,7 @@ impl Inspect for RedisStore {
         let mut summary = Summary::default();
         if let Some(indexes) = &self.inner.indexes {
             let abilities = self.abilities();
-            for state in State::ALL {
+            for &state in State::ALL {
                 if !abilities.can_list(state) {
                     continue;
                 }

@@ -208,7 +208,7 @@ pub(crate) async fn summary(
     let limit = u64::from(limit);
     // The index of a state also contains expired rows and rows of other states.
     let examined = limit * 4 + 1024;
-    for state in State::ALL {
+    for &state in State::ALL {
         if !ABILITIES.can_list(state) {
             continue;
         }

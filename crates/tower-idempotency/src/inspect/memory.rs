@@ -81,7 +81,7 @@ impl Inspect for MemoryStore {
 
     async fn summary(&self, limit: u32) -> Result<Summary, InspectError> {
         let mut summary = Summary::default();
-        for state in State::ALL {
+        for &state in State::ALL {
             if state != State::Unreadable {
                 summary.set(state, self.count(state, limit).await);
             }

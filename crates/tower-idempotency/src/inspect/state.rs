@@ -21,7 +21,7 @@ pub enum State {
 
 impl State {
     /// All states.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: &'static [Self] = &[
         Self::InProgress,
         Self::Orphaned,
         Self::NeedsAttention,
@@ -83,7 +83,7 @@ impl State {
     }
 
     pub(super) fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.code() == code)
+        Self::ALL.iter().copied().find(|state| state.code() == code)
     }
 }
 
@@ -97,8 +97,8 @@ impl FromStr for State {
     type Err = ParseTokenError;
 
     fn from_str(name: &str) -> Result<Self, ParseTokenError> {
-        let state = Self::ALL.into_iter().find(|state| state.name() == name);
-        state.ok_or(ParseTokenError::new(
+        let state = Self::ALL.iter().find(|state| state.name() == name);
+        state.copied().ok_or(ParseTokenError::new(
             "in-progress, orphaned, needs-attention, completed or unreadable",
         ))
     }

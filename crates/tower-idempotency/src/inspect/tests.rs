@@ -26,10 +26,10 @@ fn resolutions_apply_to_their_states() {
         (Resolution::BreakLease, &[InProgress]),
         (Resolution::DeleteRecord, &[Completed, Unreadable]),
     ] {
-        let states = State::ALL.into_iter();
+        let states = State::ALL.iter().copied();
         let found: Vec<_> = states.filter(|it| resolution.applies_to(*it)).collect();
         assert_eq!(found, expected, "{}", resolution.name());
-        for state in State::ALL {
+        for &state in State::ALL {
             let checked = resolution.check(&Seen::new(id(1), state, 1, 1));
             assert_eq!(checked.is_ok(), expected.contains(&state));
         }
@@ -72,7 +72,7 @@ fn stored_failure_keeps_trace_and_reason() {
 
 #[test]
 fn state_names_parse_back() {
-    for state in State::ALL {
+    for &state in State::ALL {
         assert_eq!(state.to_string().parse(), Ok(state));
         assert_eq!(State::from_code(state.code()), Some(state));
     }

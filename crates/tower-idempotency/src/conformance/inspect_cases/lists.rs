@@ -30,7 +30,7 @@ pub async fn entry_is_listed_in_its_state_alone<S: Store>(subject: &Subject<S>) 
 
 /// 1: a listing that the store does not support is an error, and not an empty page.
 pub async fn listing_without_index_is_rejected<S: Store>(subject: &Subject<S>) {
-    for state in State::ALL {
+    for &state in State::ALL {
         let listed = subject.inspector().list(&Query::new(state)).await;
         if can_list(subject, state) {
             assert!(listed.is_ok(), "{state}");

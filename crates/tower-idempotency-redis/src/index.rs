@@ -144,10 +144,13 @@ fn hash_tag(key: &str) -> Option<&str> {
 
 /// Returns the checksum CRC-16/XMODEM, from which a cluster computes the slot.
 fn crc16(bytes: &[u8]) -> u16 {
-    bytes.iter().fold(0, |crc, byte| {
-        let [high, low] = crc.to_be_bytes();
-        CHECKSUMS[usize::from(high ^ byte)] ^ (u16::from(low) << 8)
-    })
+    bytes.iter().fold(0, |crc, byte| extend_crc16(crc, *byte))
+}
+
+/// Returns the checksum of bytes that have the checksum `crc`, followed by `byte`.
+fn extend_crc16(crc: u16, byte: u8) -> u16 {
+    let [high, low] = crc.to_be_bytes();
+    CHECKSUMS[usize::from(high ^ byte)] ^ (u16::from(low) << 8)
 }
 
 /// The checksum of each byte.
@@ -167,18 +170,22 @@ const CHECKSUMS: [u16; 256] = {
     checksums
 };
 
-/// A short hash tag for each slot.
+/// A hash tag for each slot: the lowest number whose hexadecimal digits are in the slot.
+///
+/// The tags are part of stored keys, so they never change. A process computes all of them at its first call to a cluster.
 static TAGS: LazyLock<Vec<String>> = LazyLock::new(|| {
     let mut tags = vec![String::new(); usize::from(SLOTS)];
     let mut missing = tags.len();
-    for n in 0_u32.. {
-        if missing == 0 {
-            break;
-        }
-        let tag = format!("{n:x}");
-        let entry = &mut tags[usize::from(slot(&tag))];
-        if entry.is_empty() {
-            *entry = tag;
+    // The checksum of each number. It extends that of the number without its last digit.
+    let mut checksums = Vec::<u16>::new();
+    while missing > 0 {
+        let n = checksums.len();
+        let without_last_digit = if n < 16 { 0 } else { checksums[n / 16] };
+        let checksum = extend_crc16(without_last_digit, b"0123456789abcdef"[n % 16]);
+        checksums.push(checksum);
+        let tag = &mut tags[usize::from(checksum % SLOTS)];
+        if tag.is_empty() {
+            *tag = format!("{n:x}");
             missing -= 1;
         }
     }
@@ -202,6 +209,23 @@ mod tests {
         assert_eq!(slot("{foo}bar"), slot("foo"));
         assert_eq!(slot("foo{}{bar}"), crc16(b"foo{}{bar}") % SLOTS);
         assert_eq!(slot("foo{{bar}}zap"), slot("{bar"));
+    }
+
+    /// Other tags would hide the indexes that an earlier version has stored.
+    #[test]
+    fn tags_of_slots_never_change() {
+        for (number, tag) in [
+            (0, "265b"),
+            (1, "12dd9"),
+            (8_191, "42163"),
+            // The tag of the highest number.
+            (10_780, "4cd70"),
+            (16_383, "3d43"),
+        ] {
+            assert_eq!(TAGS[number], tag, "{number}");
+        }
+        let all = TAGS.join(" ");
+        assert_eq!((all.len(), crc16(all.as_bytes())), (81_077, 0x4e13));
     }
 
     #[test]

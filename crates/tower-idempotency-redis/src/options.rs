@@ -7,6 +7,9 @@ use tower_idempotency::{Ttl, store::MIN_RECORD_LIMIT};
 
 /// Settings of a [`RedisStore`](crate::RedisStore), and the ways to connect one.
 ///
+/// `RedisStore` has no `new`: [`connect_client`](Self::connect_client) takes a client of the application, and checks the server
+/// before the store grants leases.
+///
 /// ```no_run
 /// use std::time::Duration;
 /// use tower_idempotency_redis::{Eviction, RedisOptions};

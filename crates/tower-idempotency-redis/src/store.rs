@@ -133,8 +133,8 @@ impl Store for RedisStore {
         let (script, keys) = (&inner.scripts.renew, inner.keys(&lease.id));
         let deadline = inner.deadline();
         let arguments = (lease.token.as_bytes(), ttl.as_millis(), lease.id.as_bytes());
-        let reply = inner.run_script(&inner.lease_link, deadline, script, &keys, &arguments);
-        parse_holder_reply(&reply.await?)
+        let renewed = inner.run_script(&inner.lease_link, deadline, script, &keys, &arguments);
+        parse_holder_reply(&renewed.await?)
     }
 
     async fn complete(
@@ -184,8 +184,8 @@ impl Store for RedisStore {
             u8::from(inner.can_publish),
             lease.id.as_bytes(),
         );
-        let reply = inner.run_script(&inner.lease_link, deadline, script, &keys, &arguments);
-        match parse_holder_reply(&reply.await?) {
+        let released = inner.run_script(&inner.lease_link, deadline, script, &keys, &arguments);
+        match parse_holder_reply(&released.await?) {
             // The token does not hold the entry, so there is nothing to release.
             Err(StoreError::LeaseLost) => Ok(()),
             result => result,

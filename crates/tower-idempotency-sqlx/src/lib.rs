@@ -33,14 +33,14 @@
 //! # mod example {
 //! use http::Response;
 //! use tower_idempotency::{Body, Lease};
-//! use tower_idempotency_sqlx::{PostgresStore, sqlx::{self, PgPool}};
+//! use tower_idempotency_sqlx::{CommitError, PostgresStore, sqlx::{self, PgPool}};
 //!
 //! type Failure = Box<dyn std::error::Error + Send + Sync>;
 //!
 //! async fn pay(store: PostgresStore, pool: PgPool, lease: Lease) -> Result<Response<Body<String>>, Failure> {
 //!     let mut tx = store.begin(&lease, &pool).await?;
 //!     sqlx::query("insert into payments (amount) values (7)").execute(&mut *tx).await?;
-//!     Ok(tx.commit(Response::new("paid".to_owned())).await?)
+//!     Ok(tx.commit(Response::new("paid".to_owned())).await.unwrap_or_else(CommitError::into_response))
 //! }
 //! # }
 //! ```
@@ -58,7 +58,7 @@
 //! | `mysql` | `MySqlStore`: MySQL 8.0, MariaDB 10.6, or later |
 //! | `sqlite` | `SqliteStore`: SQLite, compiled in |
 //! | `testing` | `testing::TemporarySqlite`: a database in a temporary file, for the tests of a service |
-//! | `tls` | TLS to the servers, with rustls and the certificates of the operating system; without this feature, connections are not encrypted |
+//! | `tls` | TLS to the servers, with rustls; only `sslmode=verify-full` (MySQL: `ssl-mode=VERIFY_IDENTITY`) in the URL verifies the host; without this feature, connections are not encrypted; enables `ring` of rustls: see `docs/reference/versions.md` |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(

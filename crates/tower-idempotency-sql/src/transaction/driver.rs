@@ -50,6 +50,7 @@ pub trait Driver: Send + Sized {
 
 /// Status of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LeaseStatus {
     /// The token holds the entry.
     Held,
@@ -73,6 +74,7 @@ impl LeaseStatus {
 
 /// Result of the statement that writes the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum RecordStatus {
     /// The record is written, and not yet committed.
     Written,

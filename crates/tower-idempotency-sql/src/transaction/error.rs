@@ -4,8 +4,9 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use http::{Response, StatusCode};
 use tower_idempotency::{
-    Lease,
+    Body, Lease, NeedsAttention, Retention,
     store::StoreError,
     transaction::{LeaseExt as _, NotRecordable, NotRecordedReason},
 };
@@ -14,13 +15,14 @@ use crate::SqlError;
 
 /// Failure of a transaction under a lease. Its writes are not committed, unless the kind says otherwise.
 ///
-/// Return a response that the layer does not record. This is a 503, with
-/// [`Retention::NoStore`](tower_idempotency::Retention) if 5xx are recorded. The client then retries, and gets the
-/// stored response if there is one. If a commit was sent, the layer queries the store itself and returns the stored
-/// response at once.
+/// Return a response that the layer does not record. This is a 503, with [`Retention::NoStore`] if 5xx are recorded. The
+/// client then retries, and gets the stored response if there is one. If a commit was sent, the layer queries the store
+/// itself and returns the stored response at once.
 ///
 /// After [`Ended`](TransactionErrorKind::Ended) a retry may repeat writes that are already committed. Return
-/// [`NeedsAttention`](tower_idempotency::NeedsAttention) instead.
+/// [`NeedsAttention`] instead.
+///
+/// [`into_response`](Self::into_response) returns such a response for each kind, except for gRPC.
 ///
 /// The error contains nothing of keys, responses or checkpoints. See [`SqlError`] for the content of its source.
 #[derive(Debug)]
@@ -103,6 +105,29 @@ impl TransactionError {
         self
     }
 
+    /// Returns the response for this failure, with an empty body, and logs the failure.
+    ///
+    /// After [`Ended`](TransactionErrorKind::Ended), the response is a 500 with [`NeedsAttention`] and the code
+    /// `transaction-ended`. No retry executes until an operator has resolved the key. After any other kind, it is a 503 with
+    /// [`Retention::NoStore`], so that a retry executes. After [`LeaseLost`](TransactionErrorKind::LeaseLost) and
+    /// [`Unknown`](TransactionErrorKind::Unknown), the layer replaces the 503 by the stored response or by 409
+    /// `outcome-unknown`, unless it finds that nothing is stored.
+    ///
+    /// Do not use this method for gRPC. After a transaction that failed, the layer records no error code. So after `Ended`,
+    /// return a message with [`NeedsAttention`] in the extensions of its response: after an error, a retry may repeat writes.
+    #[must_use]
+    pub fn into_response<B: Default>(self) -> Response<B> {
+        let error: &(dyn Error + 'static) = &self;
+        tracing::warn!(error, "transaction failed");
+        if self.kind != TransactionErrorKind::Ended {
+            return not_recorded();
+        }
+        let mut res = Response::new(B::default());
+        *res.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        res.extensions_mut().insert(TRANSACTION_ENDED);
+        res
+    }
+
     /// Converts an error of [`Prepared::commit`](tower_idempotency::transaction::Prepared::commit).
     ///
     /// `may_be_committed` is set if the commit was sent and the database did not reject it.
@@ -125,6 +150,16 @@ impl TransactionError {
         };
         Self::new(kind, source)
     }
+}
+
+const TRANSACTION_ENDED: NeedsAttention = NeedsAttention::new("transaction-ended");
+
+/// Creates the response of a request without an outcome. No preset records it.
+fn not_recorded<B: Default>() -> Response<B> {
+    let mut res = Response::new(B::default());
+    *res.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    res.extensions_mut().insert(Retention::NoStore);
+    res
 }
 
 /// Converts the failure of a call before the commit, like [`TransactionError::database`].
@@ -169,7 +204,8 @@ impl Error for TransactionError {
 /// transaction failed.
 ///
 /// This type is `Send` and `Sync` for every output that is `Send`, so `?` converts it to any other error. If the
-/// transaction failed, the [`TransactionError`] is the source.
+/// transaction failed, the [`TransactionError`] is the source. [`into_response`](Self::into_response) returns the response for
+/// each failure.
 pub struct CommitError<T>(Inner<T>);
 
 enum Inner<T> {
@@ -213,6 +249,42 @@ impl<T> CommitError<T> {
                 Ok(output.into_inner().unwrap_or_else(PoisonError::into_inner))
             }
             Inner::Failed(error) => Err(error),
+        }
+    }
+}
+
+impl<B: http_body::Body> CommitError<Response<Body<B>>> {
+    /// Returns the response for this failure. Logs it, unless the response is a 4xx or 5xx of the handler.
+    ///
+    /// If the transaction failed, this is the response of [`TransactionError::into_response`]. Otherwise it is the response that
+    /// the layer does not record, if that is a 4xx or a 5xx. A success would be wrong, because the transaction was rolled back:
+    /// it becomes a 503 with an empty body and [`Retention::NoStore`]. So does each response of gRPC, because its HTTP status is
+    /// 200: use [`into_output`](Self::into_output) for gRPC.
+    ///
+    /// A handler ends with this line, and one of axum adds `.into_response()` to it:
+    ///
+    /// ```
+    /// # use http::Response;
+    /// # use tower_idempotency::Body;
+    /// # use tower_idempotency_sql::{CommitError, Driver, FencedTransaction};
+    /// # async fn pay(tx: FencedTransaction<impl Driver>, res: Response<String>) -> Response<Body<String>> {
+    /// tx.commit(res).await.unwrap_or_else(CommitError::into_response)
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn into_response(self) -> Response<Body<B>> {
+        let reason = self.not_recorded_reason();
+        match self.into_output() {
+            Ok(res) if res.status().is_client_error() || res.status().is_server_error() => res,
+            Ok(res) => {
+                tracing::warn!(
+                    status = res.status().as_u16(),
+                    ?reason,
+                    "transaction rolled back, its unrecorded response replaced by a 503"
+                );
+                not_recorded()
+            }
+            Err(error) => error.into_response(),
         }
     }
 }
@@ -303,6 +375,53 @@ mod tests {
             error.to_string(),
             "expected an output that the layer records, found another (Status): rolled back"
         );
+    }
+
+    /// Returns the status, and the extensions that the layer reads.
+    fn directives(res: &Response<Body<String>>) -> (u16, Option<Retention>, Option<String>) {
+        let extensions = res.extensions();
+        let attention = extensions.get::<NeedsAttention>();
+        (
+            res.status().as_u16(),
+            extensions.get().copied(),
+            attention.map(|it| it.code().to_owned()),
+        )
+    }
+
+    #[test]
+    fn only_early_end_needs_attention() {
+        let released = (503, Some(Retention::NoStore), None);
+        let attention = (500, None, Some("transaction-ended".to_owned()));
+        for (kind, expected) in [
+            (TransactionErrorKind::LeaseLost, &released),
+            (TransactionErrorKind::NoEntry, &released),
+            (TransactionErrorKind::Checkpoint, &released),
+            (TransactionErrorKind::Database, &released),
+            (TransactionErrorKind::Ended, &attention),
+            (TransactionErrorKind::Unknown, &released),
+        ] {
+            let res = TransactionError::from(kind).into_response();
+            assert_eq!(directives(&res), *expected, "{kind:?}");
+            let error = CommitError::<Response<Body<String>>>::from(TransactionError::from(kind));
+            assert_eq!(directives(&error.into_response()), *expected, "{kind:?}");
+        }
+    }
+
+    /// The effect of an unrecorded success was rolled back.
+    #[test]
+    fn unrecorded_success_is_no_success() {
+        for (status, expected) in [
+            (201, (503, Some(Retention::NoStore), None)),
+            (303, (503, Some(Retention::NoStore), None)),
+            (422, (422, None, None)),
+            (502, (502, None, None)),
+        ] {
+            let mut res = Response::new(Body::<String>::default());
+            *res.status_mut() = StatusCode::from_u16(status).expect("a status");
+            let output = Mutex::new(res);
+            let error = CommitError(Inner::NotRecordable(NotRecordedReason::NoStore, output));
+            assert_eq!(directives(&error.into_response()), expected, "{status}");
+        }
     }
 
     #[test]

@@ -101,7 +101,8 @@ impl<D: Driver> FencedTransaction<D> {
     /// # Errors
     ///
     /// If the layer does not record the response, such as a 5xx or a response that opts out. The transaction was rolled
-    /// back, and [`CommitError::into_output`] returns the response.
+    /// back, and [`CommitError::into_output`] returns the response. [`CommitError::into_response`] returns the response for
+    /// each failure.
     ///
     /// If the transaction failed: see [`TransactionErrorKind`]. That includes a transaction in which an earlier statement
     /// failed, and a commit that a deferred constraint or trigger rejects. The whole transaction may be repeated from the

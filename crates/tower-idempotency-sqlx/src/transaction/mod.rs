@@ -78,8 +78,9 @@ impl<S: SqlStore> FencedTransaction<S> {
                     open: Some(lease.open_transaction()),
                 });
             }
-            Ok((_, Ok(LeaseStatus::Lost))) => TransactionErrorKind::LeaseLost.into(),
             Ok((_, Ok(LeaseStatus::Absent))) => TransactionErrorKind::NoEntry.into(),
+            // `Lost`, or a status that only a later version knows.
+            Ok((_, Ok(_))) => TransactionErrorKind::LeaseLost.into(),
             Ok((_, Err(error))) if error.code().is_some_and(S::Fence::is_missing_table) => {
                 TransactionError::new(TransactionErrorKind::NoEntry, error)
             }
@@ -100,7 +101,8 @@ impl<S: SqlStore> FencedTransaction<S> {
     /// # Errors
     ///
     /// If the layer does not record the response, such as a 5xx or a response that opts out. The transaction was rolled
-    /// back, and [`CommitError::into_output`] returns the response.
+    /// back, and [`CommitError::into_output`] returns the response. [`CommitError::into_response`] returns the response for
+    /// each failure.
     ///
     /// If the transaction failed: see [`TransactionErrorKind`]. The whole transaction may be repeated from the
     /// beginning, unless the lease was lost or the kind is [`Ended`](TransactionErrorKind::Ended).

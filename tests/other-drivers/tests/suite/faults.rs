@@ -84,7 +84,7 @@ pub(crate) async fn cut_at_any_byte_has_one_effect<D: Handlers>() {
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
     let bytes = usize::try_from(proxy.counts().up - before).expect("few");
     let (mut keys, mut refused) = (1, 0);
-    for cut in (1..=bytes).step_by(few_or(53, 1)) {
+    for cut in (1..=bytes).step_by(few_or(97, 1)) {
         // Each trial has a proxy of its own, whose count includes no bytes of earlier trials.
         let proxy = Proxy::start(postgres::shared().address());
         let url = format!("postgres://app@{}/postgres", proxy.address());

@@ -88,13 +88,16 @@ impl IdempotencyKeyLayer {
         Self { protocol, ..self }
     }
 
-    /// Sets the methods whose requests get a key. Default: all but GET, HEAD, OPTIONS, TRACE and QUERY.
+    /// Sets the predicate of the methods whose requests get a key. Default: all but GET, HEAD, OPTIONS, TRACE and QUERY.
     ///
     /// A request without a key is not sent again after an attempt that may have been executed, unless its method is safe. A
     /// request whose extensions contain an [`Operation`] gets a key with every method that is not safe.
-    pub fn with_methods(self, methods: impl Fn(&Method) -> bool + Send + Sync + 'static) -> Self {
+    pub fn with_methods_where(
+        self,
+        has_key: impl Fn(&Method) -> bool + Send + Sync + 'static,
+    ) -> Self {
         Self {
-            methods: Arc::new(methods),
+            methods: Arc::new(has_key),
             ..self
         }
     }

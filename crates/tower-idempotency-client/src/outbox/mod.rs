@@ -106,6 +106,8 @@ pub trait Outbox: Send + Sync + 'static {
 }
 
 /// Failure of an [`Outbox`]. Its text contains no key and no body.
+///
+/// Its [source](StdError::source) is the error of the storage, such as that of sqlx. The text contains that of the source.
 #[derive(Debug)]
 pub struct OutboxError {
     message: &'static str,
@@ -141,6 +143,7 @@ impl fmt::Display for OutboxError {
 
 impl StdError for OutboxError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.source.as_deref().and_then(StdError::source)
+        let source = self.source.as_deref()?;
+        Some(source)
     }
 }

@@ -75,7 +75,7 @@ async fn throttled_error_may_have_been_executed() {
 async fn throttled_error_without_key_is_not_retried() {
     for (cause, attempts) in [(Cause::Throttled, 1), (Cause::NotSent, 3)] {
         let server = Server::new([Reply::Broken]);
-        let keys = IdempotencyKeyLayer::new().with_methods(|_| false);
+        let keys = IdempotencyKeyLayer::new().with_methods_where(|_| false);
         let layer = with_cause_of_errors(cause).with_keys(keys);
         let client = layer.layer(server.clone());
         client.oneshot(post("one espresso")).await.unwrap_err();

@@ -137,7 +137,7 @@ async fn safe_requests_are_retried_without_key() {
 }
 
 fn without_keys(server: &Server) -> Retry<Server> {
-    let keys = IdempotencyKeyLayer::new().with_methods(|_| false);
+    let keys = IdempotencyKeyLayer::new().with_methods_where(|_| false);
     RetryLayer::new().with_keys(keys).layer(server.clone())
 }
 

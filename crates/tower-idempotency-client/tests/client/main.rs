@@ -2,7 +2,6 @@
 
 #![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
 
-mod api;
 mod bodies;
 mod caller_verdicts;
 mod costs;

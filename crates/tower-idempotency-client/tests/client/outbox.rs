@@ -538,6 +538,10 @@ async fn recovered_request_has_compared_headers() {
         "x-http-method",
         "x-http-method-override",
         "paypal-auth-assertion",
+        "x-amz-target",
+        "soapaction",
+        // A server may read it as `X-Tenant-Id`.
+        "x_tenant_id",
         // Those with which a server of gRPC reads the message and encodes its response.
         "grpc-accept-encoding",
         "grpc-encoding",

@@ -1,6 +1,6 @@
 //! The file of an outbox: cut at every byte, damaged, compacted, locked, full.
 
-use std::{fs, path::Path};
+use std::{error::Error as _, fs, io, path::Path};
 
 use bytes::Bytes;
 use http::Request;
@@ -171,6 +171,17 @@ async fn unreadable_entry_is_rejected() {
     drop(outbox);
     let read = entries(&FileOutbox::open(&path).unwrap()).await;
     assert_eq!(read, [entry("one")]);
+}
+
+#[test]
+fn source_of_error_is_error_of_storage() {
+    let error = OutboxError::new(io::Error::from(io::ErrorKind::StorageFull));
+    let source = error.source().unwrap();
+    let source: Option<&io::Error> = source.downcast_ref();
+    assert_eq!(source.unwrap().kind(), io::ErrorKind::StorageFull);
+    let scratch = Scratch::new();
+    let error = FileOutbox::open(scratch.file("absent/orders.outbox")).unwrap_err();
+    assert!(error.source().unwrap().is::<io::Error>());
 }
 
 #[tokio::test]

@@ -310,7 +310,7 @@ async fn refusal_on_open_connection_is_unknown() {
     };
     let client = Client::builder(TokioExecutor::new()).build(connector);
     for (has_key, sent) in [(true, 3), (false, 1)] {
-        let keys = IdempotencyKeyLayer::new().with_methods(move |_| has_key);
+        let keys = IdempotencyKeyLayer::new().with_methods_where(move |_| has_key);
         let layer = RetryLayer::new().with_keys(keys);
         let req = Request::post("http://127.0.0.1:1/orders").body(Full::<Bytes>::default());
         let error = layer.layer(client.clone()).oneshot(req.unwrap()).await;

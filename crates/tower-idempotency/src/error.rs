@@ -180,8 +180,8 @@ pub enum ErrorKind {
     OutcomeUnknown,
     /// The first request was executed, but its response was not recorded.
     ResponseNotRetained,
-    /// The store failed, or the entry or its record cannot be read. The same applies to a recorded response that exceeds a limit
-    /// of this process. Nothing was executed now; an earlier attempt may have been executed.
+    /// The store failed, the entry or its record cannot be read, or the recorded response exceeds a limit of this process.
+    /// Nothing was executed now; an earlier attempt may have been executed.
     StoreUnavailable,
     /// Too many requests are in flight or too many bytes are buffered.
     Overloaded,
@@ -329,5 +329,5 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests;

@@ -35,6 +35,8 @@ impl Random {
         &from[self.below(from.len())]
     }
 
+    // Only tests that shuttle leaves out use it.
+    #[cfg(not(shuttle))]
     pub(crate) fn bytes(&mut self, length: usize) -> Vec<u8> {
         (0..length).map(|_| self.byte()).collect()
     }

@@ -165,5 +165,5 @@ impl<S: fmt::Debug> fmt::Debug for Idempotency<S> {
 
 #[cfg(all(test, feature = "axum"))]
 mod allocations;
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod sizes;

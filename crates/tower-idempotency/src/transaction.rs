@@ -443,5 +443,5 @@ impl<T> error::Error for NotRecordable<T> {}
 
 const WRONG_KIND: &str = "expected a response under the lease of a request, or a value under that of `run_once` or of an item";
 
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests;

@@ -23,6 +23,9 @@ use super::{
 /// a key the failure has no effect, because there are no retries to reject. If the store cannot store the reason, the layer
 /// stores only the code.
 ///
+/// The layer finds the failure by its type, so it ignores one of another version of this crate. If crates of a program depend on
+/// several versions, `cargo tree -d` lists them.
+///
 /// ```
 /// use axum::{Extension, Router, body::Body, http::{Request, StatusCode}, response::IntoResponse, routing::post};
 /// use tower::ServiceExt;

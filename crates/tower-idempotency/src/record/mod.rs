@@ -346,9 +346,9 @@ const SEALED: u8 = 4;
 /// Version, flags and checksum.
 const PREFIX: usize = 6;
 
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod fuzz;
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod golden;
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests;

@@ -436,5 +436,5 @@ const ATTENTION: &str = "attention";
 /// First byte of a sealed payload of flags 2. MessagePack never uses it.
 const SEALED_PAYLOAD: u8 = 0xc1;
 
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests;

@@ -127,7 +127,7 @@ fn response(error: &Error, media_type: &'static str, body: String) -> Response<B
     res
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use std::time::Duration;
 
@@ -135,7 +135,7 @@ mod tests {
     use crate::store::KeyId;
 
     fn text(res: &Response<Bytes>) -> String {
-        String::from_utf8(res.body().to_vec()).unwrap()
+        String::from_utf8(res.body().to_vec()).expect("UTF-8")
     }
 
     #[test]

@@ -45,8 +45,9 @@ pub(crate) fn admission_error(rules: &Rules, error: AdmissionError) -> Error {
         AdmissionError::ByteLimit => {
             Error::new(ErrorKind::Overloaded, "too many bytes are buffered")
         }
-        // Only for a replay. A process with a higher limit has recorded the response. The text does not propose a new key,
-        // because that would execute the request again.
+        // Only for a replay. Usually, a process with a higher limit has recorded the response. The length of a compressed record
+        // also counts the head, so a body just below the limit can exceed it too. The text does not propose a new key, because
+        // that would execute the request again.
         AdmissionError::ResponseTooLarge { .. } => {
             let detail =
                 "this request was executed before, but its response exceeds a limit of this process";

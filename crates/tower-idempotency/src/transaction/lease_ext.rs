@@ -106,7 +106,7 @@ impl LeaseExt for Lease {
         .await;
         // Clients cannot choose another key for the corrected request.
         if let Disposition::Record { class, record, .. } = &disposition
-            && state.has_key_of_service()
+            && state.is_released_by_client_error()
             && class.is_client_error()
             && NeedsAttention::in_record(record).is_none()
         {

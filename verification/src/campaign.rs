@@ -80,7 +80,7 @@ impl Campaign {
     ///
     /// # Panics
     ///
-    /// Panics if a server does not start, or if a key has no response for two minutes.
+    /// Panics if a server does not start, or if a key has no response for ten minutes.
     pub async fn run(&self, mut report: impl FnMut(&Round)) -> Tally {
         let mut tally = Tally::new(self);
         let began = Instant::now();

@@ -59,7 +59,7 @@ impl Fleet {
     ///
     /// # Panics
     ///
-    /// Panics if a key has no response for two minutes, or if a member does not return.
+    /// Panics if a key has no response for ten minutes, or if a member does not return.
     pub async fn run(self, load: Load) -> History {
         self.run_under(load, |fleet, load| {
             let strikes = strikes::all(fleet, load);
@@ -74,7 +74,7 @@ impl Fleet {
     ///
     /// # Panics
     ///
-    /// Panics if a key has no response for two minutes, or if `trouble` panics.
+    /// Panics if a key has no response for ten minutes, or if `trouble` panics.
     pub async fn run_until(
         self,
         load: Load,

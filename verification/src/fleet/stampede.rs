@@ -32,7 +32,7 @@ impl Fleet {
     ///
     /// # Panics
     ///
-    /// Panics if a key has no response for two minutes.
+    /// Panics if a key has no response for ten minutes.
     pub async fn stampede(self, stampede: &Stampede) -> History {
         let fleet = Arc::new(self);
         let start = Arc::new(Barrier::new(stampede.clients));

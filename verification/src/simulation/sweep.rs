@@ -157,8 +157,8 @@ impl fmt::Display for SweepResult {
                 let bug = self.bug.map(|bug| format!(" --bug {bug:?}"));
                 write!(
                     f,
-                    "seed {seed} is not as promised: {violation}\nto see it again: cargo run --locked --release -p verification \
-                     --all-features --bin simulate -- --seed {seed}{}",
+                    "seed {seed} is not as promised: {violation}\nto see it again: cargo run --locked --release -p campaign \
+                     --bin simulate -- --seed {seed}{}",
                     bug.unwrap_or_default()
                 )
             }

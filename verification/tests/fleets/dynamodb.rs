@@ -113,5 +113,5 @@ async fn keys_of_64_clients_execute_once() {
     let store = format!("dynamodb://keys?endpoint=http://{}", server.address());
     let args = ["--store", &store, "--in-flight", "wait", "--lease", "60s"];
     let lease = Duration::from_secs(60);
-    execute_keys_once(MEMBERS, &args, few_or(60, 1000), POLL, lease).await;
+    execute_keys_once(MEMBERS, &args, few_or(25, 1000), POLL, lease).await;
 }

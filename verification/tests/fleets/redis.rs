@@ -162,7 +162,7 @@ async fn paused_process_returns_stored_record() {
 // F-051
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_of_64_clients_execute_once() {
-    for (in_flight, keys) in [("wait", few_or(100, 700)), ("conflict", few_or(50, 300))] {
+    for (in_flight, keys) in [("wait", few_or(40, 700)), ("conflict", few_or(25, 300))] {
         let redis = RedisServer::start(&[]);
         let args = ["--store", &redis.url(), "--in-flight", in_flight];
         let (poll, lease) = (Duration::from_millis(10), Duration::from_secs(15));

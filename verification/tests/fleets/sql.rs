@@ -1,6 +1,6 @@
 //! Several processes on one database, and 64 clients at a time that request the same key. Each key is executed once.
 //!
-//! `FULL=1` uses 1,000 keys, the default 100.
+//! `FULL=1` uses 1,000 keys, the default 40.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::execute_keys_once;
 async fn each_key_is_executed_once(store: &str, in_flight: &str) {
     let args = ["--store", store, "--in-flight", in_flight];
     let (poll, lease) = (Duration::from_millis(25), Duration::from_secs(15));
-    execute_keys_once(3, &args, few_or(100, 1000), poll, lease).await;
+    execute_keys_once(3, &args, few_or(40, 1000), poll, lease).await;
 }
 
 // F-051, F-144

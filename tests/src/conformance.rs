@@ -25,7 +25,7 @@ pub fn run_all_cases<S: Store>(
     subject: impl AsyncFn() -> Subject<S> + Sync,
     plan: impl Fn(Duration) -> Option<Plan> + Sync,
 ) {
-    run_all_cases_on(MAX_CASES_OF_CALL, subject, plan);
+    run_chosen_cases(MAX_CASES_OF_CALL, |_| true, subject, plan);
 }
 
 /// Runs every case about operators on the stores that `subject` makes, on 16 threads. The subjects have an inspector.
@@ -39,17 +39,22 @@ pub fn run_all_inspect_cases<S: Store>(subject: impl AsyncFn() -> Subject<S> + S
     });
 }
 
-/// Like [`run_all_cases`], but on `threads` threads. It is for a server that a few cases keep busy.
+/// Like [`run_all_cases`], but on `threads` threads, and without the cases whose names `is_chosen` rejects. It is for a server
+/// that a few cases keep busy.
 ///
 /// # Panics
 ///
 /// Panics if a case panics: lists all cases that did, with the beginning of their messages.
-pub fn run_all_cases_on<S: Store>(
+pub fn run_chosen_cases<S: Store>(
     threads: usize,
+    is_chosen: impl Fn(&str) -> bool,
     subject: impl AsyncFn() -> Subject<S> + Sync,
     plan: impl Fn(Duration) -> Option<Plan> + Sync,
 ) {
-    run_cases(Case::all(), threads, &|case| {
+    let cases = Case::all().iter().copied();
+    let chosen: Vec<_> = cases.filter(|case| is_chosen(case.name())).collect();
+    assert!(!chosen.is_empty(), "no case is chosen");
+    run_cases(&chosen, threads, &|case| {
         case.run(false, &subject, &plan);
     });
 }
@@ -120,40 +125,43 @@ impl Drop for CasePermit {
 
 /// Defines a module with five tests of the suite: `direct` without faults, and one for each [`Plan`]. These are
 /// `calls_lost`, `replies_lost`, `slow` and `alternating`.
+///
+/// With `faults = replies` it defines only `direct`, `replies_lost` and `alternating`. Use this if another module runs all five
+/// with another setting of the same server. A lost or slow call sends the server the same statements as `direct`.
 #[macro_export]
 macro_rules! conformance_modes {
     (mod $name:ident, subject = $subject:expr $(,)?) => {
+        $crate::conformance_modes! {
+            mod $name, subject = $subject, plans = {
+                direct: |_| None,
+                calls_lost: |_| Some(Plan::CallsLost),
+                replies_lost: |_| Some(Plan::RepliesLost),
+                slow: |pause| Some(Plan::Slow(pause)),
+                alternating: |pause| Some(Plan::Alternating(pause)),
+            }
+        }
+    };
+    (mod $name:ident, subject = $subject:expr, faults = replies $(,)?) => {
+        $crate::conformance_modes! {
+            mod $name, subject = $subject, plans = {
+                direct: |_| None,
+                replies_lost: |_| Some(Plan::RepliesLost),
+                alternating: |pause| Some(Plan::Alternating(pause)),
+            }
+        }
+    };
+    (mod $name:ident, subject = $subject:expr, plans = { $($test:ident: $plan:expr,)+ }) => {
         mod $name {
             #[allow(unused_imports, reason = "not every closure needs the imports")]
             use super::*;
             use ::tower_idempotency::conformance::Plan;
 
-            #[test]
-            fn direct() {
-                $crate::conformance::run_all_cases($subject, |_| None);
-            }
-
-            #[test]
-            fn calls_lost() {
-                $crate::conformance::run_all_cases($subject, |_| Some(Plan::CallsLost));
-            }
-
-            #[test]
-            fn replies_lost() {
-                $crate::conformance::run_all_cases($subject, |_| Some(Plan::RepliesLost));
-            }
-
-            #[test]
-            fn slow() {
-                $crate::conformance::run_all_cases($subject, |pause| Some(Plan::Slow(pause)));
-            }
-
-            #[test]
-            fn alternating() {
-                $crate::conformance::run_all_cases($subject, |pause| {
-                    Some(Plan::Alternating(pause))
-                });
-            }
+            $(
+                #[test]
+                fn $test() {
+                    $crate::conformance::run_all_cases($subject, $plan);
+                }
+            )+
         }
     };
 }

@@ -120,7 +120,7 @@ impl ServerProcess {
 ///
 /// # Panics
 ///
-/// Panics if the request is invalid, or there is neither a response nor a failure within two minutes.
+/// Panics if the request is invalid, or there is neither a response nor a failure within ten minutes.
 pub async fn send_http(req: request::Builder, body: impl Into<Bytes>) -> Option<TestResponse> {
     let req = req.body(Full::new(body.into())).expect("a request");
     // A client with its own retries would hide the number of requests.

@@ -10,6 +10,13 @@ use tests::playground::cargo;
 
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
+/// Arguments of Cargo. The layer is built again for the features of each document. Simulations need it optimized, the
+/// documents do not.
+pub(crate) const LAYER_NOT_OPTIMIZED: [&str; 2] = [
+    "--config",
+    "profile.dev.package.tower-idempotency.opt-level=0",
+];
+
 /// Code blocks of a document after a heading.
 pub(crate) struct Blocks(String);
 
@@ -68,11 +75,7 @@ pub(crate) fn cargo_command(directory: &Path, subcommand: &str) -> Command {
     command
         .args([subcommand, "--config"])
         .arg(settings)
-        // The layer is built again for the features of each document. Simulations need it optimized, the documents do not.
-        .args([
-            "--config",
-            "profile.dev.package.tower-idempotency.opt-level=0",
-        ])
+        .args(LAYER_NOT_OPTIMIZED)
         .current_dir(directory)
         .env("CARGO_TARGET_DIR", directory.join("target"))
         .env("CARGO_BUILD_BUILD_DIR", shared);

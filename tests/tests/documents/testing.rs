@@ -8,16 +8,17 @@ fn blocks() -> Blocks {
     Blocks::from_heading("## Exactly-once, without a server\n", "guide/testing.md")
 }
 
-/// Runs the tests of the guide's project with this source.
-fn run_tests(name: &str, source: &str) -> Output {
+/// Runs the tests of the guide's project with this source and these arguments of Cargo.
+fn run_tests(name: &str, source: &str, args: &[&str]) -> Output {
     let directory = create_project(name, &blocks().first("toml"), "lib.rs", source);
     let mut command = cargo_command(&directory, "test");
-    command.arg("--offline").output().expect("cargo starts")
+    command.arg("--offline").args(args);
+    command.output().expect("cargo starts")
 }
 
 #[test]
 fn guide_project_passes_its_tests() {
-    let output = run_tests("guide-payments", &blocks().first("rust"));
+    let output = run_tests("guide-payments", &blocks().first("rust"), &[]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
         output.status.success(),
@@ -47,7 +48,8 @@ fn guide_project_fails_without_transaction() {
         &format!("{effect}\n{}", begin.replace("let mut tx", "let tx")),
     );
     assert_ne!(broken, source);
-    let output = run_tests("guide-payments-broken", &broken);
+    // Builds no library without tests, and runs no doc tests.
+    let output = run_tests("guide-payments-broken", &broken, &["--lib"]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(!output.status.success(), "{text}");
     assert!(

@@ -6,7 +6,7 @@ use tower_idempotency::conformance::Subject;
 use tower_idempotency_sqlx::MySqlStore;
 
 macro_rules! at {
-    ($name:ident, $level:literal) => {
+    ($name:ident, $level:literal $(, faults = $faults:ident)?) => {
         mod $name {
             use std::sync::OnceLock;
 
@@ -23,12 +23,12 @@ macro_rules! at {
                 Subject::new(store).with_push(false)
             }
 
-            conformance_modes! { mod suite, subject = store }
+            conformance_modes! { mod suite, subject = store $(, faults = $faults)? }
         }
     };
 }
 
-at! { read_uncommitted, "READ-UNCOMMITTED" }
-at! { read_committed, "READ-COMMITTED" }
+at! { read_uncommitted, "READ-UNCOMMITTED", faults = replies }
+at! { read_committed, "READ-COMMITTED", faults = replies }
 at! { repeatable_read, "REPEATABLE-READ" }
-at! { serializable, "SERIALIZABLE" }
+at! { serializable, "SERIALIZABLE", faults = replies }

@@ -25,22 +25,22 @@ fn behind_pgbouncer() -> PostgresStore {
 }
 
 macro_rules! suite {
-    ($name:ident, $store:expr) => {
+    ($name:ident, $store:expr $(, faults = $faults:ident)?) => {
         conformance_modes! { mod $name, subject = async || {
             static MIGRATED: OnceCell<()> = OnceCell::const_new();
             let store = $store;
             let migrate = async || store.migrate().await.expect("the test server runs");
             MIGRATED.get_or_init(migrate).await;
             Subject::new(store)
-        } }
+        } $(, faults = $faults)? }
     };
 }
 
 // The server treats this level as read committed. F-142
-suite! { read_uncommitted, with_level("read uncommitted") }
+suite! { read_uncommitted, with_level("read uncommitted"), faults = replies }
 suite! { read_committed, with_level("read committed") }
-suite! { repeatable_read, with_level("repeatable read") }
+suite! { repeatable_read, with_level("repeatable read"), faults = replies }
 // F-142
-suite! { serializable, with_level("serializable") }
+suite! { serializable, with_level("serializable"), faults = replies }
 // F-140
-suite! { pgbouncer_by_transaction, behind_pgbouncer() }
+suite! { pgbouncer_by_transaction, behind_pgbouncer(), faults = replies }

@@ -87,7 +87,7 @@ async fn commit_in_execution_is_awaited() {
     let database = database_with_commits_until(is_awaited, "awaited_commit").await;
     let layer = sql::layer(database.store.clone());
     let mut keys = Vec::new();
-    for trial in 0..3 {
+    for trial in 0..10 {
         keys.push(format!("job {trial}"));
         match abandon_commit(&database, &layer, &keys[trial]).await {
             Outcome::Executed(7) => {

@@ -28,7 +28,7 @@ pub(super) struct Rider {
 }
 
 /// Runs riders, a few at a time, until each has an outcome or gave up. There are `rides` of them. More riders run until
-/// the strikes [had both kinds](Striking::has_both_kinds), for two minutes at most.
+/// the strikes [had both kinds](Striking::has_both_kinds), for ten minutes at most.
 pub(super) async fn ride(
     processes: &Processes,
     rides: usize,

@@ -36,7 +36,21 @@ create table if not exists receipts (
     ride        bigint not null references rides,
     recipient   text   not null,
     fare        bigint not null,
+    -- The number of attempts to deliver it, including one that is in progress.
+    attempts    integer not null default 0,
     delivered   timestamptz
 );
 
-create index if not exists receipts_to_deliver on receipts (id) where delivered is null;
+-- `create index if not exists` locks the table before it looks for the index, so it would wait like `alter table`.
+do $$
+begin
+    if not exists (select from pg_attribute where attrelid = 'receipts'::regclass and attname = 'attempts') then
+        alter table receipts add column attempts integer not null default 0;
+        -- The index of an earlier release has the column `id` only.
+        drop index if exists receipts_to_deliver;
+    end if;
+    if to_regclass('receipts_to_deliver') is null then
+        create index receipts_to_deliver on receipts (attempts, id) where delivered is null;
+    end if;
+end
+$$;

@@ -21,8 +21,7 @@ use crate::Failure;
 ///
 /// If the future is dropped, there are no effects.
 pub async fn connect(url: &str, patience: Duration) -> Result<PgPool, Failure> {
-    // Without limits of age and idle time, sqlx 0.9.0 does not start a task that can use a processor without end
-    // (sqlx issue 3645).
+    // With a lifetime or an idle timeout, sqlx 0.9.0 starts a task that may use a whole processor (sqlx issue 3645).
     let options = PgPoolOptions::new()
         .max_lifetime(None)
         .idle_timeout(None)

@@ -54,7 +54,9 @@ pub async fn deliver(pool: PgPool, mailbox: Mailbox, every: Duration, limit: Dur
     }
 }
 
-/// Delivers a receipt. Returns `false` if there is none that no other worker is delivering.
+/// Attempts to deliver a receipt. Returns `false` if there is none that no other worker is delivering.
+///
+/// Receipts with fewer attempts come first, so one that always fails does not stop the others.
 ///
 /// # Errors
 ///
@@ -64,16 +66,28 @@ pub async fn deliver(pool: PgPool, mailbox: Mailbox, every: Duration, limit: Dur
 ///
 /// If the future is dropped, the receipt stays due, and may have been delivered.
 pub async fn deliver_one(pool: &PgPool, mailbox: &Mailbox) -> Result<bool, Failure> {
+    // The attempt is counted before it is made, because it may hang or end the process.
+    let receipt: Option<i64> = sqlx::query_scalar(
+        "update receipts set attempts = attempts + 1 where id =
+             (select id from receipts where delivered is null order by attempts, id limit 1 for update skip locked)
+         returning id",
+    )
+    .fetch_optional(pool)
+    .await?;
+    let Some(receipt) = receipt else {
+        return Ok(false);
+    };
     let mut tx = pool.begin().await?;
     // The worker holds the row until its transaction or its process ends, and other workers skip it.
-    let receipt: Option<(i64, i64, String, i64)> = sqlx::query_as(
-        "select id, ride, recipient, fare from receipts where delivered is null
-         order by id limit 1 for update skip locked",
+    let due: Option<(i64, String, i64)> = sqlx::query_as(
+        "select ride, recipient, fare from receipts where id = $1 and delivered is null for update skip locked",
     )
+    .bind(receipt)
     .fetch_optional(&mut *tx)
     .await?;
-    let Some((receipt, ride, recipient, fare)) = receipt else {
-        return Ok(false);
+    let Some((ride, recipient, fare)) = due else {
+        // Another worker has chosen this receipt too, and has locked or delivered it.
+        return Ok(true);
     };
     mailbox.put(receipt, ride, &recipient, fare).await?;
     // If the process is killed here, the receipt is delivered again.

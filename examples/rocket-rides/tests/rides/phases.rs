@@ -188,14 +188,35 @@ async fn completer_ends_old_request_without_checkpoint() {
 async fn database_without_creation_times_is_migrated() {
     let harness = Harness::new("undated").await;
     harness.ride("k", "card-1").await;
-    let before = sqlx::query("alter table rides drop column created");
-    before.execute(&harness.pool).await.expect("as it was");
+    let before = "alter table rides drop column created; alter table receipts drop column attempts;
+        create index receipts_to_deliver on receipts (id) where delivered is null";
+    let before = sqlx::raw_sql(before).execute(&harness.pool).await;
+    before.expect("as it was");
     for _ in 0..2 {
         migrate(&harness.pool).await.expect("migrated");
     }
     let response = harness.ride("l", "card-1").await;
     assert_eq!(response.status, StatusCode::CREATED, "{response:?}");
     assert_eq!(harness.rides().await, ["booked", "booked"]);
+    let index = "select indexdef from pg_indexes where indexname = 'receipts_to_deliver'";
+    let index: String = sqlx::query_scalar(index)
+        .fetch_one(&harness.pool)
+        .await
+        .expect("an index");
+    assert!(index.contains("(attempts, id)"), "{index}");
+}
+
+/// A process that waits for a lock of a table lets all later writers wait as well.
+#[tokio::test]
+async fn migrated_database_is_migrated_beside_writers() {
+    let harness = Harness::new("busy").await;
+    let mut writer = harness.pool.begin().await.expect("a transaction");
+    let write = "lock table rides, receipts in row exclusive mode";
+    let locked = sqlx::query(write).execute(&mut *writer).await;
+    locked.expect("locked");
+    let migrated = within(Duration::from_secs(30), migrate(&harness.pool)).await;
+    migrated.expect("migrated");
+    writer.rollback().await.expect("rolled back");
 }
 
 /// An operator allows retries of a request that needed attention after its first phase. Each one continues from that phase,

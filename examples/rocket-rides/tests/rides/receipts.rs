@@ -70,6 +70,39 @@ async fn undeliverable_receipt_stays_queued() {
     }
 }
 
+/// A receipt with a wrong address fails each time.
+#[tokio::test]
+async fn failed_receipt_comes_after_others() {
+    let harness = Harness::new("failed_receipt").await;
+    harness.ride("k", "card-1").await;
+    harness.ride("l", "card-2").await;
+    fs::create_dir(harness.file("full")).expect("a directory");
+    let full = Mailbox::new(&harness.file("full"));
+    assert!(deliver_one(&harness.pool, &full).await.is_err());
+    let deadline = Instant::now() + Duration::from_secs(60);
+    // The failed transaction may not have ended yet.
+    let free = || {
+        let select = "select id from receipts order by id for update skip locked";
+        sqlx::query_scalar::<_, i64>(select).fetch_all(&harness.pool)
+    };
+    while free().await.expect("receipts").len() < 2 {
+        assert!(Instant::now() < deadline, "the receipt stays locked");
+    }
+    let receipts = free().await.expect("receipts");
+
+    let mailbox = Mailbox::new(&harness.file("mailbox"));
+    for _ in 0..2 {
+        let delivered = deliver_one(&harness.pool, &mailbox).await;
+        assert!(delivered.expect("delivered"));
+    }
+    let delivered = fs::read_to_string(harness.file("mailbox")).expect("a file");
+    let order = delivered
+        .lines()
+        .map(|it| it.split(' ').next().expect("an ID"));
+    let order: Vec<_> = order.map(|it| it.parse::<i64>().expect("an ID")).collect();
+    assert_eq!(order, [receipts[1], receipts[0]]);
+}
+
 #[tokio::test]
 async fn worker_recovers_after_unresponsive_database() {
     let proxy = Proxy::start(postgres::shared().address());
@@ -80,7 +113,7 @@ async fn worker_recovers_after_unresponsive_database() {
     let pool = connect(&url, limit).await.expect("the server runs");
     // The server has locked the receipt, and the worker gets no reply.
     proxy.once(
-        Fault::reply_to("select id, ride, recipient"),
+        Fault::reply_to("select ride, recipient"),
         ConnectionEnd::Hang,
     );
     let mailbox = Mailbox::new(&harness.file("mailbox"));

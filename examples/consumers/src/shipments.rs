@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 use tower_idempotency::{
-    IdempotencyLayer, NeedsAttention, OrphanPolicy, Ttl,
+    IdempotencyLayer, Lease, NeedsAttention, OrphanPolicy, Ttl,
     run_once::{Outcome, WorkError},
 };
 
@@ -84,8 +84,13 @@ impl Shipments {
     pub async fn receive(&self, message: &str) -> Verdict {
         let (parcels, order) = (self.parcels.clone(), message.to_owned());
         let (packing, work) = (self.packing, self.work);
-        let ship = async move |_lease| {
+        let ship = async move |lease: Lease| {
             sleep(packing).await;
+            if !lease.is_held() {
+                // This process was paused, and an operator may have sent the parcel meanwhile. A release would delete the orphan.
+                let lost = Failure::from("the lease is lost");
+                return Err(WorkError::Orphan(lost));
+            }
             let sent = parcels.add_unchecked(&order, 1).await;
             sent.map_err(|unsent| match unsent {
                 Unadded::Perhaps(error) => WorkError::NeedsAttention(PERHAPS_SENT, error),

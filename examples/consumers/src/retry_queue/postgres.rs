@@ -26,8 +26,7 @@ impl PostgresQueue {
     ///
     /// If the future is dropped, the table may be created.
     pub async fn connect(url: &str) -> Result<Self, Failure> {
-        // Without limits of age and idle time, sqlx 0.9.0 does not start a task that can use a processor without end
-        // (sqlx issue 3645).
+        // With a lifetime or an idle timeout, sqlx 0.9.0 starts a task that may use a whole processor (sqlx issue 3645).
         let options = PgPoolOptions::new()
             .max_lifetime(None)
             .idle_timeout(None)
@@ -82,8 +81,15 @@ impl RetryQueue for PostgresQueue {
     }
 
     async fn purge(&self) -> Result<u64, Failure> {
-        let purged = sqlx::query(PURGE).execute(&self.0);
-        Ok(within(purged).await?.rows_affected())
+        let mut all = 0;
+        loop {
+            let purged = sqlx::query(PURGE).execute(&self.0);
+            let purged = within(purged).await?.rows_affected();
+            all += purged;
+            if purged == 0 {
+                return Ok(all);
+            }
+        }
     }
 }
 
@@ -138,14 +144,16 @@ insert into messages (id, body, since, due)
 select $1, $2, now, now from (select floor(extract(epoch from clock_timestamp()) * 1000)::bigint as now) clock
 on conflict (id) do nothing";
 
-/// Consumers skip a message that another one is receiving.
+/// Consumers skip a message that another one is receiving. The time is a subquery: a join with the time would read all
+/// messages that are not due.
 const RECEIVE: &str = "
 with next as (
-    select id, now from messages, (select floor(extract(epoch from clock_timestamp()) * 1000)::bigint as now) clock
-    where state = 'queued' and due <= now
-    order by due limit 1 for update of messages skip locked
+    select id from messages
+    where state = 'queued' and due <= (select floor(extract(epoch from clock_timestamp()) * 1000)::bigint)
+    order by due limit 1 for update skip locked
 )
-update messages m set delivery = m.delivery + 1, due = next.now + $1
+update messages m set delivery = m.delivery + 1,
+    due = floor(extract(epoch from clock_timestamp()) * 1000)::bigint + $1
 from next where m.id = next.id
 returning m.id, m.body, m.state, m.delivery, m.failures, m.round, m.since, m.due, m.reason";
 
@@ -159,6 +167,10 @@ const LIST: &str = "
 select id, body, state, delivery, failures, round, since, due, reason
 from messages where state = $1 order by due limit $2";
 
+/// Deletes a limited number of messages, so that a call ends in time. A finished message does not change its state.
 const PURGE: &str = "
-delete from messages
-where state = 'done' and due <= floor(extract(epoch from clock_timestamp()) * 1000)::bigint";
+delete from messages where id = any (array(
+    select id from messages
+    where state = 'done' and due <= (select floor(extract(epoch from clock_timestamp()) * 1000)::bigint)
+    order by due limit 1000
+))";

@@ -18,7 +18,10 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use tower_idempotency::{IdempotencyLayer, Ttl};
+use tower_idempotency::{
+    IdempotencyLayer, Ttl,
+    testing::{Fault, FaultInjector, Operation},
+};
 use tower_idempotency_dynamodb::{DynamoDbOptions, DynamoDbStore, aws_sdk_dynamodb::Client};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -313,6 +316,25 @@ async fn orphaned_message_is_refused_for_queue_retention() {
         );
     }
     assert_eq!(fixture.parcels(&order(7)).await, 1);
+}
+
+/// A process was paused while it packed. Meanwhile an operator may have found the orphan, and sent the parcel.
+#[tokio::test]
+async fn consumer_that_lost_its_lease_sends_nothing() {
+    let fixture = ShipmentFixture::new().await;
+    let store = FaultInjector::new(fixture.store(Duration::ZERO));
+    store.set_fault(Operation::Renew, Fault::LeaseLost);
+    let layer = IdempotencyLayer::new(store)
+        .with_store_timeout(PATIENCE)
+        .with_lease_ttl(Ttl::from_secs(1));
+    let parcels = Tally::new(&fixture.client, &*fixture.tally).with_timeout(PATIENCE);
+    let paused = Shipments::new(layer, parcels).with_packing(Duration::from_secs(2));
+    assert_eq!(paused.receive(&order(7)).await, Verdict::Leave);
+    // The orphan stays, because an operator may have sent the parcel.
+    let next = fixture.shipments(Duration::from_secs(60));
+    let orphaned = Verdict::DeadLetter("orphaned".to_owned());
+    assert_eq!(next.receive(&order(7)).await, orphaned);
+    assert_eq!(fixture.parcels(&order(7)).await, 0);
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ mod attempts;
 mod harness;
 mod killed;
 mod operators;
+mod plans;
 mod points;
 mod process;
 

@@ -25,14 +25,14 @@ func respond(response http.ResponseWriter, status int, value any) {
 }
 
 func serve(response http.ResponseWriter, request *http.Request) {
-	if request.Method != http.MethodPost {
+	if request.Method != http.MethodPost && request.Method != http.MethodPatch {
 		mutex.Lock()
 		count := len(orders)
 		mutex.Unlock()
 		respond(response, http.StatusOK, count)
 		return
 	}
-	if request.URL.Path != "/orders" {
+	if request.URL.Path != "/orders" && request.URL.Path != "/orders/rush" {
 		respond(response, http.StatusNotFound, "unknown path")
 		return
 	}

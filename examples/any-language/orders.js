@@ -3,6 +3,7 @@
 const { isUtf8 } = require("node:buffer");
 const http = require("node:http");
 
+const paths = ["/orders", "/orders/rush"];
 const orders = [];
 
 const server = http.createServer((request, response) => {
@@ -10,8 +11,8 @@ const server = http.createServer((request, response) => {
     response.writeHead(status, { "Content-Type": "application/json" });
     response.end(JSON.stringify(value));
   };
-  if (request.method !== "POST") return respond(200, orders.length);
-  if (request.url.split("?")[0] !== "/orders") return respond(404, "unknown path");
+  if (!["POST", "PATCH"].includes(request.method)) return respond(200, orders.length);
+  if (!paths.includes(request.url.split("?")[0])) return respond(404, "unknown path");
   const parts = [];
   request.on("data", (part) => parts.push(part));
   request.on("end", () => {

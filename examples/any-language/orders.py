@@ -1,7 +1,7 @@
 """A service that knows nothing of idempotency keys: orders.py [PORT]
 
-POST /orders stores an order, and GET /count returns how many there are. An order of "crash" is stored, and then the
-connection breaks.
+POST and PATCH store an order, at /orders and /orders/rush. GET /count returns how many there are. An order of "crash" is
+stored, and then the connection breaks.
 """
 
 import json
@@ -9,6 +9,7 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+PATHS = ("/orders", "/orders/rush")
 orders = []
 lock = threading.Lock()
 
@@ -18,7 +19,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.path.split("?")[0] != "/orders":
+        if self.path.split("?")[0] not in PATHS:
             self.respond(404, "unknown path")
             return
         try:
@@ -34,6 +35,8 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         self.respond(201, {"order": order, "item": item})
+
+    do_PATCH = do_POST
 
     def do_GET(self):
         self.respond(200, len(orders))

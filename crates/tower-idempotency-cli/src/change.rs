@@ -75,9 +75,7 @@ impl<'a> Change<'a> {
         call: impl Future<Output = Result<T, InspectError>>,
     ) -> Result<T, Failure> {
         let call = self.context.call(call);
-        self.signals
-            .run_until_signal(&mut self.has_begun, call)
-            .await
+        self.run_until_signal(call).await
     }
 
     /// Makes a call of the change like [`call`](Self::call), but without a timeout.
@@ -85,9 +83,30 @@ impl<'a> Change<'a> {
         &mut self,
         call: impl Future<Output = Result<T, InspectError>>,
     ) -> Result<T, Failure> {
-        self.signals
-            .run_until_signal(&mut self.has_begun, async { Ok(call.await?) })
-            .await
+        self.run_until_signal(async { Ok(call.await?) }).await
+    }
+
+    /// Makes the call, until the first signal. After an earlier signal, the call does not begin.
+    async fn run_until_signal<T>(
+        &mut self,
+        call: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        let has_begun = &mut self.has_begun;
+        let call = async {
+            *has_begun = true;
+            call.await
+        };
+        let (name, exit) = tokio::select! {
+            biased;
+            signal = self.signals.next() => signal,
+            result = call => return result,
+        };
+        let failure = Failure::new(exit, interrupted_by(name));
+        Err(if self.has_begun {
+            failure
+        } else {
+            failure.unchanged()
+        })
     }
 
     /// Returns the outcome of a change that ended with this failure. Its calls may have changed a part, so the outcome is
@@ -147,29 +166,6 @@ impl Signals {
             _ = self.interrupt.recv() => ("SIGINT", Exit::Interrupted),
             _ = self.terminate.recv() => ("SIGTERM", Exit::Terminated),
         }
-    }
-
-    /// Makes the call, until the first signal. After an earlier signal, the call does not begin. Sets `has_begun` if it begins.
-    async fn run_until_signal<T>(
-        &mut self,
-        has_begun: &mut bool,
-        call: impl Future<Output = Result<T, Failure>>,
-    ) -> Result<T, Failure> {
-        let call = async {
-            *has_begun = true;
-            call.await
-        };
-        let (name, exit) = tokio::select! {
-            biased;
-            signal = self.next() => signal,
-            result = call => return result,
-        };
-        let failure = Failure::new(exit, interrupted_by(name));
-        Err(if *has_begun {
-            failure
-        } else {
-            failure.unchanged()
-        })
     }
 }
 

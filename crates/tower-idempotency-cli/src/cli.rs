@@ -143,7 +143,7 @@ pub(crate) fn reason(text: &str) -> Result<String, &'static str> {
     }
 }
 
-/// Returns the parser of the name of an operator. An empty name counts as absent, because an environment may set `USER` to it.
+/// Returns a parser of the name of an operator. Replaces an empty name by [`UNKNOWN_ACTOR`], because `USER` may be empty.
 pub(crate) fn actor_parser() -> impl TypedValueParser<Value = String> {
     StringValueParser::new().map(|name| {
         if name.trim().is_empty() {
@@ -154,7 +154,7 @@ pub(crate) fn actor_parser() -> impl TypedValueParser<Value = String> {
     })
 }
 
-/// The name of an operator that is absent.
+/// The operator in the audit log if no name is set.
 pub(crate) const UNKNOWN_ACTOR: &str = "unknown";
 
 /// Asks for a confirmation, unless `--yes` gives it.

@@ -105,7 +105,7 @@ impl Failure {
         self.with_end(end)
     }
 
-    /// Sets that the store has changed nothing.
+    /// Marks the failure as one that certainly changed nothing in the store.
     pub(crate) fn unchanged(self) -> Self {
         Self {
             is_unchanged: true,

@@ -220,9 +220,9 @@ fn start_log() {
 fn install_recorder() -> Result<PrometheusHandle, BuildError> {
     let full = |name: &str| Matcher::Full(name.to_owned());
     let recorder = PrometheusBuilder::new()
-        .set_buckets_for_metric(full("idempotency_handler_seconds"), &SECONDS_BUCKETS)?
-        .set_buckets_for_metric(full("idempotency_store_seconds"), &SECONDS_BUCKETS)?
-        .set_buckets_for_metric(full("idempotency_record_bytes"), &RECORD_BYTES_BUCKETS)?
+        .set_buckets_for_metric(full("idempotency_handler_seconds"), SECONDS_BUCKETS)?
+        .set_buckets_for_metric(full("idempotency_store_seconds"), SECONDS_BUCKETS)?
+        .set_buckets_for_metric(full("idempotency_record_bytes"), RECORD_BYTES_BUCKETS)?
         .install_recorder()?;
     // Without this, the samples of histograms use up memory until the next scrape.
     let upkeep = recorder.clone();

@@ -18,9 +18,10 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 /// A client of TLS, and the name that the certificate of the server must have.
 pub(crate) type Tls = (TlsConnector, ServerName<'static>);
 
-/// Returns the port of `HOST:PORT`, or the default one of `HOST`. Returns `None` for a port that is not a number.
+/// Returns the port of `HOST:PORT`, or the default port if the address is only `HOST`. Returns `None` if the port is not a number
+/// up to 65535.
 ///
-/// `Uri` does not parse the port: to a wrong one, requests would go as if there were none.
+/// `Uri` accepts a wrong port and then returns none. Without this check, requests would go to the default port.
 pub(crate) fn port(address: &str, host: &str, default_port: u16) -> Option<u16> {
     match address.strip_prefix(host)? {
         "" => Some(default_port),

@@ -103,7 +103,7 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     Err(Failure::new(
         Exit::NotFound,
         format!(
-            "the store has no entry of this key: namespace, secret and principal must be those of the service, and an observed request has another id (ids: {})",
+            "the store has no entry of this key: namespace, secret and principal must be those of the service; to find an observed request, run list STATE --operation 'observed: ' (ids: {})",
             ids.join(", ")
         ),
     ))

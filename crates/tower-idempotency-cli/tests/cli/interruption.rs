@@ -138,7 +138,7 @@ async fn signal_before_call_has_failed_outcome() {
         let mut tool = tool.spawn().expect("the tool starts");
         wait_for_open_file(&mut tool, &path);
         send(&tool, "-INT");
-        // The tool waits for the lock for five seconds.
+        // The tool receives the signal before it gets the lock, for which it waits up to five seconds.
         thread::sleep(Duration::from_millis(200));
         log.unlock().expect("it is held");
         assert_eq!(wait_for_end(&mut tool).code(), Some(130), "{args:?}");

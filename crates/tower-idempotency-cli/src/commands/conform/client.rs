@@ -203,7 +203,7 @@ mod tests {
 
     use super::*;
 
-    /// Requests to it would go to port 80.
+    /// Without the check, requests would go to port 80.
     #[test]
     fn wrong_port_is_rejected() {
         for url in ["http://localhost:99999/pay", "http://[::1]:8O80/pay"] {

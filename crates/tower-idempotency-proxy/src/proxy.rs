@@ -325,10 +325,12 @@ impl ProxyHandle {
     /// - A change needs a restart, such as another address.
     /// - The proxy would no longer find its records, and retries of recorded requests would execute again. Examples are
     ///   another store, namespace or secret, and a route that is removed, no longer protected, or identifies requests
-    ///   differently. All routes that were enforced since the start count, also if they observe or are removed now. A change
-    ///   of `missing_key` is accepted: after `reject` to `pass`, gRPC calls pass, and retries of recorded ones execute again.
+    ///   differently. All routes that were enforced since the start count, also if they observe or are removed now.
     /// - The upstream would get another key for requests of such a route.
     /// - A certificate cannot be read.
+    ///
+    /// A change of `missing_key` is accepted. After a change from `reject` to `pass`, gRPC calls with a key pass through, so
+    /// retries of recorded gRPC calls execute again.
     pub fn reload(&self, config: Result<Config, ConfigError>) -> Result<(), ConfigError> {
         let result = config.and_then(|config| self.replace(config));
         match &result {

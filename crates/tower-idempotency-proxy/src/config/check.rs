@@ -141,9 +141,8 @@ impl Upstream {
         }
         let host = parsed.host().unwrap_or_default();
         // `Uri` accepts a wrong port. Requests would go to port 80 or 443.
-        let port = authority.strip_prefix(host).unwrap_or_default();
-        let is_valid_port = port.is_empty() || parsed.port_u16().is_some();
-        if !is_http || has_path || host.is_empty() || !is_valid_port {
+        let is_wrong_port = authority.len() > host.len() && parsed.port_u16().is_none();
+        if !is_http || has_path || host.is_empty() || is_wrong_port {
             return check.fail(&self.url.span(), form);
         }
         if self.ca_file.is_some() && parsed.scheme_str() != Some("https") {

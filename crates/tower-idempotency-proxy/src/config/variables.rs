@@ -49,11 +49,12 @@ impl Variable {
                     "the value has a line break",
                 ));
             }
-            // A variable of a template that is not set. Without the namespace of the file, for example, all keys would change.
+            // A template may leave the value empty. An empty namespace, for example, would replace that of the file, and the
+            // proxy would no longer find its records.
             if value.is_empty() {
                 return Err(ConfigError::of_variable(
                     &name,
-                    "the value is empty, set one or remove the variable",
+                    "the value is empty: set a value or remove the variable",
                 ));
             }
             let name = name.into_owned();

@@ -19,16 +19,17 @@ use tokio::{
 use crate::body::RequestBody;
 
 /// Number of kept responses from which further requests share no connection. Responses that are open then are kept too. Each one
-/// has at most the window of its stream. A request that timed out counts too, see [`MAX_KEPT_REQUESTS`].
+/// has at most the window of its stream. A request that timed out counts too, see [`MAX_KEPT_REQUEST_BYTES`].
 const MAX_KEPT: usize = 256;
 
-/// Largest size of the timed-out requests of a connection that are kept: their bodies, and [`KEPT_REQUEST`] for each.
+/// Largest size of the timed-out requests of a connection that are kept: their bodies, and [`REQUEST_OVERHEAD`] for each.
 ///
 /// If the upstream does not read these bodies, they take a part of the window of the connection, for which other requests wait.
 /// This is a quarter of the smallest window (RFC 9113, section 6.9.2). Some servers extend it only after half of it was read.
-const MAX_KEPT_REQUESTS: u64 = 16 * 1024;
-/// Size of a timed-out request without a body. So at most 16 are kept, because a slow upstream can delay all its requests.
-const KEPT_REQUEST: u64 = 1024;
+const MAX_KEPT_REQUEST_BYTES: u64 = 16 * 1024;
+/// Size that counts for each timed-out request in addition to its body. So a connection keeps at most 16 of them, and a slow
+/// upstream alone does not reach [`MAX_KEPT`].
+const REQUEST_OVERHEAD: u64 = 1024;
 
 /// Connections with HTTP/2 that several requests share.
 #[derive(Default)]
@@ -142,7 +143,7 @@ impl OpenStream {
     }
 
     /// Keeps a request that timed out, as in [`keep`](Self::keep). `size` is the size of its body. Drops it at once if the
-    /// connection keeps too many bytes of such requests.
+    /// connection would keep too many bytes of such requests: the reset then frees the window for the other requests.
     pub(super) fn keep_request(&self, request: impl Send + 'static, size: u64) {
         if self.streams.reserve_kept(size) {
             self.keep(request);
@@ -165,8 +166,8 @@ pub(super) struct Streams {
     /// Notified when no stream is open.
     ended: Notify,
     /// Size of the requests for which [`reserve_kept`](Self::reserve_kept) returned `true`. No later request uses the connection,
-    /// so it never decreases.
-    kept_requests: AtomicU64,
+    /// so it need not decrease.
+    kept_request_bytes: AtomicU64,
 }
 
 impl Streams {
@@ -177,10 +178,10 @@ impl Streams {
     /// Returns `true` if the connection may keep a further request that timed out, with a body of this size.
     fn reserve_kept(&self, size: u64) -> bool {
         let reserve = |kept: u64| {
-            let kept = kept.saturating_add(size).saturating_add(KEPT_REQUEST);
-            (kept <= MAX_KEPT_REQUESTS).then_some(kept)
+            let kept = kept.saturating_add(size).saturating_add(REQUEST_OVERHEAD);
+            (kept <= MAX_KEPT_REQUEST_BYTES).then_some(kept)
         };
-        self.kept_requests
+        self.kept_request_bytes
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve)
             .is_ok()
     }

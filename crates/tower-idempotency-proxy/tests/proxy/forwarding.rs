@@ -78,15 +78,16 @@ async fn version_of_response_is_that_of_proxy() {
 async fn connection_header_removes_no_credential() {
     let upstream = Upstream::start(|_| Script::create()).await;
     let proxy = Served::start(&config(upstream.address, "", "")).await;
-    let lines = "x-api-key: a\r\nstripe-account: b\r\nx-hop: c\r\n";
+    let lines = "x-api-key: a\r\nstripe-account: b\r\nx_tenant_id: d\r\nx-hop: c\r\n";
     let request = post_with("/pay", "k", lines, "1").replace(
         "connection: close",
-        "connection: close, x-api-key, stripe-account, x-hop",
+        "connection: close, x-api-key, stripe-account, x_tenant_id, x-hop",
     );
     assert_eq!(exchange(proxy.address, request).await.status(), 201);
     let received = upstream.requests()[0].to_ascii_lowercase();
     assert!(received.contains("x-api-key: a\r\n"), "{received}");
     assert!(received.contains("stripe-account: b\r\n"), "{received}");
+    assert!(received.contains("x_tenant_id: d\r\n"), "{received}");
     assert!(!received.contains("x-hop"), "{received}");
 }
 

@@ -306,7 +306,7 @@ fn empty_value_is_rejected() {
     let name = OsString::from("IDEMPOTENCY_PROXY__IDENTITY__NAMESPACE");
     let selected = Variable::select([(name, OsString::new())]);
     let error = selected.err().map(|error| error.to_string());
-    let expected = "IDEMPOTENCY_PROXY__IDENTITY__NAMESPACE: the value is empty, set one or remove the variable";
+    let expected = "IDEMPOTENCY_PROXY__IDENTITY__NAMESPACE: the value is empty: set a value or remove the variable";
     assert_eq!(error.as_deref(), Some(expected));
 }
 

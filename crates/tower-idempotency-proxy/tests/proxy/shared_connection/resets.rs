@@ -132,10 +132,11 @@ async fn timed_out_upload_delays_no_leased_request() {
     let upload = tokio::spawn(exchange(proxy.address, upload));
     let unread = || upstream.unread.load(Ordering::SeqCst);
     eventually("the window is full", || unread() == WINDOW).await;
-    // The payment waits for the window. After the timeout of the upload, it has 7 s left.
-    sleep(Duration::from_secs(7)).await;
+    // The payment waits for the window. After the timeout of the upload, it has 5 s left.
+    sleep(Duration::from_secs(5)).await;
     let payment = exchange(proxy.address, post("/pay", "payment", "1")).await;
     assert_eq!(payment.status(), 201, "{payment:?}");
+    assert_eq!(upstream.connections.load(Ordering::SeqCst), 1);
     assert_eq!(upstream.executed.load(Ordering::SeqCst), 1);
     let upload = bounded(upload).await.unwrap();
     assert_eq!(upload.status(), 504, "{upload:?}");

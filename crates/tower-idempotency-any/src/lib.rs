@@ -63,6 +63,7 @@
 //! # Crate features
 //!
 //! Each store has a feature, and no feature is enabled by default. `tls` adds TLS to Redis, PostgreSQL and MySQL.
+//! `tls` and `dynamodb` enable `ring` of rustls: see `docs/reference/versions.md`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -8,7 +8,7 @@
 //! use diesel_async::{AsyncPgConnection, RunQueryDsl, pooled_connection::deadpool::Pool};
 //! use http::Response;
 //! use tower_idempotency::{Body, Lease};
-//! use tower_idempotency_diesel_async::{begin, diesel, diesel_async};
+//! use tower_idempotency_diesel_async::{CommitError, begin, diesel, diesel_async};
 //! use tower_idempotency_sqlx::PostgresStore;
 //!
 //! type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -25,7 +25,7 @@
 //! ) -> Result<Response<Body<String>>, Failure> {
 //!     let mut tx = begin(&store, &lease, pool.get().await?).await?;
 //!     debit(&mut tx).await?;
-//!     Ok(tx.commit(Response::new("paid".to_owned())).await?)
+//!     Ok(tx.commit(Response::new("paid".to_owned())).await.unwrap_or_else(CommitError::into_response))
 //! }
 //! ```
 //!

@@ -8,7 +8,7 @@
 //! use http::Response;
 //! use tower_idempotency::{Body, Lease};
 //! use tower_idempotency_sea_orm::{
-//!     begin, sea_orm::{ConnectionTrait, DatabaseConnection, DatabaseTransaction, DbErr},
+//!     CommitError, begin, sea_orm::{ConnectionTrait, DatabaseConnection, DatabaseTransaction, DbErr},
 //! };
 //! use tower_idempotency_sqlx::PostgresStore;
 //!
@@ -23,7 +23,7 @@
 //! async fn pay(store: PostgresStore, db: DatabaseConnection, lease: Lease) -> Result<Response<Body<String>>, Failure> {
 //!     let tx = begin(&store, &lease, &db).await?;
 //!     debit(&tx).await?;
-//!     Ok(tx.commit(Response::new("paid".to_owned())).await?)
+//!     Ok(tx.commit(Response::new("paid".to_owned())).await.unwrap_or_else(CommitError::into_response))
 //! }
 //! ```
 //!

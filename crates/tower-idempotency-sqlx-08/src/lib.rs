@@ -9,7 +9,7 @@
 //! use http::Response;
 //! use tower_idempotency::{Body, Lease};
 //! use tower_idempotency_sqlx::PostgresStore;
-//! use tower_idempotency_sqlx_08::{begin, sqlx};
+//! use tower_idempotency_sqlx_08::{CommitError, begin, sqlx};
 //!
 //! type Failure = Box<dyn std::error::Error + Send + Sync>;
 //!
@@ -23,7 +23,7 @@
 //!     let mut tx = begin(&store, &lease, &pool).await?;
 //!     debit(&mut tx).await?;
 //!     sqlx::query("insert into payments (amount) values (7)").execute(&mut **tx).await?;
-//!     Ok(tx.commit(Response::new("paid".to_owned())).await?)
+//!     Ok(tx.commit(Response::new("paid".to_owned())).await.unwrap_or_else(CommitError::into_response))
 //! }
 //! ```
 //!

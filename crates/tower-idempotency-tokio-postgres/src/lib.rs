@@ -9,13 +9,14 @@
 //! use tokio_postgres::Client;
 //! use tower_idempotency::{Body, Lease};
 //! use tower_idempotency_sqlx::PostgresStore;
+//! use tower_idempotency_tokio_postgres::{CommitError, begin};
 //!
 //! type Failure = Box<dyn std::error::Error + Send + Sync>;
 //!
 //! async fn pay(store: PostgresStore, client: &mut Client, lease: Lease) -> Result<Response<Body<String>>, Failure> {
-//!     let tx = tower_idempotency_tokio_postgres::begin(&store, &lease, client).await?;
+//!     let tx = begin(&store, &lease, client).await?;
 //!     tx.execute("insert into payments (amount) values ($1)", &[&7_i32]).await?;
-//!     Ok(tx.commit(Response::new("paid".to_owned())).await?)
+//!     Ok(tx.commit(Response::new("paid".to_owned())).await.unwrap_or_else(CommitError::into_response))
 //! }
 //! ```
 //!
@@ -31,7 +32,7 @@
 //! use http::Response;
 //! use tower_idempotency::{Body, Lease};
 //! use tower_idempotency_sqlx::PostgresStore;
-//! use tower_idempotency_tokio_postgres::{begin, tokio_postgres};
+//! use tower_idempotency_tokio_postgres::{CommitError, begin, tokio_postgres};
 //!
 //! type Failure = Box<dyn std::error::Error + Send + Sync>;
 //!
@@ -44,7 +45,7 @@
 //!     let mut client = pool.get().await?;
 //!     let tx = begin(&store, &lease, &mut client).await?;
 //!     debit(&tx).await?;
-//!     Ok(tx.commit(Response::new("paid".to_owned())).await?)
+//!     Ok(tx.commit(Response::new("paid".to_owned())).await.unwrap_or_else(CommitError::into_response))
 //! }
 //! ```
 //!

@@ -62,12 +62,13 @@ impl IdempotencyLayer {
     /// ambiguous. Also [`PrincipalMissing`](crate::ErrorKind::PrincipalMissing) if the application's
     /// [`Principal::from_fn`](crate::Principal::from_fn) rejects the request, with the status of its response.
     pub fn key_id(&self, head: &request::Parts, body: &[u8]) -> Result<Option<KeyId>, Error> {
-        let Some((_, scoped)) = self.scoped_key(head)? else {
+        let Some((key, scoped)) = self.scoped_key(head)? else {
             return Ok(None);
         };
         let rules = &self.config.request;
-        let by = &rules.fingerprint;
-        let fingerprint = by.fingerprint(rules.secret.as_ref(), head, body);
+        let fingerprint = rules
+            .fingerprint
+            .fingerprint(rules.secret.as_ref(), &key, head, body);
         Ok(Some(scoped.id.of(&fingerprint)))
     }
 
@@ -112,10 +113,10 @@ impl IdempotencyLayer {
         };
         let terms = self.config.lease_terms("another process");
         let rules = &self.config.request;
-        let by = &rules.fingerprint;
-        let fingerprint = by.fingerprint(rules.secret.as_ref(), head, body);
-        let operation = operation(head);
-        let claim = build_claim(terms, scoped, &key, fingerprint, operation, |_| {
+        let fingerprint = rules
+            .fingerprint
+            .fingerprint(rules.secret.as_ref(), &key, head, body);
+        let claim = build_claim(terms, scoped, &key, fingerprint, operation(head), |_| {
             Token::random()
         });
         let failed = |error| {

@@ -17,7 +17,7 @@ pub(crate) fn catch_report_panic(report: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(report));
 }
 
-/// Message of a panic of a future.
+/// Message of the panic of a future that is polled after it is ready.
 pub(crate) const POLLED_AGAIN: &str = "a future is not polled after it is ready";
 
 /// Payload of a panic.

@@ -59,7 +59,7 @@ enum Target {
 /// Failure of an acquire after all its attempts.
 #[derive(Debug)]
 pub(crate) enum AcquireError {
-    /// The store returned this error, or did not reply in time. The outcome is unknown.
+    /// The error of the store, or `None` if it did not reply in time. The outcome is unknown.
     Failed(Option<StoreError>),
     /// The store cannot read the entry, for this reason, which is already reported. The last attempt stored nothing.
     Unreadable {

@@ -67,8 +67,7 @@ impl Bank {
             // A deposit survives a power failure once its response was sent.
             .synchronous(SqliteSynchronous::Full);
         // SQLite has one writer at a time. Writers queue in this pool; in SQLite they would poll for the lock.
-        // Without limits of age and idle time, sqlx 0.9.0 does not start a task that can use a processor without end
-        // (sqlx issue 3645).
+        // With a lifetime or an idle timeout, sqlx 0.9.0 starts a task that may use a whole processor (sqlx issue 3645).
         let pool = SqlitePoolOptions::new()
             .max_connections(1)
             .max_lifetime(None)

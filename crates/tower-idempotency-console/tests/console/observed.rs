@@ -9,7 +9,7 @@ use tower_idempotency::{
 use crate::harness::{Server, acquire, claim, orphan};
 
 #[tokio::test]
-async fn observed_entry_has_no_decision_about_retries() {
+async fn observed_entry_rejects_retry_decisions() {
     let server = Server::start().await;
     let id = orphan(&server.store.store, "observed: POST /orders")
         .await

@@ -113,7 +113,7 @@ impl PostgresStore {
     /// Connects to the server of a URL such as `postgres://user:password@host/database`, and creates or migrates the table.
     ///
     /// The store is then ready. To change settings first, use [`from_url`](Self::from_url), the setters, and
-    /// [`migrate`](Self::migrate), which waits without a timeout.
+    /// [`migrate`](Self::migrate). There is no timeout: like `migrate`, this waits for a server that does not reply.
     ///
     /// # Errors
     ///

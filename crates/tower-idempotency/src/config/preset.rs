@@ -296,3 +296,25 @@ fn acp() -> Config {
         ..base
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    /// The setters and `docs/operations/threats.md` state these limits.
+    #[test]
+    fn presets_have_documented_limits() {
+        for preset in [
+            Preset::Recommended,
+            Preset::Ietf,
+            Preset::Stripe,
+            Preset::Idempo,
+            Preset::Acp,
+        ] {
+            let limits = preset.config().limits;
+            assert_eq!(limits.max_in_flight, 10_000, "{preset:?}");
+            let bytes = [limits.max_request_bytes, limits.max_response_bytes];
+            assert_eq!(bytes, [128 * 1024 * 1024; 2], "{preset:?}");
+        }
+    }
+}

@@ -44,8 +44,8 @@ pub(crate) enum Observed {
     NotJudged,
 }
 
-/// Each name is a literal: the counter of a literal allocates nothing. An invocation has the form of a call of `count!`, in
-/// which `scripts/check-docs` finds the metric.
+/// Implements `name` and `count` for a type whose values are labels of a counter. Each name is a literal, because the counter of
+/// a literal allocates nothing. An invocation repeats the form of `count!`, in which `scripts/check-docs` finds the metric.
 macro_rules! name_counted {
     (
         $type:ident: count!($counter:literal, $label:literal => name, layer);

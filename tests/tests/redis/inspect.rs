@@ -446,7 +446,7 @@ async fn store_without_indexes_resolves_by_id() {
     let claim = sql::claim();
     store.acquire(&claim).await.expect("the server runs");
     assert_eq!(server.command(&["DBSIZE"]), "1");
-    for state in State::ALL {
+    for &state in State::ALL {
         let error = store.list(&Query::new(state)).await.expect_err("no index");
         assert_eq!(error.kind(), InspectErrorKind::Unsupported);
     }

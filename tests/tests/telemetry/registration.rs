@@ -24,8 +24,8 @@ pub(crate) fn recorder() -> PrometheusRecorder {
     let seconds = Matcher::Suffix("_seconds".to_owned());
     let bytes = Matcher::Suffix("_bytes".to_owned());
     PrometheusBuilder::new()
-        .set_buckets_for_metric(seconds, &SECONDS_BUCKETS)
-        .and_then(|builder| builder.set_buckets_for_metric(bytes, &RECORD_BYTES_BUCKETS))
+        .set_buckets_for_metric(seconds, SECONDS_BUCKETS)
+        .and_then(|builder| builder.set_buckets_for_metric(bytes, RECORD_BYTES_BUCKETS))
         .expect("buckets")
         .build_recorder()
 }

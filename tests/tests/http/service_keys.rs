@@ -151,10 +151,10 @@ async fn client_error_frees_derived_key() {
 #[tokio::test(start_paused = true)]
 async fn client_error_with_downstream_key_is_recorded() {
     for policy in [OrphanPolicy::TakeOver, OrphanPolicy::Refuse] {
-        let layer = derived().with_orphan_policy(policy);
+        let layer = || derived().with_orphan_policy(policy);
         for layer in [
-            layer.clone(),
-            layer.with_key_from(KeyScope::EachCaller, |_| None),
+            layer(),
+            layer().with_key_from(KeyScope::EachCaller, |_| None),
         ] {
             let (app, effects, _) = charging(layer, &[402]);
             for is_replay in [false, true] {

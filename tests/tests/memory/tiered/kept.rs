@@ -1,6 +1,7 @@
 //! The records that the tier keeps, and those that it does not.
 
 use tests::barrier::Barrier;
+use tokio::task::JoinHandle;
 use tower_idempotency::{
     NeedsAttention, OrphanPolicy,
     conformance::{Fault, Operation},
@@ -279,28 +280,35 @@ async fn record_deleted_through_tier_is_not_served() {
     assert!(!is_completed(&tiered).await);
 }
 
+/// Acquires a completed key in a task, which returns `true` if it gets the record. The reply has left the store, and waits at the
+/// barrier.
+async fn acquire_late(tiered: &Tiered<FaultInjector<MemoryStore>>) -> (Barrier, JoinHandle<bool>) {
+    execute(tiered.store(), &claim(1), b"tea", HOUR).await;
+    let reply = Barrier::closed();
+    let held = Fault::HoldReply(reply.clone().into());
+    tiered.store().enqueue(Operation::Acquire, [held]);
+    let store = tiered.clone();
+    let late = tokio::spawn(async move {
+        let acquired = store.acquire(&claim(1)).await;
+        matches!(acquired, Ok(Acquired::Completed { .. }))
+    });
+    reply.arrival().await;
+    (reply, late)
+}
+
 // F-803
 /// A reply that the store sent before the resolution arrives after it.
 #[tokio::test(start_paused = true)]
 async fn late_reply_does_not_restore_deleted_record() {
     let tiered = Tiered::new(FaultInjector::new(MemoryStore::new()));
-    execute(tiered.store(), &claim(1), b"tea", HOUR).await;
-    let reply = Barrier::closed();
-    let held = Fault::HoldReply(reply.clone().into());
-    tiered.store().enqueue(Operation::Acquire, [held]);
-    let late = tokio::spawn({
-        let (tiered, claim) = (tiered.clone(), claim(1));
-        async move { tiered.acquire(&claim).await }
-    });
-    reply.arrival().await;
+    let (reply, late) = acquire_late(&tiered).await;
     tokio::time::advance(Duration::from_millis(1)).await;
     let found = tiered.get(&id(1)).await.expect("no fault");
     let found = found.expect("the entry is stored");
     let resolved = tiered.resolve(found.entry.seen(), &Resolution::DeleteRecord);
     assert!(resolved.await.expect("no fault").is_applied());
     reply.open_for_good();
-    let late = late.await.expect("no panic").expect("no fault");
-    assert!(matches!(late, Acquired::Completed { .. }));
+    assert!(late.await.expect("no panic"));
     assert_eq!(tiered.find_completed(&id(1)), None);
 
     execute(&tiered, &claim(1), b"coffee", HOUR).await;
@@ -315,15 +323,7 @@ async fn late_reply_does_not_restore_deleted_record() {
 async fn own_completion_replaces_deleted_record() {
     for is_reply_first in [true, false] {
         let tiered = Tiered::new(FaultInjector::new(MemoryStore::new()));
-        execute(tiered.store(), &claim(1), b"tea", HOUR).await;
-        let reply = Barrier::closed();
-        let held = Fault::HoldReply(reply.clone().into());
-        tiered.store().enqueue(Operation::Acquire, [held]);
-        let late = tokio::spawn({
-            let (tiered, claim) = (tiered.clone(), claim(1));
-            async move { tiered.acquire(&claim).await }
-        });
-        reply.arrival().await;
+        let (reply, late) = acquire_late(&tiered).await;
         let found = tiered.store().get(&id(1)).await.expect("no fault");
         let found = found.expect("the entry is stored");
         let deletion = Resolution::DeleteRecord;
@@ -343,8 +343,7 @@ async fn own_completion_replaces_deleted_record() {
             complete().await;
         }
         reply.open_for_good();
-        let late = late.await.expect("no panic").expect("no fault");
-        assert!(matches!(late, Acquired::Completed { .. }));
+        assert!(late.await.expect("no panic"));
         if is_reply_first {
             complete().await;
         }

@@ -74,6 +74,8 @@ fn assert_full(error: StoreError) -> String {
 mod bounds;
 
 mod waiters {
+    use tokio::task::JoinHandle;
+
     use super::*;
 
     const N: u64 = 1;
@@ -154,19 +156,22 @@ mod waiters {
         );
     }
 
+    /// Waits for a change in a task, which returns how long it took.
+    fn spawn_waiter(store: &MemoryStore) -> JoinHandle<Duration> {
+        let store = store.clone();
+        tokio::spawn(async move {
+            let start = Instant::now();
+            store.wait_for_change(&ID, HOUR.as_duration()).await;
+            start.elapsed()
+        })
+    }
+
     /// A failed execution leaves an orphan by a renewal of one millisecond.
     #[tokio::test(start_paused = true)]
     async fn waiters_wake_if_lease_is_shortened() {
         let store = MemoryStore::new();
         let lease = hold(&store, N).await;
-        let waiter = {
-            let store = store.clone();
-            tokio::spawn(async move {
-                let start = Instant::now();
-                store.wait_for_change(&ID, HOUR.as_duration()).await;
-                start.elapsed()
-            })
-        };
+        let waiter = spawn_waiter(&store);
         tokio::time::sleep(Duration::from_secs(1)).await;
         store.renew(&lease, Ttl::MIN).await.unwrap();
         assert_eq!(waiter.await.unwrap(), Duration::from_secs(1));
@@ -177,14 +182,7 @@ mod waiters {
     async fn waiters_keep_waiting_while_lease_is_renewed() {
         let store = MemoryStore::new();
         let lease = hold(&store, N).await;
-        let waiter = {
-            let store = store.clone();
-            tokio::spawn(async move {
-                let start = Instant::now();
-                store.wait_for_change(&ID, HOUR.as_duration()).await;
-                start.elapsed()
-            })
-        };
+        let waiter = spawn_waiter(&store);
         for _ in 0..10 {
             tokio::time::sleep(Duration::from_secs(10)).await;
             store.renew(&lease, Ttl::from_secs(15)).await.unwrap();

@@ -135,8 +135,9 @@ impl IdempotencyLayer {
     /// the raw path as the key, `/payments/7/refund`, `/payments/%37/refund` and `/payments/07/refund` all execute. Parse
     /// the entity to a canonical form, return `None` for the rest, and set [`MissingKey::Reject`].
     ///
-    /// The layer never records a 4xx response, regardless of the [recorded statuses](Self::with_recorded_statuses). The
-    /// client cannot choose another key for its corrected request. Respond with [`NeedsAttention`](crate::NeedsAttention)
+    /// The layer never records a 4xx response under such a key, regardless of the
+    /// [recorded statuses](Self::with_recorded_statuses). The client cannot choose another key for its corrected request.
+    /// Respond with [`NeedsAttention`](crate::NeedsAttention)
     /// if such a request must not be repeated.
     ///
     /// If two operations get the same key, the second one gets the replay of the first one, or 422. A key of the service

@@ -158,7 +158,7 @@ pub struct FingerprintPolicy {
     pub without: Vec<String>,
     /// The headers that count, if the request has them. A `_` in a name counts as `-`. If [`KeyPolicy::missing`] is `derive` and
     /// the request has no key, the preconditions of [`FingerprintBy`](crate::FingerprintBy#headers) also count. They are not in
-    /// this list. They do not count if the service replaced the list.
+    /// this list. They do not count if the fingerprint is a custom one, or if the service replaced the list.
     pub headers: Vec<String>,
 }
 

@@ -25,7 +25,7 @@ pub enum MissingKey {
     /// short retention: FIFO queues use five minutes. All requests without a principal count as requests of one caller.
     /// With [`FingerprintBy::head_only`](crate::FingerprintBy::head_only), all requests to one path are equal.
     ///
-    /// `If-Match`, `If-None-Match` and `If-Unmodified-Since` are parts of such a fingerprint: see
+    /// By default, `If-Match`, `If-None-Match` and `If-Unmodified-Since` are parts of such a fingerprint: see
     /// [`FingerprintBy`](crate::FingerprintBy#headers).
     ///
     /// A 4xx response under such a key is not recorded, regardless of the

@@ -139,7 +139,7 @@ async fn signal_before_call_has_failed_outcome() {
         wait_for_open_file(&mut tool, &path);
         send(&tool, "-INT");
         // The tool receives the signal before it gets the lock, for which it waits up to five seconds.
-        thread::sleep(Duration::from_millis(200));
+        thread::sleep(Duration::from_secs(1));
         log.unlock().expect("it is held");
         assert_eq!(wait_for_end(&mut tool).code(), Some(130), "{args:?}");
         let mut errors = String::new();

@@ -27,8 +27,8 @@ const MAX_KEPT: usize = 256;
 /// If the upstream does not read these bodies, they take a part of the window of the connection, for which other requests wait.
 /// This is a quarter of the smallest window (RFC 9113, section 6.9.2). Some servers extend it only after half of it was read.
 const MAX_KEPT_REQUEST_BYTES: u64 = 16 * 1024;
-/// Size that counts for each timed-out request in addition to its body. So a connection keeps at most 16 of them, and a slow
-/// upstream alone does not reach [`MAX_KEPT`].
+/// Size that counts for each timed-out request in addition to its body. So a connection keeps at most 16 of them, and one
+/// connection does not reach [`MAX_KEPT`].
 const REQUEST_OVERHEAD: u64 = 1024;
 
 /// Connections with HTTP/2 that several requests share.

@@ -256,10 +256,13 @@ impl<T> CommitError<T> {
 impl<B: http_body::Body> CommitError<Response<Body<B>>> {
     /// Returns the response for this failure. Logs it, unless the response is a 4xx or 5xx of the handler.
     ///
-    /// If the transaction failed, this is the response of [`TransactionError::into_response`]. Otherwise it is the response that
-    /// the layer does not record, if that is a 4xx or a 5xx. A success would be wrong, because the transaction was rolled back:
-    /// it becomes a 503 with an empty body and [`Retention::NoStore`]. So does each response of gRPC, because its HTTP status is
-    /// 200: use [`into_output`](Self::into_output) for gRPC.
+    /// If the transaction failed, this is the response of [`TransactionError::into_response`]. The response of the handler is
+    /// lost then, also one with [`NeedsAttention`]: after an effect outside the database, return `NeedsAttention` for each failure
+    /// instead.
+    ///
+    /// Otherwise it is the response that the layer does not record, if that is a 4xx or a 5xx. A success would be wrong, because
+    /// the transaction was rolled back: it becomes a 503 with an empty body and [`Retention::NoStore`]. So does each response of
+    /// gRPC, because its HTTP status is 200: use [`into_output`](Self::into_output) for gRPC.
     ///
     /// A handler ends with this line, and one of axum adds `.into_response()` to it:
     ///

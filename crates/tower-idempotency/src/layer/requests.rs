@@ -137,8 +137,7 @@ impl IdempotencyLayer {
     ///
     /// The layer never records a 4xx response under such a key, regardless of the
     /// [recorded statuses](Self::with_recorded_statuses). The client cannot choose another key for its corrected request.
-    /// Respond with [`NeedsAttention`](crate::NeedsAttention)
-    /// if such a request must not be repeated.
+    /// Respond with [`NeedsAttention`](crate::NeedsAttention) if such a request must not be repeated.
     ///
     /// If two operations get the same key, the second one gets the replay of the first one, or 422. A key of the service
     /// never equals a key that a client sent.

@@ -129,14 +129,16 @@ impl Effect {
 
 impl History {
     /// Returns the number of strikes during which a request to their member was in flight.
-    pub(crate) fn count_strikes_with_request(&self) -> usize {
+    #[must_use]
+    pub fn count_strikes_with_request(&self) -> usize {
         let strikes = self.strikes.iter();
         let met = strikes.filter(|strike| self.attempts.iter().any(|it| it.is_struck_by(strike)));
         met.count()
     }
 
     /// Returns `true` if a request was in flight at any time between these two.
-    pub(crate) fn has_request_between(&self, from: Instant, until: Instant) -> bool {
+    #[must_use]
+    pub fn has_request_between(&self, from: Instant, until: Instant) -> bool {
         let mut attempts = self.attempts.iter();
         attempts.any(|it| it.is_in_flight_between(from, until))
     }

@@ -40,7 +40,7 @@ pub struct Sums {
 
 impl Sums {
     /// Adds the sums of another history.
-    pub(crate) fn add(&mut self, other: &Self) {
+    pub fn add(&mut self, other: &Self) {
         self.keys += other.keys;
         self.strikes += other.strikes;
         self.struck += other.struck;

@@ -253,8 +253,6 @@ impl Link {
 }
 
 impl Store for Link {
-    const COMPRESS_ABOVE: usize = usize::MAX;
-
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         match self.call(StoreCall::Acquire(claim.clone())).await? {
             StoreReply::Acquired(acquired) => Ok(acquired),
@@ -296,5 +294,9 @@ impl Store for Link {
             }
         })
         .await;
+    }
+
+    fn compress_above(&self) -> usize {
+        usize::MAX
     }
 }

@@ -2,9 +2,9 @@
 
 use std::process::Command;
 
+use fleets::exactly_once::survive_on_postgres;
 use other_drivers::{Diesel, Handlers, SeaOrm, Sqlx08};
 use tokio::sync::Mutex;
-use verification::exactly_once::survive_on_postgres;
 
 /// Processes with short leases run one after another: in parallel they could delay each other's renewals.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());

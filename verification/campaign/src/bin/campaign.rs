@@ -6,9 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use verification::{
+use fleets::{
     campaign::{Campaign, Fault, Kind, Mode, Tally},
-    clients::{Clients, StoreKind},
+    outbox_clients::{Clients, StoreKind},
 };
 
 #[tokio::main]

@@ -24,8 +24,7 @@ use tests::{
     playground,
     servers::{Guard, directory, start_on_free_port, until_ready},
 };
-
-use crate::oracle::{Attempt, Effect, History, Occasion, Strike};
+use verification::oracle::{Attempt, Effect, History, Occasion, Strike};
 
 pub use self::{
     load::{Load, StrikeKind},

@@ -10,13 +10,13 @@ use std::{
 };
 
 use tokio::task::{JoinSet, spawn_blocking};
+use verification::oracle::{Attempt, History, Occasion, Strike};
 
 use super::{
     Fleet,
     client::{Client, LONGEST},
     strikes,
 };
-use crate::oracle::{Attempt, History, Occasion, Strike};
 
 /// A load, and the strikes at the fleet meanwhile.
 #[derive(Clone, Debug)]

@@ -3,12 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::Barrier, task::JoinSet};
+use verification::oracle::History;
 
 use super::{
     Fleet,
     client::{Client, LONGEST},
 };
-use crate::oracle::History;
 
 /// Clients that all request one key at the same moment, each until it has the response, and then the next key.
 #[derive(Clone, Debug)]

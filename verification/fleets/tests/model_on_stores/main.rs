@@ -11,14 +11,14 @@
 #![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
 
 #[allow(dead_code, reason = "the model has them all")]
-#[path = "../model/mutant.rs"]
+#[path = "../../../tests/model/mutant.rs"]
 mod mutant;
-#[path = "../model/sequences.rs"]
+#[path = "../../../tests/model/sequences.rs"]
 mod sequences;
 #[allow(dead_code, reason = "the model has mutants and transactions, too")]
-#[path = "../model/store.rs"]
+#[path = "../../../tests/model/store.rs"]
 mod store;
-#[path = "../model/store_calls.rs"]
+#[path = "../../../tests/model/store_calls.rs"]
 mod store_calls;
 
 use std::{

@@ -13,11 +13,9 @@ use std::{
 };
 
 use tests::random::Random;
+use verification::oracle::{History, Sums};
 
-use crate::{
-    fleet::{Fleet, Load, StrikeKind},
-    oracle::{History, Sums},
-};
+use crate::fleet::{Fleet, Load, StrikeKind};
 
 pub use self::{fault::Fault, kind::Kind, mode::Mode, tally::Tally};
 

@@ -5,5 +5,5 @@ use std::env;
 #[tokio::main]
 async fn main() {
     let words: Vec<_> = env::args().skip(1).collect();
-    verification::clients::run_orders(&words).await;
+    fleets::outbox_clients::run_orders(&words).await;
 }

@@ -6,11 +6,9 @@
 
 use std::{fmt, time::Duration};
 
+use fleets::fleet::{Case, Load, StrikeKind, until_seen};
 use tests::{few_or, servers::redis::RedisServer};
-use verification::{
-    fleet::{Case, Load, StrikeKind, until_seen},
-    oracle::{History, Sums},
-};
+use verification::oracle::{History, Sums};
 
 use crate::{DelayedServer, assert_executed_once, assert_explained, execute_keys_once};
 

@@ -11,7 +11,6 @@ use std::{
     },
     time::Duration,
 };
-use tests::database::pool_options;
 
 use axum::{
     Router,
@@ -23,7 +22,7 @@ use deadpool_postgres::{Manager, Object, tokio_postgres::NoTls};
 use http::StatusCode;
 use tests::{
     created,
-    database::{TestDatabase, TestDialect, sqlite_pool, with_timeouts},
+    database::{TestDatabase, TestDialect, pool_options, sqlite_pool, with_timeouts},
 };
 use tokio::{
     net::TcpListener,

@@ -4,17 +4,13 @@ use std::{
     process::Command,
     sync::{Arc, Mutex},
 };
-use tests::database::pool_options;
 
+use tests::database::{TestDatabase, TestDialect, pool_options, sqlite_pool};
 use tower_idempotency_sqlx::{MySqlStore, PostgresStore, SqliteStore};
+use verification::oracle::{Effect, History};
 
 use super::{Campaign, Kind, Site, at, sibling_command};
-use tests::database::{TestDatabase, TestDialect, sqlite_pool};
-
-use crate::{
-    fleet::{Fleet, Load},
-    oracle::{Effect, History},
-};
+use crate::fleet::{Fleet, Load};
 
 pub(super) async fn run(campaign: &Campaign, site: &Arc<Mutex<Site>>, load: Load) -> History {
     let url = at(site).own_url();

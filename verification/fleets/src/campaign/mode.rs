@@ -1,6 +1,6 @@
 //! The modes of a campaign: each promises a number of effects for a key whose lease holder died.
 
-use crate::oracle::History;
+use verification::oracle::History;
 
 /// The handling of a key whose lease expired without an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

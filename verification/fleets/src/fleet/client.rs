@@ -7,12 +7,11 @@ use std::{
 };
 
 use http::{StatusCode, header};
+use tests::{TestResponse, random::Random};
 use tokio::time::{sleep, timeout};
+use verification::oracle::{Attempt, Outcome};
 
 use super::{Fleet, connection::Connection};
-use tests::{TestResponse, random::Random};
-
-use crate::oracle::{Attempt, Outcome};
 
 #[derive(Debug)]
 pub(super) struct Client {

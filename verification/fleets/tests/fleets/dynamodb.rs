@@ -6,15 +6,13 @@
 
 use std::time::Duration;
 
+use fleets::fleet::{Case, Load, StrikeKind, until_seen};
 use tests::{
     few_or,
     servers::dynamodb::{DynamoDbServer, StandIn},
 };
 use tokio::sync::Mutex;
-use verification::{
-    fleet::{Case, Load, StrikeKind, until_seen},
-    oracle::{History, Sums},
-};
+use verification::oracle::{History, Sums};
 
 use crate::{DelayedServer, assert_executed_once, assert_explained, execute_keys_once};
 

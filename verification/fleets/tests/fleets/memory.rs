@@ -2,10 +2,8 @@
 
 use std::{fmt, time::Duration};
 
-use verification::{
-    fleet::{Case, Fleet, Load, StrikeKind, until_seen},
-    oracle::{History, Sums},
-};
+use fleets::fleet::{Case, Fleet, Load, StrikeKind, until_seen};
+use verification::oracle::{History, Sums};
 
 const LEASE: Duration = Duration::from_millis(400);
 

@@ -2,8 +2,9 @@
 
 use std::{fmt, time::Duration};
 
+use verification::oracle::Sums;
+
 use super::{Campaign, Round};
-use crate::oracle::Sums;
 
 /// The sums of all rounds, displayed as a row of a Markdown table with the header [`HEAD`](Self::HEAD).
 #[derive(Clone, Debug)]

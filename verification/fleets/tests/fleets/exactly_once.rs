@@ -4,6 +4,10 @@
 
 use std::process::Command;
 
+use fleets::exactly_once::{
+    Bank, HandlerLoad, delay_replies, find_second_effects, on_postgres as open_on_postgres,
+    survive_kills, survive_on_postgres, survive_pauses,
+};
 use tests::{
     database::{TestDatabase, TestDialect, pool_options, sqlite_pool},
     proxy::Proxy,
@@ -11,10 +15,6 @@ use tests::{
     servers::{mariadb::MariaDbServer, postgres::PostgresServer},
 };
 use tower_idempotency_sqlx::{MySqlStore, SqliteStore, sqlx};
-use verification::exactly_once::{
-    Bank, HandlerLoad, delay_replies, find_second_effects, on_postgres as open_on_postgres,
-    survive_kills, survive_on_postgres, survive_pauses,
-};
 
 fn program(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bank"));

@@ -4,8 +4,8 @@
 
 use std::path::Path;
 
+use fleets::outbox_clients::{Clients, StoreKind};
 use tests::few_or;
-use verification::clients::{Clients, StoreKind};
 
 /// Runs campaigns until each case was seen. On a machine that stalls, a client may end before it is killed.
 async fn run(store: StoreKind) {

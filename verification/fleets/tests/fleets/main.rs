@@ -1,19 +1,17 @@
 //! Fleets: several processes on one store, killed and paused at any moment.
 
-mod clients;
 mod dynamodb;
 mod exactly_once;
 mod memory;
+mod outbox_clients;
 mod redis;
 mod sql;
 
 use std::{net::SocketAddr, time::Duration};
 
+use fleets::fleet::{Fleet, Load, Stampede};
 use tests::proxy::{Mode, Proxy};
-use verification::{
-    fleet::{Fleet, Load, Stampede},
-    oracle::History,
-};
+use verification::oracle::History;
 
 /// A server with delayed replies, so that processes are often struck between an effect on the store and its reply.
 struct DelayedServer<S> {

@@ -8,7 +8,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Fault, Kind};
 use tests::{
     proxy::{ConnectionEnd, Mode, Proxy},
     random::Random,
@@ -20,8 +19,9 @@ use tests::{
         redis::{RedisCluster, RedisServer},
     },
 };
+use verification::oracle::Occasion;
 
-use crate::oracle::Occasion;
+use super::{Fault, Kind};
 
 #[derive(Debug)]
 pub(super) struct Site {

@@ -14,11 +14,9 @@ use tests::{
     servers::postgres::PostgresServer,
 };
 use tower_idempotency_sqlx::{PostgresStore, sqlx};
+use verification::oracle::{Effect, History, Sums};
 
-use crate::{
-    fleet::{Case, Fleet, Load, Program, StrikeKind, until_seen},
-    oracle::{Effect, History, Sums},
-};
+use crate::fleet::{Case, Fleet, Load, Program, StrikeKind, until_seen};
 
 /// The processes of a bank, which share one database.
 #[derive(Clone, Copy, Debug)]

@@ -6,10 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Fleet, Load, Member, StrikeKind};
 use tests::random::Random;
+use verification::oracle::Strike;
 
-use crate::oracle::Strike;
+use super::{Fleet, Load, Member, StrikeKind};
 
 /// Strikes the members until no strikes are left.
 pub(super) fn all(fleet: &Fleet, load: &Load) -> thread::Result<Vec<Strike>> {

@@ -5,13 +5,13 @@ use std::{fs, path::Path, process::Command};
 use http::StatusCode;
 use tests::playground::{Playground, cargo};
 
-use crate::project::LAYER_NOT_OPTIMIZED;
+use crate::project::NOT_OPTIMIZED;
 
 /// Returns the first command of the README with these additional arguments.
 ///
 /// The command uses a separate target directory, because the other tests build the playground with more features, and
-/// would replace the executable. It shares the build directory for intermediate artifacts with them. The layer is not
-/// optimized, as in the projects of the documents.
+/// would replace the executable. It shares the build directory for intermediate artifacts with them. The layer and
+/// tokio are not optimized, as in the projects of the documents.
 fn first_command(args: &[&str]) -> Command {
     let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
     let readme = fs::read_to_string(readme).expect("a README");
@@ -25,7 +25,7 @@ fn first_command(args: &[&str]) -> Command {
     let mut command = cargo();
     command
         .args(words)
-        .args(LAYER_NOT_OPTIMIZED)
+        .args(NOT_OPTIMIZED)
         .arg("--")
         .args(args)
         .env("CARGO_TARGET_DIR", target.join("first-command"))

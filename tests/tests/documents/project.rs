@@ -10,11 +10,13 @@ use tests::playground::cargo;
 
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-/// Arguments of Cargo. The layer is built again for the features of each document. Simulations need it optimized, the
-/// documents do not.
-pub(crate) const LAYER_NOT_OPTIMIZED: [&str; 2] = [
+/// Arguments of Cargo. The layer and tokio are built again for the features of each document. Simulations need them
+/// optimized, the documents do not. Crates with the same features in each document are not built again.
+pub(crate) const NOT_OPTIMIZED: [&str; 4] = [
     "--config",
     "profile.dev.package.tower-idempotency.opt-level=0",
+    "--config",
+    "profile.dev.package.tokio.opt-level=0",
 ];
 
 /// Code blocks of a document after a heading.
@@ -75,7 +77,7 @@ pub(crate) fn cargo_command(directory: &Path, subcommand: &str) -> Command {
     command
         .args([subcommand, "--config"])
         .arg(settings)
-        .args(LAYER_NOT_OPTIMIZED)
+        .args(NOT_OPTIMIZED)
         .current_dir(directory)
         .env("CARGO_TARGET_DIR", directory.join("target"))
         .env("CARGO_BUILD_BUILD_DIR", shared);

@@ -2,10 +2,7 @@
 
 use std::{
     collections::HashSet,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -60,8 +57,6 @@ pub fn record_of(id: &KeyId, payload: &[u8]) -> Bytes {
 }
 
 impl<S: Store> Store for Layered<S> {
-    const COMPRESS_ABOVE: usize = S::COMPRESS_ABOVE;
-
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         Ok(without_prefix(self.inner.acquire(claim).await?))
     }
@@ -98,6 +93,10 @@ impl<S: Store> Store for Layered<S> {
     fn find_completed(&self, id: &KeyId) -> Option<Acquired> {
         self.inner.find_completed(id).map(without_prefix)
     }
+
+    fn compress_above(&self) -> usize {
+        self.inner.compress_above()
+    }
 }
 
 /// Removes the prefix from the record of a reply.
@@ -106,60 +105,6 @@ fn without_prefix(mut acquired: Acquired) -> Acquired {
         *record = record.slice(PREFIX..);
     }
     acquired
-}
-
-/// Several processes on one store, each of which gets every nth call.
-#[derive(Debug)]
-pub struct Processes<S> {
-    stores: Vec<S>,
-    calls: AtomicUsize,
-}
-
-impl<S> Processes<S> {
-    /// Creates the processes from the store of each.
-    pub fn new(stores: impl IntoIterator<Item = S>) -> Self {
-        Self {
-            stores: stores.into_iter().collect(),
-            calls: AtomicUsize::new(0),
-        }
-    }
-
-    fn next(&self) -> &S {
-        &self.stores[self.calls.fetch_add(1, Relaxed) % self.stores.len()]
-    }
-}
-
-impl<S: Store> Store for Processes<S> {
-    const COMPRESS_ABOVE: usize = S::COMPRESS_ABOVE;
-
-    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        self.next().acquire(claim).await
-    }
-
-    async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
-        self.next().renew(lease, ttl).await
-    }
-
-    async fn complete(
-        &self,
-        lease: &LeaseRef,
-        record: Bytes,
-        retention: Ttl,
-    ) -> Result<(), StoreError> {
-        self.next().complete(lease, record, retention).await
-    }
-
-    async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
-        self.next().release(lease).await
-    }
-
-    async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
-        self.next().wait_for_change(id, timeout).await;
-    }
-
-    fn find_completed(&self, id: &KeyId) -> Option<Acquired> {
-        self.next().find_completed(id)
-    }
 }
 
 const VERSION: u8 = 1;

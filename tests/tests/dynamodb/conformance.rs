@@ -119,6 +119,7 @@ fn dynoxide_completed_index_with_skew_operators() {
 fn dynoxide_resolutions_are_fenced() {
     for case in [
         "one_of_32_resolutions_is_applied",
+        "concurrent_free_and_holder_agree",
         "broken_lease_cannot_complete",
         "reacquired_key_is_not_resolved",
     ] {

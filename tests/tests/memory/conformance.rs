@@ -1,7 +1,7 @@
 //! The memory store passes the suite.
 
 use tower_idempotency::{
-    conformance::{Case, Subject},
+    conformance::{Case, Processes, Subject},
     store::MemoryStore,
 };
 
@@ -21,6 +21,15 @@ tower_idempotency::inspect_conformance_tests! {
     mod inspect_without_details,
     start_paused = true,
     store = || async { MemoryStore::new() },
+}
+
+tower_idempotency::inspect_conformance_tests! {
+    mod inspect_of_two_clients,
+    start_paused = true,
+    store = || async {
+        let store = MemoryStore::new().with_details();
+        Processes::new([store.clone(), store])
+    },
 }
 
 /// The store is too small for the record of the case.

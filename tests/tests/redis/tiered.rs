@@ -8,13 +8,13 @@ use tests::{
     Effects,
     conformance::run_all_cases,
     creating,
-    layered::{Layered, Processes},
+    layered::Layered,
     post, send,
     servers::redis::{RedisServer, UNHURRIED, shared},
 };
 use tower_idempotency::{
     IdempotencyLayer, Tiered,
-    conformance::{Plan, Subject},
+    conformance::{Plan, Processes, Subject},
     store::Store,
 };
 use tower_idempotency_redis::RedisStore;
@@ -123,12 +123,4 @@ async fn processes_agree_on_responses() {
         assert!(bodies.iter().all(|body| *body == bodies[0]), "{bodies:?}");
     }
     assert_eq!(effects.count() + others.count(), 100);
-}
-
-#[test]
-fn compression_threshold_is_that_of_redis() {
-    assert_eq!(
-        <Tiered<RedisStore> as Store>::COMPRESS_ABOVE,
-        <RedisStore as Store>::COMPRESS_ABOVE
-    );
 }

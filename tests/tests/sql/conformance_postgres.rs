@@ -3,11 +3,12 @@
 use std::sync::OnceLock;
 
 use tests::{
+    conformance::run_all_cases,
     conformance_modes,
     servers::{pgbouncer::PgBouncer, postgres},
 };
 use tokio::sync::OnceCell;
-use tower_idempotency::conformance::Subject;
+use tower_idempotency::conformance::{Processes, Subject};
 use tower_idempotency_sqlx::{PostgresStore, sqlx::postgres::PgConnectOptions};
 
 fn with_level(level: &str) -> PostgresStore {
@@ -44,3 +45,18 @@ suite! { repeatable_read, with_level("repeatable read"), faults = replies }
 suite! { serializable, with_level("serializable"), faults = replies }
 // F-140
 suite! { pgbouncer_by_transaction, behind_pgbouncer(), faults = replies }
+
+/// Returns a subject with two stores, each with a listener and few connections of its own.
+async fn in_two_processes() -> Subject<Processes<PostgresStore>> {
+    static MIGRATED: OnceCell<()> = OnceCell::const_new();
+    let [first, second] = [(); 2].map(|()| with_level("read committed").with_connections(4));
+    let migrate = async || first.migrate().await.expect("the test server runs");
+    MIGRATED.get_or_init(migrate).await;
+    Subject::new(Processes::new([first, second]))
+}
+
+// F-051
+#[test]
+fn two_processes() {
+    run_all_cases(in_two_processes, |_| None);
+}

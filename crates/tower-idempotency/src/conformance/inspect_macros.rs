@@ -62,11 +62,12 @@ macro_rules! __inspect_cases {
                 freed_broken_lease_leaves_next_holder
                 allowed_retry_is_used_once
                 allowed_retry_waits_for_its_request
-                retried_orphan_expires
+                broken_lease_expires
                 entry_is_listed_in_its_state_alone
                 listing_without_index_is_rejected
                 list_and_get_agree
                 released_takeover_is_listed_as_orphan
+                moved_entry_is_listed_in_new_state_alone
                 absent_entries_are_in_no_listing
                 overdue_listing_omits_young_entries
                 age_filter_applies_to_every_state
@@ -94,6 +95,7 @@ macro_rules! __inspect_cases {
                 attention_reports_code_and_reason
                 state_follows_lease_expiry
                 freed_key_is_absent
+                released_takeover_can_be_resolved
                 retried_entry_is_taken_over
                 retried_entry_has_no_former_holder
                 completed_entry_is_replayed
@@ -124,6 +126,7 @@ macro_rules! __inspect_cases {
                 concurrent_break_and_complete_agree
                 concurrent_break_and_renew_leave_orphan
                 concurrent_free_and_takeover_agree
+                concurrent_free_and_holder_agree
                 concurrent_completion_and_takeover_agree
                 concurrent_purge_leaves_new_entries
                 one_of_32_claims_uses_allowed_retry

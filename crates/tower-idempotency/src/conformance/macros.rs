@@ -4,8 +4,9 @@
 /// [`Plan`] (`calls_lost`, `replies_lost`, `slow`, `alternating`).
 ///
 /// `store` is a closure that returns a future of a store. The store may be new or share a server, because every key is
-/// random. The closure runs once for each test on that test's own runtime, so it can connect. The options come in this
-/// order, each with its default:
+/// random. The closure runs once for each test on that test's own runtime, so it can connect. For a store on a server, it
+/// connects twice and returns [`Processes`]. With one client, a store passes that is atomic only within its process. The
+/// options come in this order, each with its default:
 ///
 /// - `start_paused = false`: `true` pauses tokio's clock, for stores that live in the process and use that clock. The cases
 ///   that race real threads always use the real clock.
@@ -24,6 +25,7 @@
 ///
 /// [`FaultInjector`]: crate::conformance::FaultInjector
 /// [`Plan`]: crate::conformance::Plan
+/// [`Processes`]: crate::conformance::Processes
 #[macro_export]
 macro_rules! conformance_tests {
     (
@@ -100,6 +102,7 @@ macro_rules! __conformance_cases {
             { $($arguments)* }
             paced [
                 dropped_call_leaves_store_usable
+                dropped_call_leaves_no_part
                 large_record_is_stored_or_rejected_for_size
                 held_lease_outlives_orphan_retention
                 expired_lease_is_taken_over_by_same_request
@@ -132,6 +135,7 @@ macro_rules! __conformance_cases {
                 acquire_with_same_token_extends_lease
                 acquire_with_same_token_keeps_fingerprint
                 orphan_expires_after_orphan_retention
+                shortest_durations_end
                 orphan_age_counts_from_lease_expiry
                 other_request_cannot_take_over_orphan
                 other_token_cannot_overwrite_record
@@ -142,6 +146,8 @@ macro_rules! __conformance_cases {
                 each_takeover_raises_generation
                 ids_differing_in_one_bit_are_distinct
                 ids_equal_as_text_are_distinct
+                fingerprints_and_tokens_are_compared_as_bytes
+                scope_changes_no_reply
                 wait_returns_at_once_if_not_in_progress
                 release_frees_key
                 release_frees_key_for_other_request
@@ -167,6 +173,9 @@ macro_rules! __conformance_cases {
                 concurrent_complete_and_release_leave_record
                 concurrent_takeover_complete_release_leave_record
                 concurrent_complete_and_takeover_agree
+                concurrent_claims_find_lease_or_record
+                concurrent_complete_and_extension_leave_record
+                concurrent_own_claim_and_takeover_agree
                 concurrent_late_record_and_claim_agree
                 concurrent_release_and_takeover_leave_next_holder
                 concurrent_renew_and_release_leave_orphan

@@ -3,12 +3,13 @@
 //! Feature `conformance`. **Not a stable part of the API**: a release may add cases and may change any name in this module.
 //! A store that violates the contract may pass today, and fail a new case later.
 //!
-//! Each rule of the [contract](crate::store::Store) that affects replies has cases in [`cases`], except rule 10. A case is a
-//! plain `async fn` over a [`Subject`]. [`conformance_tests!`](crate::conformance_tests) defines a test for each case. It
-//! also runs the cases through [`FaultInjector`], which loses calls and replies: a retried call must have the same result
-//! as a single call.
+//! Each rule of the [contract](crate::store::Store) that affects replies has cases in [`cases`], except rule 10. No case tests
+//! transactions, checkpoints, or the cost of a listing. A case is a plain `async fn` over a [`Subject`].
+//! [`conformance_tests!`](crate::conformance_tests) defines a test for each case. It also runs the cases through
+//! [`FaultInjector`], which loses calls and replies: a retried call must have the same result as a single call.
 //!
-//! A store that passes follows the rules on the server under test, as far as a few seconds of races can show. The
+//! A store that passes follows the rules on the server under test, as far as a few seconds of races can show. With one
+//! client, the races do not show if calls of several processes are atomic: test a store on a server with [`Processes`]. The
 //! suite does not test a server that loses acknowledged writes, or fails over to a replica that lacks them.
 //!
 //! Two rules depend on limits of the store:
@@ -45,12 +46,14 @@ mod clock;
 pub mod inspect_cases;
 mod inspect_macros;
 mod macros;
+mod processes;
 mod runner;
 mod subject;
 
 pub use self::{
     any_store::AnyStore,
     clock::ManualClock,
+    processes::Processes,
     runner::{Case, CaseRuntime, every_case, run},
     subject::Subject,
 };

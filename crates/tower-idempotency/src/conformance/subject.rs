@@ -359,6 +359,12 @@ fn outcome(result: Result<(), StoreError>) -> Result<CallOutcome, Box<BackendSou
     }
 }
 
+/// Returns a record of 1 MiB. Its bytes have no short period, so a store that joins chunks in a wrong order changes it.
+pub(super) fn large_record() -> Bytes {
+    let bytes = (0..1u32 << 20).map(|n| (n.wrapping_mul(0x9E37_79B9) >> 24) as u8);
+    bytes.collect()
+}
+
 pub(super) fn random() -> [u8; 32] {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).expect(RANDOM);

@@ -6,6 +6,8 @@
 mod held_up;
 mod mutant;
 mod operators;
+mod processes;
+mod wrapped;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -54,6 +56,8 @@ caught! {
         concurrent_late_record_and_claim_agree;
     IdIsCut by ids_differing_in_one_bit_are_distinct;
     IdIsText by ids_equal_as_text_are_distinct;
+    FingerprintIsCut by fingerprints_and_tokens_are_compared_as_bytes;
+    TokenIsText by fingerprints_and_tokens_are_compared_as_bytes;
     OwnTokenIsRefused by same_token_is_granted_same_generation_again
         dropped_call_leaves_store_usable;
     OwnTokenCountsAsTakeover by same_token_is_granted_same_generation_again;
@@ -62,6 +66,8 @@ caught! {
     OwnTokenOfAnOrphanIsATakeover by holder_of_orphan_is_granted_same_lease_again;
     OwnTokenForgetsItWasATakeover by takeover_token_is_granted_same_takeover_again;
     OwnTokenForgetsSooner by held_lease_outlives_orphan_retention;
+    OwnTokenIsReadThenWritten by concurrent_complete_and_extension_leave_record
+        concurrent_own_claim_and_takeover_agree;
     OwnOrphanIsRefused by holder_of_orphan_is_granted_same_lease_again;
     OldTokenIsGrantedAgain by replaced_token_acquires_like_any_other;
     OldTokenIsNotCounted by replaced_token_acquires_like_any_other;
@@ -79,6 +85,7 @@ caught! {
     TakeoverIsHidden by expired_lease_is_taken_over_by_same_request;
     TakeoverKeepsTheToken by replaced_token_cannot_renew_or_complete;
     TakeoverForgetsSooner by held_lease_outlives_orphan_retention;
+    TakeoverFreesFirst by dropped_call_leaves_no_part;
     RefusalOfTheHolderCounts by expired_lease_is_taken_over_by_same_request;
     LeaseForgetsSooner by held_lease_outlives_orphan_retention;
     KeepOverflows by longest_times_and_odd_texts_are_accepted;
@@ -92,17 +99,21 @@ caught! {
     AnotherLifeKeepsTheFingerprint by record_is_absent_after_retention orphan_expires_after_orphan_retention
         released_takeover_expires_after_orphan_retention;
     RenewIsReadThenWritten by concurrent_renew_and_takeover_agree;
+    RenewWritesByToken by concurrent_complete_and_extension_leave_record;
+    RenewFreesFirst by concurrent_claims_find_lease_or_record;
     RenewIsUnfenced by replaced_token_cannot_renew_or_complete rejected_claim_cannot_end_holders_lease;
     RenewDoesNothing by renew_extends_lease holder_renews_orphan_before_takeover;
     RenewOnlyExtends by renew_can_shorten_lease;
     RenewRefusesOrphans by holder_renews_orphan_before_takeover;
     RenewForgetsSooner by renewed_lease_restarts_orphan_retention;
+    RenewForgetsNever by orphan_expires_after_orphan_retention;
     RenewTakesAnyHeldOrphan by other_token_cannot_change_orphan;
     RenewKnowsOldTokens by replaced_token_acquires_like_any_other;
     RenewTakesAbsentKeys by renew_of_absent_key_is_lost;
     RenewTakesCompletedKeys by renew_of_completed_key_is_lost;
     CompleteIsReadThenWritten by one_of_32_late_records_is_stored
         concurrent_late_record_and_claim_agree;
+    CompleteFreesFirst by concurrent_claims_find_lease_or_record dropped_call_leaves_no_part;
     CompleteIsUnfenced by replaced_token_cannot_renew_or_complete token_without_lease_cannot_complete;
     CompleteOverwrites by other_token_cannot_overwrite_record complete_of_absent_key_stores_record;
     CompleteRefusesOrphans by holder_completes_orphan_before_takeover;
@@ -112,6 +123,7 @@ caught! {
     CompleteTwiceReplaces by second_complete_changes_nothing;
     CompleteTwiceExtends by second_complete_changes_nothing;
     CompleteIgnoresExpiry by complete_of_expired_entry_stores_record;
+    CompleteKeepsTheFingerprint by released_takeover_accepts_first_record;
     RecordIsText by record_is_returned_unchanged;
     RecordIsCut by large_record_is_stored_or_rejected_for_size;
     RecordExpiresWithTheLease by record_outlives_its_lease;
@@ -127,6 +139,7 @@ caught! {
     ReleaseIsUnfenced by stale_release_leaves_next_holder rejected_claim_cannot_end_holders_lease
         stale_takeover_release_changes_nothing;
     ReleaseIsReadThenWritten by concurrent_release_and_takeover_leave_next_holder;
+    ReleaseFreesFirst by dropped_call_leaves_no_part;
     ReleaseFreesAnyOrphan by other_token_cannot_change_orphan;
     ReleaseDoesNothing by release_frees_key release_frees_key_for_other_request;
     ReleaseDropsRecords by release_of_completed_key_leaves_record

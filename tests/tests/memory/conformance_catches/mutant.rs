@@ -1,6 +1,13 @@
 //! A simple store that can break the contract in many ways.
 
-use std::{collections::HashMap, future::pending, sync::Mutex, time::Duration};
+mod steps;
+
+use std::{
+    collections::HashMap,
+    future::pending,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use tokio::{
@@ -16,8 +23,11 @@ use tower_idempotency::store::{
 pub(crate) enum Flaw {
     Nothing,
     ClaimIsReadThenWritten,
+    ClaimIsAtomicInItsProcess,
     IdIsCut,
     IdIsText,
+    FingerprintIsCut,
+    TokenIsText,
     OwnTokenIsRefused,
     OwnTokenCountsAsTakeover,
     OwnTokenDoesNotExtend,
@@ -25,6 +35,7 @@ pub(crate) enum Flaw {
     OwnTokenOfAnOrphanIsATakeover,
     OwnTokenForgetsItWasATakeover,
     OwnTokenForgetsSooner,
+    OwnTokenIsReadThenWritten,
     OwnOrphanIsRefused,
     OldTokenIsGrantedAgain,
     OldTokenIsNotCounted,
@@ -42,6 +53,7 @@ pub(crate) enum Flaw {
     TakeoverIsHidden,
     TakeoverKeepsTheToken,
     TakeoverForgetsSooner,
+    TakeoverFreesFirst,
     RefusalOfTheHolderCounts,
     LeaseNeverEnds,
     LeaseForgetsSooner,
@@ -54,16 +66,20 @@ pub(crate) enum Flaw {
     ForgottenIsTakenOver,
     AnotherLifeKeepsTheFingerprint,
     RenewIsReadThenWritten,
+    RenewWritesByToken,
+    RenewFreesFirst,
     RenewIsUnfenced,
     RenewDoesNothing,
     RenewOnlyExtends,
     RenewRefusesOrphans,
     RenewForgetsSooner,
+    RenewForgetsNever,
     RenewTakesAnyHeldOrphan,
     RenewKnowsOldTokens,
     RenewTakesAbsentKeys,
     RenewTakesCompletedKeys,
     CompleteIsReadThenWritten,
+    CompleteFreesFirst,
     CompleteIsUnfenced,
     CompleteOverwrites,
     CompleteRefusesOrphans,
@@ -73,6 +89,7 @@ pub(crate) enum Flaw {
     CompleteTwiceReplaces,
     CompleteTwiceExtends,
     CompleteIgnoresExpiry,
+    CompleteKeepsTheFingerprint,
     RecordIsText,
     RecordIsCut,
     RecordExpiresWithTheLease,
@@ -87,6 +104,7 @@ pub(crate) enum Flaw {
     FindsRecordsWithoutToken,
     ReleaseIsUnfenced,
     ReleaseIsReadThenWritten,
+    ReleaseFreesFirst,
     ReleaseFreesAnyOrphan,
     ReleaseDoesNothing,
     ReleaseDropsRecords,
@@ -115,8 +133,10 @@ pub(crate) enum Flaw {
 
 pub(crate) struct Mutant {
     flaw: Flaw,
-    entries: Mutex<HashMap<KeyId, Entry>>,
+    entries: Arc<Mutex<HashMap<KeyId, Entry>>>,
     changed: Notify,
+    /// Held during a claim in two steps, so that it is atomic within the process.
+    claiming: tokio::sync::Mutex<()>,
 }
 
 #[derive(Clone)]
@@ -148,8 +168,17 @@ impl Mutant {
     pub(crate) fn new(flaw: Flaw) -> Self {
         Self {
             flaw,
-            entries: Mutex::default(),
+            entries: Arc::default(),
             changed: Notify::new(),
+            claiming: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Returns another process with the same entries. Each process wakes only its own waiters.
+    pub(crate) fn second_process(&self) -> Self {
+        Self {
+            entries: Arc::clone(&self.entries),
+            ..Self::new(self.flaw)
         }
     }
 
@@ -319,7 +348,9 @@ impl Mutant {
                 },
             };
         }
-        let same = entry.fingerprint == claim.fingerprint;
+        let same = entry.fingerprint == claim.fingerprint
+            || self.has(Flaw::FingerprintIsCut)
+                && entry.fingerprint.as_bytes()[..16] == claim.fingerprint.as_bytes()[..16];
         let asks = match claim.orphans {
             OrphanPolicy::TakeOver => true,
             OrphanPolicy::Refuse => false,
@@ -494,7 +525,12 @@ impl Mutant {
         };
         let over = matches!(entry.state, State::Leased { ends, .. } if now >= ends);
         let held = match entry.token {
-            Some(token) => token == lease.token || over && self.has(Flaw::RenewTakesAnyHeldOrphan),
+            Some(token) => {
+                let (one, other) = (token.as_bytes(), lease.token.as_bytes());
+                token == lease.token
+                    || self.has(Flaw::TokenIsText) && one.eq_ignore_ascii_case(other)
+                    || over && self.has(Flaw::RenewTakesAnyHeldOrphan)
+            }
             None => self.has(Flaw::ReleasedIsHeldByAll),
         };
         let held_once =
@@ -518,8 +554,10 @@ impl Mutant {
                     Flaw::RenewOnlyExtends => requested.max(*ends),
                     _ => requested,
                 };
-                if !self.has(Flaw::RenewForgetsSooner) {
-                    *forgotten = *ends + keep.as_duration();
+                match self.flaw {
+                    Flaw::RenewForgetsSooner => {}
+                    Flaw::RenewForgetsNever => *forgotten = now + Ttl::MAX.as_duration(),
+                    _ => *forgotten = *ends + keep.as_duration(),
                 }
                 Ok(())
             }
@@ -531,6 +569,9 @@ impl Mutant {
 
 impl Store for Mutant {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
+        if self.claims_in_steps() {
+            return Ok(self.acquire_in_steps(claim).await);
+        }
         if !self.has(Flaw::ClaimIsReadThenWritten) {
             return Ok(self.step(claim.id, |found, now| self.grant(found, claim, now)));
         }
@@ -544,6 +585,11 @@ impl Store for Mutant {
     }
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
+        match self.flaw {
+            Flaw::RenewFreesFirst => return self.renew_after_delete(lease, ttl).await,
+            Flaw::RenewWritesByToken => return self.renew_by_token(lease, ttl).await,
+            _ => {}
+        }
         if !self.has(Flaw::RenewIsReadThenWritten) {
             return self.step(lease.id, |found, now| self.prolong(found, lease, ttl, now));
         }
@@ -564,6 +610,10 @@ impl Store for Mutant {
             sleep(Duration::from_millis(2)).await;
             // The record replaces an entry that was written since.
             self.step(lease.id, |found, _| *found = None);
+        }
+        if self.has(Flaw::CompleteFreesFirst) {
+            // The record is then stored like that of an absent entry.
+            self.delete_lease(lease).await;
         }
         let checks_expiry = !self.has(Flaw::CompleteIgnoresExpiry);
         let completed = self.step_unless_expired(lease.id, checks_expiry, |found, now| {
@@ -632,9 +682,13 @@ impl Store for Mutant {
                 }
                 return Err(StoreError::RecordTooLarge { limit });
             }
+            let fingerprint = match found {
+                Some(entry) if self.has(Flaw::CompleteKeepsTheFingerprint) => entry.fingerprint,
+                _ => lease.fingerprint,
+            };
             *found = Some(Entry {
                 token: Some(lease.token),
-                fingerprint: lease.fingerprint,
+                fingerprint,
                 generation: lease.generation,
                 state: State::Completed { record, expires },
                 granted: now,
@@ -648,7 +702,9 @@ impl Store for Mutant {
     }
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
-        let released = if self.has(Flaw::ReleaseIsReadThenWritten) {
+        let released = if self.has(Flaw::ReleaseFreesFirst) {
+            self.release_after_delete(lease).await
+        } else if self.has(Flaw::ReleaseIsReadThenWritten) {
             let mut seen = self.step(lease.id, |found, _| found.clone());
             sleep(Duration::from_millis(2)).await;
             let held = seen

@@ -30,6 +30,8 @@ enum Flaw {
     PurgesNothing,
     PurgeIsReadThenDeleted,
     CountsNothing,
+    FreeDeletesRenewedLease,
+    FreeDeletesLateRecord,
 }
 
 impl Flawed {
@@ -58,6 +60,29 @@ impl Flawed {
             self.store.release(&lease).await.unwrap();
         }
         Ok(0)
+    }
+
+    /// Reads the entry, and then deletes the orphan, or the lease or record that its holder has stored since.
+    async fn free_in_two_steps(&self, seen: &Seen) -> Result<ResolveOutcome, InspectError> {
+        let before = self.store.get(seen.id()).await?;
+        if before.is_none_or(|before| before.entry.seen() != seen) {
+            return self.store.resolve(seen, &Resolution::Free).await;
+        }
+        sleep(Duration::from_millis(2)).await;
+        let present = self.store.get(seen.id()).await?;
+        let state = present.as_ref().map(|present| present.entry.state());
+        match (self.flaw, state, present) {
+            (Flaw::FreeDeletesRenewedLease, Some(State::InProgress), _) => {
+                let lease = self.leases.lock().unwrap()[seen.id()];
+                self.store.release(&lease).await.unwrap();
+                Ok(ResolveOutcome::Applied(None))
+            }
+            (Flaw::FreeDeletesLateRecord, Some(State::Completed), Some(present)) => {
+                let late = present.entry.seen();
+                self.store.resolve(late, &Resolution::DeleteRecord).await
+            }
+            _ => self.store.resolve(seen, &Resolution::Free).await,
+        }
     }
 }
 
@@ -121,14 +146,21 @@ impl Inspect for Flawed {
         seen: &Seen,
         resolution: &Resolution,
     ) -> Result<ResolveOutcome, InspectError> {
-        self.store.resolve(seen, resolution).await
+        match self.flaw {
+            Flaw::FreeDeletesRenewedLease | Flaw::FreeDeletesLateRecord
+                if *resolution == Resolution::Free =>
+            {
+                self.free_in_two_steps(seen).await
+            }
+            _ => self.store.resolve(seen, resolution).await,
+        }
     }
 
     async fn purge(&self, batch: u32) -> Result<u64, InspectError> {
         match self.flaw {
             Flaw::PurgesNothing => Ok(0),
             Flaw::PurgeIsReadThenDeleted => self.purge_in_two_steps().await,
-            Flaw::Nothing | Flaw::CountsNothing => self.store.purge(batch).await,
+            _ => self.store.purge(batch).await,
         }
     }
 }
@@ -148,6 +180,21 @@ fn purge_of_live_entries_is_detected() {
     for (flaw, fails) in [(Flaw::Nothing, false), (Flaw::PurgeIsReadThenDeleted, true)] {
         let subject = Flawed::with(flaw, Abilities::all());
         assert_eq!(fails_case(subject, case), fails);
+    }
+}
+
+#[test]
+fn deletion_without_condition_is_detected() {
+    for (flaw, fails) in [
+        (Flaw::Nothing, false),
+        (Flaw::FreeDeletesRenewedLease, true),
+        (Flaw::FreeDeletesLateRecord, true),
+    ] {
+        let subject = Flawed::with(flaw, Abilities::all());
+        assert_eq!(
+            fails_case(subject, "concurrent_free_and_holder_agree"),
+            fails
+        );
     }
 }
 

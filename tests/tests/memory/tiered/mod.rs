@@ -3,10 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use tests::layered::{Layered, Processes, record_of};
+use tests::layered::{Layered, record_of};
 use tower_idempotency::{
     MemoryStore, Tiered,
-    conformance::{Case, FaultInjector, Operation, Plan, Subject, every_case},
+    conformance::{Case, FaultInjector, Operation, Plan, Processes, Subject, every_case},
     store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, ScopeDigest, Store, StoreError, Ttl},
 };
 

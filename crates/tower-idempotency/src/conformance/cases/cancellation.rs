@@ -2,7 +2,7 @@ use std::{future::poll_fn, pin::pin, task::Poll};
 
 use bytes::Bytes;
 
-use super::{FIRST, records::assert_completed};
+use super::{FIRST, SECOND, THIRD, replies::assert_completed};
 use crate::{
     conformance::{
         Subject,
@@ -72,6 +72,52 @@ async fn release_then_acquire<S: Store>(
             found => return found,
         }
     }
+}
+
+// F-102
+/// A call dropped at any of its awaits takes effect completely or not at all. A claim that comes before any retry sees no
+/// partial effect.
+pub async fn dropped_call_leaves_no_part<S: Store>(subject: &Subject<S>) {
+    let orphans: Vec<Claim> = (0..2 * POLLS).map(|_| subject.short_claim()).collect();
+    for claim in &orphans {
+        subject.hold(claim).await;
+    }
+    subject.outlive_short_lease().await;
+    for (polls, pair) in orphans.chunks_exact(2).enumerate() {
+        let claim = subject.claim();
+        let lease = subject.hold(&claim).await;
+        let record = Bytes::from("response");
+        drop_after(
+            polls,
+            subject.store().complete(&lease, record.clone(), LONG),
+        )
+        .await;
+        match subject.acquire(&subject.duplicate(&claim)).await {
+            Acquired::InProgress { fingerprint, .. } => assert_eq!(fingerprint, claim.fingerprint),
+            found => {
+                assert_completed(&claim, &record, found);
+            }
+        }
+
+        // With or without the takeover, the entry is still there: no generation starts at 1 again.
+        let takeover = subject.duplicate(&pair[0]);
+        drop_after(polls, subject.store().acquire(&takeover)).await;
+        let found = subject.acquire(&subject.duplicate(&takeover)).await;
+        assert_granted_or_in_progress(&SECOND, &found);
+
+        let takeover = subject.duplicate(&pair[1]);
+        let lease = subject.hold(&takeover).await;
+        drop_after(polls, subject.store().release(&lease)).await;
+        let found = subject.acquire(&subject.duplicate(&takeover)).await;
+        assert_granted_or_in_progress(&THIRD, &found);
+    }
+}
+
+fn assert_granted_or_in_progress(grant: &Acquired, found: &Acquired) {
+    assert!(
+        found == grant || matches!(found, Acquired::InProgress { .. }),
+        "expected {grant:?}, or the key in progress, found {found:?}"
+    );
 }
 
 /// Polls the future up to this many times and drops it.

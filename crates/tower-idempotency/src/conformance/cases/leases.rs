@@ -1,10 +1,15 @@
-use super::FIRST;
+use bytes::Bytes;
+
+use super::{
+    FIRST,
+    replies::{assert_completed, assert_in_progress},
+};
 use crate::{
     conformance::{
         Subject,
         subject::{CallOutcome, LONG, random},
     },
-    store::{Acquired, Claim, KeyId, OrphanPolicy, Store},
+    store::{Acquired, Claim, KeyId, LeaseRef, OrphanPolicy, ScopeDigest, Store},
 };
 
 /// 2: a claim on a held key gets the fingerprint of the holder, not its own, and the time left.
@@ -207,9 +212,38 @@ pub async fn ids_equal_as_text_are_distinct<S: Store>(subject: &Subject<S>) {
     }
 }
 
-pub(super) async fn assert_in_progress<S: Store>(subject: &Subject<S>, claim: &Claim) {
-    match subject.acquire(&subject.duplicate(claim)).await {
-        Acquired::InProgress { .. } => {}
-        other => panic!("expected the key in progress, found {other:?}"),
+/// No reply depends on the scope. A caller may know the ID and not the scope, as [`take_over`] does.
+///
+/// [`take_over`]: crate::IdempotencyLayer::take_over
+pub async fn scope_changes_no_reply<S: Store>(subject: &Subject<S>) {
+    let [own, other] = [1, 2].map(|byte| Some(ScopeDigest::from_bytes([byte; 16])));
+    let claim = Claim {
+        scope: own,
+        ..subject.claim()
+    };
+    let lease = subject.hold(&claim).await;
+    let scopes = [None, other, own];
+    for scope in scopes {
+        let claimant = Claim {
+            scope,
+            ..claim.clone()
+        };
+        assert_in_progress(subject, &claimant).await;
+        let renewed = subject.renew(&LeaseRef { scope, ..lease }, LONG).await;
+        assert_eq!(renewed, CallOutcome::Done);
+    }
+    let record = Bytes::from("response");
+    let unscoped = LeaseRef {
+        scope: None,
+        ..lease
+    };
+    let completed = subject.complete(&unscoped, &record, LONG).await;
+    assert_eq!(completed, CallOutcome::Done);
+    for scope in scopes {
+        let claimant = Claim {
+            scope,
+            ..subject.duplicate(&claim)
+        };
+        assert_completed(&claim, &record, subject.acquire(&claimant).await);
     }
 }

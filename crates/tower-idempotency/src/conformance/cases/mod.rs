@@ -7,6 +7,7 @@ mod orphans;
 pub(super) mod races;
 mod records;
 mod releases;
+mod replies;
 pub(super) mod waiters;
 
 pub use self::{

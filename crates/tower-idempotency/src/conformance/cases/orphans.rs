@@ -2,15 +2,15 @@ use std::time::Duration;
 
 use super::{
     FIRST, SECOND, THIRD,
-    leases::assert_in_progress,
-    records::{assert_completed, assert_restarts_at_generation_1},
+    records::assert_restarts_at_generation_1,
+    replies::{assert_completed, assert_in_progress},
 };
 use crate::{
     conformance::{
         Subject,
-        subject::{CallOutcome, LONG},
+        subject::{CallOutcome, LONG, random},
     },
-    store::{Acquired, Claim, OrphanPolicy, Store, Ttl},
+    store::{Acquired, Claim, Fingerprint, OrphanPolicy, Store, Token, Ttl},
 };
 
 // F-030, S-148
@@ -188,17 +188,24 @@ pub async fn orphan_age_counts_from_lease_expiry<S: Store>(subject: &Subject<S>)
 
 // F-103, S-154
 /// 7: after the orphan retention, the key is free for any request, including the same request, and starts again at
-/// generation 1.
+/// generation 1. The last of the three leases was renewed, which restarts the retention and does not cancel it.
 pub async fn orphan_expires_after_orphan_retention<S: Store>(subject: &Subject<S>) {
     let [first, second] = [(); 2].map(|()| Claim {
         orphan_retention: subject.units(2),
         ..subject.short_claim()
     });
-    for claim in [&first, &second] {
+    let third = Claim {
+        orphan_retention: subject.units(2),
+        ..subject.claim()
+    };
+    for claim in [&first, &second, &third] {
         subject.hold(claim).await;
     }
+    // A renewal that is repeated late may find no entry any more.
+    let lease = third.lease_ref(1);
+    subject.renew(&lease, subject.short_lease()).await;
     subject.sleep(10).await;
-    for claim in [&first, &second] {
+    for claim in [&first, &second, &third] {
         let renewed = subject.renew(&claim.lease_ref(1), LONG).await;
         assert_eq!(renewed, CallOutcome::Lost);
     }
@@ -208,6 +215,69 @@ pub async fn orphan_expires_after_orphan_retention<S: Store>(subject: &Subject<S
     };
     assert_restarts_at_generation_1(subject, &first, &other).await;
     assert_restarts_at_generation_1(subject, &second, &subject.duplicate(&second)).await;
+    assert_restarts_at_generation_1(subject, &third, &subject.duplicate(&third)).await;
+}
+
+/// 5, 7: the shortest durations end. The layer renews a lease by [`Ttl::MIN`] to end it, and a backend may take 0 for a
+/// duration without end.
+pub async fn shortest_durations_end<S: Store>(subject: &Subject<S>) {
+    let renewed = subject.claim();
+    let lease = subject.hold(&renewed).await;
+    assert_eq!(subject.renew(&lease, Ttl::MIN).await, CallOutcome::Done);
+    let expired = Claim {
+        lease: Ttl::MIN,
+        orphan_retention: Ttl::MIN,
+        ..subject.claim()
+    };
+    subject.hold(&expired).await;
+    let completed = subject.claim();
+    let lease = subject.hold(&completed).await;
+    let outcome = subject.complete(&lease, &"brief".into(), Ttl::MIN).await;
+    assert_eq!(outcome, CallOutcome::Done);
+    subject.outlive_short_lease().await;
+    let refusing = Claim {
+        orphans: OrphanPolicy::Refuse,
+        ..subject.duplicate(&renewed)
+    };
+    assert_orphaned(subject, &renewed, &refusing).await;
+    for claim in [expired, completed] {
+        assert_eq!(subject.acquire(&subject.other_request(&claim)).await, FIRST);
+    }
+}
+
+/// 2, 6: all bytes of a fingerprint and of a token count: those after a zero byte, and the case of a letter.
+pub async fn fingerprints_and_tokens_are_compared_as_bytes<S: Store>(subject: &Subject<S>) {
+    let (mut fingerprint, mut token) = ([b'a'; 32], [b'a'; 16]);
+    (fingerprint[1], token[1]) = (0, 0);
+    // The store may have the token of an earlier run, which must be another one.
+    token[9..15].copy_from_slice(&random()[..6]);
+    let claim = Claim {
+        fingerprint: Fingerprint::from_bytes(fingerprint),
+        token: Token::from_bytes(token),
+        ..subject.short_claim()
+    };
+    let lease = subject.hold(&claim).await;
+    subject.outlive_short_lease().await;
+    for at in [0, 7, 8, 15, 16, 23, 24, 31] {
+        let mut bytes = fingerprint;
+        bytes[at].make_ascii_uppercase();
+        let other = Claim {
+            fingerprint: Fingerprint::from_bytes(bytes),
+            ..subject.duplicate(&claim)
+        };
+        assert_orphaned(subject, &claim, &other).await;
+    }
+    for at in [0, 7, 8, 15] {
+        let mut bytes = token;
+        bytes[at].make_ascii_uppercase();
+        let other = Claim {
+            token: Token::from_bytes(bytes),
+            ..claim.clone()
+        };
+        let renewed = subject.renew(&other.lease_ref(1), LONG).await;
+        assert_eq!(renewed, CallOutcome::Lost, "byte {at}");
+    }
+    assert_eq!(subject.renew(&lease, LONG).await, CallOutcome::Done);
 }
 
 /// 2, 7: a lease stays while it is held, even with a very short orphan retention. This includes a lease that its own token
@@ -341,16 +411,19 @@ pub async fn holder_completes_orphan_before_takeover<S: Store>(subject: &Subject
 }
 
 // F-037, S-160
-/// 2, 4: a holder whose lease was taken over can no longer renew or complete; the new holder can.
+/// 2, 4: a holder whose lease was taken over can no longer renew or complete; the new holder can. If its grant was lost, it
+/// does not know its generation: the stored one counts.
 pub async fn replaced_token_cannot_renew_or_complete<S: Store>(subject: &Subject<S>) {
     let (claim, stale) = subject.orphan().await;
     let second = subject.duplicate(&claim);
-    let holder = subject.hold(&second).await;
+    subject.hold(&second).await;
+    let holder = second.lease_ref(1);
     assert_eq!(subject.renew(&stale, LONG).await, CallOutcome::Lost);
     let stolen = subject.complete(&stale, &"stale".into(), LONG).await;
     assert_eq!(stolen, CallOutcome::Lost);
     assert_in_progress(subject, &claim).await;
 
+    assert_eq!(subject.renew(&holder, LONG).await, CallOutcome::Done);
     let completed = subject.complete(&holder, &"good".into(), LONG).await;
     assert_eq!(completed, CallOutcome::Done);
     let stolen = subject.complete(&stale, &"stale".into(), LONG).await;

@@ -1,18 +1,21 @@
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+    atomic::{
+        AtomicBool, AtomicU64,
+        Ordering::{Relaxed, SeqCst},
+    },
 };
 
 use bytes::Bytes;
 use tokio::{sync::Barrier, task::JoinSet};
 
-use super::{FIRST, SECOND, records::assert_completed, releases::takeover};
+use super::{FIRST, SECOND, releases::takeover, replies::assert_completed};
 use crate::{
     conformance::{
         Subject,
         subject::{CallOutcome, LONG},
     },
-    store::{Acquired, Claim, Store},
+    store::{Acquired, Claim, OrphanPolicy, Store, Ttl},
 };
 
 const CLAIMS: usize = 32;
@@ -239,6 +242,107 @@ pub async fn concurrent_late_record_and_claim_agree<S: Store>(subject: &Subject<
             }
             both => panic!("completion and claim disagree: {both:?}"),
         }
+    }
+}
+
+// F-054
+/// 1, 4: while a lease is renewed and completed, each claim finds it in progress, and afterwards its record. None is granted.
+pub async fn concurrent_claims_find_lease_or_record<S: Store>(subject: &Subject<S>) {
+    const CLAIMANTS: usize = 4;
+    for _ in 0..8 {
+        let claim = subject.claim();
+        let lease = subject.hold(&claim).await;
+        let record = Bytes::from("response");
+        let start = Arc::new(Barrier::new(CLAIMANTS + 1));
+        let is_completed = Arc::new(AtomicBool::new(false));
+        let mut claimants = JoinSet::new();
+        for _ in 0..CLAIMANTS {
+            let (subject, claim) = (subject.clone(), claim.clone());
+            let (start, is_completed) = (Arc::clone(&start), Arc::clone(&is_completed));
+            claimants.spawn(async move {
+                start.wait().await;
+                loop {
+                    let must_be_completed = is_completed.load(SeqCst);
+                    let found = subject.acquire(&subject.duplicate(&claim)).await;
+                    match &found {
+                        Acquired::InProgress { fingerprint, .. } if !must_be_completed => {
+                            assert_eq!(*fingerprint, claim.fingerprint);
+                        }
+                        _ => return found,
+                    }
+                    tokio::time::sleep(subject.pause() / 10).await;
+                }
+            });
+        }
+        start.wait().await;
+        for _ in 0..4 {
+            assert_eq!(subject.renew(&lease, LONG).await, CallOutcome::Done);
+        }
+        let completed = subject.complete(&lease, &record, LONG).await;
+        assert_eq!(completed, CallOutcome::Done);
+        is_completed.store(true, SeqCst);
+        for found in claimants.join_all().await {
+            assert_completed(&claim, &record, found);
+        }
+    }
+}
+
+// F-054
+/// 2, 3, 4: a completion and a concurrent renewal, or repeated acquire, of the same token leave the record and its expiry.
+pub async fn concurrent_complete_and_extension_leave_record<S: Store>(subject: &Subject<S>) {
+    for n in 0..24 {
+        let claim = subject.claim();
+        let lease = subject.hold(&claim).await;
+        let record = Bytes::from("response");
+        let retention = Ttl::from_millis(2 * LONG.as_millis());
+        let (completing, extending) = (subject.clone(), subject.clone());
+        let (stored, again) = (record.clone(), claim.clone());
+        let both = race(
+            n,
+            async move { completing.complete(&lease, &stored, retention).await },
+            async move {
+                if n % 4 < 2 {
+                    extending.renew(&lease, LONG).await;
+                } else {
+                    extending.acquire(&again).await;
+                }
+            },
+        );
+        let (completed, ()) = both.await;
+        assert_eq!(completed, CallOutcome::Done);
+        let found = subject.acquire(&subject.duplicate(&claim)).await;
+        let expires_in = assert_completed(&claim, &record, found);
+        // A lease expires sooner, and its orphan later.
+        let tolerance = subject.units(2).as_duration();
+        assert!(expires_in > LONG.as_duration(), "{expires_in:?}");
+        assert!(
+            expires_in <= retention.as_duration() + tolerance,
+            "{expires_in:?}"
+        );
+    }
+}
+
+// F-055
+/// 2, 3: of a claim under the token of an orphan and a concurrent takeover, exactly one gets the lease, and the two replies
+/// agree.
+pub async fn concurrent_own_claim_and_takeover_agree<S: Store>(subject: &Subject<S>) {
+    for (n, claim) in orphans(subject).await.into_iter().enumerate() {
+        let again = Claim {
+            lease: LONG,
+            orphans: OrphanPolicy::Never,
+            ..claim.clone()
+        };
+        let rival = subject.duplicate(&claim);
+        let (own, taking_over, taker) = (subject.clone(), subject.clone(), rival.clone());
+        let both = race(n, async move { own.acquire(&again).await }, async move {
+            taking_over.acquire(&taker).await
+        });
+        let holder = match both.await {
+            (FIRST, Acquired::InProgress { .. }) => claim.lease_ref(1),
+            (Acquired::InProgress { .. }, SECOND) => rival.lease_ref(2),
+            both => panic!("claim of the holder and takeover disagree: {both:?}"),
+        };
+        assert_eq!(subject.renew(&holder, LONG).await, CallOutcome::Done);
     }
 }
 

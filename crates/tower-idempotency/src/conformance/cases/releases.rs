@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 
-use super::{THIRD, leases::assert_in_progress, records::assert_restarts_at_generation_1};
+use super::{THIRD, records::assert_restarts_at_generation_1, replies::assert_in_progress};
 use crate::{
     conformance::{
         Subject,
@@ -183,9 +183,12 @@ pub async fn release_of_expired_takeover_leaves_no_orphan<S: Store>(subject: &Su
 }
 
 /// 4: no token holds a released takeover, so any execution with a record stores it, as in an absent entry. Only that token
-/// can complete the entry again.
+/// can complete the entry again. The fingerprint is that of the record.
 pub async fn released_takeover_accepts_first_record<S: Store>(subject: &Subject<S>) {
-    let (first, stale) = subject.orphan().await;
+    let [first, replaced] = [(); 2].map(|()| subject.short_claim());
+    let stale = subject.hold(&first).await;
+    subject.hold(&replaced).await;
+    subject.outlive_short_lease().await;
     let second = subject.duplicate(&first);
     let lease = subject.hold(&second).await;
     let refused = subject.complete(&stale, &"late".into(), LONG).await;
@@ -198,6 +201,14 @@ pub async fn released_takeover_accepts_first_record<S: Store>(subject: &Subject<
     let refused = subject.complete(&lease, &"later".into(), LONG).await;
     assert_eq!(refused, CallOutcome::Lost);
     assert_late(subject, &first).await;
+
+    let (_, lease) = take_over(subject, &replaced, LONG).await;
+    subject.release(&lease).await;
+    let other = subject.other_request(&replaced);
+    let lease = other.lease_ref(1);
+    let completed = subject.complete(&lease, &"late".into(), LONG).await;
+    assert_eq!(completed, CallOutcome::Done);
+    assert_late(subject, &other).await;
 }
 
 /// 4: a concurrent completion and release of a takeover leave the record, as for any lease.

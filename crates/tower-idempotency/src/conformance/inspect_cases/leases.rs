@@ -164,8 +164,8 @@ pub async fn allowed_retry_waits_for_its_request<S: Store>(subject: &Subject<S>)
     assert_eq!(subject.acquire(&retry).await, SECOND);
 }
 
-/// 4: a retry restarts the orphan retention, and the orphan expires after it.
-pub async fn retried_orphan_expires<S: Store>(subject: &Subject<S>) {
+/// 4: a broken lease begins its orphan retention, and the orphan expires after it.
+pub async fn broken_lease_expires<S: Store>(subject: &Subject<S>) {
     let (claim, broken) = loop {
         let claim = Claim {
             orphan_retention: subject.units(3),

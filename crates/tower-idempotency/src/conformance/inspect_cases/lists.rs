@@ -273,8 +273,10 @@ pub async fn details_outlive_resolutions<S: Store>(subject: &Subject<S>) {
     }
 }
 
-/// 4: the age of an entry counts from the beginning of its state, and a takeover does not restart it.
+/// 4: the age of an entry counts from the beginning of its state. A takeover does not restart it, and neither does a renewal
+/// or a repeated acquire: a handler that hangs still renews its lease.
 pub async fn age_counts_from_beginning_of_state<S: Store>(subject: &Subject<S>) {
+    let held = entry_in(subject, State::InProgress).await;
     let orphan = entry_in(subject, State::Orphaned).await;
     let entry = read(subject, &orphan).await.entry;
     assert_eq!(Some(entry.since), entry.lease_expires);
@@ -285,6 +287,11 @@ pub async fn age_counts_from_beginning_of_state<S: Store>(subject: &Subject<S>) 
     let entry = read(subject, &orphan).await.entry;
     let since_first_lease = rounded_down(subject.units(7).as_duration());
     assert!(entry.age >= since_first_lease, "{entry:?}");
+    let renewed = subject.renew(&held.lease_ref(1), LONG).await;
+    assert_eq!(renewed, CallOutcome::Done);
+    assert_eq!(subject.acquire(&held).await, super::FIRST);
+    let renewed_entry = read(subject, &held).await.entry;
+    assert!(renewed_entry.age >= since_first_lease, "{renewed_entry:?}");
 
     for state in [State::NeedsAttention, State::Completed] {
         let claim = entry_in(subject, state).await;

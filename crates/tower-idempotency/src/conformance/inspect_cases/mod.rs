@@ -6,6 +6,7 @@
 mod cancellation;
 mod leases;
 mod lists;
+mod moves;
 mod pages;
 mod races;
 mod reads;
@@ -17,7 +18,8 @@ use std::{collections::HashSet, time::Duration};
 use bytes::Bytes;
 
 pub use self::{
-    cancellation::*, leases::*, lists::*, pages::*, races::*, reads::*, resolutions::*, stale::*,
+    cancellation::*, leases::*, lists::*, moves::*, pages::*, races::*, reads::*, resolutions::*,
+    stale::*,
 };
 use super::{
     Subject,

@@ -153,6 +153,39 @@ pub async fn concurrent_free_and_takeover_agree<S: Store>(subject: &Subject<S>) 
     }
 }
 
+/// 5: either an orphan is freed, or its holder renews it. A record that its holder stores stays, whichever call comes first.
+pub async fn concurrent_free_and_holder_agree<S: Store>(subject: &Subject<S>) {
+    let orphans = claims(subject, 2 * ROUNDS);
+    enter(subject, &orphans, State::Orphaned).await;
+    for (n, claim) in orphans.into_iter().enumerate() {
+        let completes = n % 4 < 2;
+        let before = seen(subject, &claim).await;
+        let (operator, holder, of) = (subject.clone(), subject.clone(), claim.clone());
+        let both = race(
+            n,
+            async move { resolve(&operator, &before, &Resolution::Free).await },
+            async move {
+                let lease = of.lease_ref(1);
+                if completes {
+                    let record = result_record(&of.id, "late");
+                    holder.complete(&lease, &record, LONG).await
+                } else {
+                    holder.renew(&lease, LONG).await
+                }
+            },
+        );
+        let (freed, late) = both.await;
+        let (expected, state) = match (completes, freed.is_applied()) {
+            // An absent entry accepts a late record too.
+            (true, _) => (CallOutcome::Done, Some(State::Completed)),
+            (false, true) => (CallOutcome::Lost, None),
+            (false, false) => (CallOutcome::Done, Some(State::InProgress)),
+        };
+        assert_eq!(late, expected);
+        assert_state(subject, &claim, state).await;
+    }
+}
+
 /// 5: an orphan gets the record of the operator, or is taken over. Never both: a request that executes finds no record.
 pub async fn concurrent_completion_and_takeover_agree<S: Store>(subject: &Subject<S>) {
     let resolution = |claim: &Claim| completion(claim, "resolved");

@@ -1,16 +1,19 @@
+use std::time::Duration;
+
 use bytes::Bytes;
 
 use super::{
     EXAMINE, FIRST, SECOND, STATES, THIRD, apply, assert_state, attention_record, can_list,
-    claim_under, completion, entry_in, every_resolution, find, read, result_record, seen,
+    claim_under, claims, completion, enter, entry_in, every_resolution, find, read, result_record,
+    seen,
 };
 use crate::{
     conformance::{
         Subject,
         cases::waiters::{assert_wakes_waiters, assert_woken, spawn_waiters},
-        subject::{CallOutcome, LONG},
+        subject::{CallOutcome, LONG, large_record},
     },
-    inspect::{Inspect, InspectErrorKind, Resolution, State},
+    inspect::{DEFAULT_ORPHAN_RETENTION, Inspect, InspectErrorKind, Resolution, State},
     record::NeedsAttention,
     store::{Acquired, Claim, OrphanPolicy, Store},
 };
@@ -31,7 +34,32 @@ pub async fn freed_key_is_absent<S: Store>(subject: &Subject<S>) {
     }
 }
 
-/// `Retry` leaves an orphan. The same request can take it over, and another request cannot.
+/// 5: no token holds a released takeover. An operator resolves it like any other orphan.
+pub async fn released_takeover_can_be_resolved<S: Store>(subject: &Subject<S>) {
+    // The first four resolutions are those of orphans.
+    let orphans = claims(subject, 4);
+    enter(subject, &orphans, State::Orphaned).await;
+    for (at, claim) in orphans.iter().enumerate() {
+        let lease = subject.hold(&subject.duplicate(claim)).await;
+        subject.release(&lease).await;
+        let resolution = &every_resolution(claim)[at];
+        let entry = apply(subject, claim, resolution).await;
+        let generation = entry.map(|entry| entry.generation());
+        let retry = claim_under(subject, claim, OrphanPolicy::Refuse);
+        let found = subject.acquire(&retry).await;
+        match resolution {
+            Resolution::Free => assert_eq!((generation, found), (None, FIRST)),
+            Resolution::Retry => assert_eq!((generation, found), (Some(2), THIRD)),
+            _ => {
+                assert_eq!(generation, Some(2));
+                assert!(matches!(found, Acquired::Completed { .. }), "{found:?}");
+            }
+        }
+    }
+}
+
+/// `Retry` leaves an orphan. The same request can take it over, and another request cannot. The orphan retention begins
+/// again, even after a record with the longest retention.
 pub async fn retried_entry_is_taken_over<S: Store>(subject: &Subject<S>) {
     for state in ENDED {
         let claim = entry_in(subject, state).await;
@@ -40,6 +68,12 @@ pub async fn retried_entry_is_taken_over<S: Store>(subject: &Subject<S>) {
         assert_eq!((entry.state(), entry.generation()), (State::Orphaned, 1));
         assert!(entry.retry_allowed);
         assert_eq!((&entry.attention_code, entry.record_bytes), (&None, None));
+        let times = entry.expires.zip(entry.lease_expires);
+        let (end, begin) = times.expect("it has both");
+        let retention = end.duration_since(begin).expect("later");
+        // The entries have the default retention.
+        let difference = retention.abs_diff(DEFAULT_ORPHAN_RETENTION.as_duration());
+        assert!(difference < Duration::from_secs(10), "{retention:?}");
         if can_list(subject, State::Orphaned) {
             let found = find(subject, State::Orphaned, &claim).await;
             assert!(found.expect("it is listed").retry_allowed);
@@ -146,14 +180,18 @@ pub async fn attention_of_operator_is_stored<S: Store>(subject: &Subject<S>) {
     }
 }
 
-/// `DeleteRecord` deletes a completed entry. The next request executes as the first one.
+/// `DeleteRecord` deletes a completed entry. The next request executes as the first one, also if the process that deleted the
+/// record has replayed it before.
 pub async fn deleted_record_frees_key<S: Store>(subject: &Subject<S>) {
     let claim = entry_in(subject, State::Completed).await;
+    let replay = subject.acquire(&subject.duplicate(&claim)).await;
+    assert!(matches!(replay, Acquired::Completed { .. }), "{replay:?}");
     assert_eq!(
         apply(subject, &claim, &Resolution::DeleteRecord).await,
         None
     );
     assert_state(subject, &claim, None).await;
+    assert_eq!(subject.store().find_completed(&claim.id), None);
     assert_eq!(subject.acquire(&subject.other_request(&claim)).await, FIRST);
 }
 
@@ -220,7 +258,7 @@ pub async fn resolution_keeps_generation<S: Store>(subject: &Subject<S>) {
 /// 5: a record that the store cannot store is rejected, and the entry stays.
 pub async fn oversized_resolution_changes_nothing<S: Store>(subject: &Subject<S>) {
     let claim = entry_in(subject, State::Orphaned).await;
-    let record: Bytes = (0..1 << 20).map(|n: u32| ((n * 31) >> 3) as u8).collect();
+    let record = large_record();
     let before = seen(subject, &claim).await;
     let resolution = |record: &Bytes| Resolution::Complete {
         record: record.clone(),

@@ -81,7 +81,7 @@ impl AnyStore {
         }
     }
 
-    /// Creates a layer on the store behind the URL. It compresses records above [`compress_above`](Self::compress_above).
+    /// Creates a layer on the store behind the URL.
     ///
     /// Prefer this to a layer on the `AnyStore` itself: the layer calls a store in memory without boxing its futures.
     ///
@@ -90,21 +90,10 @@ impl AnyStore {
         with_store!(self, store => IdempotencyLayer::with_preset(store.clone(), preset))
     }
 
-    /// Returns the size in bytes above which records are compressed: [`Store::COMPRESS_ABOVE`] of the store behind the URL.
-    ///
-    /// The constant of `AnyStore` itself is the same for all stores. [`AnyStore::layer`] therefore uses this method.
-    #[must_use]
-    pub fn compress_above(&self) -> usize {
-        fn of<S: Store>(_: &S) -> usize {
-            S::COMPRESS_ABOVE
-        }
-        with_store!(self, store => of(store))
-    }
-
     /// Starts a background task that deletes expired entries of a SQL store once per `period`. Does nothing for the other
     /// stores, which delete them without it.
     ///
-    /// Expired entries count as absent before they are deleted, so this only saves space.
+    /// Expired entries already count as absent, but their data stays in the store until the task deletes it.
     ///
     /// # Panics
     ///
@@ -256,9 +245,8 @@ impl From<&tower_idempotency_redis::IndexRepair> for IndexRepair {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl Store for AnyStore {
-    const COMPRESS_ABOVE: usize = 1024;
-
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         with_store!(self, store => store.acquire(claim).await)
     }
@@ -282,6 +270,14 @@ impl Store for AnyStore {
 
     async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
         with_store!(self, store => store.wait_for_change(id, timeout).await);
+    }
+
+    fn find_completed(&self, id: &KeyId) -> Option<Acquired> {
+        with_store!(self, store => store.find_completed(id))
+    }
+
+    fn compress_above(&self) -> usize {
+        with_store!(self, store => store.compress_above())
     }
 
     async fn check(&self) -> Result<(), CheckError> {

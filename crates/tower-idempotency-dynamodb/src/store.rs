@@ -207,9 +207,6 @@ impl fmt::Debug for DynamoDbStore {
 }
 
 impl Store for DynamoDbStore {
-    // Each KB of an item costs a write unit for each write and for each replay.
-    const COMPRESS_ABOVE: usize = 512;
-
     /// The SDK repeats no attempt without a reply, because the attempt may be applied later, even after a release. The layer
     /// repeats it, and repeats the release too.
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
@@ -347,6 +344,11 @@ impl Store for DynamoDbStore {
     /// Waits for the timeout: DynamoDB sends no notifications, so waiters poll.
     async fn wait_for_change(&self, _id: &KeyId, timeout: Duration) {
         sleep(timeout).await;
+    }
+
+    /// Returns 512: each KB of an item costs a write unit for each write and for each replay.
+    fn compress_above(&self) -> usize {
+        512
     }
 }
 

@@ -10,7 +10,29 @@ async fn refusal(url: &str) -> OpenError {
 async fn memory_opens_and_names_itself() {
     let store = AnyStore::open("memory").await.expect("memory");
     assert_eq!(format!("{store:?}"), r#"AnyStore("memory")"#);
-    assert_eq!(store.compress_above(), 8 * 1024);
+}
+
+/// A layer on the `AnyStore` compresses as a layer on the store behind the URL.
+#[cfg(all(feature = "dynamodb", feature = "postgres"))]
+#[tokio::test]
+async fn compression_threshold_is_that_of_url() {
+    use tests::servers::{
+        dynamodb::{StandIn, shared},
+        postgres,
+    };
+    use tower_idempotency::store::Store as _;
+
+    let server = shared(StandIn::Dynoxide);
+    let (table, address) = (server.new_table(), server.address());
+    for (url, bytes) in [
+        ("memory".to_owned(), 8 * 1024),
+        (postgres::shared().url(), 1024),
+        (format!("dynamodb://{table}?endpoint=http://{address}"), 512),
+    ] {
+        let options = OpenOptions::new().with_timeout(std::time::Duration::from_secs(20));
+        let store = options.open(&url).await.expect("the server runs");
+        assert_eq!(store.compress_above(), bytes, "{url}");
+    }
 }
 
 #[cfg(not(feature = "redis"))]

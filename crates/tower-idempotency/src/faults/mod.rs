@@ -327,8 +327,6 @@ impl<S> FaultInjector<S> {
 
 #[deny(clippy::missing_trait_methods)]
 impl<S: Store> Store for FaultInjector<S> {
-    const COMPRESS_ABOVE: usize = S::COMPRESS_ABOVE;
-
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         lock(&self.shared.claims).push(claim.clone());
         let call = self.inner().acquire(claim);
@@ -378,6 +376,10 @@ impl<S: Store> Store for FaultInjector<S> {
     /// Checks the inner store. Meets no faults and is not counted.
     async fn check(&self) -> Result<(), CheckError> {
         self.inner().check().await
+    }
+
+    fn compress_above(&self) -> usize {
+        self.inner().compress_above()
     }
 }
 

@@ -34,8 +34,9 @@ pub const MIN_RECORD_LIMIT: usize = 4 * 1024;
 /// An entry is *absent*, *in progress* (leased), *orphaned* (its lease expired without an outcome) or *completed*. A
 /// token holds a lease or an orphan. No token holds an orphan that was released.
 ///
-/// An implementor follows these rules. The `conformance` feature tests each rule that affects the replies of a store, except
-/// rule 10, which is optional:
+/// An implementor follows these rules. The `conformance` feature tests the rules that affect the replies of a store, except
+/// rule 10, which is optional. It shows rule 1 as far as races of a few seconds can, and tests neither transactions nor
+/// checkpoints:
 ///
 /// 1. Each method is one atomic step at the backend: one conditional write, never a read followed by a write.
 /// 2. Among concurrent acquires of one id, the store grants exactly one. Only the holder of the token renews,
@@ -68,9 +69,9 @@ pub const MIN_RECORD_LIMIT: usize = 4 * 1024;
 ///     [`StoreError::CallerLimit`], and stores nothing. The store never refuses the token that holds the entry.
 ///
 /// One more rule has no case in the suite, because each backend has another form of damaged entries. If the store finds an
-/// entry that it cannot read, `acquire` returns [`StoreError::Unreadable`] and changes nothing. The entry may be damaged, or of a
-/// later version of the store. After a [`StoreError::Backend`] the layer may execute the request again: see
-/// [`StoreFailure`](crate::StoreFailure).
+/// entry that it cannot read, `acquire` returns [`StoreError::Unreadable`] and changes nothing. So do `renew` and `complete`, and
+/// `release` never deletes such an entry. The entry may be damaged, or of a later version of the store. After a
+/// [`StoreError::Backend`] the layer may execute the request again: see [`StoreFailure`](crate::StoreFailure).
 ///
 /// The layer, as the caller, gives every attempt a random token of its own and sets a timeout on every call. It treats
 /// a timeout of `acquire` or `complete` as an unknown outcome and retries with the same token.
@@ -84,11 +85,6 @@ pub const MIN_RECORD_LIMIT: usize = 4 * 1024;
 /// Write plain `async fn`s; the trait checks that their futures are `Send`. `docs/stores/writing-a-store.md` explains an
 /// implementation step by step.
 pub trait Store: Send + Sync + 'static {
-    /// The record size in bytes above which compression saves time, unless [a setting of the
-    /// layer](crate::IdempotencyLayer::with_compression_above) overrides it. Default: 8 KiB. A store behind a network
-    /// pays for each byte in transfer and in storage, so it sets 1 KiB or less.
-    const COMPRESS_ABOVE: usize = 8 * 1024;
-
     /// Acquires a lease, or returns the state that prevents it.
     ///
     /// # Errors
@@ -98,7 +94,7 @@ pub trait Store: Send + Sync + 'static {
     /// [`StoreError::Backend`] if the backend failed. The lease may be held nevertheless.
     fn acquire(&self, claim: &Claim) -> impl Future<Output = Result<Acquired, StoreError>> + Send;
 
-    /// Sets the expiry of the lease to `ttl` from now.
+    /// Sets the expiry of the lease to `ttl` from now. The layer ends a lease by [`Ttl::MIN`].
     ///
     /// The holder of an orphan can also renew it unless another execution took it over. A process that was paused thus
     /// gets its lease back.
@@ -106,7 +102,8 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     ///
     /// [`StoreError::LeaseLost`] if the token does not hold the entry: it is completed, absent, released or held by
-    /// another token.
+    /// another token. [`StoreError::Unreadable`] if an entry exists and the store cannot read it.
+    /// [`StoreError::Backend`] if the backend failed. The lease may be renewed nevertheless.
     fn renew(
         &self,
         lease: &LeaseRef,
@@ -121,8 +118,8 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     ///
     /// [`StoreError::LeaseLost`] if another token holds or completed the entry. [`StoreError::RecordTooLarge`] if the
-    /// backend can never store a record of this size. [`StoreError::Backend`] otherwise; the record may be stored
-    /// nevertheless.
+    /// backend can never store a record of this size. [`StoreError::Unreadable`] if an entry exists and the store cannot
+    /// read it. [`StoreError::Backend`] otherwise; the record may be stored nevertheless.
     fn complete(
         &self,
         lease: &LeaseRef,
@@ -140,7 +137,8 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Backend`] if the backend failed.
+    /// [`StoreError::Unreadable`] if an entry exists and the store cannot read it; a store may also return `Ok`. Nothing is
+    /// changed. [`StoreError::Backend`] if the backend failed.
     fn release(&self, lease: &LeaseRef) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Waits until the entry may no longer be in progress, for at most `timeout`.
@@ -154,15 +152,26 @@ pub trait Store: Send + Sync + 'static {
     /// backend. Default: `None`.
     ///
     /// The layer calls it before [`acquire`](Self::acquire): a replay then needs no token and no round trip. A store
-    /// returns the result that `acquire` would return, or `None`. `None` is always correct. The call must not block.
+    /// returns the result that `acquire` would return, or `None`. `None` is always correct. The call must not block. A store
+    /// that wraps another one forwards the call.
     fn find_completed(&self, id: &KeyId) -> Option<Acquired> {
         let _ = id;
         None
     }
 
+    /// Returns the record size in bytes above which compression saves time, unless [a setting of the
+    /// layer](crate::IdempotencyLayer::with_compression_above) overrides it. Default: 8 KiB. A store behind a network
+    /// pays for each byte in transfer and in storage, so it returns 1 KiB or less.
+    ///
+    /// The layer calls it once, when it is created. A store that wraps another one forwards the call.
+    fn compress_above(&self) -> usize {
+        8 * 1024
+    }
+
     /// Checks that the backend has all that the store needs: table, indexes, rights and settings. Default: `Ok`.
     ///
-    /// A service calls it once, at its start. The layer never does. A store without a check of its own returns `Ok`.
+    /// A service calls it once, at its start. The layer never does. A store without a check of its own returns `Ok`. A store
+    /// that wraps another one forwards the call: the default would report no problem of the inner store.
     ///
     /// # Errors
     ///
@@ -177,8 +186,6 @@ pub trait Store: Send + Sync + 'static {
 }
 
 impl<S: Store> Store for Arc<S> {
-    const COMPRESS_ABOVE: usize = S::COMPRESS_ABOVE;
-
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         (**self).acquire(claim).await
     }
@@ -206,6 +213,10 @@ impl<S: Store> Store for Arc<S> {
 
     fn find_completed(&self, id: &KeyId) -> Option<Acquired> {
         (**self).find_completed(id)
+    }
+
+    fn compress_above(&self) -> usize {
+        (**self).compress_above()
     }
 
     async fn check(&self) -> Result<(), CheckError> {

@@ -145,8 +145,6 @@ impl<S> Tiered<S> {
 
 #[deny(clippy::missing_trait_methods)]
 impl<S: Store> Store for Tiered<S> {
-    const COMPRESS_ABOVE: usize = S::COMPRESS_ABOVE;
-
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         if let Some(found) = self.find_completed(&claim.id) {
             return Ok(found);
@@ -228,6 +226,10 @@ impl<S: Store> Store for Tiered<S> {
             telemetry::tier_replay("tier");
         }
         found
+    }
+
+    fn compress_above(&self) -> usize {
+        self.store.compress_above()
     }
 }
 

@@ -54,12 +54,12 @@ mod tests;
 /// expiry in `idempotency_memory_evicted_total`, and logs them at most once a minute.
 ///
 /// A record with the retention [`Ttl::MAX`] is evicted only if no other record is left. Above half of the store, such records
-/// are evicted first. A claim that may evict only the records of its group evicts them after the other ones of the group. A record
-/// that [needs attention](crate::NeedsAttention) has this retention.
+/// are evicted first. A record that [needs attention](crate::NeedsAttention) has this retention.
 ///
 /// If leases and orphans fill the store, it returns [`StoreError::Backend`] with [`MemoryFull`] as its source. A group
 /// whose leases and orphans fill an eighth of the store cannot use the last quarter, and its claims evict only its own
-/// records. A claim that needs more returns [`StoreError::CallerLimit`].
+/// records. They evict those with the retention [`Ttl::MAX`] only if no group has other records. A claim that needs more returns
+/// [`StoreError::CallerLimit`].
 ///
 /// The store checks expiry at every access. Later writes remove a few other expired entries each; no background task runs.
 ///
@@ -136,7 +136,8 @@ impl MemoryStore {
     ///
     /// - A [resolution](crate::inspect::Inspect::resolve) evicts no record. The store can exceed the value by the records of
     ///   resolutions, until a later claim or completion evicts records. If leases and orphans fill the store, these are the
-    ///   records of the resolutions, and a retry then executes again.
+    ///   records of the resolutions, and a retry then executes again. If the leases and orphans of a principal fill an eighth, its
+    ///   claims may evict all of its records, also those of resolutions. A retry then executes again, too.
     /// - If large records replace many small ones, the store can take up to 1.5 times the value. It frees the memory of 32
     ///   entries at once, so few small entries that stay can keep the memory of most others.
     pub fn with_max_bytes(self, max: usize) -> Self {

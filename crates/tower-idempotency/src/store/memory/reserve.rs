@@ -115,7 +115,8 @@ impl Table {
         }
     }
 
-    /// Reserves capacity by evicting records of one group, those with the longest retention last.
+    /// Reserves capacity by evicting records of one group. Evicts those with the longest retention only if no group has other
+    /// records. A refused claim has no effect, but the request of an evicted record may execute again.
     ///
     /// Searches no shard if the group has no record. Otherwise each claim of a caller that has only leases and orphans would
     /// search all shards.
@@ -128,6 +129,9 @@ impl Table {
     ) -> Result<Reservation<'_>, MemoryFull> {
         let budget = &self.shared.budget;
         for is_longest in [false, true] {
+            if is_longest && self.shared.usage.has_records() {
+                break;
+            }
             let usage = self.shared.usage_of(is_longest);
             for distance in 0..self.shards.len() {
                 while usage.has_records_of(group) && budget.can_hold(cost) {

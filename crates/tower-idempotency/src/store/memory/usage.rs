@@ -37,7 +37,8 @@ pub(super) enum LeaseShare {
     /// Less than an eighth. The group may use all of the store, and evict records of any group.
     Small,
     /// At least an eighth, and all groups together use less than three quarters. The group may use free capacity and evict its own
-    /// records. Otherwise it could replace the records of all other groups by orphans.
+    /// records, those with the longest retention only if no group has others. Otherwise it could replace the records of all other
+    /// groups by orphans.
     Large,
     /// At least an eighth, and all groups together use three quarters. The last quarter is for small groups.
     UsedUp,

@@ -47,8 +47,9 @@ pub enum Eviction {
     /// Connects, and logs a warning. Logs an error if the policy changes later.
     #[default]
     Warn,
-    /// Does not connect. If the policy changes later, acquires fail until it is `noeviction` again: the layer responds
-    /// with 503. Leases in use are renewed and completed.
+    /// Does not connect. If the policy changes later, the store grants no lease until it is `noeviction` again: the layer
+    /// responds to fresh keys with 503. With [`DangerouslyExecuteUnprotected`](tower_idempotency::StoreFailure) it executes them.
+    /// Records are replayed, and leases in use are renewed and completed.
     Refuse,
 }
 

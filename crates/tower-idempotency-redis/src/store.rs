@@ -59,12 +59,9 @@ impl RedisStore {
         }
     }
 
-    /// Checks the server's eviction policy in the background if that is due.
-    ///
-    /// # Errors
-    ///
-    /// If the last check found that the server evicts entries, and the options refuse that.
-    fn watch_eviction_policy(&self) -> Result<(), StoreError> {
+    /// Checks the server's eviction policy in the background if that is due. Returns `true` if the last check found that the
+    /// server evicts entries, and the options refuse that.
+    fn watch_eviction_policy(&self) -> bool {
         let Inner {
             eviction_watch: watch,
             options,
@@ -77,10 +74,7 @@ impl RedisStore {
                 watch.check(&inner.acquire_link, inner.deadline()).await;
             });
         }
-        if watch.is_evicting() && options.eviction == Eviction::Refuse {
-            return Err(StoreError::backend(evicting_error()));
-        }
-        Ok(())
+        watch.is_evicting() && options.eviction == Eviction::Refuse
     }
 }
 
@@ -93,10 +87,10 @@ impl fmt::Debug for RedisStore {
 }
 
 impl Store for RedisStore {
-    const COMPRESS_ABOVE: usize = 1024;
-
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        self.watch_eviction_policy()?;
+        // The layer may execute a request whose acquire fails, even if it has a record. So the script still runs, and returns
+        // that record.
+        let grants_nothing = self.watch_eviction_policy().then_some(1_u8);
         let inner = &*self.inner;
         let (script, keys) = (&inner.scripts.acquire, inner.keys(&claim.id));
         let arguments = (
@@ -112,6 +106,7 @@ impl Store for RedisStore {
                 OrphanPolicy::Refuse => 2,
                 OrphanPolicy::Never => 0,
             },
+            grants_nothing,
         );
         let (deadline, replica_deadline) = (inner.deadline(), inner.replica_deadline());
         let reply = inner
@@ -215,6 +210,10 @@ impl Store for RedisStore {
             }
         };
         tokio::time::timeout(timeout, change).await.ok();
+    }
+
+    fn compress_above(&self) -> usize {
+        1024
     }
 }
 
@@ -389,6 +388,7 @@ fn parse_acquire_reply(reply: Value) -> Result<Acquired, StoreError> {
         (Some(Value::Int(COMPLETED)), Some(_), Some(Value::Nil)) => {
             Err(unreadable_entry("a record"))
         }
+        (Some(Value::Int(NOT_GRANTED)), None, None) => Err(StoreError::backend(evicting_error())),
         (Some(Value::Int(UNREADABLE)), None, None) => Err(unreadable_entry(OF_THIS_VERSION)),
         _ => Err(unexpected_reply("a reply of the acquire script")),
     }
@@ -455,6 +455,7 @@ const GRANTED: i64 = 1;
 const IN_PROGRESS: i64 = 2;
 const ORPHANED: i64 = 3;
 const COMPLETED: i64 = 4;
+const NOT_GRANTED: i64 = 5;
 /// Expected in place of an entry that a script cannot read.
 const OF_THIS_VERSION: &str = "an entry of this version";
 /// Arguments of a script without arguments.

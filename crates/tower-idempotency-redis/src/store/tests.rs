@@ -6,7 +6,8 @@ use redis::Value;
 use tower_idempotency::store::StoreError;
 
 use super::{
-    COMPLETED, GRANTED, IN_PROGRESS, ORPHANED, UNREADABLE, parse_acquire_reply, parse_holder_reply,
+    COMPLETED, GRANTED, IN_PROGRESS, NOT_GRANTED, ORPHANED, UNREADABLE, parse_acquire_reply,
+    parse_holder_reply,
 };
 
 fn source(error: &StoreError) -> String {
@@ -53,7 +54,11 @@ fn replies_to_acquire_have_these_texts() {
         assert!(matches!(error, StoreError::Unreadable(_)), "{expected}");
         assert_eq!(source(&error), expected);
     }
-    let unexpected: [(Vec<Value>, &str); 4] = [
+    let unexpected: [(Vec<Value>, &str); 5] = [
+        (
+            vec![Value::Int(NOT_GRANTED)],
+            "expected maxmemory-policy noeviction, found another one since the store connected",
+        ),
         // The lease is granted.
         (
             vec![Value::Int(GRANTED), Value::Int(-1)],

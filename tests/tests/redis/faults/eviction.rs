@@ -9,12 +9,17 @@ use std::{
 use http::StatusCode;
 use tests::{barrier::within, servers::redis::RedisServer};
 use tokio::time::sleep;
-use tower_idempotency::store::{Claim, Fingerprint, KeyId, Store, Ttl};
+use tower_idempotency::{
+    StoreFailure,
+    store::{Acquired, Claim, Fingerprint, KeyId, OrphanPolicy, Store, Token, Ttl},
+};
 use tower_idempotency_redis::{ConnectErrorKind, Eviction, RedisStore};
 
 use crate::{
     events::{HANG, eventually},
-    faults::node::{Node, connect, connect_with_long_timeout, options_with_long_timeout},
+    faults::node::{
+        EffectsByKey, Node, connect, connect_with_long_timeout, options_with_long_timeout,
+    },
 };
 
 /// The log of this process. It also contains the events of parallel tests, whose servers have other memory limits.
@@ -121,6 +126,28 @@ async fn evicted_lease_runs_twice_with_one_record() {
     }
 }
 
+fn claim(n: u8) -> Claim {
+    let id = KeyId::from_bytes([n; 32]);
+    Claim::new(id, Fingerprint::from_bytes([7; 32])).expect("randomness")
+}
+
+/// Acquires fresh keys until the store refuses them, or grants them. Each acquire may start a check, and does not wait for it.
+async fn until_fresh_keys(store: &RedisStore, are_refused: bool) {
+    let acquire = async || {
+        let random = Token::random().expect("randomness");
+        let mut id = [0; 32];
+        id[..16].copy_from_slice(random.as_bytes());
+        let claim = Claim::new(KeyId::from_bytes(id), Fingerprint::from_bytes(id));
+        store.acquire(&claim.expect("randomness")).await
+    };
+    within(HANG, async {
+        while acquire().await.is_err() != are_refused {
+            sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+}
+
 // F-941
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn policy_changed_later_is_refused_until_changed_back() {
@@ -131,21 +158,11 @@ async fn policy_changed_later_is_refused_until_changed_back() {
     let refusing = watching().with_eviction(Eviction::Refuse);
     let refusing = refusing.connect(&server.url()).await.expect("noeviction");
     let warning = watching().connect(&server.url()).await.expect("connected");
-    let claim = |n: u8| {
-        let id = KeyId::from_bytes([n; 32]);
-        Claim::new(id, Fingerprint::from_bytes([7; 32])).expect("randomness")
-    };
     let held = claim(1);
     refusing.acquire(&held).await.expect("the policy is safe");
     for (policy, is_refused) in [("volatile-lru", true), ("noeviction", false)] {
         server.command(&["CONFIG", "SET", "maxmemory-policy", policy]);
-        // Each acquire may start a check, and does not wait for it.
-        within(HANG, async {
-            while refusing.acquire(&claim(2)).await.is_err() != is_refused {
-                sleep(Duration::from_millis(20)).await;
-            }
-        })
-        .await;
+        until_fresh_keys(&refusing, is_refused).await;
         // Both stores report the policy that evicts, and one of them does nothing else.
         let reports = || log.lines(&[LIMIT, policy]).len();
         within(HANG, async {
@@ -160,19 +177,51 @@ async fn policy_changed_later_is_refused_until_changed_back() {
         renewed.expect("the execution continues");
     }
     server.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
-    let error = within(HANG, async {
-        loop {
-            if let Err(error) = refusing.acquire(&claim(2)).await {
-                return error;
-            }
-            sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    until_fresh_keys(&refusing, true).await;
+    let error = refusing.acquire(&claim(2)).await.expect_err("refused");
     let source = std::error::Error::source(&error);
     let source = source.expect("a source").to_string();
     assert!(source.contains("noeviction"), "{source}");
     let lease = held.lease_ref(1);
     let completed = refusing.complete(&lease, "done".into(), Ttl::from_secs(60));
     completed.await.expect("the execution continues");
+}
+
+// F-941
+/// The server still has its records. A request whose acquire fails may execute, so a retry must get its record.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn policy_changed_later_keeps_replays() {
+    let server = RedisServer::start(&[]);
+    let options = options_with_long_timeout().with_eviction_check(Duration::from_millis(20));
+    let options = options.with_eviction(Eviction::Refuse);
+    let store = options.connect(&server.url()).await.expect("noeviction");
+    let node = Node::with(store.clone(), &EffectsByKey::default(), |layer| {
+        layer.with_store_failure(StoreFailure::DangerouslyExecuteUnprotected)
+    });
+    let first = node.post("/", "k").await;
+    let (running, _) = node.running("l").await;
+    let (held, mut orphan) = (claim(1), claim(2));
+    orphan.lease = Ttl::MIN;
+    for claim in [&held, &orphan] {
+        let granted = store.acquire(claim).await.expect("the policy is safe");
+        assert!(matches!(granted, Acquired::Granted { .. }), "{granted:?}");
+    }
+    server.command(&["CONFIG", "SET", "maxmemory-policy", "volatile-lru"]);
+    until_fresh_keys(&store, true).await;
+
+    node.assert_replays("/", "k", &first).await;
+    assert_eq!(node.database.of("k"), 1);
+    let duplicate = node.post("/held", "l").await;
+    assert_eq!(duplicate.status, StatusCode::CONFLICT);
+    let own = store.acquire(&held).await.expect("its own lease");
+    assert!(matches!(own, Acquired::Granted { .. }), "{own:?}");
+    let mut retry = claim(2);
+    store.acquire(&retry).await.expect_err("no takeover");
+    retry.orphans = OrphanPolicy::Refuse;
+    let refused = store.acquire(&retry).await.expect("the orphan");
+    assert!(matches!(refused, Acquired::Orphaned { .. }), "{refused:?}");
+
+    node.barrier.open_for_good();
+    let completed = running.await.expect("a response");
+    node.assert_replays("/held", "l", &completed).await;
 }

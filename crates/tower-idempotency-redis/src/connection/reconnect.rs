@@ -45,13 +45,34 @@ struct Current<C: Clone> {
     /// Increases by one with each replacement.
     number: u64,
     connection: SharedConnection<C>,
-    /// Time from which the attempt to connect may begin, after its delay.
+    /// Time from which the attempt to connect may begin, after its delay. In a cluster, the time of the last attempt to replace the
+    /// connection, or from which the replacement is used.
     start: Instant,
-    /// Number of consecutive failed attempts to connect. An attempt that leads to a replica counts as failed.
+    /// Number of consecutive failed attempts to connect. An attempt that leads to a replica counts as failed. In a cluster, so
+    /// does a connection that is replaced while it is new.
     failures: u32,
     /// The next connection, used once it is established. Until then, calls reach the responsive servers of a cluster on the
     /// current one.
     replacement: Option<SharedConnection<C>>,
+}
+
+impl<C: Clone> Current<C> {
+    /// Returns the delay before the connection to a cluster is replaced, and counts the replacement.
+    ///
+    /// While a node is unresponsive, each new connection connects to all other nodes, and its calls of that node time out. Without
+    /// the delay, every process would reconnect to the whole cluster with each timeout.
+    fn delay_of_replacement(&mut self) -> Duration {
+        let age = self.start.elapsed();
+        // If this attempt fails, the next one has a delay.
+        self.start = Instant::now();
+        if age >= MIN_AGE_IN_CLUSTER {
+            self.failures = 0;
+            return Duration::ZERO;
+        }
+        let delay = MIN_BACKOFF.saturating_mul(2_u32.saturating_pow(self.failures));
+        self.failures = self.failures.saturating_add(1);
+        add_jitter(delay.min(MAX_BACKOFF_IN_CLUSTER))
+    }
 }
 
 impl<C: Clone + Send + Sync + 'static> ReconnectingConnection<C> {
@@ -185,6 +206,7 @@ impl<C: Clone + Send + Sync + 'static> ReconnectingConnection<C> {
         {
             current.number += 1;
             current.connection = replacement;
+            current.start = Instant::now();
         }
         (
             current.number,
@@ -201,8 +223,10 @@ impl<C: Clone + Send + Sync + 'static> ReconnectingConnection<C> {
         }
         let is_established = matches!(current.connection.peek(), Some(Ok(_)));
         if self.is_cluster && is_established {
-            let connect = || spawn_connect((self.connect)(), Duration::ZERO);
-            current.replacement.get_or_insert_with(connect);
+            if current.replacement.is_none() {
+                let delay = current.delay_of_replacement();
+                current.replacement = Some(spawn_connect((self.connect)(), delay));
+            }
         } else {
             let failures = if is_established { 0 } else { current.failures };
             self.start_connecting(&mut current, failures, Duration::ZERO);
@@ -314,6 +338,12 @@ pub(crate) fn is_from_replica(error: &RedisError) -> bool {
 const MIN_BACKOFF: Duration = Duration::from_millis(100);
 /// Longest delay before an attempt to connect, and the age from which a connection is no longer new.
 pub(crate) const MAX_BACKOFF: Duration = Duration::from_secs(1);
+
+/// Longest delay before the connection to a cluster is replaced. Meanwhile the current one serves the other nodes. A node that was
+/// replaced by another one is reached after the delay.
+const MAX_BACKOFF_IN_CLUSTER: Duration = Duration::from_secs(4);
+/// Age from which a connection to a cluster is replaced without a delay, unless an attempt has failed in that time.
+const MIN_AGE_IN_CLUSTER: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests;

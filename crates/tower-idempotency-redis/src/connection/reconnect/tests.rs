@@ -201,6 +201,70 @@ async fn timeout_replaces_connection_despite_replies() {
     }
 }
 
+// F-127
+/// A node of a cluster is unresponsive. Each new connection connects to all other nodes.
+#[tokio::test(start_paused = true)]
+async fn replacements_in_cluster_back_off() {
+    let attempts = Arc::<AtomicUsize>::default();
+    let counter = Arc::clone(&attempts);
+    let connection = ReconnectingConnection::new(move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+        async {
+            sleep(CALL_TIMEOUT / 2).await;
+            Ok(())
+        }
+    });
+    let connection = in_cluster(connection);
+    call_unresponsive_node(&connection).await;
+    // Without delays there would be 30: a call replaces the connection, and the second one after it uses the new one.
+    let attempts = attempts.load(Ordering::Relaxed);
+    assert!((10..20).contains(&attempts), "{attempts}");
+    sleep(MIN_AGE_IN_CLUSTER).await;
+    let mut current = connection.current.lock().expect("no panic");
+    assert_eq!(current.delay_of_replacement(), Duration::ZERO);
+}
+
+// F-127
+/// The nodes refuse each replacement of an old connection.
+#[tokio::test(start_paused = true)]
+async fn failed_replacements_in_cluster_back_off() {
+    let attempts = Arc::<AtomicUsize>::default();
+    let counter = Arc::clone(&attempts);
+    let connection = in_cluster(ReconnectingConnection::new(move || {
+        let is_first = counter.fetch_add(1, Ordering::Relaxed) == 0;
+        async move {
+            if is_first {
+                return Ok(());
+            }
+            Err(io::Error::from(io::ErrorKind::ConnectionRefused).into())
+        }
+    }));
+    assert!(call(&connection).await.is_ok());
+    sleep(MIN_AGE_IN_CLUSTER).await;
+    call_unresponsive_node(&connection).await;
+    // Without delays there would be 31: every second call would connect.
+    let attempts = attempts.load(Ordering::Relaxed);
+    assert!((10..20).contains(&attempts), "{attempts}");
+}
+
+fn in_cluster(connection: ReconnectingConnection<()>) -> ReconnectingConnection<()> {
+    ReconnectingConnection {
+        is_cluster: true,
+        replaces_on_timeout: true,
+        ..connection
+    }
+}
+
+/// Makes calls for a minute, one after the other. Each times out.
+async fn call_unresponsive_node(connection: &ReconnectingConnection<()>) {
+    let start = Instant::now();
+    while start.elapsed() < CALL_TIMEOUT * 60 {
+        let deadline = Instant::now() + CALL_TIMEOUT;
+        let delayed = connection.call(deadline, |()| pending::<RedisResult<()>>());
+        assert!(delayed.await.is_err());
+    }
+}
+
 #[test]
 fn jitter_varies_delays() {
     let delays: HashSet<_> = (0..100).map(|_| add_jitter(MAX_BACKOFF)).collect();

@@ -5,6 +5,8 @@
 
 use std::sync::LazyLock;
 
+use tower_idempotency::inspect::State;
+
 /// The keys of a script: an entry and its indexes.
 pub(crate) struct Keys {
     pub(crate) entry: String,
@@ -99,10 +101,30 @@ impl Indexes {
             Self::OfSlots {
                 prefix,
                 has_completed,
+            } => IndexKeys::new(*has_completed, |suffix| key_in_slot(prefix, n, suffix)),
+        }
+    }
+
+    /// Returns the key of the index of a state with this number, without the keys of the other states. Returns `None` if there
+    /// is no index of completed entries.
+    pub(crate) fn key(&self, n: u16, state: State) -> Option<String> {
+        match self {
+            Self::One(keys) => match state {
+                State::NeedsAttention => Some(keys.attention.clone()),
+                State::Completed => keys.completed.clone(),
+                _ => Some(keys.leases.clone()),
+            },
+            Self::OfSlots {
+                prefix,
+                has_completed,
             } => {
-                let tag = &TAGS[usize::from(n)];
-                let key = |suffix: &str| format!("{prefix}{{{tag}}}{suffix}");
-                IndexKeys::new(*has_completed, key)
+                let suffix = match state {
+                    State::NeedsAttention => ATTENTION,
+                    State::Completed if !has_completed => return None,
+                    State::Completed => COMPLETED,
+                    _ => LEASES,
+                };
+                Some(key_in_slot(prefix, n, suffix))
             }
         }
     }
@@ -128,6 +150,11 @@ impl Indexes {
     pub(crate) fn of(&self, entry: &str) -> IndexKeys {
         self.at(self.number_of(entry))
     }
+}
+
+/// Returns the key of an index in a slot.
+fn key_in_slot(prefix: &str, slot: u16, suffix: &str) -> String {
+    format!("{prefix}{{{}}}{suffix}", TAGS[usize::from(slot)])
 }
 
 /// Returns the slot of a key in a cluster.
@@ -252,6 +279,25 @@ mod tests {
             &entry,
         ] {
             assert_eq!(indexes.find(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn key_of_state_is_among_keys_of_number() {
+        for is_cluster in [false, true] {
+            for has_completed in [false, true] {
+                let indexes = Indexes::new("idempotency:", is_cluster, has_completed);
+                let number = indexes.len() - 1;
+                let keys = indexes.at(number);
+                for (state, expected) in [
+                    (State::InProgress, Some(keys.leases.clone())),
+                    (State::Orphaned, Some(keys.leases)),
+                    (State::NeedsAttention, Some(keys.attention)),
+                    (State::Completed, keys.completed),
+                ] {
+                    assert_eq!(indexes.key(number, state), expected, "{state}");
+                }
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 -- Finds the indexes that have members of a kind, and writes nothing. KEYS: the first index, whose node runs the script.
 -- ARGV: the kind of members to find, and the milliseconds that are added to either side of the present time, as in ranges.lua;
 -- indexes.
--- Returns a number for each: 1 if it has such a member, 0 if not, and 2 if it is on another node.
+-- Returns a string with a digit for each: 1 if it has such a member, 0 if not, and 2 if it is on another node.
 local time = redis.call('TIME')
 local now, margin = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[2])
 local function has_member(index)
@@ -24,4 +24,4 @@ for place = 3, #ARGV do
   end
   found[place - 2] = reply
 end
-return found
+return table.concat(found)

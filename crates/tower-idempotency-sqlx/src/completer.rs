@@ -1,3 +1,5 @@
+mod attempt;
+
 use std::{
     fmt,
     future::Future,
@@ -8,14 +10,16 @@ use std::{
 
 use http::Response;
 use tokio::{
-    task::{JoinHandle, JoinSet},
+    task::JoinHandle,
     time::{MissedTickBehavior, interval},
 };
 use tower_idempotency::{
-    Error, ErrorKind, ExecutionFailure, IdempotencyLayer, Lease, TakeOverOutcome,
+    Error, ExecutionFailure, IdempotencyLayer, Lease, TakeOverOutcome,
     store::{Claim, Ttl},
 };
 
+pub use self::attempt::SweepStats;
+use self::attempt::{OrphanOutcome, Running, Tally, catch_panic};
 use crate::{
     Checkpoint, SqlError, SqlStore,
     backend::{OrphanQuery, OrphanRow},
@@ -47,7 +51,7 @@ use crate::{
 /// use std::time::Duration;
 ///
 /// use http::Response;
-/// use tower_idempotency_sqlx::{Completer, Orphan};
+/// use tower_idempotency_sqlx::{CommitError, Completer, Orphan};
 ///
 /// let ride_store = store.clone();
 /// let completer = Completer::new(&store, &layer, move |orphan: Orphan| {
@@ -59,7 +63,9 @@ use crate::{
 ///         let finish = async {
 ///             let tx = store.begin(orphan.lease(), &pool).await?;
 ///             // Execute the phases after orphan.checkpoint().
-///             let res = tx.commit(Response::new("ride".to_owned())).await?;
+///             let committed = tx.commit(Response::new("ride".to_owned())).await;
+///             // With `?`, each sweep would repeat the statements of a transaction that had ended.
+///             let res = committed.unwrap_or_else(CommitError::into_response);
 ///             Ok::<_, Box<dyn std::error::Error + Send + Sync>>(res)
 ///         };
 ///         tokio::time::timeout(Duration::from_secs(30), finish).await?
@@ -83,15 +89,6 @@ pub struct Completer<S> {
 
 type TakeOver = dyn Fn(IdempotencyLayer, OrphanRow, Claim) -> TakeOverFuture + Send + Sync;
 type TakeOverFuture = Pin<Box<dyn Future<Output = Result<OrphanOutcome, Error>> + Send>>;
-/// Orphans that are being executed.
-type Running = JoinSet<Result<OrphanOutcome, Error>>;
-
-/// Outcome of one orphan in a sweep.
-enum OrphanOutcome {
-    Executed,
-    Failed,
-    TakenElsewhere,
-}
 
 /// An orphan that the completer has taken over. The work gets it as its argument.
 #[derive(Debug)]
@@ -132,28 +129,15 @@ impl Orphan {
     }
 }
 
-/// Counts of one sweep.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SweepStats {
-    /// Orphans that were due.
-    pub due: u64,
-    /// Orphans whose work returned a response. If the layer does not record that response, such as a 5xx, the entry is
-    /// still an orphan.
-    pub executed: u64,
-    /// Orphans whose work failed or panicked, and orphans on which the store failed.
-    pub failed: u64,
-    /// Orphans that another execution took over or finished first.
-    pub taken_elsewhere: u64,
-}
-
 impl<S: SqlStore> Completer<S> {
     /// Creates a completer that finishes the orphans in `store` with `work`, under leases of `layer`.
     ///
     /// Pass the layer that serves the routes: its settings decide how long leases and records last and which responses
-    /// are recorded. `work` returns a response and may commit in a transaction, like a handler. If it returns an error or
-    /// panics, a later sweep retries the orphan, regardless of [`with_failure`](IdempotencyLayer::with_failure). The
-    /// error is not logged. If only a person can finish the orphan, return a response with
+    /// are recorded. `work` returns a response and may commit in a transaction, like a handler.
+    ///
+    /// If `work` panics, returns an error, or returns a response that the layer does not record, a later sweep retries the
+    /// orphan. [`with_failure`](IdempotencyLayer::with_failure) does not change that. Log the error in `work`: the completer logs
+    /// only the entry and a reason such as `error`. If only a person can finish the orphan, return a response with
     /// [`NeedsAttention`](tower_idempotency::NeedsAttention).
     ///
     /// Limit the time of `work`, for example by `tokio::time::timeout`. Work that never ends holds its lease, and counts for
@@ -194,9 +178,10 @@ impl<S: SqlStore> Completer<S> {
                             lease,
                             age: row.age(),
                             operation: row.operation,
-                            checkpoint: checkpoint.map_err(|_| OrphanOutcome::Failed)?,
+                            checkpoint: checkpoint.map_err(|_| OrphanOutcome::Failed("store"))?,
                         };
-                        work(orphan).await.map_err(|_| OrphanOutcome::Failed)
+                        let worked = work(orphan).await;
+                        worked.map_err(|_| OrphanOutcome::Failed("error"))
                     };
                     Ok(match layer.take_over(claim, work).await? {
                         TakeOverOutcome::Executed(_) => OrphanOutcome::Executed,
@@ -255,12 +240,12 @@ impl<S: SqlStore> Completer<S> {
     /// their own; [`drain`](IdempotencyLayer::drain) waits for them.
     pub async fn sweep(&self) -> Result<SweepStats, SqlError> {
         self.check_retention(Duration::ZERO);
-        let (mut running, mut stats) = (Running::new(), SweepStats::default());
-        let mut continues = self.start_due(&mut running, &mut stats).await?;
+        let (mut running, mut tally) = (Running::new(), Tally::default());
+        let mut continues = self.start_due(&mut running, &mut tally).await?;
         while continues && !running.is_empty() {
-            continues = stats.add(running.join_next().await, &self.panics);
+            continues = tally.add(running.join_next().await, &self.panics);
         }
-        Ok(stats)
+        Ok(tally.stats)
     }
 
     /// Logs a warning if orphans of the layer may expire before a sweep finds them due. Sweeps begin at intervals of `period`.
@@ -288,11 +273,7 @@ impl<S: SqlStore> Completer<S> {
     /// Starts the work of all orphans that are due now, oldest first. Adds the outcomes of work that ends meanwhile.
     ///
     /// Returns `false` if the sweep must end early.
-    async fn start_due(
-        &self,
-        running: &mut Running,
-        stats: &mut SweepStats,
-    ) -> Result<bool, SqlError> {
+    async fn start_due(&self, running: &mut Running, tally: &mut Tally) -> Result<bool, SqlError> {
         let mut query = OrphanQuery {
             min_age: self.min_age,
             ended_before: None,
@@ -308,14 +289,17 @@ impl<S: SqlStore> Completer<S> {
             query.after = orphans.last().map(|last| (last.lease_ends, last.id));
             let is_last = orphans.len() < PAGE_SIZE as usize;
             for orphan in orphans {
-                stats.due += 1;
+                tally.stats.due += 1;
                 if running.len() >= self.concurrency
-                    && !stats.add(running.join_next().await, &self.panics)
+                    && !tally.add(running.join_next().await, &self.panics)
                 {
                     return Ok(false);
                 }
                 let (completer, query) = (self.clone(), query.clone());
-                running.spawn(async move { completer.finish(orphan, &query).await });
+                running.spawn(async move {
+                    let id = orphan.id;
+                    (id, catch_panic(completer.finish(orphan, &query)).await)
+                });
             }
             if is_last {
                 return Ok(true);
@@ -325,7 +309,8 @@ impl<S: SqlStore> Completer<S> {
 
     /// Starts a task that sweeps in intervals of `period`. The drop of the returned value stops it.
     ///
-    /// Failures are logged at most once a second, and retried in the next sweep. Each sweep costs one index search.
+    /// Failures, and responses that the layer does not record, are logged at most once a second. A later sweep retries their
+    /// orphans. Each sweep costs one index search. Each attempt costs at most three queries in addition to its execution.
     ///
     /// A sweep starts the work of the orphans that are due, and does not wait for its end. Work that takes longer than `period`,
     /// or never ends, delays later sweeps only if [`with_concurrency`](Self::with_concurrency) allows no more work.
@@ -339,29 +324,31 @@ impl<S: SqlStore> Completer<S> {
         let task = tokio::spawn(async move {
             let mut ticks = interval(period.max(MIN_INTERVAL));
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            let (mut running, mut stats) = (Running::new(), SweepStats::default());
+            let (mut running, mut tally) = (Running::new(), Tally::default());
             loop {
                 let swept = tokio::select! {
                     biased;
                     outcome = running.join_next(), if !running.is_empty() => {
-                        stats.add(outcome, &self.panics);
+                        tally.add(outcome, &self.panics);
                         if !running.is_empty() {
                             continue;
                         }
                         Ok(true)
                     }
-                    _ = ticks.tick() => self.start_due(&mut running, &mut stats).await,
+                    _ = ticks.tick() => self.start_due(&mut running, &mut tally).await,
                 };
                 match swept {
-                    Ok(_) if stats.failed > 0 => {
-                        if let Some(count) = failed_orphans.add(stats.failed) {
+                    Ok(_) => {
+                        let Tally { stats, last_failed } = std::mem::take(&mut tally);
+                        let failures = stats.failed + stats.not_recorded;
+                        if let Some((id, reason)) = last_failed
+                            && let Some(count) = failed_orphans.add(failures)
+                        {
                             catch_report_panic(|| {
-                                tracing::warn!(count, "orphan recovery failed, will retry");
+                                tracing::warn!(%id, reason, count, "orphan recovery failed, will retry");
                             });
                         }
-                        stats = SweepStats::default();
                     }
-                    Ok(_) => {}
                     Err(error) => {
                         if let Some(count) = failed_queries.add(1) {
                             let error = &error as &(dyn std::error::Error + 'static);
@@ -381,43 +368,31 @@ impl<S: SqlStore> Completer<S> {
         match with_timeout(self.store.is_due(&orphan, query)).await {
             Ok(true) => {}
             Ok(false) => return Ok(OrphanOutcome::TakenElsewhere),
-            Err(_) => return Ok(OrphanOutcome::Failed),
+            Err(_) => return Ok(OrphanOutcome::Failed("store")),
         }
         let Ok(mut claim) = Claim::new(orphan.id, orphan.fingerprint) else {
-            return Ok(OrphanOutcome::Failed);
+            return Ok(OrphanOutcome::Failed("store"));
         };
         claim.operation = orphan.operation.clone().into();
-        (self.take_over)(self.layer.clone(), orphan, claim).await
-    }
-}
-
-impl SweepStats {
-    /// Counts the outcome of an orphan. Returns `false` if the sweep must end.
-    fn add(
-        &mut self,
-        outcome: Option<Result<Result<OrphanOutcome, Error>, tokio::task::JoinError>>,
-        panics: &WarningLimit,
-    ) -> bool {
-        match outcome {
-            None => {}
-            Some(Ok(Ok(OrphanOutcome::Executed))) => self.executed += 1,
-            Some(Ok(Ok(OrphanOutcome::TakenElsewhere))) => self.taken_elsewhere += 1,
-            Some(Ok(Ok(OrphanOutcome::Failed))) => self.failed += 1,
-            Some(Ok(Err(error))) => {
-                self.failed += 1;
-                return !matches!(
-                    error.kind(),
-                    ErrorKind::Draining | ErrorKind::Overloaded | ErrorKind::CallerLimit
-                );
-            }
-            Some(Err(_panic)) => {
-                if let Some(count) = panics.add(1) {
-                    catch_report_panic(|| tracing::error!(count, "orphan recovery panicked"));
-                }
-                self.failed += 1;
-            }
+        let outcome = (self.take_over)(self.layer.clone(), orphan.clone(), claim).await?;
+        let is_executed = matches!(outcome, OrphanOutcome::Executed);
+        if is_executed && self.is_orphan_again(orphan).await {
+            return Ok(OrphanOutcome::NotRecorded);
         }
-        true
+        Ok(outcome)
+    }
+
+    /// Returns `true` if the attempt on this orphan has ended without a record. Returns `false` if the store fails.
+    async fn is_orphan_again(&self, mut orphan: OrphanRow) -> bool {
+        orphan.generation += 1;
+        let query = OrphanQuery {
+            min_age: Duration::ZERO,
+            ended_before: None,
+            after: None,
+            limit: 1,
+        };
+        let is_orphan = with_timeout(self.store.is_due(&orphan, &query)).await;
+        is_orphan.unwrap_or(false)
     }
 }
 

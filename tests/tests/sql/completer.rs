@@ -17,7 +17,6 @@ use axum::{
 use http::{Request, StatusCode};
 use tests::{
     Effects, app,
-    attention::AttentionService,
     barrier::{Barrier, bounded, eventually, within},
     created,
     database::{self, TestDatabase, TestDialect},
@@ -28,11 +27,11 @@ use tests::{
 };
 use tokio::time::sleep;
 use tower_idempotency::{
-    ExecutionFailure, IdempotencyLayer, Lease, OrphanPolicy, TakeOverOutcome, Ttl,
+    ExecutionFailure, IdempotencyLayer, Lease, MissingKey, OrphanPolicy, TakeOverOutcome, Ttl,
     inspect::{Inspect, Resolution},
     store::{Acquired, Claim, Token},
 };
-use tower_idempotency_sqlx::{Completer, Orphan, SweepStats, sqlx::Database};
+use tower_idempotency_sqlx::{Completer, Orphan, SweepStats};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -96,6 +95,7 @@ async fn two_replicas_finish_each_orphan_once<S: TestDialect>(database: TestData
     let (one, other) = tokio::join!(one.sweep(), other.sweep());
     let (one, other) = (one.expect("a sweep"), other.expect("a sweep"));
     assert_eq!(one.failed + other.failed, 0, "{one:?} {other:?}");
+    assert_eq!(one.not_recorded + other.not_recorded, 0);
     // If both completers found the same entry, the store refused one of them because the other one held the lease.
     assert_eq!(one.executed + other.executed, 24, "{one:?} {other:?}");
 
@@ -121,6 +121,37 @@ async fn two_replicas_finish_each_orphan_once<S: TestDialect>(database: TestData
         finishing(&database).sweep().await.expect("a sweep"),
         SweepStats::default()
     );
+}
+
+/// The provider declines after the first phase. A completer must not continue after the 402 of the client.
+async fn client_error_after_checkpoint_is_final<S: TestDialect>(database: TestDatabase<S>) {
+    let layer = sql::layer(database.store.clone()).with_missing_key(MissingKey::Derive);
+    let bank = database.clone();
+    let (app, executions) = app(layer, move |n, req: Request<Body>| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        let database = bank.clone();
+        async move {
+            let mut tx = database.begin(&lease).await.expect("a transaction");
+            let created = S::run(&mut tx, database.effect("created", 1, n)).await;
+            created.expect("the effect");
+            tx.checkpoint("created", &n).await.expect("a phase");
+            let mut tx = database.begin(&lease).await.expect("a transaction");
+            let declined = S::run(&mut tx, database.effect("declined", 1, n)).await;
+            declined.expect("the effect");
+            let declined = StatusCode::PAYMENT_REQUIRED.into_response();
+            tx.commit(declined).await.expect("a record").into_response()
+        }
+    });
+    for is_replay in [false, true] {
+        let keyless = Request::post("/rides").body(Body::from("tea"));
+        let res = send(&app, keyless.expect("a request")).await;
+        assert_eq!(res.status, StatusCode::PAYMENT_REQUIRED);
+        assert_eq!(res.is_replay(), is_replay);
+    }
+    assert_eq!((database.count().await, executions.count()), (2, 1));
+    sleep(2 * OLDER).await;
+    let swept = finishing(&database).sweep().await;
+    assert_eq!(swept.expect("a sweep"), SweepStats::default());
 }
 
 /// Creates an orphan, as if its process had died.
@@ -210,62 +241,6 @@ async fn allowed_retry_is_left_to_client<S: TestDialect + Inspect>(database: Tes
     claim.orphans = OrphanPolicy::Refuse;
     let acquired = database.store.acquire(&claim).await.expect("an answer");
     assert!(matches!(acquired, Acquired::Granted { takeover: true, .. }));
-}
-
-/// Returns the documented statement that makes an entry that needs attention an orphan.
-fn retry_statement(database: &str) -> String {
-    let docs = include_str!("../../../docs/operations/by-hand.md");
-    let rest = docs.split_once(&format!("```sql\n-- Retry: {database}"));
-    let (_, rest) = rest.expect("a statement for each database");
-    let (statement, _) = rest.split_once("```").expect("its end");
-    let (_, sql) = statement.split_once('\n').expect("a first line");
-    sql.to_owned()
-}
-
-/// The completer executes the orphan under each policy, also if the client is refused.
-async fn documented_retry_is_executed<S: TestDialect>(database: TestDatabase<S>) {
-    let name = <S::Database as Database>::NAME;
-    let id = match name {
-        "PostgreSQL" => "encode(id, 'hex')",
-        _ => "lower(hex(id))",
-    };
-    for policy in [
-        OrphanPolicy::TakeOver,
-        OrphanPolicy::Refuse,
-        OrphanPolicy::Never,
-    ] {
-        let layer = sql::layer(database.store.clone()).with_orphan_policy(policy);
-        let layer = layer.with_orphan_retention(Ttl::from_secs(3_600));
-        let service = AttentionService::new(layer.clone());
-        service.send_request("key").await;
-        service.assert_refused("key").await;
-        let read = format!("select {id}, completed, generation from {}", database.table);
-        let rows = S::rows(&database.pool, read).await;
-        assert_eq!(rows.len(), 1, "{rows:?}");
-        let statement = retry_statement(name)
-            .replace("tower_idempotency", &database.table)
-            .replace("<id>", &rows[0].key)
-            .replace("<completed>", &rows[0].pid.to_string())
-            .replace("<generation>", &rows[0].n.to_string());
-        assert_eq!(database.admin(&statement).await, 1, "{statement}");
-        let left = "select 'left', 0 * generation + expires - lease_ends, generation from {table}";
-        let left = S::rows(&database.pool, left.replace("{table}", &database.table)).await;
-        // PostgreSQL reads its clock once for each column.
-        let seconds = left[0].pid / 1_000;
-        assert!((3_600..3_660).contains(&seconds), "{left:?}");
-        if policy != OrphanPolicy::TakeOver {
-            let refused = service.send_request("key").await;
-            assert_eq!(refused.code(), "outcome-unknown", "{policy:?}");
-        }
-        sleep(2 * OLDER).await;
-        let work = async |_: Orphan| Ok::<_, Failure>(created(1));
-        let completer = Completer::new(&database.store, &layer, work).with_min_age(OLDER);
-        let swept = completer.sweep().await.expect("a sweep");
-        assert_eq!((swept.due, swept.executed), (1, 1), "{policy:?}");
-        assert!(service.send_request("key").await.is_replay(), "{policy:?}");
-        assert_eq!(service.effects.count(), 1, "{policy:?}");
-        database.admin("delete from {table}").await;
-    }
 }
 
 /// The client has chosen these methods.
@@ -686,9 +661,10 @@ each! {
     two_replicas_finish_each_orphan_once
     every_page_is_examined
     completer_leaves_other_entries_alone
+    // S-959
+    client_error_after_checkpoint_is_final
     // S-991
     allowed_retry_is_left_to_client
-    documented_retry_is_executed
     method_hides_no_orphan
     delays_may_be_long
     failed_execution_is_retried_after_delay

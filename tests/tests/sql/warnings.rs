@@ -8,7 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
 use tests::{
     barrier::eventually,
     created,
@@ -91,8 +92,9 @@ async fn retry_orphan(
 // F-872
 #[test]
 fn failed_recoveries_warn_each_second() {
-    let failures: [(&str, fn() -> Result<Response, &'static str>); 3] = [
+    let failures: [(&str, fn() -> Result<Response, &'static str>); 4] = [
         ("orphan recovery failed", || Err("the intended error")),
+        ("orphan recovery failed", || Ok(unavailable())),
         ("orphan recovery failed", || panic!("the intended panic")),
         ("orphan recovery panicked", || panic!("the intended panic")),
     ];
@@ -103,6 +105,42 @@ fn failed_recoveries_warn_each_second() {
             attempts = retry_orphan(fail, wait).await;
         });
         assert!(count <= attempts, "{event}: {count} of {attempts}");
+    }
+}
+
+/// Returns a response that no layer records.
+fn unavailable() -> Response {
+    StatusCode::SERVICE_UNAVAILABLE.into_response()
+}
+
+// F-872
+#[test]
+fn failed_attempts_are_logged_with_reason() {
+    let failures: [(&str, fn() -> Result<Response, &'static str>); 3] = [
+        ("reason=\"error\"", || Err("the intended error")),
+        ("reason=\"panic\"", || panic!("the intended panic")),
+        ("reason=\"not_recorded\"", || Ok(unavailable())),
+    ];
+    let level = "tower_idempotency_sqlx=debug";
+    for (reason, fail) in failures {
+        observed_with_log(runtime(), level, async |log: &Log| {
+            let is_logged = |level: &str, field: &str| {
+                let text = log.text();
+                let mut events = text
+                    .lines()
+                    .filter(|line| line.contains("orphan recovery failed"));
+                events.any(|line| [level, " id=", field].iter().all(|it| line.contains(it)))
+            };
+            let wait = async |_: &AtomicU64| {
+                eventually("the attempts are logged", || {
+                    is_logged("WARN", "count=")
+                        && is_logged("WARN", reason)
+                        && is_logged("DEBUG", reason)
+                })
+                .await;
+            };
+            retry_orphan(fail, wait).await;
+        });
     }
 }
 

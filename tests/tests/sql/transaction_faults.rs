@@ -240,8 +240,11 @@ async fn lost_checkpoint_reply_is_looked_up<S: TestDialect>(
             // The checkpoint is the same as the stored one: the store cannot determine if the commit arrived.
             proxy.once(Fault::request("COMMIT"), ConnectionEnd::Cut);
             assert_eq!(phase(1).await, Err(Kind::Unknown));
-            let at = Checkpoint::last(&database.store, &lease).await;
-            let at = at.expect("held").expect("a checkpoint");
+            // The read fails if the server has not ended that transaction yet.
+            let Ok(at) = Checkpoint::last(&database.store, &lease).await else {
+                return inconclusive();
+            };
+            let at = at.expect("a checkpoint");
             assert_eq!(
                 (at.name(), at.data::<u64>().expect("a number")),
                 ("phase", 1)
@@ -265,6 +268,70 @@ async fn lost_checkpoint_reply_is_looked_up<S: TestDialect>(
             "no trial is conclusive"
         );
     }
+}
+
+/// The call is dropped while it commits. A repetition is refused until the handler has read the checkpoint. That read waits for
+/// the commit.
+async fn phase_is_not_repeated<S: TestDialect>(database: TestDatabase<S>, proxy: Arc<Proxy>) {
+    let (bank, at) = (database.clone(), Arc::clone(&proxy));
+    let layer = sql::layer(database.store.clone());
+    let (app, _) = app(layer, move |_, req: Request<Body>| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        let key = req.headers()["idempotency-key"].to_str().expect("text");
+        let (database, proxy, key) = (bank.clone(), Arc::clone(&at), key.to_owned());
+        async move {
+            let phase = async |n: u64| {
+                let mut tx = database.begin(&lease).await.expect("a transaction");
+                let effect = S::run(&mut tx, database.effect(&key, 1, n)).await;
+                effect.expect("the effect");
+                let committed = tx.checkpoint("phase", &n).await;
+                committed.map_err(|error| error.kind())
+            };
+            let (hits, arrives) = (proxy.injected_faults(), key == "arrives");
+            let fault = if arrives {
+                Fault::reply_to("COMMIT")
+            } else {
+                Fault::request("COMMIT")
+            };
+            proxy.once(fault, ConnectionEnd::Hang);
+            let sent = async {
+                while proxy.injected_faults() == hits {
+                    sleep(Duration::from_millis(5)).await;
+                }
+            };
+            tokio::select! {
+                committed = phase(1) => panic!("the reply is lost: {committed:?}"),
+                () = sent => {}
+            }
+            assert_eq!(phase(2).await, Err(Kind::Unknown));
+            let read = async || Checkpoint::last(&database.store, &lease).await;
+            if !arrives {
+                let error = read().await.expect_err("the transaction is open");
+                assert_eq!(error.kind(), Kind::Database);
+                assert_eq!(phase(2).await, Err(Kind::Unknown));
+                return failed("open".to_owned());
+            }
+            let last = loop {
+                match read().await {
+                    Ok(last) => break last.expect("a checkpoint"),
+                    // The server was slow to commit.
+                    Err(error) => assert_eq!(error.kind(), Kind::Database),
+                }
+            };
+            assert_eq!(last.data::<u64>().expect("a number"), 1);
+            assert_eq!(phase(3).await, Ok(()));
+            assert_eq!(phase(4).await, Ok(()));
+            failed("resolved".to_owned())
+        }
+    });
+    for (key, expected) in [("arrives", "resolved"), ("lost", "open")] {
+        let request = send(&app, post("/orders", key, "tea"));
+        let response = within(Duration::from_secs(120), request).await;
+        assert_eq!(response.text(), expected, "{response:?}");
+    }
+    let mut phases: Vec<_> = database.effects().await.iter().map(|it| it.n).collect();
+    phases.sort_unstable();
+    assert_eq!(phases, [1, 3, 4]);
 }
 
 macro_rules! behind_a_proxy {
@@ -301,6 +368,35 @@ behind_a_proxy! {
     // F-146
     lost_commit_commits_nothing
     lost_checkpoint_reply_is_looked_up
+    // F-997
+    phase_is_not_repeated
+}
+
+/// A deferred trigger raises an exception at the commit of the first phase, so nothing of it is written.
+#[tokio::test(flavor = "multi_thread")]
+async fn rejected_phase_can_be_repeated() {
+    let database = database::on_postgres("rejected_phase").await;
+    database.reject_first_commit().await;
+    let bank = database.clone();
+    let layer = sql::layer(database.store.clone());
+    let (app, _) = app(layer, move |_, req: Request<Body>| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        let database = bank.clone();
+        async move {
+            let phase = async |n: u64| {
+                let mut tx = database.begin(&lease).await.expect("a transaction");
+                let effect = PostgresStore::run(&mut tx, database.effect("phase", 1, n)).await;
+                effect.expect("the effect");
+                let committed = tx.checkpoint("phase", &n).await;
+                committed.map_err(|error| error.kind())
+            };
+            assert_eq!(phase(1).await, Err(Kind::Database));
+            assert_eq!(phase(2).await, Ok(()));
+            failed("done".to_owned())
+        }
+    });
+    assert_eq!(send(&app, order()).await.text(), "done");
+    assert_eq!(database.count().await, 1);
 }
 
 // ---- Isolation ----

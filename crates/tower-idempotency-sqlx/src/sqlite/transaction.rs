@@ -44,7 +44,8 @@ impl SqliteStore {
     /// Returns the last checkpoint of this request, if an earlier execution or this one has written one.
     ///
     /// [`FencedTransaction::checkpoint`] writes it. The call is useful only if
-    /// [`is_takeover`](Lease::is_takeover) returns `true`. It uses a connection of the store.
+    /// [`is_takeover`](Lease::is_takeover) returns `true`, or after a checkpoint whose outcome is unknown. In the second case it
+    /// waits for the end of that transaction: call it before the next `begin`. It uses a connection of the store.
     ///
     /// # Errors
     ///

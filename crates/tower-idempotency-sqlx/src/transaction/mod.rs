@@ -5,7 +5,7 @@ use std::{
 };
 
 use http::Response;
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
 use sqlx::{Connection as _, Database, Pool, SqlSafeStr as _, Transaction};
 use tower_idempotency::{
     Body, Lease,
@@ -98,6 +98,10 @@ impl<S: SqlStore> FencedTransaction<S> {
     /// A record above the store's limit becomes a tombstone: retries get the error `response-not-retained`. If the
     /// acknowledgement of the commit is lost, the outcome is read from the store.
     ///
+    /// If a [`checkpoint`](Self::checkpoint) returned [`Unknown`](TransactionErrorKind::Unknown) or was dropped, its phase may be
+    /// committed. This method does not refuse a transaction that repeats the phase, and the record deletes the checkpoint. So read
+    /// the last checkpoint before the `begin`, or do not repeat the phase.
+    ///
     /// # Errors
     ///
     /// If the layer does not record the response, such as a 5xx or a response that opts out. The transaction was rolled
@@ -134,7 +138,10 @@ impl<S: SqlStore> FencedTransaction<S> {
     /// # Cancellation
     ///
     /// If the future is dropped, the transaction commits all its writes or none, as in [`commit`](Self::commit).
-    pub async fn commit_value<T: Serialize>(mut self, value: T) -> Result<T, CommitError<T>> {
+    pub async fn commit_value<T: Serialize + DeserializeOwned>(
+        mut self,
+        value: T,
+    ) -> Result<T, CommitError<T>> {
         let open = self.open.take();
         let prepared = self.lease.prepare_value(value);
         let committed = self.commit_prepared(prepared).await;
@@ -157,9 +164,15 @@ impl<S: SqlStore> FencedTransaction<S> {
     /// If the name or the data is invalid ([`TransactionErrorKind::Checkpoint`]), or if the transaction failed: see
     /// [`TransactionErrorKind`].
     ///
+    /// After [`Unknown`](TransactionErrorKind::Unknown), the phase may be committed: do not repeat it. Return a response that is
+    /// not recorded. The next execution is then a takeover, and reads the checkpoint. Or read the checkpoint before the next
+    /// `begin`, and continue from there. Until that read, this method rolls back and returns `Unknown`.
+    /// [`commit`](Self::commit) does not.
+    ///
     /// # Cancellation
     ///
-    /// If the future is dropped, the phase and its checkpoint are both committed, or neither is.
+    /// If the future is dropped, the phase and its checkpoint are both committed, or neither is. The rule for `Unknown` applies:
+    /// do not repeat the phase.
     pub async fn checkpoint(
         mut self,
         name: &str,
@@ -265,13 +278,18 @@ impl<S: SqlStore> FencedTransaction<S> {
             lease,
             ..
         } = self;
+        // The handler may be repeating a phase that is committed.
+        if lease.has_unresolved_checkpoint() {
+            roll_back(transaction).await;
+            return Err(TransactionErrorKind::Unknown.into());
+        }
         let limit = with_timeout(store.record_limit()).await;
         if checkpoint.json().len() > limit.map_err(TransactionError::database)? {
             roll_back(transaction).await;
             return Err(TransactionErrorKind::Checkpoint.into());
         }
-        let lease = lease.lease_ref();
-        let written = store.write_checkpoint(&mut transaction, &lease, &checkpoint);
+        let reference = lease.lease_ref();
+        let written = store.write_checkpoint(&mut transaction, &reference, &checkpoint);
         let write = match written.await {
             Ok(CheckpointWrite::LeaseLost) => {
                 roll_back(transaction).await;
@@ -283,20 +301,29 @@ impl<S: SqlStore> FencedTransaction<S> {
                 return Err(TransactionError::database(error));
             }
         };
+        lease.register_checkpoint();
         let Err(error) = transaction.commit().await else {
+            lease.resolve_checkpoint();
             return Ok(());
         };
         let error = SqlError::from(error);
         if error.code().is_some_and(S::Fence::is_commit_rejected) {
+            lease.resolve_checkpoint();
             return Err(TransactionError::database(error));
         }
         // The same checkpoint was stored before, so its presence now does not prove this commit.
         if write == CheckpointWrite::Unchanged {
             return Err(TransactionError::new(TransactionErrorKind::Unknown, error));
         }
-        match with_timeout(store.read_checkpoint(&lease, true)).await {
-            Ok(Some(Some(stored))) if stored == checkpoint => Ok(()),
-            Ok(Some(_)) => Err(TransactionError::database(error)),
+        match with_timeout(store.read_checkpoint(&reference, true)).await {
+            Ok(Some(stored)) => {
+                lease.resolve_checkpoint();
+                if stored == Some(checkpoint) {
+                    Ok(())
+                } else {
+                    Err(TransactionError::database(error))
+                }
+            }
             // Another execution holds or completed the entry, or the store failed: the checkpoint cannot be read.
             Ok(None) | Err(_) => Err(TransactionError::new(TransactionErrorKind::Unknown, error)),
         }
@@ -370,8 +397,15 @@ impl Checkpoint {
         lease: &Lease,
     ) -> Result<Option<Self>, TransactionError> {
         let reference = lease.lease_ref();
-        let error = match with_timeout(store.read_checkpoint(&reference, false)).await {
-            Ok(Some(checkpoint)) => return Ok(checkpoint),
+        // The commit of an unresolved checkpoint may still be running.
+        let is_unresolved = lease.has_unresolved_checkpoint();
+        let error = match with_timeout(store.read_checkpoint(&reference, is_unresolved)).await {
+            Ok(Some(checkpoint)) => {
+                if is_unresolved {
+                    lease.resolve_checkpoint();
+                }
+                return Ok(checkpoint);
+            }
             Ok(None) => TransactionError::from(TransactionErrorKind::LeaseLost),
             Err(error) => TransactionError::database(error),
         };

@@ -95,10 +95,13 @@ impl Lease {
     /// layer's namespace and secret, and with the principal. A deployment that changes one of them loses the records and the
     /// derived keys alike. The key depends only on the entry's id and fingerprint in the store.
     ///
+    /// A provider that records its failures replays the same 5xx on each execution. Do not derive another key then, because
+    /// the provider may have charged. Respond with [`NeedsAttention`](crate::NeedsAttention).
+    ///
     /// With [`MissingKey::Derive`](crate::MissingKey::Derive), the key also differs for an equal request after the record
     /// has expired, so that an equal order is charged again. A retry after an error response still gets the same key.
     /// Therefore the layer leaves the entry of such an execution as an orphan instead of releasing it. A retry takes the
-    /// orphan over, unless the orphan policy refuses. A 4xx is recorded as under a key of the client.
+    /// orphan over, unless the orphan policy refuses. A 4xx of such an execution is recorded, as under a key of the client.
     #[must_use]
     pub fn derive(&self, name: &str) -> String {
         self.0.set_derived();

@@ -81,6 +81,10 @@ pub(crate) struct LeaseState {
     may_acquire_late: AtomicBool,
     // The handler derived a key that would change if the entry were released.
     derived: AtomicBool,
+    // The handler may have committed a checkpoint.
+    has_checkpoint: AtomicBool,
+    // The outcome of the last checkpoint is unknown.
+    unresolved_checkpoint: AtomicBool,
     // Set under the lock of the renewer's queue, so that no renewal begins afterwards.
     finished: AtomicBool,
 }
@@ -104,6 +108,8 @@ impl LeaseState {
             renewal_refused: AtomicBool::new(false),
             may_acquire_late: AtomicBool::new(grant.may_acquire_late),
             derived: AtomicBool::new(false),
+            has_checkpoint: AtomicBool::new(false),
+            unresolved_checkpoint: AtomicBool::new(false),
             finished: AtomicBool::new(false),
             grant,
         }
@@ -194,6 +200,22 @@ impl LeaseState {
         self.derived.store(true, Ordering::Relaxed);
     }
 
+    /// Registers that the handler is about to commit a checkpoint. If the commit succeeds, a release leaves an orphan.
+    pub(crate) fn set_checkpoint(&self) {
+        self.has_checkpoint.store(true, Ordering::Relaxed);
+        self.unresolved_checkpoint.store(true, Ordering::Relaxed);
+    }
+
+    /// Registers that the outcome of the last checkpoint is known.
+    pub(crate) fn resolve_checkpoint(&self) {
+        self.unresolved_checkpoint.store(false, Ordering::Relaxed);
+    }
+
+    /// Returns `true` if the handler may have committed a checkpoint without an acknowledgement.
+    pub(crate) fn has_unresolved_checkpoint(&self) -> bool {
+        self.unresolved_checkpoint.load(Ordering::Relaxed)
+    }
+
     /// Returns `true` if a release would lose the keys that the handler derived.
     ///
     /// The key of the request is derived too, and changes if the entry is released. A retry after an error response must
@@ -207,11 +229,14 @@ impl LeaseState {
 
     /// Returns `true` if a 4xx releases the key, because the service or the layer made the key. The client cannot choose another.
     ///
-    /// Returns `false` if the layer made the key and the handler derived downstream keys. A release would leave an orphan, and its
-    /// retry would repeat the calls under these keys.
+    /// Returns `false` if the layer made the key, and its release would leave an orphan: after a takeover, a checkpoint or derived
+    /// downstream keys. An earlier phase or execution may have had an effect, and a completer would continue after the 4xx.
     pub(crate) fn is_released_by_client_error(&self) -> bool {
         if self.grant.key == Some(RequestKey::Derived) {
-            return !self.derived.load(Ordering::Relaxed);
+            let has_progress = self.grant.takeover
+                || self.has_checkpoint.load(Ordering::Relaxed)
+                || self.derived.load(Ordering::Relaxed);
+            return !has_progress;
         }
         self.config().request.key_from.is_service()
     }

@@ -1,7 +1,7 @@
 //! Lease methods for authors of stores.
 
 use http::{Response, StatusCode};
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
 
 use super::{NotRecordable, OpenTransaction, Prepared};
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
     record::NeedsAttention,
     response::{
         directives::{Directives, Retention},
-        disposition::{Disposition, NotRecordedReason, decide_disposition, encode_value},
+        disposition::{Disposition, NotRecordedReason, decide_disposition, encode_readable_value},
     },
     store::LeaseRef,
 };
@@ -47,11 +47,11 @@ pub trait LeaseExt: sealed::Sealed {
 
     /// Turns a value into the record that [`run_once`](crate::IdempotencyLayer::run_once) would store for it.
     ///
-    /// A value that is too large or cannot be serialized becomes a tombstone. `Some` of a nil value, such as `Some(())`, is
-    /// replayed as `None`.
+    /// A value that is too large, or cannot be serialized or read back, becomes a tombstone. `Some` of a nil value, such as
+    /// `Some(())`, is replayed as `None`.
     ///
     /// For work of `run_once` and of items only. Under the lease of a request, the commit of a value fails before it is sent.
-    fn prepare_value<T: Serialize>(&self, of: T) -> Prepared<T>;
+    fn prepare_value<T: Serialize + DeserializeOwned>(&self, of: T) -> Prepared<T>;
 
     /// Registers a transaction that the handler has begun. Call [`OpenTransaction::end`] after its commit or its rollback.
     ///
@@ -81,6 +81,29 @@ pub trait LeaseExt: sealed::Sealed {
     /// Without this call, the outcome of the commit can stay unknown. The client then gets 409 `outcome-unknown` in place of the
     /// response of the handler. After a wrong call, the client can get that response although the commit succeeds.
     fn reject_commit(&self);
+
+    /// Registers that a checkpoint is about to be committed: a phase of the request, and not its outcome.
+    ///
+    /// Call it before the commit is sent, because its reply may be lost. A later release then leaves an orphan. So the layer records
+    /// a 4xx also for a request without a key under [`MissingKey::Derive`](crate::MissingKey::Derive). Otherwise a completer would
+    /// continue the request after its client got the 4xx.
+    ///
+    /// The checkpoint is then unresolved until [`resolve_checkpoint`](Self::resolve_checkpoint), also if the future of the commit is
+    /// dropped.
+    fn register_checkpoint(&self);
+
+    /// Registers that the outcome of the last checkpoint is known.
+    ///
+    /// Call it after the database has acknowledged or rejected the commit. After a lost reply, call it when the handler has read the
+    /// stored checkpoint. That read must first wait for the end of the transaction.
+    fn resolve_checkpoint(&self);
+
+    /// Returns `true` if the outcome of the last checkpoint is unknown.
+    ///
+    /// Do not write another checkpoint then. The handler may be repeating a phase that is committed, and its token still holds the
+    /// lease.
+    #[must_use]
+    fn has_unresolved_checkpoint(&self) -> bool;
 }
 
 impl LeaseExt for Lease {
@@ -129,11 +152,11 @@ impl LeaseExt for Lease {
         Prepared::new(self, disposition, status, res, Some(mark_committed))
     }
 
-    fn prepare_value<T: Serialize>(&self, of: T) -> Prepared<T> {
+    fn prepare_value<T: Serialize + DeserializeOwned>(&self, of: T) -> Prepared<T> {
         let rules = &self.0.config().response;
         Prepared {
             lease: self.clone(),
-            record: encode_value(rules, self.0.id(), &of),
+            record: encode_readable_value(rules, self.0.id(), &of),
             retention: rules.retention,
             status: StatusCode::OK,
             output: of,
@@ -168,6 +191,18 @@ impl LeaseExt for Lease {
 
     fn reject_commit(&self) {
         self.0.commits.reject();
+    }
+
+    fn register_checkpoint(&self) {
+        self.0.set_checkpoint();
+    }
+
+    fn resolve_checkpoint(&self) {
+        self.0.resolve_checkpoint();
+    }
+
+    fn has_unresolved_checkpoint(&self) -> bool {
+        self.0.has_unresolved_checkpoint()
     }
 }
 

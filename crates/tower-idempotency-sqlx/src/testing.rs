@@ -19,14 +19,15 @@ use crate::{SqlError, SqliteStore};
 ///
 /// ```
 /// use tower_idempotency::{IdempotencyLayer, Lease, run_once::WorkError};
-/// use tower_idempotency_sqlx::{sqlx, testing::TemporarySqlite};
+/// use tower_idempotency_sqlx::{CommitError, sqlx, testing::TemporarySqlite};
 ///
 /// type Failure = Box<dyn std::error::Error + Send + Sync>;
 ///
-/// async fn pay(database: TemporarySqlite, lease: Lease) -> Result<String, Failure> {
-///     let mut tx = database.store().begin(&lease, &database.pool()).await?;
-///     sqlx::query("insert into payments values (700)").execute(&mut *tx).await?;
-///     Ok(tx.commit_value("paid".to_owned()).await?)
+/// async fn pay(database: TemporarySqlite, lease: Lease) -> Result<String, WorkError<Failure>> {
+///     // Nothing is committed yet: `?` releases the key.
+///     let mut tx = database.store().begin(&lease, &database.pool()).await.map_err(Failure::from)?;
+///     sqlx::query("insert into payments values (700)").execute(&mut *tx).await.map_err(Failure::from)?;
+///     tx.commit_value("paid".to_owned()).await.map_err(CommitError::into_work_error)
 /// }
 ///
 /// # #[tokio::main(flavor = "current_thread")]
@@ -36,7 +37,7 @@ use crate::{SqlError, SqliteStore};
 /// sqlx::raw_sql("create table payments (cents integer)").execute(&pool).await?;
 /// for _ in 0..2 {
 ///     let database = database.clone();
-///     let work = async move |lease| pay(database, lease).await.map_err(WorkError::from);
+///     let work = async move |lease| pay(database, lease).await;
 ///     layer.run_once("message-42", "invoice 7", work).await?;
 /// }
 /// let payments: i64 = sqlx::query_scalar("select count(*) from payments").fetch_one(&pool).await?;

@@ -33,9 +33,10 @@ use tests::{
     sql,
 };
 use tokio::time::sleep;
-use tower_idempotency::Lease;
+use tower_idempotency::{Lease, run_once::Outcome};
 use tower_idempotency_sqlx::{
-    FencedTransaction, MySqlStore, PostgresStore, SqliteStore, TransactionError,
+    CommitError, FencedTransaction, MySqlStore, PostgresStore, SqliteStore, TransactionError,
+    TransactionErrorKind,
     sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, query_scalar, raw_sql},
 };
 
@@ -412,6 +413,53 @@ async fn handler_end_prevents_commit_on_sqlite() {
     for statements in [&["commit"][..], &["commit", "begin"]] {
         check_handler_ends_transaction(database.clone(), statements).await;
     }
+}
+
+/// The statement after the end is committed, and a later call does not repeat it.
+async fn check_work_ends_transaction<S: TestDialect>(database: TestDatabase<S>) {
+    let layer = sql::layer(database.store.clone());
+    for call in 0..2 {
+        let at = database.clone();
+        let work = async move |lease: Lease| {
+            let mut tx = charged(&at, &lease, 1).await;
+            let ended = S::run(&mut tx, "commit".to_owned()).await;
+            ended.expect("it works");
+            let late = S::run(&mut tx, at.effect("late", 1, 1)).await;
+            late.expect("the effect");
+            let committed = tx.commit_value(7).await;
+            committed.map_err(CommitError::into_work_error)
+        };
+        let outcome = layer.run_once("job", "payload", work).await;
+        let outcome: Outcome<i32, CommitError<i32>> = outcome.expect("an outcome");
+        match (call, outcome) {
+            (0, Outcome::Failed(error)) => {
+                let failure = error.failure().expect("a failed transaction");
+                assert_eq!(failure.kind(), TransactionErrorKind::Ended);
+            }
+            (1, Outcome::NeedsAttention { code }) => assert_eq!(code, "transaction-ended"),
+            (_, other) => panic!("unexpected outcome: {other:?}"),
+        }
+        assert_eq!(database.count().await, 2);
+    }
+}
+
+// S-425
+#[tokio::test(flavor = "multi_thread")]
+async fn ended_work_needs_attention_on_postgres() {
+    check_work_ends_transaction(database::on_postgres("work_end").await).await;
+}
+
+// S-425
+#[tokio::test(flavor = "multi_thread")]
+async fn ended_work_needs_attention_on_mariadb() {
+    check_work_ends_transaction(database::on_mariadb("work_end").await).await;
+}
+
+// S-425
+#[tokio::test(flavor = "multi_thread")]
+async fn ended_work_needs_attention_on_sqlite() {
+    let scratch = Scratch::new();
+    check_work_ends_transaction(database::sqlite_file_database(&scratch, "keys").await).await;
 }
 
 // F-151

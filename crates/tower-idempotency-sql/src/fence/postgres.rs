@@ -70,6 +70,9 @@ macro_rules! clock {
 ///    [`StoreError::LeaseLost`](tower_idempotency::store::StoreError::LeaseLost) if the transaction is marked and the record is
 ///    not written, and [`StoreError::backend`](tower_idempotency::store::StoreError::backend) after any other failure.
 /// 6. Call [`OpenTransaction::end`](tower_idempotency::transaction::OpenTransaction::end) after the commit or the rollback.
+///    After a [`StoreError::Backend`](tower_idempotency::store::StoreError::Backend) of step 5, also call
+///    [`LeaseExt::reject_commit`](tower_idempotency::transaction::LeaseExt::reject_commit) if no commit was sent, or if it
+///    [was rejected](Self::is_commit_rejected).
 ///
 /// Without step 2 the last statement writes nothing. If a handler returns a success without a commit and without step 6, the
 /// layer responds with 500 `unfinished-transaction`.

@@ -7,6 +7,7 @@ use std::{
 use http::{Response, StatusCode};
 use tower_idempotency::{
     Body, Lease, NeedsAttention, Retention,
+    run_once::WorkError,
     store::StoreError,
     transaction::{LeaseExt as _, NotRecordable, NotRecordedReason},
 };
@@ -23,6 +24,7 @@ use crate::SqlError;
 /// [`NeedsAttention`] instead.
 ///
 /// [`into_response`](Self::into_response) returns such a response for each kind, except for gRPC.
+/// [`into_work_error`](Self::into_work_error) is the same for the work of `run_once` and of items.
 ///
 /// The error contains nothing of keys, responses or checkpoints. See [`SqlError`] for the content of its source.
 #[derive(Debug)]
@@ -59,6 +61,10 @@ pub enum TransactionErrorKind {
     ///
     /// The database acknowledged neither the commit nor a query for its outcome, or the lease is still held and the
     /// commit may still take effect. The layer queries the store again before it responds to a client.
+    ///
+    /// After the `checkpoint` of a sqlx store, do not repeat the phase. The lease is still held, so that a repetition could be
+    /// committed too. Until the handler has read the last checkpoint, the next one is refused with this kind, and its transaction
+    /// is rolled back. A `commit` is not refused: its transaction must not repeat the phase either.
     Unknown,
 }
 
@@ -128,6 +134,16 @@ impl TransactionError {
         res
     }
 
+    /// Returns the error for the work of [`run_once`](tower_idempotency::IdempotencyLayer::run_once) and of items.
+    ///
+    /// After [`Ended`](TransactionErrorKind::Ended), this is [`WorkError::NeedsAttention`] with the code `transaction-ended`.
+    /// After any other kind, it is [`WorkError::Release`]. The `?` operator releases the key after each kind. After `Ended`, the
+    /// next run then repeats statements that are committed.
+    #[must_use]
+    pub fn into_work_error<E: From<Self>>(self) -> WorkError<E> {
+        work_error(self.kind == TransactionErrorKind::Ended, self)
+    }
+
     /// Converts an error of [`Prepared::commit`](tower_idempotency::transaction::Prepared::commit).
     ///
     /// `may_be_committed` is set if the commit was sent and the database did not reject it.
@@ -160,6 +176,14 @@ fn not_recorded<B: Default>() -> Response<B> {
     *res.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     res.extensions_mut().insert(Retention::NoStore);
     res
+}
+
+fn work_error<S, E: From<S>>(has_ended: bool, error: S) -> WorkError<E> {
+    if has_ended {
+        WorkError::NeedsAttention(TRANSACTION_ENDED, error.into())
+    } else {
+        WorkError::Release(error.into())
+    }
 }
 
 /// Converts the failure of a call before the commit, like [`TransactionError::database`].
@@ -250,6 +274,28 @@ impl<T> CommitError<T> {
             }
             Inner::Failed(error) => Err(error),
         }
+    }
+
+    /// Returns the error for the work of [`run_once`](tower_idempotency::IdempotencyLayer::run_once) and of items, like
+    /// [`TransactionError::into_work_error`].
+    ///
+    /// After an effect outside the database, return [`WorkError::NeedsAttention`] for each failure instead. Work ends with this
+    /// line:
+    ///
+    /// ```
+    /// # use tower_idempotency::run_once::WorkError;
+    /// # use tower_idempotency_sql::{CommitError, Driver, FencedTransaction};
+    /// # type Failure = Box<dyn std::error::Error + Send + Sync>;
+    /// # async fn pay(tx: FencedTransaction<impl Driver>, receipt: String) -> Result<String, WorkError<Failure>> {
+    /// tx.commit_value(receipt).await.map_err(CommitError::into_work_error)
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn into_work_error<E: From<Self>>(self) -> WorkError<E> {
+        let has_ended = self
+            .failure()
+            .is_some_and(|error| error.kind() == TransactionErrorKind::Ended);
+        work_error(has_ended, self)
     }
 }
 
@@ -343,108 +389,4 @@ impl<T> Error for CommitError<T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::iter::successors;
-
-    use super::*;
-
-    #[test]
-    fn kinds_have_these_texts() {
-        let next = |kind: &TransactionErrorKind| {
-            Some(match kind {
-                TransactionErrorKind::LeaseLost => TransactionErrorKind::NoEntry,
-                TransactionErrorKind::NoEntry => TransactionErrorKind::Checkpoint,
-                TransactionErrorKind::Checkpoint => TransactionErrorKind::Database,
-                TransactionErrorKind::Database => TransactionErrorKind::Ended,
-                TransactionErrorKind::Ended => TransactionErrorKind::Unknown,
-                TransactionErrorKind::Unknown => return None,
-            })
-        };
-        let texts: Vec<_> = successors(Some(TransactionErrorKind::LeaseLost), next)
-            .map(|kind| TransactionError::from(kind).to_string())
-            .collect();
-        let expected = [
-            "the lease is no longer held",
-            "expected the entry of the lease in the pool's database, found none",
-            "the checkpoint has an invalid name, or data that cannot be stored",
-            "the transaction failed, and nothing was written",
-            "the transaction had already ended, and nothing was recorded",
-            "the outcome of the commit is unknown",
-        ];
-        assert_eq!(texts, expected);
-        let output = Mutex::new(());
-        let error = CommitError(Inner::NotRecordable(NotRecordedReason::Status, output));
-        assert_eq!(
-            error.to_string(),
-            "expected an output that the layer records, found another (Status): rolled back"
-        );
-    }
-
-    /// Returns the status, and the extensions that the layer reads.
-    fn directives(res: &Response<Body<String>>) -> (u16, Option<Retention>, Option<String>) {
-        let extensions = res.extensions();
-        let attention = extensions.get::<NeedsAttention>();
-        (
-            res.status().as_u16(),
-            extensions.get().copied(),
-            attention.map(|it| it.code().to_owned()),
-        )
-    }
-
-    #[test]
-    fn only_early_end_needs_attention() {
-        let released = (503, Some(Retention::NoStore), None);
-        let attention = (500, None, Some("transaction-ended".to_owned()));
-        for (kind, expected) in [
-            (TransactionErrorKind::LeaseLost, &released),
-            (TransactionErrorKind::NoEntry, &released),
-            (TransactionErrorKind::Checkpoint, &released),
-            (TransactionErrorKind::Database, &released),
-            (TransactionErrorKind::Ended, &attention),
-            (TransactionErrorKind::Unknown, &released),
-        ] {
-            let res = TransactionError::from(kind).into_response();
-            assert_eq!(directives(&res), *expected, "{kind:?}");
-            let error = CommitError::<Response<Body<String>>>::from(TransactionError::from(kind));
-            assert_eq!(directives(&error.into_response()), *expected, "{kind:?}");
-        }
-    }
-
-    /// The effect of an unrecorded success was rolled back.
-    #[test]
-    fn unrecorded_success_is_no_success() {
-        for (status, expected) in [
-            (201, (503, Some(Retention::NoStore), None)),
-            (303, (503, Some(Retention::NoStore), None)),
-            (422, (422, None, None)),
-            (502, (502, None, None)),
-        ] {
-            let mut res = Response::new(Body::<String>::default());
-            *res.status_mut() = StatusCode::from_u16(status).expect("a status");
-            let output = Mutex::new(res);
-            let error = CommitError(Inner::NotRecordable(NotRecordedReason::NoStore, output));
-            assert_eq!(directives(&error.into_response()), expected, "{status}");
-        }
-    }
-
-    #[test]
-    fn display_reveals_only_kind() {
-        for kind in [
-            TransactionErrorKind::LeaseLost,
-            TransactionErrorKind::NoEntry,
-            TransactionErrorKind::Checkpoint,
-            TransactionErrorKind::Database,
-            TransactionErrorKind::Ended,
-            TransactionErrorKind::Unknown,
-        ] {
-            let error = CommitError::<()>::from(TransactionError::from(kind));
-            assert_eq!(
-                error.to_string(),
-                "the transaction of the output failed",
-                "{kind:?}"
-            );
-            let source = error.source().expect("the failure");
-            assert_eq!(source.to_string(), TransactionError::from(kind).to_string());
-        }
-    }
-}
+mod tests;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use http::Response;
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
 use tower_idempotency::{
     Body, Lease,
     store::StoreError,
@@ -135,7 +135,10 @@ impl<D: Driver> FencedTransaction<D> {
     /// # Cancellation
     ///
     /// If the future is dropped, the transaction commits all its writes or none, as in [`commit`](Self::commit).
-    pub async fn commit_value<T: Serialize>(mut self, value: T) -> Result<T, CommitError<T>> {
+    pub async fn commit_value<T: Serialize + DeserializeOwned>(
+        mut self,
+        value: T,
+    ) -> Result<T, CommitError<T>> {
         let open = self.open.take();
         let prepared = self.lease.prepare_value(value);
         let committed = self.commit_prepared(prepared).await;

@@ -73,6 +73,35 @@ async fn calls_wait_for_writer() {
     checked.expect(WORKS);
 }
 
+/// The options are those of the handlers' pool. Its connections share a cache, in which each reads the uncommitted rows of the
+/// others, and fails beside another writer.
+#[tokio::test]
+async fn store_shares_no_cache() {
+    let scratch = Scratch::new();
+    let options = SqliteConnectOptions::new()
+        .filename(scratch.file("keys.db"))
+        .create_if_missing(true)
+        .shared_cache(true)
+        .pragma("read_uncommitted", "1");
+    let store = SqliteStore::new(options.clone());
+    store.migrate().await.expect(WORKS);
+    let claim = claim();
+    store.acquire(&claim).await.expect(WORKS);
+    let mut writer = options.connect().await.expect(WORKS);
+    execute(&mut writer, "begin immediate").await;
+    let fence = "update tower_idempotency set completed = 1, record = fingerprint, expires = expires + 100000";
+    execute(&mut writer, fence).await;
+    let acquired = store.acquire(&duplicate(&claim)).await.expect(WORKS);
+    assert!(
+        matches!(acquired, Acquired::InProgress { .. }),
+        "{acquired:?}"
+    );
+    execute(&mut writer, "rollback").await;
+    let lease = claim.lease_ref(1);
+    let renewed = beside_writer(&mut writer, store.renew(&lease, LONG)).await;
+    renewed.expect(WORKS);
+}
+
 /// The statement waits for the other connection. The pause is four times as long.
 #[tokio::test]
 async fn purge_pauses_if_entries_are_left() {

@@ -206,6 +206,24 @@ async fn mariadb_check_accepts_safe_updates() {
     store.release(&claim.lease_ref(1)).await.unwrap();
 }
 
+// F-165
+/// The server accepts the writes of users with SUPER, CONNECTION_ADMIN or READ_ONLY ADMIN, so no probe of a right fails.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mariadb_check_names_replica_of_administrator() {
+    let server = MariaDbServer::start(&[]);
+    let store = MySqlStore::connect(&server.url()).await.unwrap();
+    store.check().await.unwrap();
+    let pool = pool_options::<sqlx::MySql>();
+    let pool = pool.connect(&server.url()).await.unwrap();
+    let run = async |sql: &'static str| sqlx::raw_sql(sql).execute(&pool).await.unwrap();
+    run("set global read_only = 1").await;
+    store.acquire(&claim()).await.unwrap();
+    let refused = format!("the database accepts no writes: {WRITABLE}");
+    assert_eq!(problem(&store).await, (refused, CheckErrorKind::Unsafe));
+    run("set global read_only = 0").await;
+    store.check().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sqlite_check_names_missing_parts() {
     use CheckErrorKind::{Incomplete, Unsafe};

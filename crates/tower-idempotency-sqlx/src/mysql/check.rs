@@ -53,8 +53,14 @@ impl MySqlStore {
                   where table_schema = database() and table_name = 'tower_idempotency' and index_name = '{index}'))"
             )
         });
-        let sql = format!("select coalesce({}, '')", indexes.join(", "));
-        let called = with_timeout(self.inner.query(Maintain, table.in_migration(&sql, '`'))).await;
+        // Users with SUPER, CONNECTION_ADMIN or READ_ONLY ADMIN may write to a replica. In MariaDB 12 the variable is an
+        // enumeration, otherwise a number.
+        let read_only =
+            "(select 'read-only' from dual where concat(@@global.read_only) not in ('0', 'OFF'))";
+        let sql = format!("select coalesce({read_only}, {}, '')", indexes.join(", "));
+        // A proxy that sends reads to replicas sends a transaction to the primary.
+        let sql = in_a_transaction(&format!("\n{};", table.in_migration(&sql, '`')));
+        let called = with_timeout(self.inner.query(Maintain, sql)).await;
         let rows = called.map_err(|error| failed(&error))?;
         let found = rows
             .first()
@@ -64,6 +70,7 @@ impl MySqlStore {
             .map_err(|error| failed(&SqlError::from(error)))?;
         match found.unwrap_or_default().as_str() {
             "" => Ok(()),
+            "read-only" => Err(Missing::Writes.in_table(&name)),
             part => Err(Missing::Part(part).in_table(&name)),
         }
     }

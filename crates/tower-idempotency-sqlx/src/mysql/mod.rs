@@ -224,8 +224,8 @@ impl MySqlStore {
 
     /// Deletes at most `batch` expired entries, oldest first, and returns their number.
     ///
-    /// Expired entries count as absent before they are deleted, so this only saves space. It deletes no other entries,
-    /// and may run on every replica at the same time.
+    /// Expired entries already count as absent, but their data stays in the table until a purge. This deletes no other entries, and
+    /// may run on every replica at the same time.
     ///
     /// # Errors
     ///
@@ -371,8 +371,6 @@ async fn execute(
 }
 
 impl Store for MySqlStore {
-    const COMPRESS_ABOVE: usize = 1024;
-
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         let sql = Arc::new(self.inner.statements.acquire(claim));
         for _ in 0..MAX_ATTEMPTS {
@@ -438,6 +436,10 @@ impl Store for MySqlStore {
     /// Waits for the whole `timeout`: MySQL has no notifications, so waiters poll.
     async fn wait_for_change(&self, _id: &KeyId, timeout: Duration) {
         tokio::time::sleep(timeout).await;
+    }
+
+    fn compress_above(&self) -> usize {
+        1024
     }
 }
 

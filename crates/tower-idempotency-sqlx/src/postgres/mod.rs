@@ -238,8 +238,8 @@ impl PostgresStore {
 
     /// Deletes at most `batch` expired entries, oldest first, and returns their number.
     ///
-    /// Expired entries count as absent before they are deleted, so this only saves space. It deletes no other entries,
-    /// and may run on every replica at the same time.
+    /// Expired entries already count as absent, but their data stays in the table until a purge. This deletes no other entries, and
+    /// may run on every replica at the same time.
     ///
     /// # Errors
     ///
@@ -358,8 +358,6 @@ impl Inner {
 }
 
 impl Store for PostgresStore {
-    const COMPRESS_ABOVE: usize = 1024;
-
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         let sql = Arc::new(self.inner.statements.acquire(claim));
         for _ in 0..MAX_ATTEMPTS {
@@ -446,6 +444,10 @@ impl Store for PostgresStore {
             }
         };
         tokio::time::timeout(timeout, changed).await.ok();
+    }
+
+    fn compress_above(&self) -> usize {
+        1024
     }
 }
 

@@ -87,6 +87,9 @@ impl SqliteStore {
     /// Creates a store in the file of `options`, which is opened with these options and in WAL mode. Does not open the file
     /// yet. [`migrate`](Self::migrate) creates its table.
     ///
+    /// The connections share no cache, regardless of the options. In a shared cache, they would fail beside another writer instead
+    /// of waiting, and could read uncommitted rows.
+    ///
     /// `migrate` fails if the file is missing, unless the options have `create_if_missing(true)`. SQLite then creates a file that
     /// every user of the machine can read, unless the umask of the process forbids it. [`in_file`](Self::in_file) creates a
     /// private one.
@@ -106,7 +109,9 @@ impl SqliteStore {
     #[must_use]
     pub fn new(options: SqliteConnectOptions) -> Self {
         Self::build(Settings {
-            options: options.journal_mode(SqliteJournalMode::Wal),
+            options: options
+                .journal_mode(SqliteJournalMode::Wal)
+                .shared_cache(false),
             new_file: None,
             table: Table::default(),
             record_limit: MAX_RECORD_BYTES,
@@ -213,8 +218,8 @@ impl SqliteStore {
 
     /// Deletes at most `batch` expired entries, oldest first, and returns their number.
     ///
-    /// Expired entries count as absent before they are deleted, so this only saves space. It deletes no other entries,
-    /// and may run in every process at the same time. The file does not shrink; SQLite reuses its free space.
+    /// Expired entries already count as absent, but their data stays in the file until a purge. This deletes no other entries, and
+    /// may run in every process at the same time. The file does not shrink; SQLite reuses its free space.
     ///
     /// One statement deletes at most 1000 entries and 4 MiB, or one larger entry. After each full statement the call pauses four
     /// times as long as the statement took. Other calls, and other processes, write meanwhile.

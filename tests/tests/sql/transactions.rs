@@ -33,11 +33,11 @@ use tower_idempotency::{
     transaction::{LeaseExt, NotRecordedReason},
 };
 use tower_idempotency_sqlx::{
-    Checkpoint, FencedTransaction, MySqlStore, PostgresStore, SqliteStore, TransactionError,
+    Checkpoint, FencedTransaction, PostgresStore, SqliteStore, TransactionError,
     TransactionErrorKind as Kind,
     sqlx::{
         AssertSqlSafe, Connection as _, PgConnection, Postgres, Transaction, postgres::PgListener,
-        query, sqlite::SqliteConnectOptions,
+        query, query_as, query_scalar, sqlite::SqliteConnectOptions,
     },
 };
 
@@ -342,21 +342,28 @@ async fn refused_deferred_constraint_is_not_reported() {
                 .begin_with(begin)
                 .await
                 .expect("a transaction");
+            let (fence, at) = (database.store.fence(), lease.lease_ref());
+            let (id, token) = (at.id.as_bytes().to_vec(), at.token.as_bytes().to_vec());
+            let is_held = query_scalar::<_, bool>(AssertSqlSafe(fence.lease_status_sql()))
+                .bind(id.clone())
+                .bind(token.clone())
+                .fetch_one(&mut *tx);
+            assert!(is_held.await.expect("an entry"));
             number(&database, &mut tx, n).await;
             let prepared = lease.prepare(created(n)).await.expect("recorded");
-            let (at, record) = (prepared.lease_ref(), prepared.record().to_vec());
+            let record = prepared.record().to_vec();
             let retention = i64::try_from(prepared.retention().as_millis()).expect("it fits");
-            let write = query(AssertSqlSafe(documented("PostgreSQL", &database.table)))
-                .bind(at.id.as_bytes().to_vec())
-                .bind(at.token.as_bytes().to_vec())
+            let write = query_as::<_, (bool, bool)>(AssertSqlSafe(fence.write_record_sql()))
+                .bind(id)
+                .bind(token)
                 .bind(record)
                 .bind(retention)
-                .execute(&mut *tx);
+                .fetch_one(&mut *tx);
             if is_early {
                 // The handler reports the commit when the statement has succeeded, before the real commit.
                 let write = async {
                     let written = write.await.map_err(StoreError::backend)?;
-                    assert_eq!(written.rows_affected(), 1);
+                    assert_eq!(written, (true, true));
                     Ok(())
                 };
                 let res = prepared.commit(write).await.expect("written");
@@ -366,7 +373,7 @@ async fn refused_deferred_constraint_is_not_reported() {
                 };
             }
             let begun = prepared.begin_commit().expect("the lease is held");
-            assert_eq!(write.await.expect("written").rows_affected(), 1);
+            assert_eq!(write.await.expect("written"), (true, true));
             match tx.commit().await {
                 Ok(()) => begun.acknowledge().into_response(),
                 Err(_) => refused(),
@@ -1056,70 +1063,7 @@ async fn sqlx_log_shows_no_data_on_mariadb() {
     sqlx_logs_show_no_transaction_content(database).await;
 }
 
-// ---- Without the guard ----
-
-/// Returns the documented statement for other libraries.
-fn documented(database: &str, table: &str) -> String {
-    let docs = include_str!("../../../docs/stores/sql.md");
-    let rest = docs.split_once(&format!("```sql\n-- {database}"));
-    let (_, rest) = rest.expect("a statement for each database");
-    let (statement, _) = rest.split_once("```").expect("its end");
-    let (_names, sql) = statement.split_once('\n').expect("its values");
-    sql.replace("tower_idempotency", table)
-}
-
-macro_rules! without_the_guard {
-    ($case:ident, $store:ty, $database:expr, $dialect:literal, $begin:literal, |$query:ident, $id:ident, $token:ident, $record:ident, $retention:ident| $bound:expr) => {
-        #[tokio::test(flavor = "multi_thread")]
-        async fn $case() {
-            let scratch = Scratch::new();
-            let database = ($database)(&scratch).await;
-            let (app, executions) = bank(&database, |database, lease, n| async move {
-                let mut tx = database
-                    .pool
-                    .begin_with($begin)
-                    .await
-                    .expect("a transaction");
-                let effect = database.effect("charge", 1, n);
-                <$store>::run(&mut tx, effect).await.expect("the effect");
-                if n == 1 {
-                    let theft = format!("update {} set token = null", database.table);
-                    <$store>::run(&mut tx, theft).await.expect("a theft");
-                }
-                let prepared = lease.prepare(created(n)).await.expect("recorded");
-                let (at, record) = (prepared.lease_ref(), prepared.record().clone());
-                let retention = prepared.retention().as_millis() as i64;
-                let committed = prepared.commit(async {
-                    let sql = documented($dialect, &database.table);
-                    let $query = tower_idempotency_sqlx::sqlx::query(
-                        tower_idempotency_sqlx::sqlx::AssertSqlSafe(sql),
-                    );
-                    let ($id, $token) = (at.id.as_bytes().to_vec(), at.token.as_bytes().to_vec());
-                    let ($record, $retention) = (record.to_vec(), retention);
-                    let changed = $bound.execute(&mut *tx).await;
-                    let changed = changed.map_err(StoreError::backend)?.rows_affected();
-                    if changed != 1 {
-                        tx.rollback().await.map_err(StoreError::backend)?;
-                        return Err(StoreError::LeaseLost);
-                    }
-                    tx.commit().await.map_err(StoreError::backend)
-                });
-                match committed.await {
-                    Ok(res) => res.into_response(),
-                    Err(error) => {
-                        (StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response()
-                    }
-                }
-            });
-            let lost = send(&app, order()).await;
-            assert_eq!(lost.text(), "the lease is no longer held");
-            assert_eq!(database.count().await, 0);
-            let first = send(&app, order()).await;
-            assert_charged_once(&database, &app, &first).await;
-            assert_eq!(executions.count(), 2);
-        }
-    };
-}
+// ---- On each database ----
 
 macro_rules! each {
     ($($case:ident)*) => {
@@ -1179,27 +1123,6 @@ each! {
     attention_record_keeps_checkpoint
     // S-210
     lost_lease_writes_no_checkpoint
-}
-
-without_the_guard! {
-    the_documented_statement_on_postgres, PostgresStore,
-    async |_: &Scratch| database::on_postgres("documented").await,
-    "PostgreSQL", "begin isolation level read committed",
-    |query, id, token, record, retention| query.bind(id).bind(token).bind(record).bind(retention)
-}
-
-without_the_guard! {
-    the_documented_statement_on_mariadb, MySqlStore,
-    async |_: &Scratch| database::on_mariadb("documented").await,
-    "MySQL", "set transaction isolation level read committed; start transaction",
-    |query, id, token, record, retention| query.bind(retention).bind(record).bind(id).bind(token)
-}
-
-without_the_guard! {
-    the_documented_statement_on_sqlite, SqliteStore,
-    async |scratch: &Scratch| database::sqlite_file_database(scratch, "documented").await,
-    "SQLite", "begin immediate",
-    |query, id, token, record, retention| query.bind(id).bind(token).bind(record).bind(retention)
 }
 
 /// Returns a table name, which must be shorter than some test names.

@@ -22,8 +22,9 @@ use crate::{
     record::{Codec, NeedsAttention},
     request::{self, LeaseTerms},
     response::{
-        self, disposition,
-        reject::{admission_error, store_unavailable},
+        self,
+        disposition::{self, NotRecordedReason},
+        reject::{admission_error, count_rejection, store_unavailable},
     },
     store::{Claim, Fingerprint, KeyId, RUN_ONCE_OPERATION, StoreError, Token, Ttl},
     telemetry,
@@ -36,12 +37,12 @@ use crate::{
 pub enum Outcome<T, E> {
     /// The work ran now and returned or committed this value.
     ///
-    /// The value is recorded, unless it is too large or cannot be serialized: later calls then get
+    /// The value is recorded, unless it is too large, or cannot be serialized or read back. Later calls then get
     /// [`ValueNotRecorded`](Self::ValueNotRecorded). If the store fails, the layer retries storing it for one lease duration.
     Executed(T),
     /// Another run returned this value. This call did not run the work, or its run failed.
     Replayed(T),
-    /// The work ran before, but its value was not recorded: it was too large, or could not be serialized.
+    /// The work ran before, but its value was not recorded: it was too large, or could not be serialized or read back.
     ValueNotRecorded,
     /// The work ran before and failed, and no operator has resolved the failure yet: see [`WorkError::NeedsAttention`].
     /// This call did not run the work, or its run failed too. A consumer should move the message to its dead-letter queue.
@@ -65,6 +66,11 @@ pub enum Outcome<T, E> {
     ///
     /// Contains the value of this run, which may differ from the recorded one.
     LeaseLost(T),
+    /// The work returned this value, but an item of its [batch](crate::items::Items::run) can still change. The value is not
+    /// recorded, and the key is released like that of [`WorkError::Release`]. A later call runs the work again, which gets the
+    /// recorded values and runs the items that are left. So a consumer should not acknowledge the message. Limit its
+    /// deliveries: an item that needs attention stays unfinished until an operator resolves it.
+    UnfinishedBatch(T),
     /// The work failed. Its key was released, becomes an orphan or needs attention, as the work chose.
     Failed(E),
     /// The work failed, and the recorded outcome is unknown. Contains the error of this run.
@@ -107,12 +113,28 @@ impl IdempotencyLayer {
     /// A value larger than the response limit is not recorded. The other settings do not apply, and neither does
     /// [`StoreFailure`](crate::StoreFailure): without a lease nothing runs.
     ///
-    /// `fingerprint` identifies the content of the work. The same key with another fingerprint is a mismatch. Entries of
-    /// `run_once` and of HTTP requests never share a key.
+    /// `fingerprint` identifies the content of the work. The same key with another fingerprint is a mismatch.
+    ///
+    /// # The key
+    ///
+    /// Entries of `run_once` and of HTTP requests never share a key. All calls of `run_once` with one namespace share their
+    /// keys: the principal, the route and the type of the value are not parts of them. Two kinds of work with one key and one
+    /// fingerprint are one execution, and the second kind never runs. So name the work in the key, or give each kind its own
+    /// [`with_namespace`](Self::with_namespace). If clients choose the key, add the caller and the operation, for example as a
+    /// JSON array. Otherwise one caller gets the values of another.
+    ///
+    /// A handler inside this layer may call `run_once`. If it gets an error, or an outcome that can change, add the extension
+    /// [`Retention::NoStore`](crate::Retention::NoStore) to its response. Otherwise the layer records a 2xx or a 4xx, and retries
+    /// get it. All outcomes can change except `Executed`, `Replayed` and `ValueNotRecorded`.
+    ///
+    /// # The value
     ///
     /// `work` returns a serde value, which is stored as MessagePack with named fields. If another version of the program
     /// cannot read the value, calls return an error and run nothing until its retention has passed. Each call counts in
     /// `idempotency_bad_record_total`.
+    ///
+    /// A value that this version cannot read back is not recorded, like one that cannot be serialized. An example is an
+    /// `IpAddr` or a `u128` in a type with `#[serde(tag = "..")]`, `#[serde(untagged)]` or `#[serde(flatten)]`.
     ///
     /// In MessagePack, `Some` of a nil value is `None`: `Some(())`, `Some(None)` and `Some` of a JSON `null` are replayed as
     /// `None`. Return an enum of your own if you must distinguish the two.
@@ -202,15 +224,16 @@ impl IdempotencyLayer {
     {
         let context = Context::for_values(&self.config, &self.shared);
         let config = &*context.config;
-        let layer = config.layer();
+        let (rules, layer) = (&config.response, config.layer());
         context.shared.registration.at_request(layer);
         let caller = context.shared.limits.caller(SERVICE_SCOPE);
         let permit = caller.admit(config.limits.max_in_flight, layer);
-        let permit = permit.map_err(|error| admission_error(&config.response, error))?;
+        let permit =
+            permit.map_err(|error| count_rejection(rules, admission_error(rules, error)))?;
         let terms = config.lease_terms(context.shared.owner);
         let (key, fingerprint) = (key.as_ref(), fingerprint.as_ref());
         let claim = build_claim(&config.request, terms, key, fingerprint)
-            .map_err(|error| store_unavailable(&config.response, error))?;
+            .map_err(|error| count_rejection(rules, store_unavailable(rules, error)))?;
         let (caller, layer) = (Arc::clone(permit.caller()), layer.clone());
         let attempt = Attempt {
             claim,
@@ -264,7 +287,7 @@ fn digest(rules: &request::rules::Rules, name: &[u8], bytes: &[u8]) -> [u8; 32] 
     hash.finish()
 }
 
-/// Acquires the lease, runs the work and finishes the lease.
+/// Acquires the lease, runs the work and finishes the lease. Counts an error as a rejection.
 pub(crate) async fn execute<T, E, W, F>(
     context: Context,
     attempt: Attempt,
@@ -275,12 +298,26 @@ where
     F: Future<Output = Result<T, WorkError<E>>>,
     T: Serialize + DeserializeOwned,
 {
+    let ended = acquire_and_run(&context, attempt, work).await;
+    ended.map_err(|error| count_rejection(&context.config.response, error))
+}
+
+async fn acquire_and_run<T, E, W, F>(
+    context: &Context,
+    attempt: Attempt,
+    work: W,
+) -> Result<RunOutcome<T, E>, Error>
+where
+    W: FnOnce(Lease) -> F,
+    F: Future<Output = Result<T, WorkError<E>>>,
+    T: Serialize + DeserializeOwned,
+{
     let (rules, id) = (&context.config.response, attempt.claim.id);
-    let outcome = attempt.acquire(&context, None).await;
+    let outcome = attempt.acquire(context, None).await;
     outcome.log(&rules.warnings, &id);
     let execution = match outcome {
         AcquireOutcome::Granted(grant) => {
-            let begun = grant.begin(&context, None, None).await;
+            let begun = grant.begin(context, None, None).await;
             begun.map_err(|error| admission_error(rules, error).with_entry(&id))?
         }
         AcquireOutcome::Mismatch { completed } => {
@@ -299,7 +336,7 @@ where
             return outcome_of_record(rules, &id, &record).map(RunOutcome::changeable);
         }
         AcquireOutcome::Failed(failure) => {
-            return Err(failure.into_error(&context).with_entry(&id));
+            return Err(failure.into_error(context).with_entry(&id));
         }
     };
     let (result, finished) = execution
@@ -318,7 +355,7 @@ async fn run_work<T, E, W, F>(
 where
     W: FnOnce(Lease) -> F,
     F: Future<Output = Result<T, WorkError<E>>>,
-    T: Serialize,
+    T: Serialize + DeserializeOwned,
 {
     let lease = &execution.lease;
     let handle = lease.handle();
@@ -343,8 +380,12 @@ where
             telemetry::transaction_unfinished(rules.layer(), id);
             HandlerOutcome::Release(WorkResult::Unfinished, "unfinished_transaction")
         }
+        Ok(value) if lease.has_unfinished_batch() => {
+            let reason = NotRecordedReason::NoStore.name();
+            HandlerOutcome::Release(WorkResult::UnfinishedBatch(value), reason)
+        }
         Ok(value) => {
-            let record = disposition::encode_value(rules, id, &value);
+            let record = disposition::encode_readable_value(rules, id, &value);
             let pending = pending(record, rules.retention);
             HandlerOutcome::Record(WorkResult::Value(value), pending)
         }

@@ -17,7 +17,7 @@ use crate::{
     layer::IdempotencyLayer,
     lease::Lease,
     request::is_operation_of_request,
-    response::reject::{admission_error, store_unavailable},
+    response::reject::{admission_error, count_rejection, store_unavailable},
     store::{Claim, OrphanPolicy, Token},
 };
 
@@ -99,11 +99,13 @@ impl IdempotencyLayer {
             .limits
             .caller(claim.scope.unwrap_or(SERVICE_SCOPE));
         let permit = caller.admit(config.limits.max_in_flight, layer);
-        let permit = permit.map_err(|error| admission_error(rules, error))?;
+        let permit =
+            permit.map_err(|error| count_rejection(rules, admission_error(rules, error)))?;
         let terms = config.lease_terms(context.shared.owner);
         let claim = Claim {
             // A second call with the same claim must not count as a retry of the first one.
-            token: Token::random().map_err(|error| store_unavailable(rules, error))?,
+            token: Token::random()
+                .map_err(|error| count_rejection(rules, store_unavailable(rules, error)))?,
             lease: terms.ttl,
             orphans: OrphanPolicy::TakeOver,
             orphan_retention: terms.orphan_retention,
@@ -113,6 +115,7 @@ impl IdempotencyLayer {
         let id = claim.id;
         let (caller, layer) = (Arc::clone(permit.caller()), layer.clone());
         let run = async move {
+            let rules = &context.config.response;
             let attempt = Attempt {
                 claim,
                 key: None,
@@ -132,12 +135,13 @@ impl IdempotencyLayer {
                 | AcquireOutcome::Orphaned { .. }
                 | AcquireOutcome::Completed(_) => return Ok(TakeOverOutcome::NoOrphan),
                 AcquireOutcome::Failed(failure) => {
-                    return Err(failure.into_error(&context).with_entry(&id));
+                    let error = failure.into_error(&context).with_entry(&id);
+                    return Err(count_rejection(rules, error));
                 }
             };
             let begun = grant.begin(&context, None, None).await;
             let execution = begun.map_err(|error| {
-                admission_error(&context.config.response, error).with_entry(&id)
+                count_rejection(rules, admission_error(rules, error).with_entry(&id))
             })?;
             let handle = execution.lease.handle();
             let call = async move { work(handle).await };

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     convert::Infallible,
     fmt::Debug,
+    net::{IpAddr, Ipv4Addr},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -11,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use serde::{Deserialize, Serialize, Serializer, de::DeserializeOwned};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned};
 use tests::{
     Effects,
     barrier::Barrier,
@@ -593,6 +594,49 @@ async fn value_panicking_on_serialize_leaves_tombstone() {
     assert_eq!(effects.count(), 1);
 }
 
+/// A value that serde writes and cannot read. Its buffer for tagged types takes each format for a readable one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind")]
+enum Sent {
+    To { address: IpAddr },
+}
+
+// S-359
+#[tokio::test(start_paused = true)]
+async fn value_without_round_trip_leaves_tombstone() {
+    let (layer, effects) = (layer(), Effects::default());
+    let sent = Sent::To {
+        address: Ipv4Addr::LOCALHOST.into(),
+    };
+    let first = run(&layer, &effects, sent.clone()).await;
+    assert_eq!(first.expect("executed"), Outcome::Executed(sent.clone()));
+    let again = run(&layer, &effects, sent).await;
+    assert_eq!(again.expect("an outcome"), Outcome::ValueNotRecorded);
+    assert_eq!(effects.count(), 1);
+}
+
+/// A value that panics when it is read.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct PanickingRead(u8);
+
+impl<'de> Deserialize<'de> for PanickingRead {
+    fn deserialize<D: Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
+        panic!("the intended panic")
+    }
+}
+
+// S-359
+#[tokio::test(start_paused = true)]
+async fn value_panicking_on_read_leaves_tombstone() {
+    let (layer, effects) = (layer(), Effects::default());
+    let first = run(&layer, &effects, PanickingRead(1)).await;
+    let expected = Outcome::Executed(PanickingRead(1));
+    assert_eq!(first.expect("executed"), expected);
+    let again = run(&layer, &effects, PanickingRead(2)).await;
+    assert_eq!(again.expect("an outcome"), Outcome::ValueNotRecorded);
+    assert_eq!(effects.count(), 1);
+}
+
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Renamed {
     serial: u64,
@@ -736,6 +780,26 @@ async fn http_and_run_once_have_separate_entries() {
     let outcome = run_as(&layer, &effects, "k2", "order", 2).await;
     assert_eq!(outcome.expect("executed"), Outcome::Executed(2));
     assert_eq!((requests.count(), effects.count(), store.len()), (2, 2, 4));
+}
+
+// S-424
+/// The key has no principal, no route and no name of the work.
+#[tokio::test(start_paused = true)]
+async fn equal_key_skips_other_work() {
+    let layer = layer();
+    let (sends, books) = (Effects::default(), Effects::default());
+    let sent = run_as(&layer, &sends, "event-7", "{}", ()).await;
+    assert_eq!(sent.expect("executed"), Outcome::Executed(()));
+    let booked = run_as(&layer, &books, "event-7", "{}", ()).await;
+    assert_eq!(booked.expect("replayed"), Outcome::Replayed(()));
+    assert_eq!((sends.count(), books.count()), (1, 0));
+    // With the name of the work in the key, or with a namespace for each kind of work, each one runs.
+    let booked = run_as(&layer, &books, r#"["book","event-7"]"#, "{}", ()).await;
+    assert_eq!(booked.expect("executed"), Outcome::Executed(()));
+    let ledger = layer.with_namespace("ledger");
+    let booked = run_as(&ledger, &books, "event-7", "{}", ()).await;
+    assert_eq!(booked.expect("executed"), Outcome::Executed(()));
+    assert_eq!((sends.count(), books.count()), (1, 2));
 }
 
 #[tokio::test(start_paused = true)]
@@ -957,13 +1021,35 @@ async fn oversized_value_with_lost_commit_is_returned() {
 async fn oversized_committed_value_leaves_tombstone() {
     let ledger = Ledger::default();
     let layer = IdempotencyLayer::new(ledger.clone()).with_response_limit(10);
-    let value = || "x".repeat(100);
-    for expected in [Outcome::Executed(value()), Outcome::ValueNotRecorded] {
-        let database = ledger.clone();
+    assert_commit_leaves_tombstone(&layer, &ledger, "x".repeat(100)).await;
+}
+
+// S-370
+#[tokio::test(start_paused = true)]
+async fn unreadable_committed_value_leaves_tombstone() {
+    let ledger = Ledger::default();
+    let layer = IdempotencyLayer::new(ledger.clone());
+    let sent = Sent::To {
+        address: Ipv4Addr::LOCALHOST.into(),
+    };
+    assert_commit_leaves_tombstone(&layer, &ledger, sent).await;
+
+    let ledger = Ledger::default();
+    let layer = IdempotencyLayer::new(ledger.clone());
+    assert_commit_leaves_tombstone(&layer, &ledger, PanickingRead(1)).await;
+}
+
+/// Runs work twice that commits `value` with its effect. Asserts that the second call gets no value and has no effect.
+async fn assert_commit_leaves_tombstone<T>(layer: &IdempotencyLayer, ledger: &Ledger, value: T)
+where
+    T: Clone + Debug + PartialEq + Serialize + DeserializeOwned + Send + 'static,
+{
+    for expected in [Outcome::Executed(value.clone()), Outcome::ValueNotRecorded] {
+        let (database, value) = (ledger.clone(), value.clone());
         let work = async move |lease: Lease| {
             let mut tx = database.begin();
             tx.insert("payment");
-            let prepared = lease.prepare_value("x".repeat(100));
+            let prepared = lease.prepare_value(value);
             tx.commit_prepared(prepared)
                 .await
                 .map_err(|_| WorkError::Orphan(()))

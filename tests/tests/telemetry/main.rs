@@ -8,4 +8,5 @@ mod observability;
 mod outages;
 mod panicking_recorder;
 mod registration;
+mod rejections;
 mod tier;

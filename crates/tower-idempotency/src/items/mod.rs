@@ -33,6 +33,7 @@ use crate::{
         key::IdempotencyKey,
         validate_item_key,
     },
+    response::reject::count_rejection,
     run_once::{Outcome, WorkError},
     store::{Fingerprint, KeyId, ScopeDigest},
 };
@@ -52,6 +53,10 @@ impl IdempotencyLayer {
     /// then logs a warning, unless requests may run without a lease
     /// ([`DangerouslyExecuteUnprotected`](StoreFailure::DangerouslyExecuteUnprotected)), or a closure decides on the key
     /// ([`with_skip`](Self::with_skip), [`with_key_from`](Self::with_key_from)).
+    ///
+    /// The work of [`run_once`](Self::run_once) and of [`take_over`](Self::take_over) can run a batch too. Insert its lease into
+    /// the extensions of `head`. Without it, the value or the response of the work is recorded even if items failed, and the
+    /// layer logs no warning for `run_once`.
     ///
     /// # Errors
     ///
@@ -222,6 +227,9 @@ impl Items {
     /// happen in items. A response that the handler commits in a [transaction](crate::transaction), or marks with
     /// [`NeedsAttention`](crate::NeedsAttention), is recorded all the same.
     ///
+    /// Under a lease of [`run_once`](IdempotencyLayer::run_once), the value of the work is not recorded. The call returns
+    /// [`Outcome::UnfinishedBatch`].
+    ///
     /// # Errors
     ///
     /// [`BodyTooLarge`](ErrorKind::BodyTooLarge) if the batch has more items than
@@ -253,7 +261,7 @@ impl Items {
             let detail = format!("expected a batch of at most {max} items, found {found}");
             return Err(Error::new(ErrorKind::BodyTooLarge, detail));
         }
-        let unfinished = UnfinishedBatch::begin(self.request.as_ref());
+        let unfinished = BatchGuard::begin(self.request.as_ref());
         let (sources, unique) = self.deduplicate(batch);
         let ended = self.run_unique(unique, work).await;
         let results: Vec<_> = sources
@@ -285,6 +293,7 @@ impl Items {
             let key = match validate_item_key(&config.request, item.key) {
                 Ok(key) => key,
                 Err(error) => {
+                    let error = count_rejection(&config.response, error);
                     sources.push(ResultSource::Decided(Arc::new(SharedResult::rejected(
                         error,
                     ))));
@@ -371,9 +380,9 @@ fn should_have_lease(layer: &IdempotencyLayer, context: &Context, head: &request
 }
 
 /// Prevents that the response of the batch request is recorded, unless the batch ends. A batch that is dropped does not end.
-struct UnfinishedBatch<'a>(Option<&'a Lease>);
+struct BatchGuard<'a>(Option<&'a Lease>);
 
-impl<'a> UnfinishedBatch<'a> {
+impl<'a> BatchGuard<'a> {
     fn begin(request: Option<&'a Lease>) -> Self {
         if let Some(lease) = request {
             lease.0.begin_batch();

@@ -71,8 +71,8 @@ pub struct ItemResult<T, E> {
 
 pub(super) struct SharedResult<T, E> {
     outcome: ItemOutcome<T, E>,
-    /// The error that a request with this outcome would get. `None` for values, failures and panics, and for rejected items,
-    /// which have their own.
+    /// The error that a request with this outcome would get. `None` for values, failures, unfinished batches and panics, and for
+    /// rejected items, which have their own.
     error: Option<Error>,
     /// `true` if a retry may get another outcome.
     can_change: bool,
@@ -119,7 +119,10 @@ impl<T, E> SharedResult<T, E> {
 fn error_of<T, E>(config: &Config, outcome: &Outcome<T, E>, can_change: bool) -> Option<Error> {
     let rules = &config.response;
     Some(match outcome {
-        Outcome::Executed(_) | Outcome::Replayed(_) | Outcome::Failed(_) => return None,
+        Outcome::Executed(_)
+        | Outcome::Replayed(_)
+        | Outcome::UnfinishedBatch(_)
+        | Outcome::Failed(_) => return None,
         Outcome::ValueNotRecorded => {
             let detail =
                 "the first item with this key was executed, but its value was not recorded";
@@ -157,7 +160,8 @@ impl<T, E> ItemResult<T, E> {
 
     /// Returns the error that a request with this outcome would get: its code, its status, and a sentence for the client.
     ///
-    /// `None` for an item with a value, and for work that failed or panicked.
+    /// `None` for an item with a value, and for work that failed, panicked or ran an
+    /// [unfinished batch](Outcome::UnfinishedBatch).
     #[must_use]
     pub fn error(&self) -> Option<&Error> {
         match self.outcome() {
@@ -166,8 +170,8 @@ impl<T, E> ItemResult<T, E> {
         }
     }
 
-    /// Returns the status of the item for the body of a 207. It is 200 for a value, the status of [`error`](Self::error) for
-    /// an error, or 500 for work that failed or panicked.
+    /// Returns the status of the item for the body of a 207. It is 200 for a value, and the status of [`error`](Self::error) for
+    /// an error. It is 500 for work that failed, panicked or ran an [unfinished batch](Outcome::UnfinishedBatch).
     ///
     /// The preset and the settings of the layer choose the statuses of errors, as for requests.
     #[must_use]
@@ -185,11 +189,12 @@ impl<T, E> ItemResult<T, E> {
         self.error().and_then(Error::retry_after)
     }
 
-    /// Returns `true` if a retry of the batch would get the same result for this item.
+    /// Returns `true` if a retry of the batch would not run this item, and would get no better result for it.
     ///
     /// Final are a value, a value that was not recorded, and a malformed key. A mismatch is final if the other item was
     /// executed or is in the batch. All other results can change: work that failed runs again, and an operator may resolve a
-    /// key.
+    /// key. The value of this execution is final even if it is too large for a record. A retry then gets 409
+    /// [`ResponseNotRetained`](ErrorKind::ResponseNotRetained).
     #[must_use]
     pub fn is_final(&self) -> bool {
         match self.outcome() {

@@ -16,7 +16,7 @@ use crate::{
     lease::Lease,
     limits::{Caller, InFlightPermit},
     panics::catch_panic,
-    response::reject::{admission_error, store_unavailable},
+    response::reject::{admission_error, count_rejection, store_unavailable},
     run_once::{self, RunOutcome, WorkError},
     store::{Claim, Fingerprint, KeyId, Token},
 };
@@ -65,7 +65,10 @@ impl Items {
                     Ok(item) => drop(running.spawn(
                         async move { (index, catch_panic(pin!(item)).await) }.in_current_span(),
                     )),
-                    Err(error) => ended[index] = Some((ItemOutcome::Rejected(error), true)),
+                    Err(error) => {
+                        let error = count_rejection(&config.response, error);
+                        ended[index] = Some((ItemOutcome::Rejected(error), true));
+                    }
                 }
             }
             let Some(joined) = running.join_next().await else {

@@ -8,7 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode, response};
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
 
 #[cfg(feature = "grpc")]
 use crate::grpc::{GRPC_STATUS, GrpcCode, is_grpc_response};
@@ -340,19 +340,44 @@ pub(crate) fn strip_reason(
 
 /// Encodes the record of a value of `run_once`, or a tombstone if the value cannot be recorded.
 pub(crate) fn encode_value(rules: &Rules, id: &KeyId, value: &impl Serialize) -> Bytes {
+    encode_value_if(rules, id, value, |_| true)
+}
+
+/// Encodes the record of a value like [`encode_value`], or a tombstone also if no retry could read the value.
+///
+/// Serde does not promise that it reads what it has written. The buffer of tagged types, for example, has no 128-bit integers.
+pub(crate) fn encode_readable_value<T: Serialize + DeserializeOwned>(
+    rules: &Rules,
+    id: &KeyId,
+    value: &T,
+) -> Bytes {
+    encode_value_if(rules, id, value, |bytes| {
+        let read = catch_unwind(|| rmp_serde::from_slice::<T>(bytes).is_ok());
+        read.unwrap_or(false)
+    })
+}
+
+fn encode_value_if(
+    rules: &Rules,
+    id: &KeyId,
+    value: &impl Serialize,
+    is_readable: impl Fn(&[u8]) -> bool,
+) -> Bytes {
     // The work is done. A value that panics is treated like one that returns an error.
-    match catch_unwind(AssertUnwindSafe(|| rmp_serde::to_vec_named(value))) {
-        Ok(Ok(bytes)) if bytes.len() <= rules.body_limit => rules.codec().encode_value(id, &bytes),
-        Ok(Ok(_)) => encode_oversized_value(rules, id),
-        // The message is not logged: it comes from the value and may quote any of its data.
-        Ok(Err(_)) | Err(_) => {
-            let layer = rules.layer();
-            catch_report_panic(|| {
-                tracing::error!(%id, layer = layer.as_str(), "value cannot be serialized, retries get no value");
-            });
-            encode_oversized_value(rules, id)
-        }
+    let encoded = catch_unwind(AssertUnwindSafe(|| rmp_serde::to_vec_named(value)));
+    let layer = rules.layer();
+    // The messages of serde are not logged: they come from the value and may quote any of its data.
+    match encoded {
+        Ok(Ok(bytes)) if bytes.len() > rules.body_limit => {}
+        Ok(Ok(bytes)) if is_readable(&bytes) => return rules.codec().encode_value(id, &bytes),
+        Ok(Ok(_)) => catch_report_panic(|| {
+            tracing::error!(%id, layer = layer.as_str(), "value cannot be read back, retries get no value");
+        }),
+        Ok(Err(_)) | Err(_) => catch_report_panic(|| {
+            tracing::error!(%id, layer = layer.as_str(), "value cannot be serialized, retries get no value");
+        }),
     }
+    encode_oversized_value(rules, id)
 }
 
 /// Returns `true` if the record contains this value. A tombstone contains none.

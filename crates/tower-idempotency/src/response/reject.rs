@@ -28,6 +28,12 @@ pub(crate) fn reject(rules: &Rules, error: &Error) -> CompleteResponse {
     res
 }
 
+/// Counts the rejection of a call or an item, for which the layer renders no response. Returns its error.
+pub(crate) fn count_rejection(rules: &Rules, error: Error) -> Error {
+    telemetry::refused(rules.layer(), error.kind());
+    error
+}
+
 /// Converts a rejection into a complete response that no outer layer records. It is no result of the handler, and most
 /// rejections are temporary.
 pub(crate) fn rejection(mut res: Response<Bytes>) -> CompleteResponse {

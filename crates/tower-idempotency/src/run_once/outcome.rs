@@ -19,6 +19,8 @@ use crate::{
 /// Result of work that did not panic.
 pub(super) enum WorkResult<T, E> {
     Value(T),
+    /// The work returned a value, but a result of its batch is not final.
+    UnfinishedBatch(T),
     NeedsAttention(NeedsAttention, E),
     Failed(E),
     /// The work returned a value, but neither committed nor rolled back a transaction.
@@ -51,6 +53,7 @@ pub(super) fn outcome_of_run<T: DeserializeOwned, E>(
     let outcome = match finished {
         Finished::Own => match result {
             WorkResult::Value(value) => Ok(Outcome::Executed(value)),
+            WorkResult::UnfinishedBatch(value) => Ok(Outcome::UnfinishedBatch(value)),
             WorkResult::NeedsAttention(_, error) | WorkResult::Failed(error) => {
                 Ok(Outcome::Failed(error))
             }
@@ -67,7 +70,10 @@ pub(super) fn outcome_of_run<T: DeserializeOwned, E>(
             outcome_of_commit(rules, id, &record, result)
         }
         Finished::Stored(record)
-            if matches!(result, WorkResult::Failed(_) | WorkResult::Unfinished) =>
+            if matches!(
+                result,
+                WorkResult::UnfinishedBatch(_) | WorkResult::Failed(_) | WorkResult::Unfinished
+            ) =>
         {
             outcome_of_record(rules, id, &record)
         }
@@ -103,7 +109,9 @@ fn outcome_of_unconfirmed_run<T, E>(
     retryable: bool,
 ) -> Result<Outcome<T, E>, Error> {
     match result {
-        WorkResult::Value(value) => Ok(Outcome::LeaseLost(value)),
+        WorkResult::Value(value) | WorkResult::UnfinishedBatch(value) => {
+            Ok(Outcome::LeaseLost(value))
+        }
         WorkResult::NeedsAttention(_, error) | WorkResult::Failed(error) => {
             Ok(Outcome::Unknown(error))
         }
@@ -122,9 +130,11 @@ fn outcome_of_commit<T: DeserializeOwned, E>(
 ) -> Result<Outcome<T, E>, Error> {
     let outcome = recorded_outcome(rules, id, decode(rules, id, record)?)?;
     Ok(match (outcome, result) {
-        (Outcome::Replayed(value), _) | (Outcome::ValueNotRecorded, WorkResult::Value(value)) => {
-            Outcome::Executed(value)
-        }
+        (Outcome::Replayed(value), _)
+        | (
+            Outcome::ValueNotRecorded,
+            WorkResult::Value(value) | WorkResult::UnfinishedBatch(value),
+        ) => Outcome::Executed(value),
         (other, _) => other,
     })
 }

@@ -8,12 +8,12 @@ use tests::read;
 use tokio::time::sleep;
 use tower_idempotency::{
     IdempotencyLayer, Lease, MemoryStore, TakeOverOutcome,
-    run_once::WorkError,
+    run_once::{Outcome, WorkError},
     store::{Claim, Fingerprint, KeyId, Store},
     testing::Effects,
 };
 
-use super::{head_of, items, statuses};
+use super::{head_of, items, layer, statuses};
 
 /// The credentials of the head were replaced.
 #[tokio::test(start_paused = true)]
@@ -72,4 +72,54 @@ async fn orphaned_batch_is_executed_again() {
     let taken = layer.take_over(claim(), work).await.expect("an answer");
     assert!(matches!(taken, TakeOverOutcome::NoOrphan), "{taken:?}");
     assert_eq!(["a", "b"].map(|key| effects.count(key)), [1, 2]);
+}
+
+// S-423
+/// A recorded value would hide the item that is left.
+#[tokio::test(start_paused = true)]
+async fn run_with_unfinished_batch_runs_again() {
+    let (layer, effects) = (layer(), Effects::new());
+    let run = async || {
+        let (of_work, counted) = (layer.clone(), effects.clone());
+        let work = async move |lease: Lease| {
+            let mut head = head_of("alice");
+            head.extensions.insert(lease);
+            let batch = of_work.items(&head).expect("a principal");
+            let pay = async move |key: String, _lease| {
+                counted.add(&key);
+                if key == "b" && counted.count("b") == 1 {
+                    return Err(WorkError::Release("try later"));
+                }
+                Ok(key)
+            };
+            let results = batch.run(items(&["a", "b"]), pay).await.expect("results");
+            Ok::<_, WorkError<Infallible>>(statuses(&results))
+        };
+        let outcome = layer.run_once("file-7", "digest", work).await;
+        outcome.expect("an outcome")
+    };
+    assert_eq!(run().await, Outcome::UnfinishedBatch(vec![200, 500]));
+    assert_eq!(run().await, Outcome::Executed(vec![200, 200]));
+    assert_eq!(run().await, Outcome::Replayed(vec![200, 200]));
+    assert_eq!(["a", "b"].map(|key| effects.count(key)), [1, 2]);
+}
+
+// S-423
+#[tokio::test(start_paused = true)]
+async fn item_with_unfinished_batch_is_not_final() {
+    let layer = layer();
+    let of_work = layer.clone();
+    let nested = async move |caller: String, lease: Lease| {
+        let mut head = head_of(&caller);
+        head.extensions.insert(lease);
+        let batch = of_work.items(&head).expect("a principal");
+        let fail = async |_key: String, _lease| Err::<(), _>(WorkError::Release("try later"));
+        let results = batch.run(items(&["b"]), fail).await.expect("results");
+        Ok::<_, WorkError<Infallible>>(results.len())
+    };
+    let batch = layer.items(&head_of("alice")).expect("a principal");
+    let results = batch.run(items(&["alice"]), nested).await;
+    let results = results.expect("results");
+    assert_eq!(statuses(&results), [500]);
+    assert!(!results[0].is_final());
 }

@@ -177,6 +177,7 @@ mod request;
 mod response;
 mod retry;
 pub mod run_once;
+mod safe_methods;
 mod service;
 pub mod store;
 mod store_client;
@@ -208,6 +209,7 @@ pub use self::{
         json_fingerprint::JsonFingerprint,
         key::{IDEMPOTENCY_KEY, IdempotencyKey, KeyScope, KeySyntax},
         principal::Principal,
+        route::RouteTemplate,
         rules::{KeyReuse, MissingKey},
     },
     response::{directives::Retention, replay::IDEMPOTENT_REPLAYED, rules::Unrecordable},

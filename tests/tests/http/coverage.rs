@@ -38,7 +38,9 @@ const PROTECTED: (u64, bool) = (1, true);
 // F-064, S-023
 #[tokio::test(start_paused = true)]
 async fn safe_methods_bypass_store() {
-    for method in ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY"] {
+    for method in [
+        "GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PROPFIND", "REPORT", "SEARCH",
+    ] {
         assert_eq!(executed(|layer| layer, method).await, BYPASSED, "{method}");
     }
 }
@@ -46,7 +48,15 @@ async fn safe_methods_bypass_store() {
 // S-024
 #[tokio::test(start_paused = true)]
 async fn every_unsafe_method_is_executed_once() {
-    for method in ["POST", "PATCH", "PUT", "DELETE", "PURGE", "post"] {
+    for method in [
+        "POST",
+        "PATCH",
+        "PUT",
+        "DELETE",
+        "PURGE",
+        "PROPPATCH",
+        "post",
+    ] {
         assert_eq!(executed(|layer| layer, method).await, PROTECTED, "{method}");
     }
 }

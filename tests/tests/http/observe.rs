@@ -690,6 +690,7 @@ fn coverage_is_counted_in_each_mode() {
             for req in [
                 request("GET", "/", &[]),
                 request("OPTIONS", "/", &[]),
+                request("PROPFIND", "/", &[("idempotency-key", "c")]),
                 request("POST", "/", &[]),
                 request("PUT", "/skipped", &[]),
                 request("PUT", "/skipped", &[("idempotency-key", "a")]),

@@ -152,6 +152,22 @@ async fn only_real_upgrade_and_real_grpc_pass() {
     }
 }
 
+// S-027
+#[tokio::test(start_paused = true)]
+async fn grpc_over_http_3_passes() {
+    for (version, expected) in [(Version::HTTP_11, 1), (Version::HTTP_3, 2)] {
+        let (app, effects) = served(Optional);
+        for _ in 0..2 {
+            let mut req = tests::post("/orders", "k", "{}");
+            *req.version_mut() = version;
+            let value = HeaderValue::from_static("application/grpc");
+            req.headers_mut().insert("content-type", value);
+            tests::send(&app, req).await;
+        }
+        assert_eq!(effects.count(), expected, "{version:?}");
+    }
+}
+
 // F-900, S-909
 #[tokio::test]
 async fn required_key_lets_nothing_pass() {

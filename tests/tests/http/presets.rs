@@ -70,9 +70,9 @@ const SPELLINGS: [&str; 9] = [
     "\"a c\"",
 ];
 const LENGTHS: [usize; 6] = [10, 11, 255, 256, 1024, 1025];
-const METHODS: [&str; 11] = [
-    "GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "CONNECT", "POST", "PUT", "PATCH", "DELETE",
-    "PURGE",
+const METHODS: [&str; 14] = [
+    "GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PROPFIND", "REPORT", "SEARCH", "CONNECT", "POST",
+    "PUT", "PATCH", "DELETE", "PURGE",
 ];
 const STATUSES: [u16; 47] = [
     200, 201, 202, 204, 206, 299, 300, 301, 302, 303, 304, 307, 308, 400, 401, 402, 403, 404, 405,
@@ -174,7 +174,10 @@ fn table(preset: Preset) -> Row {
                 Some("a c"),
             ],
             longest: 1025,
-            methods: vec!["TRACE", "QUERY", "POST", "PUT", "PATCH", "DELETE", "PURGE"],
+            methods: vec![
+                "TRACE", "QUERY", "PROPFIND", "REPORT", "SEARCH", "POST", "PUT", "PATCH", "DELETE",
+                "PURGE",
+            ],
             by_host: true,
             other_request: 201,
             concurrent: (429, Some("2".to_owned())),

@@ -6,11 +6,11 @@ use axum::{
     extract::OriginalUri,
     routing::{any, post as on_post},
 };
-use http::{HeaderName, HeaderValue, Request, StatusCode};
+use http::{HeaderName, HeaderValue, Request, StatusCode, header};
 use tests::{Effects, app, created, creating, post, send};
 use tower::ServiceExt;
 use tower_idempotency::{
-    ACTING_HEADERS, FingerprintBy, IdempotencyLayer, MemoryStore, MissingKey,
+    ACTING_HEADERS, FingerprintBy, IdempotencyLayer, MemoryStore, MissingKey, RouteTemplate,
     conformance::FaultInjector,
 };
 
@@ -109,6 +109,15 @@ async fn executed_without_key(layer: IdempotencyLayer, name: &HeaderName) -> u64
     effects.count()
 }
 
+// S-042
+#[tokio::test(start_paused = true)]
+async fn accept_counts_only_if_listed() {
+    assert_eq!(executed_without_key(layer(), &header::ACCEPT).await, 1);
+    let by = FingerprintBy::raw_body().and_header(header::ACCEPT);
+    let layer = layer().with_fingerprint(by);
+    assert_eq!(executed_without_key(layer, &header::ACCEPT).await, 2);
+}
+
 // S-929
 /// Servers may read `_` in a name as `-`.
 #[tokio::test(start_paused = true)]
@@ -156,7 +165,13 @@ async fn order_of_listed_headers_does_not_count() {
 // S-928
 #[tokio::test(start_paused = true)]
 async fn precondition_counts_without_key() {
-    for name in ["if-match", "if-none-match", "if-unmodified-since"] {
+    for name in [
+        "if",
+        "if-match",
+        "if-none-match",
+        "if-unmodified-since",
+        "if_match",
+    ] {
         let name = HeaderName::from_static(name);
         assert_eq!(executed_without_key(layer(), &name).await, 2, "{name}");
         // A client that sends a key corrects the precondition under the same key.
@@ -326,6 +341,15 @@ async fn operation_is_matched_route() {
     assert_eq!(
         &*store.claims().pop().expect("a claim").operation,
         "POST /orders"
+    );
+    // Another router has set the route.
+    let mut req = post("/orders/raw-secret", "k3", "order");
+    let template = RouteTemplate::new("/orders/{secret}");
+    req.extensions_mut().insert(template);
+    send(&fallback, req).await;
+    assert_eq!(
+        &*store.claims().pop().expect("a claim").operation,
+        "POST /orders/{secret}"
     );
 }
 

@@ -167,6 +167,30 @@ async fn client_error_with_downstream_key_is_recorded() {
     }
 }
 
+// S-959
+/// The first execution may have called another service. Its takeover derives no key.
+#[tokio::test(start_paused = true)]
+async fn client_error_after_takeover_is_recorded() {
+    let (app, effects) = app(derived(), async |n, req: Request<Body>| {
+        if n > 1 {
+            return StatusCode::CONFLICT;
+        }
+        let lease = req.extensions().get::<Lease>().expect("a lease");
+        drop(lease.derive("charge"));
+        StatusCode::BAD_GATEWAY
+    });
+    for (status, is_replay) in [
+        (StatusCode::BAD_GATEWAY, false),
+        (StatusCode::CONFLICT, false),
+        (StatusCode::CONFLICT, true),
+    ] {
+        let res = send(&app, keyless("/", "a", "tea")).await;
+        assert_eq!((res.status, res.is_replay()), (status, is_replay));
+        advance(Duration::from_secs(16)).await;
+    }
+    assert_eq!(effects.count(), 2);
+}
+
 // S-919
 #[tokio::test(start_paused = true)]
 async fn sent_key_never_equals_key_of_service() {

@@ -21,6 +21,7 @@ use crate::{
     response::problem,
     response::replay::IDEMPOTENT_REPLAYED,
     response::rules::{ErrorResponse, Unrecordable, is_rejection_of_form},
+    safe_methods::is_safe,
     store::{OrphanPolicy, Ttl},
 };
 
@@ -32,7 +33,7 @@ use crate::{
 /// | [key syntax](KeySyntax) | `Lenient` | `Strict` | `Verbatim` | `Unquoted` | `Verbatim` |
 /// | key length in bytes | 1 to 255 | 1 to 1,024 | 1 to 255 | 1 or more | 1 to 255 |
 /// | request without a key | as without the layer | same | same | same | 400 |
-/// | methods | all but GET, HEAD, OPTIONS, TRACE, QUERY | POST, PATCH | POST | all but GET, HEAD, OPTIONS | POST |
+/// | methods | all but GET, HEAD, OPTIONS, TRACE, QUERY, PROPFIND, REPORT, SEARCH | POST, PATCH | POST | all but GET, HEAD, OPTIONS | POST |
 /// | body of a retry | the same bytes | same | same | same | the same JSON, numbers by value |
 /// | [principal](Principal) | all credentials | same | same | `Authorization` alone | as `Recommended`; also the endpoint |
 /// | the same key at another [host](crate::IdempotencyLayer::with_host_in_scope) | the same request | same | same | a separate request | as `Recommended` |
@@ -98,16 +99,7 @@ impl Preset {
 fn recommended() -> Config {
     Config {
         request: request::rules::Rules {
-            methods: Arc::new(|method| {
-                ![
-                    &Method::GET,
-                    &Method::HEAD,
-                    &Method::OPTIONS,
-                    &Method::TRACE,
-                ]
-                .contains(&method)
-                    && method.as_str() != "QUERY"
-            }),
+            methods: Arc::new(|method| !is_safe(method)),
             skip: None,
             key_from: KeyFrom::Header {
                 name: IDEMPOTENCY_KEY,

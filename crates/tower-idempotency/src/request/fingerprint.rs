@@ -38,8 +38,8 @@ use crate::{
 ///   signature: a retry repeats it.
 ///
 /// With [`MissingKey::Derive`](crate::MissingKey::Derive), the fingerprint of a request without a key also contains `If-Match`,
-/// `If-None-Match` and `If-Unmodified-Since`, unless it is a [`custom`](Self::custom) one. Under a key of the client, these
-/// headers do not count: a retry may correct them.
+/// `If-None-Match`, `If-Unmodified-Since` and `If` of WebDAV, unless it is a [`custom`](Self::custom) one. Under a key of the
+/// client, these headers do not count: a retry may correct them.
 ///
 /// [`and_header`](Self::and_header) adds a header, and [`with_headers`](Self::with_headers) replaces the list. A header that a
 /// request does not have adds nothing. A `_` in a name counts as `-`, because CGI and WSGI servers do not distinguish them:

@@ -10,6 +10,7 @@ mod multipart;
 pub(crate) mod principal;
 pub(crate) mod read_body;
 pub(crate) mod recent;
+pub(crate) mod route;
 pub(crate) mod rules;
 
 use std::borrow::Cow;
@@ -27,6 +28,7 @@ use crate::{
             other_host,
         },
         key::{IdempotencyKey, KeyError, KeyScope, RequestKey},
+        route::RouteTemplate,
         rules::{KeyFrom, KeyReuse, MissingKey, Rules},
     },
     store::{
@@ -150,11 +152,11 @@ fn list_items<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<It
         .map(<[u8]>::trim_ascii)
 }
 
-/// Returns `true` for gRPC, which is HTTP/2 with the media type `application/grpc` or `application/grpc+..`.
+/// Returns `true` for gRPC, which is HTTP/2 or HTTP/3 with the media type `application/grpc` or `application/grpc+..`.
 ///
 /// `application/grpc+json` does not count: extractors of JSON accept every media type that ends with `+json`.
 fn is_grpc(head: &request::Parts) -> bool {
-    head.version == Version::HTTP_2
+    matches!(head.version, Version::HTTP_2 | Version::HTTP_3)
         && media_type(head).is_some_and(|media_type| {
             media_type
                 .strip_prefix("application/grpc")
@@ -398,9 +400,10 @@ fn new_life(token: &Token) -> Fingerprint {
     Fingerprint::from_bytes(hash.finish())
 }
 
-/// Returns the method and the route, at most 128 bytes. If axum matched no route, returns the path in its place.
+/// Returns the method and the route, at most 128 bytes. If the request has neither a [`RouteTemplate`] nor a route that axum
+/// matched, returns the path in its place.
 ///
-/// Omits parts that may contain secrets or personal data: the query, and the values of parameters in the path.
+/// Omits the query. Without a route, the values of parameters in the path are not omitted, and may be secrets or personal data.
 pub(crate) fn operation(head: &request::Parts) -> Box<str> {
     operation_within(head, MAX_OPERATION).into()
 }
@@ -443,6 +446,9 @@ fn operation_with(prefix: &str, head: &request::Parts) -> Box<str> {
 const MAX_OPERATION: usize = 128;
 
 fn route(head: &request::Parts) -> &str {
+    if let Some(template) = head.extensions.get::<RouteTemplate>() {
+        return template.as_str();
+    }
     #[cfg(feature = "axum")]
     if let Some(route) = head.extensions.get::<axum::extract::MatchedPath>() {
         return route.as_str();

@@ -25,14 +25,16 @@ pub enum MissingKey {
     /// short retention: FIFO queues use five minutes. All requests without a principal count as requests of one caller.
     /// With [`FingerprintBy::head_only`](crate::FingerprintBy::head_only), all requests to one path are equal.
     ///
-    /// By default, `If-Match`, `If-None-Match` and `If-Unmodified-Since` are parts of such a fingerprint: see
-    /// [`FingerprintBy`](crate::FingerprintBy#headers).
+    /// By default, `If-Match`, `If-None-Match`, `If-Unmodified-Since` and `If` of WebDAV are parts of such a fingerprint: see
+    /// [`FingerprintBy`](crate::FingerprintBy#headers). `Accept` and `Accept-Language` are not: a client that wants another
+    /// representation gets the recorded one. If a handler negotiates its response, add the header by
+    /// [`and_header`](crate::FingerprintBy::and_header).
     ///
     /// A 4xx response under such a key is not recorded, regardless of the
     /// [recorded statuses](crate::IdempotencyLayer::with_recorded_statuses). The client cannot choose another key when it repeats
-    /// a rejected request. There are two exceptions. A response that [needs attention](crate::NeedsAttention) blocks the key. If
-    /// the handler called [`Lease::derive`](crate::Lease::derive), the recorded statuses apply, because another execution would
-    /// repeat the calls to other services under the same keys.
+    /// a rejected request. There are two exceptions. A response that [needs attention](crate::NeedsAttention) blocks the key. In a
+    /// takeover, and after a checkpoint or a call of [`Lease::derive`](crate::Lease::derive), the recorded statuses apply. A release
+    /// would leave an orphan there, and a completer would continue after the 4xx.
     ///
     /// The handler gets a [`Lease`](crate::Lease), but no [`IdempotencyKey`](crate::IdempotencyKey).
     Derive,

@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use http::Method;
 
-use crate::{layer_name::LayerName, store::KeyId};
+use crate::{layer_name::LayerName, safe_methods::is_safe, store::KeyId};
 
 /// The protection of an unsafe request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub(crate) enum Coverage {
 
 /// Counts a request with an unsafe method. Requests with other methods need no key.
 pub(crate) fn unsafe_request(layer: &LayerName, method: &Method, coverage: Coverage) {
-    if !method.is_safe() {
+    if !is_safe(method) {
         coverage.count(layer);
     }
 }

@@ -86,12 +86,14 @@ const SELECTING_HEADERS: [HeaderName; 26] = [
     HeaderName::from_static("x-ms-source-range"),
 ];
 
-/// Preconditions of a change (RFC 9110, section 13.1). They count only if the fingerprint is the key: a request with another
-/// precondition is then another request. Under a key of the client, a retry may correct its preconditions.
-static PRECONDITIONS: [HeaderName; 3] = [
+/// Preconditions of a change (RFC 9110, section 13.1, and for WebDAV RFC 4918, section 10.4). They count only if the fingerprint
+/// is the key: a request with another precondition is then another request. Under a key of the client, a retry may correct its
+/// preconditions.
+static PRECONDITIONS: [HeaderName; 4] = [
     header::IF_MATCH,
     header::IF_NONE_MATCH,
     header::IF_UNMODIFIED_SINCE,
+    HeaderName::from_static("if"),
 ];
 
 static DEFAULT_HEADERS: LazyLock<Vec<HeaderName>> = LazyLock::new(|| {
@@ -169,16 +171,20 @@ impl HeaderList {
         })
     }
 
-    /// Adds the preconditions that the request has, for a fingerprint that is the key.
+    /// Adds the preconditions that the request has, in any spelling, for a fingerprint that is the key.
     pub(super) fn add_preconditions(&self, headers: &HeaderMap, hash: &mut FieldDigest) {
         if !self.has_preconditions {
             return;
         }
-        for name in &PRECONDITIONS {
+        let sent = headers.keys().filter_map(|name| {
+            let place = PRECONDITIONS.iter().position(|it| is_spelling(it, name))?;
             // A listed one has been added.
-            if headers.contains_key(name) && !self.names.contains(name) {
-                add_header(headers, name, hash);
-            }
+            self.place_of(name).is_none().then_some((place, name))
+        });
+        let mut sent: SmallVec<[_; 4]> = sent.collect();
+        sent.sort_unstable_by_key(|&(place, name)| (place, name.as_str()));
+        for (_, name) in sent {
+            add_header(headers, name, hash);
         }
     }
 }

@@ -89,7 +89,7 @@ impl IdempotencyLayer {
     pub(crate) fn covers(&self, head: &request::Parts) -> bool {
         #[cfg(feature = "grpc")]
         if let Some(methods) = &self.config.grpc {
-            match methods.kind_of(head) {
+            match methods.kind_of(&head.method, head.uri.path(), &head.headers) {
                 CallKind::Protected => {
                     let skip = self.config.request.skip.as_ref();
                     return skip.is_none_or(|skip| !skip(head));

@@ -6,7 +6,7 @@ use std::{
     task::{Context as TaskContext, Poll},
 };
 
-use http::{Request, Response, request};
+use http::{Request, Response};
 use tower_service::Service;
 
 use crate::{
@@ -21,6 +21,7 @@ use crate::{
     future::ResponseFuture,
     request::echoed_key,
     response::reject::into_response,
+    safe_methods::is_safe,
     telemetry::{Coverage, unsafe_request},
 };
 #[cfg(feature = "grpc")]
@@ -65,16 +66,15 @@ where
     fn call(&mut self, req: Request<B>) -> Self::Future {
         let nested = is_nested(req.extensions());
         let is_keyless = is_keyless(&self.context, req.headers());
-        if is_keyless && req.method().is_safe() {
+        if is_keyless && is_safe(req.method()) {
             let inner = call_unchanged(&mut self.inner, req);
             return ResponseFuture::pass_through(inner, nested);
         }
-        let (head, body) = req.into_parts();
-        let Some(context) = context_of(&self.context, &head) else {
-            let req = Request::from_parts(head, body);
+        let Some(context) = context_of(&self.context, &req) else {
             let inner = call_unchanged(&mut self.inner, req);
             return ResponseFuture::pass_through(inner, nested);
         };
+        let (head, body) = req.into_parts();
         let admission = match enforcement(context, &head) {
             Enforcement::Enforce if is_keyless => {
                 count_keyless(context, &head);
@@ -123,19 +123,19 @@ where
 }
 
 /// Returns the settings that apply to the request, or `None` if it is a gRPC call that passes through.
-fn context_of<'a>(context: &'a Arc<Context>, head: &request::Parts) -> Option<&'a Arc<Context>> {
+fn context_of<'a, B>(context: &'a Arc<Context>, req: &Request<B>) -> Option<&'a Arc<Context>> {
     #[cfg(feature = "grpc")]
     if let (Some(methods), Some(grpc_context)) = (&context.config.grpc, &context.grpc) {
-        match methods.kind_of(head) {
+        match methods.kind_of(req.method(), req.uri().path(), req.headers()) {
             CallKind::Protected => return Some(grpc_context),
             CallKind::Unprotected => {
-                count_unprotected_call(context, head);
+                count_unprotected_call(context, req.method(), req.headers());
                 return None;
             }
             CallKind::Http => {}
         }
     }
-    let _ = head;
+    let _ = req;
     Some(context)
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, atomic::AtomicBool};
 
-use http::{Extensions, HeaderMap, request};
+use http::{Extensions, HeaderMap, Method, request};
 
 use crate::{
     digest::ScopedKey,
@@ -100,10 +100,15 @@ pub(crate) fn enforcement(context: &Context, head: &request::Parts) -> Enforceme
 }
 
 /// Counts a request that the layer does not cover. Returns `true` if it has a key.
-pub(super) fn count_uncovered(context: &Context, head: &request::Parts, reason: Coverage) -> bool {
+pub(super) fn count_uncovered(
+    context: &Context,
+    method: &Method,
+    headers: &HeaderMap,
+    reason: Coverage,
+) -> bool {
     let layer = context.config.layer();
-    telemetry::unsafe_request(layer, &head.method, reason);
-    let has_key = has_key_header(&context.config.request, &head.headers);
+    telemetry::unsafe_request(layer, method, reason);
+    let has_key = has_key_header(&context.config.request, headers);
     if has_key {
         telemetry::passed_through(layer, reason.name());
     }
@@ -112,10 +117,10 @@ pub(super) fn count_uncovered(context: &Context, head: &request::Parts, reason: 
 
 /// Counts a call of a gRPC method that is not protected.
 #[cfg(feature = "grpc")]
-pub(crate) fn count_unprotected_call(context: &Context, head: &request::Parts) {
+pub(crate) fn count_unprotected_call(context: &Context, method: &Method, headers: &HeaderMap) {
     let layer = context.config.layer();
     context.shared.registration.at_request(layer);
-    count_uncovered(context, head, Coverage::Grpc);
+    count_uncovered(context, method, headers, Coverage::Grpc);
 }
 
 /// Decides about a request from its head, without waiting.
@@ -124,7 +129,8 @@ pub(crate) fn admit(context: &Context, head: &request::Parts) -> Admission {
     let (layer, warnings) = (config.layer(), config.warnings());
     context.shared.registration.at_request(layer);
     if let Some(reason) = pass_reason(&config.request, head) {
-        if count_uncovered(context, head, reason) && reason == Coverage::Grpc {
+        let has_key = count_uncovered(context, &head.method, &head.headers, reason);
+        if has_key && reason == Coverage::Grpc {
             warnings.grpc_unprotected();
         }
         return Admission::PassThrough;

@@ -1,11 +1,12 @@
 //! The methods that are protected, and the codes that are recorded.
 
-use std::{collections::HashSet, fmt, sync::Arc};
+use std::{fmt, sync::Arc};
 
+use hashbrown::HashSet;
 use http::{HeaderMap, Method, header, request};
 
 use super::code::{GRPC_STATUS, GrpcCode};
-use crate::error::ConfigError;
+use crate::{error::ConfigError, header_lines::lines_of};
 
 /// The media type of gRPC, without its format.
 const GRPC: &str = "application/grpc";
@@ -135,34 +136,31 @@ impl GrpcMethods {
     ///
     /// Servers such as tonic check neither the media type nor the HTTP method. A client must not avoid the protection of a
     /// method by another HTTP method.
-    pub(crate) fn kind_of(&self, head: &request::Parts) -> CallKind {
-        let path = head.uri.path();
-        let is_grpc = has_media_type(&head.headers, GRPC);
+    pub(crate) fn kind_of(&self, method: &Method, path: &str, headers: &HeaderMap) -> CallKind {
+        let is_grpc = || has_media_type(headers, GRPC);
         match &self.selection {
             Selection::Only(paths) if paths.contains(path) => {
-                if is_grpc || head.method != Method::POST {
+                if is_grpc() || method != Method::POST {
                     CallKind::Protected
                 } else {
                     CallKind::Http
                 }
             }
             Selection::Only(_)
-                if is_call(&head.headers)
-                    && head.method == Method::POST
-                    && is_method_path(path) =>
+                if is_call(headers) && method == Method::POST && is_method_path(path) =>
             {
                 CallKind::Unprotected
             }
             Selection::Only(_) => CallKind::Http,
             Selection::AllBut(paths) if paths.contains(path) => {
-                if is_grpc {
+                if is_grpc() {
                     CallKind::Unprotected
                 } else {
                     CallKind::Http
                 }
             }
-            Selection::AllBut(_) if is_grpc => CallKind::Protected,
-            Selection::AllBut(_) if head.method != Method::POST && is_method_path(path) => {
+            Selection::AllBut(_) if is_grpc() => CallKind::Protected,
+            Selection::AllBut(_) if method != Method::POST && is_method_path(path) => {
                 CallKind::Protected
             }
             Selection::AllBut(_) => CallKind::Http,
@@ -235,25 +233,59 @@ fn is_method_path(path: &str) -> bool {
     let Some(names) = path.strip_prefix('/') else {
         return false;
     };
-    let (mut is_first_byte, mut is_capital, mut is_method) = (true, false, false);
-    // One pass: it runs for each call that is not protected.
-    for byte in names.bytes() {
-        match byte {
-            b'0'..=b'9' if is_first_byte => return false,
-            b'_' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => {
-                if is_first_byte {
-                    is_capital = byte.is_ascii_uppercase();
-                }
-                is_first_byte = false;
-            }
-            b'.' if !is_first_byte && !is_method => is_first_byte = true,
-            b'/' if !is_first_byte && !is_method && is_capital => {
-                (is_first_byte, is_method) = (true, true);
-            }
-            _ => return false,
+    // It runs for each call that is not protected, so it has no branch for each byte.
+    let state = names.bytes().fold(PART, |state, byte| {
+        (NEXT[usize::from(byte)] >> state) & STATE
+    });
+    state == IN_METHOD
+}
+
+// The states while a path is read. `NEXT` has one element for each byte, and an element has one slot of 6 bits for each state.
+// A state is the position of the first bit of its slot. The slot contains the next state.
+const SLOT: u64 = 6;
+/// The bytes are not those of a method.
+const OTHER: u64 = 0;
+/// A part of the name of the service begins.
+const PART: u64 = SLOT;
+/// In a part that does not begin with a capital letter.
+const IN_SMALL: u64 = 2 * SLOT;
+/// In a part that begins with a capital letter.
+const IN_CAPITAL: u64 = 3 * SLOT;
+/// The name of the method begins.
+const METHOD: u64 = 4 * SLOT;
+/// In the name of a method that begins with a capital letter.
+const IN_METHOD: u64 = 5 * SLOT;
+/// The bits of a slot.
+const STATE: u64 = (1 << SLOT) - 1;
+
+/// The next states for each byte.
+static NEXT: [u64; 256] = {
+    let mut next = [0; 256];
+    let mut byte: u8 = 0;
+    loop {
+        let mut state = OTHER;
+        while state <= IN_METHOD {
+            next[byte as usize] |= next_state(state, byte) << state;
+            state += SLOT;
         }
+        if byte == u8::MAX {
+            break next;
+        }
+        byte += 1;
     }
-    is_method && !is_first_byte && is_capital
+};
+
+const fn next_state(state: u64, byte: u8) -> u64 {
+    let is_in_name = byte.is_ascii_alphanumeric() || byte == b'_';
+    match (state, byte) {
+        (PART, b'A'..=b'Z') => IN_CAPITAL,
+        (PART, b'_' | b'a'..=b'z') => IN_SMALL,
+        (IN_SMALL | IN_CAPITAL, b'.') => PART,
+        (IN_CAPITAL, b'/') => METHOD,
+        (METHOD, b'A'..=b'Z') => IN_METHOD,
+        (IN_SMALL | IN_CAPITAL | IN_METHOD, _) if is_in_name => state,
+        _ => OTHER,
+    }
 }
 
 /// Returns `true` if a gRPC server sent the response: it has a gRPC status or media type.
@@ -265,10 +297,15 @@ pub(crate) fn is_grpc_response(headers: &HeaderMap, trailers: Option<&HeaderMap>
 /// Returns `true` if the media type is gRPC and no JSON. JSON extractors accept every media type that ends with `+json`. If
 /// it counted as gRPC, a client could use it to avoid the rules of an HTTP route.
 fn is_call(headers: &HeaderMap) -> bool {
-    let mut values = headers.get_all(header::CONTENT_TYPE).iter();
+    let name = header::CONTENT_TYPE;
+    let mut values = lines_of(headers, &name);
     let (Some(value), None) = (values.next(), values.next()) else {
         return false;
     };
+    // Most clients send it without a format.
+    if value.as_bytes() == GRPC.as_bytes() {
+        return true;
+    }
     let essence = value.as_bytes().split(|byte| *byte == b';').next();
     let essence = essence.unwrap_or_default().trim_ascii();
     let Some((start, format)) = essence.split_at_checked(GRPC.len()) else {
@@ -282,7 +319,7 @@ fn is_call(headers: &HeaderMap) -> bool {
 
 /// Returns `true` if a media type begins with `start` in any letter case. Every line counts.
 fn has_media_type(headers: &HeaderMap, start: &str) -> bool {
-    headers.get_all(header::CONTENT_TYPE).iter().any(|value| {
+    lines_of(headers, &header::CONTENT_TYPE).any(|value| {
         let found = value.as_bytes().trim_ascii_start().get(..start.len());
         found.is_some_and(|found| found.eq_ignore_ascii_case(start.as_bytes()))
     })
@@ -301,7 +338,8 @@ mod tests {
         let mut req = Request::builder().method(method).uri(path);
         let value = HeaderValue::from_bytes(media_type.as_bytes()).unwrap();
         req = req.header(header::CONTENT_TYPE, value);
-        methods.kind_of(&req.body(()).unwrap().into_parts().0)
+        let req = req.body(()).unwrap();
+        methods.kind_of(req.method(), req.uri().path(), req.headers())
     }
 
     #[test]
@@ -356,6 +394,42 @@ mod tests {
         ] {
             assert!(GrpcMethods::only([path]).is_err(), "{path}");
             assert!(GrpcMethods::all_but([path]).is_err(), "{path}");
+        }
+    }
+
+    #[test]
+    fn paths_of_methods_have_capital_letters() {
+        for path in ["/A/B", "/a.B/C", "/_a.b_1.B2_/C_3", "/A.b.C/D"] {
+            assert!(is_method_path(path), "{path}");
+        }
+        for path in [
+            "",
+            "/",
+            "//",
+            "A/B",
+            "/A",
+            "/A/",
+            "/A//B",
+            "/A/B/",
+            "/A/B/C",
+            "/A/B.C",
+            "/A./B",
+            "/.A/B",
+            "/A..B/C",
+            "/a/B",
+            "/A/b",
+            "/_/B",
+            "/A/_",
+            "/A.b/C",
+            "/1/B",
+            "/A/1",
+            "/A.1/B",
+            "/A-/B",
+            "/A/B-",
+            "/\u{e9}A/B",
+            "/A/\u{c9}",
+        ] {
+            assert!(!is_method_path(path), "{path}");
         }
     }
 }

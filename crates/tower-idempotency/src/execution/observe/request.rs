@@ -62,7 +62,7 @@ fn begin(context: &Arc<Context>, head: &request::Parts, body: &impl http_body::B
     let (rules, layer) = (&config.request, config.layer());
     shared.registration.at_request(layer);
     if let Some(reason) = pass_reason(rules, head) {
-        count_uncovered(context, head, reason);
+        count_uncovered(context, &head.method, &head.headers, reason);
         return NONE;
     }
     let found = find_key(rules, head);

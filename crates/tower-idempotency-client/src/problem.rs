@@ -25,6 +25,8 @@ pub(crate) struct Problem {
     pub(crate) error_type: Option<String>,
     /// Member `retryable` of a problem of `tower-idempotency`.
     pub(crate) retryable: Option<bool>,
+    /// `true` if the type is one of `tower-idempotency`, or of a protocol that it speaks. If `false`, no code of a 5xx counts.
+    pub(crate) has_type_of_layer: bool,
 }
 
 /// Form of a body that may contain a code.
@@ -76,42 +78,41 @@ impl Code {
 impl Problem {
     /// Returns the members of a body.
     ///
-    /// Outside problem details, a code counts if it is a member of `error`, or if the body has a type of the Agentic Commerce
-    /// Protocol. With that type, the codes of the layer have underscores. Any other `code` belongs to the application, and its
-    /// meaning is unknown.
+    /// A gateway may send the problem details of the layer as other JSON. Otherwise a code counts there if it is a member of
+    /// `error`, or if the body has a type of the Agentic Commerce Protocol. With that type, the codes of the layer have
+    /// underscores. Any other `code` belongs to the application, and its meaning is unknown.
     fn of(form: Form, body: &Map<String, Value>) -> Self {
         let text = |value: Option<&Value>| value?.as_str().map(str::to_owned);
-        if form == Form::Problem {
-            let is_from_layer = body
-                .get("type")
-                .and_then(Value::as_str)
-                .is_some_and(|uri| uri.starts_with("urn:tower-idempotency:problem:"));
+        let body_type = body.get("type").and_then(Value::as_str).unwrap_or_default();
+        let is_problem_of_layer = body_type.starts_with("urn:tower-idempotency:problem:");
+        if form == Form::Problem || is_problem_of_layer {
             return Self {
                 code: text(body.get("code")),
                 error_type: None,
                 retryable: body
                     .get("retryable")
                     .and_then(Value::as_bool)
-                    .filter(|_| is_from_layer),
+                    .filter(|_| is_problem_of_layer),
+                has_type_of_layer: is_problem_of_layer,
             };
         }
         if let Some(error) = body.get("error").and_then(Value::as_object) {
+            let error_type = text(error.get("type"));
             return Self {
                 code: text(error.get("code")),
-                error_type: text(error.get("type")),
+                has_type_of_layer: error_type.as_deref() == Some("api_error"),
+                error_type,
                 retryable: None,
             };
         }
-        let is_acp = body
-            .get("type")
-            .and_then(Value::as_str)
-            .is_some_and(|name| ACP_TYPES.contains(&name));
+        let is_acp = ACP_TYPES.contains(&body_type);
         let code = text(body.get("code")).map(|code| match code.starts_with("idempotency_") {
             true => code,
             false => code.replace('_', "-"),
         });
         Self {
             code: code.filter(|code| is_acp || code.starts_with("idempotency_")),
+            has_type_of_layer: is_acp,
             ..Self::default()
         }
     }

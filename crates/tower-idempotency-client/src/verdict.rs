@@ -94,7 +94,8 @@ impl<'a> Attempt<'a> {
     }
 
     /// Returns the code in the body of an error response. It is the member `code` of problem details (RFC 9457), or
-    /// `error.code` of other JSON. A `code` of other JSON counts if it begins with `idempotency_`.
+    /// `error.code` of other JSON. A `code` of other JSON counts if it begins with `idempotency_`, or if the type of the body
+    /// is one of `tower-idempotency`.
     #[must_use]
     pub fn code(&self) -> Option<&'a str> {
         self.result.as_ref().ok()?.code_text()
@@ -309,6 +310,10 @@ fn by_code(head: Head<'_>, after: Option<Duration>) -> Option<Judgement> {
     let Code::Read(problem) = head.code else {
         return None;
     };
+    // A handler may have sent the same code after its effect, or forwarded that of another service.
+    if head.status.is_server_error() && !problem.has_type_of_layer {
+        return None;
+    }
     let code = problem.code.as_deref();
     let known = code.and_then(|code| by_known_code(code, after));
     known.or_else(
@@ -343,9 +348,7 @@ fn by_known_code(code: &str, after: Option<Duration>) -> Option<Judgement> {
             Some(_) => Judgement::retry(after, Cause::Throttled),
             None => Judgement::UNKNOWN,
         },
-        "overloaded" | "draining" | "caller-limit" | "lock_timeout" => {
-            Judgement::retry(after, Cause::Throttled)
-        }
+        "overloaded" | "draining" | "caller-limit" => Judgement::retry(after, Cause::Throttled),
         // The proxy has not sent the request.
         "body-timeout" | "body-unreadable" | "upstream-unreachable" => Judgement {
             fate: Fate::Rejected,

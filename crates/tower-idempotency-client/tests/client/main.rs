@@ -4,6 +4,7 @@
 
 mod bodies;
 mod caller_verdicts;
+mod codes;
 mod costs;
 mod delays;
 mod dialects;

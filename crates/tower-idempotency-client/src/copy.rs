@@ -6,36 +6,31 @@ use bytes::Bytes;
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version};
 use http_body_util::{Empty, Full};
 
-/// Copy of a request. Makes at most one allocation if the caller has set no extensions, and none without headers.
-pub(crate) struct RequestCopy<B> {
+/// Copy of a request without its body. Makes at most one allocation if the caller has set no extensions, and none without
+/// headers.
+pub(crate) struct RequestCopy {
     method: Method,
     uri: Uri,
     version: Version,
     headers: HeaderCopy,
     /// Extensions of the caller, if there are any besides the operation.
     extensions: Option<Extensions>,
-    body: B,
 }
 
-impl<B> RequestCopy<B> {
-    /// Copies a request whose body has been copied.
-    pub(crate) fn new<A>(req: &Request<A>, extensions: Option<Extensions>, body: B) -> Self {
+impl RequestCopy {
+    /// Copies a request, with these extensions.
+    pub(crate) fn new<B>(req: &Request<B>, extensions: Option<Extensions>) -> Self {
         Self {
             method: req.method().clone(),
             uri: req.uri().clone(),
             version: req.version(),
             headers: HeaderCopy::of(req.headers()),
             extensions,
-            body,
         }
     }
 
-    pub(crate) fn body(&self) -> &B {
-        &self.body
-    }
-
     /// Returns a request with this body.
-    pub(crate) fn request(&self, body: B) -> Request<B> {
+    pub(crate) fn request<B>(&self, body: B) -> Request<B> {
         let mut req = Request::new(body);
         *req.method_mut() = self.method.clone();
         *req.uri_mut() = self.uri.clone();
@@ -100,7 +95,7 @@ fn next_line(buffer: &[u8]) -> Option<(HeaderName, HeaderValue, &[u8])> {
 
 const PREFIX: usize = 9;
 
-/// Function of the caller that copies bodies of one type, or `None` if a body cannot be sent twice.
+/// Function of the caller that copies bodies of one type. Returns `None` if it cannot copy a body.
 pub(crate) type CloneBody<B> = Box<dyn Fn(&B) -> Option<B> + Send + Sync>;
 
 /// Returns a copy of a body, or `None` if it cannot be sent twice.
@@ -147,8 +142,8 @@ mod tests {
             .unwrap();
         let extensions = Some(original.extensions().clone());
         let body = clone_body(None, original.body()).unwrap();
-        let copy = RequestCopy::new(&original, extensions, body);
-        let mut again = copy.request(copy.body().clone());
+        let copy = RequestCopy::new(&original, extensions);
+        let mut again = copy.request(body);
         assert_eq!(again.headers(), original.headers());
         assert!(again.headers()["authorization"].is_sensitive());
         assert!(!again.headers()["accept"].is_sensitive());

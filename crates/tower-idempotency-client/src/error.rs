@@ -60,6 +60,8 @@ pub(crate) enum Reason {
     Deadline,
     /// The server may have deleted the record of an earlier attempt.
     Expired,
+    /// The time of the first attempt is in the future.
+    WrongClock,
     /// The outbox did not store the request, and nothing was sent.
     NotStored,
 }
@@ -128,6 +130,9 @@ impl Error {
     /// The server may have deleted its record, so no further attempt is safe. The client reports the operation to its
     /// operator. If the outcome is [`Outcome::NotExecuted`], the client can send the operation again: the outbox has removed the
     /// request, and no recovery had sent it.
+    ///
+    /// Returns `false` if nothing was sent because the time of the first attempt is more than a minute in the future. A clock is
+    /// then wrong. After its correction, a recovery sends the request, and so does a call with the operation restored again.
     #[must_use]
     pub fn is_expired(&self) -> bool {
         self.reason == Reason::Expired
@@ -144,6 +149,9 @@ impl fmt::Display for Error {
             Reason::NotReady => "no further request sent, because the inner service is not ready",
             Reason::Deadline => "deadline of the call passed without a response",
             Reason::Expired => "lifetime of the key ended without a response",
+            Reason::WrongClock => {
+                "no further request sent, because a clock is wrong: the first attempt is in the future"
+            }
             Reason::NotStored => "request not sent, because the outbox did not store it",
         })?;
         f.write_str(match self.outcome {

@@ -25,8 +25,8 @@ impl FirstSent {
         }
     }
 
-    /// Restores a time of the wall clock. A time more than a minute in the future counts as expired, because one of the clocks
-    /// is wrong.
+    /// Restores a time of the wall clock. If it is more than a minute in the future, one of the clocks is wrong, and the age is
+    /// the longest possible one.
     pub(crate) fn restored(at: SystemTime) -> Self {
         let age = match SystemTime::now().duration_since(at) {
             Ok(age) => age,
@@ -38,6 +38,13 @@ impl FirstSent {
             monotonic: Instant::now(),
             age,
         }
+    }
+
+    /// Returns this time with at least the age that has passed since `first` was restored. The wall clock may have been set
+    /// meanwhile.
+    pub(crate) fn known_since(self, first: Self) -> Self {
+        let age = self.age.max(first.monotonic.elapsed());
+        Self { age, ..self }
     }
 
     /// Returns `true` if the restored time was more than a minute in the future, so that one of the clocks is wrong.

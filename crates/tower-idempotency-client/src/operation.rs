@@ -161,9 +161,9 @@ impl Operation {
 
     /// Restores the time of the first attempt, of an operation that another process may have sent.
     ///
-    /// The operation then counts as sent: its outcome is [`Outcome::Unknown`] until a response proves otherwise. A time more
-    /// than a minute in the future counts as expired, because one of the clocks is wrong. If the operation was already sent
-    /// at another time, the earlier time counts. Two times that differ by less than a millisecond are the same.
+    /// The operation then counts as sent: its outcome is [`Outcome::Unknown`] until a response proves otherwise. If the time is
+    /// more than a minute in the future, a clock is wrong, and no attempt begins. If the operation was already sent at another
+    /// time, the earlier time counts. Two times that differ by less than a millisecond are the same.
     #[must_use]
     pub fn with_first_sent(self, at: SystemTime) -> Self {
         let restored = FirstSent::restored(at);
@@ -172,11 +172,15 @@ impl Operation {
             let is_new = first_sent.is_none_or(|first| !is_same_time(at, first.wall));
             // Entries have times in milliseconds. A time that is earlier by less than that is the same one.
             let after = at.checked_add(Duration::from_millis(1));
-            let is_earlier = first_sent.is_none_or(|first| {
-                restored.was_in_future() || after.is_some_and(|after| after < first.wall)
+            let is_replaced = first_sent.is_none_or(|first| {
+                let is_corrected = !is_new && first.was_in_future();
+                restored.was_in_future()
+                    || is_corrected
+                    || after.is_some_and(|after| after < first.wall)
             });
-            if is_earlier {
-                *first_sent = Some(restored);
+            if is_replaced {
+                let earlier = *first_sent;
+                *first_sent = Some(earlier.map_or(restored, |first| restored.known_since(first)));
             }
             if is_new {
                 self.0.open_attempts.fetch_add(1, Ordering::Relaxed);
@@ -274,6 +278,12 @@ impl Operation {
         first_sent.is_some_and(|first| first.is_older_than(lifetime))
     }
 
+    /// Returns `true` if the restored time of the first attempt was in the future.
+    pub(crate) fn was_sent_in_future(&self) -> bool {
+        let first_sent = *self.0.first_sent();
+        first_sent.is_some_and(|first| first.was_in_future())
+    }
+
     /// Counts an attempt that is about to be sent. It may have been executed until [`close_attempt`](Self::close_attempt).
     pub(crate) fn begin_attempt(&self, now: Instant) {
         self.0
@@ -367,6 +377,8 @@ const RESPONSE_LOST: u8 = 2;
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::advance;
+
     use super::*;
 
     #[test]
@@ -440,6 +452,24 @@ mod tests {
             let earlier = if is_open { at.min(other) } else { at };
             assert_eq!(operation.first_sent(), Some(earlier));
         }
+    }
+
+    /// The clock was an hour behind when the time was restored first, and was corrected two hours later.
+    #[tokio::test(start_paused = true)]
+    async fn corrected_clock_permits_attempt() {
+        let hours = |hours: u64| Duration::from_secs(hours * 3600);
+        let at = SystemTime::now();
+        let mut behind = FirstSent::restored(at + hours(1));
+        behind.wall = at;
+        let operation = Operation::new().with_first_sent(at);
+        *operation.0.first_sent() = Some(behind);
+        assert!(operation.was_sent_in_future());
+        advance(hours(2)).await;
+        let operation = operation.with_first_sent(at);
+        assert!(!operation.was_sent_in_future());
+        assert!(!operation.is_older_than(hours(3)));
+        // The wall clock of the test does not advance.
+        assert!(operation.is_older_than(hours(2)));
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub(crate) trait Transport: Send {
     /// Waits until the inner service accepts a request.
     fn ready(&mut self) -> impl Future<Output = Result<(), BoxError>> + Send;
 
-    /// Sends the request again.
+    /// Sends the request again. Must not be called if [`can_send`](Self::can_send) returns `false`.
     fn send(&mut self) -> impl Future<Output = Result<Response<Self::Body>, BoxError>> + Send;
 
     /// Returns `true` if the request can be sent again.
@@ -79,7 +79,7 @@ impl Series {
         is_safe: bool,
         stored: Option<Stored>,
     ) -> Self {
-        telemetry::began();
+        telemetry::began(&settings.registration);
         let now = Instant::now();
         Self {
             began: now,
@@ -114,6 +114,9 @@ impl Series {
     /// Begins an attempt, as [`begin`](Self::begin) does.
     fn begin_attempt(&mut self, now: Instant) -> Result<(), Reason> {
         if self.expires_within(Duration::ZERO) {
+            if self.is_first_attempt_in_future() {
+                return Err(Reason::WrongClock);
+            }
             telemetry::expired(&self.settings.expired);
             return Err(Reason::Expired);
         }
@@ -209,6 +212,13 @@ impl Series {
             && self.operation.outcome() != Outcome::NotExecuted
             && self.operation.is_older_than(age);
         is_expired || self.is_stored_for(age)
+    }
+
+    /// Returns `true` if the restored time of the first attempt was in the future, so that the age of the operation is unknown.
+    fn is_first_attempt_in_future(&self) -> bool {
+        let stored = self.stored.map(|stored| stored.first_sent);
+        stored.is_some_and(|first_sent| first_sent.was_in_future())
+            || self.operation.was_sent_in_future()
     }
 
     /// Returns `true` if an outbox has had the request for this long. A recovery may have sent it at once and removed its

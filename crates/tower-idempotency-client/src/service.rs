@@ -140,24 +140,25 @@ impl<S> Retry<S> {
     }
 }
 
-/// Returns a copy of the request, or `None` if it cannot be sent twice.
+/// Returns a copy of the request and of its body, or `None` if it cannot be sent twice.
 fn copy_request<B: 'static>(
     settings: &Settings,
     req: &Request<B>,
     has_operation: bool,
-) -> Option<RequestCopy<B>> {
+) -> Option<(RequestCopy, B)> {
     let body = clone_body(settings.clone_body.as_deref(), req.body())?;
     // Each attempt gets the operation in any case, so it does not count here.
     let has_others = req.extensions().len() > usize::from(has_operation);
     let extensions = has_others.then(|| req.extensions().clone());
-    Some(RequestCopy::new(req, extensions, body))
+    Some((RequestCopy::new(req, extensions), body))
 }
 
 /// Sends the attempts after the first one.
 struct Resender<S, B> {
     /// Service of the first attempt.
     service: S,
-    copy: Option<RequestCopy<B>>,
+    /// The next attempt, or `None` if there is no further copy of the body.
+    copy: Option<(RequestCopy, B)>,
     operation: Option<Operation>,
     settings: Arc<Settings>,
 }
@@ -179,15 +180,9 @@ where
     }
 
     fn send(&mut self) -> impl Future<Output = Result<Response<R>, BoxError>> + Send {
-        let future = self.request().map(|req| self.service.call(req));
-        async {
-            match future {
-                Some(future) => future.await.map_err(Into::into),
-                None => Err(BoxError::from(
-                    "the request body cannot be copied a second time",
-                )),
-            }
-        }
+        let req = self.request().expect("the request can be sent again");
+        let future = self.service.call(req);
+        async { future.await.map_err(Into::into) }
     }
 
     fn can_send(&self) -> bool {
@@ -200,10 +195,12 @@ where
 }
 
 impl<S, B: 'static> Resender<S, B> {
-    fn request(&self) -> Option<Request<B>> {
-        let copy = self.copy.as_ref()?;
-        let body = clone_body(self.settings.clone_body.as_deref(), copy.body())?;
+    /// Returns the next attempt, and keeps a copy of it for a later one.
+    fn request(&mut self) -> Option<Request<B>> {
+        let (copy, body) = self.copy.take()?;
+        let next = clone_body(self.settings.clone_body.as_deref(), &body);
         let mut req = copy.request(body);
+        self.copy = next.map(|body| (copy, body));
         if let Some(operation) = &self.operation {
             req.extensions_mut().insert(operation.clone());
         }

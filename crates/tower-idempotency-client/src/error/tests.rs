@@ -18,7 +18,8 @@ fn reasons_have_these_texts() {
             Reason::OtherKey => Reason::NotReady,
             Reason::NotReady => Reason::Deadline,
             Reason::Deadline => Reason::Expired,
-            Reason::Expired => Reason::NotStored,
+            Reason::Expired => Reason::WrongClock,
+            Reason::WrongClock => Reason::NotStored,
             Reason::NotStored => return None,
         })
     };
@@ -32,6 +33,7 @@ fn reasons_have_these_texts() {
     no further request sent, because the inner service is not ready, the operation was not executed
     deadline of the call passed without a response, the operation was not executed
     lifetime of the key ended without a response, the operation was not executed
+    no further request sent, because a clock is wrong: the first attempt is in the future, the operation was not executed
     request not sent, because the outbox did not store it, the operation was not executed
     ");
 }

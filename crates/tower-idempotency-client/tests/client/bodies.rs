@@ -108,6 +108,31 @@ async fn function_of_caller_copies_body() {
     assert_eq!(bodies, ["first", "again"]);
 }
 
+/// A function that opens a file again fails if the process has no free descriptor.
+#[tokio::test(start_paused = true)]
+async fn last_copy_of_body_is_sent() {
+    for last in [201, 503] {
+        let server = Server::new([status(429), status(last)]);
+        let copies = AtomicU32::new(0);
+        let layer = RetryLayer::new().with_body_clone(move |body: &Stream| {
+            let _ = body;
+            let is_first = copies.fetch_add(1, Ordering::Relaxed) == 0;
+            is_first.then(|| Stream::new(vec![data("again")]))
+        });
+        let operation = Operation::new();
+        let req = Request::post("/orders")
+            .extension(operation.clone())
+            .body(Stream::new(vec![data("first")]))
+            .unwrap();
+        let res = layer.layer(server.clone()).oneshot(req).await.unwrap();
+        assert_eq!(res.status(), last);
+        let log = server.take_log().into_iter();
+        let bodies: Vec<_> = log.map(|sent| sent.body).collect();
+        assert_eq!(bodies, ["first", "again"]);
+        assert_eq!(operation.attempts(), 2);
+    }
+}
+
 /// Sends one operation to a server whose responses have these bodies.
 async fn respond(
     layer: RetryLayer,

@@ -17,9 +17,12 @@ use tokio::{
     time::{Instant, advance},
 };
 use tower::{Layer, ServiceExt, service_fn};
-use tower_idempotency_client::{Operation, Outcome, RetryLayer};
+use tower_idempotency_client::{Entry, Operation, Outbox, OutboxLayer, Outcome, RetryLayer};
 
-use crate::harness::{Server, post, reply, send, send_as, status};
+use crate::{
+    harness::{Server, post, reply, send, send_as, status},
+    outbox_memory::Memory,
+};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -116,23 +119,42 @@ async fn lifetime_of_zero_retries_only_rejections() {
 #[tokio::test(start_paused = true)]
 async fn restored_operation_expires_by_wall_clock() {
     let now = SystemTime::now();
-    for (first_sent, sent) in [
-        (now - 25 * HOUR, 0),
-        (now - 22 * HOUR, 1),
+    for (first_sent, sent, is_expired) in [
+        (now - 25 * HOUR, 0, true),
+        (now - 22 * HOUR, 1, false),
         // A clock that is a minute ahead is no error, one that is an hour ahead is.
-        (now + Duration::from_secs(50), 1),
-        (now + HOUR, 0),
+        (now + Duration::from_secs(50), 1, false),
+        (now + HOUR, 0, false),
     ] {
         let server = Server::new([status(201)]);
         let operation = Operation::new().with_first_sent(first_sent);
         let call = send_as(operation, &RetryLayer::new(), &server).await;
         assert_eq!(server.take_log().len(), sent);
         if let Err(error) = call.result {
-            assert!(error.is_expired());
+            assert_eq!(error.is_expired(), is_expired, "{error}");
             assert_eq!(error.outcome(), Outcome::Unknown);
             assert_eq!(error.operation().unwrap().key(), call.operation.key());
         }
     }
+}
+
+/// After a start without network, the clock may be behind. The server has the record of the entry.
+#[tokio::test(start_paused = true)]
+async fn entry_from_future_is_not_expired() {
+    let server = Server::new([status(201)]);
+    let outbox = Arc::new(Memory::default());
+    let operation = Operation::new().with_first_sent(SystemTime::now() + HOUR);
+    let entry = Entry::new(&operation, &post("").map(|_| "one espresso".into()));
+    outbox.store(&entry).await.unwrap();
+    let client = OutboxLayer::new(outbox.clone(), RetryLayer::new()).layer(server.clone());
+    let mut recovery = client.recover();
+    let recovered = recovery.next(|_: &mut Request<Full<Bytes>>| {}).await;
+    let error = recovered.unwrap().unwrap().result.unwrap_err();
+    assert!(!error.is_expired());
+    assert!(error.to_string().contains("clock is wrong"), "{error}");
+    assert_eq!(error.outcome(), Outcome::Unknown);
+    assert_eq!(server.take_log().len(), 0);
+    assert_eq!(outbox.keys(), [operation.key()]);
 }
 
 /// The wall clock of the test does not advance, as if it was set back.

@@ -28,7 +28,7 @@ use crate::{
 ///   the method is not safe.
 /// - Otherwise the key is that of the [`Operation`] in the extensions. Without one, the layer creates an operation and puts
 ///   it there.
-/// - Requests with a safe method get no key: GET, HEAD, OPTIONS, TRACE and QUERY.
+/// - Requests with a safe method get no key: GET, HEAD, OPTIONS, TRACE, QUERY, PROPFIND, REPORT and SEARCH.
 ///
 /// The layer does not see responses. Without `RetryLayer` the outcome of an operation that was sent stays
 /// [`Outcome::Unknown`](crate::Outcome::Unknown).
@@ -88,7 +88,7 @@ impl IdempotencyKeyLayer {
         Self { protocol, ..self }
     }
 
-    /// Sets the predicate of the methods whose requests get a key. Default: all but GET, HEAD, OPTIONS, TRACE and QUERY.
+    /// Sets the predicate of the methods whose requests get a key. Default: all but the safe ones.
     ///
     /// A request without a key is not sent again after an attempt that may have been executed, unless its method is safe. A
     /// request whose extensions contain an [`Operation`] gets a key with every method that is not safe.
@@ -347,10 +347,8 @@ where
     }
 }
 
-/// Returns `true` if the method is safe (RFC 9110, section 9.2.1).
+/// Returns `true` if the IANA registry lists the method as safe. `Method::is_safe` does not know those of WebDAV, and QUERY only
+/// in newer versions of `http`.
 pub(crate) fn is_safe(method: &Method) -> bool {
-    matches!(
-        *method,
-        Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE
-    ) || method.as_str() == "QUERY"
+    method.is_safe() || ["QUERY", "PROPFIND", "REPORT", "SEARCH"].contains(&method.as_str())
 }

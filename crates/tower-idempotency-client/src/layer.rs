@@ -68,7 +68,9 @@ use crate::{
 ///
 /// # Placement
 ///
-/// - Layers inside see each attempt: a timeout for one attempt, a refresh of tokens, a signature, a span.
+/// - Layers inside see each attempt: a timeout for one attempt, a refresh of tokens, a signature, a span. A server of
+///   `tower-idempotency` identifies the caller by its credentials by default. It executes a retry with another token or
+///   signature again, unless the service names the account: see `docs/guide/clients.md` in the repository.
 /// - Layers outside see one call: a concurrency limit, and `FollowRedirect` of `tower-http`, with a policy that stops for
 ///   methods that are not safe. It drops the extensions when the origin changes, and `tower-http` 0.6 drops them at each
 ///   redirect. The request then has another key, and the operation of the caller does not know its outcome. A layer inside
@@ -83,8 +85,8 @@ pub struct RetryLayer {
 impl RetryLayer {
     /// Creates the layer with the default settings and a budget of 500 tokens.
     ///
-    /// With the feature `metrics`, this also describes the counters and registers them with value 0. Install the recorder
-    /// before.
+    /// With the feature `metrics`, this also describes the counters and registers them with value 0, and so does the first
+    /// call. Install the recorder before, so that the counters are 0 before their first event.
     pub fn new() -> Self {
         #[cfg(feature = "metrics")]
         crate::telemetry::register();
@@ -105,6 +107,7 @@ impl RetryLayer {
                 clone_body: None,
                 jitter: Arc::new(Jitter::from_system()),
                 expired: Arc::default(),
+                registration: Arc::default(),
             },
         }
     }
@@ -163,8 +166,9 @@ impl RetryLayer {
     ///
     /// No attempt begins later, because it would execute the operation a second time. The outcome is then
     /// [`Outcome::Unknown`](crate::Outcome::Unknown). Both the monotonic clock and the wall clock count, so that a machine
-    /// that was suspended sends nothing late. The lifetime must be shorter than the retention of the server. Otherwise a
-    /// late retry executes the operation again. With zero, no attempt follows one that may have been executed.
+    /// that was suspended begins no attempt late. An attempt that waited for its connection can still be sent after the
+    /// suspension. The lifetime must be shorter than the retention of the server. Otherwise a late retry executes the
+    /// operation again. With zero, no attempt follows one that may have been executed.
     ///
     /// With an outbox, a recovery may execute the operation while the server rejects the attempts of this call. So no attempt
     /// begins later than this time after the request was stored, for any outcome. With zero, a call makes at most one
@@ -186,7 +190,8 @@ impl RetryLayer {
         self.with(|settings| settings.verdict = Some(Arc::new(verdict)))
     }
 
-    /// Sets a function that copies request bodies of type `B`. It returns `None` if a body cannot be sent twice.
+    /// Sets a function that copies request bodies of type `B`. It returns `None` if it cannot copy a body. The copies that
+    /// it has returned are still sent.
     ///
     /// Replaces an earlier function, even for another type. The copy must have the same bytes, or the server rejects the
     /// retry with 422.

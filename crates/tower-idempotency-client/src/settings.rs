@@ -8,6 +8,7 @@ use crate::{
     backoff::{Backoff, Jitter},
     budget::Budget,
     keys::IdempotencyKeyLayer,
+    telemetry::Registration,
     verdict::{Attempt, Cause, Verdict},
     warning::WarningLimit,
 };
@@ -29,6 +30,7 @@ pub(crate) struct Settings {
     pub(crate) jitter: Arc<Jitter>,
     /// Limit of the warning about operations that have expired.
     pub(crate) expired: Arc<WarningLimit>,
+    pub(crate) registration: Arc<Registration>,
 }
 
 impl Settings {

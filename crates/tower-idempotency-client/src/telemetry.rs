@@ -2,6 +2,8 @@
 //!
 //! A panic of the recorder or of the subscriber has no effect on a call, whose response may have arrived.
 
+#[cfg(feature = "metrics")]
+use std::sync::OnceLock;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     time::Duration,
@@ -81,8 +83,21 @@ pub(crate) fn finished(outcome: Outcome) {
     }
 }
 
+/// Registration of the counters at the first call. A recorder that is installed after the layer was created gets their zeros.
+#[derive(Default)]
+pub(crate) struct Registration {
+    #[cfg(feature = "metrics")]
+    at_call: OnceLock<()>,
+}
+
 /// Reports the start of a call.
-pub(crate) fn began() {
+pub(crate) fn began(registration: &Registration) {
+    #[cfg(feature = "metrics")]
+    catch_report_panic(|| {
+        registration.at_call.get_or_init(register);
+    });
+    #[cfg(not(feature = "metrics"))]
+    let _ = registration;
     count!("idempotency_client_requests_total");
 }
 

@@ -365,6 +365,7 @@ const DEFAULT_HEADERS: &[&str] = &[
     "grpc-accept-encoding",
     "grpc-encoding",
     "host",
+    "if",
     "if-match",
     "if-modified-since",
     "if-none-match",

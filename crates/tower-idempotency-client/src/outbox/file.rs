@@ -19,14 +19,17 @@ use crate::{telemetry::catch_report_panic, warning::WarningLimit};
 /// Outbox of one process, in a file that only its user may read.
 ///
 /// An entry is on the disk (fdatasync) before its request is sent. Calls that arrive at the same time share one write. The file
-/// is a log with a checksum for each record. If a crash damages records that were not synced, the earlier ones are read. A new
-/// file replaces it when it is larger than 1 MiB and consists mostly of removed entries. A new file also replaces it after a
-/// failed sync, and until then the outbox acknowledges no call.
+/// is a log with a checksum for each record. If a crash damages records that were not synced, the earlier ones are read. After a
+/// failed sync a new file replaces it, and until then the outbox acknowledges no call.
+///
+/// The bytes of a removed entry stay in the file until a new one without them replaces it. This happens when the outbox is
+/// opened, and when it is dropped with a file of at most 1 MiB. It also happens when the file is larger and consists mostly of
+/// removed entries. The disk has the bytes of the old file until it overwrites them.
 ///
 /// The entries are in memory, too. A lock on an adjacent file with the suffix `.lock` prevents a second process from opening
 /// the outbox. The path is resolved once: a symbolic link stays, and the adjacent files are next to its target. Do not put the
-/// file on a network file system, because locks and fsync are unreliable there. Dropping the outbox waits until started calls
-/// are written and the file is closed.
+/// file on a network file system, because locks and fsync are unreliable there. Dropping the outbox blocks the thread until
+/// started calls are written, removed entries are erased from a small file, and the file is closed.
 ///
 /// ```
 /// use tower_idempotency_client::{Entry, FileOutbox, Operation, Outbox};
@@ -73,7 +76,7 @@ type Reply<T> = oneshot::Sender<Result<T, OutboxError>>;
 type Acknowledge = Box<dyn FnOnce(Result<(), &io::Error>) + Send>;
 
 impl FileOutbox {
-    /// Opens or creates the file, and reads its entries. Blocks the thread meanwhile.
+    /// Opens or creates the file, reads its entries, and erases removed ones. Blocks the thread meanwhile.
     ///
     /// A crash may leave a damaged end of the file. It is cut off with a warning. If the disk has damaged the record that was
     /// synced last, the outbox cannot distinguish this from a crash.
@@ -85,7 +88,9 @@ impl FileOutbox {
     /// - A record is damaged, and a later one shows that it was synced. Nothing is changed then.
     /// - The file cannot be read or written.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, OutboxError> {
-        let log = Log::open(path.as_ref()).map_err(OutboxError::new)?;
+        let mut log = Log::open(path.as_ref()).map_err(OutboxError::new)?;
+        // The former process may have been killed.
+        warn_if_failed(log.erase_removed(), &WarningLimit::default());
         let (mut outbox, received) = Self::without_thread();
         let settings = outbox.settings.clone();
         let thread = thread::Builder::new().name("outbox".to_owned());
@@ -186,6 +191,10 @@ fn execute_all(mut log: Log, mut received: mpsc::Receiver<Command>, settings: &F
         }
         execute(&mut log, batch, settings, &failures);
     }
+    // The thread that drops the outbox waits, and may be one of a runtime.
+    if log.is_small() {
+        warn_if_failed(log.erase_removed(), &failures);
+    }
 }
 
 /// Executes calls with one write, and replies to them afterwards.
@@ -200,7 +209,12 @@ fn execute(log: &mut Log, batch: Vec<Command>, settings: &FileSettings, failures
     for reply in acknowledge {
         reply(written.as_ref().copied());
     }
-    if let Err(error) = written.and_then(|()| log.compact())
+    warn_if_failed(written.and_then(|()| log.compact()), failures);
+}
+
+/// Reports a failed write of the file, at most once a second.
+fn warn_if_failed(written: io::Result<()>, failures: &WarningLimit) {
+    if let Err(error) = written
         && let Some(count) = failures.count()
     {
         catch_report_panic(|| {

@@ -207,6 +207,21 @@ impl Log {
         self.replace_file()
     }
 
+    /// Returns `true` if the file can be replaced as fast as a batch is written.
+    pub(super) fn is_small(&self) -> bool {
+        self.length <= COMPACT_FROM
+    }
+
+    /// Repairs the log. Then replaces the file with a new one that has only the current entries, if it has records of removed
+    /// ones.
+    pub(super) fn erase_removed(&mut self) -> io::Result<()> {
+        self.repair()?;
+        match self.entries.has_removed {
+            true => self.replace_file(),
+            false => Ok(()),
+        }
+    }
+
     /// Replaces the file with a new one that has only the current entries.
     ///
     /// If the process is killed meanwhile, either the old file or the new one remains, and is complete.
@@ -222,6 +237,7 @@ impl Log {
         self.synced = length;
         self.has_failed_sync = false;
         self.repeat_compaction_from = 0;
+        self.entries.has_removed = false;
         self.is_renamed = true;
         self.sync_name()
     }
@@ -378,5 +394,6 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Length from which a file is compacted, and growth after which a failed compaction is repeated.
+/// Length from which a file is compacted, and growth after which a failed compaction is repeated. A larger file is not replaced
+/// when the outbox is dropped.
 const COMPACT_FROM: u64 = 1024 * 1024;

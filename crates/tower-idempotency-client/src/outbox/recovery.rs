@@ -33,6 +33,10 @@ impl<S: Clone, O: Outbox> OutboxService<S, O> {
     ///
     /// Call it at the start of the process, and whenever failed or cancelled requests should be sent again. If another call
     /// or process sends a request at the same time, it is sent twice under one key and has one effect.
+    ///
+    /// After a start of the machine, call it once the wall clock is synchronized. If the clock is behind, recent entries are
+    /// not sent: the error of their [`result`](Recovered::result) names the clock. Expired entries can be sent, and the server
+    /// then executes them again.
     #[must_use]
     pub fn recover(&self) -> Recovery<S, O> {
         Recovery::new(self.clone())
@@ -76,8 +80,11 @@ impl<S, O: Outbox> Recovery<S, O> {
     /// The first call sets the end of the recovery, so a recovery ends although other calls store entries meanwhile. A later
     /// recovery sends the entries after that end.
     ///
-    /// `prepare` gets the request before it is sent, to add the credentials. Any other change can make the server reject
-    /// it. The entry is removed after a definite response, as after any call. After another outcome it stays, even if no
+    /// `prepare` gets the request before it is sent, to add the credentials. By default, a server of `tower-idempotency`
+    /// treats a new token as another caller, and executes the request again: see `docs/guide/clients.md` in the repository. Any
+    /// other change can make the server reject the request.
+    ///
+    /// The entry is removed after a definite response, as after any call. After another outcome it stays, even if no
     /// attempt was executed, and a later recovery sends it again.
     ///
     /// [`RetryLayer::with_deadline`](crate::RetryLayer::with_deadline) limits each call of the outbox, and the wait for an inner

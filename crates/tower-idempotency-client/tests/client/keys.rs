@@ -126,7 +126,9 @@ async fn stacked_layers_return_one_error() {
 
 #[tokio::test(start_paused = true)]
 async fn safe_requests_are_retried_without_key() {
-    for method in ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY"] {
+    for method in [
+        "GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PROPFIND", "REPORT", "SEARCH",
+    ] {
         let server = Server::new([status(500), Reply::Broken, status(200)]);
         let mut req = post("");
         *req.method_mut() = Method::from_bytes(method.as_bytes()).unwrap();

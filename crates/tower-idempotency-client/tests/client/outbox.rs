@@ -105,7 +105,9 @@ async fn entry_is_stored_before_request_is_sent() {
 #[tokio::test(start_paused = true)]
 async fn entry_follows_outcome() {
     let problem = [("content-type", "application/problem+json")];
-    let unfinished = reply(500, &problem, r#"{"code":"unfinished-transaction"}"#);
+    let unfinished =
+        r#"{"type":"urn:tower-idempotency:problem:x","code":"unfinished-transaction"}"#;
+    let unfinished = reply(500, &problem, unfinished);
     let replies: [(Reply, Outcome, usize); 9] = [
         (status(201), Outcome::Definite, 0),
         (status(402), Outcome::Definite, 0),

@@ -156,6 +156,74 @@ async fn compaction_keeps_entries_and_bounds_file() {
     assert_eq!(read, [kept, entry("last")]);
 }
 
+/// Returns `true` if the file contains the key.
+fn has_key(path: &Path, key: &str) -> bool {
+    let bytes = fs::read(path).unwrap();
+    bytes.windows(key.len()).any(|part| part == key.as_bytes())
+}
+
+/// A removed request may have data of cards or of persons.
+#[tokio::test]
+async fn removed_entry_is_erased_from_file() {
+    let scratch = Scratch::new();
+    let path = scratch.file("orders.outbox");
+    let has = |key| has_key(&path, key);
+    let outbox = FileOutbox::open(&path).unwrap();
+    for key in ["kept", "removed"] {
+        outbox.store(&entry(key)).await.unwrap();
+    }
+    outbox.remove("removed").await.unwrap();
+    assert!(has("removed"));
+    let killed = fs::read(&path).unwrap();
+    drop(outbox);
+    assert!(has("kept") && !has("removed"), "after a drop");
+    // A process that was killed has erased nothing.
+    fs::write(&path, killed).unwrap();
+    let outbox = FileOutbox::open(&path).unwrap();
+    assert!(has("kept") && !has("removed"), "after the next start");
+    assert_eq!(entries(&outbox).await, [entry("kept")]);
+}
+
+/// A drop blocks its thread, and entries may have 1 GiB.
+#[tokio::test]
+async fn drop_does_not_rewrite_large_file() {
+    let scratch = Scratch::new();
+    let path = scratch.file("orders.outbox");
+    let outbox = FileOutbox::open(&path).unwrap();
+    let body = Bytes::from(vec![b'x'; 1024 * 1024]);
+    let req = Request::post("https://api.example.com/").body(body);
+    let large = Entry::new(&Operation::with_key("large").unwrap(), &req.unwrap());
+    outbox.store(&large).await.unwrap();
+    outbox.store(&entry("removed")).await.unwrap();
+    outbox.remove("removed").await.unwrap();
+    drop(outbox);
+    assert!(has_key(&path, "removed"), "after a drop");
+    let outbox = FileOutbox::open(&path).unwrap();
+    assert!(!has_key(&path, "removed"), "after the next start");
+    assert_eq!(entries(&outbox).await, [large]);
+}
+
+/// The disk may be full.
+#[tokio::test]
+async fn open_succeeds_if_removed_entry_stays() {
+    let scratch = Scratch::new();
+    let path = scratch.file("orders.outbox");
+    let outbox = FileOutbox::open(&path).unwrap();
+    // No new file can replace a directory.
+    fs::create_dir(scratch.file("orders.outbox.new")).unwrap();
+    for key in ["kept", "removed"] {
+        outbox.store(&entry(key)).await.unwrap();
+    }
+    outbox.remove("removed").await.unwrap();
+    drop(outbox);
+    let outbox = FileOutbox::open(&path).unwrap();
+    assert_eq!(entries(&outbox).await, [entry("kept")]);
+    outbox.store(&entry("later")).await.unwrap();
+    drop(outbox);
+    let read = entries(&FileOutbox::open(&path).unwrap()).await;
+    assert_eq!(read, [entry("kept"), entry("later")]);
+}
+
 /// A file with an entry that cannot be read would not open again.
 #[tokio::test]
 async fn unreadable_entry_is_rejected() {

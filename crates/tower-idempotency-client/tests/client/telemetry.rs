@@ -169,6 +169,20 @@ fn new_layer_registers_counters() {
     drop(layer);
 }
 
+/// The layer was created before the recorder was installed.
+#[test]
+fn first_call_registers_counters() {
+    let (layer, recorder) = (RetryLayer::new(), DebuggingRecorder::new());
+    metrics::with_local_recorder(&recorder, || {
+        paused().block_on(async {
+            send(&layer, &Server::new([status(201)])).await;
+        });
+    });
+    let registered = registered_counters(&recorder);
+    let zero = "idempotency_client_outcomes_total outcome=unknown 0";
+    assert!(registered.iter().any(|it| it == zero), "{registered:?}");
+}
+
 // F-802
 /// The server has executed each request when its response is counted.
 #[test]

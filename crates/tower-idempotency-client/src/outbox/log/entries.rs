@@ -15,6 +15,8 @@ pub(super) struct Entries {
     pub(super) by_key: HashMap<String, u64>,
     pub(super) last_position: u64,
     pub(super) bytes: u64,
+    /// `true` if the file has records of removed entries.
+    pub(super) has_removed: bool,
 }
 
 pub(super) struct Slot {
@@ -99,6 +101,7 @@ impl Entries {
         let position = self.by_key.remove(key)?;
         let slot = self.by_position.remove(&position)?;
         self.bytes -= slot.size;
+        self.has_removed = true;
         Some((position, slot))
     }
 

@@ -287,6 +287,28 @@ fn open_of_damaged_file_keeps_new_file() {
     assert!(new.exists());
 }
 
+/// The outbox is dropped after a failed write.
+#[test]
+fn erasure_follows_failed_write() {
+    let scratch = Scratch::new();
+    let path = scratch.file("orders.outbox");
+    let mut log = Log::open(&path).unwrap();
+    store(&mut log, ["kept", "removed"].map(str::to_owned));
+    log.remove("removed");
+    log.flush(true).unwrap();
+    // This file cannot be written.
+    let file = std::mem::replace(&mut log.file, File::open(&path).unwrap());
+    log.store(&entry("failed"), u64::MAX).unwrap();
+    log.flush(true).unwrap_err();
+    log.file = file;
+    log.erase_removed().unwrap();
+    let bytes = fs::read(&path).unwrap();
+    let has = |key: &str| bytes.windows(key.len()).any(|part| part == key.as_bytes());
+    assert!(has("kept") && !has("removed") && !has("failed"));
+    drop(log);
+    assert_eq!(keys(&Log::open(&path).unwrap()), ["kept"]);
+}
+
 /// The caller may delete the key after a discard. A power failure must not bring the entry back.
 #[test]
 fn discard_is_synced_without_fsync() {

@@ -7,7 +7,7 @@ use rustls::ServerConfig;
 use tower_idempotency::{
     ConcurrentRequests as Concurrent, ExecutionFailure, FingerprintBy, IDEMPOTENCY_KEY,
     Idempotency, IdempotencyLayer, JsonFingerprint, KeySyntax, MemoryStore, MissingKey,
-    OrphanPolicy, Policy, Principal, Ttl, policy::StatusRange,
+    OrphanPolicy, Policy, Principal, RouteTemplate, Ttl, policy::StatusRange,
 };
 use tower_idempotency_any::AnyStore;
 use tower_layer::Layer;
@@ -65,6 +65,7 @@ pub(crate) struct Route {
     /// `true` if the layer rejects requests without a key. It then protects gRPC and upgrades too.
     requires_key: bool,
     rule: RouteMatch,
+    pub(crate) template: Option<RouteTemplate>,
     /// The policy of the layer in `service`. `None` if it is not enforced.
     policy: Option<Policy>,
     pub(crate) service: RouteService,
@@ -124,6 +125,7 @@ impl Live {
                 key_header: key_header(route),
                 preset: route.preset,
                 requires_key: requires_key(route),
+                template: template(&rule),
                 rule,
                 policy,
                 service,
@@ -166,6 +168,12 @@ impl Live {
             .collect();
         settings
     }
+}
+
+/// Returns the path of a rule if it has a parameter, whose value in a request may be a secret.
+fn template(rule: &RouteMatch) -> Option<RouteTemplate> {
+    let path = rule.path.to_string();
+    path.contains('{').then(|| RouteTemplate::new(path))
 }
 
 /// Returns the policy of a route, or `None` if it is not enforced.

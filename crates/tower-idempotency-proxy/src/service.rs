@@ -55,6 +55,9 @@ pub(crate) async fn respond(
             let uncounted = route.counters.begin_request();
             let res = if count_forward(&mut req) {
                 req.extensions_mut().insert(connection);
+                if let Some(template) = &route.template {
+                    req.extensions_mut().insert(template.clone());
+                }
                 call(&route.service, req).await
             } else {
                 last_response(req.method()).map(ResponseBody::from)

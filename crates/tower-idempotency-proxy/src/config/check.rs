@@ -243,7 +243,9 @@ impl RouteConfig {
 const MIN_ROUTE_DURATION: HumanDuration = HumanDuration::from_secs(1);
 
 /// Methods without effects.
-pub(crate) const SAFE: [&str; 5] = ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY"];
+pub(crate) const SAFE: [&str; 8] = [
+    "GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PROPFIND", "REPORT", "SEARCH",
+];
 
 /// The sources of the settings, from which errors get their lines and variables.
 pub(super) struct Check<'a> {

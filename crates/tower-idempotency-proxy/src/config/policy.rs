@@ -10,7 +10,10 @@ use serde::{
 
 use tower_idempotency::Preset;
 
-use super::values::{Duration, Header};
+use super::{
+    check::SAFE,
+    values::{Duration, Header},
+};
 
 /// The protection of a route.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -66,12 +69,11 @@ impl PresetName {
         }
     }
 
-    /// Returns `true` if the layer protects requests with this unsafe method.
+    /// Returns `true` if the layer protects requests with this method.
     pub(crate) fn covers(self, method: &Method) -> bool {
         match self.methods() {
             Some(methods) => methods.contains(method),
-            // QUERY is safe (draft-ietf-httpbis-safe-method-w-body).
-            None => method.as_str() != "QUERY",
+            None => !SAFE.contains(&method.as_str()),
         }
     }
 

@@ -294,7 +294,7 @@ fn preset_covers_methods_of_its_layer() {
     for preset in PresetName::ALL {
         let layer = IdempotencyLayer::with_preset(MemoryStore::new(), preset.preset());
         let policy = layer.policy();
-        for method in ["POST", "PUT", "PATCH", "DELETE", "QUERY"] {
+        for method in ["GET", "POST", "PUT", "PATCH", "DELETE", "QUERY", "PROPFIND"] {
             let method = Method::from_bytes(method.as_bytes()).unwrap();
             let expected = policy.covers(&method);
             assert_eq!(preset.covers(&method), expected, "{preset} {method}");

@@ -10,7 +10,6 @@ use std::{
     time::Duration,
 };
 
-use h2::Reason;
 use http::{
     Request, Response, StatusCode, Version,
     uri::{Authority, PathAndQuery},
@@ -25,7 +24,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{
     connect::Target,
-    streams::{SharedConnection, SharedConnections, Stream, Streams},
+    streams::{ConnectionBudget, SharedConnection, SharedConnections, Stream, Streams},
 };
 use crate::{
     body::{Progress, ReceivedBody, RequestBody},
@@ -37,7 +36,7 @@ use crate::{
 /// The reason why a request got no response.
 #[derive(Debug)]
 pub(crate) enum SendError {
-    /// No byte of the request was sent, or the upstream stated that it has not processed it.
+    /// No byte of the request was sent.
     Unsent(Cause),
     /// The request was sent, completely or in part.
     Broken(Cause),
@@ -82,6 +81,8 @@ const MAX_RESPONSE_LINES: usize = 256;
 const MAX_SHARED_HEAD: usize = 8 * 1024;
 /// Bytes that HTTP/2 counts for each line in addition to its name and value (RFC 9113, section 6.5.2).
 const LINE_OVERHEAD: usize = 32;
+/// Interval of the checks if the settings of an upstream have arrived.
+const SETTINGS_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A connection without a request.
 struct Idle {
@@ -216,7 +217,8 @@ impl Pool {
                 Ok(Err(mut error)) => {
                     return Err(match error.take_message() {
                         Some(unsent) => AttemptError::Unsent(Box::new(unsent), error.into_error()),
-                        None => AttemptError::Failed(failure(error.into_error())),
+                        // Also after REFUSED_STREAM: HAProxy resets a stream so after it has forwarded the request.
+                        None => AttemptError::Failed(SendError::Broken(error.into_error().into())),
                     });
                 }
                 Err(_) if deadline() > current => {}
@@ -302,20 +304,30 @@ impl Pool {
         timeout(self.connect_timeout, connecting).await?
     }
 
+    /// Connects, and waits for the settings of the upstream. Before they arrive, no request is sent.
     async fn connect_http2(&self) -> Result<SharedConnection, Cause> {
         let io = TokioIo::new(self.target.connect().await?);
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder
             .timer(TokioTimer::new())
+            // The limit is above zero from the settings on.
+            .initial_max_send_streams(0_usize)
             .max_header_list_size(MAX_RESPONSE_HEAD)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW);
-        let (sender, connection) = builder.handshake(io).await?;
+        let (sender, connection) = builder.handshake::<_, RequestBody>(io).await?;
+        let mut connection = Box::pin(connection);
+        // An upstream refuses the streams above its limit, and their outcome would be unknown. hyper does not report the arrival.
+        while connection.current_max_send_streams() == 0 {
+            if let Ok(ended) = timeout(SETTINGS_INTERVAL, connection.as_mut()).await {
+                ended?;
+                return Err("the upstream closed the connection before its settings".into());
+            }
+        }
         let streams = Arc::<Streams>::default();
         let limits = Arc::clone(&streams);
         limits.update(connection.current_max_send_streams());
         tokio::spawn(async move {
-            let mut connection = std::pin::pin!(connection);
             let ended = poll_fn(|cx| {
                 let polled = connection.as_mut().poll(cx);
                 limits.update(connection.current_max_send_streams());
@@ -323,7 +335,11 @@ impl Pool {
             });
             let _ = ended.await;
         });
-        Ok(SharedConnection { sender, streams })
+        Ok(SharedConnection {
+            sender,
+            streams,
+            budget: ConnectionBudget::default(),
+        })
     }
 
     /// Returns a handle to a connection with room for a stream, that stream, and `true` if the connection was opened now.
@@ -341,7 +357,7 @@ impl Pool {
             if let Some((sender, stream)) = connections.open_stream() {
                 return Ok((sender, stream, false));
             }
-            let connection = self.connect_http2().await?;
+            let mut connection = self.connect_http2().await?;
             let (sender, stream) = connection.open_stream(connections);
             connections.open().push(connection);
             Ok::<_, Cause>((sender, stream, true))
@@ -377,26 +393,4 @@ fn may_break_connection(req: &Request<RequestBody>) -> bool {
     let size = req.method().as_str().len() + authority.len() + path.len() + lines.sum::<usize>();
     // The body is in memory. Its length is exact unless trailers follow it.
     size > MAX_SHARED_HEAD || req.body().size_hint().exact().is_none()
-}
-
-/// Returns the failure of a request that hyper has begun to send.
-fn failure(error: hyper::Error) -> SendError {
-    if is_refused_stream(&error) {
-        return SendError::Unsent(error.into());
-    }
-    SendError::Broken(error.into())
-}
-
-/// Returns `true` if the upstream reset the stream before it processed the request (RFC 9113, section 8.7).
-fn is_refused_stream(error: &hyper::Error) -> bool {
-    let mut source = error.source();
-    while let Some(cause) = source {
-        if let Some(cause) = cause.downcast_ref::<h2::Error>() {
-            return cause.is_reset()
-                && cause.is_remote()
-                && cause.reason() == Some(Reason::REFUSED_STREAM);
-        }
-        source = cause.source();
-    }
-    false
 }

@@ -13,7 +13,7 @@ use hyper::client::conn::http2;
 use tokio::{
     runtime::Handle,
     sync::{Mutex as AsyncMutex, Notify},
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 use crate::body::RequestBody;
@@ -30,6 +30,14 @@ const MAX_KEPT_REQUEST_BYTES: u64 = 16 * 1024;
 /// Size that counts for each timed-out request in addition to its body. So a connection keeps at most 16 of them, and one
 /// connection does not reach [`MAX_KEPT`].
 const REQUEST_OVERHEAD: u64 = 1024;
+
+/// Number of requests after which a connection gets no further one.
+///
+/// Some servers end a connection after a number of requests, nginx after 1,000 by default. Requests that are on the way then have
+/// an unknown outcome.
+const MAX_REQUESTS: usize = 500;
+/// Time after which a connection gets no further request. nginx ends a connection after one hour by default.
+const MAX_AGE: Duration = Duration::from_secs(30 * 60);
 
 /// Connections with HTTP/2 that several requests share.
 #[derive(Default)]
@@ -58,6 +66,8 @@ impl SharedConnections {
     }
 
     /// Opens a stream on a connection with room for it. Returns a handle to the connection and the stream.
+    ///
+    /// Removes a connection whose budget is used up. The connection ends after its streams.
     pub(super) fn open_stream(
         self: &Arc<Self>,
     ) -> Option<(http2::SendRequest<RequestBody>, Stream)> {
@@ -65,9 +75,10 @@ impl SharedConnections {
         let mut is_first = true;
         open.retain(|connection| {
             !connection.sender.is_closed()
+                && !connection.budget.is_used_up()
                 && (mem::take(&mut is_first) || connection.open_streams() > 0)
         });
-        let connection = open.iter().find(|connection| connection.has_room())?;
+        let connection = open.iter_mut().find(|connection| connection.has_room())?;
         Some(connection.open_stream(self))
     }
 
@@ -200,6 +211,7 @@ impl Streams {
 pub(super) struct SharedConnection {
     pub(super) sender: http2::SendRequest<RequestBody>,
     pub(super) streams: Arc<Streams>,
+    pub(super) budget: ConnectionBudget,
 }
 
 impl SharedConnection {
@@ -211,9 +223,10 @@ impl SharedConnection {
 
     /// Returns a handle to the connection, and a stream of it.
     pub(super) fn open_stream(
-        &self,
+        &mut self,
         connections: &Arc<SharedConnections>,
     ) -> (http2::SendRequest<RequestBody>, Stream) {
+        self.budget.count_request();
         let stream = OpenStream::new(connections, &self.streams);
         (self.sender.clone(), stream)
     }
@@ -223,15 +236,38 @@ impl SharedConnection {
     }
 }
 
+/// The requests that a connection may still get, and the time for them.
+#[derive(Debug)]
+pub(super) struct ConnectionBudget {
+    requests: usize,
+    expiry: Instant,
+}
+
+impl Default for ConnectionBudget {
+    fn default() -> Self {
+        Self {
+            requests: MAX_REQUESTS,
+            expiry: Instant::now() + MAX_AGE,
+        }
+    }
+}
+
+impl ConnectionBudget {
+    fn count_request(&mut self) {
+        self.requests = self.requests.saturating_sub(1);
+    }
+
+    fn is_used_up(&self) -> bool {
+        self.requests == 0 || Instant::now() >= self.expiry
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::future::pending;
 
     use ::tests::barrier::eventually;
-    use tokio::{
-        runtime,
-        time::{Instant, sleep},
-    };
+    use tokio::{runtime, time::sleep};
 
     use super::*;
 
@@ -351,6 +387,15 @@ mod tests {
         ] {
             assert_eq!(count_kept_requests(size), kept, "{size}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn budget_expires() {
+        let budget = ConnectionBudget::default();
+        sleep(MAX_AGE * 9 / 10).await;
+        assert!(!budget.is_used_up());
+        sleep(MAX_AGE / 5).await;
+        assert!(budget.is_used_up());
     }
 
     /// Keeps a response when it is dropped.

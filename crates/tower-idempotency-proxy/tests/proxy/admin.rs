@@ -140,6 +140,34 @@ async fn common_layer_finds_entry_of_key() {
     }
 }
 
+/// The value of a parameter may be a secret, such as the token that resets a password.
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn entry_has_no_values_of_path_parameters() {
+    use tests::scratch::Scratch;
+    use tower_idempotency::inspect::Query;
+
+    let scratch = Scratch::new();
+    let url = format!("\"sqlite:{}\"", scratch.file("keys.db").display());
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let open = "path = \"/open/**\"";
+    let reset = "path = \"/reset/{token}/confirm\"\nupstream = \"app\"\n[[route]]";
+    let text = config(upstream.address, "", "")
+        .replacen("\"memory\"", &url, 1)
+        .replacen(open, &format!("{reset}\n{open}"), 1);
+    let proxy = bind(&text).await;
+    let store = proxy.store();
+    let proxy = Served::serve(proxy);
+    for (path, key) in [("/reset/secret/confirm", "1"), ("/pay", "2")] {
+        let post = crate::harness::post(path, key, "1");
+        assert_eq!(exchange(proxy.address, post).await.status(), 201);
+    }
+    let page = store.list(&Query::new(State::Completed)).await.unwrap();
+    let mut operations: Vec<_> = page.entries.iter().map(|it| &*it.operation).collect();
+    operations.sort_unstable();
+    assert_eq!(operations, ["POST /pay", "POST /reset/{token}/confirm"]);
+}
+
 #[tokio::test]
 async fn bound_sockets_replace_addresses() {
     let socket = || TcpListener::bind("127.0.0.1:0").unwrap();

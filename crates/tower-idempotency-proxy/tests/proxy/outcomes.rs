@@ -227,6 +227,13 @@ async fn status_of_upstream_decides_about_key() {
             409,
             1,
         ),
+        // Of Varnish, after it has sent the request.
+        (
+            "503 Service Unavailable\r\nretry-after: 5\r\n",
+            "unknown_statuses = [503]",
+            409,
+            1,
+        ),
         ("404 Not Found\r\n", none, 404, 1),
     ] {
         let response = format!("HTTP/1.1 {first}content-length: 4\r\n\r\nbody");
@@ -254,6 +261,39 @@ async fn status_of_upstream_decides_about_key() {
         );
         assert_eq!(upstream.effects(), effects, "{first} {route}");
     }
+}
+
+// F-088, S-089, S-090, S-092
+#[tokio::test]
+async fn control_headers_of_upstream_decide_about_key() {
+    let upstream = Upstream::start(|number| {
+        let (status, line) = match number {
+            0 => ("404 Not Found", "x-idempo-policy: no-store"),
+            _ => ("201 Created", "x-idempo-persist-for-seconds: 3600"),
+        };
+        Script::reply(format!(
+            "HTTP/1.1 {status}\r\n{line}\r\ncontent-length: 2\r\n\r\nok"
+        ))
+    });
+    let upstream = upstream.await;
+    let proxy = Served::start(&config(upstream.address, "", "retention = \"1s\"")).await;
+    let request = post("/pay", "k", "1");
+    let mut replies = vec![
+        exchange(proxy.address, &request).await,
+        exchange_until_resolved(proxy.address, &request).await,
+    ];
+    // The record is stored for longer than the retention.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    replies.push(exchange(proxy.address, &request).await);
+    let seen: Vec<_> = replies
+        .iter()
+        .map(|reply| (reply.status(), reply.is_replay()))
+        .collect();
+    assert_eq!(seen, [(404, false), (201, false), (201, true)]);
+    for reply in &replies {
+        assert!(!reply.0.contains("x-idempo-"), "{reply:?}");
+    }
+    assert_eq!(upstream.effects(), 2);
 }
 
 #[tokio::test]

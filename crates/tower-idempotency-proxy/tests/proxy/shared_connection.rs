@@ -1,5 +1,6 @@
 //! The connections to an upstream with HTTP/2, which many requests share.
 
+mod limits;
 mod resets;
 
 use std::{

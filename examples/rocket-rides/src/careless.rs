@@ -53,6 +53,7 @@ async fn ride(State(rides): State<Rides>, Json(wanted): Json<Value>) -> Result<R
             let body = Json(json!({ "ride": ride, "fare": 2000, "charge": charge }));
             Ok((StatusCode::CREATED, body).into_response())
         }
+        Verdict::FailureReplayed => Err("expected a verdict, found a replayed failure".into()),
     }
 }
 

@@ -31,6 +31,8 @@ pub enum Verdict {
     },
     /// The provider will not charge the card.
     Declined,
+    /// The provider replays a failure. It may have charged the card, and another call with this key does not change that.
+    FailureReplayed,
 }
 
 /// The outcome is unknown: the provider may have charged the card. Call it again with the same key.
@@ -59,7 +61,7 @@ impl Payments {
     /// If the future is dropped, the provider may have charged the card, as after an error.
     pub async fn charge(&self, key: &str, card: &str, fare: i64) -> Result<Verdict, Unavailable> {
         let asked = timeout(self.patience, self.send_charge(key, card, fare)).await;
-        let (status, body) = asked
+        let (status, is_replay, body) = asked
             .map_err(|late| Unavailable(Some(late.into())))?
             .map_err(|error| Unavailable(Some(error)))?;
         match status {
@@ -71,6 +73,7 @@ impl Payments {
                 })
             }
             StatusCode::PAYMENT_REQUIRED => Ok(Verdict::Declined),
+            _ if is_replay => Ok(Verdict::FailureReplayed),
             _ => Err(Unavailable(None)),
         }
     }
@@ -80,14 +83,15 @@ impl Payments {
         key: &str,
         card: &str,
         fare: i64,
-    ) -> Result<(StatusCode, Bytes), Box<dyn Error + Send + Sync>> {
+    ) -> Result<(StatusCode, bool, Bytes), Box<dyn Error + Send + Sync>> {
         let body = json!({ "card": card, "amount": fare }).to_string();
         let req = Request::post(format!("{}/charges", self.url))
             .header("idempotency-key", key)
             .header(CONTENT_TYPE, "application/json")
             .body(Body::from(body))?;
         let (head, body) = self.client.request(req).await?.into_parts();
-        Ok((head.status, body.collect().await?.to_bytes()))
+        let is_replay = head.headers.contains_key("idempotent-replayed");
+        Ok((head.status, is_replay, body.collect().await?.to_bytes()))
     }
 }
 

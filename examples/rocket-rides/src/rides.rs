@@ -21,7 +21,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tower_idempotency::{IdempotencyLayer, Lease, NeedsAttention, Retention};
 use tower_idempotency_sqlx::{
-    Checkpoint, Completer, FencedTransaction, Orphan, PostgresStore,
+    Checkpoint, CommitError, Completer, FencedTransaction, Orphan, PostgresStore,
     sqlx::{self, PgPool},
 };
 
@@ -55,11 +55,11 @@ pub fn completer(rides: &Rides, layer: &IdempotencyLayer) -> Completer<PostgresS
     Completer::new(&rides.store, layer, move |orphan: Orphan| {
         let rides = at.clone();
         async move {
-            match rides.finish_orphan(&orphan).await {
-                // If the request became an orphan, the completer would execute it again.
-                Err(failure) if failure.needs_inspection() => Ok(failure.into_response()),
-                finished => finished,
+            if orphan.operation() != "POST /rides" {
+                return Err("expected an operation of this service, found another");
             }
+            // A failure leaves an orphan for the next sweep, unless its response needs attention.
+            Ok(rides.finish_orphan(&orphan).await.into_response())
         }
     })
 }
@@ -129,9 +129,6 @@ async fn ride(
 
 impl Rides {
     async fn finish_orphan(&self, orphan: &Orphan) -> Result<Response, Failure> {
-        if orphan.operation() != "POST /rides" {
-            return Err("expected an operation of this service, found another".into());
-        }
         match orphan.checkpoint() {
             Some(checkpoint) => {
                 let reached = Reached::read(checkpoint)?;
@@ -156,7 +153,7 @@ impl Rides {
         match reached {
             Reached::Charged { ride } => self.book(lease, ride).await,
             Reached::Created { ride } => match self.charge(lease, ride).await? {
-                None => Ok(too_late()),
+                None | Some(Verdict::FailureReplayed) => Ok(charge_unknown()),
                 Some(Verdict::Declined) => self.decline(lease, ride).await,
                 Some(Verdict::Charged { charge }) => {
                     self.charged(lease, ride, &charge).await?;
@@ -228,7 +225,7 @@ impl Rides {
             .await?;
         let body = Json(json!({ "ride": ride, "fare": fare, "charge": charge }));
         let location = [(LOCATION, format!("/rides/{ride}"))];
-        commit(tx, (StatusCode::CREATED, location, body)).await
+        Ok(commit(tx, (StatusCode::CREATED, location, body)).await)
     }
 
     /// Commits the refusal, which is an outcome too: the record prevents that a retry charges the card.
@@ -239,26 +236,19 @@ impl Rides {
             .execute(&mut *tx)
             .await?;
         let body = Json(json!({ "ride": ride, "error": "the card was declined" }));
-        commit(tx, (StatusCode::PAYMENT_REQUIRED, body)).await
+        Ok(commit(tx, (StatusCode::PAYMENT_REQUIRED, body)).await)
     }
 }
 
 /// Commits the writes and the response together or not at all.
-async fn commit(
-    tx: FencedTransaction<PostgresStore>,
-    answer: impl IntoResponse,
-) -> Result<Response, Failure> {
-    match tx.commit(answer.into_response()).await {
-        Ok(res) => Ok(res.into_response()),
-        Err(error) => match error.into_output() {
-            Ok(_rolled_back) => Err("expected a recordable response".into()),
-            Err(error) => Err(error.into()),
-        },
-    }
+async fn commit(tx: FencedTransaction<PostgresStore>, answer: impl IntoResponse) -> Response {
+    let committed = tx.commit(answer.into_response()).await;
+    let res = committed.unwrap_or_else(CommitError::into_response);
+    res.into_response()
 }
 
 /// Returns a response that is recorded, so that no execution charges the card before an operator has inspected it.
-fn too_late() -> Response {
+fn charge_unknown() -> Response {
     let body = Json(json!({ "error": "an operator has to inspect it" }));
     (
         StatusCode::INTERNAL_SERVER_ERROR,

@@ -1,9 +1,10 @@
 //! A payment provider for tests: it charges once for each idempotency key, and can be set to misbehave.
 
 use std::{
+    collections::HashSet,
     future::pending,
     io,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -38,12 +39,16 @@ pub enum Mood {
     ChargingThenFailing,
     /// Charges, and never responds.
     ChargingThenHanging,
+    /// Charges, responds with 500, and replays this response under the key.
+    RecordingFailures,
 }
 
 #[derive(Clone, Debug)]
 struct Provider {
     ledger: Arc<Ledger>,
     mood: Arc<Mutex<Mood>>,
+    /// The keys whose recorded response is a failure.
+    failures: Arc<Mutex<HashSet<String>>>,
     latency: Duration,
 }
 
@@ -61,6 +66,7 @@ pub fn app(ledger: Ledger, latency: Duration) -> Router {
         .with_state(Provider {
             ledger: Arc::new(ledger),
             mood: Arc::default(),
+            failures: Arc::default(),
             latency,
         })
 }
@@ -80,18 +86,29 @@ async fn charge(
     let Some(key) = key.and_then(|key| key.to_str().ok()) else {
         return StatusCode::BAD_REQUEST.into_response();
     };
+    if provider.failures().contains(key) {
+        let marker = [("idempotent-replayed", "true")];
+        return (StatusCode::INTERNAL_SERVER_ERROR, marker).into_response();
+    }
     let mood = provider.mood();
     sleep(provider.latency).await;
     match mood {
         Mood::Failing => return StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         Mood::Hanging => pending().await,
-        Mood::Well | Mood::ChargingThenFailing | Mood::ChargingThenHanging => {}
+        Mood::Well
+        | Mood::ChargingThenFailing
+        | Mood::ChargingThenHanging
+        | Mood::RecordingFailures => {}
     }
     let charged = provider.ledger.charge(key, &order.card, order.amount);
     sleep(provider.latency).await;
     match mood {
         Mood::ChargingThenFailing => return StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         Mood::ChargingThenHanging => pending().await,
+        Mood::RecordingFailures => {
+            provider.failures().insert(key.to_owned());
+            return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+        }
         Mood::Well | Mood::Failing | Mood::Hanging => {}
     }
     match charged {
@@ -117,11 +134,17 @@ async fn set_mood(State(provider): State<Provider>, Path(mood): Path<Mood>) {
 
 async fn forget(State(provider): State<Provider>) {
     provider.ledger.forget();
+    provider.failures().clear();
 }
 
 impl Provider {
     fn mood(&self) -> Mood {
         *self.mood.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failures(&self) -> MutexGuard<'_, HashSet<String>> {
+        let failures = self.failures.lock();
+        failures.unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -91,6 +91,22 @@ async fn unresponsive_provider_charges_once() {
     }
 }
 
+#[tokio::test]
+async fn replayed_provider_failure_needs_attention() {
+    let harness = Harness::new("recorded_failure").await;
+    harness.set_mood(Mood::RecordingFailures).await;
+    let first = harness.ride("k", "card-1").await;
+    assert_eq!(first.status, StatusCode::SERVICE_UNAVAILABLE, "{first:?}");
+    harness.set_mood(Mood::Well).await;
+    let second = harness.ride("k", "card-1").await;
+    assert_eq!(second.status, StatusCode::INTERNAL_SERVER_ERROR);
+    let third = harness.ride("k", "card-1").await;
+    assert_eq!(third.status, StatusCode::CONFLICT, "{third:?}");
+    assert!(third.text().contains("charge-unknown"), "{third:?}");
+    assert_eq!(harness.charges().await.len(), 1);
+    assert_eq!(harness.rides().await, ["created"]);
+}
+
 /// Sends more rides than the pool has connections: a connection that hung has to be replaced.
 #[tokio::test]
 async fn rides_recover_after_unresponsive_database() {
@@ -137,7 +153,7 @@ async fn completer_finishes_abandoned_rides() {
 
     // The rides are not lost if the completer cannot finish them either.
     let swept = harness.completer.sweep().await.expect("a sweep");
-    assert_eq!((swept.due, swept.failed), (2, 2), "{swept:?}");
+    assert_eq!((swept.due, swept.not_recorded), (2, 2), "{swept:?}");
     harness.set_mood(Mood::Well).await;
     let swept = harness.completer.sweep().await.expect("a sweep");
     assert_eq!((swept.due, swept.executed), (2, 2), "{swept:?}");
@@ -253,7 +269,7 @@ async fn provider_is_not_called_after_charge_key_expiry() {
     // The completer fails, and each attempt extends the retention of the orphans.
     harness.age_rides("22 hours").await;
     let swept = harness.completer.sweep().await.expect("a sweep");
-    assert_eq!((swept.due, swept.failed), (2, 2), "{swept:?}");
+    assert_eq!((swept.due, swept.not_recorded), (2, 2), "{swept:?}");
     harness.age_rides("3 hours").await;
     harness.forget_keys().await;
     harness.set_mood(Mood::Well).await;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tower_idempotency::{IdempotencyLayer, Lease};
 use tower_idempotency_sqlx::{
-    SqliteStore,
+    CommitError, SqliteStore,
     sqlx::{
         self, SqliteConnection, SqlitePool,
         sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
@@ -109,16 +109,10 @@ async fn deposit(
     let res = (StatusCode::CREATED, Json(receipt)).into_response();
     StopPoint::BeforeCommit.reach(bank.stop_at).await;
     // The deposit, the new balance and this response are committed together or not at all.
-    match tx.commit(res).await {
-        Ok(res) => {
-            StopPoint::AfterCommit.reach(bank.stop_at).await;
-            Ok(res.into_response())
-        }
-        Err(error) => match error.into_output() {
-            Ok(_rolled_back) => Err("expected a recordable response".into()),
-            Err(error) => Err(error.into()),
-        },
-    }
+    let committed = tx.commit(res).await;
+    let res = committed.unwrap_or_else(CommitError::into_response);
+    StopPoint::AfterCommit.reach(bank.stop_at).await;
+    Ok(res.into_response())
 }
 
 /// Writes a deposit and the new balance.

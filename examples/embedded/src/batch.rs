@@ -8,9 +8,11 @@ use axum::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tower_idempotency::{
-    IdempotencyLayer,
+    IdempotencyLayer, Lease,
     items::{Item, ItemResult},
+    run_once::WorkError,
 };
+use tower_idempotency_sqlx::{CommitError, TransactionError};
 
 use crate::{
     Bank, Failure,
@@ -37,13 +39,8 @@ pub(crate) async fn deposit_all(
     };
     let batch = batch.into_iter().map(item).collect();
     let work = async move |deposit: Deposit, lease| {
-        let done = async {
-            let mut tx = bank.store.begin(&lease, &bank.pool).await?;
-            let receipt = write(&mut tx, &deposit).await?;
-            // The deposit, the new balance and the receipt are committed together or not at all.
-            Ok(tx.commit_value(receipt).await?)
-        };
-        done.await.map_err(Failure::into_work_error)
+        let made = make(&bank, &lease, &deposit).await;
+        made.inspect_err(|error| tracing::warn!(?error, "an item has no outcome yet"))
     };
     let results = match layer.items(&head) {
         Ok(items) => items.run(batch, work).await,
@@ -56,6 +53,21 @@ pub(crate) async fn deposit_all(
         }
         Err(error) => (error.status(), error.detail().to_owned()).into_response(),
     }
+}
+
+/// Makes the deposit of an item.
+async fn make(
+    bank: &Bank,
+    lease: &Lease,
+    deposit: &Deposit,
+) -> Result<Receipt, WorkError<Failure>> {
+    let begun = bank.store.begin(lease, &bank.pool).await;
+    let mut tx = begun.map_err(TransactionError::into_work_error::<Failure>)?;
+    let written = write(&mut tx, deposit).await;
+    let receipt = written.map_err(Failure::from)?;
+    // The deposit, the new balance and the receipt are committed together or not at all.
+    let committed = tx.commit_value(receipt).await;
+    committed.map_err(CommitError::into_work_error)
 }
 
 /// Returns the entry of an item in the response.

@@ -6,14 +6,14 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::json;
-use tower_idempotency::{NeedsAttention, Retention, run_once::WorkError};
+use tower_idempotency::Retention;
 use tower_idempotency_sqlx::{SqlError, TransactionError, TransactionErrorKind, sqlx};
 
 /// The reason why a request has no outcome yet. The response is a 503, which is not recorded, so that a retry executes.
 ///
 /// If a transaction failed and it is unknown whether it was committed, the layer queries the store before it responds.
-/// If the transaction had ended before the commit, a part of its effect may exist, and a retry would repeat it. An operator
-/// has to inspect it.
+/// If the transaction had ended before the commit, a part of its effect may exist, and a retry would repeat it. The response
+/// is then that of [`TransactionError::into_response`], and no retry executes before an operator has resolved the key.
 #[derive(Debug)]
 pub struct Failure(Box<dyn Error + Send + Sync>);
 
@@ -27,40 +27,15 @@ impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failure {
     }
 }
 
-impl Failure {
-    /// Returns the same reason for an item of a batch.
-    pub(crate) fn into_work_error(self) -> WorkError<Self> {
-        let error: &(dyn Error + 'static) = &*self.0;
-        tracing::warn!(error, "an item has no outcome yet");
-        if self.needs_inspection() {
-            WorkError::NeedsAttention(NOT_FENCED, self)
-        } else {
-            WorkError::Release(self)
-        }
-    }
-
-    /// Returns `true` if the writes of a handler may exist without their record.
-    fn needs_inspection(&self) -> bool {
-        let error: &(dyn Error + 'static) = &*self.0;
-        // An error of `commit` has the transaction error as its source.
-        let mut causes = iter::successors(Some(error), |&error| error.source());
-        let transaction = causes.find_map(|it| it.downcast_ref::<TransactionError>());
-        transaction.is_some_and(|it| it.kind() == TransactionErrorKind::Ended)
-    }
-}
-
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let error: &(dyn Error + 'static) = &*self.0;
         tracing::warn!(error, "a request has no outcome yet");
-        if self.needs_inspection() {
-            let body = Json(json!({ "error": "an operator has to inspect it" }));
-            return (
-                StatusCode::INTERNAL_SERVER_ERROR,
-                Extension(NOT_FENCED),
-                body,
-            )
-                .into_response();
+        // With `?`, an error of `commit` has the transaction error as its source.
+        let mut causes = iter::successors(Some(error), |&error| error.source());
+        let failed = causes.find_map(|it| it.downcast_ref::<TransactionError>());
+        if failed.is_some_and(|it| it.kind() == TransactionErrorKind::Ended) {
+            return TransactionError::from(TransactionErrorKind::Ended).into_response();
         }
         let body = Json(json!({ "error": "try again with the same key" }));
         let headers = [(RETRY_AFTER, "1")];
@@ -70,10 +45,9 @@ impl IntoResponse for Failure {
     }
 }
 
-const NOT_FENCED: NeedsAttention = NeedsAttention::new("not-fenced");
-
 #[cfg(test)]
 mod tests {
+    use tower_idempotency::NeedsAttention;
     use tower_idempotency_sqlx::CommitError;
 
     use super::*;

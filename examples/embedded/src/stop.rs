@@ -8,7 +8,7 @@ use clap::ValueEnum;
 pub enum StopPoint {
     /// The deposit is written, and its transaction is open.
     BeforeCommit,
-    /// The deposit is committed, and the handler has not returned.
+    /// The commit has ended, and the handler has not returned.
     AfterCommit,
 }
 

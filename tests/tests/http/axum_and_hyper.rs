@@ -764,6 +764,30 @@ async fn auth_outside_layer_blocks_replay_after_revocation() {
     }
 }
 
+// F-025
+#[tokio::test(start_paused = true)]
+async fn permission_checked_in_handler_allows_replay() {
+    let revoked = Arc::new(Mutex::new(false));
+    let effects = Effects::default();
+    let (checked, counted) = (Arc::clone(&revoked), effects.clone());
+    let handler = async move || {
+        let is_revoked = *checked.lock().expect("no panic");
+        match is_revoked {
+            true => StatusCode::FORBIDDEN.into_response(),
+            false => created(counted.happen()),
+        }
+    };
+    let app = Router::new().fallback(handler).layer(layer());
+    let first = send(&app, order()).await;
+    assert_eq!(first.status, StatusCode::CREATED);
+    *revoked.lock().expect("no panic") = true;
+    let again = send(&app, order()).await;
+    assert!(again.is_replay());
+    assert_eq!((again.body, effects.count()), (first.body, 1));
+    let other = send(&app, post("/orders", "k2", "order")).await;
+    assert_eq!((other.status.as_u16(), effects.count()), (403, 1));
+}
+
 // ---- hyper's server ----
 
 // S-345

@@ -24,6 +24,7 @@ mod observe;
 mod observe_wire;
 mod openapi;
 mod passing;
+mod placement;
 mod policy;
 mod presets;
 mod principals;

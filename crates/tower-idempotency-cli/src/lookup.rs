@@ -19,7 +19,8 @@ pub(crate) async fn find(context: &Context, id: &IdPrefix) -> Result<EntryDetail
     let found = context.call(context.store.get(&id)).await?;
     found.ok_or_else(|| {
         let id = id.to_hex();
-        Failure::new(Exit::NotFound, format!("the store has no entry {id}"))
+        let message = format!("the store has no entry {id}, or the entry has expired");
+        Failure::new(Exit::NotFound, message)
     })
 }
 

@@ -14,7 +14,7 @@ use crate::{
     progress::Progress,
 };
 
-/// Delete entries that have expired. They count as absent before, so this only saves space
+/// Delete expired entries. They already count as absent, but their data stays in the store until this deletes it
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The number of entries that one call deletes

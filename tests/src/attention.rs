@@ -77,20 +77,6 @@ impl AttentionService {
         assert!(!refused.text().contains("refund re_"), "{refused:?}");
     }
 
-    /// Asserts that the request is executed, with this total number of executions. The last one must be a takeover if
-    /// `takeover` is set.
-    ///
-    /// # Panics
-    ///
-    /// Panics if it is not executed so.
-    pub async fn assert_executed(&self, key: &str, effects: u64, takeover: bool) {
-        let response = self.send_request(key).await;
-        assert_eq!(response.status, StatusCode::CREATED, "{response:?}");
-        assert_eq!(self.effects.count(), effects);
-        assert_eq!(self.takeovers().last(), Some(&takeover));
-        assert!(self.send_request(key).await.is_replay());
-    }
-
     /// Returns the takeover flag of each execution.
     ///
     /// # Panics

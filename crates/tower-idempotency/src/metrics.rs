@@ -186,7 +186,7 @@ const METRICS: &[Metric] = &[
     ),
     Metric::counter(
         "idempotency_refused_total",
-        "Requests that the layer rejected, by the code of the refusal.",
+        "Requests, items and calls that the layer rejected, by the code of the refusal.",
     )
     .by(
         "code",

@@ -18,7 +18,7 @@ use tests::{
 };
 use tokio::time::{Instant, sleep};
 use tower_idempotency::{
-    IdempotencyLayer, NeedsAttention,
+    IdempotencyLayer, NeedsAttention, Tiered,
     inspect::{Inspect, Query, Resolution, State},
     store::{Acquired, Claim, Fingerprint, KeyId, Store, Token, Ttl},
 };
@@ -367,6 +367,25 @@ async fn larger_record_costs_unit_per_kb() {
     assert!(bytes > 10_000, "{bytes}");
     // The lease takes one unit.
     assert_eq!(units(&calls), (1.0 + bytes.div_ceil(1024) as f64, 2.0));
+}
+
+/// Without a tier, each of these requests costs a write unit for each KB, and a partition has 1,000 a second.
+#[tokio::test]
+async fn repeated_large_record_costs_nothing_behind_tier() {
+    let (endpoint, _, _, store) = counted(DynamoDbOptions::new()).await;
+    let layer = IdempotencyLayer::new(Tiered::new(store))
+        .with_store_timeout(PATIENCE)
+        .with_lease_ttl(Ttl::from_secs(600));
+    let (app, effects) = app(layer, async |_, _| noise(300_000).into_response());
+    send(&app, post("/orders", "k", "tea")).await;
+    endpoint.calls();
+    for _ in 0..50 {
+        assert!(send(&app, post("/orders", "k", "tea")).await.is_replay());
+        let another = send(&app, post("/orders", "k", "coffee")).await;
+        assert_eq!(another.status, StatusCode::UNPROCESSABLE_ENTITY);
+    }
+    assert!(endpoint.calls().is_empty());
+    assert_eq!(effects.count(), 1);
 }
 
 /// A tombstone exceeds a limit of zero. The store raises it.

@@ -1,6 +1,6 @@
 //! Keys of failed executions: a handler that panics, an inner service that fails, a response body that breaks off.
 
-use std::{fmt, io, time::Duration};
+use std::{fmt, io, sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
@@ -9,8 +9,10 @@ use axum::{
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use tests::{Effects, Scripted, Step, TestResponse, post};
-use tokio::time::advance;
-use tower::{BoxError, Layer, ServiceExt, service_fn};
+use tokio::{sync::Semaphore, time::advance};
+use tower::{
+    BoxError, Layer, ServiceBuilder, ServiceExt, limit::GlobalConcurrencyLimitLayer, service_fn,
+};
 use tower_idempotency::{
     ExecutionFailure, IdempotencyLayer, Lease, MemoryStore, OrphanPolicy,
     conformance::{Fault, FaultInjector, Operation},
@@ -142,6 +144,48 @@ async fn failed_execution_under_refuse_leaves_orphan() {
             assert_eq!(retry.code(), "outcome-unknown", "{failure}");
         }
         assert_eq!(service.effects.count(), 1, "{failure}");
+    }
+}
+
+// S-935, F-923
+#[tokio::test(start_paused = true)]
+async fn error_of_load_shedding_leaves_orphan() {
+    for is_converted in [true, false] {
+        let (effects, permits) = (Effects::default(), Arc::new(Semaphore::new(0)));
+        let counted = effects.clone();
+        let service = ServiceBuilder::new()
+            .layer(layer(OrphanPolicy::Refuse))
+            .map_result(
+                move |result: Result<Response, BoxError>| -> Result<Response, BoxError> {
+                    match result {
+                        Err(_) if is_converted => {
+                            Ok(StatusCode::SERVICE_UNAVAILABLE.into_response())
+                        }
+                        result => result,
+                    }
+                },
+            )
+            .load_shed()
+            .layer(GlobalConcurrencyLimitLayer::with_semaphore(Arc::clone(
+                &permits,
+            )))
+            .service(service_fn(
+                move |_req: Request<tower_idempotency::Body<Body>>| {
+                    counted.happen();
+                    std::future::ready(Ok::<Response, BoxError>(
+                        StatusCode::CREATED.into_response(),
+                    ))
+                },
+            ));
+        let order = || post("/orders", "k", "order");
+        let shed = service.clone().oneshot(order()).await;
+        assert_eq!(shed.is_ok(), is_converted);
+        permits.add_permits(1);
+        advance(MOMENT).await;
+        let retry = service.oneshot(order()).await.expect("a response");
+        let expected = if is_converted { 201 } else { 409 };
+        assert_eq!(retry.status().as_u16(), expected);
+        assert_eq!(effects.count(), u64::from(is_converted));
     }
 }
 

@@ -2,7 +2,6 @@
 //!
 //! Tests without a socket or a server run on a paused clock, so that no timeout passes because of a slow machine.
 
-mod attention_operators;
 mod cancellation;
 mod disconnects_h1;
 mod disconnects_h2;

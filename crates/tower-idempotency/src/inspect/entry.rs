@@ -17,8 +17,8 @@ pub struct Entry {
     pub owner: Box<str>,
     /// Operation: method and route, or `run_once`. Empty if the store does not store it.
     pub operation: Box<str>,
-    /// Beginning of the state. For an entry in progress, this is the first lease on the key. For an orphan, it is the
-    /// expiry of the lease. For an entry with a record, it is the completion.
+    /// Beginning of the state. For an entry in progress, this is the first lease on the key, regardless of renewals. For an
+    /// orphan, it is the expiry of the lease. For an entry with a record, it is the completion.
     pub since: SystemTime,
     /// Time from `since` until now, by the clock of the store.
     pub age: Duration,

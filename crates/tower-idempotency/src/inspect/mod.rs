@@ -96,7 +96,8 @@ use crate::store::KeyId;
 ///
 /// # Contract
 ///
-/// An implementor follows these rules. The conformance suite of the feature `conformance` tests them:
+/// An implementor follows these rules. The conformance suite of the feature `conformance` tests those that replies show. Rule 1,
+/// and rule 7 for checkpoints, have no case:
 ///
 /// 1. **Nothing scans the store.** A listing reads an index by state, or a structure that has only unresolved entries. A
 ///    page costs a bounded number of calls, and examines a bounded number of entries. If few of them match, the page has
@@ -132,6 +133,9 @@ use crate::store::KeyId;
 /// | `Complete` | completed: the record of [`Resolution::record`], which expires one retention from now |
 /// | `NeedsAttention` | the same, with the record that needs attention |
 /// | `Free`, `DeleteRecord` | deleted |
+///
+/// Each write that changes the state of an entry also changes the listings. Renewals and takeovers are such writes. A released
+/// takeover has no token, and is resolved like any other orphan. `Free` deletes it.
 ///
 /// The orphan retention is the one that is stored with the entry, or [`DEFAULT_ORPHAN_RETENTION`] if there is none.
 ///

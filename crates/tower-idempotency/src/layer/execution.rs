@@ -85,8 +85,9 @@ impl IdempotencyLayer {
     /// decides about errors.
     ///
     /// With [`ExecutionFailure::Release`], a handler that fails after its effect repeats the effect in each retry, even
-    /// under [`OrphanPolicy::Refuse`]. With the other values, a handler that fails before its effect blocks its key. The
-    /// entry is an orphan under [`OrphanPolicy::Refuse`], or needs attention until an operator resolves it.
+    /// under [`OrphanPolicy::Refuse`]. With the other values, a handler that fails before its effect blocks its key. So does
+    /// a layer inside that returns an error without a call of the handler, such as tower's `LoadShed`. The entry is an orphan
+    /// under [`OrphanPolicy::Refuse`], or needs attention until an operator resolves it.
     ///
     /// A response with a status that is not recorded, such as a 500, is no failure: the key is released.
     pub fn with_failure(self, failure: ExecutionFailure) -> Self {

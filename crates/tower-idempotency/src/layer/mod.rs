@@ -27,8 +27,11 @@ mod signals;
 ///
 /// Place the layer inside CORS, tracing, compression and authentication, and outside body limits and timeouts. Replays then
 /// pass through the same layers as other responses, and a timeout is an outcome of the handler instead of a disconnect.
+/// A middleware that finishes the effect after the handler, such as a commit, belongs inside: outside, it runs after the
+/// response is recorded.
 ///
-/// In axum, add it with `route_layer`, as in the example. `Router::layer` also wraps the 404 responses for unknown paths.
+/// In axum, add it with `route_layer`, as in the example, after the routes: routes that are added later and fallbacks are
+/// not protected. `Router::layer` also wraps the 404 responses for unknown paths.
 /// Such a 404 would be recorded and replayed for the complete retention, even if a later deployment adds the route. The 405
 /// of a route for other methods is still recorded; `post(handler).route_layer(layer)` avoids that too.
 ///
@@ -104,9 +107,9 @@ impl IdempotencyLayer {
     /// Creates a layer on `store` with the settings of `preset`.
     ///
     /// The setters change single settings. The defaults in their documentation are those of [`Preset::Recommended`].
-    pub fn with_preset<S: Store>(store: S, preset: Preset) -> Self {
+    pub fn with_preset(store: impl Store, preset: Preset) -> Self {
         let mut config = preset.config();
-        config.response.compress_above = S::COMPRESS_ABOVE;
+        config.response.compress_above = store.compress_above();
         Self {
             config: Arc::new(config),
             shared: Shared::new(store),

@@ -16,10 +16,11 @@ use crate::{
 
 /// Requests that the layer covers.
 impl IdempotencyLayer {
-    /// Sets the methods that the layer covers. Default: all but GET, HEAD, OPTIONS, TRACE and QUERY.
+    /// Sets the methods that the layer covers. Default: all but the safe ones, which are GET, HEAD, OPTIONS, TRACE, QUERY,
+    /// PROPFIND, REPORT and SEARCH.
     ///
     /// HEAD always passes through. CONNECT, gRPC and upgrades to another protocol pass through only if keys are optional:
-    /// with [`MissingKey::PassThrough`] and a key from a header. A gRPC request is HTTP/2 with the media type
+    /// with [`MissingKey::PassThrough`] and a key from a header. A gRPC request is HTTP/2 or HTTP/3 with the media type
     /// `application/grpc` or `application/grpc+..`, but not `+json`. An upgrade is HTTP/1.1 with `Connection: upgrade`.
     ///
     /// If keys are required, put gRPC services and tunnels on routes without the layer, or exclude them with
@@ -202,6 +203,43 @@ impl IdempotencyLayer {
     /// Sets a predicate that keys must satisfy in addition to the syntax, such as being a UUID. Default: none.
     ///
     /// Other keys get 400 `malformed-key`. If the predicate is too strict, valid keys get this error too.
+    ///
+    /// A UUID of version 7 begins with its time. So the predicate can reject a retry whose record may have expired. Without the
+    /// predicate, that retry would execute again. The clock of the client counts. Choose a maximal age below the shortest
+    /// retention of a record. A first attempt with an older key is rejected too.
+    ///
+    /// ```
+    /// use std::time::{Duration, SystemTime, UNIX_EPOCH};
+    /// # use axum::{Router, body::Body, http::Request, routing::post};
+    /// # use tower::ServiceExt;
+    /// # use tower_idempotency::{IdempotencyLayer, MemoryStore};
+    ///
+    /// fn is_recent(key: &str) -> bool {
+    ///     let hex = key.replace('-', "");
+    ///     let (Some(time), Some("7"), 32) = (hex.get(..12), hex.get(12..13), hex.len()) else { return false };
+    ///     let Ok(time) = u64::from_str_radix(time, 16) else { return false };
+    ///     match SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_millis(time)) {
+    ///         Ok(age) => age < Duration::from_secs(23 * 60 * 60), // the retention is 24 h
+    ///         Err(ahead) => ahead.duration() < Duration::from_secs(5 * 60), // the clocks differ
+    ///     }
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let layer = IdempotencyLayer::new(MemoryStore::new()).with_key_check(is_recent);
+    /// # let app: Router = Router::new().route("/pay", post(async || "paid")).route_layer(layer);
+    /// # let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+    /// # let hour = Duration::from_secs(60 * 60);
+    /// # for (time, status) in [(now, 200), (now - 22 * hour, 200), (now - 24 * hour, 400), (now + hour, 400)] {
+    /// #     let key = format!("{:012x}7abc8123456789abcdef", time.as_millis());
+    /// #     let pay = Request::post("/pay").header("idempotency-key", key).body(Body::empty())?;
+    /// #     assert_eq!(app.clone().oneshot(pay).await?.status(), status);
+    /// # }
+    /// # let pay = Request::post("/pay").header("idempotency-key", "8e03978e-40d5-43e8-bc93-6894a57f9324");
+    /// # assert_eq!(app.oneshot(pay.body(Body::empty())?).await?.status(), 400);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn with_key_check(self, check: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
         self.set(|config| config.request.key_check = Some(Arc::new(check)))
     }
@@ -244,7 +282,9 @@ impl IdempotencyLayer {
 
     /// Sets a secret that keys all digests in the store (HMAC-SHA-256). Default: none, which means plain SHA-256.
     ///
-    /// Without the secret, a reader of the store can test guesses of keys, principals and bodies.
+    /// Without the secret, a reader of the store can test guesses of keys, principals and bodies. The digest of a body contains
+    /// neither the key nor the principal. So set a secret if bodies can be guessed, also with random keys. Examples are a card
+    /// number, a password and an amount in a small body.
     ///
     /// If you change it, no record is found any more: retries execute again.
     ///

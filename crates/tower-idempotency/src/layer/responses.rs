@@ -78,7 +78,7 @@ impl IdempotencyLayer {
     }
 
     /// Sets the size in bytes above which records are compressed. Default:
-    /// [`Store::COMPRESS_ABOVE`](crate::Store::COMPRESS_ABOVE) of the store.
+    /// [`Store::compress_above`](crate::Store::compress_above) of the store.
     ///
     /// | store | bytes | reason |
     /// |---|---|---|

@@ -87,8 +87,8 @@ impl SqliteStore {
     /// Creates a store in the file of `options`, which is opened with these options and in WAL mode. Does not open the file
     /// yet. [`migrate`](Self::migrate) creates its table.
     ///
-    /// The connections share no cache, regardless of the options. In a shared cache, they would fail beside another writer instead
-    /// of waiting, and could read uncommitted rows.
+    /// The connections share no cache, whatever `shared_cache` is in the options. In a shared cache, they would fail beside another
+    /// writer instead of waiting, and could read uncommitted rows. A path that is a URI with `cache=shared` still has that effect.
     ///
     /// `migrate` fails if the file is missing, unless the options have `create_if_missing(true)`. SQLite then creates a file that
     /// every user of the machine can read, unless the umask of the process forbids it. [`in_file`](Self::in_file) creates a

@@ -40,9 +40,14 @@ impl FirstSent {
         }
     }
 
-    /// Returns this time with at least the age that has passed since `first` was restored. The wall clock may have been set
-    /// meanwhile.
+    /// Returns this time with at least the age that has passed since `first`. The wall clock may have been set meanwhile.
     pub(crate) fn known_since(self, first: Self) -> Self {
+        if self.was_in_future() {
+            // Once the clock is corrected, the age of `first` counts. If that is the longest one, it is not known.
+            let began = first.monotonic.checked_sub(first.age);
+            let monotonic = began.unwrap_or(first.monotonic);
+            return Self { monotonic, ..self };
+        }
         let age = self.age.max(first.monotonic.elapsed());
         Self { age, ..self }
     }

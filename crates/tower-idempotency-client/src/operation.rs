@@ -472,6 +472,23 @@ mod tests {
         assert!(operation.is_older_than(hours(2)));
     }
 
+    /// This process has sent the operation. A clock was wrong when another time was restored.
+    #[tokio::test(start_paused = true)]
+    async fn corrected_clock_keeps_age_of_attempt() {
+        let hours = |hours: u64| Duration::from_secs(hours * 3600);
+        let operation = Operation::new();
+        operation.begin_attempt(Instant::now());
+        advance(hours(20)).await;
+        let at = SystemTime::now();
+        let operation = operation.with_first_sent(at + hours(1));
+        let operation = operation.with_first_sent(at + hours(1));
+        assert!(operation.was_sent_in_future());
+        operation.0.first_sent().as_mut().unwrap().wall = at;
+        let operation = operation.with_first_sent(at);
+        assert!(!operation.was_sent_in_future());
+        assert!(operation.is_older_than(hours(20)));
+    }
+
     #[test]
     fn restored_operation_counts_as_sent() {
         let at = SystemTime::now() - Duration::from_secs(60);
